@@ -6,6 +6,7 @@
 # make test-cluster  a real Kubernetes; needs root on Debian and Go, or KUBECONFIG and K8SJOB_TEST_REGISTRY
 # make test-chaos    what kills processes and stops parts of a cluster; needs root on Debian and Go
 # make test-all      all of these
+# make docs-site  the documentation as a searchable site, in site/
 # make bench  measurements beside the tools one would use instead
 # make cluster        a real Kubernetes with the training operator, on this machine; prints what to export
 # make cluster-down   its end
@@ -18,13 +19,13 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test check test-dist test-image test-cluster test-chaos test-rest test-all cluster-built controllers-built lint bench cluster cluster-down goldens docs clean system-packages
+.PHONY: demo test check test-dist test-image test-cluster test-chaos test-rest test-all cluster-built controllers-built lint bench cluster cluster-down goldens docs docs-site clean system-packages
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.demo
 	$(BIN)/k8sjob run --fresh manifests/digits-ddp/job.yaml
 
-# A test without a mark is fast and needs nothing; the marks are told in pyproject.toml.
+# A test without a mark is fast and needs nothing; pyproject.toml describes the marks.
 SPECIAL   := system or cluster or chaos
 MARKED    := dist or slow or $(SPECIAL)
 PYTEST    := $(BIN)/python -m pytest -q --durations=10
@@ -80,6 +81,11 @@ docs: $(VENV)/.dev
 	$(BIN)/python docs/generate_shown.py
 	$(BIN)/python docs/generate_architecture.py
 
+# The pages as a searchable site, in site/; needs no network.
+docs-site: $(VENV)/.dev
+	$(BIN)/python -m sphinx -q -W --keep-going -c docs/site docs site
+	@echo "open site/index.html"
+
 cluster: $(VENV)/.dev system-packages
 	@cd tests && ../$(BIN)/python -m cluster.bed up
 
@@ -95,7 +101,7 @@ controllers-built: cluster-built
 cluster-down: | $(BIN)/python
 	@cd tests && ../$(BIN)/python -m cluster.bed down
 
-# What only root on Debian can have: image builds and a cluster. Others are told what is missing by tests/needs.py.
+# What only root on Debian can have: image builds and a cluster. tests/needs.py tells others what is missing.
 SYSTEM := buildah gcc libc6-dev debootstrap skopeo containerd runc containernetworking-plugins docker-registry \
 	iproute2 iptables conntrack openssl util-linux ca-certificates
 system-packages:
@@ -112,7 +118,7 @@ $(BIN)/python:
 
 $(VENV)/.demo: pyproject.toml manifests/digits-ddp/requirements.txt | $(BIN)/python
 	@echo "Installing k8sjob and torch into $(VENV); the first time takes a few minutes."
-	$(BIN)/pip install -q -e '.[torch]' -r manifests/digits-ddp/requirements.txt
+	$(BIN)/pip install -q -e '.[run]' -r manifests/digits-ddp/requirements.txt
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml $(VENV)/.demo
@@ -120,4 +126,4 @@ $(VENV)/.dev: pyproject.toml $(VENV)/.demo
 	@touch $@
 
 clean:
-	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

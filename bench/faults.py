@@ -129,11 +129,11 @@ class Watcher:
 
     def _read(self) -> None:
         for line in self.process.stdout:
-            now, (who, _, said) = time.monotonic(), line.rstrip().partition("| ")
-            if said.startswith("STEP "):
-                self.steps.append((now, int(said[5:])))
-            elif said and not said.startswith("epoch "):
-                self.lines.append((now, f"{who.strip()}: {said}"))
+            now, (who, _, detail) = time.monotonic(), line.rstrip().partition("| ")
+            if detail.startswith("STEP "):
+                self.steps.append((now, int(detail[5:])))
+            elif detail and not detail.startswith("epoch "):
+                self.lines.append((now, f"{who.strip()}: {detail}"))
 
     def said_since(self, moment: float) -> list[str]:
         """The lines after a moment, without what every start says."""
@@ -353,16 +353,13 @@ def table_of_starts(rows: list[Told]) -> str:
     lines = ["| Fault | What `why` says | After | Then |", "|---|---|---|---|"]
     for row in rows:
         then = "" if row.recovered is None else f"runs {row.recovered:.1f} s after the registry"
-        said = re.sub(r"127\.0\.0\.1:\d+", "registry.example", row.finding).replace("|", "\\|")
-        lines.append(f"| {row.fault} | {said} | {row.seconds:.1f} s | {then} |")
+        detail = re.sub(r"127\.0\.0\.1:\d+", "registry.example", row.finding).replace("|", "\\|")
+        lines.append(f"| {row.fault} | {detail} | {row.seconds:.1f} s | {then} |")
     return "\n".join(lines) + "\n"
 
 
 def side_by_side(bed: Bed, home: Path, targets: list[str]) -> str:
-    """Seconds until the next step and steps that came again, a column a target, in Markdown.
-
-    The fault after which a Job waits longer each time is the last one.
-    """
+    """Seconds until the next step and steps that came again, a column a target, in Markdown."""
     cells: dict[str, list[str]] = {}
     for target in targets:
         text = JOB.format(registry=bed.registry, base=bed.base_image, target=target)
@@ -370,7 +367,7 @@ def side_by_side(bed: Bed, home: Path, targets: list[str]) -> str:
         saves(bed)
         stage = Stage(bed, target)
         stage.begin(home)
-        for fault, action, pauses in sorted(faults(stage), key=lambda one: "container" in one[0]):
+        for fault, action, pauses in faults(stage):
             try:
                 stage.play(fault, action, pauses=pauses)
                 row = stage.rows[-1]

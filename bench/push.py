@@ -78,13 +78,13 @@ class Run:
         before, start = _network(), time.perf_counter()
         cpu = peak = 0.0
         for argv in commands:
-            with tempfile.TemporaryFile() as said:
-                process = subprocess.Popen(argv, stdout=said, stderr=said)
+            with tempfile.TemporaryFile() as detail:
+                process = subprocess.Popen(argv, stdout=detail, stderr=detail)
                 _, status, used = os.wait4(process.pid, 0)
                 process.returncode = os.waitstatus_to_exitcode(status)
                 if process.returncode:
-                    said.seek(0)
-                    sys.exit(f"{argv}\n{said.read().decode(errors='replace')[-2000:]}")
+                    detail.seek(0)
+                    sys.exit(f"{argv}\n{detail.read().decode(errors='replace')[-2000:]}")
             cpu, peak = cpu + used.ru_utime + used.ru_stime, max(peak, used.ru_maxrss / 1000)
         return cls(time.perf_counter() - start, cpu, peak, _network() - before)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import checkpoints
 import commands
+import heartbeat
 import keras_mesh
 import listing
 import memory
@@ -23,7 +24,6 @@ import peers
 import startup
 import strategies
 import submit
-import training
 import watch
 
 
@@ -53,12 +53,16 @@ def command_lines(results: dict[str, object]) -> None:
 
 
 def trainings(results: dict[str, object]) -> None:
-    """Samples per second beside the bare loop."""
-    table = results["training_samples_per_s"] = training.measure()
-    print(f"{'training, samples/s':<26}{'bare':>9}{'k8sjob':>10}{'ratio':>8}")
+    """The step under ddp beside the loop by hand, with what the ratio is worth."""
+    table = results["training"] = strategies.measure(["by hand, twice", "ddp"])
+    print(f"{'training, samples/s':<26}{'by hand':>9}{'k8sjob':>10}{'ratio':>16}{'of CPU':>16}")
     for label, row in table.items():
-        print(f"{label:<26}{row['bare']:>9.0f}{row['k8sjob']:>10.0f}{row['ratio']:>8.3f}")
-    share = results["heartbeat_of_step"] = training.heartbeats()
+        ratios = "".join(
+            f"{row[ratio]:>8.3f} ± {row[f'{ratio}_error']:.3f}"
+            for ratio in ("ratio", "ratio_of_cpu")
+        )
+        print(f"{label:<26}{row['hand']:>9.0f}{row['k8sjob']:>10.0f}{ratios}")
+    share = results["heartbeat_of_step"] = heartbeat.measure()
     print(f"{'heartbeat, of a step':<26}{share:>9.2%}\n")
 
 

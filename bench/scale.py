@@ -167,9 +167,9 @@ def fill(bed: Bed, jobs: int, replicas: int) -> float:
     for number in range(jobs):
         team = f"team-{number % 10}"
         path = f"/apis/kubeflow.org/v1/namespaces/{team}/pytorchjobs"
-        code, said = bed.access.request("POST", path, job(team, f"job-{number}", replicas - 1))
+        code, note = bed.access.request("POST", path, job(team, f"job-{number}", replicas - 1))
         if code != 201:
-            raise SystemExit(f"{path}: {code} {said[:200]!r}")
+            raise SystemExit(f"{path}: {code} {note[:200]!r}")
 
     def running() -> bool:
         found = connect().jobs(all_namespaces=True)
@@ -221,8 +221,8 @@ def watch_all(bed: Bed, jobs: int, seconds: float = 60.0) -> dict[str, float]:
     first = statistics.median(child.samples[:third])
     last = statistics.median(child.samples[-third:])
     _, peak, cpu = child.end(ask=True)
-    said = f"{changes} changes: {first:.0f} MB at first, {last:.0f} at last, {peak:.0f} at its peak"
-    print(f"{'watch -A':<32}{said}, {cpu / seconds:.0%} of a CPU")
+    note = f"{changes} changes: {first:.0f} MB at first, {last:.0f} at last, {peak:.0f} at its peak"
+    print(f"{'watch -A':<32}{note}, {cpu / seconds:.0%} of a CPU")
     return {"changes": changes, "first_mb": first, "last_mb": last, "peak_mb": peak}
 
 
@@ -238,19 +238,19 @@ def big_job(bed: Bed, workers: int) -> dict[str, float]:
         child = Child("-m", "k8sjob", "watch", "big/big", "--no-logs", "-o", "json")
         until(lambda: len(child.lines) > 0, "the watch to begin")
         _patch(bed, f"{jobs}/big", {"spec": {"runPolicy": {"suspend": False}}})
-        took = until(lambda: len(of_pods.said) == workers + 1, "its pods")
+        took = until(lambda: len(of_pods.note) == workers + 1, "its pods")
         until(lambda: len(_told(child)) == workers + 1, "the watch", 120)
         _patch(bed, f"{pods}/big-master-0/status", {"status": {"phase": "Succeeded"}})
-        until(lambda: of_jobs.said, "its end")
+        until(lambda: of_jobs.note, "its end")
         _, peak, cpu = child.end()
     told = _told(child)
-    behind = [told[name] - at for name, at in of_pods.said.items()]
+    behind = [told[name] - at for name, at in of_pods.note.items()]
     results = {
         "workers": workers,
         "seconds_to_run": took,
         "behind_median_s": statistics.median(behind),
         "behind_most_s": max(behind),
-        "end_seen_s": child.lines[-1][0] - of_jobs.said["big"],
+        "end_seen_s": child.lines[-1][0] - of_jobs.note["big"],
         "peak_mb": peak,
         "cpu_s": cpu,
     }
@@ -263,9 +263,9 @@ def big_job(bed: Bed, workers: int) -> dict[str, float]:
 
 
 def _patch(bed: Bed, path: str, change: dict) -> None:
-    code, said = bed.access.request("PATCH", path, change, "application/merge-patch+json")
+    code, note = bed.access.request("PATCH", path, change, "application/merge-patch+json")
     if code != 200:
-        raise SystemExit(f"{path}: {code} {said[:200]!r}")
+        raise SystemExit(f"{path}: {code} {note[:200]!r}")
 
 
 class Server:
@@ -277,7 +277,7 @@ class Server:
     """
 
     def __init__(self, path: str, name: Callable[[dict], str]) -> None:
-        self.said: dict[str, float] = {}
+        self.note: dict[str, float] = {}
         self._path, self._name = path, name
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._read)
@@ -294,7 +294,7 @@ class Server:
         query = {"watch": "1", "resourceVersion": "0"}
         for line in connect().transport.stream(self._path, query=query, stop=self._stop):
             if name := self._name(json.loads(line)["object"]):
-                self.said.setdefault(name, time.monotonic())
+                self.note.setdefault(name, time.monotonic())
 
 
 def _running(pod: dict) -> str:

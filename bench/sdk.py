@@ -85,9 +85,9 @@ def stepped(desk: Desk, name: str, submit: Callable[[], object]) -> dict[str, fl
     where = ["-n", desk.namespace]
     done = ["--for=condition=Succeeded", f"pytorchjob/{name}", "--timeout=120s"]
     desk.cluster.kubectl("wait", *done, *where)
-    said = desk.cluster.kubectl("logs", f"{name}-master-0", *where).stdout
+    detail = desk.cluster.kubectl("logs", f"{name}-master-0", *where).stdout
     desk.cluster.kubectl("delete", "pytorchjob", name, "--wait=true", *where)
-    at = float(re.search(r"the first step was at (\S+)", said)[1])
+    at = float(re.search(r"the first step was at (\S+)", detail)[1])
     return {"submitted": submitted - began, "first step": at - began}
 
 

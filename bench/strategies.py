@@ -16,13 +16,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ranks
 import resident
 import turns
 
 from k8sjob.contract import RuntimeConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 HERE = Path(__file__).resolve()
 TURN, TURNS = 48, 6  # batches of a rank in one turn, so a second: reports have their own pace
@@ -159,14 +162,14 @@ def group(name: str) -> list[dict[str, Any]]:
     )
 
 
-def measure() -> dict[str, dict[str, float]]:
-    """Medians of both loops, ratios, what a rank holds and sends.
+def measure(names: Iterable[str] = CASES) -> dict[str, dict[str, float]]:
+    """Medians of both loops, ratios, what a rank holds and sends, of some or all of the cases.
 
     A ratio is what the loop by hand takes over what the runtime takes, in seconds and in those of
     the CPU: the median over neighbouring turns, and the mean of that over groups of processes, with
     the error of the mean.
     """
-    return {name: summary(name, [group(name) for _ in range(GROUPS)]) for name in CASES}
+    return {name: summary(name, [group(name) for _ in range(GROUPS)]) for name in names}
 
 
 def summary(name: str, groups: list[list[dict[str, Any]]]) -> dict[str, float]:

@@ -17,9 +17,9 @@ HEAD = """\
 <!-- Written by docs/generate.py from the spec's JSON Schema; change the fields there. -->
 # job.yaml, field by field
 
-A job.yaml is one YAML document. Keys that are not listed here are errors. `k8sjob validate` checks
-a file, `k8sjob schema` prints the JSON Schema for editors; what each error says is in
-[errors](errors.md).
+All fields of a job.yaml, which is one YAML document. Keys that are not listed here are
+[errors](errors.md). `k8sjob validate` checks a file, `k8sjob schema` prints the JSON Schema for
+editors.
 
 - **Quantities** (cores, bytes) are written as in Kubernetes: `500m`, `4`, `8Gi`, `1.5T`. They are
   kept in its canonical form: `1024Mi` becomes `1Gi`, `0.5` cores `500m`.
@@ -27,8 +27,7 @@ a file, `k8sjob schema` prints the JSON Schema for editors; what each error says
 - **Text** may be written as a number (`PORT: 8080`); it is kept as it stands in the file. Booleans
   are refused where text is meant, because YAML reads `on`, `off`, `yes` and `no` as booleans too:
   quote them.
-- **null** is for fields whose default is `null`; nothing is set, as if the key were left
-  out.
+- **null** is for fields whose default is `null`: as if the key were left out.
 """
 
 WORDS = {
@@ -44,7 +43,8 @@ def page() -> str:
     """The whole page."""
     described = schema()
     parts = {"": described, **_parts(described, described)}
-    return HEAD + "".join(_section(at, part) for at, part in parts.items())
+    first = {id(part): at for at, part in reversed(parts.items())}  # each once
+    return HEAD + "".join(_section(at, parts[at]) for at in parts if first[id(parts[at])] == at)
 
 
 def _parts(root: dict[str, Any], part: dict[str, Any], base: str = "") -> dict[str, dict[str, Any]]:

@@ -14,27 +14,26 @@ HEAD = """\
 <!-- Written by docs/generate_cli.py from the commands; change their help there. -->
 # The command line
 
-`k8sjob COMMAND`, or `kubectl k8sjob COMMAND` (kubectl finds `kubectl-k8sjob` on the PATH), or
-`python -m k8sjob COMMAND`.
+All commands with their options. They are called as `k8sjob COMMAND`, `kubectl k8sjob COMMAND`
+(kubectl finds `kubectl-k8sjob` on the PATH) or `python -m k8sjob COMMAND`.
 
 - A **job** is `NAME`; `local/NAME` on this machine, `NAMESPACE/NAME` in the cluster. A bare name is
-  looked for in both places, and one that is in both is an error; `-n`, `--context` and
-  `--kubeconfig` mean the cluster alone, `--local` this machine alone. `-n local` is this machine.
+  looked up in both places, and one that is in both is an error.
 - A **FILE** is a job.yaml, a folder with one, or `-` for standard input.
 - **Data** goes to standard output, progress and errors to standard error: what a command prints can
   be piped. `-o json` has a [stable form](json.md); documents are UTF-8 whatever the terminal.
 - **Colours** and the live screen are for terminals: with `NO_COLOR`, in a pipe or in CI they stay
-  off, and a terminal that shows ASCII alone gets ASCII.
-- **Text of a job** is not trusted: control sequences are taken out before it is shown.
+  off, and a terminal that cannot show Unicode gets ASCII.
+- **Output of a job** is not trusted: control sequences are removed before it is shown.
 
 ## Exit codes
 
 | Code | Meaning |
 |---|---|
-| 0 | done; for `run`, `watch` and `submit --watch`: the job succeeded; `diff`: the same |
-| 1 | an error: a file that is no job, findings of `lint`, a refusal, a taken name; `diff`: other |
+| 0 | done; for `run`, `watch`, `submit --watch`: the job succeeded; `diff`, `prove`: the same |
+| 1 | an error: no job, findings of `lint`, a refusal, a taken name; `diff`, `prove`: other |
 | 1 | no message: the reader of the output has exited, as `head` does |
-| 2 | wrong usage: an unknown command, option or value; an error of `diff` |
+| 2 | wrong usage: an unknown command, option or value; an error of `diff` or `prove` |
 | 100 | the job failed |
 | 101 | the job has not ended (`status --exit-code`) |
 | 102 | there is no such job |
@@ -57,25 +56,54 @@ Those of containers are in [exit codes](exit-codes.md).
 | `CI` | lines in place of the live screen |
 """
 
+SHARED = (
+    (
+        "Options of the job",
+        "They change a field of the job.yaml for one command.",
+        ("--set", "--name", "--workers", "--nproc", "--gpus"),
+    ),
+    (
+        "Options of the place",
+        "They select the cluster and the namespace, or this machine (also `-n local`).",
+        ("-n", "-A", "--context", "--kubeconfig", "--client", "--local"),
+    ),
+)
+"""Options of many commands: the heading of their section, its text, their first names."""
+
 
 def page() -> str:
     """The whole page."""
     context = click.Context(program, info_name="k8sjob")
     commands = {name: program.get_command(context, name) for name in COMMANDS}
     sections = [_section(name, command) for name, command in commands.items() if command]
-    return "\n".join(
-        [HEAD, "## Options in front of a command\n", *_options(program), *sections, ""]
-    )
+    options = {
+        option.opts[0]: option
+        for name in ("submit", "list")
+        for option in _options(program.get_command(context, name))
+    }
+    shared = [
+        f"\n## {heading}\n\n{text}\n\n{_list([options[name] for name in names])}"
+        for heading, text, names in SHARED
+    ]
+    front = _list(_options(program))
+    return "\n".join([HEAD, f"## Options in front of a command\n\n{front}", *shared, *sections, ""])
 
 
 def _section(name: str, command: click.Command) -> str:
     arguments = [_argument(p) for p in command.params if isinstance(p, click.Argument)]
     usage = " ".join(["k8sjob", name, "[OPTIONS]" * bool(_options(command)), *arguments])
-    paragraphs = (command.help or "").split("\n\n")
-    text = "\n\n".join(" ".join(part.split()) for part in paragraphs)
-    parts = [f"\n## {name}\n", f"```\n{' '.join(usage.split())}\n```\n", text]
+    text = " ".join((command.help or "").split())
+    shared = ""
     options = _options(command)
-    return "\n".join([*parts, "", *options] if options else parts)
+    for heading, _, names in SHARED:
+        found = [option for option in options if option.opts[0] in names]
+        if len(found) > 1:
+            options = [option for option in options if option not in found]
+            all_names = ", ".join(_names(option) for option in found)
+            link = f"[{heading.lower()}](#{heading.lower().replace(' ', '-')})"
+            shared += f"{' and' if shared else ', with'} {link} {all_names}"
+    parts = [f"\n## {name}\n", f"`{' '.join(usage.split())}`{shared}\n", text]
+    return "\n".join([*parts, "", _list(options)] if options else parts)
 
 
 def _argument(argument: click.Argument) -> str:
@@ -84,20 +112,27 @@ def _argument(argument: click.Argument) -> str:
     return f"{name}{many}" if argument.required else f"[{name}]{many}"
 
 
-def _options(command: click.Command) -> list[str]:
-    rows = [_option(p) for p in command.params if isinstance(p, click.Option)]
-    return ["| Option | Meaning |", "|---|---|", *rows] if rows else []
+def _options(command: click.Command | None) -> list[click.Option]:
+    return [p for p in (command.params if command else ()) if isinstance(p, click.Option)]
+
+
+def _list(options: list[click.Option]) -> str:
+    return "\n".join(map(_option, options))
+
+
+def _names(option: click.Option) -> str:
+    return ", ".join(f"`{name}`" for name in option.opts)
 
 
 def _option(option: click.Option) -> str:
-    names = ", ".join(f"`{name}`" for name in option.opts)
     choices = ""
     if isinstance(option.type, click.Choice):
         marks = {option.default: " (default)"}
         choices = ", ".join(f"`{choice}`{marks.get(choice, '')}" for choice in option.type.choices)
         choices += ". "
-    many = " May be given several times." if option.multiple else ""
-    return f"| {names} | {choices}{option.help}{many} |"
+    many = option.multiple and "more than once" not in (option.help or "")
+    again = " May be given several times." if many else ""
+    return f"- {_names(option)}: {choices}{option.help}{again}"
 
 
 if __name__ == "__main__":

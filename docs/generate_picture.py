@@ -16,7 +16,7 @@ from rich.text import Text
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "docs" / "images" / "run.svg"
-COLUMNS, ROWS = 100, 30
+COLUMNS, ROWS = 108, 32
 COMMAND = "k8sjob run --fresh manifests/digits-ddp/job.yaml"
 MOMENT = "epoch 20/30"  # when the picture is taken
 

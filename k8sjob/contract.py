@@ -16,35 +16,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = [
-    "AGENT",
-    "CHECKPOINT_DIR_ENV",
-    "CONFIG_ENV",
-    "CONTAINER_NAME",
-    "CONTAINER_NAMES",
-    "DEFAULT_PORT",
-    "ERROR_FILE_ENV",
-    "LIFELINE_ENV",
-    "MAX_TERMINATION_BYTES",
-    "PATHS_ENV",
-    "PORT_NAME",
-    "RUNTIME_HOME",
-    "SOURCE_ENV",
-    "TERMINATION_LOG",
-    "TERMINATION_LOG_ENV",
-    "WORKDIR",
-    "Event",
-    "EventKind",
-    "ExitCode",
-    "Reason",
-    "Role",
-    "RuntimeConfig",
-    "after_agent",
-    "closest",
-    "decode_object",
-    "did_you_mean",
-]
-
 __version__ = "0.1.0"
 
 
@@ -81,6 +52,10 @@ ERROR_FILE_ENV: Final = "K8SJOB_ERROR_FILE"
 """Where a rank's process writes its Reason for the agent of its node."""
 LIFELINE_ENV: Final = "K8SJOB_LIFELINE_FD"
 """A file descriptor; at its end of file the parent is gone, and the agent stops its group."""
+
+
+TRACKER_PACKAGES: Final = {"mlflow": "mlflow-skinny", "wandb": "wandb", "trackio": "trackio"}
+"""The package that each tracker needs in the image; TensorBoard's files need none."""
 
 
 def after_agent(argv: Sequence[str]) -> list[str] | None:
@@ -338,6 +313,7 @@ class RuntimeConfig:
         hang_timeout: seconds without progress, or of a wait in a collective where there is no
             session, after which the group is ended; 0: never.
         stop_grace: seconds between SIGTERM and SIGKILL inside the pod; under the pod's own grace.
+        tracking: tracker -> its settings, as in the spec's `tracking`.
     """
 
     job: str = ""
@@ -355,10 +331,13 @@ class RuntimeConfig:
     collective_timeout: float = 600.0
     hang_timeout: float = 600.0
     stop_grace: float = 45.0
+    tracking: dict[str, Any] = field(default_factory=dict)
 
     def encode(self) -> str:
         """Compact JSON; equal settings give equal text."""
         body = {"version": 1, **asdict(self)}
+        if not self.tracking:
+            del body["tracking"]  # the text of jobs without it is that of earlier versions
         return json.dumps(body, separators=(",", ":"), sort_keys=True)
 
 

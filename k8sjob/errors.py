@@ -17,25 +17,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "BackendError",
-    "ImageError",
-    "JobExists",
-    "JobFailed",
-    "JobNotFound",
-    "K8sJobError",
-    "Problem",
-    "RenderError",
-    "SpecError",
-    "field_path",
-    "redacted",
-]
-
+_INNER = re.compile(f"{re.escape(__file__.removesuffix('errors.py'))}|.*/pydantic/")
 _SECRETS = re.compile(
     r"""(?x)
     (?P<url>://)(?!git@)[^\s/?\#"'<>]+@            # user information of a URL
@@ -78,6 +65,15 @@ class K8sJobError(Exception):
     """
 
     exit_code: int = 1
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows: the line of the user's own code, and the message."""
+        import traceback  # noqa: PLC0415 - needed for this alone
+
+        frames = traceback.extract_tb(self.__traceback__)
+        own = [one for one in frames if not _INNER.match(one.filename)]
+        where = "".join(traceback.format_list(own[-1:])).rstrip()
+        return [where, f"{type(self).__name__}: {self}"]
 
 
 def field_path(path: Sequence[str | int]) -> str:
@@ -173,6 +169,9 @@ class JobFailed(K8sJobError):  # noqa: N818 - what `run()` raises when asked to 
 
     Attributes:
         exit_code: 100 failed, 103 deleted or suspended.
+        result: the k8sjob.jobs.result.RunResult, with the causes in `why`, and with `logs`; None of
+            a job that was deleted.
     """
 
     exit_code = 100
+    result: Any = None

@@ -9,8 +9,6 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-__all__ = ["ImageLayer", "Provenance"]
-
 _VERSION: Final = 1
 
 

@@ -18,23 +18,6 @@ from k8sjob.contract import did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-__all__ = [
-    "AXES",
-    "BACKENDS",
-    "KERAS_BACKENDS",
-    "SCHEDULES",
-    "STRATEGIES",
-    "Conflict",
-    "Option",
-    "Shape",
-    "Strategy",
-    "conflicts",
-    "keras_backend",
-    "pattern_error",
-    "processes_per_node",
-    "serving",
-]
-
 _MAX_PATTERN: Final = 1000
 BACKENDS: Final[Mapping[str, str]] = MappingProxyType({"nccl": "GPUs", "gloo": "CPUs"})
 """Backends of a process group that torch's packages are built with, and what each is for."""

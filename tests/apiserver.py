@@ -26,6 +26,7 @@ class Apiserver:
         jobs: the PyTorchJobs by namespace and name.
         pods: the Pods, of all namespaces.
         missing: namespaces that are not there.
+        namespaces: those that are listed.
         refusals: codes by "resource/name" of objects that a job names, as 404 or 403.
         lingers: how often a job that is being deleted, or the pods, are seen until they are gone;
             0: pods stay.
@@ -40,6 +41,7 @@ class Apiserver:
         self.asked = []
         self.before = lambda _word: None
         self.missing = set()
+        self.namespaces = ()
         self.refusals = {}
         self.nodes = []
         self.lingers = 0
@@ -49,7 +51,7 @@ class Apiserver:
     def handle(self, method, path, query, body):
         """The answer to a request: code and object."""
         parts = [unquote(part) for part in path.strip("/").split("/")]
-        at = parts.index("namespaces") if "namespaces" in parts else None
+        at = parts.index("namespaces") if "namespaces" in parts[:-1] else None
         namespace = parts[at + 1] if at is not None else None
         rest = parts[at + 2 :] if at is not None else parts[3:]
         if not rest and namespace in self.missing:
@@ -61,6 +63,8 @@ class Apiserver:
         if rest[:1] != [JOBS]:
             items = self._listed_pods() if rest[:1] == ["pods"] else []
             items = self.nodes if parts[-1] == "nodes" else items
+            if parts[-1] == "namespaces":
+                items = [{"metadata": {"name": name}} for name in self.namespaces]
             return 200, {"kind": "List", "metadata": {"resourceVersion": "1"}, "items": items}
         word = f"{method} dry" if "dryRun" in query else method
         self.asked.append(word)
@@ -92,12 +96,12 @@ class Apiserver:
         if "generateName" in meta:
             meta["name"] = meta["generateName"] + "12345"
         if made.get("spec", {}).get("runPolicy", {}).get("wrong"):
-            said = 'strict decoding error: unknown field "spec.runPolicy.wrong"'
-            return status(400, "BadRequest", said)
+            detail = 'strict decoding error: unknown field "spec.runPolicy.wrong"'
+            return status(400, "BadRequest", detail)
         name = meta["name"]
         if (namespace, name) in self.jobs:
-            said = f'pytorchjobs.kubeflow.org "{name}" already exists'
-            return status(409, "AlreadyExists", said)
+            detail = f'pytorchjobs.kubeflow.org "{name}" already exists'
+            return status(409, "AlreadyExists", detail)
         meta |= {
             "namespace": namespace,
             "uid": f"uid-{next(self._uids)}",

@@ -39,14 +39,15 @@ LONGEST = ("tests/cluster/test_training.py", "tests/cluster/test_why.py")
 CONTROLLERS = {"controllers", "jobset", "trainer", "kueue"}
 # Long files of which each test stands alone: several processes of pytest share them.
 DIVIDED = (
-    "tests/dist/test_agent_dist.py",
+    "tests/cluster/test_targets.py",
+    "tests/runtime/test_agent_dist.py",
     "tests/dist/test_elastic.py",
     "tests/docs/test_documentation.py",
 )
 # How many examples a property has in `make test`, and in `make test-dist`, for each 100 of its own.
 LOADED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 hypothesis.settings.register_profile("quick", max_examples=20, **LOADED)
-hypothesis.settings.register_profile("full", max_examples=100, **LOADED)
+hypothesis.settings.register_profile("full", max_examples=50, **LOADED)
 hypothesis.settings.load_profile("quick")
 DEADLINES = {"dist": 900, "slow": 600, "property": 600}
 DEADLINES |= {"system": 900, "cluster": 1200, "chaos": 1200}

@@ -127,5 +127,5 @@ class HealthyCluster:
         try:
             return 200, self.request(method, path, query=query, body=body)
         except ApiError as error:
-            said = {"kind": "Status", "message": error.said, "reason": error.reason}
-            return error.code or 500, said
+            detail = {"kind": "Status", "message": error.detail, "reason": error.reason}
+            return error.code or 500, detail

@@ -159,6 +159,12 @@ def _volumes() -> st.SearchStrategy[list[dict[str, Any]]]:
     return st.lists(volume, max_size=3, unique_by=(lambda v: v["name"], lambda v: v["mount"]))
 
 
+def _tracking() -> st.SearchStrategy[dict[str, Any]]:
+    given = {"mlflow": {"uri": "http://mlflow.team:5000"}, "wandb": {"offline": True}}
+    rest = {"trackio": {"project": "é"}, "tensorboard": {"dir": "/logs"}, "mlflow": None}
+    return st.sampled_from([{}, given, rest, given | rest])
+
+
 _KUEUE = _some({}, {"kueue_queue": OBJECTS}) | _some(
     {"kueue_queue": NAMES},
     {

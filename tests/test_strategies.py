@@ -20,6 +20,98 @@ def fields(*args, **kwargs):
     return [found.field for found in conflicts(*args, **kwargs)]
 
 
+ONE, EIGHT, THREE = Shape(1, 1), Shape(2, 4), Shape(3, 1)
+SPLIT = {"splits": ["fc2"]}
+DIVIDED = {"fc.weight": ["model", None]}
+TWO = {"model": 2, "layout": {".*/dense/kernel": [None, "model"]}}
+NO_PATTERNS = "is not a list of names or regular expressions; leave it out for"
+MESHES = [
+    ({"model": 3, "layout": DIVIDED}, "model", "2 nodes x 4 processes = 8 ranks do not divide"),
+    ({"model": 3, "layout": DIVIDED}, "model", "model=3; set it to 1, 2, 4, 8"),
+    ({"model": 4, "data": 4, "layout": DIVIDED}, "data", "data 4 x model 4 = 16, but 2 nodes"),
+    ({"model": 2}, "layout", "nothing lies along mesh axis model=2"),
+    ({"layout": {"fc.weight": ["rows"]}}, "layout", "is not a mapping of names or regular"),
+    ({"layout": {"fc.weight": ["model", "model"]}}, "layout", "is not a mapping of names"),
+    ({"layout": 3}, "layout", "leave it out for {}"),
+]
+CONFLICTS = [
+    ("ddp", {"acumulate": 2}, ONE, "strategy.acumulate", "did you mean 'accumulate'"),
+    ("ddp", {"accumulate": 0}, ONE, "strategy.accumulate", "0 is less than 1"),
+    ("ddp", {"accumulate": True}, ONE, "strategy.accumulate", "True is not a whole"),
+    ("ddp", {"sync_batchnorm": 1}, ONE, "strategy.sync_batchnorm", "true or false"),
+    ("ddp", {}, Shape(0, 1), "replicas", "0 nodes x 1 processes = 0 ranks"),
+    ("ddp", {}, Shape(1, 2, gpus=4), "replicas.nproc_per_node", "set it to 4"),
+    ("ddp", {}, Shape(1, 4, 4, master_gpus=0), "resources.master.gpus", "0 GPUs on the Master"),
+    ("ddp", {"reshard": False}, ONE, "strategy.reshard", "ddp has no such setting, but fsdp"),
+    ("ddp", {"clip_norm": 0}, ONE, "strategy.clip_norm", "0 is not a number above 0; leave it out"),
+    ("ddp", {"clip_norm": "1"}, ONE, "strategy.clip_norm", "'1' is not a number above 0"),
+    ("ddp", {"blocks": "0"}, ONE, "strategy.blocks", f"'0' {NO_PATTERNS}"),
+    ("ddp", {"blocks": ["a", "["]}, ONE, "strategy.blocks", f"['a', '['] {NO_PATTERNS}"),
+    ("ddp", {"blocks": ["a{99999999999}"]}, ONE, "strategy.blocks", NO_PATTERNS),
+    ("ddp", {"blocks": ["(?a)(?u)x"]}, ONE, "strategy.blocks", NO_PATTERNS),
+    ("ddp", {"blocks": ["(" * 999]}, ONE, "strategy.blocks", NO_PATTERNS),
+    ("ddp", {"blocks": ["x" * 5000]}, ONE, "strategy.blocks", NO_PATTERNS),
+    ("model_split", {}, Shape(1, 1, 1), "strategy.splits", "no splits leave one stage"),
+    ("model_split", SPLIT, Shape(1, 1, 3), "resources.gpus", "3 GPUs for 1 splits + 1 = 2"),
+    ("model_split", SPLIT, Shape(1, 2, 2), "replicas.nproc_per_node", "2 GPUs one process"),
+    ("model_split", SPLIT, Shape(1, 2), "replicas.nproc_per_node", "not 1 nodes x 2 processes"),
+    ("data_parallel", {}, Shape(2, 1, 4), "replicas.workers", "or use kind: ddp"),
+    ("data_parallel", {"sync_batchnorm": True}, ONE, "strategy.sync_batchnorm", "but"),
+    ("parameter_server", {}, Shape(1, 4), "replicas.workers", "nobody would train"),
+    ("parameter_server", {}, Shape(3, 1, 1), "resources.master.gpus", "hold 1 GPUs; set it to 0"),
+    ("parameter_server", {"servers": 0}, THREE, "strategy.servers", "0 is less than 1"),
+    ("parameter_server", {"clip_norm": 1.0}, THREE, "strategy.clip_norm", "setting, but ddp"),
+    *(
+        (kind, given, EIGHT, f"strategy.{field}", detail)
+        for kind in ("mesh", "keras_mesh")
+        for given, field, detail in MESHES
+    ),
+    ("keras_mesh", TWO, THREE, "strategy.model", "by mesh axis model=2; set it to 1, 3"),
+    ("keras_mesh", {**TWO, "data": 2}, THREE, "strategy.data", "= 3 ranks; leave data out"),
+    (
+        "keras_mesh",
+        {"model": 2},
+        Shape(1, 2),
+        "strategy.layout",
+        "write what it divides, as {.*/dense/kernel: [null, model]}, or leave model out",
+    ),
+    (
+        "keras_mesh",
+        {"keras_backend": "tensorflow"},
+        Shape(1, 2),
+        "strategy.keras_backend",
+        "is not jax or torch;",
+    ),
+    ("pipeline", {}, EIGHT, "strategy.splits", "no splits leave one stage"),
+    ("pipeline", {"splits": ["a", "b"]}, EIGHT, "strategy.splits", "by 2 splits + 1 = 3 stages"),
+    ("pipeline", {**SPLIT, "micro_batches": 1}, EIGHT, "strategy.micro_batches", "at least 2"),
+    ("pipeline", {**SPLIT, "schedule": "zb"}, EIGHT, "strategy.schedule", "'zb' is not 1f1b or"),
+    ("pipeline", {**SPLIT, "sync_batchnorm": True}, EIGHT, "strategy.sync_batchnorm", "nn.GroupN"),
+]
+
+
+@pytest.mark.parametrize(("kind", "given", "shape", "field", "detail"), CONFLICTS)
+def test_settings_and_shapes_that_conflict(kind, given, shape, field, detail):
+    (found,) = conflicts(kind, given, shape)
+    assert found.field == field
+    assert detail in found.message
+
+
+@pytest.mark.parametrize(
+    ("backend", "shape", "detail"),
+    [
+        ("nccl", Shape(1, 2, gpus=0), "there are 0 for 2"),
+        ("mpi", ONE, "not built into torch"),
+        ("tcp", ONE, "gone from torch"),
+        ("glo", ONE, "did you mean 'gloo'"),
+    ],
+)
+def test_backends_that_conflict(backend, shape, detail):
+    (found,) = conflicts("ddp", {}, shape, backend=backend)
+    assert found.field == "strategy.backend"
+    assert detail in found.message
+
+
 def test_a_plain_job_has_no_conflicts():
     shape = Shape(nnodes=4, nproc_per_node=2, gpus=2)
     assert conflicts("ddp", {"accumulate": 2, "sync_batchnorm": True}, shape) == []
@@ -27,28 +119,6 @@ def test_a_plain_job_has_no_conflicts():
     assert conflicts("ddp", {}, Shape(1, 1), backend="gloo") == []
     assert shape.world_size == 8
     assert str(shape) == "4 nodes x 2 processes = 8 ranks"
-
-
-@pytest.mark.parametrize(
-    ("options", "shape", "backend", "field", "said"),
-    [
-        ({"acumulate": 2}, Shape(1, 1), None, "strategy.acumulate", "did you mean 'accumulate'"),
-        ({"accumulate": 0}, Shape(1, 1), None, "strategy.accumulate", "0 is less than 1"),
-        ({"accumulate": True}, Shape(1, 1), None, "strategy.accumulate", "True is not a whole"),
-        ({"sync_batchnorm": 1}, Shape(1, 1), None, "strategy.sync_batchnorm", "true or false"),
-        ({}, Shape(0, 1), None, "replicas", "0 nodes x 1 processes = 0 ranks"),
-        ({}, Shape(1, 2, gpus=4), None, "replicas.nproc_per_node", "set it to 4"),
-        ({}, Shape(1, 4, 4, master_gpus=0), None, "resources.master.gpus", "0 GPUs on the Master"),
-        ({}, Shape(1, 2, gpus=0), "nccl", "strategy.backend", "there are 0 for 2"),
-        ({}, Shape(1, 1), "mpi", "strategy.backend", "not built into torch"),
-        ({}, Shape(1, 1), "tcp", "strategy.backend", "gone from torch"),
-        ({}, Shape(1, 1), "glo", "strategy.backend", "did you mean 'gloo'"),
-    ],
-)
-def test_what_does_not_go_together(options, shape, backend, field, said):
-    (found,) = conflicts("ddp", options, shape, backend=backend)
-    assert found.field == field
-    assert said in found.message
 
 
 def test_an_unknown_strategy_is_named_with_those_there_are():
@@ -94,65 +164,11 @@ def test_every_strategy_has_its_module_and_its_line_in_the_spec(kind):
     assert f"{kind}: {STRATEGIES[kind].summary}." in described
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"reshard": False}, "ddp has no such setting, but fsdp; leave it out"),
-        ({"clip_norm": 0}, "0 is not a number above 0; leave it out for null"),
-        ({"clip_norm": "1"}, "'1' is not a number above 0"),
-        ({"blocks": "0"}, "'0' is not a list of names or regular expressions; leave it out for"),
-        ({"blocks": ["a", "["]}, "['a', '['] is not a list of names or regular expressions;"),
-        ({"blocks": ["a{99999999999}"]}, "is not a list of names or regular expressions;"),
-        ({"blocks": ["(?a)(?u)x"]}, "is not a list of names or regular expressions;"),
-        ({"blocks": ["(" * 999]}, "is not a list of names or regular expressions;"),
-        ({"blocks": ["x" * 5000]}, "is not a list of names or regular expressions;"),
-    ],
-)
-def test_settings_that_ddp_does_not_take(given, said):
-    (found,) = conflicts("ddp", given, Shape(1, 1))
-    assert said in found.message
-
-
-SPLIT = {"splits": ["fc2"]}
-
-
-@pytest.mark.parametrize(
-    ("kind", "given", "shape", "field", "said"),
-    [
-        ("model_split", {}, Shape(1, 1, 1), "strategy.splits", "no splits leave one stage"),
-        ("model_split", SPLIT, Shape(1, 1, 3), "resources.gpus", "3 GPUs for 1 splits + 1 = 2"),
-        ("model_split", SPLIT, Shape(1, 2, 2), "replicas.nproc_per_node", "2 GPUs one process"),
-        ("model_split", SPLIT, Shape(1, 2), "replicas.nproc_per_node", "not 1 nodes x 2 processes"),
-        ("data_parallel", {}, Shape(2, 1, 4), "replicas.workers", "or use kind: ddp"),
-        ("data_parallel", {"sync_batchnorm": True}, Shape(1, 1), "strategy.sync_batchnorm", "but"),
-    ],
-)
-def test_what_one_process_cannot_be(kind, given, shape, field, said):
-    (found,) = conflicts(kind, given, shape)
-    assert found.field == field
-    assert said in found.message
-
-
 def test_one_process_drives_all_gpus_of_its_node():
     assert conflicts("model_split", SPLIT, Shape(1, 1, 2)) == []
     assert conflicts("data_parallel", {}, Shape(1, 1, 8)) == []
     assert [processes_per_node(kind, 8) for kind in ("ddp", "model_split")] == [8, 1]
     assert processes_per_node("ddp", 0) == 1
-
-
-@pytest.mark.parametrize(
-    ("given", "shape", "field", "said"),
-    [
-        ({}, Shape(1, 4), "replicas.workers", "nobody would train"),
-        ({}, Shape(3, 1, 1), "resources.master.gpus", "would hold 1 GPUs; set it to 0"),
-        ({"servers": 0}, Shape(3, 1), "strategy.servers", "0 is less than 1"),
-        ({"clip_norm": 1.0}, Shape(3, 1), "strategy.clip_norm", "has no such setting, but ddp"),
-    ],
-)
-def test_parameter_servers_that_cannot_be(given, shape, field, said):
-    (found,) = conflicts("parameter_server", given, shape)
-    assert found.field == field
-    assert said in found.message
 
 
 def test_a_master_that_serves_has_no_gpus_and_processes_of_its_own():
@@ -162,62 +178,6 @@ def test_a_master_that_serves_has_no_gpus_and_processes_of_its_own():
     assert serving("parameter_server", {"servers": "many"}) == 0
 
 
-DIVIDED = {"fc.weight": ["model", None]}
-
-
-@pytest.mark.parametrize(
-    ("given", "field", "said"),
-    [
-        ({"model": 3, "layout": DIVIDED}, "model", "2 nodes x 4 processes = 8 ranks do not divide"),
-        ({"model": 3, "layout": DIVIDED}, "model", "model=3; set it to 1, 2, 4, 8"),
-        ({"model": 4, "data": 4, "layout": DIVIDED}, "data", "data 4 x model 4 = 16, but 2 nodes"),
-        ({"model": 2}, "layout", "nothing lies along mesh axis model=2"),
-        ({"layout": {"fc.weight": ["rows"]}}, "layout", "is not a mapping of names or regular"),
-        ({"layout": {"fc.weight": ["model", "model"]}}, "layout", "is not a mapping of names"),
-        ({"layout": 3}, "layout", "leave it out for {}"),
-    ],
-)
-@pytest.mark.parametrize("kind", ["mesh", "keras_mesh"])
-def test_meshes_that_cannot_be(kind, given, field, said):
-    (found,) = conflicts(kind, given, Shape(2, 4))
-    assert found.field == f"strategy.{field}"
-    assert said in found.message
-
-
-OF_KERAS = {".*/dense/kernel": [None, "model"]}
-TWO = {"model": 2, "layout": OF_KERAS}
-
-
-@pytest.mark.parametrize(
-    ("given", "shape", "field", "message"),
-    [
-        (
-            TWO,
-            Shape(3, 1),
-            "model",
-            "3 nodes x 1 processes = 3 ranks do not divide by mesh axis model=2; set it to 1, 3",
-        ),
-        (
-            {**TWO, "data": 2},
-            Shape(3, 1),
-            "data",
-            "mesh data 2 x model 2 = 4, but 3 nodes x 1 processes = 3 ranks; leave data out",
-        ),
-        (
-            {"model": 2},
-            Shape(1, 2),
-            "layout",
-            "write what it divides, as {.*/dense/kernel: [null, model]}, or leave model out",
-        ),
-        ({"keras_backend": "tensorflow"}, Shape(1, 2), "keras_backend", "is not jax or torch;"),
-    ],
-)
-def test_meshes_of_keras_that_cannot_be(given, shape, field, message):
-    (found,) = conflicts("keras_mesh", given, shape)
-    assert found.field == f"strategy.{field}"
-    assert message in found.message
-
-
 def test_jax_has_no_backend_of_a_process_group():
     shape, torch = Shape(1, 2, gpus=2), {**TWO, "keras_backend": "torch"}
     (found,) = conflicts("keras_mesh", TWO, shape, backend="nccl")
@@ -225,22 +185,6 @@ def test_jax_has_no_backend_of_a_process_group():
     assert found.message.startswith("JAX speaks to NCCL by itself, and the group beside it is gloo")
     assert conflicts("keras_mesh", TWO, shape, backend="gloo") == []
     assert conflicts("keras_mesh", torch, shape, backend="nccl") == []
-
-
-@pytest.mark.parametrize(
-    ("given", "field", "said"),
-    [
-        ({}, "splits", "no splits leave one stage"),
-        ({"splits": ["a", "b"]}, "splits", "= 8 ranks do not divide by 2 splits + 1 = 3 stages"),
-        ({"splits": ["a"], "micro_batches": 1}, "micro_batches", "set it to at least 2"),
-        ({"splits": ["a"], "schedule": "zb"}, "schedule", "'zb' is not 1f1b or gpipe"),
-        ({"splits": ["a"], "sync_batchnorm": True}, "sync_batchnorm", "nn.GroupNorm and"),
-    ],
-)
-def test_pipelines_that_cannot_be(given, field, said):
-    (found,) = conflicts("pipeline", given, Shape(2, 4))
-    assert found.field == f"strategy.{field}"
-    assert said in found.message
 
 
 @pytest.mark.parametrize("model", [1, 2, 4, 8])

@@ -6,23 +6,15 @@ import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.adopt.equivalence import (
-    SAME,
-    Json,
-    combined,
-    config_of,
-    difference,
-    normal,
-    pods,
-)
+from k8sjob.adopt.equivalence import SAME, Json, combined, config_of, difference, normal, pods
 from k8sjob.adopt.fields import NO_COMMAND, fields, trainer
 from k8sjob.contract import after_agent
 from k8sjob.errors import Problem, SpecError, field_path
 from k8sjob.kube.objects import at_path
-from k8sjob.rendering.manifest import companions, manifest
+from k8sjob.rendering.manifest import companion, manifest
 from k8sjob.rendering.overlay import leaves
 from k8sjob.spec import JobSpec
-from k8sjob.spec.changes import steps
+from k8sjob.spec.load import steps
 from k8sjob.targets.jobs import is_suspended, sent
 from k8sjob.targets.readers import READERS, is_job, reader_of
 from k8sjob.yamldoc import Document, objects, parse_all
@@ -30,13 +22,7 @@ from k8sjob.yamldoc import Document, objects, parse_all
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from k8sjob.targets.api import Authored
     from k8sjob.yamldoc import FieldPath
-
-__all__ = [
-    "Adopted",
-    "adopt",
-]
 
 _SERVER_FIELDS: Final = (
     "uid resourceVersion generation creationTimestamp deletionTimestamp "
@@ -54,33 +40,27 @@ def _read(text: str | bytes, source: str) -> tuple[Json, list[str]]:
     """
     document, place, job, others = _only_job(parse_all(text, source), source)
     job, dropped = _authors_part(job)
+    reader = reader_of(job)
+    made, problems = None, list(reader.problems(job))
     try:
-        made = _authored(job, others)
+        made = None if problems else reader.authored(copy.deepcopy(job), others)
     except SpecError as error:
-        problems = [
-            replace(one, line=line, column=column)
-            for one in error.problems
-            for line, column in [document.place((*place, *steps(one.field)))]
-        ]
-        raise SpecError(problems, source) from None
+        problems = error.problems
+    if made is None:
+        placed = [(one, document.place((*place, *steps(one.field)))) for one in problems]
+        raise SpecError([replace(one, line=at[0], column=at[1]) for one, at in placed], source)
     notes = [f"left out, since the apiserver fills it in: {', '.join(dropped)}"] if dropped else []
     rest = [other for other in others if all(other is not part for part in made.parts)]
     notes += [f"{_called(one)} is not part of the job; keep it in another file" for one in rest]
     return made.job, [*notes, *made.notes]
 
 
-def _authored(job: Json, others: list[Json]) -> Authored:
-    reader = reader_of(job)
-    if problems := list(reader.problems(job)):
-        raise SpecError(problems)
-    return reader.authored(copy.deepcopy(job), others)
-
-
 def _only_job(
     documents: list[Document], source: str
 ) -> tuple[Document, FieldPath, Json, list[Json]]:
     jobs, others = [], []
-    for document, place, item in objects(documents):
+    for document, place, given in objects(documents):
+        item = _without_nulls(given)
         if is_job(item):
             jobs.append((document, place, item))
         else:
@@ -88,13 +68,23 @@ def _only_job(
     if len(jobs) == 1:
         return *jobs[0], others
     if not jobs:
-        seen = ", ".join(map(_called, others)) or "nothing"
+        alike = [one.target.kind for one in READERS]  # Volcano has Jobs, too
+        versions = [f" of {one.get('apiVersion')}" * (one.get("kind") in alike) for one in others]
+        called = (f"{_called(one)}{of}" for one, of in zip(others, versions, strict=True))
+        seen = ", ".join(called) or "nothing"
         kinds = [f"{one.target.kind} of {one.target.api_version}" for one in READERS]
         message = f"{seen} is no {', no '.join(kinds)}; name a file with one"
         raise SpecError([Problem("", message)], source)
     names = ", ".join(_called(job) for _, _, job in jobs)
     message = f"{names} are several jobs; a job.yaml is one, so adopt them from files of their own"
     raise SpecError([Problem("", message, jobs[1][0].line, 1)], source)
+
+
+def _without_nulls(value: Any) -> Any:
+    """A copy; an apiserver takes null for absent."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _called(item: Json) -> str:
@@ -147,8 +137,8 @@ def adopt(text: str | bytes, source: str = "") -> Adopted:
         source: the file's name, for messages.
 
     Raises:
-        SpecError: no job or several, one that its controller refuses, or (said field by field) one
-            that no job spec can say.
+        SpecError: no job or several, one that its controller refuses, or one that no job spec can
+            express, with each such field.
     """
     original, notes = _read(text, source)
     config = config_of(original) is not None
@@ -175,9 +165,9 @@ def adopt(text: str | bytes, source: str = "") -> Adopted:
 
 
 def _rendered(spec: JobSpec, *, config: bool) -> Json:
-    """What a spec renders, in normal form."""
     job = manifest(spec)
-    authored = reader_of(job).authored(sent(job), companions(spec, job))
+    beside = companion(spec, job)
+    authored = reader_of(job).authored(sent(job), [beside] if beside else [])
     made = normal(authored.job, config=config)
     _leave_out_injected(made, spec)
     return made
@@ -268,7 +258,6 @@ def _item(holder: Any, step: str | int) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A copy of plain strings, lists and dicts."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

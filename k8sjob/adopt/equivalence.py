@@ -5,12 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.contract import (
-    AGENT,
-    CONFIG_ENV,
-    CONTAINER_NAMES,
-    after_agent,
-)
+from k8sjob.contract import AGENT, CONFIG_ENV, CONTAINER_NAMES, after_agent
 from k8sjob.kube.labels import IMAGE_ORIGIN, MANAGED_BY, MANIFEST_DIGEST, QUEUE
 from k8sjob.kube.objects import Object, at_path, training
 from k8sjob.kube.quantity import parse
@@ -20,20 +15,6 @@ from k8sjob.targets.readers import reader_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-__all__ = [
-    "SAME",
-    "Json",
-    "combined",
-    "config_of",
-    "default_pull_policy",
-    "difference",
-    "mappings",
-    "normal",
-    "pods",
-    "same",
-    "same_meaning",
-]
 
 Json = dict[str, Any]
 
@@ -72,7 +53,7 @@ def normal(manifest: Json, *, config: bool) -> Json:
         manifest: a job in the layout that k8sjob renders, whose fields have the right types.
         config: keep K8SJOB_CONFIG, which only k8sjob's runtime reads.
     """
-    made: Json = _without_nulls(manifest)
+    made: Json = _without_empty(manifest)
     _metadata(made)
     reader = reader_of(made)
     reader.settle(made)
@@ -99,13 +80,13 @@ def mappings(value: Any) -> list[Json]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
-def _without_nulls(value: Any) -> Any:
+def _without_empty(value: Any) -> Any:
     """A copy without nulls, and without what is empty where that is the same as absent."""
     if isinstance(value, dict):
-        made = {key: _without_nulls(item) for key, item in value.items() if item is not None}
+        made = {key: _without_empty(item) for key, item in value.items() if item is not None}
         return {k: v for k, v in made.items() if v not in ({}, []) or k not in _EMPTY_IS_ABSENT}
     if isinstance(value, list):
-        return [_without_nulls(item) for item in value]
+        return [_without_empty(item) for item in value]
     return value
 
 
@@ -150,6 +131,11 @@ def _leave_out(holder: Json, **defaults: Any) -> None:
 
 
 def _container(container: Json, *, config: bool) -> None:
+    for key in ("command", "args"):
+        if isinstance(words := container.get(key), list):
+            container[key] = [
+                _UNREPLACED.sub("$$(", word) if isinstance(word, str) else word for word in words
+            ]
     _leave_out(container, terminationMessagePath="/dev/termination-log")
     # What is written to the log appears in the pod's status too: it changes nothing that runs.
     _leave_out(container, terminationMessagePolicy="FallbackToLogsOnError")
@@ -181,6 +167,8 @@ def _amounts(holder: Json | None) -> None:
         holder.update({key: _Amount(value) for key, value in amounts.items()})
 
 
+_UNREPLACED: Final = re.compile(r"(?<!\$)\$\((?![A-Za-z_][\w.-]*\))")
+"""A `$(` that names no variable, as in a shell: Kubernetes leaves it alone."""
 _VOLUME_DEFAULTS: Final[dict[str, Json]] = {
     "emptyDir": {"medium": ""},
     "configMap": {"defaultMode": 0o644, "optional": False},

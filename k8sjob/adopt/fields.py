@@ -16,12 +16,7 @@ from k8sjob.targets.readers import reader_of
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = [
-    "NO_COMMAND",
-    "fields",
-    "trainer",
-]
-
+_OWN_LABELS: Final = (MANAGED_BY, QUEUE, PRIORITY)
 _DEV_SHM: Final = "/dev/shm"  # noqa: S108 - a mount point, not a temporary file
 NO_COMMAND: Final = [
     "sh",
@@ -43,13 +38,14 @@ def fields(wanted: Json) -> Json:
     all_pods = list(by_role.values())
     lead = by_role.get(Role.MASTER) or by_role[Role.WORKER]
     queue = metadata.get("labels", {}).get(QUEUE)
+    labels = [metadata.get("labels", {}), *_templates(wanted, "labels")]
     made: Json = {
         "name": metadata["name"],
         "target": reader.target.name,
         "namespace": metadata.get("namespace"),
         "image": _image(lead),
         "run": _run(all_pods, lead),
-        "labels": _labels(wanted),
+        "labels": {k: v for k, v in _shared(labels).items() if k not in _OWN_LABELS},
         "annotations": _annotations(wanted),
         "replicas": of_kind["replicas"],
         "resources": _resources(by_role.get(Role.WORKER) or lead),
@@ -78,7 +74,6 @@ def trainer(pod: Json) -> Json:
 
 
 def _shared(groups: Iterable[Json]) -> Json:
-    """The entries that all mappings have."""
     first, *others = groups
     return {
         key: value
@@ -90,11 +85,6 @@ def _shared(groups: Iterable[Json]) -> Json:
 def _templates(wanted: Json, group: str) -> list[Json]:
     roles = reader_of(wanted).target.replicas(wanted)
     return [one.template.get("metadata", {}).get(group, {}) for one in roles]
-
-
-def _labels(wanted: Json) -> Json:
-    shared = _shared([wanted["metadata"].get("labels", {}), *_templates(wanted, "labels")])
-    return {key: value for key, value in shared.items() if key not in (MANAGED_BY, QUEUE, PRIORITY)}
 
 
 def _annotations(wanted: Json) -> Json:
@@ -228,8 +218,11 @@ def _scheduling(all_pods: list[Json], lead: Json) -> Json:
 def _volumes(all_pods: list[Json], lead: Json) -> list[Json]:
     """The volumes that all replicas mount in the same way, each from one simple source."""
     made, shm = [], _shm_volume(lead)
+    mounted = [mappings(trainer(pod).get("volumeMounts")) for pod in all_pods]
     for volume in mappings(lead.get("volumes")):
-        mounts = [_mounts(pod, volume) for pod in all_pods]
+        mounts = [
+            [one for one in each if one.get("name") == volume.get("name")] for each in mounted
+        ]
         source = _source(volume)
         alike = all(volume in mappings(pod.get("volumes")) for pod in all_pods)
         if volume is shm or source is None or not alike or not mounts[0]:
@@ -255,11 +248,6 @@ _SOURCES: Final = {
 }
 
 
-def _mounts(pod: Json, volume: Json) -> list[Json]:
-    mounts = mappings(trainer(pod).get("volumeMounts"))
-    return [mount for mount in mounts if mount.get("name") == volume.get("name")]
-
-
 def _source(volume: Json) -> Json | None:
     kind, source = next(((k, v) for k, v in volume.items() if k != "name"), ("", None))
     if not isinstance(source, dict):
@@ -283,27 +271,17 @@ def _resources(pod: Json) -> Json:
     gpu = next((name for name in limits if _GPUS.fullmatch(name)), _GPU)
     made: Json = {key: limits[key] for key in ("cpu", "memory") if key in limits}
     if gpu in limits:
-        made["gpus"] = _count(limits[gpu])
+        whole = re.fullmatch(r"[0-9]{1,9}(\.0{0,9})?", limits[gpu])
+        made["gpus"] = int(float(limits[gpu])) if whole else limits[gpu]
         made["gpu_resource"] = gpu
     made["extended"] = {k: v for k, v in limits.items() if "/" in k and k != gpu}
     less = {k: asked[k] for k in ("cpu", "memory") if k in asked and asked[k] != limits.get(k)}
     if less:
         made["requests"] = less
-    made |= _shm(pod)
+    shm = _shm_volume(pod)
+    if shm is None or "sizeLimit" in shm["emptyDir"]:
+        made["shm"] = shm["emptyDir"]["sizeLimit"] if shm else "0"
     return made
-
-
-def _count(amount: str) -> Any:
-    return int(amount) if re.fullmatch("[0-9]{1,9}", amount) else amount
-
-
-def _shm(pod: Json) -> Json:
-    """Shared memory: 0 if nothing is mounted, no size if the memory is the limit."""
-    volume = _shm_volume(pod)
-    if volume is None:
-        return {"shm": "0"}
-    size = volume["emptyDir"].get("sizeLimit")
-    return {} if size is None else {"shm": size}
 
 
 def _shm_volume(pod: Json) -> Json | None:

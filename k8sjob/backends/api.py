@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
-from k8sjob.kube.objects import Json
+from k8sjob.card import card, folded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -18,17 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from threading import Event
 
+    from k8sjob.kube.objects import Json
     from k8sjob.spec import JobSpec
-
-__all__ = [
-    "LOCAL",
-    "Backend",
-    "JobRef",
-    "Json",
-    "LogLine",
-    "Plan",
-    "Snapshot",
-]
 
 LOCAL: Final = "local"
 """The namespace of jobs on this machine."""
@@ -70,20 +61,36 @@ class Plan:
         manifest: the rendered job.
         image: the image that the replicas run, with its digest where there is one.
         folder: the folder that relative paths of the spec (context, volumes[].local) start from.
-        companions: the objects that the job needs beside it, in a cluster.
+        companion: the object that the job needs beside it, in a cluster; None: none.
     """
 
     spec: JobSpec
     manifest: Json
     image: str
     folder: Path
-    companions: tuple[Json, ...] = ()
+    companion: Json | None = None
 
     @property
     def context(self) -> Path:
         """The folder with the job's code."""
         image = self.spec.image
         return self.folder / ("." if isinstance(image, str) else image.context)
+
+    def _repr_html_(self) -> str:
+        """What notebooks show of it."""
+        from k8sjob.targets.jobs import sent  # noqa: PLC0415 - needed for this alone
+        from k8sjob.yamldoc import dump  # noqa: PLC0415 - the same
+
+        beside = [self.companion] if self.companion else []
+        rows = {
+            "image": self.image,
+            "replicas": f"{self.spec.nnodes} x {self.spec.nproc_per_node} processes",
+            "folder": self.folder,
+            "with it": ", ".join(f"{one['kind']} {one['metadata']['name']}" for one in beside),
+        }
+        objects = "---\n".join(dump(one) for one in (*beside, sent(self.manifest)))
+        kind = self.manifest["kind"]
+        return card(self.spec.name, rows, folded("manifest", objects), subtitle=f"plan of a {kind}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,16 +7,12 @@ import shutil
 from typing import TYPE_CHECKING, Literal
 
 from k8sjob.errors import BackendError
-from k8sjob.kube.client.kubeconfig import access, configured, contexts
+from k8sjob.kube.client.kubeconfig import access
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from k8sjob.backends.cluster import ClusterBackend
-    from k8sjob.kube.client.kubeconfig import Access
-    from k8sjob.kube.client.transport import Transport
-
-__all__ = ["Client", "configured", "connect", "contexts"]
 
 Client = Literal["python", "kubectl"]
 """The client that makes the requests: the `kubernetes` package, or the program kubectl."""
@@ -47,24 +43,14 @@ def connect(
     from k8sjob.backends.cluster import ClusterBackend  # noqa: PLC0415 - `configured` starts light
 
     found = access(context, kubeconfig, namespace)
-    return ClusterBackend(_transport(found, client or _client()))
-
-
-def _client() -> Client:
-    if importlib.util.find_spec("kubernetes"):
-        return "python"
-    if shutil.which("kubectl"):
-        return "kubectl"
-    raise BackendError(
-        "there is no client for a cluster: pip install 'k8sjob[kubernetes]', or install kubectl"
-    )
-
-
-def _transport(found: Access, client: Client) -> Transport:
-    if client == "python":
+    if client == "python" or (client is None and importlib.util.find_spec("kubernetes")):
         from k8sjob.kube.client.python_client import PythonTransport  # noqa: PLC0415 - only one of them
 
-        return PythonTransport(found)
+        return ClusterBackend(PythonTransport(found))
+    if client is None and not shutil.which("kubectl"):
+        raise BackendError(
+            "there is no client for a cluster: pip install 'k8sjob[cluster]', or install kubectl"
+        )
     from k8sjob.kube.client.kubectl import KubectlTransport  # noqa: PLC0415 - only one of them
 
-    return KubectlTransport(found)
+    return ClusterBackend(KubectlTransport(found))

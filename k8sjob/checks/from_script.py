@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import metadata
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from k8sjob.checks.lint.files import read_text
 from k8sjob.checks.lint.script_code import constant, keyword
@@ -26,8 +26,6 @@ from k8sjob.spec.load import job_name
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
-
-__all__ = ["Draft", "draft", "find_script"]
 
 _IN_BASE: Final = frozenset({"k8sjob", "numpy", "torch", "torchaudio", "torchvision"})
 """Top-level modules that need no installation: of the base, and what k8sjob adds."""
@@ -49,6 +47,15 @@ _LOCAL_RANK: Final = frozenset({"--local_rank", "--local-rank"})
 _CELLS_OF_PYTHON: Final = re.compile(r"%%(?:capture|prun|time|timeit)\b")
 _FOR_IPYTHON: Final = re.compile(r"(\s*)([%!?].*|[\w.]+\?{1,2}\s*)")
 """A line of a notebook that is no Python: a magic, a shell's command, a question."""
+_OF_THE_SYSTEM: Final = re.compile(
+    "app|bin|boot|dev|etc|home|lib|lib64|media|mnt|opt|proc|root|run|sbin|srv|sys|tmp|usr|var"
+)
+"""Folders of an image that no data may hide."""
+_MAKES_GROUP: Final = {
+    "ignite": re.compile(r"ignite\.distributed\b"),
+    "transformers": re.compile(r"transformers\.\w*(?:Trainer|TrainingArguments)\b"),
+}
+"""What makes the process group in libraries that are used without it, too."""
 _LIGHTNING: Final = frozenset({"lightning", "pytorch_lightning"})
 
 
@@ -89,13 +96,14 @@ def find_script(path: Path) -> Path:
 
 def _is_training(file: Path) -> bool:
     try:
-        script = _read(file, read_text(file, str(file)))
+        script = _read(file, read_text(file, str(file)), file.parent)
     except SpecError:
         return False
     return script.is_program and bool(script.modules & ({"keras", "k8sjob", "torch"} | MANAGED))
 
 
-def _read(file: Path, text: str) -> Script:
+def _read(file: Path, text: str, folder: Path) -> Script:
+    """A script, and what it imports from beside itself or from the job's folder."""
     try:
         entry = parse_module(text, str(file))
     except (SyntaxError, ValueError) as error:
@@ -105,7 +113,7 @@ def _read(file: Path, text: str) -> Script:
             message += f", in {(getattr(error, 'text', None) or '').strip()!r}"
             line = 0
         raise SpecError([Problem("", message, line)], str(file)) from None
-    return Script(program(entry, [file.parent]), Setting())
+    return Script(program(entry, [file.parent, folder]), Setting())
 
 
 def draft(file: Path, folder: Path, *, name: str = "", args: Sequence[str] = ()) -> Draft:
@@ -120,18 +128,17 @@ def draft(file: Path, folder: Path, *, name: str = "", args: Sequence[str] = ())
     Raises:
         SpecError: Python cannot parse the script, it lies elsewhere, or the name is not valid.
     """
-    files = {}
+    is_notebook = file.suffix == ".ipynb"
+    text = _cells(file) if is_notebook else read_text(file, str(file))
     script_file = file.resolve().with_suffix(".py")
-    if file.suffix != ".ipynb":
-        text = read_text(file, str(file))
-    else:
-        text = _cells(file)
-        files[script_file.relative_to(folder.resolve()).as_posix()] = text
+    if is_notebook and script_file.exists():
+        script_file = script_file.with_stem(f"{file.stem}_notebook")
     if not script_file.is_relative_to(folder.resolve()):
         message = f"not in {folder}, which the image would hold; name a folder around it"
         raise SpecError([Problem("", message)], str(file))
     path = script_file.relative_to(folder.resolve()).as_posix()
-    job = _Job(_read(file, text), path, folder, args)
+    files = {path: text} if is_notebook else {}
+    job = _Job(_read(file, text, folder), path, folder, args)
     files["job.yaml"] = job.text(name or job_name(file.stem))
     try:
         JobSpec.from_yaml(files["job.yaml"])
@@ -142,7 +149,7 @@ def draft(file: Path, folder: Path, *, name: str = "", args: Sequence[str] = ())
 
 
 def _cells(file: Path) -> str:
-    """The code of a notebook, which its pictures make as long as they like."""
+    """The code of a notebook, whatever its size: pictures make it long."""
     try:
         cells = json.loads(file.read_bytes())["cells"]
         code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
@@ -167,15 +174,8 @@ def _python(cell: str) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Start:
-    """How a script's processes are started.
-
-    Attributes:
-        reason: what of its code says so.
-        workers: replicas beside the Master.
-        processes: of each replica.
-    """
+class _Start(NamedTuple):
+    """How a script's processes are started: the reason, Workers, and processes of each replica."""
 
     reason: str
     workers: int = 1
@@ -183,8 +183,6 @@ class _Start:
 
 
 class _Job:
-    """What a script says of its job."""
-
     def __init__(self, script: Script, path: str, folder: Path, args: Sequence[str]) -> None:
         self._script, self._path, self._folder, self._args = script, path, folder, args
 
@@ -197,25 +195,23 @@ class _Job:
             start=self._start,
             requirements=(self._folder / "requirements.txt").is_file(),
             packages=self._packages(),
-            local_rank=next((one for one in self._words if one in _LOCAL_RANK), None),
+            local_rank=self._local_rank,
             args=list(self._args),
             options=_some(option for option, needed in self._options.items() if not needed),
             needed=_some(option for option, needed in self._options.items() if needed),
             nccl=self._needs_gpus(),
             session=self._script.has_runtime,
+            data=self._data(),
             saves=next((call.lineno for call in self._script.torch_calls("save")), 0),
         )
 
     def notes(self) -> Iterator[str]:
         """What the user has to look at."""
-        if missing := [option for option, needed in self._options.items() if needed]:
-            given = {word.partition("=")[0] for word in self._args}
-            if left := [option for option in missing if option not in given]:
-                yield f"{self._path} needs {', '.join(left)}: add them to run.args"
+        given = {word.partition("=")[0] for word in self._args}
+        if left := [name for name, needed in self._options.items() if needed and name not in given]:
+            yield f"{self._path} needs {', '.join(left)}: add them to run.args"
         if self._start.workers == 0 and self._start.processes == 1:
             yield self._start.reason
-        if names := " ".join(self._not_here):
-            yield f"not installed here, as k8sjob run needs: pip install {names}"
 
     # --- how it starts
 
@@ -234,13 +230,22 @@ class _Job:
         elif made:
             maker = f"{script.last_name(made[0].func)} (line {made[0].lineno})"
             found = _Start(f"{maker} takes the ranks from the environment")
-        elif managed := sorted(script.modules & MANAGED):
+        elif managed := [name for name in sorted(script.modules & MANAGED) if self._manages(name)]:
             found = _Start(f"{managed[0]} makes the process group from the environment")
         else:
             page = "from-keras.md" if "keras" in script.modules else "from-ddp.md"
             alone = "it makes no process group, so more processes would each train alone"
             found = _Start(f"{alone}; see docs/how-to/{page}", 0)
         return found
+
+    def _manages(self, library: str) -> bool:
+        part = _MAKES_GROUP.get(library)
+        used = [called for called, _ in self._script.calls]
+        for node in self._script.nodes:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                base = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+                used += [base + alias.name for alias in node.names]
+        return part is None or any(part.match(name) for name in used)
 
     def _of_lightning(self) -> _Start:
         """Lightning refuses another number of processes than devices * num_nodes."""
@@ -258,62 +263,65 @@ class _Job:
 
     # --- what it needs
 
-    @cached_property
-    def _imports(self) -> list[str]:
-        """Top-level modules of libraries that must be there, sorted."""
+    def _packages(self) -> list[str]:
+        nodes = (
+            node for node in self._script.nodes if isinstance(node, ast.Import | ast.ImportFrom)
+        )
         needed = {
             name.partition(".")[0]
-            for node in self._script.nodes
-            if isinstance(node, ast.Import | ast.ImportFrom) and not self._is_optional(node)
+            for node in nodes
+            if not self._is_optional(node)
             for name in _imported(node)
         }
-        needed &= self._script.modules
-        return sorted(needed - _IN_BASE - sys.stdlib_module_names, key=str.lower)
+        needed = needed & self._script.modules - _IN_BASE - sys.stdlib_module_names
+        known, found = metadata.packages_distributions(), dict[str, None]()
+        for module in sorted(needed, key=str.lower):
+            name = known[module][0] if module in known else _DISTRIBUTIONS.get(module, module)
+            version = metadata.version(name).partition("+")[0] if module in known else ""
+            found[f"{name}=={version}" if version else name] = None
+        return list(found)
 
     def _is_optional(self, node: ast.AST) -> bool:
         """Whether the import may fail, or is for type checkers alone."""
-        for child, parent in self._script.ancestors(node):
-            if isinstance(parent, ast.Try) and child in parent.body and parent.handlers:
-                return True
-            if (
+        return any(
+            (isinstance(parent, ast.Try) and child in parent.body and bool(parent.handlers))
+            or (
                 isinstance(parent, ast.If)
                 and self._script.last_name(parent.test) == "TYPE_CHECKING"
-            ):
-                return True
-        return False
+            )
+            for child, parent in self._script.ancestors(node)
+        )
 
-    @cached_property
-    def _not_here(self) -> list[str]:
-        known = metadata.packages_distributions()
-        return [_DISTRIBUTIONS.get(name, name) for name in self._imports if name not in known]
-
-    def _packages(self) -> list[str]:
-        """What is imported, in the versions of this environment."""
-        known = metadata.packages_distributions()
-        found = [
-            f"{known[name][0]}=={metadata.version(known[name][0]).partition('+')[0]}"
-            if name in known
-            else _DISTRIBUTIONS.get(name, name)
-            for name in self._imports
-        ]
-        return list(dict.fromkeys(found))
+    def _data(self) -> dict[str, int]:
+        """Folders beside the job's that the script names as "../data", and the line of each."""
+        found: dict[str, int] = {}
+        for node in self._script.nodes:
+            if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+                continue
+            path = node.value
+            if not path.startswith("../") or "\0" in path:
+                continue
+            name = path.split("/")[1]
+            folder = self._folder.absolute().parent / name
+            own = job_name(name) == name and not _OF_THE_SYSTEM.fullmatch(name)
+            if own and folder.is_dir() and not self._folder.absolute().is_relative_to(folder):
+                found.setdefault(name, node.lineno)
+        return found
 
     def _needs_gpus(self) -> bool:
         """Whether its process group is NCCL's, whatever there is."""
         made = self._script.torch_calls("init_process_group")
-        backends = [constant(keyword(call, "backend", 0)) for call in made]
-        return "nccl" in backends and not self._script.method_calls("is_available")
+        nccl = any(constant(keyword(call, "backend", 0)) == "nccl" for call in made)
+        return nccl and not self._script.method_calls("is_available")
 
     # --- its command line
 
-    @cached_property
-    def _words(self) -> list[object]:
-        """All names of arguments that argparse is given."""
-        return [
-            constant(name)
-            for call in self._script.method_calls("add_argument")
-            for name in call.args
-        ]
+    @property
+    def _local_rank(self) -> str | None:
+        """The option by which a launcher of old passes the local rank, if there is one."""
+        calls = self._script.method_calls("add_argument")
+        names = (constant(name) for call in calls for name in call.args)
+        return next((name for name in names if name in _LOCAL_RANK), None)
 
     @cached_property
     def _options(self) -> dict[str, bool]:
@@ -321,9 +329,7 @@ class _Job:
         found = {}
         for call in self._script.method_calls("add_argument"):
             names = [name for name in map(constant, call.args) if isinstance(name, str)]
-            if not names:
-                continue
-            if _LOCAL_RANK.intersection(names):
+            if not names or _LOCAL_RANK.intersection(names):
                 continue
             name = next((name for name in names if name.startswith("--")), names[0])
             optional = constant(keyword(call, "nargs")) in {"?", "*"}

@@ -3,8 +3,7 @@
 program   the commands by name, loaded when they are called
 options   arguments and options that several commands share
 naming    which job a command means
-failure   exceptions become one line and an exit code
-output    tables, JSON and YAML on stdout
+output    tables, JSON and YAML on stdout, errors on stderr, and the exit code
 """
 
 from k8sjob.cli.program import main

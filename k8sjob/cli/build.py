@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from k8sjob.cli.failure import say
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
 from k8sjob.cli.options import format_option, plain_http_option
-from k8sjob.cli.output import document, line
+from k8sjob.cli.output import document, line, say
 from k8sjob.image.build import Built, build
 from k8sjob.image.builders import AUTO, BUILDERS
 from k8sjob.image.layer.context import shown_size
 from k8sjob.image.registry.http_client import HttpClient
-from k8sjob.view.sanitize import safe_line
+from k8sjob.sanitize import safe_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 
     from k8sjob.spec import JobSpec
 
-
-__all__ = ["build_and_report", "build_command", "transfer_options"]
 
 _FIRST: Final = 1.0
 """Seconds before the first line about what is being sent: most pushes end earlier."""

@@ -7,19 +7,15 @@ from typing import TYPE_CHECKING
 import click
 
 from k8sjob.backends.api import LOCAL, Backend, JobRef, Snapshot
-from k8sjob.cli.failure import say
 from k8sjob.cli.naming import Place, find_all, job_argument, jobs_here, local_backend, place_options
 from k8sjob.cli.options import ago, selector_option
-from k8sjob.cli.output import line
+from k8sjob.cli.output import line, say
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.observe.status import deletion, job_status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
-
-
-__all__ = ["delete_command"]
 
 
 @click.command("delete")

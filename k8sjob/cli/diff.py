@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from k8sjob.cli.failure import fail, say
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
 from k8sjob.cli.naming import Place, place_options
 from k8sjob.cli.options import (
@@ -19,18 +18,16 @@ from k8sjob.cli.options import (
     target_option,
     targeted,
 )
-from k8sjob.cli.output import some
+from k8sjob.cli.output import fail, say, some
 from k8sjob.errors import K8sJobError
 from k8sjob.jobs.plan import plan_submission
 from k8sjob.jobs.submit import compare, push_code
-from k8sjob.view.sanitize import safe_line
+from k8sjob.sanitize import safe_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from k8sjob.rendering.diff import Difference
-
-__all__ = ["diff_command", "show_lines"]
 
 _COLOURS: Final = {"+": "green", "-": "red", "@": "cyan"}
 _MOST_PATHS: Final = 6

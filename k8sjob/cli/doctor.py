@@ -18,17 +18,15 @@ from k8sjob.cli.options import AUTO, format_option, target_option, targeted
 from k8sjob.cli.output import count, document
 from k8sjob.errors import BackendError
 from k8sjob.rendering import manifest
+from k8sjob.sanitize import safe_line
 from k8sjob.spec import Image, JobSpec
 from k8sjob.targets.jobs import DEFAULT, by_name
-from k8sjob.view.sanitize import safe_line
 from k8sjob.view.views import console_for
 from k8sjob.yamldoc import dump
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-
-__all__ = ["doctor_command"]
 
 _STYLES: Final = {
     Verdict.OK: "green",

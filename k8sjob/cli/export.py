@@ -12,12 +12,9 @@ from typing import Any
 import click
 
 from k8sjob.backends.api import LOCAL
-from k8sjob.cli.failure import say, warn
 from k8sjob.cli.naming import local_backend
-from k8sjob.cli.output import line
+from k8sjob.cli.output import line, say, warn
 from k8sjob.errors import JobNotFound, K8sJobError
-
-__all__ = ["export_command"]
 
 
 @click.command("export")
@@ -45,9 +42,7 @@ def export_command(checkpoint: Path, output: Path, everything: bool, force: bool
     copy them from there first. Nothing in them is executed.
     """
     if util.find_spec("torch") is None:
-        raise K8sJobError(
-            f"torch is not installed for {sys.executable}; pip install 'k8sjob[torch]'"
-        )
+        raise K8sJobError(f"torch is not installed for {sys.executable}; pip install 'k8sjob[run]'")
     source = checkpoint if checkpoint.exists() else _of_job(str(checkpoint))
     report = _export(source, output, everything=everything, force=force)
     for warning in report["warnings"]:

@@ -9,20 +9,17 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from k8sjob.cli.failure import say
 from k8sjob.cli.jobfile import JobCommand, JobFile, script_args
 from k8sjob.cli.options import source_name
-from k8sjob.cli.output import text
+from k8sjob.cli.output import say, text
 from k8sjob.cli.validate import show_lint_errors
-from k8sjob.errors import K8sJobError, Problem, SpecError
+from k8sjob.errors import BackendError, K8sJobError, Problem, SpecError
 from k8sjob.rendering import templates_dir
 from k8sjob.spec import JobSpec, schema
 from k8sjob.yamldoc import content, scalar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-__all__ = ["adopt_command", "init_command"]
 
 _FILES: Final = ("job.yaml", "main.py", "requirements.txt")
 _SCHEMA: Final = ".job.schema.json"
@@ -57,7 +54,7 @@ def init_command(folder: Path | None, name: str | None, origin: Path | None) -> 
     if folder is None:
         raise click.UsageError("name the DIR of the new job, or a script by --from")
     files = _job(name or folder.absolute().name, named=name is not None)
-    _write(files, folder)
+    _write(files, folder, "use another folder")
     for file in files:
         say(f"wrote {folder / file}")
     job = shlex.quote(str(folder / "job.yaml"))
@@ -67,16 +64,23 @@ def init_command(folder: Path | None, name: str | None, origin: Path | None) -> 
 
 def _from(origin: Path, folder: Path | None, name: str) -> None:
     """Write the job of a script."""
+    from k8sjob.backends.local.machine import check_packages  # noqa: PLC0415 - for this alone
     from k8sjob.checks.from_script import draft, find_script  # noqa: PLC0415 - with all of lint
 
     script = find_script(origin)
     made = draft(script, folder or script.parent, name=name, args=script_args())
-    _write(made.files, folder or script.parent)
+    direct = f", or run the script without: k8sjob run {shlex.quote(str(script))}"
+    step = f"remove it{direct if script.suffix == '.py' else ''}"
+    _write(made.files, folder or script.parent, step)
     job = (folder or script.parent) / "job.yaml"
     for file in made.files:
         say(f"wrote {job.parent / file}")
     for note in made.notes:
         say(f"note: {note}")
+    try:
+        check_packages(JobFile(job).load(), job.parent)
+    except BackendError as error:
+        say(f"note: {error}")
     show_lint_errors(JobFile(job))
     say(f"run it:     k8sjob run {shlex.quote(str(job))}")
 
@@ -95,11 +99,11 @@ def _job(name: str, *, named: bool) -> dict[str, str]:
     return {**files, _SCHEMA: json.dumps(schema(), indent=1) + "\n"}
 
 
-def _write(files: Mapping[str, str], folder: Path) -> None:
+def _write(files: Mapping[str, str], folder: Path, step: str) -> None:
     """Write new files; an existing one stops all of them."""
     existing = [str(folder / file) for file in (*files, "job.yml") if (folder / file).exists()]
     if existing:
-        raise K8sJobError(f"{', '.join(existing)}: already exists; use another folder")
+        raise K8sJobError(f"{', '.join(existing)}: already exists; {step}")
     folder.mkdir(parents=True, exist_ok=True)
     for file, text_of_file in files.items():
         (folder / file).write_text(text_of_file, encoding="utf-8")

@@ -11,18 +11,13 @@ import click
 
 from k8sjob.errors import field_path
 from k8sjob.spec import JobSpec, load
-from k8sjob.spec.changes import Change
-from k8sjob.spec.errors import field_paths
-from k8sjob.spec.load import folder_of, located
+from k8sjob.spec.errors import field_paths, field_values
+from k8sjob.spec.load import Change, folder_of, located, steps
 from k8sjob.yamldoc import JOB_FILE, flow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
-
-    from click.shell_completion import CompletionItem
-
-__all__ = ["JobCommand", "JobFile", "job_file_options", "script_args", "set_option"]
 
 _ARGS: Final = "k8sjob.args"
 _SHORT: Final = {
@@ -68,18 +63,27 @@ class JobFile:
         return named
 
 
-def _fields(_ctx: click.Context, _option: click.Parameter, given: str) -> list[CompletionItem]:
-    """Completes the names of fields."""
-    from click.shell_completion import CompletionItem  # noqa: PLC0415 - for completion alone
-
-    names = (f"{field_path(path)}=" for path in field_paths(JobSpec))
-    return [CompletionItem(name) for name in names if name.startswith(given)]
+def _fields(_ctx: click.Context, _option: click.Parameter, given: str) -> list[str]:
+    """Completes the names of fields, and values where there are a few."""
+    field, equals, _ = given.partition("=")
+    found = (
+        [f"{field}={value}" for value in field_values(JobSpec, steps(field))]
+        if equals
+        else [f"{field_path(path)}=" for path in field_paths(JobSpec)]
+    )
+    return [word for word in dict.fromkeys(found) if word.startswith(given)]
 
 
 def _parsed(
     _ctx: click.Context, _option: click.Parameter, given: tuple[str, ...]
 ) -> tuple[Change, ...]:
-    return tuple(Change.parse(text) for text in given)
+    changes = tuple(Change.parse(text) for text in given)
+    if Change(("target",), "auto") in changes:
+        raise click.UsageError(
+            "--set target=auto: a job.yaml names a target; use --target auto, which submit, diff"
+            " and doctor have"
+        )
+    return changes
 
 
 set_option = click.option(

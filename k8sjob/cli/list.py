@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import UTC, datetime
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from k8sjob.backends.api import LOCAL, JobRef, Json, Snapshot
-from k8sjob.cli.failure import fail, say
-from k8sjob.cli.naming import Place, jobs_here, place_options
+from k8sjob.backends.api import LOCAL, Backend, JobRef, Snapshot
+from k8sjob.cli.naming import Place, jobs_here, local_backend, place_options
 from k8sjob.cli.options import format_option, selector_option
-from k8sjob.cli.output import document, line, table
+from k8sjob.cli.output import document, fail, line, say, table
 from k8sjob.cli.status import image, record, times
 from k8sjob.errors import BackendError
 from k8sjob.observe.status import JobStatus, job_status
+from k8sjob.view.progress import progress_of
 
-__all__ = ["list_command"]
+if TYPE_CHECKING:
+    from k8sjob.kube.objects import Json
 
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
@@ -29,21 +30,23 @@ _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 def list_command(labels: str, output: str, place: Place) -> int:
     """List the jobs of this machine and, if one is configured, of the cluster; newest first.
 
-    If this machine has several runs of one name, each is listed as local/NAME@RUN.
+    Of up to 32 running jobs, the newest, it shows epoch, step, loss and ETA, or how far the start
+    is. If this machine has several runs of one name, each is listed as local/NAME@RUN.
 
     If the cluster cannot be reached, the jobs of this machine are listed all the same, with an
     error and the exit code 1.
     """
-    snapshots, failed, asked = _all(labels, place)
-    found = [(job_status(snapshot), snapshot) for snapshot in snapshots]
+    jobs, failed, asked = _all(labels, place)
+    found = [(job_status(snapshot), snapshot, backend) for backend, snapshot in jobs]
     found.sort(key=lambda one: one[0].created or _EPOCH, reverse=True)
-    runs = Counter(str(status.ref) for status, _ in found)
+    trains = {} if output == "name" else progress_of((place, one) for _, one, place in found)
+    runs = Counter(str(status.ref) for status, *_ in found)
     match output:
         case "name":
-            for status, _ in found:
+            for status, *_ in found:
                 line(_named(status.ref, runs))
         case "json" | "yaml":
-            document([record(snapshot) for _, snapshot in found], output)
+            document([record(one, trains.get(status.ref)) for status, one, _ in found], output)
         case _ if not found:
             if not failed:
                 say(_nothing(labels, place, asked))
@@ -51,21 +54,27 @@ def list_command(labels: str, output: str, place: Place) -> int:
             wide = output == "wide"
             header = ["NAME", "STATE", "REPLICAS", "AGE", "TIME"]
             rows = (
-                [_named(status.ref, runs), *_row(status, snapshot.job, wide=wide)]
-                for status, snapshot in found
+                [
+                    _named(status.ref, runs),
+                    *_row(status, snapshot.job, wide=wide),
+                    *[trains.get(status.ref, "")] * bool(trains),
+                ]
+                for status, snapshot, _ in found
             )
-            table(header + ["RESTARTS", "IMAGE", "UID"] * wide, rows)
+            more = ["RESTARTS", "IMAGE", "UID"] * wide + ["PROGRESS"] * bool(trains)
+            table(header + more, rows)
     return int(failed)
 
 
-def _all(labels: str, place: Place) -> tuple[list[Snapshot], bool, str]:
+def _all(labels: str, place: Place) -> tuple[list[tuple[Backend, Snapshot]], bool, str]:
     """The jobs of all places.
 
     Returns:
-        The jobs, whether the cluster could not be reached, and the namespace that was looked in;
-        empty for all of them, or none.
+        The jobs, each with its back end; whether the cluster could not be reached; and the
+        namespace that was looked in, empty for all of them, or none.
     """
-    found = [] if place.is_cluster else jobs_here(labels)
+    here: Backend = local_backend()
+    found = [] if place.is_cluster else [(here, one) for one in jobs_here(labels)]
     if not place.asks_cluster:
         return found, False, ""
     try:
@@ -78,7 +87,8 @@ def _all(labels: str, place: Place) -> tuple[list[Snapshot], bool, str]:
             raise
         fail(str(error))
         return found, True, ""
-    return found + there, False, "" if place.all_namespaces else cluster.namespace
+    found += [(cluster, one) for one in there]
+    return found, False, "" if place.all_namespaces else cluster.namespace
 
 
 def _nothing(labels: str, place: Place, asked: str) -> str:

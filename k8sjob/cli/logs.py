@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Final, Self
 import click
 from rich.text import Text
 
-from k8sjob.cli.failure import say
 from k8sjob.cli.naming import Place, find, job_argument, place_options
 from k8sjob.cli.options import ago, format_option
-from k8sjob.cli.output import line
+from k8sjob.cli.output import line, say
 from k8sjob.contract import Event, EventKind
 from k8sjob.observe.logs import MOST_AT_ONCE, logs, select
 from k8sjob.observe.status import JobStatus, job_status
-from k8sjob.view.follow import Feed, Interrupts
+from k8sjob.sanitize import text
+from k8sjob.view.follow import Interrupts, batches
 from k8sjob.view.lines import LinePrinter, phrase, position
-from k8sjob.view.sanitize import text
 from k8sjob.view.summary import JobSummary
 from k8sjob.view.views import console_for
 
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from k8sjob.backends.api import LogLine
-
-__all__ = ["Saver", "logs_command"]
 
 _FIELDS: Final = ("replica", "attempt", "timestamp", "text", "gap")
 _CHUNK: Final = 1 << 20
@@ -98,7 +95,7 @@ def logs_command(  # noqa: PLR0917 - click hands them over by name
         else _Printer(output, names=len(chosen) > 1, times=timestamps)
     )
     with shown, Interrupts() as interrupts:
-        for batch in Feed(lines):
+        for batch in batches(lines):
             shown.show(batch)
             if interrupts.count:
                 break
@@ -147,13 +144,7 @@ def _choice(replicas: Sequence[str], *, follow: bool) -> str:
 
 
 class _Printer:
-    """Writes log lines: for people as they read them, as JSON for programs.
-
-    Args:
-        output: "text" or "json".
-        names: the replica's name in front of each line.
-        times: the time in front of each line.
-    """
+    """Writes log lines: for people as they read them, as JSON for programs."""
 
     def __init__(self, output: str, *, names: bool, times: bool) -> None:
         self._json, self._names, self._times = output == "json", names, times

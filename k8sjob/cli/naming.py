@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from k8sjob.backends.api import LOCAL, Backend, JobRef, Snapshot
-from k8sjob.backends.connect import Client, configured, connect, contexts
-from k8sjob.cli.failure import warn
+from k8sjob.backends.connect import Client, connect
 from k8sjob.cli.options import selector
+from k8sjob.cli.output import warn
 from k8sjob.errors import BackendError, JobNotFound
+from k8sjob.kube.client.kubeconfig import configured, contexts, namespaces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,23 +26,14 @@ if TYPE_CHECKING:
     from k8sjob.backends.cluster import ClusterBackend
     from k8sjob.backends.local import LocalBackend
 
-__all__ = [
-    "Place",
-    "find",
-    "find_all",
-    "is_namespace",
-    "job_argument",
-    "jobs_here",
-    "local_backend",
-    "place_options",
-]
-
 _Seen = TypeVar("_Seen")
 
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _NAME: Final = re.compile(r"[A-Za-z0-9]([-.A-Za-z0-9]*[A-Za-z0-9])?(@[0-9a-f]{8,})?")
 GLANCE_SECONDS: Final = 3.0
-"""How long a cluster is asked for a job that may also be on this machine, or to complete a word."""
+"""How long a cluster is asked for a job that may also be on this machine."""
+COMPLETION_SECONDS: Final = 1.0
+"""How long it is asked for the words that complete one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +104,15 @@ def is_namespace(text: str) -> bool:
 def place_options(
     *, local: bool = True, everywhere: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The options that say where; the command gets them as one `place`.
-
-    Args:
-        local: the command can look on this machine.
-        everywhere: the command can look in all namespaces at once.
-    """
+    """The options that say where; the command gets them as one `place`."""
     options = [
-        click.option("-n", "--namespace", metavar="NS", help="Namespace of the cluster."),
+        click.option(
+            "-n",
+            "--namespace",
+            metavar="NS",
+            help="Namespace of the cluster.",
+            shell_complete=_namespaces,
+        ),
         click.option(
             "--context",
             metavar="NAME",
@@ -158,6 +151,20 @@ _ALL: Final = click.option("-A", "--all-namespaces", is_flag=True, help="In all 
 def _contexts(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     names = contexts(ctx.params.get("kubeconfig"))
     return [name for name in names if name.startswith(incomplete)]
+
+
+def _namespaces(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    place = _place(ctx)
+    found = set(namespaces(place.kubeconfig))
+    with suppress(BackendError):
+        found |= _within(COMPLETION_SECONDS, lambda: place.connect().namespaces())
+    return sorted(name for name in found if name.startswith(incomplete))
+
+
+def _place(ctx: click.Context) -> Place:
+    """Where the options so far say."""
+    known = {field.name for field in fields(Place)}
+    return Place(**{k: v for k, v in ctx.params.items() if k in known and v is not None})
 
 
 def job_argument(
@@ -287,18 +294,14 @@ def jobs_here(labels: str) -> list[Snapshot]:
 
 def complete_job(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     """Names with this beginning; a cluster that does not answer at once has none."""
-    known = {field.name for field in fields(Place)}
-    try:
-        place = Place(**{k: v for k, v in ctx.params.items() if k in known and v is not None})
-    except click.UsageError:
-        return []
+    place = _place(ctx)
     namespace, slash, _ = incomplete.rpartition("/")
     here, there = [], dict[str, str]()
     if not place.is_cluster and namespace in {"", LOCAL}:
         here = list(dict.fromkeys(s.job["metadata"]["name"] for s in local_backend().jobs()))
     if namespace != LOCAL and place.asks_cluster:
         with suppress(BackendError):
-            jobs = _within(GLANCE_SECONDS, lambda: place.connect(namespace or None).jobs())
+            jobs = _within(COMPLETION_SECONDS, lambda: place.connect(namespace or None).jobs())
             there = {s.job["metadata"]["name"]: s.job["metadata"]["namespace"] for s in jobs}
     names = [f"{LOCAL}/{name}" if slash or name in there else name for name in here]
     names += [f"{ns}/{name}" if slash or name in here else name for name, ns in there.items()]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
 
-from k8sjob.cli.failure import say
+from k8sjob.cli.output import say
 from k8sjob.spec.names import TargetName
 
 if TYPE_CHECKING:
@@ -17,22 +17,6 @@ if TYPE_CHECKING:
 
     from k8sjob.cli.naming import Place
     from k8sjob.spec import JobSpec
-
-__all__ = [
-    "AUTO",
-    "ago",
-    "build_option",
-    "format_option",
-    "image_option",
-    "onto_option",
-    "plain_http_option",
-    "selector",
-    "selector_option",
-    "source_name",
-    "target_option",
-    "targeted",
-    "view_options",
-]
 
 image_option = click.option(
     "--image", metavar="REF", help="The image that the replicas run, best with its digest."
@@ -73,7 +57,7 @@ selector_option = click.option(
 
 
 def targeted(spec: JobSpec, target: str | None, place: Place) -> JobSpec:
-    """The spec with the target of the option; what `auto` has chosen is said."""
+    """The spec with the target of the option; prints what `auto` has chosen."""
     if target == AUTO:
         from k8sjob.jobs.choose import choose_target  # noqa: PLC0415 - few ask for it
 
@@ -94,12 +78,15 @@ def format_option(
 
 
 def view_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options -o and --no-logs of a command that follows a job."""
+    """The options -o, -v and --no-logs of a command that follows a job."""
     formats = "auto: a live screen in a terminal, else plain lines. json: one event a line."
     no_logs = click.option(
         "--no-logs", is_flag=True, help="Only the job's state: neither output nor progress."
     )
-    return format_option("auto", "plain", "json", text=formats)(no_logs(command))
+    verbose = click.option(
+        "-v", "--verbose", is_flag=True, help="Show the frames of libraries in tracebacks, too."
+    )
+    return format_option("auto", "plain", "json", text=formats)(verbose(no_logs(command)))
 
 
 def source_name(file: Path) -> str:

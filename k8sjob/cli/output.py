@@ -1,25 +1,34 @@
-"""Data on stdout: tables for people, JSON, YAML and names for programs."""
+"""What commands write: data on stdout, progress and errors on stderr, and the exit code."""
 
 from __future__ import annotations
 
 import json
+import os
+import sys
+import traceback
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from k8sjob.view.sanitize import safe_line
-from k8sjob.yamldoc import dump
+from k8sjob.errors import K8sJobError, redacted
+from k8sjob.sanitize import safe_line, safe_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-__all__ = ["count", "document", "line", "some", "table", "text"]
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
 _COLUMN_GAP: Final = 3
+INTERRUPTED: Final = 130
+"""Exit code after Ctrl-C (128 + SIGINT), as shells show it."""
+TRACEBACK_ENV: Final = "K8SJOB_TRACEBACK"
+"""Set to 1 to see the traceback of an error."""
 
 
 def document(data: Any, output: str) -> None:
     """Print JSON data as "json" or "yaml"."""
+    from k8sjob.yamldoc import dump  # noqa: PLC0415 - a program that starts needs no YAML
+
     text(dump(data) if output == "yaml" else json.dumps(data, indent=2) + "\n")
 
 
@@ -59,3 +68,75 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
             for cell, width in zip(row, widths, strict=True)
         )
         click.echo("".join(padded).rstrip())
+
+
+@contextmanager
+def reported(options: Collection[str] = ()) -> Iterator[None]:
+    """Run a command: any exception ends in a line on stderr and SystemExit with its code.
+
+    With "traceback" among the options it is shown where in k8sjob an error came from.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except click.exceptions.Exit as end:
+        raise SystemExit(end.exit_code) from None
+    except (click.Abort, KeyboardInterrupt):
+        raise SystemExit(INTERRUPTED) from None
+    except BrokenPipeError:
+        # The reader has closed the pipe, as head does; Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
+    except Exception as error:  # noqa: BLE001 - the last resort: a bug gets its line, too
+        if "traceback" in options or os.environ.get(TRACEBACK_ENV, "0") not in {"", "0"}:
+            click.echo(safe_text(traceback.format_exc()), err=True, nl=False)
+        raise SystemExit(_report(error)) from None
+
+
+def say(message: str) -> None:
+    """A line of progress, for people: on stderr."""
+    click.echo(safe_text(message), err=True)
+
+
+def warn(message: str) -> None:
+    """What may not be intended, but stops nothing: on stderr."""
+    _labelled("warning:", "yellow", message)
+
+
+def fail(message: str) -> None:
+    """An error on stderr, each line of it as one."""
+    for one in message.splitlines() or [""]:
+        _labelled("error:", "red", one)
+
+
+def _labelled(label: str, colour: str, message: str) -> None:
+    styled = label if os.environ.get("NO_COLOR") else click.style(label, fg=colour, bold=True)
+    click.echo(f"{styled} {safe_line(message)}", err=True)
+
+
+def _report(error: Exception) -> int:
+    """Print the error on stderr; its exit code."""
+    match error:
+        case click.ClickException():
+            fail(" ".join(error.format_message().split()))  # click puts choices on own lines
+            if isinstance(error, click.UsageError) and error.ctx is not None:
+                click.echo(f"try '{error.ctx.command_path} --help'", err=True)
+            return error.exit_code
+        case K8sJobError():
+            fail(str(error) or type(error).__name__)
+            return error.exit_code
+        case OSError():
+            place = f": {error.filename}" if error.filename else ""
+            fail(f"{error.strerror or error}{place}")
+        case _:
+            fail(_bug(error))
+    return 1
+
+
+def _bug(error: Exception) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" in {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    return (
+        f"this is a bug in k8sjob: {type(error).__name__}: {redacted(str(error))}{where}\n"
+        f"please report it with what {TRACEBACK_ENV}=1 shows when you run the command again"
+    )

@@ -6,18 +6,21 @@ import atexit
 import gc
 import os
 import sys
-from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Final, NamedTuple, NoReturn
+from types import ModuleType
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 import click
 
-from k8sjob.cli.failure import reported
+from k8sjob.cli.output import reported
 from k8sjob.contract import __version__, did_you_mean
 
-__all__ = ["COMMANDS", "MEANT", "main", "program"]
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
+COMPLETE: Final = "K8SJOB_COMPLETE"
+"""The variable by which a shell asks for completion; see k8sjob.cli.completion."""
 _GARBAGE: Final = 100_000
 """New objects before the collector looks at them; Python's own number is 700."""
 
@@ -35,11 +38,13 @@ COMMANDS: Final = {
     command.name: command
     for command in (
         Command("Begin", "init", "init", "Write a job that runs as it is: job.yaml, main.py"),
-        Command("Begin", "adopt", "init", "Turn a PyTorchJob manifest into a job.yaml"),
+        Command("Begin", "adopt", "init", "Turn a manifest into a job.yaml"),
         Command("Check", "validate", "validate", "Check job.yaml files"),
         Command("Check", "schema", "validate", "Print the JSON Schema of job.yaml"),
         Command("Check", "render", "render", "Print the manifest, or the Dockerfile"),
         Command("Check", "lint", "validate", "Find what will hang, be rejected or go wrong"),
+        Command("Check", "prove", "prove", "Compare training on one process and on several"),
+        Command("Check", "fit", "fit", "Estimate the memory of a rank, and what fits a GPU"),
         Command("Check", "doctor", "doctor", "Check that jobs can be submitted"),
         Command("Run", "run", "run", "Run a job on this machine and follow it"),
         Command("Run", "build", "build", "Build the image with what a job installs"),
@@ -67,6 +72,8 @@ MEANT: Final[dict[str, tuple[str, ...]]] = {
         ("new create-job", ("init",)),
         ("convert import from", ("adopt",)),
         ("check verify", ("validate", "doctor")),
+        ("compare equal proof", ("prove",)),
+        ("memory estimate size", ("fit",)),
         ("template manifest dockerfile", ("render",)),
         ("config info env", ("doctor",)),
         ("start launch train exec", ("run", "submit")),
@@ -98,15 +105,23 @@ class Program(click.Group):
         """The command of that name; its function is called as the command, `_` for `-`."""
         if name not in COMMANDS:
             return None
-        with suppress(ImportError):  # it is an internal module
-            from pydantic.plugin import _loader  # noqa: PLC0415 - not needed for help
-
-            # pydantic would search all installed packages for plugins, which takes time.
-            _loader._plugins = {}  # noqa: SLF001 - a variable for it would be inherited by the job
+        # pydantic would search all installed packages for plugins, which takes time, as importing
+        # what searches does. A variable that says so would be inherited by the job.
+        loader = ModuleType("pydantic.plugin._loader")
+        vars(loader)["get_plugins"] = tuple
+        sys.modules.setdefault(loader.__name__, loader)
         module = import_module(f"k8sjob.cli.{COMMANDS[name].module}")
         command = getattr(module, f"{name}_command")
         assert isinstance(command, click.Command)  # noqa: S101 - tells mypy what the modules hold
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Names of commands from the table, without loading any; else options."""
+        from click.shell_completion import CompletionItem  # noqa: PLC0415 - for completion alone
+
+        found = [c for c in COMMANDS.values() if c.name.startswith(incomplete)]
+        items = [CompletionItem(c.name, help=c.summary) for c in found]
+        return items or click.Command.shell_complete(self, ctx, incomplete)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -177,6 +192,11 @@ def main(args: list[str] | None = None) -> NoReturn:
         # Nor at the end: it would take half a second with the Python client.
         atexit.register(gc.freeze)
         args = sys.argv[1:]
+    if os.environ.pop(COMPLETE, None):
+        from k8sjob.cli.completion import complete  # noqa: PLC0415 - a shell asks, no person
+
+        complete()
+        sys.exit(0)
     options = set[str]()
     with reported(options):
         code = program.main(

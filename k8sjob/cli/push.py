@@ -10,16 +10,13 @@ from typing import Any, Final
 import click
 
 from k8sjob.cli.build import build_and_report, transfer_options
-from k8sjob.cli.failure import say, warn
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
 from k8sjob.cli.options import build_option, onto_option, plain_http_option
-from k8sjob.cli.output import count, document, line, some
+from k8sjob.cli.output import count, document, line, say, some, warn
 from k8sjob.image.layer.context import shown_size
 from k8sjob.image.push import Pushed, push
 from k8sjob.image.registry.blobs import Sent
 from k8sjob.rendering import check_script
-
-__all__ = ["push_command", "report_push"]
 
 _SHOWN: Final = 10
 """Left-out files, and contents that look like credentials, that are named at most."""
@@ -101,13 +98,7 @@ def push_command(  # noqa: PLR0917 - click hands them over by name
 
 
 def report_push(pushed: Pushed, *, dry_run: bool = False, mounts: bool = True) -> None:
-    """Print on stderr what went into the image, and over the network.
-
-    Args:
-        pushed: what was done.
-        dry_run: it would be done.
-        mounts: the destination can mount layers of other repositories.
-    """
+    """Print on stderr what went into the image, and over the network."""
     code = f"{count(pushed.files, 'file')} ({shown_size(pushed.code_size)})"
     say(f"code: {code}, on {pushed.base} for {pushed.platform}")
     if pushed.private:

@@ -6,14 +6,11 @@ from pathlib import Path
 
 import click
 
-from k8sjob.cli.failure import say, warn
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
 from k8sjob.cli.options import AUTO, target_option
-from k8sjob.cli.output import text
+from k8sjob.cli.output import say, text, warn
 from k8sjob.rendering import dockerfile, render, write_context
 from k8sjob.spec import Image
-
-__all__ = ["render_command"]
 
 
 @click.command("render", cls=JobCommand)

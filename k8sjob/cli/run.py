@@ -9,21 +9,19 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from k8sjob.backends.local import LocalBackend
-from k8sjob.cli.failure import fail, say
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
 from k8sjob.cli.naming import Place, find, job_argument, jobs_here, place_options
 from k8sjob.cli.options import selector_option, view_options
-from k8sjob.cli.output import line
+from k8sjob.cli.output import fail, line, say
 from k8sjob.errors import JobNotFound
-from k8sjob.observe.status import JobState, job_status
-from k8sjob.observe.watch_all import poll_all, watch_all
-from k8sjob.view.follow import follow, follow_all
+from k8sjob.observe.status import job_status
+from k8sjob.observe.watch import poll_all, watch_all
+from k8sjob.targets.api import JobState
+from k8sjob.view.follow import follow, follow_all, stop_on_interrupt
 
 if TYPE_CHECKING:
     from k8sjob.backends.api import Backend, JobRef
     from k8sjob.view.views import Format, Output
-
-__all__ = ["attach", "run_command", "watch_command"]
 
 
 @click.command("run", cls=JobCommand)
@@ -49,6 +47,7 @@ def run_command(  # noqa: PLR0917 - click hands them over by name
     detach: bool,
     quiet: bool,
     output: str,
+    verbose: bool,
     no_logs: bool,
 ) -> int:
     """Run the job in FILE (default: job.yaml) on this machine and follow it to its end.
@@ -61,10 +60,13 @@ def run_command(  # noqa: PLR0917 - click hands them over by name
     exit code is 0 if it succeeded, 100 if it failed, 130 after Ctrl-C.
     """
     from k8sjob.cli.validate import show_lint_errors  # noqa: PLC0415 - of no use for watch
-    from k8sjob.jobs.run import plan_run, result, stop_on_interrupt  # noqa: PLC0415 - the same
+    from k8sjob.jobs.plan import plan_run  # noqa: PLC0415 - the same
+    from k8sjob.jobs.result import Reached, result  # noqa: PLC0415 - the same
 
-    if detach and (quiet or no_logs or output != "auto"):
-        raise click.UsageError("--detach shows nothing of the job; leave -q, -o and --no-logs out")
+    if detach and (quiet or verbose or no_logs or output != "auto"):
+        raise click.UsageError(
+            "--detach shows nothing of the job; leave -q, -v, -o and --no-logs out"
+        )
     if fresh and resume:
         raise click.UsageError("--fresh ignores checkpoints and --resume uses some; give only one")
     spec = job.load(here=True)
@@ -83,12 +85,13 @@ def run_command(  # noqa: PLR0917 - click hands them over by name
             ref,
             output=(lambda _event: None) if quiet else cast("Output", output),
             logs=not (no_logs or quiet),
+            verbose=verbose,
             interrupted=stop_on_interrupt(backend, ref),
             files=backend.folder(ref).path,
         )
         if quiet and code in {JobState.FAILED.exit_code, JobState.STOPPED.exit_code}:
             try:
-                result(backend, backend.snapshot(ref), {}, check=True)
+                result(backend, backend.snapshot(ref), Reached(), check=True)
             except JobNotFound:
                 fail(f"{ref}: Deleted")
     finally:
@@ -111,7 +114,9 @@ def _was_stopped(backend: LocalBackend, ref: JobRef) -> bool:
 @view_options
 @selector_option
 @place_options(everywhere=True)
-def watch_command(job: str | None, output: str, no_logs: bool, labels: str, place: Place) -> int:
+def watch_command(  # noqa: PLR0917 - click hands them over by name
+    job: str | None, output: str, verbose: bool, no_logs: bool, labels: str, place: Place
+) -> int:
     """Follow a job to its end: its state, its progress, its output.
 
     Without NAME all jobs are followed, of the cluster if one is configured, else of this machine.
@@ -123,7 +128,7 @@ def watch_command(job: str | None, output: str, no_logs: bool, labels: str, plac
     if labels or place.all_namespaces:
         raise click.UsageError("-l and -A select among all jobs; leave them or NAME out")
     backend, ref = find(job, place)
-    return attach(backend, ref, place, output=output, logs=not no_logs)
+    return attach(backend, ref, place, output=output, logs=not no_logs, verbose=verbose)
 
 
 def _watch_all(output: str, labels: str, place: Place) -> int:
@@ -146,11 +151,18 @@ def _watch_all(output: str, labels: str, place: Place) -> int:
 
 
 def attach(
-    backend: Backend, ref: JobRef, place: Place, *, output: str = "auto", logs: bool = True
+    backend: Backend,
+    ref: JobRef,
+    place: Place,
+    *,
+    output: str = "auto",
+    logs: bool = True,
+    verbose: bool = False,
 ) -> int:
     """Follow a job that continues when its reader leaves; the exit code."""
     files = backend.folder(ref).path if isinstance(backend, LocalBackend) else None
-    code = follow(backend, ref, output=cast("Output", output), logs=logs, files=files)
+    kind = cast("Output", output)
+    code = follow(backend, ref, output=kind, logs=logs, verbose=verbose, files=files)
     if code > 128:
         say(f"Detached; reattach with k8sjob watch {ref}{place.options}")
     return code

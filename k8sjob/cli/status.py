@@ -17,17 +17,19 @@ from k8sjob.kube.labels import IMAGE_ORIGIN
 from k8sjob.kube.objects import training
 from k8sjob.observe.diagnose import diagnose
 from k8sjob.observe.logs import tail_lines
-from k8sjob.observe.status import JobState, JobStatus, ReplicaStatus, job_status, speaker
+from k8sjob.observe.status import JobStatus, ReplicaStatus, job_status, speaker
 from k8sjob.provenance import Provenance
+from k8sjob.targets.api import JobState
 from k8sjob.targets.jobs import pod_specs
 from k8sjob.view.lines import duration, last_line
+from k8sjob.view.progress import progress_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from k8sjob.backends.api import Backend, Json, Snapshot
-
-__all__ = ["image", "record", "status_command", "times"]
+    from k8sjob.backends.api import Backend, Snapshot
+    from k8sjob.kube.objects import Json
+    from k8sjob.view.progress import JobProgress
 
 _DIGEST: Final = re.compile(r"@(sha256:[0-9a-f]{64})$")
 
@@ -44,19 +46,20 @@ def status_command(job: str, output: str, exit_code: bool, place: Place) -> int:
     backend, ref = find(job, place)
     snapshot = backend.snapshot(ref)
     status = job_status(snapshot)
+    trains = None if output == "name" else progress_of([(backend, snapshot)]).get(status.ref)
     saved = backend.checkpoints(ref) if isinstance(backend, LocalBackend) else None
     match output:
         case "name":
             line(status.ref)
         case "json" | "yaml":
-            document({**record(snapshot), "checkpoints": saved and str(saved)}, output)
+            document({**record(snapshot, trains), "checkpoints": saved and str(saved)}, output)
         case _:
-            _show(status, snapshot, saved)
+            _show(status, snapshot, saved, trains)
             _explain(backend, status, snapshot)
     return status.exit_code if exit_code else 0
 
 
-def record(snapshot: Snapshot) -> dict[str, Any]:
+def record(snapshot: Snapshot, progress: JobProgress | None = None) -> dict[str, Any]:
     """A job's status as JSON; docs/reference/json.md describes each field."""
     status = job_status(snapshot)
     return {
@@ -73,6 +76,7 @@ def record(snapshot: Snapshot) -> dict[str, Any]:
         "image": image(snapshot.job),
         "origin": made_of.as_dict() if (made_of := _provenance(snapshot.job)) else None,
         "counts": dict(status.counts),
+        "progress": progress.as_dict() if progress else None,
         "replicas": [
             {
                 "name": replica.name,
@@ -89,11 +93,16 @@ def record(snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def _show(status: JobStatus, snapshot: Snapshot, checkpoints: Path | None) -> None:
+def _show(
+    status: JobStatus, snapshot: Snapshot, checkpoints: Path | None, progress: JobProgress | None
+) -> None:
     table(["NAME", "STATE", "AGE", "TIME"], [[status.ref, status.state, *times(status)]])
     if status.message:
         click.echo()
         table([status.reason or "MESSAGE"], [[status.message]])
+    if progress:
+        click.echo()
+        table(["PROGRESS"], [[progress]])
     click.echo()
     digests = sorted({digest for pod in snapshot.pods if (digest := _digest(pod))})
     reference = image(snapshot.job) or ""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from k8sjob.cli.diff import show_lines
-from k8sjob.cli.failure import say, warn
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
 from k8sjob.cli.naming import Place, place_options
 from k8sjob.cli.options import (
@@ -21,7 +20,7 @@ from k8sjob.cli.options import (
     target_option,
     targeted,
 )
-from k8sjob.cli.output import document, line, text
+from k8sjob.cli.output import document, line, say, text, warn
 from k8sjob.cli.validate import show_lint_errors
 from k8sjob.errors import BackendError, JobExists
 from k8sjob.jobs.plan import plan_submission, warnings
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
     from k8sjob.backends.api import Plan
     from k8sjob.backends.cluster import ClusterBackend
     from k8sjob.spec import JobSpec
-
-__all__ = ["submit_command"]
 
 _OUTCOMES = {
     Outcome.CREATED: "created",
@@ -181,11 +178,12 @@ def _show_plan(plan: Plan, place: Place, output: str | None) -> None:
         # First, where one looks for it; the rest of the metadata follows.
         identity = {"name": plan.spec.name, "namespace": namespace}
         manifest = {**manifest, "metadata": {**identity, **manifest["metadata"]}}
+    objects = [manifest] if plan.companion is None else [plan.companion, manifest]
     if output == "yaml":
-        text("---\n".join(map(dump, (*plan.companions, manifest))))
+        text("---\n".join(map(dump, objects)))
     elif output == "json":
-        every = {"apiVersion": "v1", "kind": "List", "items": [*plan.companions, manifest]}
-        document(every if plan.companions else manifest, output)
+        every = {"apiVersion": "v1", "kind": "List", "items": objects}
+        document(every if objects[1:] else manifest, output)
     else:
         name = f"{namespace}/{plan.spec.name}" if namespace else plan.spec.name
         line(name if output == "name" else f"{name} created (dry run)")

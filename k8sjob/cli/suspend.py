@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from k8sjob.backends.api import LOCAL
-from k8sjob.cli.failure import say, warn
 from k8sjob.cli.naming import Place, find_all, job_argument, place_options
-from k8sjob.cli.output import line
+from k8sjob.cli.output import line, say, warn
 from k8sjob.kube.labels import QUEUE
 from k8sjob.kube.objects import Object
 from k8sjob.observe.status import job_status
@@ -17,8 +16,6 @@ from k8sjob.targets.jobs import is_suspended
 
 if TYPE_CHECKING:
     from k8sjob.backends.api import Backend, JobRef
-
-__all__ = ["resume_command", "suspend_command"]
 
 
 @click.command("suspend")

@@ -8,19 +8,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from k8sjob.cli.failure import fail, say, warn
 from k8sjob.cli.jobfile import JobFile, set_option
 from k8sjob.cli.options import format_option, source_name
-from k8sjob.cli.output import count, document, line
+from k8sjob.cli.output import count, document, fail, line, say, warn
 from k8sjob.errors import SpecError
+from k8sjob.jobs.plan import image_warnings
 from k8sjob.rendering import check_script, manifest
 from k8sjob.spec import schema
 from k8sjob.yamldoc import JOB_FILE, job_file
 
 if TYPE_CHECKING:
-    from k8sjob.spec.changes import Change
-
-__all__ = ["lint_command", "schema_command", "show_lint_errors", "validate_command"]
+    from k8sjob.spec.load import Change
 
 _FILES: Final = click.argument("files", nargs=-1, type=click.Path(path_type=Path, allow_dash=True))
 
@@ -57,7 +55,7 @@ def _checked(job: JobFile) -> tuple[dict[str, Any], str]:
         result.update(valid=False, problems=[asdict(problem) for problem in error.problems])
         return result, str(error)
     result["job"] = {"name": spec.name, "nodes": spec.nnodes, "processes": spec.world_size}
-    result["warnings"] = list(spec.remarks)
+    result["warnings"] = [*spec.remarks, *image_warnings(spec, spec.image_reference)]
     size = f"{count(spec.nnodes, 'pod')}, {count(spec.world_size, 'process', 'es')}"
     return result, f"{source_name(job.path)}: valid: {spec.name}, {size}"
 
@@ -81,7 +79,7 @@ def lint_command(
 ) -> int:
     """Find what will hang, be rejected by the operator or go wrong silently in FILES.
 
-    A file is a PyTorchJob manifest, a training script, or a job.yaml (the default), whose script
+    A file is a manifest of a job, a training script, or a job.yaml (the default), whose script
     is read too; - is any of them on standard input. Nothing is executed. The exit code is 1 if
     there is an error among the findings.
     """

@@ -15,8 +15,9 @@ from k8sjob.cli.output import document, line, table
 from k8sjob.contract import Event, EventKind
 from k8sjob.observe.diagnose import Finding, diagnose
 from k8sjob.observe.logs import last_lines
-from k8sjob.observe.status import JobState, job_status
+from k8sjob.observe.status import job_status
 from k8sjob.observe.timing import Phase, Row, Timing, read_output_times, timing
+from k8sjob.targets.api import JobState
 from k8sjob.view.lines import finding_lines
 from k8sjob.view.summary import finding
 from k8sjob.view.views import console_for
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from k8sjob.backends.api import Backend, Snapshot
-
-__all__ = ["findings", "show_finding", "why_command"]
 
 _PHASE_ENDS: Final = {
     "suspended": "suspended or queued",
@@ -53,7 +52,7 @@ _MOST_ROWS: Final = 16
 def why_command(job: str, timed: bool, output: str, place: Place) -> None:
     """Explain why a job failed, hangs or does not start, and how to fix it.
 
-    The first cause comes first. Works for any PyTorchJob, whoever created it. With --timing it
+    The first cause comes first. Works for any training job, whoever created it. With --timing it
     shows what took the time from the submission to the first training step, as far as the cluster
     and the job's output show it.
     """

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from k8sjob.image.registry.manifest import Base
     from k8sjob.spec import JobSpec
 
-__all__ = ["BASE_DIGEST", "BASE_NAME", "Appended", "append_code", "append_packages"]
-
 BASE_NAME: Final = "org.opencontainers.image.base.name"
 """Label, and in OCI manifests annotation, with the base as the spec names it."""
 BASE_DIGEST: Final = "org.opencontainers.image.base.digest"

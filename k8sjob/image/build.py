@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from k8sjob.spec import JobSpec
 
-__all__ = ["Built", "build"]
-
 _EMPTY: Final = b"{}"
 """A blob that OCI itself calls empty; many registries have it already."""
 

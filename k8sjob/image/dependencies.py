@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from k8sjob.image.registry.repository import Repository
     from k8sjob.spec import Image, JobSpec
 
-__all__ = ["BuildRequest", "Dependencies", "image_on_base"]
-
 _KEY_VERSION: Final = 1
 """Raised when equal dependencies are to give another image: older ones are not found then."""
 _OTHER_FILE: Final = re.compile(

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from k8sjob.image.registry.transfer import Blob
     from k8sjob.spec import Image, JobSpec
 
-__all__ = ["Pushed", "push"]
-
 
 @dataclass(frozen=True, slots=True)
 class Pushed:

@@ -2,7 +2,7 @@
 
 The library and the command line both compose their work here; nothing here prints.
 
-plan    what is about to be created
+plan    what is about to be created, in a cluster or on this machine
 submit  creates it in a cluster, or attaches to the same job
-run     starts it on this machine, stops it, and returns its result
+result  how it ended, and what it reached
 """

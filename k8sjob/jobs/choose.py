@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from k8sjob.checks.doctor.gather import gather_needs, review
 from k8sjob.checks.doctor.permissions import RULES
 from k8sjob.errors import BackendError, JobNotFound, SpecError
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.rendering import manifest
-from k8sjob.targets.jobs import by_name, of_kind
+from k8sjob.targets.jobs import PREFERRED, namesake, of_kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from k8sjob.backends.cluster import ClusterBackend
     from k8sjob.spec import JobSpec
-    from k8sjob.spec.names import TargetName
     from k8sjob.targets.api import Target
-
-__all__ = ["choose_target"]
-
-_ORDER: Final[tuple[TargetName, ...]] = ("pytorchjob", "trainjob", "jobset", "job")
-"""See docs/reference/targets.md for the reasons."""
 
 
 def choose_target(spec: JobSpec, backend: ClusterBackend) -> tuple[JobSpec, str]:
@@ -36,12 +30,12 @@ def choose_target(spec: JobSpec, backend: ClusterBackend) -> tuple[JobSpec, str]
     if kind := _existing(spec, backend):
         return spec.with_(target=of_kind(kind).name), f"{spec.name} exists, and it is a {kind}"
     skipped = list[str]()
-    for name in _ORDER:
-        candidate = spec.with_(target=name)
-        against = next(_against(candidate, by_name(name), backend), "")
+    for target in PREFERRED:
+        candidate = spec.with_(target=target.name)
+        against = next(_against(candidate, target, backend), "")
         if not against:
             return candidate, "; ".join(skipped) or "the first of the order, and it fits"
-        skipped.append(f"not {name}: {against}")
+        skipped.append(f"not {target.name}: {against}")
     raise BackendError(f"no target fits {spec.name}: {'; '.join(skipped)}; see k8sjob doctor")
 
 
@@ -65,8 +59,9 @@ def _against(spec: JobSpec, target: Target, backend: ClusterBackend) -> Iterator
         fields = ", ".join(dict.fromkeys(problem.field for problem in error.problems))
         yield f"a {target.kind} cannot have {fields}"
         return
-    made = [target.makes] if target.makes else []
-    for resource, api in ((target.resource, target.api_version), *made):
+    made = namesake(target)
+    below = [(made.resource, made.api_version)] if made else []
+    for resource, api in ((target.resource, target.api_version), *below):
         if not _is_served(resource, api, backend):
             yield f"the cluster does not serve {resource} of {api}"
             return
@@ -76,8 +71,8 @@ def _against(spec: JobSpec, target: Target, backend: ClusterBackend) -> Iterator
             if review(backend.transport, create, backend.namespace) is False:
                 yield f"you may not create {rule.name} in namespace {backend.namespace}"
     if spec.kueue_queue is not None:
-        answer = gather_needs(backend.transport, backend.namespace, job).one("queue dry run")
-        if answer and not target.is_suspended(answer):
+        facts = gather_needs(backend.transport, backend.namespace, job)
+        if facts.kueue_manages is False:
             yield f"Kueue does not manage {target.kind}s, and kueue_queue is {spec.kueue_queue}"
 
 

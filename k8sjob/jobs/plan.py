@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.backends.api import LOCAL, Plan
 from k8sjob.contract import RUNTIME_HOME
 from k8sjob.errors import Problem, SpecError
-from k8sjob.rendering import companions, manifest
+from k8sjob.rendering import check_script, companion, manifest
 from k8sjob.spec import JobSpec, load
 from k8sjob.spec.load import folder_of
 from k8sjob.spec.rules import longest_name
+from k8sjob.targets.jobs import DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from k8sjob.provenance import Provenance
-
-__all__ = ["load_spec", "plan_job", "plan_submission", "warnings"]
 
 _SUFFIX_LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
 """The characters of names that Kubernetes generates: they form no words."""
@@ -35,9 +34,16 @@ def load_spec(
         spec: a JobSpec, or the path of a job.yaml, of its folder, or of a script.
         folder: used instead of the folder of the job.yaml, or of the working folder.
         here: the job runs on this machine; see k8sjob.spec.load.
+
+    Raises:
+        SpecError: it is neither, or no valid spec.
     """
     if isinstance(spec, JobSpec):
         return spec, folder or "."
+    if not isinstance(spec, str | Path):
+        kind = type(spec).__name__
+        step = "name a job.yaml, or make a spec by JobSpec(name=..., image=..., run=...)"
+        raise SpecError([Problem("", f"a {kind} is neither a JobSpec nor a path; {step}")])
     return load(spec, here=here), folder or folder_of(spec)
 
 
@@ -61,7 +67,19 @@ def plan_job(
     """
     reference = spec.image_reference if image is None else image
     job = manifest(spec, reference, provenance=provenance)
-    return Plan(spec, job, reference, Path(folder).absolute(), companions(spec, job))
+    return Plan(spec, job, reference, Path(folder).absolute(), companion(spec, job))
+
+
+def plan_run(spec: JobSpec, folder: str | Path = ".") -> Plan:
+    """The plan of a job on this machine.
+
+    Raises:
+        SpecError: the overlay does not fit the manifest, or the script is not in the context.
+    """
+    # This machine keeps jobs as the training operator does, whatever they become in a cluster.
+    plan = plan_job(spec.model_copy(update={"target": DEFAULT.name}), folder)
+    check_script(spec, Path(folder), here=True)
+    return plan
 
 
 def plan_submission(
@@ -117,10 +135,15 @@ def warnings(plan: Plan) -> list[str]:
         f"the image {plan.image} has no digest, so pods created later may run another image of that"
         " name; prefer REPOSITORY@sha256:..."
     )
-    if plan.spec.uses_agent and not plan.spec.builds_image:
-        found.append(
-            f"the image {plan.image} is used as it is, and must contain k8sjob's runtime, which"
-            f" starts the script, at {RUNTIME_HOME}; with"
-            " `image: {repository: ..., base: ...}` k8sjob adds it"
-        )
-    return found
+    return found + image_warnings(plan.spec, plan.image)
+
+
+def image_warnings(spec: JobSpec, image: str) -> list[str]:
+    """That a finished image must contain the runtime; not of a digest, as `k8sjob build` prints."""
+    if not spec.uses_agent or spec.builds_image or "@sha256:" in image:
+        return []
+    text = (
+        f"the image {image} is used as it is, and must contain k8sjob's runtime, which starts the"
+        f" script, at {RUNTIME_HOME}; with `image: {{repository: ..., base: ...}}` k8sjob adds it"
+    )
+    return [text]

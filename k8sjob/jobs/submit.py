@@ -12,13 +12,12 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.backends.api import JobRef, Plan, Snapshot
-from k8sjob.backends.connect import connect
 from k8sjob.errors import BackendError, JobExists, JobNotFound
-from k8sjob.jobs.plan import load_spec, plan_job, plan_submission
-from k8sjob.kube.labels import MANAGED_BY, same_manifest
+from k8sjob.jobs.plan import plan_job
+from k8sjob.kube.labels import is_ours, same_manifest
 from k8sjob.observe.status import job_status
 from k8sjob.rendering import check_script
 from k8sjob.rendering.diff import Difference, difference
@@ -28,12 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from k8sjob.backends.api import Json
     from k8sjob.backends.cluster import ClusterBackend
     from k8sjob.image.push import Pushed
+    from k8sjob.kube.objects import Json
     from k8sjob.spec import JobSpec
-
-__all__ = ["Outcome", "Submitted", "compare", "push_code", "submit", "submit_plan"]
 
 _ROUNDS: Final = 5
 """How often a job of the same name may appear or disappear during a submission."""
@@ -61,63 +58,6 @@ class Submitted:
 
     ref: JobRef
     outcome: Outcome
-
-
-def submit(
-    spec: JobSpec | str | Path,
-    *,
-    image: str | None = None,
-    namespace: str | None = None,
-    context: str | None = None,
-    replace: bool = False,
-    generate_name: bool = False,
-    build: bool = False,
-    dry_run: Literal["server"] | None = None,
-    backend: ClusterBackend | None = None,
-) -> JobRef:
-    """Create a job in a cluster, or attach to the same job if it exists and has not ended.
-
-        >>> ref = submit("job.yaml", image="registry/x@sha256:...")  # doctest: +SKIP
-
-    Args:
-        spec: a JobSpec, or the path of a job.yaml or of its folder.
-        image: what the replicas run, best with its digest; None: as the spec names it, and where
-            it has a base, the job's code is added to that in the registry.
-        namespace: of the job; None: the spec's, else the context's.
-        context: of the kubeconfig; None: the current one.
-        replace: delete an existing job of that name first.
-        generate_name: add five random characters to the name.
-        build: first build the image with what the job installs, unless it exists.
-        dry_run: "server": ask the cluster whether it would accept the job, and create none.
-        backend: a connected cluster, instead of `namespace` and `context`.
-
-    Returns:
-        The job.
-
-    Raises:
-        SpecError: the spec is not valid.
-        ImageError: the code alone does not make the image, or a registry refuses.
-        JobExists: another job, or the same one that has ended, has the name; see `replace` and
-            `generate_name`.
-        BackendError: the cluster refuses the job, or cannot be reached.
-    """
-    spec, folder = load_spec(spec)
-    if backend is not None:
-        namespace = backend.namespace
-    plan = plan_submission(
-        spec, folder, image=image, namespace=namespace, generate_name=generate_name
-    )
-    cluster = backend or connect(context=context, namespace=plan.spec.namespace or namespace)
-    dry = dry_run == "server"
-    if spec.builds_image and image is None:
-        plan, _ = push_code(spec, plan, cluster, dry_run=dry, build=_build if build else None)
-    return submit_plan(plan, cluster, replace=replace, dry_run=dry).ref
-
-
-def _build(spec: JobSpec, folder: Path) -> object:
-    from k8sjob.image import build  # noqa: PLC0415 - see push_code
-
-    return build.build(spec, folder)
 
 
 def push_code(
@@ -228,7 +168,7 @@ class _Submission:
             if existing is None:
                 continue
             ref = JobRef.of(existing)
-            if target_of(existing).shared_kind and not _is_ours(existing):
+            if target_of(existing).shared_kind and not is_ours(existing):
                 raise JobExists(
                     f"{ref} already exists, and it is a {ref.kind} that k8sjob has not created;"
                     " choose another name"
@@ -294,7 +234,7 @@ class _Submission:
         if same and not state.finished:
             return
         which = "this job" if same else "another job than this one"
-        creator = "" if _is_ours(existing) else ", not created by k8sjob"
+        creator = "" if is_ours(existing) else ", not created by k8sjob"
         ended = f"ended ({state})" if state.finished else str(state)
         error = JobExists(
             f"{ref} already exists: {which}{creator}, {ended}; replace it, or submit under a"
@@ -346,10 +286,6 @@ class _Submission:
                     f" {ref.kind.lower()} {ref.name} -n {ref.namespace} -o yaml"
                 )
             time.sleep(_POLL_SECONDS)
-
-
-def _is_ours(job: Json) -> bool:
-    return (job["metadata"].get("labels") or {}).get(MANAGED_BY) == "k8sjob"
 
 
 def _existing(backend: ClusterBackend, manifest: Json) -> Json | None:

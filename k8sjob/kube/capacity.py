@@ -19,19 +19,6 @@ if TYPE_CHECKING:
 
     from k8sjob.kube.objects import Json
 
-__all__ = [
-    "Amounts",
-    "Node",
-    "add",
-    "amounts",
-    "as_text",
-    "devices",
-    "nodes_of",
-    "pod_requests",
-    "taken",
-    "tolerates",
-]
-
 Amounts = dict[str, Decimal]
 """By resource: cores, bytes, counts."""
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from k8sjob.kube.capacity import Amounts
     from k8sjob.kube.objects import Json
 
-__all__ = ["MIN_PARALLELISM", "closed", "cluster_queue", "condition", "excess", "selects"]
-
 MIN_PARALLELISM: Final = "kueue.x-k8s.io/job-min-parallelism"
 """An annotation of a Job: so few Pods may be admitted."""
 _CLOSED: Final = {

@@ -4,18 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-__all__ = [
-    "IMAGE_ORIGIN",
-    "ISTIO",
-    "MANAGED_BY",
-    "MANIFEST_DIGEST",
-    "PRIORITY",
-    "QUEUE",
-    "RESERVED",
-    "TOPOLOGY",
-    "same_manifest",
-]
-
 MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 """A label with the value "k8sjob" on every job and on its pods."""
 MANIFEST_DIGEST: Final = "k8sjob/manifest-sha256"
@@ -39,6 +27,11 @@ RESERVED: Final = (
     "trainer.kubeflow.org/",
 )
 """How labels begin that controllers set on the pods of a job."""
+
+
+def is_ours(item: dict[str, Any]) -> bool:
+    """Whether k8sjob has made an object."""
+    return (item["metadata"].get("labels") or {}).get(MANAGED_BY) == "k8sjob"
 
 
 def same_manifest(one: dict[str, Any], other: dict[str, Any]) -> bool:

@@ -10,24 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.contract import CONTAINER_NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
-
-__all__ = [
-    "Json",
-    "Object",
-    "Pod",
-    "at_path",
-    "containers",
-    "event_time",
-    "in_time",
-    "is_true",
-    "moment",
-    "new_event",
-    "stamp",
-    "training",
-    "true_conditions",
-]
 
 Json = dict[str, Any]
 """A Kubernetes object, as parsed from JSON."""
@@ -46,6 +30,20 @@ def at_path(value: Any, *path: str | int) -> Any:
     return value
 
 
+def differing(
+    one: Any, other: Any, at: tuple[str | int, ...] = ()
+) -> Iterator[tuple[str | int, ...]]:
+    """Where two JSON values differ, each time as deep as both have the same shape."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in sorted({*one, *other}):
+            yield from differing(one.get(key), other.get(key), (*at, key))
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for index, pair in enumerate(zip(one, other, strict=True)):
+            yield from differing(*pair, (*at, index))
+    elif one != other:
+        yield at
+
+
 @dataclass(frozen=True, slots=True)
 class Object:
     """Any object: what is missing in it reads as empty.
@@ -58,25 +56,23 @@ class Object:
 
     def part(self, *path: str) -> Json:
         """The mapping at a path of keys; empty where there is none."""
-        found = self.raw
-        for key in path:
-            found = found.get(key) or {}
-        return found
+        found = at_path(self.raw, *path)
+        return found if isinstance(found, dict) else {}
 
     @property
     def name(self) -> str:
         """metadata.name."""
-        return str(self.part("metadata").get("name", ""))
+        return str(self.part("metadata").get("name") or "")
 
     @property
     def namespace(self) -> str:
         """metadata.namespace."""
-        return str(self.part("metadata").get("namespace", ""))
+        return str(self.part("metadata").get("namespace") or "")
 
     @property
     def uid(self) -> str:
         """metadata.uid."""
-        return str(self.part("metadata").get("uid", ""))
+        return str(self.part("metadata").get("uid") or "")
 
     @property
     def labels(self) -> dict[str, str]:

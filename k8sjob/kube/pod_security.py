@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["FieldPath", "restricted_violations"]
-
 FieldPath = tuple[str | int, ...]
 """A path into a Pod's spec: keys and list indices."""
 _GROUPS: Final = ("initContainers", "containers", "ephemeralContainers")

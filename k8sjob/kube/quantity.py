@@ -11,8 +11,6 @@ import re
 from decimal import ROUND_UP, Context, Decimal
 from typing import Final
 
-__all__ = ["BINARY", "DECIMAL", "MAX", "canonical", "parse"]
-
 DECIMAL: Final = {
     "n": -9,
     "u": -6,

@@ -14,16 +14,6 @@ if TYPE_CHECKING:
 
     from k8sjob.kube.objects import Json
 
-__all__ = [
-    "OF_THE_CLUSTER",
-    "Controller",
-    "Reference",
-    "ResourcePath",
-    "path",
-    "references_of",
-    "with_query",
-]
-
 _GROUPS: Final = {
     "customresourcedefinitions": "apiextensions.k8s.io/v1",
     "deployments": "apps/v1",

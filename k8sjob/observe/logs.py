@@ -22,19 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from threading import Event
 
-    from k8sjob.backends.api import Backend, Json, Snapshot
-
-__all__ = [
-    "MOST_AT_ONCE",
-    "TAIL_LINES",
-    "excerpt",
-    "in_parallel",
-    "last_lines",
-    "logs",
-    "replica_of_rank",
-    "select",
-    "tail_lines",
-]
+    from k8sjob.backends.api import Backend, Snapshot
+    from k8sjob.kube.objects import Json
 
 T = TypeVar("T")
 

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Ended", "Merge"]
-
 T = TypeVar("T")
 _POLL_SECONDS = 0.5
 
@@ -57,11 +55,8 @@ class Merge(Generic[T]):
     ) -> None:
         """Start to read a source; `name` is in `open` until its Ended was taken.
 
-        Args:
-            name: of the source.
-            source: the function that opens it.
-            ahead: so many of its items may wait to be taken; then it is held back, which is for
-                sources whose next item says all that the ones before it do.
+        So many items of it as `ahead` says may wait to be taken; then it is held back, which is for
+        sources whose next item says all that the ones before it do.
         """
         self.open.add(name)
         room = threading.Semaphore(ahead) if ahead else None

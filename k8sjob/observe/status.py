@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Final
 from k8sjob import strategies
 from k8sjob.adopt.equivalence import config_of
 from k8sjob.backends.api import JobRef
+from k8sjob.card import card, moments, table
 from k8sjob.contract import Reason, Role, decode_object
 from k8sjob.kube.labels import QUEUE
-from k8sjob.kube.objects import moment, training
+from k8sjob.kube.objects import Object, Pod, moment
 from k8sjob.targets.api import JobState, created_pods
 from k8sjob.targets.jobs import replica_names, replica_of, target_of
 
@@ -20,19 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime
 
-    from k8sjob.backends.api import Json, Snapshot
-
-__all__ = [
-    "JobState",
-    "JobStatus",
-    "ReplicaStatus",
-    "deletion",
-    "job_status",
-    "last_end",
-    "processes",
-    "replica_names",
-    "speaker",
-]
+    from k8sjob.backends.api import Snapshot
+    from k8sjob.card import Html
+    from k8sjob.kube.objects import Json
 
 _NUMBER: Final = re.compile("[0-9]{1,4}")
 
@@ -110,6 +101,21 @@ class JobStatus:
     replicas: tuple[ReplicaStatus, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
 
+    def replica_table(self) -> Html:
+        """The replicas, as notebooks show them."""
+        rows = [
+            [one.name, one.situation, one.restarts or "", one.exit_code, one.node, one.message]
+            for one in self.replicas
+        ]
+        rows = [["" if value is None else value for value in row] for row in rows]
+        return table(("replica", "state", "restarts", "exit code", "node", "message"), rows)
+
+    def _repr_html_(self) -> str:
+        """What notebooks show of it."""
+        times = moments(created=self.created, started=self.started, finished=self.finished)
+        known = {"reason": self.reason, "message": self.message, **times}
+        return card(str(self.ref), known, self.replica_table(), state=self.state)
+
 
 def job_status(snapshot: Snapshot) -> JobStatus:
     """The status that the job's objects show."""
@@ -125,7 +131,7 @@ def job_status(snapshot: Snapshot) -> JobStatus:
     made: Counter[str] = Counter()
     for replica, event in created_pods(target, job, snapshot.events):
         made[replica] += (event.get("series") or {}).get("count") or event.get("count") or 1
-    replicas = tuple(_replica(pod, made) for pod in snapshot.pods)
+    replicas = tuple(_replica(Pod(pod), made) for pod in snapshot.pods)
     return JobStatus(
         ref=JobRef.of(job),
         state=state,
@@ -176,30 +182,19 @@ def _serving(job: Json) -> int:
         return 0  # not k8sjob's
 
 
-def last_end(pod: Json) -> Json:
-    """The newest `terminated` state of the Pod's training container; empty if it never ended."""
-    container = training((pod.get("status") or {}).get("containerStatuses"))
-    now, before = container.get("state") or {}, container.get("lastState") or {}
-    ended: Json = now.get("terminated") or before.get("terminated") or {}
-    return ended
-
-
-def _replica(pod: Json, made: Mapping[str, int]) -> ReplicaStatus:
-    meta, status = pod.get("metadata") or {}, pod.get("status") or {}
-    name = replica_of(pod)
+def _replica(pod: Pod, made: Mapping[str, int]) -> ReplicaStatus:
+    name, status = replica_of(pod.raw), pod.status
     role, _, index = name.rpartition("-")
-    container = training(status.get("containerStatuses"))
-    ended = last_end(pod)
+    ended = pod.terminated or pod.terminated_before
     waiting, reason, message, restarts = _wait(pod)
-    phase = "Terminating" if meta.get("deletionTimestamp") else status.get("phase", "Pending")
+    phase = "Terminating" if pod.deleting else pod.phase
     stopped = phase == "Failed" and ended.get("reason") == "Stopped"
     return ReplicaStatus(
         role=Role.MASTER if role == "master" else Role.WORKER,
         index=int(index or 0),
         phase="Stopped" if stopped else phase,
-        node=(pod.get("spec") or {}).get("nodeName", ""),
-        restarts=(restarts or int(container.get("restartCount", 0)))
-        + max(made.get(name, 1) - 1, 0),
+        node=pod.node,
+        restarts=(restarts or pod.restarts) + max(made.get(name, 1) - 1, 0),
         reason=reason or ended.get("reason") or status.get("reason", ""),
         exit_code=ended.get("exitCode"),
         message=_message(ended.get("message") or message or status.get("message", "")),
@@ -207,19 +202,18 @@ def _replica(pod: Json, made: Mapping[str, int]) -> ReplicaStatus:
     )
 
 
-def _wait(pod: Json) -> tuple[bool, str, str, int]:
+def _wait(pod: Pod) -> tuple[bool, str, str, int]:
     """Whether the Pod waits, for what, the message, and the init containers' restarts."""
-    status = pod.get("status") or {}
+    status = pod.status
     for condition in status.get("conditions") or []:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return True, condition.get("reason", ""), condition.get("message", ""), 0
     inits: Sequence[Json] = status.get("initContainerStatuses") or []
     for done, init in enumerate(inits):
-        state = init.get("state") or {}
-        ended = state.get("terminated") or {}
+        ended = Object(init).part("state", "terminated")
         if ended.get("exitCode") == 0 or status.get("phase") != "Pending":
             continue
-        waiting = state.get("waiting") or {}
+        waiting = Object(init).part("state", "waiting")
         why = waiting.get("reason", "")
         why = why if why and why != "PodInitializing" else ended.get("reason", "")
         return (
@@ -228,7 +222,7 @@ def _wait(pod: Json) -> tuple[bool, str, str, int]:
             waiting.get("message") or ended.get("message", ""),
             int(init.get("restartCount", 0)),
         )
-    waiting = (training(status.get("containerStatuses")).get("state") or {}).get("waiting")
+    waiting = pod.container.part("state", "waiting")
     if not waiting:
         return False, "", "", 0
     return True, waiting.get("reason", ""), waiting.get("message", ""), 0

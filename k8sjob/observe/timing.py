@@ -8,17 +8,20 @@ a Pod that is gone is known by its Events for about an hour.
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections import defaultdict
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from itertools import islice
+from itertools import islice, product
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from k8sjob.backends.api import LOCAL, JobRef
 from k8sjob.contract import CONTAINER_NAMES, Event, EventKind
 from k8sjob.errors import BackendError
+from k8sjob.kube.objects import Object, Pod, true_conditions
 from k8sjob.observe.logs import MOST_AT_ONCE, in_parallel
 from k8sjob.observe.status import job_status, speaker
 from k8sjob.targets.api import created_pods
@@ -27,16 +30,11 @@ from k8sjob.targets.jobs import replica_names, replica_of, target_of
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 
-    from k8sjob.backends.api import Backend, Json, LogLine, Snapshot
+    from k8sjob.backends.api import Backend, LogLine, Snapshot
+    from k8sjob.kube.objects import Json
 
-__all__ = ["OutputTimes", "Phase", "Row", "Timing", "output_times", "read_output_times", "timing"]
-
-_TRAINING_FIELDS: Final = {f"spec.containers{{{name}}}" for name in CONTAINER_NAMES}
+_TRAINING_FIELDS: Final = {"", *(f"spec.containers{{{name}}}" for name in CONTAINER_NAMES)}
 _INIT_FIELD: Final = re.compile(r"spec\.initContainers\{(?P<name>[^}]+)\}")
-_PULL_TIME: Final = re.compile(
-    r" in (?P<alone>[0-9.hmsµn]+)(?: \([0-9.hmsµn]+ including waiting\))?"
-)
-_UNITS: Final = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
 _ROUNDING: Final = 1.0
 """Seconds by which whole seconds may be behind."""
 _NOTABLE: Final = 0.5
@@ -45,11 +43,6 @@ _MAX_LINES: Final = 20_000
 """Output that reports no step in so many lines reports none."""
 _MAX_SECONDS: Final = 1e7
 """A longer time in an event is not believed."""
-
-
-class _Moment(NamedTuple):
-    time: float
-    exact: bool = True  # else it is the whole second
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,94 +118,43 @@ class Timing:
 
     def as_dict(self) -> dict[str, Any]:
         """The same as JSON, in milliseconds; docs/reference/json.md describes each field."""
-        data = _rounded(asdict(self))
+        data = json.loads(json.dumps(asdict(self)), parse_float=lambda text: round(float(text), 3))
         del data["ref"]
         return {"name": self.ref.name, "namespace": self.ref.namespace, **data}
 
 
+class _Moment(NamedTuple):
+    time: float
+    exact: bool = True  # else it is the whole second
+
+
 class _Mark(NamedTuple):
+    """The end of a phase."""
+
     phase: str
     end: _Moment | None
     replica: str
     detail: str = ""
 
 
-class _Init(NamedTuple):
-    name: str
-    began: _Moment | None
-    ended: _Moment | None
-
-
-@dataclass(slots=True)
-class _Pod:
-    """A Pod, of which the Events alone may be left, as it was at the job's first step."""
+class _Start(NamedTuple):
+    """How a replica's Pod came to run its training container."""
 
     replica: str
-    object: Json = field(default_factory=dict)
-    events: list[Json] = field(default_factory=list)
-    number: int = 0
-    created: _Moment | None = None
-    inits: tuple[_Init, ...] = ()
-    pulling: _Moment | None = None
-    pulled: _Moment | None = None
-    pull_message: str = ""
-    started: _Moment | None = None
+    node: str
+    exists: bool  # else only Events are left of it
+    earlier: int  # Pods of the replica before this one
+    marks: tuple[_Mark, ...]
+
+    def end(self, phase: str) -> _Moment | None:
+        """The end of a phase, or of the last one of that name."""
+        return next((mark.end for mark in reversed(self.marks) if mark.phase == phase), None)
 
     @property
-    def first_seen(self) -> float:
-        stamp = _moment((self.object.get("metadata") or {}).get("creationTimestamp"))
-        moments = [stamp, *map(_first_seen, self.events)]
-        return min((moment.time for moment in moments if moment), default=0.0)
-
-    @property
-    def scheduled(self) -> _Moment | None:
-        if seen := _first_seen(_find(self.events, "Scheduled")):
-            return seen
-        for condition in (self.object.get("status") or {}).get("conditions") or ():
-            if condition.get("type") == "PodScheduled" and condition.get("status") == "True":
-                return _moment(condition.get("lastTransitionTime"))
-        return None
-
-    @property
-    def node(self) -> str:
-        """From the spec, or from `Successfully assigned ns/pod to node`."""
-        message = _find(self.events, "Scheduled").get("message", "")
-        name = (self.object.get("spec") or {}).get("nodeName")
-        return str(name or message.rpartition(" to ")[2])
-
-    def read(self, created: _Moment | None, before: float | None) -> None:
-        """Take the moments from the object and its Events; see _pods."""
-        self.events.sort(key=lambda event: _first_seen(event) or _Moment(0.0))
-        status = self.object.get("status") or {}
-        ours = [e for e in self.events if _subject_field(e) in {"", *_TRAINING_FIELDS}]
-        pulled = _find(ours, "Pulled")
-        self.pulling, self.pulled = _first_seen(_find(ours, "Pulling")), _first_seen(pulled)
-        self.pull_message = pulled.get("message", "")
-        stamp = (self.object.get("metadata") or {}).get("creationTimestamp")
-        self.created = _moment(stamp) or created
-        starts = list(_container_starts(status.get("containerStatuses") or (), ours))
-        in_time = [m for m in starts if before is None or m.time <= before + _ROUNDING]
-        self.started = max(in_time) if in_time else min(starts, default=None)
-        self.inits = tuple(self._inits(status.get("initContainerStatuses") or ()))
-
-    def _inits(self, statuses: Sequence[Json]) -> Iterator[_Init]:
-        for one in statuses:
-            state = one.get("state") or {}
-            ended = state.get("terminated") or {}
-            began = _moment((state.get("running") or ended).get("startedAt"))
-            yield _Init(one.get("name", ""), began, _moment(ended.get("finishedAt")))
-        if statuses:
-            return
-        # Of a Pod that is gone each one ended when the next container began.
-        begun = {
-            found["name"]: _first_seen(event)
-            for event in self.events
-            if event.get("reason") == "Started"
-            and (found := _INIT_FIELD.fullmatch(_subject_field(event)))
-        }
-        following = [*begun.values(), self.pulling or self.pulled][1:]
-        for (name, began), ended in zip(begun.items(), following, strict=False):
-            yield _Init(name, began, ended)
+    def container(self) -> float | None:
+        """When the training container was started."""
+        moment = self.end("container")
+        return moment and moment.time
 
 
 def read_output_times(backend: Backend, snapshot: Snapshot) -> dict[str, OutputTimes]:
@@ -224,13 +166,12 @@ def read_output_times(backend: Backend, snapshot: Snapshot) -> dict[str, OutputT
     job = snapshot.job
     names, first = replica_names(job), speaker(job)
     elastic = target_of(job).is_elastic(job)  # any may have rank 0 then
-    started = {pod.replica: pod.started.time for pod in _pods(snapshot) if pod.started}
+    started = {start.replica: start.container or 0.0 for start in _starts(snapshot)}
     chosen = sorted(names, key=lambda name: (name != first, -started.get(name, 0.0)))
-    ref = JobRef.of(job)
 
     def read(name: str) -> OutputTimes | None:
         try:
-            with closing(_lines(backend, ref, name)) as lines:
+            with closing(_lines(backend, JobRef.of(job), name)) as lines:
                 return output_times(lines if elastic or name == first else islice(lines, 1))
         except BackendError:
             return None
@@ -241,9 +182,7 @@ def read_output_times(backend: Backend, snapshot: Snapshot) -> dict[str, OutputT
 
 
 def _lines(backend: Backend, ref: JobRef, replica: str) -> Generator[LogLine, None, None]:
-    for line in backend.logs(ref, replica):
-        if not line.gap:
-            yield line
+    yield from (line for line in backend.logs(ref, replica) if not line.gap)
 
 
 def output_times(lines: Iterable[LogLine]) -> OutputTimes:
@@ -272,31 +211,27 @@ def _seconds(event: Event, key: str) -> float | None:
 
 
 def timing(snapshot: Snapshot, outputs: Mapping[str, OutputTimes]) -> Timing:
-    """Split the time from the submission to the first step.
-
-    Args:
-        snapshot: the job; its Events may be gone.
-        outputs: of the replicas, by name, see `read_output_times`.
-    """
+    """Split the time from the submission to the first step."""
     job, ref = snapshot.job, JobRef.of(snapshot.job)
-    begin = _moment((job.get("metadata") or {}).get("creationTimestamp"))
+    begin = _moment(Object(job).created)
     # The replica of rank 0, as its output shows; else the first one that has any.
     first = min(
         outputs, key=lambda n: (outputs[n].step is None, outputs[n].met is None), default=""
     )
     rank_0 = outputs.get(first, OutputTimes())
-    pods = _pods(snapshot, rank_0.step or rank_0.met)
+    starts = _starts(snapshot, rank_0.step or rank_0.met or math.inf)
     # The replica that all others had to wait for.
     last = max(
-        pods,
-        key=lambda p: (not p.started, p.started.time if p.started else 0.0, p.replica == first),
+        starts,
+        key=lambda s: (s.container is None, s.container or 0.0, s.replica == first),
         default=None,
     )
     if begin is None or last is None:
         return Timing(ref, None, missing=("there is no pod of it, and no event about one",))
     own = outputs.get(last.replica, OutputTimes())
     marks = [
-        *_marks_of_pod(job, last),
+        *_resumed(job, last.end("pod")),
+        *last.marks,
         _Mark("runtime", _exact(own.first_line), last.replica),
         _Mark("import", _exact(own.imported if last.replica == first else None), last.replica),
         _Mark("meeting", _exact(rank_0.met), first),
@@ -313,63 +248,107 @@ def timing(snapshot: Snapshot, outputs: Mapping[str, OutputTimes]) -> Timing:
         # Where a replica came last and the first step was before it, that is the end all the same.
         None if rank_0.step is None else phases[-1].at,
         phases,
-        tuple(_row(pod, outputs.get(pod.replica, OutputTimes()), begin) for pod in pods),
+        tuple(_row(start, outputs.get(start.replica, OutputTimes()), begin) for start in starts),
         tuple(notes),
         tuple(_missing(snapshot, last, outputs, first)),
     )
 
 
-def _pods(snapshot: Snapshot, before: float | None = None) -> list[_Pod]:
-    """The Pod of each replica, those without any left out.
+def _starts(snapshot: Snapshot, before: float = math.inf) -> list[_Start]:
+    """The start of each replica that has, or had, a Pod.
 
-    Args:
-        snapshot: the job.
-        before: seconds since the epoch; what was created or started later is passed over where
-            something earlier is known. None: the newest.
+    What was created or started after `before` is passed over where something earlier is known.
     """
     job, target = snapshot.job, target_of(snapshot.job)
-    job_name = (job.get("metadata") or {}).get("name", "")
-    seen: dict[str, dict[str, _Pod]] = defaultdict(lambda: defaultdict(lambda: _Pod("")))
-    for one in snapshot.pods:
-        meta = one["metadata"]
-        seen[replica_of(one)][meta.get("uid", "")].object = one
-    for event in snapshot.events:
-        about = event.get("involvedObject") or {}
+    pods = {(replica_of(one), Object(one).uid): Pod(one) for one in snapshot.pods}
+    seen: dict[str, dict[str, list[Json]]] = defaultdict(dict)
+    for replica, uid in pods:
+        seen[replica][uid] = []
+    for event in sorted(snapshot.events, key=lambda event: _first_seen(event) or _Moment(0.0)):
+        about = Object(event).part("involvedObject")
         if about.get("kind") == "Pod":
-            replica = target.replica_named(job_name, about.get("name", ""))
-            seen[replica][about.get("uid", "")].events.append(event)
+            replica = target.replica_named(Object(job).name, about.get("name", ""))
+            seen[replica].setdefault(about.get("uid", ""), []).append(event)
     creations = reversed(list(created_pods(target, job, snapshot.events)))  # the first one counts
     created = {replica: _first_seen(event) for replica, event in creations}
-    found = []
+    starts = []
     for name in replica_names(job):
-        pods = sorted(seen[name].values(), key=lambda pod: pod.first_seen)
-        in_time = [pod for pod in pods if before is None or pod.first_seen <= before + _ROUNDING]
-        for pod in (in_time or pods[:1])[-1:]:
-            pod.replica, pod.number = name, pods.index(pod)
-            pod.read(None if pod.number else created.get(name), before)
-            found.append(pod)
-    return found
+        begun = []
+        for uid, events in seen[name].items():
+            pod = pods.get((name, uid), Pod({}))
+            known = [_moment(pod.created), *map(_first_seen, events)]
+            begun.append((min((m.time for m in known if m), default=0.0), pod, events))
+        begun.sort(key=lambda one: one[0])
+        in_time = [one for one in begun if one[0] <= before + _ROUNDING]
+        if begun:
+            number = max(len(in_time) - 1, 0)
+            _, pod, events = begun[number]
+            made = _moment(pod.created) or (None if number else created.get(name))
+            # Without a Pod: `Successfully assigned ns/pod to node`.
+            bound = _find(events, "Scheduled").get("message", "").rpartition(" to ")[2]
+            node = pod.node or bound
+            ends = _marks(pod, node, events, made, before)
+            marks = tuple(_Mark(phase, end, name, detail) for phase, end, detail in ends)
+            starts.append(_Start(name, node, bool(pod.raw), number, marks))
+    return starts
 
 
-def _marks_of_pod(job: Json, last: _Pod) -> Iterator[_Mark]:
-    for condition in (job.get("status") or {}).get("conditions") or ():
+def _marks(
+    pod: Pod, node: str, events: Sequence[Json], created: _Moment | None, before: float
+) -> Iterator[tuple[str, _Moment | None, str]]:
+    """The phases of a Pod, up to the start of its training container, their ends and details."""
+    ours = [event for event in events if _subject_field(event) in _TRAINING_FIELDS]
+    condition = true_conditions(pod.status).get("PodScheduled", {})
+    scheduled = _first_seen(_find(events, "Scheduled")) or _moment(
+        condition.get("lastTransitionTime")
+    )
+    pulling, pulled = _first_seen(_find(ours, "Pulling")), _find(ours, "Pulled")
+    image = pulling or _first_seen(pulled)
+    took = re.search(r" in ([0-9.hmsµn]+)", pulled.get("message", ""))
+    how = "was on the node" if pulled and not pulling else f"pulled in {took[1]}" if took else ""
+    inits = list(_inits(pod, events, image))
+    states = product(("state", "lastState"), ("running", "terminated"))
+    known = [_moment(pod.container.part(*path).get("startedAt")) for path in states]
+    known += [_first_seen(event) for event in ours if event.get("reason") == "Started"]
+    begun = [moment for moment in known if moment and moment.time > 0]  # 0: it could not be started
+    in_time = [moment for moment in begun if moment.time <= before + _ROUNDING]
+    started = max(in_time) if in_time else min(begun, default=None)
+
+    yield "pod", created, ""
+    yield "scheduling", scheduled, node and f"to {node}"
+    yield "setup", inits[0][1] if inits else image, "network, volumes"
+    yield from (("init", ended, name) for name, _, ended in inits)
+    yield "image", _first_seen(pulled), how
+    yield "container", started, ""
+
+
+def _inits(
+    pod: Pod, events: Sequence[Json], following: _Moment | None
+) -> Iterator[tuple[str, _Moment | None, _Moment | None]]:
+    """The init containers, when each began, and when it ended."""
+    statuses = pod.status.get("initContainerStatuses") or ()
+    for one in map(Object, statuses):
+        ended = one.part("state", "terminated")
+        began = (one.part("state", "running") or ended).get("startedAt")
+        yield one.raw.get("name", ""), _moment(began), _moment(ended.get("finishedAt"))
+    if not statuses:  # of a Pod that is gone each one ended when the next container began
+        begun = {
+            found["name"]: _first_seen(event)
+            for event in events
+            if event.get("reason") == "Started"
+            and (found := _INIT_FIELD.fullmatch(_subject_field(event)))
+        }
+        yield from zip(begun, begun.values(), [*begun.values(), following][1:], strict=True)
+
+
+def _resumed(job: Json, created: _Moment | None) -> Iterator[_Mark]:
+    """The end of the time that the job was suspended, unless its Pods are older."""
+    for condition in Object(job).status.get("conditions") or ():
         if condition.get("type") == "Suspended" and condition.get("status") == "False":
-            resumed = _moment(condition.get("lastTransitionTime"))
-            late = last.created and resumed and last.created.time + _ROUNDING < resumed.time
-            if resumed and not late:
-                yield _Mark("suspended", resumed, "")
-            break
-    yield _Mark("pod", last.created, last.replica)
-    yield _Mark("scheduling", last.scheduled, last.replica, last.node and f"to {last.node}")
-    first = last.inits[0].began if last.inits else last.pulling or last.pulled
-    yield _Mark("setup", first, last.replica, "network, volumes")
-    for init in last.inits:
-        yield _Mark("init", init.ended, last.replica, init.name)
-    detail = _pull_time(last.pull_message)
-    if last.pulled and not last.pulling:
-        detail = "was on the node"
-    yield _Mark("image", last.pulled, last.replica, detail)
-    yield _Mark("container", last.started, last.replica)
+            end = _moment(condition.get("lastTransitionTime"))
+            if end and not (created and created.time + _ROUNDING < end.time):
+                yield _Mark("suspended", end, "")
+            return
 
 
 def _phases(marks: Sequence[_Mark], begin: _Moment) -> tuple[tuple[Phase, ...], float]:
@@ -390,22 +369,14 @@ def _phases(marks: Sequence[_Mark], begin: _Moment) -> tuple[tuple[Phase, ...], 
     return tuple(phases), behind
 
 
-def _row(pod: _Pod, own: OutputTimes, begin: _Moment) -> Row:
-    moments = (
-        pod.created,
-        pod.scheduled,
-        pod.inits[-1].ended if pod.inits else None,
-        pod.pulled,
-        pod.started,
-        _exact(own.first_line),
-        _exact(own.imported),
-        _exact(own.met),
-    )
-    after = (None if moment is None else max(moment.time - begin.time, 0.0) for moment in moments)
-    return Row(pod.replica, pod.node, *after)
+def _row(start: _Start, own: OutputTimes, begin: _Moment) -> Row:
+    ends = [start.end(one) for one in ("pod", "scheduling", "init", "image", "container")]
+    ends += map(_exact, (own.first_line, own.imported, own.met))
+    after = (None if moment is None else max(moment.time - begin.time, 0.0) for moment in ends)
+    return Row(start.replica, start.node, *after)
 
 
-def _notes(last: _Pod, outputs: Mapping[str, OutputTimes], first: str) -> Iterator[str]:
+def _notes(last: _Start, outputs: Mapping[str, OutputTimes], first: str) -> Iterator[str]:
     rank_0 = outputs.get(first, OutputTimes())
     if rank_0.met is not None and rank_0.imported is not None and rank_0.began is not None:
         waited = rank_0.met - rank_0.imported
@@ -414,24 +385,24 @@ def _notes(last: _Pod, outputs: Mapping[str, OutputTimes], first: str) -> Iterat
                 f"{first} imported for {rank_0.imported - rank_0.began:.1f} s and then waited"
                 f" {waited:.1f} s for the others; {last.replica} was started last"
             )
-    if last.number:
-        yield f"this is Pod number {last.number + 1} of {last.replica}"
+    if last.earlier:
+        yield f"this is Pod number {last.earlier + 1} of {last.replica}"
     for name in dict.fromkeys([first, last.replica]):
         if name in outputs and outputs[name].attempt:
             yield f"this is start number {outputs[name].attempt + 1} of {name}'s container"
 
 
 def _missing(
-    snapshot: Snapshot, last: _Pod, outputs: Mapping[str, OutputTimes], first: str
+    snapshot: Snapshot, last: _Start, outputs: Mapping[str, OutputTimes], first: str
 ) -> Iterator[str]:
     rank_0 = outputs.get(first, OutputTimes())
     yet = "" if job_status(snapshot).state.finished else " yet"
-    if last.started is None and last.object:
+    if last.container is None and last.exists:
         yield f"{last.replica} has not been started yet; k8sjob why says what it waits for"
-    elif JobRef.of(snapshot.job).namespace != LOCAL and last.pulled is None:
+    elif JobRef.of(snapshot.job).namespace != LOCAL and last.end("image") is None:
         yield f"when {last.replica}'s image was there: a cluster keeps Events for about an hour"
-    if last.started and last.replica not in outputs:
-        kept = "has nothing, or cannot be read" if last.object else "is gone with its Pod"
+    if last.container and last.replica not in outputs:
+        kept = "has nothing, or cannot be read" if last.exists else "is gone with its Pod"
         yield f"what {last.replica} did then: its output {kept}"
     if first and rank_0.met is None and (not yet or rank_0.step is None):
         yield (
@@ -443,19 +414,6 @@ def _missing(
             f"the first step: there is none in the output of {first}{yet}; run.step(...) of a"
             " session reports it"
         )
-
-
-def _container_starts(statuses: Sequence[Json], events: Iterable[Json]) -> Iterator[_Moment]:
-    """When the training container was started, each time that is known."""
-    stamps = [
-        _moment((state.get(kind) or {}).get("startedAt"))
-        for status in statuses
-        if status.get("name") in CONTAINER_NAMES
-        for state in (status.get("state") or {}, status.get("lastState") or {})
-        for kind in ("running", "terminated")
-    ]
-    seen = (_first_seen(event) for event in events if event.get("reason") == "Started")
-    yield from (moment for moment in (*stamps, *seen) if moment)
 
 
 def _moment(stamp: str | None) -> _Moment | None:
@@ -472,29 +430,9 @@ def _find(events: Iterable[Json], reason: str) -> Json:
 
 def _first_seen(event: Json) -> _Moment | None:
     """When an Event was first seen; the scheduler gives eventTime alone."""
-    created = (event.get("metadata") or {}).get("creationTimestamp")
-    return _moment(event.get("firstTimestamp") or event.get("eventTime") or created)
+    first = event.get("firstTimestamp") or event.get("eventTime")
+    return _moment(first or Object(event).created)
 
 
 def _subject_field(event: Json) -> str:
-    return (event.get("involvedObject") or {}).get("fieldPath") or ""
-
-
-def _pull_time(message: str) -> str:
-    """From `Successfully pulled image "x" in 1m2.5s (1m3s including waiting)`; may be empty."""
-    found = _PULL_TIME.search(message)
-    parts = re.findall(r"([0-9.]+)(h|ms|m|s|µs|ns)", found["alone"]) if found else []
-    try:
-        seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
-    except ValueError:
-        return ""
-    return f"pulled in {seconds:.1f} s" if parts else ""
-
-
-def _rounded(value: Any) -> Any:
-    """With floats to the millisecond."""
-    if isinstance(value, dict):
-        return {key: _rounded(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_rounded(part) for part in value]
-    return round(value, 3) if isinstance(value, float) else value
+    return Object(event).part("involvedObject").get("fieldPath") or ""

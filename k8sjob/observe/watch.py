@@ -1,4 +1,4 @@
-"""A job while it runs: its changes of state and its replicas' output, merged into one stream."""
+"""Jobs while they run: one with its output, or what changes about many."""
 
 from __future__ import annotations
 
@@ -14,27 +14,30 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.backends.api import LogLine, Snapshot
 from k8sjob.contract import Event, EventKind, ExitCode
 from k8sjob.errors import BackendError, JobNotFound
+from k8sjob.kube.client.listwatch import Kind
 from k8sjob.observe.diagnose import Cause, diagnose
 from k8sjob.observe.logs import MOST_AT_ONCE, TAIL_LINES, excerpt
 from k8sjob.observe.merge import Ended, Merge
 from k8sjob.observe.status import JobStatus, job_status
 from k8sjob.targets.api import JobState
-from k8sjob.targets.jobs import replica_names
+from k8sjob.targets.jobs import TARGETS, replica_names
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from k8sjob.backends.api import Backend, JobRef, Json
+    from k8sjob.backends.api import Backend, JobRef
+    from k8sjob.kube.client.listwatch import Change
+    from k8sjob.kube.objects import Json
     from k8sjob.observe.diagnose import Finding
     from k8sjob.observe.status import ReplicaStatus
-
-__all__ = ["Stalled", "job_data", "warning", "watch"]
 
 SETTLE_SECONDS: Final = 0.5
 """How long an ended job must have been silent until its output counts as complete."""
 PATIENCE_SECONDS: Final = 10.0
 """A problem that resolves itself sooner is not reported."""
+LOOK_SECONDS: Final = 0.5
+"""Between two looks at the jobs of this machine."""
 LAST_LINES: Final = 50
 """So many last lines of a replica that failed are read where it is not followed."""
 _UID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -49,9 +52,8 @@ _REASONS_IN_STATE: Final = frozenset(
         "ImagePullBackOff",
         "InvalidImageName",
         "OOMKilled",
-        "PyTorchJobFailed",
-        "PyTorchJobRestarting",
         "Unschedulable",
+        *(f"{one.kind}{state}" for one in TARGETS for state in ("Failed", "Restarting")),
     }
 )
 """Reasons of warnings that say no more than the JOB and REPLICA events of the same moment."""
@@ -163,7 +165,7 @@ class _Watcher:
             alike = message.replace(ended.source, "")  # a permission is missing for all or none
             if alike not in self._reported_warnings:
                 self._reported_warnings.add(alike)
-                yield warning(message, replica=ended.source)
+                yield _warning(message, replica=ended.source)
 
     def stalled(self) -> Iterator[Event]:
         """What has held the job up for some time; nothing may have changed since."""
@@ -185,31 +187,18 @@ class _Watcher:
     def end(self) -> Iterator[Event]:
         """The job's last state, and why it failed."""
         if self._deleted and self._status:
-            gone = replace(
-                self._status,
-                state=JobState.DELETED,
-                reason="",
-                message="the job was deleted",
-                exit_code=JobState.DELETED.exit_code,
-                finished=None,
-            )
-            yield from self._job(gone)
+            yield from self._job(replace(_gone(self._status), finished=None))
         elif self._status and self._snapshot:
             yield from self._job(self._status)
-            for finding in self._findings(self._snapshot, self._status.state):
-                yield Event(EventKind.FINDING, finding.as_dict(), time.time(), finding.replica)
-
-    def _findings(self, snapshot: Snapshot, state: JobState) -> list[Finding]:
-        """Why the job failed, or what it did not do though it succeeded."""
-        if state not in (JobState.FAILED, JobState.SUCCEEDED):
-            return []
-        return diagnose(snapshot, self._tails)
+            if self._status.state in (JobState.FAILED, JobState.SUCCEEDED):
+                for one in diagnose(self._snapshot, self._tails):
+                    yield Event(EventKind.FINDING, one.as_dict(), time.time(), one.replica)
 
     def _job(self, status: JobStatus) -> Iterator[Event]:
         news = (status.state, status.reason, status.message)
         if news != self._reported_job:
             self._reported_job = news
-            yield Event(EventKind.JOB, job_data(status), time.time())
+            yield Event(EventKind.JOB, _job_data(status), time.time())
 
     def _replicas(self, status: JobStatus) -> Iterator[Event]:
         fields = ("phase", "reason", "restarts", "node", "exit_code", "message")
@@ -234,7 +223,7 @@ class _Watcher:
             if replica and self._is_in_state(replica, message):
                 continue
             self._reported_warnings.add((event.get("reason"), alike))
-            yield warning(message, reason=event.get("reason", ""), replica=replica)
+            yield _warning(message, reason=event.get("reason", ""), replica=replica)
 
     def _is_in_state(self, replica: str, message: str) -> bool:
         """Whether the replica's own state says so already, or the message says nothing."""
@@ -271,7 +260,7 @@ class _Readers:
             self._read_failure(replica)
         if not self._warned:
             self._warned = True
-            yield warning(
+            yield _warning(
                 f"of {len(names)} replicas the output of {names[0]} and the next"
                 f" {MOST_AT_ONCE - 1} is followed, and the last lines of those that fail are read;"
                 f" another's: k8sjob logs -f {self._ref} -r {names[-1]}"
@@ -303,11 +292,7 @@ class _Readers:
 
 
 class Stalled:
-    """The problems that hold a job up, each reported once, when it has lasted for some time.
-
-    Args:
-        patience: seconds for which a problem must have been seen.
-    """
+    """The problems that hold a job up, each reported once, when it has lasted for some time."""
 
     def __init__(self, patience: float = PATIENCE_SECONDS) -> None:
         self._patience = patience
@@ -318,14 +303,7 @@ class Stalled:
     def look(
         self, snapshot: Snapshot, status: JobStatus, tails: Mapping[str, Sequence[str]], now: float
     ) -> Iterator[Event]:
-        """A WARNING for each problem that has lasted for long enough; may be called at any time.
-
-        Args:
-            snapshot: the newest one.
-            status: the same, read.
-            tails: the last lines of each replica's output, by its name.
-            now: seconds of a monotonic clock.
-        """
+        """A WARNING for each problem that has lasted for long enough; may be called at any time."""
         if now - self._looked < self._patience / 5:
             return
         self._looked = now
@@ -334,7 +312,7 @@ class Stalled:
         for key, one in found.items():
             if key not in self._reported and now - self._since[key] >= self._patience:
                 self._reported.add(key)
-                yield warning(f"{one.message}; next: {one.next_step}", reason=str(one.cause))
+                yield _warning(f"{one.message}; next: {one.next_step}", reason=str(one.cause))
 
 
 def _problems(
@@ -348,13 +326,87 @@ def _problems(
     return [one for one in diagnose(snapshot, tails) if one.cause not in _CAUSES_IN_STATE]
 
 
-def warning(message: str, *, reason: str | None = None, replica: str = "") -> Event:
+def watch_all(changes: Iterable[Change]) -> Iterator[Event]:
+    """The jobs that have not ended, and then whatever happens to any job.
+
+    A JOB event's data has `namespace`, `name` and `counts` (replicas by phase) beside what that of
+    a single job has. A connection that is lost, and is back, is a WARNING.
+
+    Args:
+        changes: of a back end's jobs, see ClusterBackend.watch_jobs.
+
+    Raises:
+        BackendError: the jobs cannot be read any more.
+    """
+    reported: dict[str, int] = {}
+    synced = False
+    lost_at = 0.0
+    for change in changes:
+        match change.kind:
+            case Kind.ADDED | Kind.MODIFIED:
+                yield from _changed(reported, job_status(Snapshot(change.object)), quiet=not synced)
+            case Kind.DELETED:
+                yield from _deleted(reported, job_status(Snapshot(change.object)))
+            case Kind.SYNCED:
+                synced = True
+            case Kind.LOST:
+                lost_at = time.monotonic()
+                yield _warning(f"the connection to the cluster is lost, trying again: {change.why}")
+            case Kind.RESTORED:
+                away = time.monotonic() - lost_at
+                yield _warning(f"the connection to the cluster is back after {away:.0f} s")
+
+
+def poll_all(jobs: Callable[[], Iterable[Snapshot]], stop: threading.Event) -> Iterator[Event]:
+    """What watch_all reports, by looking again and again, until `stop` is set."""
+    reported: dict[str, int] = {}
+    seen: dict[str, JobStatus] = {}
+    quiet = True
+    while not stop.is_set():
+        now = {status.ref.uid: status for status in map(job_status, jobs())}
+        for uid in seen.keys() - now.keys():
+            yield from _deleted(reported, seen[uid])
+        for status in now.values():
+            yield from _changed(reported, status, quiet=quiet)
+        seen, quiet = now, False
+        stop.wait(LOOK_SECONDS)
+
+
+def _changed(reported: dict[str, int], status: JobStatus, *, quiet: bool) -> Iterator[Event]:
+    """What is new about a job; nothing of one that had ended before the watch began."""
+    counts = tuple(sorted(status.counts.items()))
+    now = hash((status.state, status.reason, status.message, counts))
+    if reported.get(status.ref.uid) == now:
+        return
+    reported[status.ref.uid] = now
+    if not (quiet and status.state.finished):
+        yield Event(EventKind.JOB, _data(status), time.time())
+
+
+def _deleted(reported: dict[str, int], status: JobStatus) -> Iterator[Event]:
+    if reported.pop(status.ref.uid, None) is not None:
+        yield Event(EventKind.JOB, _data(_gone(status)), time.time())
+
+
+def _data(status: JobStatus) -> dict[str, Any]:
+    where = {"namespace": status.ref.namespace, "name": status.ref.name}
+    return where | _job_data(status) | {"counts": dict(status.counts)}
+
+
+def _gone(status: JobStatus) -> JobStatus:
+    """The last status of a job that was deleted."""
+    state, message = JobState.DELETED, "the job was deleted"
+    code = state.exit_code
+    return replace(status, state=state, reason="", message=message, exit_code=code, counts={})
+
+
+def _warning(message: str, *, reason: str | None = None, replica: str = "") -> Event:
     """A WARNING event."""
     data = {"message": message} if reason is None else {"message": message, "reason": reason}
     return Event(EventKind.WARNING, data, time.time(), replica)
 
 
-def job_data(status: JobStatus) -> dict[str, Any]:
+def _job_data(status: JobStatus) -> dict[str, Any]:
     """A job's status as the data of a JOB event."""
     return {
         "state": str(status.state),

@@ -7,7 +7,7 @@ from k8sjob.rendering.context import check_script, write_context
 from k8sjob.rendering.dockerfile import dockerfile
 from k8sjob.rendering.dockerignore import dockerignore
 from k8sjob.rendering.manifest import (
-    companions,
+    companion,
     container_argv,
     container_env,
     manifest,
@@ -18,7 +18,7 @@ from k8sjob.rendering.template import templates_dir
 
 __all__ = [
     "check_script",
-    "companions",
+    "companion",
     "container_argv",
     "container_env",
     "dockerfile",

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from k8sjob import yamldoc
 from k8sjob.contract import CONFIG_ENV, decode_object
 from k8sjob.errors import field_path
 from k8sjob.kube.labels import IMAGE_ORIGIN, MANIFEST_DIGEST
-from k8sjob.targets.jobs import target_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-__all__ = ["Difference", "difference"]
+from k8sjob.kube.objects import differing
+from k8sjob.targets.jobs import keyed, target_of
 
 _Json = dict[str, Any]
 _Path = tuple[str | int, ...]
@@ -63,7 +59,7 @@ def difference(there: _Json | None, wanted: _Json) -> Difference:
     if there is None:
         return Difference(_unified([], new, "/dev/null"), is_new=True)
     old = _written(there)
-    paths = list(_paths(old, new, ()))
+    paths = list(differing(old, new, ()))
     target = target_of(wanted)
     at_once = [path for path in paths if path[0] == "metadata" or target.takes_at_once(path)]
     return Difference(
@@ -95,8 +91,8 @@ def _written(job: _Json) -> _Json:
         "kind": job.get("kind"),
         "spec": target.written(job),
     }
-    if target.companion_key in job:
-        kept[target.companion_key] = {"spec": job[target.companion_key].get("spec")}
+    if (companion := keyed(target)) and companion.key in job:
+        kept[companion.key] = {"spec": job[companion.key].get("spec")}
     ordered: _Json = _ordered({**kept, "metadata": {k: v for k, v in metadata.items() if v}})
     return ordered
 
@@ -104,24 +100,9 @@ def _written(job: _Json) -> _Json:
 def _ordered(value: Any) -> Any:
     if isinstance(value, dict):
         if value.get("name") == CONFIG_ENV:
-            value = {**value, "value": _opened(value.get("value"))}
+            # The runtime's settings are one JSON text in the manifest; each shows by itself.
+            text = value.get("value")
+            opened = decode_object(text) if isinstance(text, str) else None
+            value = {**value, "value": text if opened is None else opened}
         return {key: _ordered(value[key]) for key in sorted(value) if value[key] is not None}
     return [_ordered(item) for item in value] if isinstance(value, list) else value
-
-
-def _opened(text: Any) -> Any:
-    """The runtime's settings, one JSON text in the manifest, so that each shows by itself."""
-    opened = decode_object(text) if isinstance(text, str) else None
-    return text if opened is None else opened
-
-
-def _paths(old: Any, new: Any, at: _Path) -> Iterator[_Path]:
-    """Where two values differ, each time as deep as both have the same shape."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in sorted({*old, *new}):
-            yield from _paths(old.get(key), new.get(key), (*at, key))
-    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        for index, pair in enumerate(zip(old, new, strict=True)):
-            yield from _paths(*pair, (*at, index))
-    elif old != new:
-        yield at

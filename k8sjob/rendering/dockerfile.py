@@ -17,8 +17,6 @@ from k8sjob.rendering.template import fill
 if TYPE_CHECKING:
     from k8sjob.spec import Image, JobSpec
 
-__all__ = ["HOME", "RUNTIME_SOURCE", "dependencies_dockerfile", "dockerfile"]
-
 RUNTIME_SOURCE: Final = ".k8sjob"
 """Folder of a build context that becomes /opt/k8sjob in the image."""
 

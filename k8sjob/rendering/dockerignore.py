@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["HISTORY", "PRIVATE_FILES", "Ignore", "dockerignore", "own_patterns"]
-
 _MAX_PATTERN = 4096
 _CLASS = re.compile(r"\[(\^?)(\]?(?:[^\]\\*?/]|\\.)*)\]")
 _UP_TO_A_STAR = re.compile(rf"(?:[^*/\\\[]|\\[^/]|{_CLASS.pattern})*(?=\*(?!\*))")

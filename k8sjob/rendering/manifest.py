@@ -36,24 +36,13 @@ from k8sjob.kube.labels import (
 )
 from k8sjob.rendering.overlay import apply_overlay, of_another_kind
 from k8sjob.rendering.template import fill
-from k8sjob.targets.jobs import DEFAULT, by_name, sent
+from k8sjob.targets.jobs import DEFAULT, by_name, keyed, sent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from k8sjob.provenance import Provenance
     from k8sjob.spec import JobSpec, Resources, Volume
-
-__all__ = [
-    "IMAGE_UID",
-    "companions",
-    "container_argv",
-    "container_env",
-    "literal",
-    "manifest",
-    "render",
-    "replica_env",
-]
 
 IMAGE_UID: Final = 1000
 """User and group, by number, as which the containers of a built image run."""
@@ -68,7 +57,9 @@ _ACTIVE_DOLLAR: Final = re.compile(r"\$(?=[$(]|[^\x00-\x7f])")
 def render(spec: JobSpec, image: str | None = None, *, provenance: Provenance | None = None) -> str:
     """All objects of the job as one stream of YAML; see `manifest` for the arguments."""
     job = manifest(spec, image, provenance=provenance)
-    return _HEADER + "---\n".join(map(yamldoc.dump, (*companions(spec, job), sent(job))))
+    beside = companion(spec, job)
+    documents = [sent(job)] if beside is None else [beside, sent(job)]
+    return _HEADER + "---\n".join(map(yamldoc.dump, documents))
 
 
 def manifest(
@@ -97,12 +88,12 @@ def manifest(
     text = fill(target.template, **values)
     rendered = _parsed(text)
     given = [text, *(yamldoc.dump(one) for one in (spec.overlay, spec.pod_template) if one)]
-    for _, template in target.companions if target.companion_key else ():
-        given.append(fill(template, **values))
-        rendered[target.companion_key] = _parsed(given[-1])
+    if beside := keyed(target):
+        given.append(fill(beside.template, **values))
+        rendered[beside.key] = _parsed(given[-1])
     annotations = {MANIFEST_DIGEST: hashlib.sha256("".join(given).encode()).hexdigest()}
-    if beside := rendered.get(target.companion_key):
-        beside["metadata"]["annotations"] = dict(annotations)
+    if beside:
+        rendered[beside.key]["metadata"]["annotations"] = dict(annotations)
     if provenance is not None:
         annotations[IMAGE_ORIGIN] = provenance.encode()
     own = rendered["metadata"].get("annotations") or {}
@@ -118,18 +109,15 @@ def manifest(
     )
 
 
-def companions(spec: JobSpec, job: dict[str, Any]) -> tuple[dict[str, Any], ...]:
-    """The objects beside the job, which `manifest` has made, that its pods need."""
-    target = by_name(spec.target)
-    if target.companion_key:
-        return (job[target.companion_key],)
-    values = {
-        "spec": spec,
-        "pod_labels": {**spec.labels, MANAGED_BY: "k8sjob"},
-        "port": DEFAULT_PORT,
-    }
-    templates = (template for _, template in target.companions)
-    return tuple(_parsed(fill(template, **values)) for template in templates)
+def companion(spec: JobSpec, job: dict[str, Any]) -> dict[str, Any] | None:
+    """The object beside the job, which `manifest` has made, that its pods need; None: none."""
+    beside = by_name(spec.target).companion
+    if beside is None:
+        return None
+    if beside.key:
+        return dict(job[beside.key])
+    labels = {**spec.labels, MANAGED_BY: "k8sjob"}
+    return _parsed(fill(beside.template, spec=spec, pod_labels=labels, port=DEFAULT_PORT))
 
 
 def _parsed(text: str) -> dict[str, Any]:
@@ -191,10 +179,12 @@ def _values(spec: JobSpec, image: str) -> dict[str, Any]:
     command, args = container_argv(spec)
     restricted = spec.security == "restricted"
     image_part = None if isinstance(spec.image, str) else spec.image
+    queued = {QUEUE: spec.kueue_queue, PRIORITY: spec.kueue_priority_class}
+    queued = {label: value for label, value in queued.items() if value is not None}
     return {
         "spec": spec,
         "image": image,
-        "job_labels": {**spec.labels, MANAGED_BY: "k8sjob", **_queue_labels(spec)},
+        "job_labels": {**spec.labels, MANAGED_BY: "k8sjob", **queued},
         "pod_labels": {**spec.labels, MANAGED_BY: "k8sjob"},
         "pod_annotations": _annotations(spec),
         # Kueue starts a job by setting suspend to false, so it must begin suspended.
@@ -242,11 +232,6 @@ def _volumes(spec: JobSpec) -> list[Volume]:
     return [*volumes, Volume(name=name, mount=str(folder), empty_dir=EmptyDir())]
 
 
-def _queue_labels(spec: JobSpec) -> dict[str, str]:
-    labels = {QUEUE: spec.kueue_queue, PRIORITY: spec.kueue_priority_class}
-    return {key: value for key, value in labels.items() if value is not None}
-
-
 def _annotations(spec: JobSpec) -> dict[str, str]:
     # An istio sidecar outlives the training, so the pod would never complete.
     topology = spec.kueue_topology.model_dump() if spec.kueue_topology else {}
@@ -265,33 +250,25 @@ def _node_selector(spec: JobSpec, platform: str | None) -> dict[str, str]:
 
 
 def _replicas(spec: JobSpec) -> list[_Replica]:
-    worker, master = spec.resources, spec.resources.of_master
-    if spec.replicas.elastic is not None:
-        return [_replica(Role.WORKER, spec.nnodes, worker)]
-    first = _replica(Role.MASTER, 1, master)
-    workers = spec.replicas.workers
-    return [first, _replica(Role.WORKER, workers, worker)] if workers else [first]
+    workers, elastic = spec.replicas.workers, spec.replicas.elastic is not None
+    made = [] if elastic else [_replica(Role.MASTER, 1, spec.resources.of_master)]
+    count = spec.nnodes if elastic else workers
+    return [*made, _replica(Role.WORKER, count, spec.resources)] if count else made
 
 
 def _replica(role: Role, count: int, resources: Resources) -> _Replica:
-    limits: dict[str, str | int] = {}
-    if resources.cpu is not None:
-        limits["cpu"] = resources.cpu
-    if resources.memory is not None:
-        limits["memory"] = resources.memory
-    if resources.gpus:
-        limits[resources.gpu_resource] = resources.gpus
-    limits.update(resources.extended)
+    given = {
+        "cpu": resources.cpu,
+        "memory": resources.memory,
+        resources.gpu_resource: resources.gpus or None,
+        **resources.extended,
+    }
+    limits = {name: amount for name, amount in given.items() if amount is not None}
     asked = resources.requests
     less = {"cpu": asked.cpu, "memory": asked.memory} if asked else {}
-    return _Replica(
-        role=role.value,
-        count=count,
-        limits=limits,
-        requests={**limits, **{name: amount for name, amount in less.items() if amount}},
-        has_shm=resources.shm != "0",
-        shm=resources.shm,
-    )
+    requests = {**limits, **{name: amount for name, amount in less.items() if amount}}
+    has_shm = resources.shm != "0"
+    return _Replica(role.value, count, limits, requests, has_shm, resources.shm)
 
 
 def replica_env(spec: JobSpec, role: Role | str, index: int) -> dict[str, str]:

@@ -16,14 +16,12 @@ from k8sjob.contract import CONTAINER_NAMES
 from k8sjob.errors import Problem, SpecError, field_path
 from k8sjob.kube.objects import at_path, training
 from k8sjob.kube.pod_security import FieldPath, restricted_violations
-from k8sjob.targets.jobs import TARGETS, target_of
+from k8sjob.targets.jobs import TARGETS, keyed, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from k8sjob.targets.api import Target
-
-__all__ = ["apply_overlay", "leaves", "merge", "of_another_kind"]
 
 _Json = dict[str, Any]
 # Two mounts of one volume share its name, so where a mount path is given it distinguishes them.
@@ -62,8 +60,8 @@ def apply_overlay(
             training operator, or by the standard.
     """
     problems = list(_taken(overlay))
-    if key := target_of(manifest).companion_key:
-        problems += _taken(overlay.get(key), f"overlay.{key}")
+    if companion := keyed(target_of(manifest)):
+        problems += _taken(overlay.get(companion.key), f"overlay.{companion.key}")
     if image_is_built:
         problems += _images(manifest, overlay, pod_template)
     if not problems:
@@ -75,15 +73,13 @@ def apply_overlay(
                 apart = merge(at_path(merged, *target.process_at), process)
                 merged = _with(merged, target.process_at, apart)
         merged = merge(merged, overlay)
-        problems = [
-            Problem(f"overlay.{problem.field}", problem.message)
-            if overlay
-            else Problem("pod_template", f"{problem.field}: {problem.message}")
-            for problem in target_of(merged).problems(merged)
-        ]
+        changes = {"overlay": overlay, "pod_template": pod_template}
+        templates = [one.path for one in target.replicas(manifest)]
+        problems = [_blamed(one, merged, changes, templates) for one in target.problems(merged)]
         if image_is_built and not problems and _image(merged) != _image(manifest):
             problems.append(Problem("overlay", _REPLACED.format(_image(merged))))
-        problems += _violations(merged, overlay, pod_template) if restricted else ()
+        if restricted and not problems:
+            problems += _violations(merged, overlay, pod_template)
     if problems:
         raise SpecError(problems)
     return merged
@@ -107,9 +103,9 @@ def of_another_kind(overlay: _Json, target: Target) -> Iterator[Problem]:
 
 
 def _has(target: Target, field: tuple[str, ...]) -> bool:
-    return field == (target.companion_key,) or (
-        field[0] == "spec" and field[1] in target.spec_fields
-    )
+    companion = keyed(target)
+    in_spec = field[0] == "spec" and field[1] in target.spec_fields
+    return in_spec or bool(companion and field == (companion.key,))
 
 
 def leaves(patch: Any, path: FieldPath = ()) -> Iterator[FieldPath]:
@@ -203,7 +199,7 @@ def _violations(merged: _Json, overlay: _Json, pod_template: _Json) -> Iterator[
             changes = at_path(overlay, *of_pod[1:])
             if at_path(changes, str(path[0])) is None and pod_template:
                 changes, of_pod = at_path(pod_template, "spec"), ("pod_template", "spec")
-            at = field_path(_in_overlay(changes, pod, path))
+            at = field_path(_as_given(changes, pod, path))
             yield Problem(
                 f"{field_path(of_pod)}.{at}",
                 f"{'absent' if value is None else repr(value)}, and security: restricted wants"
@@ -211,15 +207,45 @@ def _violations(merged: _Json, overlay: _Json, pod_template: _Json) -> Iterator[
             )
 
 
-def _in_overlay(overlaid: Any, pod: _Json, path: FieldPath) -> FieldPath:
-    """The path, with the index that a named item of a list has in the overlay."""
-    if len(path) < 2 or not isinstance(path[1], int):
-        return path
-    group, index = str(path[0]), path[1]
-    items = at_path(overlaid, group)
-    names = [at_path(item, "name") for item in items] if isinstance(items, list) else []
-    name = at_path(pod[group][index], "name")
-    return (group, names.index(name) if name in names else index, *path[2:])
+def _blamed(
+    problem: Problem, merged: _Json, changes: dict[str, _Json], templates: list[FieldPath]
+) -> Problem:
+    """A problem of the merged job, whose Pod templates are at those paths, at the user's field."""
+    from k8sjob.spec.load import steps  # noqa: PLC0415 - it loads pydantic, which a spec has
+
+    path, message = steps(problem.field), f"{problem.field}: {problem.message}"
+    for template in templates:
+        of_pod = changes["pod_template"] and path[: len(template)] == template
+        if of_pod and at_path(changes["overlay"], *template) is None:
+            merged = at_path(merged, *template)
+            at = _as_given(changes["pod_template"], merged, path[len(template) :])
+            return Problem(field_path(("pod_template", *at)), problem.message)
+    if not changes["overlay"]:
+        return Problem("pod_template", message)
+    at = _as_given(changes["overlay"], merged, path)
+    if at == path:
+        return Problem(f"overlay.{problem.field}", problem.message)
+    whole = len(at) == len(path)
+    return Problem(field_path(("overlay", *at)), problem.message if whole else message)
+
+
+def _as_given(change: Any, merged: Any, path: FieldPath) -> FieldPath:
+    """The path in a change: named items of lists have another index there, and null is the end."""
+    found: list[str | int] = []
+    for step in path:
+        at = step
+        if isinstance(merged, list) and isinstance(step, str):
+            at = next((i for i, one in enumerate(merged) if at_path(one, "name") == step), step)
+        merged = at_path(merged, at)
+        name = at_path(merged, "name") if isinstance(at, int) else None
+        if name is not None and isinstance(change, list):
+            alike = CONTAINER_NAMES if name in CONTAINER_NAMES else (name,)
+            at = next((i for i, one in enumerate(change) if at_path(one, "name") in alike), at)
+        found.append(at)
+        if isinstance(change, dict) and change.get(at, change) is None:
+            break
+        change = at_path(change, at)
+    return tuple(found)
 
 
 def _images(manifest: _Json, overlay: _Json, pod_template: _Json) -> Iterator[Problem]:

@@ -23,8 +23,6 @@ from k8sjob.errors import RenderError
 if TYPE_CHECKING:
     import jinja2
 
-__all__ = ["fill", "templates_dir"]
-
 _HERE: Final = Path(__file__).resolve().parent
 
 

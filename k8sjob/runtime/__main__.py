@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from k8sjob import strategies
 from k8sjob.contract import ExitCode, Reason, RuntimeConfig, __version__
-from k8sjob.runtime.agent.agent import retryable, run_agent, single_program, training_program
-from k8sjob.runtime.agent.attempt import run_attempt, verdict
-from k8sjob.runtime.agent.coordination import Coordinator, RestartCount
+from k8sjob.runtime.agent.attempt import retryable, run_attempt, verdict
+from k8sjob.runtime.agent.coordination import Coordinator, RestartCount, run_agent
 from k8sjob.runtime.agent.roster import Roster
-from k8sjob.runtime.agent.worker_group import adopt_orphans
+from k8sjob.runtime.agent.worker_group import adopt_orphans, single_program, training_program
 from k8sjob.runtime.base import config
 from k8sjob.runtime.base.env import (
     ElasticEnv,
@@ -45,9 +44,7 @@ from k8sjob.runtime.base.termination import describe, write_message
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from k8sjob.runtime.agent.attempt import Program
-
-__all__ = ["main"]
+    from k8sjob.runtime.agent.worker_group import Program
 
 _USAGE: Final = (
     "usage: python -m k8sjob.runtime SCRIPT [ARGS...] | -m MODULE [ARGS...] | --exec PROGRAM ..."
@@ -107,7 +104,7 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], inbox: Inbox) -> _Outc
         )
         _check_program(argv)
         _check_torch()
-        await_master(node, settings.rendezvous_timeout, inbox, log_line)
+        await_master(node, settings.rendezvous_timeout, inbox)
         program = partial(
             training_program,
             argv,

@@ -13,7 +13,7 @@ from k8sjob.runtime.checkpoint.store import Checkpoints
 from k8sjob.runtime.checkpoint.writer import Checkpointer
 from k8sjob.runtime.comm.call_order import LEAVING, CallOrder, CallOrderError
 from k8sjob.runtime.comm.watchdog import Hung, Watchdog
-from k8sjob.runtime.metrics.progress import Computing, Waiting
+from k8sjob.runtime.metrics import Computing, Waiting
 
 if TYPE_CHECKING:
     import os
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from k8sjob.runtime.base.report import Reporter
     from k8sjob.runtime.comm.process_group import Group
     from k8sjob.runtime.comm.stop import StopCoordinator
-
-__all__ = ["RankContext", "Stopped", "mapped_path"]
 
 _LAST_SAVE_S: Final = 3.0
 """Seconds without progress after which a rank that fails abandons its last checkpoint."""

@@ -16,9 +16,6 @@ from torch.utils.data import DataLoader, DistributedSampler
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sized
 
-__all__ = ["BatchShard", "Feed", "ShardSampler", "Tail", "check_dataset", "move", "strided"]
-
-
 Tail = Literal["pad", "short", "drop"]
 """What happens to an epoch that does not divide: see ShardSampler."""
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from k8sjob.runtime.comm.process_group import Reduction
     from k8sjob.runtime.context import RankContext
 
-__all__ = ["Job"]
-
 
 class Job:
     """This process's place in the job, and what it can do together with the other ranks.

@@ -15,8 +15,7 @@ from k8sjob.runtime.comm import rng
 from k8sjob.runtime.context import RankContext, Stopped
 from k8sjob.runtime.data import Feed, check_dataset, move
 from k8sjob.runtime.keras import model as keras_model
-from k8sjob.runtime.metrics.evaluation import evaluate
-from k8sjob.runtime.metrics.progress import Progress
+from k8sjob.runtime.metrics import Progress, evaluate
 from k8sjob.runtime.strategies import strategy
 
 if TYPE_CHECKING:
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 
     from k8sjob.contract import RuntimeConfig
     from k8sjob.runtime.data import BatchShard, Tail
-
-__all__ = ["Run"]
 
 _KIND: Final = "k8sjob/run/1"
 """Tells a run's checkpoint, of this form, from others."""

@@ -17,10 +17,10 @@ import torch
 from k8sjob import strategies
 from k8sjob.contract import EventKind, ExitCode
 from k8sjob.runtime.base import config as settings
+from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.env import dist_env
 from k8sjob.runtime.base.errors import EnvError, first_line
 from k8sjob.runtime.base.report import Reporter
-from k8sjob.runtime.base.timeouts import TIMEOUTS
 from k8sjob.runtime.comm import rng
 from k8sjob.runtime.comm.process_group import local_device, open_group
 from k8sjob.runtime.comm.stop import StopCoordinator
@@ -28,6 +28,7 @@ from k8sjob.runtime.context import RankContext, mapped_path
 from k8sjob.runtime.job import Job
 from k8sjob.runtime.keras import model as keras_model
 from k8sjob.runtime.keras.jax_processes import JaxProcesses
+from k8sjob.runtime.tracking import Tracking
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from k8sjob.runtime.base.env import DistEnv
     from k8sjob.runtime.comm.process_group import Group
     from k8sjob.runtime.strategies.rpc import Calls
-
-__all__ = ["session"]
 
 _MAX_NAMED: Final = 16
 """Missing ranks that are named; the others are counted."""
@@ -71,8 +70,7 @@ def session(*, seed: int = 0, tensorboard: str | os.PathLike[str] | None = None)
     group, stop = _join(config, env, serving, on_cpu=keras == "jax")
     reporter = Reporter(active=env.rank == serving, events=settings.under_k8sjob())
     context = RankContext(env, config, group, stop_coordinator=stop, reporter=reporter, seed=seed)
-    if tensorboard is not None:
-        reporter.record(mapped_path(tensorboard))
+    tracking = _open_tracking(context, tensorboard) if env.rank == serving else Tracking()
     rng.seed_all(seed)
     calls = jax = None
     with _sigterm_handler(context), ExitStack() as stack:
@@ -90,8 +88,10 @@ def session(*, seed: int = 0, tensorboard: str | os.PathLike[str] | None = None)
         except BaseException as error:
             if _is_orderly(error, context):
                 _leave(context, calls, jax)
+                tracking.close("stopped" if context.stop_coordinator.reason else "finished")
             else:
                 hung = context.fail(error)
+                tracking.close("failed")
                 if (serving or jax) and env.rank == 0:
                     time.sleep(TIMEOUTS.exchange)  # the store is here: the others read why
                 if hung:
@@ -99,7 +99,28 @@ def session(*, seed: int = 0, tensorboard: str | os.PathLike[str] | None = None)
             raise
         _leave(context, calls, jax)
     seconds = round(time.monotonic() - began, 3)
+    tracking.close("finished")
     reporter.emit(EventKind.FINISHED, seconds=seconds, **context.metrics)
+
+
+def _open_tracking(context: RankContext, tensorboard: str | os.PathLike[str] | None) -> Tracking:
+    """The trackers that the spec and the script name, which get what the reporter reports."""
+    config, reporter = context.config, context.reporter
+    tracking = Tracking(reporter.warn)
+    folders = [tensorboard, config.tracking.get("tensorboard", {}).get("dir")]
+    for folder in dict.fromkeys(mapped_path(one) for one in folders if one is not None):
+        tracking.write_files(folder)
+    parameters = {
+        "strategy": config.strategy,
+        **config.options,
+        "world_size": context.group.world_size,
+        "arguments": " ".join(sys.argv[1:]),
+        "seed": context.seed,
+        "torch": torch.__version__,
+    }
+    tracking.open(config.tracking, config.job, parameters, context.checkpoint_dir)
+    reporter.sink = tracking
+    return tracking
 
 
 def _join(

@@ -13,6 +13,7 @@ from k8sjob.spec.load import load, schema
 from k8sjob.spec.replicas import Elastic, Gang, Policy, Replicas
 from k8sjob.spec.resources import EmptyDir, MasterResources, Requests, Resources, Volume
 from k8sjob.spec.run import EnvFrom, Run
+from k8sjob.spec.tracking import MLflow, TensorBoard, Tracking, Trackio, WandB
 from k8sjob.spec.training import Checkpoint, Strategy
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Gang",
     "Image",
     "JobSpec",
+    "MLflow",
     "MasterResources",
     "Part",
     "Policy",
@@ -31,7 +33,11 @@ __all__ = [
     "Resources",
     "Run",
     "Strategy",
+    "TensorBoard",
+    "Tracking",
+    "Trackio",
     "Volume",
+    "WandB",
     "load",
     "schema",
 ]

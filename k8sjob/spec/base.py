@@ -2,40 +2,33 @@
 
 from __future__ import annotations
 
+import textwrap
+from inspect import Parameter, Signature
+from types import NoneType, UnionType
 from typing import (
     TYPE_CHECKING,
     Annotated,
     Any,
     ClassVar,
     Final,
+    Literal,
     NamedTuple,
     NoReturn,
     TypeVar,
+    Union,
     get_args,
+    get_origin,
 )
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, model_validator
-from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from pydantic import BaseModel as Described
     from pydantic.config import JsonDict
-
-__all__ = [
-    "FROZEN_EMPTY",
-    "UNEXPLAINED",
-    "Broken",
-    "Count",
-    "Flag",
-    "FrozenMap",
-    "Part",
-    "Whole",
-    "doc",
-    "refuse",
-    "seen",
-]
+    from pydantic.fields import FieldInfo
 
 Loc = tuple[str | int, ...]
 """A path into a document: keys and list indices."""
@@ -56,19 +49,17 @@ _K = TypeVar("_K")
 _V = TypeVar("_V")
 
 
-def doc(text: str, *examples: Any, unit: str = "", **constraints: Any) -> FieldInfo:
+def doc(text: str, *examples: Any, unit: str = "", **more: Any) -> Any:
     """A field's documentation, as it appears in the JSON Schema and in the reference.
 
     Args:
         text: what the field means, what its default does.
         examples: values as they are written in a job.yaml; at least one.
         unit: what a number counts, or in what a quantity is written.
-        constraints: pydantic's, as `ge=1`.
+        more: the default and pydantic's constraints, as `ge=1`.
     """
     extra: JsonDict | None = {"unit": unit} if unit else None
-    made = Field(description=text, examples=list(examples), json_schema_extra=extra, **constraints)
-    assert isinstance(made, FieldInfo)  # noqa: S101 - Field is typed Any, the class is what it is
-    return made
+    return Field(description=text, examples=list(examples), json_schema_extra=extra, **more)
 
 
 def refuse(message: str, meant: Sequence[Any] | None = None) -> NoReturn:
@@ -115,7 +106,93 @@ Flag = Annotated[bool, Strict()]
 """true or false, not "on" nor 1."""
 
 
-class Part(BaseModel):
+# --- what `help(JobSpec)`, `JobSpec?` in a notebook and completion by the tab key show ------------
+
+_HIDDEN: Final = frozenset(dir(BaseModel)) - frozenset(dir(object))
+"""Names of pydantic; they work as before."""
+_INNER: Final = ("__pydantic_", "__class_vars__", "__private_attributes__", "__weakref__")
+_WIDTH: Final = 88
+
+
+class _Bare(str):
+    """A text that a signature shows without quotes."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+class _Type(type(BaseModel)):  # type: ignore[misc]
+    @property
+    def __doc__(self) -> str:  # type: ignore[override]
+        """The docstring of a class, and its fields; a property, because it is made when read."""
+        fields = self.model_fields.items()
+        own = vars(self).get("__doc__") or ""
+        return "\n".join([own, "", "Args:", *(_line(name, one) for name, one in fields)])
+
+    @property
+    def __signature__(self) -> Signature:
+        parameters = [
+            Parameter(
+                name,
+                Parameter.KEYWORD_ONLY,
+                annotation=_Bare(_type(field)),
+                default=Parameter.empty if field.is_required() else field.default,
+            )
+            for name, field in self.model_fields.items()
+        ]
+        return Signature(sorted(parameters, key=lambda one: one.default is not Parameter.empty))
+
+    @__signature__.setter
+    def __signature__(self, value: object) -> None:
+        """Ignore pydantic's: it has the validators of each field."""
+
+    def __dir__(self) -> list[str]:
+        names = (name for name in super().__dir__() if name not in _HIDDEN)
+        return [name for name in names if not name.startswith(_INNER)]
+
+
+def _type(field: FieldInfo) -> str:
+    """The type of a field, as one writes its value in Python."""
+    return "int | str" if _unit(field) == "time" else _name(field.annotation)
+
+
+def _unit(field: FieldInfo) -> object:
+    extra = field.json_schema_extra
+    return extra.get("unit") if isinstance(extra, dict) else None
+
+
+def _name(annotation: Any) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _name(arguments[0])
+    if origin in {Union, UnionType}:
+        return " | ".join(dict.fromkeys(map(_name, arguments)))
+    if origin is Literal:
+        return f"Literal[{', '.join(map(repr, arguments))}]"
+    if origin is tuple:
+        return f"Sequence[{_name(arguments[0])}]"
+    if origin is dict:
+        return f"dict[{', '.join(map(_name, arguments))}]"
+    return "None" if annotation is NoneType else getattr(annotation, "__name__", str(annotation))
+
+
+def _line(name: str, field: FieldInfo) -> str:
+    kind = [_type(field)]
+    if unit := _unit(field):
+        kind.append("seconds, or text as '10m'" if unit == "time" else str(unit))
+    if not field.is_required():
+        kind.append(f"default {field.default!r}")
+    text = f"{name} ({', '.join(kind)}): {field.description}"
+    return textwrap.fill(text, _WIDTH, initial_indent="    ", subsequent_indent="        ")
+
+
+if not TYPE_CHECKING:  # pydantic's plugin of mypy does not know other metaclasses
+
+    class Described(BaseModel, metaclass=_Type):
+        """A model whose signature, docstring and completion show its fields."""
+
+
+class Part(Described):
     """Base of JobSpec and of everything in it."""
 
     model_config = ConfigDict(
@@ -140,6 +217,19 @@ class Part(BaseModel):
 
     def __str__(self) -> str:
         return repr(self)
+
+    def __dir__(self) -> list[str]:
+        return [*type(self).model_fields, *dir(type(self))]
+
+    if not TYPE_CHECKING:  # the type checker refuses it before
+
+        def __setattr__(self, name: str, value: object) -> None:
+            from k8sjob.spec.errors import frozen  # noqa: PLC0415 - it knows the whole spec
+
+            raise frozen(self, name, seen(value))
+
+        def __delattr__(self, name: str) -> None:
+            self.__setattr__(name, None)
 
     def rules(self) -> Iterator[Broken]:
         """What the fields must hold together; each broken rule with the field to change."""

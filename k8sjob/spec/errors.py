@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import FrozenInstanceError
+from typing import TYPE_CHECKING, Any, Final, get_args, get_origin
 
 from pydantic import ValidationError
 
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
 
-
-__all__ = ["MAX_PROBLEMS", "field_paths", "problems"]
 
 MAX_PROBLEMS: Final = 100
 """Most problems in one error: nobody reads more, and each takes half a millisecond to explain."""
@@ -53,6 +52,34 @@ def problems(root: type[Part], error: ValidationError, document: Document | None
         more = f"{len(found) - MAX_PROBLEMS} more problems; correct these first"
         made.append(Problem("", more))
     return made
+
+
+def frozen(part: Part, name: str, value: str) -> AttributeError:
+    """The error of setting a field of a spec that exists, with the call that makes another spec.
+
+    Args:
+        part: the spec, or a part of it.
+        name: the field.
+        value: what it was to become, as text.
+    """
+    from k8sjob.spec.job import JobSpec  # noqa: PLC0415 - it is made of parts
+
+    kind, fields = type(part).__name__, type(part).model_fields
+    if name not in fields:
+        step = did_you_mean(name, fields, f"valid fields: {', '.join(fields)}")
+        return AttributeError(f"{kind} has no field {name!r}, and is frozen; {step}")
+    paths = (path for path in field_paths(JobSpec) if path[-1] == name)
+    path = next((path for path in paths if type(part) in _parts(JobSpec, path[:-1])), (name,))
+    for end in range(len(path) - 1, 0, -1):
+        info, _ = _field(JobSpec, path[:end])
+        others = "..., " if end > 1 else ""
+        value = f"{{{others}{path[end]!r}: {value}}}"
+        if info and get_origin(info.annotation) is tuple:
+            value = "[...]"
+    return FrozenInstanceError(
+        f"{kind}.{name} cannot be set: a spec is frozen; make another one:"
+        f" spec.with_({path[0]}={value})"
+    )
 
 
 def _message(root: type[Part], loc: Loc, detail: ErrorDetails) -> str:
@@ -139,7 +166,6 @@ def _example(info: FieldInfo, below: Loc) -> Any:
 
 
 def _parts(root: type[Part], loc: Loc) -> list[type[Part]]:
-    """The classes that a location can be of."""
     parts = [root]
     for key in loc:
         if isinstance(key, str):
@@ -178,6 +204,25 @@ def field_paths(part: type[Part], base: tuple[str, ...] = ()) -> Iterator[tuple[
         yield (*base, name)
         for nested in part_types(info.annotation):
             yield from field_paths(nested, (*base, name))
+
+
+def field_values(part: type[Part], path: Sequence[str | int]) -> Iterator[str]:
+    """The values of a field that has only a few, at any depth, in YAML."""
+    name, *rest = path
+    info = part.model_fields.get(str(name))
+    if info is None:
+        return
+    for nested in part_types(info.annotation) if rest else ():
+        yield from field_values(nested, rest)
+    if not rest:
+        yield from _values(info.annotation)
+
+
+def _values(annotation: Any) -> Iterator[str]:
+    if annotation is bool:
+        yield from ("true", "false")
+    for argument in get_args(annotation):
+        yield from [argument] if isinstance(argument, str) else _values(argument)
 
 
 def _fits(root: type[Part], loc: Loc, value: Any) -> bool:

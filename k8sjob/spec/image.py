@@ -13,8 +13,6 @@ from k8sjob.spec.names import ImageReference, ObjectName, is_repository
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["AnyImage", "Image"]
-
 _APT = re.compile(r"[a-z0-9][a-z0-9+.-]+(?::[a-z0-9]+)?(?:=[A-Za-z0-9.+:~-]+)?")
 _PLATFORM = re.compile(r"[a-z0-9]+/[a-z0-9_]+(?:/v[0-9]+)?")
 _URL = re.compile(r"https?://[^\s\"'`$\\<>{}|^@]+")
@@ -80,58 +78,46 @@ class Image(Part):
             "registry.example/team/digits",
         ),
     ]
-    base: Annotated[
-        ImageReference | None,
-        doc(
-            "The image to build on, with Python and torch; null: nothing is built.",
-            "pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime",
-        ),
-    ] = None
-    context: Annotated[
-        Annotated[str, AfterValidator(_folder)],
-        doc("The folder that is copied to /app, relative to the job.yaml.", ".", "src"),
-    ] = "."
-    requirements: Annotated[
-        Annotated[str, AfterValidator(_relative)] | None,
-        doc(
-            "A pip requirements file inside the context, installed in a layer of its own before the"
-            " code.",
-            "requirements.txt",
-        ),
-    ] = None
-    apt: Annotated[
-        tuple[Annotated[str, AfterValidator(_apt)], ...],
-        doc("Debian packages to install.", ["git", "libgl1"]),
-    ] = ()
-    pip: Annotated[
-        tuple[Annotated[str, AfterValidator(_pip)], ...],
-        doc("Python requirements to install.", ["scikit-learn==1.7.2", "tqdm"]),
-    ] = ()
-    index_url: Annotated[
-        Annotated[str, AfterValidator(_index)] | None,
-        doc(
-            "pip's index, where it is not the public one; http or https.",
-            "https://packages.internal/simple",
-        ),
-    ] = None
-    pull_secrets: Annotated[
-        tuple[ObjectName, ...],
-        doc("Secrets with the registry's credentials, in the job's namespace.", ["registry-login"]),
-    ] = ()
-    pull_policy: Annotated[
-        Literal["Always", "IfNotPresent", "Never"] | None,
-        doc(
-            "When a node pulls the image; null leaves it to Kubernetes: IfNotPresent for a digest.",
-            "IfNotPresent",
-        ),
-    ] = None
-    platform: Annotated[
-        Annotated[str, AfterValidator(_platform)] | None,
-        doc(
-            "What the image is built for, as os/architecture; null: what the base is for.",
-            "linux/amd64",
-        ),
-    ] = None
+    base: ImageReference | None = doc(
+        "The image to build on, with Python and torch; null: nothing is built.",
+        "pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime",
+        default=None,
+    )
+    context: Annotated[str, AfterValidator(_folder)] = doc(
+        "The folder that is copied to /app, relative to the job.yaml.", ".", "src", default="."
+    )
+    requirements: Annotated[str, AfterValidator(_relative)] | None = doc(
+        "A pip requirements file inside the context, installed in a layer of its own before the"
+        " code.",
+        "requirements.txt",
+        default=None,
+    )
+    apt: tuple[Annotated[str, AfterValidator(_apt)], ...] = doc(
+        "Debian packages to install.", ["git", "libgl1"], default=()
+    )
+    pip: tuple[Annotated[str, AfterValidator(_pip)], ...] = doc(
+        "Python requirements to install.", ["scikit-learn==1.7.2", "tqdm"], default=()
+    )
+    index_url: Annotated[str, AfterValidator(_index)] | None = doc(
+        "pip's index, where it is not the public one; http or https.",
+        "https://packages.internal/simple",
+        default=None,
+    )
+    pull_secrets: tuple[ObjectName, ...] = doc(
+        "Secrets with the registry's credentials, in the job's namespace.",
+        ["registry-login"],
+        default=(),
+    )
+    pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = doc(
+        "When a node pulls the image; null leaves it to Kubernetes: IfNotPresent for a digest.",
+        "IfNotPresent",
+        default=None,
+    )
+    platform: Annotated[str, AfterValidator(_platform)] | None = doc(
+        "What the image is built for, as os/architecture; null: what the base is for.",
+        "linux/amd64",
+        default=None,
+    )
 
     def rules(self) -> Iterator[Broken]:
         """A built image gets its tag from the build; what is not built has nothing to install."""

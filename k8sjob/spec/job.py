@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import ValidationError, ValidationInfo, model_validator
 
 from k8sjob import strategies
+from k8sjob.card import card, folded, paragraph
 from k8sjob.contract import RuntimeConfig
 from k8sjob.errors import SpecError, field_path
 from k8sjob.spec.base import FROZEN_EMPTY, UNEXPLAINED, Broken, Flag, FrozenMap, Part, doc
@@ -26,14 +27,13 @@ from k8sjob.spec.replicas import Gang, Policy, Replicas, Topology
 from k8sjob.spec.resources import Resources, Volume
 from k8sjob.spec.rules import job_remarks, job_rules
 from k8sjob.spec.run import Run
+from k8sjob.spec.tracking import Tracking
 from k8sjob.spec.training import Checkpoint, Strategy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from k8sjob.yamldoc import Document
-
-__all__ = ["JobSpec"]
 
 
 class JobSpec(Part):
@@ -56,136 +56,120 @@ class JobSpec(Part):
         ),
     ]
     run: Annotated[Run, doc("What is started in each replica.", {"script": "main.py"})]
-    namespace: Annotated[
-        NamespaceName | None,
-        doc("Namespace of the job; null: the one of the kubeconfig's context.", "my-team"),
-    ] = None
-    target: Annotated[
-        TargetName,
-        doc(
-            "The kind of object that the job becomes in a cluster. job: an Indexed Job with a"
-            " headless Service, which needs no operator. jobset: a JobSet. trainjob: a"
-            " TrainJob of Kubeflow Trainer 2; see docs/reference/targets.md.",
-            "job",
-        ),
-    ] = "pytorchjob"
-    labels: Annotated[
-        FrozenMap[LabelKey, LabelValue],
-        doc("Labels of the job and its pods.", {"team": "vision"}),
-    ] = FROZEN_EMPTY
-    annotations: Annotated[
-        FrozenMap[LabelKey, Text | None],
-        doc(
-            'Annotations of the pods. sidecar.istio.io/inject is "false" unless it is given here;'
-            " null leaves it out.",
-            {"sidecar.istio.io/inject": "true"},
-        ),
-    ] = FROZEN_EMPTY
-    replicas: Annotated[
-        Replicas, doc("How many replicas, and processes in each.", {"workers": 3})
-    ] = Replicas()
-    resources: Annotated[
-        Resources,
-        doc("What each replica asks of its node.", {"gpus": 1, "cpu": 4, "memory": "32Gi"}),
-    ] = Resources()
-    strategy: Annotated[Strategy, doc("How the ranks train together.", {"kind": "ddp"})] = (
-        Strategy()
+    namespace: NamespaceName | None = doc(
+        "Namespace of the job; null: the one of the kubeconfig's context.", "my-team", default=None
     )
-    checkpoint: Annotated[
-        Checkpoint | None,
-        doc("Where and when checkpoints are written; null: none.", {"dir": "/checkpoints"}),
-    ] = None
-    volumes: Annotated[
-        tuple[Volume, ...],
-        doc("Mounts.", [{"name": "data", "mount": "/data", "pvc": "datasets", "local": "./data"}]),
-    ] = ()
-    service_account: Annotated[
-        ObjectName | None,
-        doc("ServiceAccount of the pods; null: the namespace's default.", "trainer"),
-    ] = None
-    service_account_token: Annotated[
-        Flag, doc("Mount the ServiceAccount's token, for scripts that call the cluster.", True)
-    ] = False
-    node_selector: Annotated[
-        FrozenMap[LabelKey, LabelValue],
-        doc("Labels that a node must have.", {"pool": "gpu"}),
-    ] = FROZEN_EMPTY
-    tolerations: Annotated[
-        tuple[FreeJson, ...],
-        doc(
-            "Taints that the pods tolerate, in Kubernetes' own form.",
-            [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
-        ),
-    ] = ()
-    affinity: Annotated[
-        FreeJson | None,
-        doc(
-            "Affinity of the pods, in Kubernetes' own form.",
-            {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
-        ),
-    ] = None
-    topology_spread: Annotated[
-        tuple[FreeJson, ...],
-        doc(
-            "Topology spread constraints, in Kubernetes' own form.",
-            [
-                {
-                    "maxSkew": 1,
-                    "topologyKey": "kubernetes.io/hostname",
-                    "whenUnsatisfiable": "ScheduleAnyway",
-                }
-            ],
-        ),
-    ] = ()
-    runtime_class: Annotated[
-        ObjectName | None, doc("RuntimeClass of the pods; null: the default.", "nvidia")
-    ] = None
-    host_network: Annotated[Flag, doc("Use the node's network, as some RDMA needs.", True)] = False
-    priority_class: Annotated[
-        ObjectName | None, doc("PriorityClass of the pods; null: the default.", "high")
-    ] = None
-    kueue_queue: Annotated[
-        ObjectName | None, doc("Kueue's LocalQueue for the job; null: none.", "research")
-    ] = None
-    kueue_priority_class: Annotated[
-        ObjectName | None,
-        doc(
-            "Kueue's WorkloadPriorityClass: the order in the queue, and who preempts whom; null: by"
-            " priority_class.",
-            "production",
-        ),
-    ] = None
-    kueue_topology: Annotated[
-        Topology | None,
-        doc(
-            "Keeps all pods in one domain of Kueue's topology, as one rack; null: anywhere.",
-            {"preferred": "cloud.provider.com/topology-rack"},
-        ),
-    ] = None
-    gang: Annotated[
-        Gang | None, doc("Schedule all pods at once; null: one by one.", {"scheduler": "volcano"})
-    ] = None
-    security: Annotated[
-        Literal["default", "restricted"],
-        doc("restricted: containers pass Kubernetes' Pod Security Standard.", "restricted"),
-    ] = "default"
-    policy: Annotated[Policy, doc("Restarts, clean-up, deadlines.", {"max_restarts": 3})] = Policy()
-    pod_template: Annotated[
-        FreeJson,
-        doc(
-            "Fields of the Pod template of all replicas that have no field here, for every target;"
-            " merged as `overlay`, before it.",
-            {"spec": {"enableServiceLinks": False}},
-        ),
-    ] = FROZEN_EMPTY
-    overlay: Annotated[
-        FreeJson,
-        doc(
-            "Fields of the target's object that have no field here; merged last, lists by `name`,"
-            " null deletes.",
-            {"spec": {"runPolicy": {"schedulingPolicy": {"scheduleTimeoutSeconds": 60}}}},
-        ),
-    ] = FROZEN_EMPTY
+    target: TargetName = doc(
+        "The kind of object that the job becomes in a cluster. job: an Indexed Job with a"
+        " headless Service, which needs no operator. jobset: a JobSet. trainjob: a"
+        " TrainJob of Kubeflow Trainer 2; see docs/reference/targets.md.",
+        "job",
+        default="pytorchjob",
+    )
+    labels: FrozenMap[LabelKey, LabelValue] = doc(
+        "Labels of the job and its pods.", {"team": "vision"}, default=FROZEN_EMPTY
+    )
+    annotations: FrozenMap[LabelKey, Text | None] = doc(
+        'Annotations of the pods. sidecar.istio.io/inject is "false" unless it is given here;'
+        " null leaves it out.",
+        {"sidecar.istio.io/inject": "true"},
+        default=FROZEN_EMPTY,
+    )
+    replicas: Replicas = doc(
+        "How many replicas, and processes in each.", {"workers": 3}, default=Replicas()
+    )
+    resources: Resources = doc(
+        "What each replica asks of its node.",
+        {"gpus": 1, "cpu": 4, "memory": "32Gi"},
+        default=Resources(),
+    )
+    strategy: Strategy = doc("How the ranks train together.", {"kind": "ddp"}, default=Strategy())
+    checkpoint: Checkpoint | None = doc(
+        "Where and when checkpoints are written; null: none.", {"dir": "/checkpoints"}, default=None
+    )
+    tracking: Tracking = doc(
+        "Trackers that show the job's numbers as a run: those of session(), run and job.log. A"
+        " resumed job continues its run.",
+        {"mlflow": {"uri": "http://mlflow.team:5000"}},
+        default=Tracking(),
+    )
+    volumes: tuple[Volume, ...] = doc(
+        "Mounts.",
+        [{"name": "data", "mount": "/data", "pvc": "datasets", "local": "./data"}],
+        default=(),
+    )
+    service_account: ObjectName | None = doc(
+        "ServiceAccount of the pods; null: the namespace's default.", "trainer", default=None
+    )
+    service_account_token: Flag = doc(
+        "Mount the ServiceAccount's token, for scripts that call the cluster.", True, default=False
+    )
+    node_selector: FrozenMap[LabelKey, LabelValue] = doc(
+        "Labels that a node must have.", {"pool": "gpu"}, default=FROZEN_EMPTY
+    )
+    tolerations: tuple[FreeJson, ...] = doc(
+        "Taints that the pods tolerate, in Kubernetes' own form.",
+        [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        default=(),
+    )
+    affinity: FreeJson | None = doc(
+        "Affinity of the pods, in Kubernetes' own form.",
+        {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
+        default=None,
+    )
+    topology_spread: tuple[FreeJson, ...] = doc(
+        "Topology spread constraints, in Kubernetes' own form.",
+        [
+            {
+                "maxSkew": 1,
+                "topologyKey": "kubernetes.io/hostname",
+                "whenUnsatisfiable": "ScheduleAnyway",
+            }
+        ],
+        default=(),
+    )
+    runtime_class: ObjectName | None = doc(
+        "RuntimeClass of the pods; null: the default.", "nvidia", default=None
+    )
+    host_network: Flag = doc("Use the node's network, as some RDMA needs.", True, default=False)
+    priority_class: ObjectName | None = doc(
+        "PriorityClass of the pods; null: the default.", "high", default=None
+    )
+    kueue_queue: ObjectName | None = doc(
+        "Kueue's LocalQueue for the job; null: none.", "research", default=None
+    )
+    kueue_priority_class: ObjectName | None = doc(
+        "Kueue's WorkloadPriorityClass: it decides the order in the queue and which jobs"
+        " preempt others; null: priority_class does.",
+        "production",
+        default=None,
+    )
+    kueue_topology: Topology | None = doc(
+        "Keeps all pods in one domain of Kueue's topology, as one rack; null: anywhere.",
+        {"preferred": "cloud.provider.com/topology-rack"},
+        default=None,
+    )
+    gang: Gang | None = doc(
+        "Schedule all pods at once; null: one by one.", {"scheduler": "volcano"}, default=None
+    )
+    security: Literal["default", "restricted"] = doc(
+        "restricted: containers pass Kubernetes' Pod Security Standard.",
+        "restricted",
+        default="default",
+    )
+    policy: Policy = doc("Restarts, clean-up, deadlines.", {"max_restarts": 3}, default=Policy())
+    pod_template: FreeJson = doc(
+        "Fields of the Pod template of all replicas that have no field here, for every target;"
+        " merged as `overlay`, before it.",
+        {"spec": {"enableServiceLinks": False}},
+        default=FROZEN_EMPTY,
+    )
+    overlay: FreeJson = doc(
+        "Fields of the target's object that have no field here; merged last, lists by `name`,"
+        " null deletes.",
+        {"spec": {"runPolicy": {"schedulingPolicy": {"scheduleTimeoutSeconds": 60}}}},
+        default=FROZEN_EMPTY,
+    )
 
     @classmethod
     def from_yaml(cls, text: str | bytes, source: str = "") -> JobSpec:
@@ -227,6 +211,16 @@ class JobSpec(Part):
             else:
                 data[name] = change
         return type(self).model_validate(data)
+
+    def _repr_html_(self) -> str:
+        """What notebooks show of it: what differs from the defaults, and its job.yaml."""
+        rows = {name: _shown(value) for name, value in self.__repr_args__() if name != "name"}
+        nodes = f"{self.nnodes} node{'s' * (self.nnodes > 1)}"
+        subtitle = f"{self.world_size} process{'es' * (self.world_size > 1)} on {nodes}"
+        remarks = [paragraph("note:", remark) for remark in self.remarks]
+        return card(
+            self.name, rows, *remarks, folded("job.yaml", self.to_yaml()), subtitle=subtitle
+        )
 
     @model_validator(mode="wrap")
     @classmethod
@@ -330,4 +324,17 @@ class JobSpec(Part):
             collective_timeout=float(run.collective_timeout),
             hang_timeout=float(run.hang_timeout),
             stop_grace=self.policy.termination_grace * 0.75,
+            tracking=self.tracking.settings,
         )
+
+
+def _shown(value: Any) -> str:
+    """A field's value in one line, as a card shows it."""
+    if isinstance(value, Part):
+        pairs = ", ".join(f"{key}: {_shown(one)}" for key, one in value.__repr_args__())
+        return pairs or "with the defaults"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={_shown(one)}" for key, one in value.items())
+    if isinstance(value, tuple) and value:
+        return ("; " if isinstance(value[0], Part) else " ").join(map(_shown, value))
+    return str(value)

@@ -12,29 +12,6 @@ from pydantic import AfterValidator, BeforeValidator, Strict, WithJsonSchema
 from k8sjob.errors import field_path
 from k8sjob.spec.base import refuse
 
-__all__ = [
-    "MAX_NAME",
-    "AbsolutePath",
-    "EnvName",
-    "FreeJson",
-    "ImageReference",
-    "JobName",
-    "LabelKey",
-    "LabelValue",
-    "NamespaceName",
-    "ObjectName",
-    "ResourceName",
-    "TargetName",
-    "Text",
-    "VolumeName",
-    "check_text",
-    "is_image_reference",
-    "is_label_value",
-    "is_repository",
-    "suggested_name",
-]
-
-
 MAX_NAME: Final = 63
 """Longest DNS label: pods' host names and services must fit it."""
 

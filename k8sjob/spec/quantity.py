@@ -14,15 +14,6 @@ from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 from k8sjob.kube.quantity import MAX, canonical, parse
 from k8sjob.spec.base import refuse, seen
 
-__all__ = [
-    "Cpu",
-    "Duration",
-    "Memory",
-    "Quantity",
-    "format_duration",
-    "parse_duration",
-]
-
 
 def _quantity(value: Any) -> str:
     text = value

@@ -11,14 +11,6 @@ from k8sjob.spec.quantity import Duration
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = [
-    "Elastic",
-    "Gang",
-    "Policy",
-    "Replicas",
-    "Topology",
-]
-
 
 class Elastic(Part):
     """Bounds between which the number of nodes may change while the job runs."""
@@ -30,42 +22,35 @@ class Elastic(Part):
         """The bounds are in order."""
         if self.min > self.max:
             yield Broken(
-                ("min",),
-                f"{self.min} is more than max {self.max}; set min to at most {self.max}",
+                ("min",), f"{self.min} is more than max {self.max}; set min to at most {self.max}"
             )
 
 
 class Replicas(Part):
     """The shape of the job: one Master and `workers` Workers, each one pod and one node."""
 
-    workers: Annotated[
-        Whole,
-        doc(
-            "Workers beside the Master; 0 is a job of the Master alone. An elastic job has no"
-            " Master: its workers + 1 nodes are all Workers.",
-            3,
-            unit="pods",
-            ge=0,
-            le=9999,
-        ),
-    ] = 0
-    nproc_per_node: Annotated[
-        Count | None,
-        doc(
-            "Training processes in each pod; null: one for each GPU, or one without GPUs. With GPUs"
-            " it must be their number.",
-            2,
-            unit="processes",
-        ),
-    ] = None
-    elastic: Annotated[
-        Elastic | None,
-        doc(
-            "Lets nodes join and leave within these bounds: those that are there train, and resume"
-            " from a checkpoint when that changes; null: the number is fixed.",
-            {"min": 2, "max": 4},
-        ),
-    ] = None
+    workers: Whole = doc(
+        "Workers beside the Master; 0 is a job of the Master alone. An elastic job has no"
+        " Master: its workers + 1 nodes are all Workers.",
+        3,
+        unit="pods",
+        ge=0,
+        le=9999,
+        default=0,
+    )
+    nproc_per_node: Count | None = doc(
+        "Training processes in each pod; null: one for each GPU, or one without GPUs. With GPUs"
+        " it must be their number.",
+        2,
+        unit="processes",
+        default=None,
+    )
+    elastic: Elastic | None = doc(
+        "Lets nodes join and leave within these bounds: those that are there train, and resume"
+        " from a checkpoint when that changes; null: the number is fixed.",
+        {"min": 2, "max": 4},
+        default=None,
+    )
 
     @property
     def nnodes(self) -> int:
@@ -88,18 +73,15 @@ class Gang(Part):
 
     shorthand = "scheduler"
 
-    scheduler: Annotated[
-        ObjectName | None,
-        doc("Name of the scheduler; null: the cluster's default.", "volcano"),
-    ] = None
-    min_available: Annotated[
-        Count | None,
-        doc("Pods that must fit at once; null: all of them.", 4, unit="pods"),
-    ] = None
-    queue: Annotated[
-        ObjectName | None,
-        doc("The scheduler's queue; it cannot be changed later.", "research"),
-    ] = None
+    scheduler: ObjectName | None = doc(
+        "Name of the scheduler; null: the cluster's default.", "volcano", default=None
+    )
+    min_available: Count | None = doc(
+        "Pods that must fit at once; null: all of them.", 4, unit="pods", default=None
+    )
+    queue: ObjectName | None = doc(
+        "The scheduler's queue; it cannot be changed later.", "research", default=None
+    )
 
 
 class Topology(Part):
@@ -107,14 +89,12 @@ class Topology(Part):
 
     shorthand = "preferred"
 
-    required: Annotated[
-        LabelKey | None,
-        doc("Wait until one domain has room.", "cloud.provider.com/topology-rack"),
-    ] = None
-    preferred: Annotated[
-        LabelKey | None,
-        doc("Else take a larger domain, or several.", "cloud.provider.com/topology-rack"),
-    ] = None
+    required: LabelKey | None = doc(
+        "Wait until one domain has room.", "cloud.provider.com/topology-rack", default=None
+    )
+    preferred: LabelKey | None = doc(
+        "Else take a larger domain, or several.", "cloud.provider.com/topology-rack", default=None
+    )
 
     def rules(self) -> Iterator[Broken]:
         """One of the two."""
@@ -126,50 +106,43 @@ class Topology(Part):
 class Policy(Part):
     """Restarts, clean-up and deadlines."""
 
-    restart_policy: Annotated[
-        Literal["OnFailure", "ExitCode", "Never", "Always"] | None,
-        doc(
-            "When a replica that failed starts again. ExitCode: only for codes of 128 and above; a"
-            " script's own error fails the job at once. null: ExitCode where k8sjob's agent keeps"
-            " the script of several replicas, else OnFailure.",
-            "OnFailure",
-        ),
-    ] = None
-    max_restarts: Annotated[
-        Whole,
-        doc(
-            "How often the whole group may start again after a failure.",
-            3,
-            unit="restarts",
-            ge=0,
-            le=1000,
-        ),
-    ] = 3
-    clean_pod_policy: Annotated[
-        Literal["Running", "All", "None"],
-        doc(
-            "Which pods go when the job ends. Running: those that still run, so that none keeps"
-            " its GPU; None: none.",
-            "Running",
-        ),
-    ] = "Running"
-    ttl_after_finished: Annotated[
-        Duration | None,
-        doc("How long after its end the job is deleted; null: never.", "1d", unit="time"),
-    ] = None
-    active_deadline: Annotated[
-        Duration | None,
-        doc("How long the job may run before it fails; null: for ever.", "12h", unit="time"),
-    ] = None
-    suspend: Annotated[Flag, doc("Create the job without starting it.", True)] = False
-    termination_grace: Annotated[
-        Duration,
-        doc(
-            "Time between SIGTERM and SIGKILL, in which the ranks write a checkpoint.",
-            "60s",
-            unit="time",
-        ),
-    ] = 60
+    restart_policy: Literal["OnFailure", "ExitCode", "Never", "Always"] | None = doc(
+        "When a replica that failed starts again. ExitCode: only for codes of 128 and above; a"
+        " script's own error fails the job at once. null: ExitCode where k8sjob's agent keeps"
+        " the script of several replicas, else OnFailure.",
+        "OnFailure",
+        default=None,
+    )
+    max_restarts: Whole = doc(
+        "How often the whole group may start again after a failure.",
+        3,
+        unit="restarts",
+        ge=0,
+        le=1000,
+        default=3,
+    )
+    clean_pod_policy: Literal["Running", "All", "None"] = doc(
+        "Which pods go when the job ends. Running: those that still run, so that none keeps"
+        " its GPU; None: none.",
+        "Running",
+        default="Running",
+    )
+    ttl_after_finished: Duration | None = doc(
+        "How long after its end the job is deleted; null: never.", "1d", unit="time", default=None
+    )
+    active_deadline: Duration | None = doc(
+        "How long the job may run before it fails; null: for ever.",
+        "12h",
+        unit="time",
+        default=None,
+    )
+    suspend: Flag = doc("Create the job without starting it.", True, default=False)
+    termination_grace: Duration = doc(
+        "Time between SIGTERM and SIGKILL, in which the ranks write a checkpoint.",
+        "60s",
+        unit="time",
+        default=60,
+    )
 
     def rules(self) -> Iterator[Broken]:
         """Deadlines leave time."""

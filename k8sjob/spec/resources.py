@@ -12,77 +12,69 @@ from k8sjob.spec.quantity import Cpu, Memory, Quantity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["SHM_VOLUME", "EmptyDir", "MasterResources", "Requests", "Resources", "Volume"]
-
 _GPU_LABELS: Final = {"nvidia.com": "nvidia.com/gpu.product", "amd.com": "amd.com/gpu.product-name"}
 
 
 class Requests(Part):
     """What the scheduler sets aside, where that is less than the limits."""
 
-    cpu: Annotated[
-        Cpu | None, doc("CPU set aside; null: as the limit.", 2, "500m", unit="cores")
-    ] = None
-    memory: Annotated[
-        Memory | None, doc("Memory set aside; null: as the limit.", "8Gi", unit="bytes")
-    ] = None
+    cpu: Cpu | None = doc(
+        "CPU set aside; null: as the limit.", 2, "500m", unit="cores", default=None
+    )
+    memory: Memory | None = doc(
+        "Memory set aside; null: as the limit.", "8Gi", unit="bytes", default=None
+    )
 
 
 class MasterResources(Part):
     """What is different for the Master; null: as for the Workers."""
 
-    gpus: Annotated[Whole | None, doc("GPUs of the Master.", 1, unit="GPUs", ge=0)] = None
-    cpu: Annotated[Cpu | None, doc("CPU of the Master.", 8, unit="cores")] = None
-    memory: Annotated[Memory | None, doc("Memory of the Master.", "64Gi", unit="bytes")] = None
-    shm: Annotated[Memory | None, doc("The Master's /dev/shm.", "16Gi", unit="bytes")] = None
-    extended: Annotated[
-        FrozenMap[ResourceName, Quantity] | None,
-        doc("Extended resources of the Master, instead of the Workers'.", {"rdma/hca": 1}),
-    ] = None
-    requests: Annotated[
-        Requests | None, doc("What the scheduler sets aside for the Master.", {"cpu": 4})
-    ] = None
+    gpus: Whole | None = doc("GPUs of the Master.", 1, unit="GPUs", ge=0, default=None)
+    cpu: Cpu | None = doc("CPU of the Master.", 8, unit="cores", default=None)
+    memory: Memory | None = doc("Memory of the Master.", "64Gi", unit="bytes", default=None)
+    shm: Memory | None = doc("The Master's /dev/shm.", "16Gi", unit="bytes", default=None)
+    extended: FrozenMap[ResourceName, Quantity] | None = doc(
+        "Extended resources of the Master, instead of the Workers'.", {"rdma/hca": 1}, default=None
+    )
+    requests: Requests | None = doc(
+        "What the scheduler sets aside for the Master.", {"cpu": 4}, default=None
+    )
 
 
 class Resources(Part):
     """Limits of each replica; the requests are equal to them unless `requests` says otherwise."""
 
-    gpus: Annotated[Whole, doc("GPUs of each replica.", 1, unit="GPUs", ge=0, le=1024)] = 0
-    gpu_type: Annotated[
-        LabelValue | None,
-        doc(
-            "Model of the GPU, as the node's label names it (nvidia.com/gpu.product or"
-            " amd.com/gpu.product-name); null: any.",
-            "NVIDIA-A100-SXM4-80GB",
-        ),
-    ] = None
-    gpu_resource: Annotated[
-        ResourceName,
-        doc("The resource that counts GPUs on the nodes.", "nvidia.com/gpu", "amd.com/gpu"),
-    ] = "nvidia.com/gpu"
-    cpu: Annotated[Cpu | None, doc("CPU; null: no limit.", 4, "500m", unit="cores")] = None
-    memory: Annotated[Memory | None, doc("Memory; null: no limit.", "32Gi", unit="bytes")] = None
-    shm: Annotated[
-        Memory | None,
-        doc(
-            "Size of /dev/shm, through which data loaders hand batches over; it counts as memory."
-            " null: as much as the memory limit allows; 0: what the container runtime gives, 64Mi.",
-            "8Gi",
-            unit="bytes",
-        ),
-    ] = None
-    extended: Annotated[
-        FrozenMap[ResourceName, Quantity],
-        doc("Further resources by name, in whole numbers.", {"rdma/hca": 1}),
-    ] = FROZEN_EMPTY
-    requests: Annotated[
-        Requests | None,
-        doc("What the scheduler sets aside, where less than the limits.", {"cpu": 2}),
-    ] = None
-    master: Annotated[
-        MasterResources | None,
-        doc("What is different for the Master; null: nothing.", {"memory": "64Gi"}),
-    ] = None
+    gpus: Whole = doc("GPUs of each replica.", 1, unit="GPUs", ge=0, le=1024, default=0)
+    gpu_type: LabelValue | None = doc(
+        "Model of the GPU, as the node's label names it (nvidia.com/gpu.product or"
+        " amd.com/gpu.product-name); null: any.",
+        "NVIDIA-A100-SXM4-80GB",
+        default=None,
+    )
+    gpu_resource: ResourceName = doc(
+        "The resource that counts GPUs on the nodes.",
+        "nvidia.com/gpu",
+        "amd.com/gpu",
+        default="nvidia.com/gpu",
+    )
+    cpu: Cpu | None = doc("CPU; null: no limit.", 4, "500m", unit="cores", default=None)
+    memory: Memory | None = doc("Memory; null: no limit.", "32Gi", unit="bytes", default=None)
+    shm: Memory | None = doc(
+        "Size of /dev/shm, through which data loaders hand batches over; it counts as memory."
+        " null: as much as the memory limit allows; 0: what the container runtime gives, 64Mi.",
+        "8Gi",
+        unit="bytes",
+        default=None,
+    )
+    extended: FrozenMap[ResourceName, Quantity] = doc(
+        "Further resources by name, in whole numbers.", {"rdma/hca": 1}, default=FROZEN_EMPTY
+    )
+    requests: Requests | None = doc(
+        "What the scheduler sets aside, where less than the limits.", {"cpu": 2}, default=None
+    )
+    master: MasterResources | None = doc(
+        "What is different for the Master; null: nothing.", {"memory": "64Gi"}, default=None
+    )
 
     @property
     def of_master(self) -> Resources:
@@ -151,13 +143,12 @@ _SOURCES: Final = ("pvc", "host_path", "config_map", "secret", "empty_dir")
 class EmptyDir(Part):
     """An empty folder that lives as long as its pod."""
 
-    medium: Annotated[
-        Literal["Memory"] | None, doc("Memory: a tmpfs; null: the node's disk.", "Memory")
-    ] = None
-    size_limit: Annotated[
-        Memory | None,
-        doc("Size at which the pod is evicted; null: none.", "20Gi", unit="bytes"),
-    ] = None
+    medium: Literal["Memory"] | None = doc(
+        "Memory: a tmpfs; null: the node's disk.", "Memory", default=None
+    )
+    size_limit: Memory | None = doc(
+        "Size at which the pod is evicted; null: none.", "20Gi", unit="bytes", default=None
+    )
 
 
 class Volume(Part):
@@ -165,35 +156,33 @@ class Volume(Part):
 
     name: Annotated[VolumeName, doc("Name of the volume, unique in the job.", "data")]
     mount: Annotated[AbsolutePath, doc("Where it appears in the container.", "/data")]
-    pvc: Annotated[
-        ObjectName | None,
-        doc("A PersistentVolumeClaim in the job's namespace.", "datasets"),
-    ] = None
-    host_path: Annotated[
-        AbsolutePath | None, doc("A path on the node itself.", "/mnt/datasets")
-    ] = None
-    config_map: Annotated[
-        ObjectName | None, doc("A ConfigMap, a file for each key; read-only.", "training-settings")
-    ] = None
-    secret: Annotated[
-        ObjectName | None, doc("A Secret, a file for each key; read-only.", "dataset-token")
-    ] = None
-    empty_dir: Annotated[
-        EmptyDir | None,
-        doc("An empty folder of the pod's own; {} for the defaults.", {"size_limit": "20Gi"}),
-    ] = None
-    sub_path: Annotated[
-        Text | None, doc("Mount this folder inside the volume instead of its root.", "mnist")
-    ] = None
-    read_only: Annotated[Flag, doc("Whether the containers may only read it.", True)] = False
-    local: Annotated[
-        Text | None,
-        doc(
-            "What `k8sjob run` uses on this machine instead, relative to the job.yaml; null: a"
-            " folder of the job's own.",
-            "./data",
-        ),
-    ] = None
+    pvc: ObjectName | None = doc(
+        "A PersistentVolumeClaim in the job's namespace.", "datasets", default=None
+    )
+    host_path: AbsolutePath | None = doc(
+        "A path on the node itself.", "/mnt/datasets", default=None
+    )
+    config_map: ObjectName | None = doc(
+        "A ConfigMap, a file for each key; read-only.", "training-settings", default=None
+    )
+    secret: ObjectName | None = doc(
+        "A Secret, a file for each key; read-only.", "dataset-token", default=None
+    )
+    empty_dir: EmptyDir | None = doc(
+        "An empty folder of the pod's own; {} for the defaults.",
+        {"size_limit": "20Gi"},
+        default=None,
+    )
+    sub_path: Text | None = doc(
+        "Mount this folder inside the volume instead of its root.", "mnist", default=None
+    )
+    read_only: Flag = doc("Whether the containers may only read it.", True, default=False)
+    local: Text | None = doc(
+        "What `k8sjob run` uses on this machine instead, relative to the job.yaml; null: a"
+        " folder of the job's own.",
+        "./data",
+        default=None,
+    )
 
     @property
     def source(self) -> str:
@@ -220,6 +209,5 @@ class Volume(Part):
             )
         if self.mount in ("/", "/dev/shm"):  # noqa: S108 - a mount point, not a temporary file
             yield Broken(
-                ("mount",),
-                f"{self.mount!r} cannot be mounted over; for /dev/shm set resources.shm",
+                ("mount",), f"{self.mount!r} cannot be mounted over; for /dev/shm set resources.shm"
             )

@@ -5,29 +5,30 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from k8sjob import strategies
-from k8sjob.contract import WORKDIR
+from k8sjob.contract import TRACKER_PACKAGES, WORKDIR
 from k8sjob.kube.labels import PRIORITY, QUEUE, RESERVED
 from k8sjob.spec.base import Broken
 from k8sjob.spec.names import MAX_NAME
-from k8sjob.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from k8sjob.spec.job import JobSpec
 
-__all__ = [
-    "job_remarks",
-    "job_rules",
-    "longest_name",
-]
-
 
 def job_rules(spec: JobSpec) -> Iterator[Broken]:
     """Every rule over several parts that the spec breaks."""
-    yield from _name(spec)
+    limit = longest_name(spec)
+    if len(spec.name) > limit:
+        yield Broken(
+            ("name",),
+            f"{spec.name!r} has {len(spec.name)} characters; with {_longest_suffix(spec)!r} behind"
+            f" it a pod's name has more than {MAX_NAME}, so shorten it to at most {limit}",
+        )
     yield from _labels(spec)
-    yield from _queue(spec)
+    for field in ("kueue_priority_class", "kueue_topology"):
+        if getattr(spec, field) is not None and spec.kueue_queue is None:
+            yield Broken((field,), "only Kueue reads it; set kueue_queue, or take it out")
     yield from _fitting(spec)
     yield from _volumes(spec)
     yield from _restricted(spec)
@@ -52,10 +53,7 @@ def job_rules(spec: JobSpec) -> Iterator[Broken]:
             f" {spec.replicas.workers} + 1 = {spec.nnodes} pods; set it to at most {spec.nnodes}",
         )
     if spec.replicas.elastic and spec.resources.master:
-        yield Broken(
-            ("resources", "master"),
-            "an elastic job has Workers only; leave master out",
-        )
+        yield Broken(("resources", "master"), "an elastic job has Workers only; leave master out")
 
 
 def longest_name(spec: JobSpec) -> int:
@@ -71,20 +69,7 @@ def _longest_suffix(spec: JobSpec) -> str:
     return max(suffix, "" if elastic else "-master-0", key=len)
 
 
-def _name(spec: JobSpec) -> Iterator[Broken]:
-    """Pods and services of the highest number still fit a DNS label."""
-    suffix = _longest_suffix(spec)
-    limit = longest_name(spec)
-    if len(spec.name) > limit:
-        yield Broken(
-            ("name",),
-            f"{spec.name!r} has {len(spec.name)} characters; with {suffix!r} behind it a pod's name"
-            f" has more than {MAX_NAME}, so shorten it to at most {limit}",
-        )
-
-
 def _labels(spec: JobSpec) -> Iterator[Broken]:
-    """No label that someone else sets."""
     for key in spec.labels:
         if prefix := next((one for one in RESERVED if key.startswith(one)), None):
             message = f"would be overridden: the cluster's controllers set labels under {prefix}"
@@ -93,13 +78,6 @@ def _labels(spec: JobSpec) -> Iterator[Broken]:
         if (value := getattr(spec, field, None)) is not None:
             message = f"{field} {value!r} sets this label; take one of them out"
             yield Broken(("labels", key), message)
-
-
-def _queue(spec: JobSpec) -> Iterator[Broken]:
-    """What is for Kueue alone needs a queue."""
-    for field in ("kueue_priority_class", "kueue_topology"):
-        if getattr(spec, field) is not None and spec.kueue_queue is None:
-            yield Broken((field,), "only Kueue reads it; set kueue_queue, or take it out")
 
 
 def _fitting(spec: JobSpec) -> Iterator[Broken]:
@@ -111,18 +89,14 @@ def _fitting(spec: JobSpec) -> Iterator[Broken]:
         gpus=spec.resources.gpus,
         master_gpus=master.gpus if master else None,
     )
-    strategy = spec.strategy
-    found_by = strategies.conflicts(
-        strategy.kind, strategy.settings, shape, backend=strategy.backend
-    )
-    for found in found_by:
+    one = spec.strategy
+    for found in strategies.conflicts(one.kind, one.settings, shape, backend=one.backend):
         yield Broken(tuple(found.field.split(".")), found.message)
-    kind = strategies.STRATEGIES.get(strategy.kind)
-    if spec.replicas.elastic and spec.uses_agent and kind and not kind.resizes:
+    if spec.replicas.elastic and spec.uses_agent and not strategies.STRATEGIES[one.kind].resizes:
         able = ", ".join(name for name, row in strategies.STRATEGIES.items() if row.resizes)
         yield Broken(
             ("replicas", "elastic"),
-            f"{strategy.kind} divides the model over a number of ranks that must not change; leave"
+            f"{one.kind} divides the model over a number of ranks that must not change; leave"
             f" elastic out, or use one of {able}",
         )
 
@@ -164,6 +138,14 @@ def job_remarks(spec: JobSpec) -> Iterator[Broken]:
             "without checkpoint the training starts from scratch whenever a node joins or leaves;"
             " set checkpoint.dir, on a volume that all nodes share",
         )
+    for name in spec.tracking.settings:
+        package = TRACKER_PACKAGES.get(name)
+        if package and spec.builds_image and not _installs(spec, name):
+            yield Broken(
+                ("tracking", name),
+                f"needs the package {package} in the image; add it to image.pip, or training"
+                " continues without it",
+            )
     if not spec.uses_agent:
         for name in ("rendezvous_timeout", "collective_timeout", "hang_timeout"):
             if name in spec.run.model_fields_set:
@@ -172,7 +154,7 @@ def job_remarks(spec: JobSpec) -> Iterator[Broken]:
                     "no agent starts a command, so only scripts that call session() use it; set"
                     " the timeouts of the launcher and of init_process_group instead",
                 )
-    if warning := STRATEGIES[spec.strategy.kind].warning:
+    if warning := strategies.STRATEGIES[spec.strategy.kind].warning:
         yield Broken(("strategy", "kind"), f"{spec.strategy.kind}: {warning}")
     checkpoint, volume = spec.checkpoint, spec.checkpoint_volume
     if checkpoint and (volume is None or volume.empty_dir is not None):
@@ -182,3 +164,11 @@ def job_remarks(spec: JobSpec) -> Iterator[Broken]:
             f"{checkpoint.dir} lies on {where}: on a cluster its checkpoints outlive a restart in"
             " the pod, not the pod; mount a pvc there",
         )
+
+
+def _installs(spec: JobSpec, package: str) -> bool:
+    """Whether an image that is built may have a package, by whichever of its distributions."""
+    image = spec.image
+    if isinstance(image, str) or image.requirements:
+        return True
+    return any(one.startswith(package) for one in image.pip)

@@ -16,8 +16,6 @@ from k8sjob.spec.quantity import Duration
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["EnvFrom", "Run", "shell_words", "started_by"]
-
 _OPERATOR: Final = frozenset(
     {"MASTER_ADDR", "MASTER_PORT", "PYTHONUNBUFFERED", "RANK", "WORLD_SIZE"}
 )
@@ -76,12 +74,10 @@ def _module(value: str) -> str:
 class EnvFrom(Part):
     """All keys of a Secret or of a ConfigMap as variables, by reference: no value is rendered."""
 
-    secret: Annotated[ObjectName | None, doc("A Secret in the job's namespace.", "wandb-key")] = (
-        None
+    secret: ObjectName | None = doc("A Secret in the job's namespace.", "wandb-key", default=None)
+    config_map: ObjectName | None = doc(
+        "A ConfigMap in the job's namespace.", "training-settings", default=None
     )
-    config_map: Annotated[
-        ObjectName | None, doc("A ConfigMap in the job's namespace.", "training-settings")
-    ] = None
 
     def rules(self) -> Iterator[Broken]:
         """Exactly one source."""
@@ -93,59 +89,47 @@ class EnvFrom(Part):
 class Run(Part):
     """The training: exactly one of script, module and command."""
 
-    script: Annotated[
-        Annotated[Text, AfterValidator(_script)] | None,
-        doc("A Python file, relative to /app in the image.", "main.py"),
-    ] = None
-    module: Annotated[
-        Annotated[Text, AfterValidator(_module)] | None,
-        doc("A Python module, started as with `python -m`.", "pkg.train"),
-    ] = None
-    command: Annotated[
-        tuple[Text, ...] | None,
-        doc(
-            "A program and its arguments, started as it is: k8sjob's agent stays out.",
-            ["torchrun", "main.py"],
-        ),
-    ] = None
-    args: Annotated[
-        tuple[Text, ...],
-        doc("Arguments of the script, module or command.", ["--epochs", 5, "--lr", 0.1]),
-    ] = ()
-    env: Annotated[
-        FrozenMap[EnvName, Text],
-        doc(
-            "Environment variables; numbers become text, booleans are refused. For secrets use"
-            " env_from.",
-            {"OMP_NUM_THREADS": 4, "NCCL_DEBUG": "INFO"},
-        ),
-    ] = FROZEN_EMPTY
-    env_from: Annotated[
-        tuple[EnvFrom, ...],
-        doc("Secrets and ConfigMaps whose keys become variables.", [{"secret": "wandb-key"}]),
-    ] = ()
-    local_rank_arg: Annotated[
-        Literal["--local_rank", "--local-rank"] | None,
-        doc(
-            "Hands each process its local rank as this argument, for scripts that parse it.",
-            "--local-rank",
-        ),
-    ] = None
-    rendezvous_timeout: Annotated[
-        Duration, doc("How long to wait until all ranks have come.", "10m", unit="time")
-    ] = 600
-    collective_timeout: Annotated[
-        Duration, doc("How long a collective may take before it fails.", "10m", unit="time")
-    ] = 600
-    hang_timeout: Annotated[
-        Duration,
-        doc(
-            "How long a rank may make no progress, or in a script without session() wait in a"
-            " collective, before the job is ended as hung; 0: for ever.",
-            "10m",
-            unit="time",
-        ),
-    ] = 600
+    script: Annotated[Text, AfterValidator(_script)] | None = doc(
+        "A Python file, relative to /app in the image.", "main.py", default=None
+    )
+    module: Annotated[Text, AfterValidator(_module)] | None = doc(
+        "A Python module, started as with `python -m`.", "pkg.train", default=None
+    )
+    command: tuple[Text, ...] | None = doc(
+        "A program and its arguments, started as it is: k8sjob's agent stays out.",
+        ["torchrun", "main.py"],
+        default=None,
+    )
+    args: tuple[Text, ...] = doc(
+        "Arguments of the script, module or command.", ["--epochs", 5, "--lr", 0.1], default=()
+    )
+    env: FrozenMap[EnvName, Text] = doc(
+        "Environment variables; numbers become text, booleans are refused. For secrets use"
+        " env_from.",
+        {"OMP_NUM_THREADS": 4, "NCCL_DEBUG": "INFO"},
+        default=FROZEN_EMPTY,
+    )
+    env_from: tuple[EnvFrom, ...] = doc(
+        "Secrets and ConfigMaps whose keys become variables.", [{"secret": "wandb-key"}], default=()
+    )
+    local_rank_arg: Literal["--local_rank", "--local-rank"] | None = doc(
+        "Hands each process its local rank as this argument, for scripts that parse it.",
+        "--local-rank",
+        default=None,
+    )
+    rendezvous_timeout: Duration = doc(
+        "How long to wait until all ranks have come.", "10m", unit="time", default=600
+    )
+    collective_timeout: Duration = doc(
+        "How long a collective may take before it fails.", "10m", unit="time", default=600
+    )
+    hang_timeout: Duration = doc(
+        "How long a rank may make no progress, or in a script without session() wait in a"
+        " collective, before the job is ended as hung; 0: for ever.",
+        "10m",
+        unit="time",
+        default=600,
+    )
 
     def rules(self) -> Iterator[Broken]:
         """Exactly one thing to start, no variable that would be overridden."""

@@ -11,8 +11,6 @@ from k8sjob.spec.base import FROZEN_EMPTY, Count, Flag, FrozenMap, Part, doc, re
 from k8sjob.spec.names import AbsolutePath, Text
 from k8sjob.strategies import GONE, pattern_error
 
-__all__ = ["Checkpoint", "Strategy"]
-
 
 def _backend(value: Any) -> Any:
     if isinstance(value, str) and value in GONE:
@@ -66,149 +64,120 @@ class Strategy(Part):
 
     shorthand = "kind"
 
-    kind: Annotated[
-        Kind,
-        doc(
-            "ddp: every rank has the whole model, gradients are averaged. keras: every"
-            " rank has the whole Keras model, which computes with torch. fsdp: every rank has a"
-            " part of each parameter and gathers the rest as it is needed. mesh: ranks along data"
-            " divide each batch, ranks along model divide what layout says. keras_mesh: a Keras"
-            " model over data and model by keras.distribution, one device a rank. pipeline: every"
-            " rank has some of the layers, batches pass through in parts. model_split: one process"
-            " has some of the layers on each of its GPUs, which take turns. data_parallel: one"
-            " process has a copy of the model on each of its GPUs, recreated each step."
-            " parameter_server: trainers have the model without its tables, servers the tables'"
-            " columns.",
-            *get_args(Kind),
-        ),
-    ] = "ddp"
-    accumulate: Annotated[
-        Count,
-        doc(
-            "Batches whose gradients are added up before one optimizer step; they are synchronised"
-            " once.",
-            8,
-            unit="batches",
-        ),
-    ] = 1
-    sync_batchnorm: Annotated[
-        Flag, doc("Batch norm over all ranks' batches instead of each rank's own.", True)
-    ] = False
-    clip_norm: Annotated[
-        Annotated[float, Strict(), Field(gt=0, allow_inf_nan=False)] | None,
-        doc(
-            "Largest norm of the gradients of all parameters together, over all ranks: larger ones"
-            " are scaled down to it; null: as they are.",
-            1.0,
-            unit="L2 norm",
-        ),
-    ] = None
-    bf16: Annotated[
-        Flag,
-        doc(
-            "Compute in bfloat16 where it is safe (autocast); parameters and optimizer stay as they"
-            " are.",
-            True,
-        ),
-    ] = False
-    blocks: Annotated[
-        tuple[Pattern, ...],
-        doc(
-            "Layers that fsdp gathers, checkpoint_activations recomputes and compile compiles as"
-            " one, by name or regular expression of the whole name; empty: the members of"
-            " nn.Sequential and nn.ModuleList.",
-            [r"encoder\.layers\.\d+"],
-        ),
-    ] = ()
-    checkpoint_activations: Annotated[
-        Flag,
-        doc("Keep only the inputs of each block for backward, and compute it again there.", True),
-    ] = False
-    compile: Annotated[
-        Flag, doc("torch.compile each block by itself; under ddp the whole model as one.", True)
-    ] = False
-    reshard: Annotated[
-        Flag,
-        doc(
-            "fsdp: let go of gathered parameters between forward and backward; false takes more"
-            " memory and less traffic.",
-            False,
-        ),
-    ] = True
-    data: Annotated[
-        Count | None,
-        doc(
-            "mesh, keras_mesh: ranks along data; null: world_size divided by model.",
-            2,
-            unit="ranks",
-        ),
-    ] = None
-    model: Annotated[Count, doc("mesh, keras_mesh: ranks along model.", 4, unit="ranks")] = 1
-    layout: Annotated[
-        FrozenMap[Pattern, Axes],
-        doc(
-            "mesh: the axis or null for each dimension of a parameter, or of what a layer gives"
-            " (LAYER.output, as that of fc1 here). A key is a name, or a regular expression of the"
-            " whole name; the others are the same on all ranks. keras_mesh: the same with Keras's"
-            " paths, as .*/dense/kernel and .*/dense/output.",
-            {"fc1.weight": ["model", None], "fc1.output": [None, "model"]},
-        ),
-    ] = FROZEN_EMPTY
-    keras_backend: Annotated[
-        Literal["jax", "torch"],
-        doc(
-            "keras_mesh: what Keras computes with; its distribution on torch begins with Keras"
-            " 3.16.",
-            "torch",
-        ),
-    ] = "jax"
-    splits: Annotated[
-        tuple[Text, ...],
-        doc(
-            "pipeline, model_split: the layers of an nn.Sequential that begin a new stage, by name,"
-            " in its order; a stage a rank, and copies of the pipeline where there are more ranks,"
-            " or a stage a GPU.",
-            ["block2", "block4"],
-        ),
-    ] = ()
-    schedule: Annotated[
-        Literal["1f1b", "gpipe"],
-        doc(
-            "pipeline: 1f1b uses each gradient as soon as it is there, and keeps few micro-batches;"
-            " gpipe runs all forward passes first.",
-            "gpipe",
-        ),
-    ] = "1f1b"
-    micro_batches: Annotated[
-        Count,
-        doc(
-            "pipeline: parts of a batch that are under way at once; a smaller batch has as many as"
-            " it has samples.",
-            8,
-            unit="micro-batches",
-        ),
-    ] = 4
-    servers: Annotated[
-        Count,
-        doc(
-            "parameter_server: processes of the Master that hold the tables, beside the one that"
-            " coordinates; the Workers' processes train.",
-            2,
-            unit="processes",
-        ),
-    ] = 1
-    tables: Annotated[
-        tuple[Pattern, ...],
-        doc(
-            "parameter_server: the nn.EmbeddingBag and nn.Embedding layers that lie on the servers,"
-            " by name or regular expression of the whole name; empty: every nn.EmbeddingBag.",
-            ["users", "items"],
-        ),
-    ] = ()
-    backend: Annotated[
-        Annotated[Literal["nccl", "gloo"] | None, BeforeValidator(_backend)],
-        doc("Backend of the process group; null: nccl on GPUs, gloo on CPUs.", "gloo"),
-    ] = None
+    kind: Kind = doc(
+        "ddp: every rank has the whole model, gradients are averaged. keras: every"
+        " rank has the whole Keras model, which computes with torch. fsdp: every rank has a"
+        " part of each parameter and gathers the rest as it is needed. mesh: ranks along data"
+        " divide each batch, ranks along model divide what layout says. keras_mesh: a Keras"
+        " model over data and model by keras.distribution, one device a rank. pipeline: every"
+        " rank has some of the layers, batches pass through in parts. model_split: one process"
+        " has some of the layers on each of its GPUs, which take turns. data_parallel: one"
+        " process has a copy of the model on each of its GPUs, recreated each step."
+        " parameter_server: trainers have the model without its tables, servers the tables'"
+        " columns.",
+        *get_args(Kind),
+        default="ddp",
+    )
+    accumulate: Count = doc(
+        "Batches whose gradients are added up before one optimizer step; they are synchronised"
+        " once.",
+        8,
+        unit="batches",
+        default=1,
+    )
+    sync_batchnorm: Flag = doc(
+        "Batch norm over all ranks' batches instead of each rank's own.", True, default=False
+    )
+    clip_norm: Annotated[float, Strict(), Field(gt=0, allow_inf_nan=False)] | None = doc(
+        "Largest norm of the gradients of all parameters together, over all ranks: larger ones"
+        " are scaled down to it; null: as they are.",
+        1.0,
+        unit="L2 norm",
+        default=None,
+    )
+    bf16: Flag = doc(
+        "Compute in bfloat16 where it is safe (autocast); parameters and optimizer stay as they"
+        " are.",
+        True,
+        default=False,
+    )
+    blocks: tuple[Pattern, ...] = doc(
+        "Layers that fsdp gathers, checkpoint_activations recomputes and compile compiles as"
+        " one, by name or regular expression of the whole name; empty: the members of"
+        " nn.Sequential and nn.ModuleList.",
+        [r"encoder\.layers\.\d+"],
+        default=(),
+    )
+    checkpoint_activations: Flag = doc(
+        "Keep only the inputs of each block for backward, and compute it again there.",
+        True,
+        default=False,
+    )
+    compile: Flag = doc(
+        "torch.compile each block by itself; under ddp the whole model as one.", True, default=False
+    )
+    reshard: Flag = doc(
+        "fsdp: let go of gathered parameters between forward and backward; false takes more"
+        " memory and less traffic.",
+        False,
+        default=True,
+    )
+    data: Count | None = doc(
+        "mesh, keras_mesh: ranks along data; null: world_size divided by model.",
+        2,
+        unit="ranks",
+        default=None,
+    )
+    model: Count = doc("mesh, keras_mesh: ranks along model.", 4, unit="ranks", default=1)
+    layout: FrozenMap[Pattern, Axes] = doc(
+        "mesh: the axis or null for each dimension of a parameter, or of what a layer gives"
+        " (LAYER.output, as that of fc1 here). A key is a name, or a regular expression of the"
+        " whole name; the others are the same on all ranks. keras_mesh: the same with Keras's"
+        " paths, as .*/dense/kernel and .*/dense/output.",
+        {"fc1.weight": ["model", None], "fc1.output": [None, "model"]},
+        default=FROZEN_EMPTY,
+    )
+    keras_backend: Literal["jax", "torch"] = doc(
+        "keras_mesh: what Keras computes with; its distribution on torch begins with Keras 3.16.",
+        "torch",
+        default="jax",
+    )
+    splits: tuple[Text, ...] = doc(
+        "pipeline, model_split: the layers of an nn.Sequential that begin a new stage, by name,"
+        " in its order; a stage a rank, and copies of the pipeline where there are more ranks,"
+        " or a stage a GPU.",
+        ["block2", "block4"],
+        default=(),
+    )
+    schedule: Literal["1f1b", "gpipe"] = doc(
+        "pipeline: 1f1b uses each gradient as soon as it is there, and keeps few micro-batches;"
+        " gpipe runs all forward passes first.",
+        "gpipe",
+        default="1f1b",
+    )
+    micro_batches: Count = doc(
+        "pipeline: parts of a batch that are under way at once; a smaller batch has as many as"
+        " it has samples.",
+        8,
+        unit="micro-batches",
+        default=4,
+    )
+    servers: Count = doc(
+        "parameter_server: processes of the Master that hold the tables, beside the one that"
+        " coordinates; the Workers' processes train.",
+        2,
+        unit="processes",
+        default=1,
+    )
+    tables: tuple[Pattern, ...] = doc(
+        "parameter_server: the nn.EmbeddingBag and nn.Embedding layers that lie on the servers,"
+        " by name or regular expression of the whole name; empty: every nn.EmbeddingBag.",
+        ["users", "items"],
+        default=(),
+    )
+    backend: Annotated[Literal["nccl", "gloo"] | None, BeforeValidator(_backend)] = doc(
+        "Backend of the process group; null: nccl on GPUs, gloo on CPUs.", "gloo", default=None
+    )
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -221,25 +190,19 @@ class Checkpoint(Part):
 
     shorthand = "dir"
 
-    dir: Annotated[
-        AbsolutePath,
-        doc(
-            "Folder in the container; it outlives the pods only on a volume that all of them"
-            " mount.",
-            "/checkpoints",
-        ),
-    ] = "/checkpoints"
-    every: Annotated[
-        Annotated[Literal["epoch"] | Count, BeforeValidator(_every)],
-        doc("epoch, or a number of optimizer steps.", "epoch", 500, unit="steps"),
-    ] = "epoch"
-    keep: Annotated[Count, doc("How many whole checkpoints stay.", 3, unit="checkpoints")] = 3
-    format: Annotated[
-        Literal["auto", "full", "sharded"],
-        doc(
-            "full: one file, which rank 0 writes. sharded: a folder, where each rank writes its"
-            " part; dir lies on a volume that all replicas mount. auto: sharded where strategy"
-            " divides the model and all ranks see the folder, else full.",
-            "sharded",
-        ),
-    ] = "auto"
+    dir: AbsolutePath = doc(
+        "Folder in the container; it outlives the pods only on a volume that all of them mount.",
+        "/checkpoints",
+        default="/checkpoints",
+    )
+    every: Annotated[Literal["epoch"] | Count, BeforeValidator(_every)] = doc(
+        "epoch, or a number of optimizer steps.", "epoch", 500, unit="steps", default="epoch"
+    )
+    keep: Count = doc("How many whole checkpoints stay.", 3, unit="checkpoints", default=3)
+    format: Literal["auto", "full", "sharded"] = doc(
+        "full: one file, which rank 0 writes. sharded: a folder, where each rank writes its"
+        " part; dir lies on a volume that all replicas mount. auto: sharded where strategy"
+        " divides the model and all ranks see the folder, else full.",
+        "sharded",
+        default="auto",
+    )

@@ -1,6 +1,7 @@
 """The Protocol of a target: what the rest of k8sjob must know of one kind of job. Pure.
 
-A target is read from its objects alone. Whatever the kind, replica 0 of a job is "master-0" and
+A target is read from its objects alone. A job that was read to be shown has the last object of
+`Target.made` as `child`. Whatever the kind, replica 0 of a job is "master-0" and
 the others are "worker-0" and on, in the order of their ranks.
 """
 
@@ -11,6 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from k8sjob.kube.objects import Object
+from k8sjob.kube.resources import path
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,16 +23,7 @@ if TYPE_CHECKING:
     from k8sjob.kube.resources import Controller
     from k8sjob.spec import JobSpec
     from k8sjob.spec.names import TargetName
-
-__all__ = [
-    "Authored",
-    "JobState",
-    "Reader",
-    "RecordedEnd",
-    "Replicas",
-    "Target",
-    "created_pods",
-]
+    from k8sjob.targets.schema import WrongType
 
 
 class JobState(StrEnum):
@@ -100,6 +93,57 @@ class Replicas:
     def pod(self) -> Json:
         """The spec of their Pods."""
         return Object(self.template).spec
+
+
+@dataclass(frozen=True, slots=True)
+class Companion:
+    """An object beside a job that its Pods need; it has the job's name.
+
+    Attributes:
+        resource: the plural, in paths.
+        template: the file in templates/ that lays it out.
+        api_version: of the object; empty: Kubernetes' own.
+        use: what the job needs it for, in a sentence.
+        key: where a job has it while it is handled here, for what it says of the job; empty:
+            nowhere.
+        missed: what webhooks and the controller say of a job whose companion is not there.
+    """
+
+    resource: str
+    template: str
+    use: str
+    api_version: str = ""
+    key: str = ""
+    missed: tuple[str, ...] = ()
+
+    def path(self, namespace: str = "", name: str = "") -> str:
+        """The path of the companion of a job, or of all; see k8sjob.kube.resources.path."""
+        return path(self.resource, namespace, name, api_version=self.api_version)
+
+    def is_missed(self, text: str) -> bool:
+        """Whether a message says that the companion is not there."""
+        return any(one in text for one in self.missed)
+
+
+class Made(NamedTuple):
+    """An object that a controller makes of a job.
+
+    Attributes:
+        kind: as Events name it.
+        resource: the plural, in paths.
+        api_version: of the object.
+        suffix: what follows the job's name in its own.
+    """
+
+    kind: str
+    resource: str
+    api_version: str
+    suffix: str = ""
+
+    def path(self, namespace: str = "", job: str = "") -> str:
+        """The path of the one that is made of a job, or of all."""
+        name = job and f"{job}{self.suffix}"
+        return path(self.resource, namespace, name, api_version=self.api_version)
 
 
 class RecordedEnd(NamedTuple):
@@ -175,28 +219,28 @@ class Target(Protocol):
         api_version: of the object.
         resource: the plural, in paths.
         job_label: the label of a job's Pods whose value is the job's name.
-        owner_label: the label of a job's Pods whose value is the job's uid; empty: the job is their
-            controller; None: they do not tell.
+        owner_label: the label of a job's Pods whose value is the uid of the job, or of the object
+            of its name that is made of it; empty: the job is their controller.
         controller: who works on such jobs.
         init_container: what the controller puts in front of some Pods; empty: nothing.
         creations: what Events say of the creation of a Pod, then of other objects: the reason of
             a refusal, the reason of a success, and how the message of a success begins.
         template: the file in templates/ that lays a job out.
         file: what a rendered manifest is called in a folder; job.yaml is the spec.
-        companions: the resource and the template of further objects, of the job's name.
+        companion: the object beside the job; None: it needs none.
+        made: what controllers make of a job, from the top down to the Job whose Pods are the job's;
+            empty: the Pods are its own. An object of the job's name that is left of an earlier job
+            is taken for this job's.
         spec_fields: the fields of an object's spec.
         process_at: where image, command, arguments and resources of the training container are, if
             not in its Pod template.
-        companion_key: where a job has its companion while it is handled here, for what that says
-            of the job; empty: nothing.
         refused_name: how the name of a minimal job begins that the apiserver takes and its webhook
             refuses, which shows that the webhook answers.
-        awaited: what webhooks say of a job whose companion is not there.
-        makes: the resource and the API version of the object that the controller makes of a job, of
-            its name, and takes for this job's where one is left of an earlier job; or empty.
         shared_kind: whether objects of the kind need not be trainings, so that `submit` leaves
             those of others alone, whatever it is asked.
         kueue_framework: its name in integrations.frameworks of Kueue's settings.
+        kueue_patch: what a job's spec gets that is only asked about: the apiserver refuses its
+            duplicate, which Kueue adds, before a webhook misses the companion; empty: not needed.
         service_each: whether each replica has a Service; else one is for all of them.
         keeps_ended_pods: whether a Pod that has ended stays when another takes its place.
     """
@@ -206,18 +250,17 @@ class Target(Protocol):
     api_version: str
     resource: str
     job_label: str
-    owner_label: str | None
+    owner_label: str
     controller: Controller
     init_container: str
     creations: tuple[tuple[str, str, str], ...]
     template: str
     file: str
-    companions: tuple[tuple[str, str], ...]
-    companion_key: str
+    companion: Companion | None
+    made: tuple[Made, ...]
     refused_name: str
-    awaited: tuple[str, ...]
-    makes: tuple[str, str] | tuple[()]
     kueue_framework: str
+    kueue_patch: Json
     service_each: bool
     keeps_ended_pods: bool
     shared_kind: bool
@@ -235,6 +278,9 @@ class Target(Protocol):
         Among them the variables of the containers that the controller does not inject: `injected`,
         and `fields`, whose values are fields of the Pod.
         """
+
+    def typed(self, manifest: Json) -> tuple[Json, list[WrongType]]:
+        """The manifest without its nulls and its fields of a wrong type, and those fields."""
 
     def problems(self, manifest: Json) -> list[Problem]:
         """Why a cluster would refuse the manifest, as far as its schema does not say."""
@@ -297,12 +343,6 @@ class Target(Protocol):
         """The spec of a job without what the apiserver adds to each job."""
 
     # --- its Pods and Events
-
-    def child(self, name: str) -> str:
-        """The name of the Job that the controller makes of a job, and whose Pods are the job's.
-
-        Empty where there is none. A job that was read to be shown has that Job as `child`.
-        """
 
     def replica_of(self, pod: Json) -> str:
         """The replica that a Pod is, "worker-2"; empty for a Pod of another kind of job."""

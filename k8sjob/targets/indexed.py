@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from k8sjob.contract import DEFAULT_PORT, ExitCode, Role
 from k8sjob.errors import Problem, field_path
 from k8sjob.kube.objects import Object, at_path, true_conditions
-from k8sjob.targets.api import JobState, RecordedEnd, Replicas, created_pods
+from k8sjob.targets.api import JobState, Made, RecordedEnd, Replicas, created_pods
+from k8sjob.targets.schema import METADATA, POD_TEMPLATE, fit, type_problems
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from k8sjob.kube.resources import Controller
     from k8sjob.spec import JobSpec
     from k8sjob.spec.names import TargetName
-
-__all__ = ["JOB_NAME", "RETRIED", "Indexed"]
+    from k8sjob.targets.api import Companion
+    from k8sjob.targets.schema import WrongType
 
 JOB_NAME: Final = "batch.kubernetes.io/job-name"
 _INDEX: Final = "batch.kubernetes.io/job-completion-index"
@@ -40,20 +41,38 @@ has at most 255 of them, and these are what the runtime and the kernel end a con
 _RANKS: Final = ("RANK", "PET_NODE_RANK")
 _ENDING: Final = ("SuccessCriteriaMet", "FailureTarget")
 """Conditions of a Job that has come to its end, and whose Pods are still being counted."""
+_ABOUT: Final = {
+    "apiVersion": str,
+    "kind": str,
+    "metadata": {"name": str, "namespace": str, **METADATA},
+}
+JOB_SHAPE: Final = {
+    "activeDeadlineSeconds": int,
+    "backoffLimit": int,
+    "completionMode": str,
+    "completions": int,
+    "parallelism": int,
+    "podFailurePolicy": {
+        "rules": [{"action": str, "onExitCodes": {"values": [int], "containerName": str}}]
+    },
+    "suspend": bool,
+    "template": POD_TEMPLATE,
+    "ttlSecondsAfterFinished": int,
+}
+"""Of a Job's spec, see k8sjob.targets.schema."""
 
 
 class Indexed:
     """An Indexed Job, or what a controller makes one of; see k8sjob.targets.api.Target.
 
     Attributes:
+        shapes: the types of its spec, and of its companion; see k8sjob.targets.schema.
         job_at: where the spec of the Job is in the object of the kind.
-        child_name: what follows the name of the object in the name of that Job; empty: it is one.
         nodes_at: where the number of Pods is; empty: the completions of the Job.
         ends: the conditions by which a job has ended or is suspended, the first ones first.
         manager: the value of spec.managedBy that stands for the kind's own controller.
         no_gang: why it has no gang scheduler.
         limits: the fields of the spec on whose change the controller acts.
-        elastic: whether its number of Pods may be another than at first.
     """
 
     name: TargetName
@@ -61,16 +80,15 @@ class Indexed:
     api_version: str
     resource: str
     job_label: str
-    owner_label: str | None
+    owner_label: str
     controller: Controller
     template: str
     file: str
-    companions: tuple[tuple[str, str], ...]
-    companion_key = ""
-    awaited: tuple[str, ...] = ()
+    companion: Companion | None = None
+    made: tuple[Made, ...] = ()
     refused_name = "0-"
-    makes: tuple[str, str] | tuple[()] = ()
     kueue_framework: str
+    kueue_patch: Json = {}  # noqa: RUF012 - as the Protocol has it
     spec_fields: frozenset[str]
     process_at: tuple[str, ...] = ()
     shared_kind = True
@@ -81,14 +99,18 @@ class Indexed:
     service_each = False
     keeps_ended_pods = True
 
+    shapes: ClassVar[Json] = {"spec": JOB_SHAPE}
     job_at: ClassVar[tuple[str | int, ...]] = ("spec",)
-    child_name: ClassVar[str] = ""
     nodes_at: ClassVar[tuple[str | int, ...]] = ()
     ends: ClassVar[Mapping[str, JobState]]
     manager: ClassVar[str]
     no_gang: ClassVar[str] = "no operator makes a PodGroup for it"
     limits: ClassVar[tuple[str, ...]] = ("suspend", "ttlSecondsAfterFinished")
-    elastic: ClassVar[bool] = False
+
+    @property
+    def child_name(self) -> str:
+        """What follows the name of the object in the name of its Indexed Job; empty: it is one."""
+        return self.made[-1].suffix if self.made else ""
 
     # --- from a spec to an object
 
@@ -102,8 +124,6 @@ class Indexed:
                 f" {longest}, which must fit {_MAX_NAME}; use at most"
                 f" {_MAX_NAME - len(longest) + len(spec.name)}",
             )
-        if spec.replicas.elastic is not None and not self.elastic:
-            yield self._lacks("replicas.elastic", "its number of Pods does not change by itself")
         if spec.resources.master is not None:
             yield self._lacks("resources.master", "all its Pods are alike")
         if spec.gang is not None:
@@ -114,8 +134,8 @@ class Indexed:
         if spec.policy.restart_policy == "Always":
             yield self._lacks("policy.restart_policy", "its Pods have OnFailure or Never")
 
-    def _lacks(self, field: str, why: str) -> Problem:
-        step = "take it out, or use target pytorchjob"
+    def _lacks(self, field: str, why: str, having: str = "pytorchjob") -> Problem:
+        step = f"take it out, or use target {having}"
         return Problem(field, f"target {self.name} does not have it: {why}; {step}")
 
     def values(self, spec: JobSpec) -> dict[str, Any]:
@@ -166,12 +186,30 @@ class Indexed:
             "PET_NNODES": str(nodes),
         }
 
+    def typed(self, manifest: Json) -> tuple[Json, list[WrongType]]:
+        """As far as k8sjob reads the fields."""
+        return fit(manifest, {**_ABOUT, **self.shapes})
+
+    def misfits(self, job: Json) -> Iterator[Problem]:
+        """Fields of another type, and no name."""
+        found = list(type_problems(self.typed(job)[1]))
+        yield from found
+        if not found and not Object(job).name:
+            yield Problem("metadata.name", "the job has no name; give it one")
+
     def problems(self, manifest: Json) -> list[Problem]:
         """Whether it is Indexed, and has as many Pods as its environment says."""
+        if found := list(self.misfits(manifest)):
+            return found
         job, nodes = self._job(manifest), self._nodes(manifest)
         if job.get("completionMode") != "Indexed":
             message = "a replica's rank is its completion index; use Indexed"
             return [Problem(field_path((*self.job_at, "completionMode")), message)]
+        jobs = at_path(manifest, *self.job_at[:-3]) if self.child_name else []
+        for index, one in list(enumerate(jobs))[1:]:
+            message = f"{one.get('name')!r} is another replicated Job, and all Pods of the job are"
+            message += f" those of {jobs[0].get('name')!r}; change that one, or take it out"
+            return [Problem(field_path((*self.job_at[:-3], index)), message)]
         world, each = self._variable(manifest, "WORLD_SIZE"), self.nproc_per_node(manifest)
         if not (world and each.isdecimal()) or world == str(nodes * int(each)):
             return []
@@ -327,10 +365,6 @@ class Indexed:
         return Object(job).spec
 
     # --- its Pods and Events
-
-    def child(self, name: str) -> str:
-        """The name of its Indexed Job."""
-        return f"{name}{self.child_name}" if self.child_name else ""
 
     def replica_of(self, pod: Json) -> str:
         """By the Job controller's labels, which Pods of all these kinds have."""

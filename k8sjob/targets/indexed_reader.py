@@ -16,29 +16,12 @@ from k8sjob.kube.objects import Object, at_path, containers, training
 from k8sjob.spec.replicas import Policy
 from k8sjob.targets.api import Authored
 from k8sjob.targets.indexed import JOB_NAME, RETRIED, Indexed
-from k8sjob.targets.schema import METADATA, POD_TEMPLATE, fit, type_problems
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from k8sjob.kube.objects import Json
 
-__all__ = ["JOB_SHAPE", "IndexedReader", "readdress"]
-
-JOB_SHAPE: Final = {
-    "activeDeadlineSeconds": int,
-    "backoffLimit": int,
-    "completionMode": str,
-    "completions": int,
-    "parallelism": int,
-    "podFailurePolicy": {
-        "rules": [{"action": str, "onExitCodes": {"values": [int], "containerName": str}}]
-    },
-    "suspend": bool,
-    "template": POD_TEMPLATE,
-    "ttlSecondsAfterFinished": int,
-}
-"""Of a Job's spec, see k8sjob.targets.schema."""
 _STOPPED: Final = {"operator": "In", "values": [int(ExitCode.STOPPED)]}
 _COMPLETION_INDEX: Final = re.compile(r"\bJOB_COMPLETION_INDEX\b")
 _MASTER: Final = {"MASTER_ADDR", "PET_MASTER_ADDR"}
@@ -50,20 +33,17 @@ class IndexedReader:
 
     Args:
         target: what such a job becomes.
-        shape: the types of its spec.
         container: how k8sjob calls the container that trains.
     """
 
     quantities: tuple[tuple[str, ...], ...] = ()
 
-    def __init__(self, target: Indexed, shape: Json, container: str = CONTAINER_NAME) -> None:
-        about = {"name": str, "namespace": str, **METADATA}
+    def __init__(self, target: Indexed, container: str = CONTAINER_NAME) -> None:
         self.target, self._container = target, container
-        self._shape = {"apiVersion": str, "kind": str, "metadata": about, "spec": shape}
 
     def problems(self, job: Json) -> Iterator[Problem]:
-        """Fields of another type."""
-        yield from type_problems(fit(job, self._shape)[1])
+        """Fields of another type, and no name."""
+        return self.target.misfits(job)
 
     def authored(self, job: Json, others: Sequence[Json]) -> Authored:
         """With k8sjob's names of the container, the Service and the Pods."""
@@ -122,7 +102,7 @@ class IndexedReader:
         spec: Json = at_path(job, *self.target.job_at)
         for key, value in (("completions", 1), ("parallelism", 1), ("backoffLimit", 6)):
             spec.setdefault(key, value)
-        if spec.get("podReplacementPolicy") in {"Failed", "TerminatingOrFailed"}:
+        if spec.get("podReplacementPolicy") in ("Failed", "TerminatingOrFailed"):
             del spec["podReplacementPolicy"]
         if policy := spec.get("podFailurePolicy"):
             policy["rules"] = [rule for rule in policy.get("rules") or () if not _of_stop(rule)]
@@ -219,7 +199,7 @@ def readdress(pod: Json, before: str, after: str, shift: int = 0) -> Iterator[st
 
     for container in containers(pod):
         for variable in container.get("env") or ():
-            if isinstance(variable.get("value"), str) and variable["name"] not in _MASTER:
+            if isinstance(variable.get("value"), str) and variable.get("name") not in _MASTER:
                 variable["value"] = pattern.sub(other, variable["value"])
     _replace_in_commands(pod, pattern, in_command)
     for old, new in seen.items():

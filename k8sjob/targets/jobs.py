@@ -17,38 +17,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from k8sjob.kube.objects import Json
-    from k8sjob.targets.api import Target
-
-__all__ = [
-    "CONTROLLERS",
-    "DEFAULT",
-    "TARGETS",
-    "by_name",
-    "child_events",
-    "child_path",
-    "companion_path",
-    "has_ended",
-    "is_of_pods",
-    "is_suspended",
-    "job_path",
-    "newest_pods",
-    "of_kind",
-    "own_pods",
-    "owned",
-    "pod_specs",
-    "references",
-    "replica_names",
-    "replica_of",
-    "replica_order",
-    "seconds_to_end",
-    "sent",
-    "target_of",
-    "with_child",
-]
+    from k8sjob.targets.api import Companion, Made, Target
 
 DEFAULT: Final[Target] = PyTorchJob()
-TARGETS: Final[tuple[Target, ...]] = (DEFAULT, IndexedJob(), JobSet(), TrainJob())
+_JOB, _JOBSET, _TRAINJOB = IndexedJob(), JobSet(), TrainJob()
+TARGETS: Final[tuple[Target, ...]] = (DEFAULT, _JOB, _JOBSET, _TRAINJOB)
 """All kinds of job, in the order in which a name is looked for."""
+PREFERRED: Final[tuple[Target, ...]] = (DEFAULT, _TRAINJOB, _JOBSET, _JOB)
+"""The order in which `--target auto` tries them; docs/reference/targets.md has the reasons."""
 CONTROLLERS: Final = {target.resource: target.controller for target in TARGETS}
 """Of each kind of job, by its resource."""
 _GRACE_SECONDS: Final = 30
@@ -77,36 +53,58 @@ def job_path(target: Target, namespace: str = "", name: str = "") -> str:
     return path(target.resource, namespace, name, api_version=target.api_version)
 
 
-def companion_path(target: Target, resource: str, namespace: str = "", name: str = "") -> str:
-    """The path of an object beside a job, or of all such objects; see Target.companions."""
-    own = target.api_version if target.companion_key else ""
-    return path(resource, namespace, name, api_version=own)
+def keyed(target: Target) -> Companion | None:
+    """The companion that a job has inside it while it is handled here; see Companion.key."""
+    return target.companion if target.companion and target.companion.key else None
 
 
 def sent(job: Json) -> Json:
     """The job as an apiserver has it, without its `child` and its companion; see Target."""
-    beside = {"child", target_of(job).companion_key}
+    companion = keyed(target_of(job))
+    beside = {"child", companion.key if companion else ""}
     return {name: value for name, value in job.items() if name not in beside}
 
 
-def child_path(namespace: str = "", name: str = "") -> str:
-    """The path of a job's `child`, or of all that there are; see Target.child."""
-    return path("jobs", namespace, name, api_version="batch/v1")
+def namesake(target: Target) -> Made | None:
+    """What a controller makes of a job under the job's own name; see Target.made."""
+    return next((one for one in target.made if not one.suffix), None)
 
 
-def child_events(target: Target, name: str) -> str:
-    """The field selector of the events about a job's `child`; empty where the kind has none."""
-    child = target.child(name)
-    return child and f"involvedObject.kind=Job,involvedObject.name={child}"
+def made_of(job: Json, found: Iterable[Json]) -> list[Json]:
+    """What is made of this job and of none before it, from the top down; see Target.made.
+
+    Args:
+        job: the job.
+        found: objects of those names, as far as they can be read.
+    """
+    below: list[Json] = []
+    own, owner = Object(job), Object(job).uid
+    for made in target_of(job).made:
+        named = [one for one in found if Object(one).name == f"{own.name}{made.suffix}"]
+        of_it = [
+            one
+            for one in named
+            if (_controller(one) == owner if owner else Object(one).created >= own.created)
+        ]
+        below += of_it[:1]
+        owner = Object(of_it[0]).uid if of_it else ""
+        if named and not owner:
+            return below
+    return below
 
 
-def with_child(job: Json, child: Json | None) -> Json:
-    """The job with its `child`, where that is of this job and of none before it."""
-    if child is None or not owned(target_of(job), child, Object(job).uid):
-        return job
-    if Object(child).created < Object(job).created:  # where its owner is not known
-        return job
-    return {**job, "child": child}
+def with_child(job: Json, found: Iterable[Json]) -> Json:
+    """The job with its `child`, where that is among these objects; see made_of."""
+    target, below = target_of(job), made_of(job, found)
+    name = f"{Object(job).name}{target.made[-1].suffix}" if target.made else ""
+    child = next((one for one in below if Object(one).name == name), None)
+    return {**job, "child": child} if child else job
+
+
+def _controller(item: Json) -> str:
+    """The uid of the object that controls this one; empty where there is none."""
+    owners = item["metadata"].get("ownerReferences") or ()
+    return next((str(one.get("uid")) for one in owners if one.get("controller")), "")
 
 
 # --- the job --------------------------------------------------------------------------------------
@@ -171,19 +169,44 @@ def replica_order(replica: str) -> tuple[bool, int]:
 
 
 def owned(target: Target, pod: Json, uid: str) -> bool:
-    """Whether a pod that carries a job's name is of the job of this uid, and of no other."""
-    if target.owner_label is None:
-        return True
+    """Whether a pod that carries a job's name is of that job, and of no other.
+
+    Args:
+        target: the kind of job.
+        pod: the pod.
+        uid: of the job, or of its namesake; see Target.owner_label.
+    """
     if target.owner_label:
         return Object(pod).labels.get(target.owner_label) == uid
-    owners = [o for o in pod["metadata"].get("ownerReferences") or [] if o.get("controller")]
-    return all(owner.get("uid") == uid for owner in owners)
+    return _controller(pod) in {"", uid}
 
 
-def own_pods(job: Json, pods: Iterable[Json]) -> tuple[Json, ...]:
-    """The job's pods, Master first and by index; not those of an earlier job of its name."""
-    target, uid = target_of(job), job["metadata"]["uid"]
-    newest = newest_pods(pod for pod in pods if owned(target, pod, uid))
+def perhaps_owned(target: Target, pod: Json, uid: str) -> bool:
+    """Whether a pod that carries a job's name may be of the job with this uid.
+
+    The pods of a kind with a namesake have that one's uid, which only own_pods knows.
+    """
+    return namesake(target) is not None or owned(target, pod, uid)
+
+
+def own_pods(job: Json, pods: Iterable[Json], found: Iterable[Json] = ()) -> tuple[Json, ...]:
+    """The job's pods, Master first and by index; not those of an earlier job of its name.
+
+    Args:
+        job: the job.
+        pods: those that carry its name.
+        found: see made_of. Where the namesake is not among them, the age of the pods decides.
+    """
+    target, uid = target_of(job), Object(job).uid
+    if namesake(target):
+        there = [one for one in found if Object(one).name == Object(job).name]
+        below = made_of(job, there)
+        if there and not below:  # an earlier job's: this one has no pods yet
+            return ()
+        uid = Object(below[0]).uid if below else ""
+        if not uid:
+            pods = [pod for pod in pods if Object(pod).created >= Object(job).created]
+    newest = newest_pods(pod for pod in pods if not uid or owned(target, pod, uid))
     return tuple(newest[replica] for replica in sorted(newest, key=replica_order))
 
 
@@ -192,14 +215,24 @@ def newest_pods(pods: Iterable[Json]) -> dict[str, Json]:
     return {replica_of(pod): pod for pod in sorted(pods, key=lambda pod: Object(pod).created)}
 
 
-def is_of_pods(job: Json, event: Json) -> bool:
-    """Whether an event is about one of the job's pods, also one that no longer exists, or `child`.
+def events_below(target: Target, name: str) -> tuple[str, ...]:
+    """The field selectors of the events about what is made of a job; see Target.made."""
+    return tuple(
+        f"involvedObject.kind={one.kind},involvedObject.name={name}{one.suffix}"
+        for one in target.made
+    )
 
-    The name of a child is no pod's.
+
+def is_below(job: Json, event: Json) -> bool:
+    """Whether an event is about a pod of the job, also one that no longer exists, or Target.made.
+
+    Not those from before the job was created.
     """
-    about = str(Object(event).part("involvedObject").get("name", ""))
+    about = Object(event).part("involvedObject")
     target, name = target_of(job), Object(job).name
-    if not target.replica_named(name, about) and about != target.child(name):
+    made = {(one.kind, f"{name}{one.suffix}") for one in target.made}
+    at = str(about.get("name", ""))
+    if (about.get("kind"), at) not in made and not target.replica_named(name, at):
         return False
-    made = moment(Object(job).created)
-    return made is None or event_time(event) >= made
+    begun = moment(Object(job).created)
+    return begun is None or event_time(event) >= begun

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.targets.indexed_reader import JOB_SHAPE, IndexedReader
+from k8sjob.targets.indexed_reader import IndexedReader
 from k8sjob.targets.job.target import IndexedJob
 from k8sjob.targets.jobset.reader import JobSetReader
 from k8sjob.targets.pytorchjob.reader import PyTorchJobReader
@@ -14,13 +14,11 @@ if TYPE_CHECKING:
     from k8sjob.kube.objects import Json
     from k8sjob.targets.api import Reader
 
-__all__ = ["READERS", "is_job", "reader_of"]
-
 READERS: Final[tuple[Reader, ...]] = (
     PyTorchJobReader(),
     TrainJobReader(),
     JobSetReader(),
-    IndexedReader(IndexedJob(), JOB_SHAPE),
+    IndexedReader(IndexedJob()),
 )
 
 

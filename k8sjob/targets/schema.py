@@ -6,14 +6,13 @@ a type, or None for anything. An apiserver refuses a field of another type.
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from k8sjob.errors import Problem, field_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-__all__ = ["ANY", "METADATA", "POD_TEMPLATE", "Quantity", "WrongType", "fit", "type_problems"]
 
 _Path = tuple[str | int, ...]
 ANY: Final = "*"
@@ -30,6 +29,10 @@ class WrongType(NamedTuple):
 
 class Quantity:
     """A quantity, as text or as a number."""
+
+
+class Time:
+    """A moment, as an apiserver writes it: 2026-01-31T08:00:00Z."""
 
 
 METADATA: Final = {"labels": {ANY: str}, "annotations": {ANY: str}}
@@ -66,12 +69,14 @@ _POD: Final = {
     "restartPolicy": str,
     "hostIPC": bool,
 }
-POD_TEMPLATE: Final = {"metadata": METADATA, "spec": _POD}
+POD_TEMPLATE: Final[dict[str, Any]] = {"metadata": METADATA, "spec": _POD}
 _NAMES: Final = {
     str: "text",
     int: "a whole number",
+    float: "a number",
     bool: "true or false",
     Quantity: "a quantity",
+    Time: "a time",
 }
 
 
@@ -109,7 +114,18 @@ def _fit(value: Any, shape: Any, path: _Path, wrong: list[WrongType]) -> Any:
 def _is_a(value: Any, shape: type) -> bool:
     if shape is Quantity:
         return isinstance(value, str | int | float) and not isinstance(value, bool)
+    if shape is Time:
+        return isinstance(value, str) and _is_time(value)
+    if shape is float:
+        return _is_a(value, int) or isinstance(value, float)
     return isinstance(value, shape) and (shape is bool or not isinstance(value, bool))
+
+
+def _is_time(text: str) -> bool:
+    try:
+        return datetime.fromisoformat(text).tzinfo is not None
+    except ValueError:
+        return False
 
 
 def type_problems(wrong: list[WrongType]) -> Iterator[Problem]:

@@ -11,17 +11,15 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from k8sjob.contract import Event, EventKind
+from k8sjob.sanitize import integer, real, text
 from k8sjob.view.lines import STATE_STYLE, duration
 from k8sjob.view.live import Region
-from k8sjob.view.sanitize import integer, real, text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import Console, OverflowMethod
 
-
-__all__ = ["LiveBoard", "PlainBoard"]
 
 _NAME_WIDTH: Final = 24
 _STATE_WIDTH: Final = 10

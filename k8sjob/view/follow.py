@@ -7,16 +7,18 @@ own; the main thread draws, ten times a second, and counts interrupts instead of
 
 from __future__ import annotations
 
-import queue
+import io
 import signal
+import sys
 import threading
 import time
-from contextlib import closing
-from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Final, Self, TextIO, TypeVar
 
 from k8sjob.contract import Event, EventKind
-from k8sjob.observe.status import JobState
+from k8sjob.observe.merge import Ended, Merge
 from k8sjob.observe.watch import watch
+from k8sjob.targets.api import JobState
 from k8sjob.view.views import Format, Output, board, close_with_report, viewer
 
 if TYPE_CHECKING:
@@ -25,9 +27,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from k8sjob.backends.api import Backend, JobRef
+    from k8sjob.backends.local import LocalBackend
     from k8sjob.view.summary import JobSummary
-
-__all__ = ["Feed", "Interrupts", "follow", "follow_all"]
 
 T = TypeVar("T")
 
@@ -44,6 +45,7 @@ def follow(
     *,
     output: Output = "auto",
     logs: bool = True,
+    verbose: bool = False,
     interrupted: Callable[[int], str | None] = lambda _times: None,
     files: Path | None = None,
     seen: Callable[[Event], object] = lambda _event: None,
@@ -55,6 +57,7 @@ def follow(
         ref: the job.
         output: how, see `viewer`.
         logs: read what the replicas write; without it there is no progress either.
+        verbose: show tracebacks with the frames of libraries.
         interrupted: called at each SIGINT, SIGTERM or SIGHUP with how many there were; acts on it
             and returns a message, or None where the reader detaches from the job, as by default.
         files: where the job's files are on this machine; the report names it.
@@ -67,9 +70,13 @@ def follow(
         JobNotFound: there is no such job.
         BackendError: the back end could not be read any more.
     """
-    with closing(viewer(output, job=ref.name)) as view, Interrupts() as interrupts:
+    with (
+        _replacing(sys.stdout),
+        closing(viewer(output, job=ref.name, verbose=verbose)) as view,
+        Interrupts() as interrupts,
+    ):
         answered = 0
-        for batch in Feed(watch(backend, ref, logs=logs)):
+        for batch in batches(watch(backend, ref, logs=logs)):
             view.show(batch)
             for event in batch:
                 seen(event)
@@ -83,6 +90,20 @@ def follow(
     return interrupts.exit_code or view.summary.exit_code or 0
 
 
+def stop_on_interrupt(backend: LocalBackend, ref: JobRef) -> Callable[[int], str | None]:
+    """What interrupts do to a job of this process: the first stops it, the second kills it."""
+
+    def stop(times: int) -> str | None:
+        if times > 2:
+            return None
+        backend.stop(ref, now=times == 2, message="Ctrl-C or SIGTERM")
+        if times == 2:
+            return "killing the job"
+        return "stopping after a checkpoint; press Ctrl-C again to kill the job"
+
+    return stop
+
+
 def follow_all(events: Iterable[Event], *, output: Format = "auto") -> int:
     """Show many jobs until an interrupt comes; the exit code.
 
@@ -94,7 +115,7 @@ def follow_all(events: Iterable[Event], *, output: Format = "auto") -> int:
         BackendError: the jobs could not be read any more.
     """
     with closing(board(output)) as view, Interrupts() as interrupts:
-        for batch in Feed(events):
+        for batch in batches(events):
             view.show(batch)
             if interrupts.count:
                 break
@@ -107,6 +128,23 @@ def _further(summary: JobSummary, ref: JobRef, files: Path | None) -> dict[str, 
         return {}
     more = {"files": str(files)} if files else {}
     return more | {"logs": f"k8sjob logs {ref.name if files else ref}"}
+
+
+@contextmanager
+def _replacing(out: TextIO) -> Iterator[None]:
+    """A character that the stream's encoding lacks becomes a `?`, inside a `with`.
+
+    A job must not end because one of its lines cannot be shown.
+    """
+    if not isinstance(out, io.TextIOWrapper):
+        yield
+        return
+    before = out.errors
+    out.reconfigure(errors="replace")
+    try:
+        yield
+    finally:
+        out.reconfigure(errors=before)
 
 
 class Interrupts:
@@ -142,48 +180,27 @@ class Interrupts:
         self.exit_code = self.exit_code or 128 + number
 
 
-class Feed(Generic[T]):
-    """The items of a blocking source, in batches, at least one batch each TICK.
+def batches(source: Iterable[T]) -> Iterator[list[T]]:
+    """The items of a blocking source, at least one batch each TICK; its error is raised at its end.
 
-    The thread is a daemon: a reader that stops iterating leaves it behind, and it ends with the
-    process.
+    A daemon thread reads it: it ends with the process, or with the item after the loop was left.
     """
-
-    def __init__(self, source: Iterable[T]) -> None:
-        self._queue: queue.Queue[tuple[T, ...]] = queue.Queue(_BACKLOG)  # an empty one is the end
-        self._error: BaseException | None = None
-        threading.Thread(target=self._read, args=(source,), name="feed", daemon=True).start()
-
-    def __iter__(self) -> Iterator[list[T]]:
-        """Batches until the source ends, empty where nothing came; the source's error is raised."""
-        ended = False
-        while not ended:
-            started = time.monotonic()
-            batch, ended = self._take()
+    error = None
+    with Merge[T](_BACKLOG) as merge:
+        merge.add("", lambda _stop: iter(source))
+        while merge.open:
+            started, batch = time.monotonic(), list[T]()
+            while merge.open and len(batch) < _BATCH:
+                item = merge.get(0 if batch else TICK)
+                if item is None:
+                    break
+                if isinstance(item, Ended):
+                    error = item.error
+                else:
+                    batch.append(item)
             yield batch
             rest = TICK - (time.monotonic() - started)
-            if not ended and 0 < len(batch) < _BATCH and rest > 0:
+            if merge.open and 0 < len(batch) < _BATCH and rest > 0:
                 time.sleep(rest)  # let more come together for one drawing
-        if self._error is not None:
-            raise self._error
-
-    def _take(self) -> tuple[list[T], bool]:
-        """What has come since, and whether the source has ended."""
-        batch: list[T] = []
-        while len(batch) < _BATCH:
-            try:
-                item = self._queue.get(timeout=0 if batch else TICK)
-            except queue.Empty:
-                break
-            if not item:
-                return batch, True
-            batch += item
-        return batch, False
-
-    def _read(self, source: Iterable[T]) -> None:
-        try:
-            for item in source:
-                self._queue.put((item,))
-        except BaseException as error:  # noqa: BLE001 - raised again where the feed is read
-            self._error = error
-        self._queue.put(())
+    if error is not None:
+        raise error

@@ -10,29 +10,13 @@ from typing import TYPE_CHECKING, Final
 from rich.text import Text
 
 from k8sjob.contract import Event, EventKind
-from k8sjob.view.sanitize import flat, integer, text
-from k8sjob.view.summary import STARTING, Progress, waiting
+from k8sjob.sanitize import flat, integer, text
+from k8sjob.view.summary import REPEATS, STARTING, Progress, waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from k8sjob.observe.diagnose import Finding
-
-__all__ = [
-    "NAME_WIDTH",
-    "STATE_STYLE",
-    "LinePrinter",
-    "colour",
-    "costs",
-    "duration",
-    "finding_lines",
-    "last_line",
-    "number",
-    "phrase",
-    "position",
-    "started",
-    "values",
-]
 
 STATE_STYLE: Final = {
     "Running": "cyan",
@@ -90,6 +74,8 @@ class LinePrinter:
             self._state = message.plain
         if event.kind == EventKind.LOG and message.plain.startswith(_AGENT_LINE):
             self._closing.append(message.plain)
+            if event.data.get(REPEATS):
+                return None
         if event.kind == EventKind.REPLICA:
             detail = last_line(event.data.get("message"))
             if detail and any(detail in line for line in self._closing):
@@ -219,9 +205,9 @@ def _state(event: Event) -> Text:
     return line.append(f": {detail}", style="not bold default") if detail else line
 
 
-def _checkpoint(event: Event) -> Text:
+def file_name(checkpoint: Event) -> str:
     """The file's name alone: the folder is the same each time, and the summary has it."""
-    return Text(f"checkpoint {text(event.data.get('path')).rstrip('/').rpartition('/')[2]}", "dim")
+    return text(checkpoint.data.get("path")).rstrip("/").rpartition("/")[2]
 
 
 def _replica(event: Event) -> Text | None:
@@ -283,7 +269,7 @@ _PHRASES: Final[dict[str, Callable[[Event], Text | None]]] = {
     EventKind.STARTING: _starting,
     EventKind.STARTED: lambda event: Text(started(flat(event.data))),
     EventKind.METRICS: lambda event: Text(values(flat(event.data)), style="bold"),
-    EventKind.CHECKPOINT: _checkpoint,
+    EventKind.CHECKPOINT: lambda event: Text(f"checkpoint {file_name(event)}", style="dim"),
     EventKind.RESUMED: lambda event: Text(f"resumed from {text(event.data.get('path'))}"),
     EventKind.WARNING: lambda event: Text(f"warning: {text(event.data.get('message'))}", "yellow"),
     EventKind.STOPPING: _stopping,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from rich.cells import cell_len
 from rich.text import Text
 
+from k8sjob.view.filters import ShownEvents
 from k8sjob.view.lines import (
     NAME_WIDTH,
     STATE_STYLE,
@@ -19,17 +20,14 @@ from k8sjob.view.lines import (
     position,
     started,
 )
-from k8sjob.view.repeats import Repeats
-from k8sjob.view.summary import JobSummary, Replica
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from rich.console import Console
 
     from k8sjob.contract import Event
-
-__all__ = ["LiveView", "Panel", "Region"]
+    from k8sjob.view.summary import JobSummary, Replica
 
 # A terminal that knows synchronised output shows all between the two at once; others pass it over.
 _BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"
@@ -45,49 +43,36 @@ _BAR: Final = 40
 
 
 class LiveView:
-    """Lines above, a panel below that is redrawn where it changed.
+    """Lines above, a panel below that is redrawn where it changed."""
 
-    Args:
-        console: the terminal.
-        job: the job as its user calls it.
-        ascii_only: use no character beyond ASCII.
-    """
-
-    def __init__(self, console: Console, job: str = "", *, ascii_only: bool = False) -> None:
-        self.summary = JobSummary(job)
+    def __init__(
+        self, console: Console, job: str = "", *, verbose: bool = False, ascii_only: bool = False
+    ) -> None:
+        self._events = ShownEvents(job, verbose=verbose)
+        self.summary = self._events.summary
         self._console = console
         self._printer = LinePrinter()
         self._panel = Panel(self.summary, ascii_only=ascii_only)
         self._region = Region(console)
-        self._repeats = Repeats()
 
     def show(self, events: Sequence[Event]) -> None:
         """Print a line for each event that has one and draw the panel, in one write."""
-        self._draw(self._repeats.without(events))
+        self._draw(self._events.take(events))
 
     def close(self) -> None:
         """Take the panel away; the lines stay."""
-        self._draw(self._repeats.rest())
+        self._draw(self._events.rest())
         self._region.close()
 
-    def _draw(self, events: Sequence[Event]) -> None:
-        lines = []
-        for event in events:
-            self.summary.add(event)
-            if (text := self._printer.line(event)) is not None:
-                lines.append(_shortened(text))
+    def _draw(self, events: Iterable[Event]) -> None:
+        lines = [_shortened(text) for event in events if (text := self._printer.line(event))]
         above = Text("\n").join(lines) if lines else None
         size = self._console.size
         self._region.draw(self._panel.lines(size.width, size.height), above)
 
 
 class Panel:
-    """The state of a job in as many lines as the terminal has to spare.
-
-    Args:
-        summary: drawn as it is at the time of drawing.
-        ascii_only: use no character beyond ASCII.
-    """
+    """The state of a job in as many lines as the terminal has to spare."""
 
     def __init__(self, summary: JobSummary, *, ascii_only: bool = False) -> None:
         self._summary = summary
@@ -113,9 +98,7 @@ class Panel:
 
     def _title(self) -> Text:
         summary = self._summary
-        state = summary.state or "Starting"
-        if summary.stopping and state == "Running":
-            state = "Stopping"
+        state = summary.shown_state
         title = Text(summary.job, style="bold").append("  ")
         title.append(state, style=f"not bold {STATE_STYLE.get(state, 'yellow')}")
         age = time.time() - (summary.created or self._started)

@@ -1,9 +1,12 @@
-"""The report that is printed when the job is over: the loss curve, the outcome, why it failed."""
+"""The report that is printed when the job is over: the curves, the outcome, why it failed."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+import statistics
+from dataclasses import replace
+from itertools import cycle, pairwise
+from typing import TYPE_CHECKING, Final
 
 from rich.text import Text
 
@@ -14,9 +17,16 @@ if TYPE_CHECKING:
 
     from k8sjob.view.summary import JobSummary
 
-__all__ = ["plot", "report"]
-
 MAX_WIDTH = 76
+_MARKS: Final = "*o+"
+"""Of the first curve, the second, ... of a figure."""
+_OTHERS: Final = 2
+"""So many metrics that are no losses get a figure."""
+_MOST_METRICS: Final = 30
+_WIDEST_LABEL: Final = 30
+"""Columns of a label; a longer one moves its value alone."""
+_FEW: Final = 8
+"""Points from which their distribution counts."""
 Point = tuple[float, float]
 
 
@@ -26,30 +36,25 @@ def report(
     width: int = 80,
     more: Mapping[str, str] | None = None,
 ) -> list[Text]:
-    """The loss curve, how the job ended, what it reached, why it failed, and what to do next.
-
-    Args:
-        summary: of the job's events.
-        width: columns of the terminal.
-        more: further rows, by label: where the logs are, which command shows them.
-    """
-    lines = []
-    if drawn := plot(summary.curve, width=min(width, MAX_WIDTH)):
-        first, last = (number(round(summary.curve[end][0], 1)) for end in (0, -1))
-        title = f"loss, epoch {first} to {last}".rjust(len(drawn[-1]))
-        lines = [Text(line) for line in (*drawn, title, "")]
+    """The curves, how the job ended, what it reached, why it failed, and what to do next."""
+    lines = _curves(summary, min(width, MAX_WIDTH))
     lines.append(_outcome(summary))
     for found in summary.findings:
-        lines += finding_lines(found)
+        message = found.message
+        for error in summary.raised:  # a traceback above has it in full
+            message = message.replace(error, error.partition(":")[0])
+        lines += finding_lines(replace(found, message=message))
+    logged = [name for name in summary.metrics if name not in {"epoch", "step"}]
     rows = {
-        name: value if isinstance(value, str) else number(value)
-        for name, value in summary.metrics.items()
-        if name not in {"epoch", "step"}
+        name: value if isinstance(value := summary.metrics[name], str) else number(value)
+        for name in logged[:_MOST_METRICS]
     }
+    if len(logged) > _MOST_METRICS:
+        rows["..."] = f"{len(logged) - _MOST_METRICS} more"
     if summary.checkpoint:
         rows["checkpoint"] = summary.checkpoint
     rows.update(more or {})
-    margin = max([10, *map(len, rows)])
+    margin = min(max([10, *map(len, rows)]), _WIDEST_LABEL)
     lines += [
         Text("  ").append(f"{label:{margin}}", style="dim").append(f"  {value}")
         for label, value in rows.items()
@@ -67,27 +72,71 @@ def _outcome(summary: JobSummary) -> Text:
     return text.append(f": {detail}", style="not bold") if detail else text
 
 
-def plot(points: Sequence[Point], *, width: int = 60, height: int = 9) -> list[str]:
-    """Draw the points, joined by straight lines, with asterisks.
+def _curves(summary: JobSummary, width: int) -> list[Text]:
+    """The loss, with test losses over it, and each other test metric for itself."""
+    losses = {"loss": summary.curve} if summary.curve else {}
+    losses |= {name: points for name, points in summary.curves.items() if "loss" in name.lower()}
+    figures = [(dict(list(losses.items())[: len(_MARKS)]), 9)]
+    others = [name for name in summary.curves if name not in losses]
+    figures += [({name: summary.curves[name]}, 5) for name in others[:_OTHERS]]
+    lines: list[Text] = []
+    for curves, height in figures:
+        drawn = plot(*curves.values(), width=width, height=height)
+        if drawn:
+            title = _title(curves, wide=len(drawn[-1])).rjust(len(drawn[-1]))
+            lines += [Text(line) for line in (*drawn, title, "")]
+    return lines
+
+
+def _title(curves: Mapping[str, Sequence[Point]], wide: int) -> str:
+    ends = [x for points in curves.values() for x, _ in points]
+    span = " to ".join(number(round(end, 1)) for end in (min(ends), max(ends)))
+    names = "  ".join(
+        f"{mark} {name}" if len(curves) > 1 else name
+        for mark, name in zip(_MARKS, curves, strict=False)
+    )
+    scale = ", log scale" if _is_log([y for points in curves.values() for _, y in points]) else ""
+    title = f"{names}, epoch {span}{scale}"
+    return title if len(title) <= wide else names[:wide]
+
+
+def plot(*curves: Sequence[Point], width: int = 60, height: int = 9) -> list[str]:
+    """Draw curves over each other: points joined by straight lines, each curve with its own mark.
+
+    The y axis is logarithmic where most points would otherwise lie at its bottom.
 
     Args:
-        points: (x, y) by ascending x; those that are not finite are left out.
+        curves: points (x, y) by ascending x; those that are not finite are left out.
         width: columns of the whole, labels included; at least 16.
-        height: lines of the curve; the x axis adds one.
+        height: lines of the curves; the x axis adds one.
 
     Returns:
-        The lines, or none where there are fewer than two points to join.
+        The lines, or none where no curve has two points to join.
     """
-    points = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
-    if len(points) < 2 or points[0][0] == points[-1][0]:
+    finite = [[(x, y) for x, y in one if math.isfinite(x) and math.isfinite(y)] for one in curves]
+    every = [point for points in finite for point in points]
+    left, right = (end(x for x, _ in every) if every else 0.0 for end in (min, max))
+    if left == right or all(len(points) < 2 for points in finite):
         return []
-    low, high = min(y for _, y in points), max(y for _, y in points)
+    log = _is_log([y for _, y in every])
+    low, high = min(y for _, y in every), max(y for _, y in every)
     labels = {height - 1: number(low), 0: number(high)}
+    if log and height > 4:
+        labels[(height - 1) // 2] = number(math.sqrt(low) * math.sqrt(high))
     margin = max(map(len, labels.values()))
     columns = max(width, 16) - margin - 2
     rows = [[" "] * columns for _ in range(height)]
-    for column, row in _trace(points, columns, height, low, high):
-        rows[row][column] = "*"
+
+    def place(x: float, y: float) -> tuple[int, int]:
+        """The column and row of a point; row 0 is the highest value."""
+        top, value, bottom = map(math.log10, (high, y, low)) if log else (high, y, low)
+        # Halved first: the difference of two floats may be more than a float can hold.
+        down = (top / 2 - value / 2) / (top / 2 - bottom / 2 or 1.0) if high > low else 0.5
+        return round((x - left) / (right - left) * (columns - 1)), round(down * (height - 1))
+
+    for mark, points in zip(cycle(_MARKS), finite, strict=False):
+        for column, row in _line([place(x, y) for x, y in points]):
+            rows[row][column] = mark
     lines = [
         f"{labels.get(index, ''):>{margin}} |{''.join(row)}".rstrip()
         for index, row in enumerate(rows)
@@ -95,24 +144,20 @@ def plot(points: Sequence[Point], *, width: int = 60, height: int = 9) -> list[s
     return [*lines, f"{'':>{margin}} +{'-' * columns}"]
 
 
-def _trace(
-    points: Sequence[Point], columns: int, rows: int, low: float, high: float
-) -> Iterator[tuple[int, int]]:
-    """The cells (column, row) of the line through the points; row 0 is the highest value."""
-    left, right = points[0][0], points[-1][0]
-    # Halved first: the difference of two floats may be more than a float can hold.
-    span = (high / 2 - low / 2) or 1.0
-    before = None
-    for x, y in points:
-        down = (high / 2 - y / 2) / span if high > low else 0.5
-        place = round((x - left) / (right - left) * (columns - 1)), round(down * (rows - 1))
-        yield place
-        if before:
-            across, along = place[0] - before[0], place[1] - before[1]
-            steps = max(abs(across), abs(along))
-            for step in range(1, steps):
-                yield (
-                    before[0] + round(across * step / steps),
-                    before[1] + round(along * step / steps),
-                )
-        before = place
+def _is_log(values: Sequence[float]) -> bool:
+    """Whether most values would lie in the lowest eighth of a linear axis, and all have a log."""
+    values = [value for value in values if math.isfinite(value)]
+    if len(values) < _FEW or min(values) <= 0:
+        return False
+    low, high = min(values), max(values)
+    return statistics.median(values) - low < (high - low) / 8 and high > 10 * low
+
+
+def _line(cells: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """The cells on the straight lines between neighbours."""
+    yield from cells[:1]
+    for before, after in pairwise(cells):
+        across, along = after[0] - before[0], after[1] - before[1]
+        steps = max(abs(across), abs(along), 1)
+        for step in range(1, steps + 1):
+            yield before[0] + round(across * step / steps), before[1] + round(along * step / steps)

@@ -7,27 +7,24 @@ left out, and text is made harmless on its way in.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from k8sjob.contract import Event, EventKind
 from k8sjob.observe.diagnose import Finding
-from k8sjob.view.sanitize import flat, integer, real, safe_text, text
-
-__all__ = [
-    "STARTING",
-    "JobSummary",
-    "Progress",
-    "Replica",
-    "finding",
-    "waiting",
-]
+from k8sjob.sanitize import flat, integer, real, safe_text, text
 
 MAX_POINTS = 4096
-"""Points of the loss curve that are kept; more than any terminal has columns for."""
+"""Points of a curve that are kept; more than any terminal has columns for."""
+_MAX_CURVES: Final = 8
+_OF_A_TEST: Final = re.compile(r"(?:test|val|valid|validation|eval|dev)[_/-]", re.IGNORECASE)
+"""Beginning of the names of metrics whose curves are kept."""
 _NUMBERS: Final = (
     "loss", "samples_per_s", "eta_s", "grad_norm", "memory_bytes", "step_s", "wait_s",
 )  # fmt: skip
+REPEATS: Final = "repeats"
+"""Key in the data of an agent's LOG event: the error in it that a traceback has shown."""
 STARTING: Final = {"importing": "importing torch", "python": "starting Python"}
 """Phases of a start that a reader waits for, the most telling first."""
 
@@ -96,7 +93,9 @@ class JobSummary:
         replicas: by name, in the order in which they came.
         group: the process group: world_size, backend, device, ...
         curve: (epochs behind, loss), ascending; what a restart repeats is replaced.
+        curves: by the name of a test metric the same of its values.
         metrics: the last values of what the script logged.
+        raised: errors whose tracebacks were shown, see REPEATS.
         checkpoint: path of the newest one.
         phases: of the replicas that have not reached the user's code, see STARTING.
         waiting: the replica that waits for other processes to meet, and the line about them.
@@ -114,14 +113,16 @@ class JobSummary:
     group: dict[str, str | float] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
     curve: list[tuple[float, float]] = field(default_factory=list)
+    curves: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     metrics: dict[str, str | float] = field(default_factory=dict)
+    raised: set[str] = field(default_factory=set)
     checkpoint: str = ""
     findings: list[Finding] = field(default_factory=list)
     stopping: bool = False
     phases: dict[str, str] = field(default_factory=dict)
     waiting: tuple[str, str] = ("", "")
 
-    def add(self, event: Event) -> None:
+    def add(self, event: Event) -> None:  # noqa: C901 - one case a kind
         """Take in one event; kinds that are not known are passed over."""
         data = event.data
         match event.kind:
@@ -137,15 +138,22 @@ class JobSummary:
             case EventKind.PROGRESS:
                 self._advance(data)
             case EventKind.METRICS:
-                self.metrics.update(flat(data))
+                self._measure(flat(data))
             case EventKind.CHECKPOINT:
                 self.checkpoint = text(data.get("path"))
+            case EventKind.LOG:
+                self.raised |= {text(data[REPEATS])} if data.get(REPEATS) else set()
             case EventKind.STOPPING:
                 self.stopping = True
             case EventKind.FINDING:
                 self.findings.append(finding(event))
             case _:
                 pass
+
+    @property
+    def shown_state(self) -> str:
+        """The state for a screen: from "Starting" on, before anything is known."""
+        return "Stopping" if self.stopping and self.state == "Running" else self.state or "Starting"
 
     @property
     def seconds(self) -> float | None:
@@ -214,14 +222,26 @@ class JobSummary:
             **known,
         )
         self.progress = now
-        if now.loss is None or not math.isfinite(now.loss):
-            return
-        # A group that met again repeats the steps since its checkpoint.
-        while self.curve and self.curve[-1][0] >= now.at:
-            self.curve.pop()
-        self.curve.append((now.at, now.loss))
-        if len(self.curve) > MAX_POINTS:
-            del self.curve[1:-1:2]
+        if now.loss is not None:
+            _add_point(self.curve, now.at, now.loss)
+
+    def _measure(self, metrics: dict[str, str | float]) -> None:
+        self.metrics.update(metrics)
+        for name, value in metrics.items():
+            room = name in self.curves or len(self.curves) < _MAX_CURVES
+            if room and isinstance(value, float | int) and _OF_A_TEST.match(name):
+                _add_point(self.curves.setdefault(name, []), self.progress.at, value)
+
+
+def _add_point(curve: list[tuple[float, float]], at: float, value: float) -> None:
+    if not math.isfinite(value):
+        return
+    # A group that met again repeats the steps since its checkpoint.
+    while curve and curve[-1][0] >= at:
+        curve.pop()
+    curve.append((at, value))
+    if len(curve) > MAX_POINTS:
+        del curve[1:-1:2]
 
 
 def waiting(data: dict[str, Any]) -> str:

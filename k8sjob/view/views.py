@@ -17,35 +17,19 @@ from rich.text import Text
 
 from k8sjob.contract import Event, EventKind
 from k8sjob.view.board import LiveBoard, PlainBoard
+from k8sjob.view.filters import ShownEvents
 from k8sjob.view.lines import LinePrinter, costs, position
 from k8sjob.view.live import LiveView
-from k8sjob.view.repeats import Repeats
+from k8sjob.view.notebook import NotebookView, notebook
 from k8sjob.view.report import report
 from k8sjob.view.summary import JobSummary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-
-__all__ = [
-    "CallbackView",
-    "Format",
-    "Output",
-    "PlainView",
-    "Screen",
-    "View",
-    "ascii_only",
-    "board",
-    "close_with_report",
-    "console_for",
-    "is_live",
-    "json_view",
-    "record",
-    "viewer",
-]
 
 EVERY_S: Final = 10.0
-"""Seconds between two lines about the progress of one epoch, or about missing processes."""
+"""Seconds between two lines about the progress, or about missing processes."""
 _WAITING: Final = "waiting for "
 Format = Literal["auto", "plain", "json"]
 Output = Union[Format, "Callable[[Event], object]"]
@@ -70,36 +54,36 @@ class View(Screen, Protocol):
 
 
 class PlainView:
-    """One line an event, with its replica in front; progress now and then."""
+    """One line an event, with its replica in front; one an epoch, progress now and then."""
 
-    def __init__(self, out: TextIO, job: str = "") -> None:
-        self.summary = JobSummary(job)
+    def __init__(self, out: TextIO, job: str = "", *, verbose: bool = False) -> None:
+        self._events = ShownEvents(job, pace=True, verbose=verbose)
+        self.summary = self._events.summary
         self._out = out
         self._printer = LinePrinter()
-        self._repeats = Repeats()
-        self._progress_shown: tuple[int, float] = (0, -math.inf)
+        self._progress_shown = -math.inf
         self._start_shown: tuple[str, float] = ("", -math.inf)
 
     def show(self, events: Sequence[Event]) -> None:
         """Write a line for each event that has one."""
-        self._write(self._repeats.without(events))
+        self._write(self._events.take(events))
 
     def close(self) -> None:
         """Write what was held back."""
-        self._write(self._repeats.rest())
+        self._write(self._events.rest())
 
-    def _write(self, events: Sequence[Event]) -> None:
+    def _write(self, events: Iterable[Event]) -> None:
         for event in events:
-            self.summary.add(event)
             if event.kind == EventKind.PROGRESS:
                 line = self._progress(event)
             else:
                 starts = event.kind in {EventKind.STARTING, EventKind.STARTED}
                 line = (self._start(event) if starts else None) or self._printer.line(event)
+            if event.kind == EventKind.METRICS:
+                self._progress_shown = event.time
             if line is not None:
                 self._out.write(line.plain + "\n")
-        if events:
-            self._out.flush()
+                self._out.flush()
 
     def _start(self, event: Event) -> Text | None:
         """What keeps the job from training, where that has changed; missing processes now and then.
@@ -117,20 +101,14 @@ class PlainView:
 
     def _progress(self, event: Event) -> Text | None:
         now = self.summary.progress
-        epoch, at = self._progress_shown
-        if now.epoch == epoch and 0 <= event.time - at < EVERY_S:
+        if 0 <= event.time - self._progress_shown < EVERY_S:
             return None
-        self._progress_shown = now.epoch, event.time
+        self._progress_shown = event.time
         return self._printer.prefix(event.replica).append("  ".join([*position(now), *costs(now)]))
 
 
 class CallbackView:
-    """Hands each event to a function.
-
-    Args:
-        callback: the function.
-        job: the job as its user calls it.
-    """
+    """Hands each event to a function."""
 
     def __init__(self, callback: Callable[[Event], object], job: str = "") -> None:
         self.summary = JobSummary(job)
@@ -168,24 +146,25 @@ def record(event: Event) -> dict[str, Any]:
     return made
 
 
-def viewer(kind: Output = "auto", *, job: str = "", out: TextIO | None = None) -> View:
+def viewer(
+    kind: Output = "auto", *, job: str = "", verbose: bool = False, out: TextIO | None = None
+) -> View:
     """The view for an output, to be closed at the end.
 
-    Args:
-        kind: "json" for JSON lines, "plain" for plain lines, "auto" for a live screen where the
-            output is a terminal and plain lines where it is not; a function is called with each
-            event.
-        job: the job as its user calls it.
-        out: standard output, unless another stream is given.
+    "plain" is plain lines, "json" JSON lines, and "auto" a live screen where the output is a
+    terminal, a card below the cell of a notebook, and plain lines elsewhere; a function is called
+    with each event.
     """
     out = out or sys.stdout
     if callable(kind):
         return CallbackView(kind, job)
     if kind == "json":
         return json_view(out, job)
+    if kind == "auto" and out is sys.stdout and (publish := notebook()):
+        return NotebookView(publish, job)
     if kind == "auto" and is_live(out):
-        return LiveView(console_for(out), job, ascii_only=ascii_only(out))
-    return PlainView(out, job)
+        return LiveView(console_for(out), job, verbose=verbose, ascii_only=ascii_only(out))
+    return PlainView(out, job, verbose=verbose)
 
 
 def board(kind: Format = "auto", *, out: TextIO | None = None) -> Screen:
@@ -201,15 +180,9 @@ def board(kind: Format = "auto", *, out: TextIO | None = None) -> Screen:
 def close_with_report(
     view: View, *, more: Mapping[str, str] | None = None, out: TextIO | None = None
 ) -> None:
-    """End a view and write the report of what it showed, unless the view is for a program.
-
-    Args:
-        view: from `viewer`.
-        more: further rows of the report, by label.
-        out: as for `viewer`.
-    """
+    """End a view and write the report of what it showed, for a terminal or a pipe."""
     view.close()
-    if isinstance(view, CallbackView):
+    if isinstance(view, CallbackView | NotebookView):
         return
     out = out or sys.stdout
     console = console_for(out)

@@ -23,20 +23,6 @@ from k8sjob.errors import Problem, SpecError, field_path
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = [
-    "JOB_FILE",
-    "MAX_BYTES",
-    "Document",
-    "FieldPath",
-    "WrittenFloat",
-    "content",
-    "job_file",
-    "objects",
-    "only",
-    "parse",
-    "parse_all",
-]
-
 JOB_FILE: Final = "job.yaml"
 """The name of a job's file in its folder."""
 
@@ -207,7 +193,6 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def _merged(node: yaml.Node) -> list[yaml.MappingNode]:
-    """The mappings that `<<` names."""
     sources = node.value if isinstance(node, yaml.SequenceNode) else [node]
     for source in sources:
         if not isinstance(source, yaml.MappingNode):
@@ -374,7 +359,7 @@ def _decode(text: str | bytes, source: str) -> str:
 
 
 def _plain(error: yaml.MarkedYAMLError) -> str:
-    """What PyYAML found, in words that tell what to do."""
+    """The message of a YAML error, with how to correct it."""
     problem = error.problem or "not YAML"
     if isinstance(error, _Refused):
         return problem

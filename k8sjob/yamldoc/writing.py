@@ -17,8 +17,6 @@ from k8sjob.errors import RenderError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["dump", "flow", "scalar"]
-
 _BARE: Final = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
 _WORDS: Final = frozenset(
     ["y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf", "infinity"]

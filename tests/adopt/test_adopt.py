@@ -257,6 +257,7 @@ def test_the_job_among_other_documents_and_in_a_list():
     [
         ("", "nothing is no PyTorchJob of kubeflow.org/v1, no "),
         ("[1]", "a document without a kind is no PyTorchJob"),
+        ("kind: [x]", "is no PyTorchJob"),
         (dump({"kind": "Service", "metadata": {"name": "x"}}), "Service x is no PyTorchJob"),
         (
             f"{dump(job())}---\n{dump(job())}",

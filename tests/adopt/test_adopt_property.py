@@ -16,7 +16,7 @@ from k8sjob.adopt.equivalence import config_of
 from k8sjob.errors import SpecError
 from k8sjob.kube.labels import QUEUE
 from k8sjob.rendering import render
-from k8sjob.rendering.manifest import companions, manifest
+from k8sjob.rendering.manifest import companion, manifest
 from k8sjob.spec import JobSpec
 from k8sjob.targets.jobs import TARGETS, sent
 from k8sjob.targets.readers import reader_of
@@ -47,7 +47,9 @@ def test_what_k8sjob_rendered_comes_back(spec, target):
 def authored(spec):
     """The job that a spec renders, in the layout in which kinds are compared."""
     job = manifest(spec)
-    return reader_of(job).authored(sent(job), companions(spec, job)).job
+    return (
+        reader_of(job).authored(sent(job), [beside] if (beside := companion(spec, job)) else []).job
+    )
 
 
 def leaves(value, path=()):

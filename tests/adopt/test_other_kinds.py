@@ -1,13 +1,16 @@
 """Adopt of kinds but PyTorchJobs: what their authors write themselves, and what becomes of it."""
 
+import contextlib
 import copy
+from pathlib import Path
 
 import pytest
+import yaml
 
 from k8sjob.adopt import adopt
 from k8sjob.errors import SpecError
 from k8sjob.rendering import manifest, render
-from k8sjob.targets.jobs import by_name
+from k8sjob.targets.jobs import TARGETS, by_name
 from k8sjob.yamldoc import dump
 
 OF_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
@@ -272,3 +275,111 @@ def test_what_only_a_runtime_has_is_kept_for_trainjobs_alone():
     assert made.overlay == {"runtime": {"spec": {"podGroupPolicy": {"coscheduling": {}}}}}
     with pytest.raises(SpecError, match=r"overlay.runtime.spec.podGroupPolicy.coscheduling: a Job"):
         render(made.with_(target="job"))
+
+
+# --- what generators write: the Kubeflow SDK (TrainerClient), the training SDK, torchx
+
+FUNCTION = 'if ! [ -x "$(command -v pip)" ]; then\n  python -m ensurepip\nfi\ntorchrun "$path/s.py"'
+
+
+@pytest.mark.parametrize(
+    ("resources", "processes"),
+    [
+        ({"cpu": 4.0, "nvidia.com/gpu": 2.0}, "2: one for each GPU"),
+        ({"cpu": "3500m"}, "4: one for each CPU"),
+        ({}, "1: one for each CPU"),
+    ],
+)
+def test_a_function_of_the_kubeflow_sdk(resources, processes):
+    """Trainer starts as many processes as there are GPUs, else CPUs (torch.go, EnforceMLPolicy)."""
+    made = adopted(
+        runtime(),
+        {
+            **trainjob(),
+            "spec": {
+                "activeDeadlineSeconds": 600,
+                "runtimeRef": {"kind": "ClusterTrainingRuntime", "name": "torch"},
+                "trainer": {
+                    "image": "registry/train:1",
+                    "command": ["bash", "-c", FUNCTION],
+                    "numNodes": 3,
+                    "resourcesPerNode": {"limits": resources, "requests": resources},
+                },
+            },
+        },
+    )
+    assert f"numProcPerNode is auto; in what k8sjob renders, {processes}" in "\n".join(made.notes)
+    assert made.spec.nproc_per_node == int(processes[0])
+    assert made.spec.resources.gpus == resources.get("nvidia.com/gpu", 0)
+    assert made.spec.run.command == ("bash", "-c", FUNCTION)
+    assert made.spec.policy.active_deadline == 600
+    assert (made.spec.pod_template, made.spec.overlay) == ({}, {})
+
+
+def test_a_function_of_the_training_sdk():
+    container = {"name": "pytorch", "image": "i:1", "command": ["bash", "-c"], "args": [FUNCTION]}
+    role = {"replicas": 1, "template": {"spec": {"containers": [container]}}}
+    given = {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {"name": "train", "namespace": "team"},
+        "spec": {"nprocPerNode": "2", "pytorchReplicaSpecs": {"Master": role}},
+    }
+    spec = adopted(given).spec
+    assert (spec.run.args, spec.pod_template) == ((FUNCTION,), {})
+    assert trainer(spec, "pytorchjob")["args"] == [FUNCTION.replace("$(", "$$(")]
+    container["args"] = ["$(MASTER_ADDR)"]  # which Kubernetes replaces
+    assert adopted(given).spec.pod_template
+
+
+@pytest.mark.parametrize("metadata", [None, {}, {"generateName": "train-"}])
+def test_a_job_without_a_name_is_refused(metadata):
+    with pytest.raises(SpecError, match=r"metadata.name: the job has no name"):
+        adopted({**job(), "metadata": metadata})
+
+
+def test_a_job_of_torchx_is_volcanos():
+    given = {
+        "apiVersion": "batch.volcano.sh/v1alpha1",
+        "kind": "Job",
+        "metadata": {"name": "train"},
+    }
+    with pytest.raises(SpecError, match=r"Job train of batch.volcano.sh/v1alpha1 is no PyTorchJob"):
+        adopted(given)
+
+
+def keys(value, path=()):
+    """The paths of all keys."""
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+        if isinstance(value, dict):
+            yield (*path, key)
+        if isinstance(item, dict | list) and len(path) < 9:
+            yield from keys(item, (*path, key))
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_a_manifest_that_lacks_a_field_is_adopted_or_one_error(target):
+    folder = Path(__file__).parents[2] / "manifests/digits-ddp"
+    whole = list(yaml.safe_load_all((folder / target.file).read_text()))
+    for path in keys(whole):
+        objects = copy.deepcopy(whole)
+        holder = objects
+        for step in path[:-1]:
+            holder = holder[step]
+        holder[path[-1]] = None
+        with contextlib.suppress(SpecError):
+            adopted(*objects)
+
+
+@pytest.mark.parametrize(
+    ("job", "field"),
+    [
+        ({"kind": "JobSet", "metadata": {"name": "a"}}, "spec.replicatedJobs"),
+        (trainjob(), "runtime.spec.template.spec.replicatedJobs"),
+    ],
+)
+def test_a_job_without_its_parts_is_refused(job, field):
+    version = {"apiVersion": "jobset.x-k8s.io/v1alpha2", **job}
+    with pytest.raises(SpecError) as caught:
+        adopted(runtime(template=None), version)
+    assert [problem.field for problem in caught.value.problems] == [field]

@@ -95,10 +95,10 @@ def complete(tmp_path):
 
     def offered(words, **env):
         state = {"K8SJOB_STATE": str(tmp_path / "state")}
-        asked = {"_K8SJOB_COMPLETE": "bash_complete", "COMP_WORDS": words}
+        asked = {"K8SJOB_COMPLETE": "bash", "K8SJOB_LINE": words}
         return subprocess.run(
             [sys.executable, "-c", "from k8sjob.cli import main; main()"],
-            env={**state, **asked, "COMP_CWORD": str(words.count(" ")), **env},
+            env={**state, **asked, **env},
             capture_output=True,
             text=True,
             check=False,

@@ -45,13 +45,13 @@ def test_no_file_is_a_bug(command, data, monkeypatch):
         pytest.raises(SystemExit) as end,
     ):
         main([command, "-"])
-    said = written(err)
-    assert end.value.code in (0, 1), said
-    assert "bug in k8sjob" not in said
-    assert "Traceback" not in said
-    assert "\x1b" not in said
+    detail = written(err)
+    assert end.value.code in (0, 1), detail
+    assert "bug in k8sjob" not in detail
+    assert "Traceback" not in detail
+    assert "\x1b" not in detail
     if end.value.code == 1:
-        assert said.startswith("error: ") or written(out)
+        assert detail.startswith("error: ") or written(out)
 
 
 @pytest.mark.parametrize("command", ["validate", "render", "adopt"])

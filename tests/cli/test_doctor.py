@@ -137,10 +137,10 @@ def test_a_server_that_is_not_there(doctor, tmp_path):
 
 @pytest.mark.parametrize("client", CLIENTS)
 def test_the_token_is_never_shown(client, doctor, cluster):
-    said = f"refused the header Authorization: Bearer {TOKEN}"
-    cluster.answers["pytorchjobs"] = ApiError(said, code=403)
+    detail = f"refused the header Authorization: Bearer {TOKEN}"
+    cluster.answers["pytorchjobs"] = ApiError(detail, code=403)
     shown = doctor("--client", client, "-o", "json")
-    cluster.answers["/version"] = ApiError(said, code=401)
+    cluster.answers["/version"] = ApiError(detail, code=401)
     refused = doctor("--client", client)
     assert TOKEN not in shown.out + shown.err + refused.out + refused.err
 

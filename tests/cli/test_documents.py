@@ -15,7 +15,8 @@ BUILT = "image: {repository: team/tiny, base: 'pytorch/pytorch:2'}"
 def test_a_valid_job_says_what_it_is(k8sjob, job_file):
     file = job_file("replicas: {workers: 3}")
     done = k8sjob("validate", file)
-    assert done == (0, f"{file}: valid: tiny, 4 pods, 4 processes\n", "")
+    assert done[:2] == (0, f"{file}: valid: tiny, 4 pods, 4 processes\n")
+    assert "must contain k8sjob's runtime, which starts the script" in done.err
     assert k8sjob("validate", file.parent).code == 0
 
 
@@ -76,10 +77,10 @@ def test_validate_looks_for_the_script_of_a_built_image(k8sjob, job_file):
     file.write_text("name: x\nimage: {repository: r/x, base: b}\nrun:\n  script: src/main.py\n")
     done = k8sjob("validate", file)
     assert done.code == 1
-    said = f"error: {file}:4:11: run.script: 'src/main.py' is not in the context '.'"
-    assert said in done.err
+    detail = f"error: {file}:4:11: run.script: 'src/main.py' is not in the context '.'"
+    assert detail in done.err
     for command in ("run", "submit"):  # one error for one mistake: not lint's as well
-        assert k8sjob(command, file).err.startswith(said)
+        assert k8sjob(command, file).err.startswith(detail)
     (file.parent / "src").mkdir()
     (file.parent / "src/main.py").touch()
     assert k8sjob("validate", file).code == 0
@@ -110,9 +111,10 @@ def test_warnings_go_beside_the_data(k8sjob, job_file):
     assert done.code == 0
     assert done.err.startswith(f"warning: {file}: replicas.elastic: ")
     (result,) = json.loads(k8sjob("validate", file, "-o", "json").out)
-    assert [result["valid"], len(result["warnings"])] == [True, 1]
+    assert [result["valid"], len(result["warnings"])] == [True, 2]
     file.write_text(file.read_text().replace("script: main.py", "command: [torchrun, main.py]"))
     assert k8sjob("render", file).err == ""
+    assert k8sjob("validate", file).err == ""
 
 
 def test_render_prints_the_manifest_alone(k8sjob, job_file):
@@ -147,17 +149,17 @@ def test_render_writes_a_folder(k8sjob, job_file, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("args", "code", "said"),
+    ("args", "code", "detail"),
     [
         (["--dockerfile", "--image", "x"], 2, "--dockerfile goes with none of"),
         (["--dockerfile"], 1, "is used as it is, so there is nothing to build"),
         (["-n", "Not_one"], 1, "namespace: 'Not_one' is not a DNS-1123 label"),
     ],
 )
-def test_render_refuses(args, code, said, k8sjob, job_file):
+def test_render_refuses(args, code, detail, k8sjob, job_file):
     done = k8sjob("render", job_file(), *args)
     assert (done.code, done.out) == (code, "")
-    assert said in done.err
+    assert detail in done.err
 
 
 def test_a_manifest_is_utf_8_whatever_the_terminal(job_file):

@@ -13,10 +13,9 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 
 from k8sjob.runtime.base.env import dist_env
 from k8sjob.runtime.base.report import Reporter
-from k8sjob.runtime.checkpoint import digests
 from k8sjob.runtime.checkpoint import format as checkpoint_format
 from k8sjob.runtime.checkpoint.export import export
-from k8sjob.runtime.checkpoint.store import Checkpoints
+from k8sjob.runtime.checkpoint.store import Checkpoints, measure, read_digests, write_digests
 from k8sjob.runtime.checkpoint.writer import Checkpointer
 from k8sjob.runtime.comm.process_group import Group
 
@@ -94,8 +93,8 @@ def test_the_command_writes_the_newest_ones_weights(k8sjob, folder, tmp_path):
 def take(source, target, *, everything=False, force=False):
     """(what was done, warnings)"""
     warnings = []
-    told = export(source, target, everything=everything, force=force, warn=warnings.append)
-    return told, warnings
+    done = export(source, target, everything=everything, force=force, warn=warnings.append)
+    return done, warnings
 
 
 def test_everything(folder, tmp_path):
@@ -111,8 +110,8 @@ def test_a_damaged_one_is_passed_over_or_refused(folder, tmp_path):
     path = newest(folder)
     file = path / "__0_0.distcp" if path.is_dir() else path
     file.write_bytes(file.read_bytes()[:-5])
-    told, [warning] = take(folder, tmp_path / "out.pt")
-    assert told["step"] == 1
+    done, [warning] = take(folder, tmp_path / "out.pt")
+    assert done["step"] == 1
     assert f"{path} is skipped: it is torn" in warning
     with pytest.raises(ValueError, match=r"it is torn: .*take another checkpoint"):
         take(path, tmp_path / "other.pt")
@@ -122,8 +121,8 @@ def test_a_damaged_one_is_passed_over_or_refused(folder, tmp_path):
 def test_the_form_follows_from_the_suffix(folder, tmp_path):
     target = tmp_path / "out.safetensors"
     target.write_text("older")
-    told, _ = take(newest(folder), target, force=True)
-    assert told["step"] == 2
+    done, _ = take(newest(folder), target, force=True)
+    assert done["step"] == 2
     fits(load_file(target), 2)
     with pytest.raises(ValueError, match=r"its suffix says the form; end it with \.pt or \.safet"):
         take(folder, tmp_path / "out.zip")
@@ -131,7 +130,7 @@ def test_the_form_follows_from_the_suffix(folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "detail"),
     [
         ("nowhere", "is not there; name a checkpoint"),
         (".", "has no whole checkpoint; name the folder"),
@@ -139,10 +138,10 @@ def test_the_form_follows_from_the_suffix(folder, tmp_path):
         ("epoch.pt", "holds epoch, step and no model's weights by name; take everything by --all"),
     ],
 )
-def test_what_is_no_checkpoint_is_one_error(tmp_path, source, said):
+def test_what_is_no_checkpoint_is_one_error(tmp_path, source, detail):
     torch.save([1], tmp_path / "list.pt")
     torch.save({"epoch": 1, "step": 2}, tmp_path / "epoch.pt")
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=detail):
         take(tmp_path / source, tmp_path / "out.pt")
     with pytest.raises(ValueError, match="there is no folder"):
         take(tmp_path / "epoch.pt", tmp_path / "none" / "out.pt")
@@ -163,7 +162,7 @@ def test_without_torch_it_says_what_to_install(k8sjob, folder, monkeypatch):
     done = k8sjob("export", folder)
     assert done.code == 1
     assert done.err.startswith("error: torch is not installed for ")
-    assert "pip install 'k8sjob[torch]'" in done.err
+    assert "pip install 'k8sjob[run]'" in done.err
 
 
 def change_metadata(path, change):
@@ -172,8 +171,8 @@ def change_metadata(path, change):
     metadata = pickle.loads(file.read_bytes())
     change(metadata)
     file.write_bytes(pickle.dumps(metadata))
-    known = digests.read(path)
-    digests.write(path, {**known, file.name: digests.measure(file)})
+    known = read_digests(path)
+    write_digests(path, {**known, file.name: measure(file)})
 
 
 def tensor_of(metadata):
@@ -207,7 +206,7 @@ HUGE = 1 << 58
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "detail"),
     [
         (chunks_of(((0, 0), (3, 3))), r"shape (4, 3), and no chunk holds [3:4, 0:3]"),
         (chunks_of(((0, 0), (2, 3)), ((1, 0), (3, 3))), "2 chunks hold [1:2, 0:3]"),
@@ -220,15 +219,15 @@ HUGE = 1 << 58
     ],
 )
 @pytest.mark.parametrize("folder", ["sharded"], indirect=True)
-def test_a_tensor_that_its_chunks_do_not_make_up_is_refused(folder, tmp_path, change, said):
+def test_a_tensor_that_its_chunks_do_not_make_up_is_refused(folder, tmp_path, change, detail):
     path = newest(folder)
     change_metadata(path, change)
-    with pytest.raises(ValueError, match=re.escape(said)) as caught:
+    with pytest.raises(ValueError, match=re.escape(detail)) as caught:
         take(path, tmp_path / "out.pt")
     assert "the tensor model.0.weight " in str(caught.value)
     assert not (tmp_path / "out.pt").exists()
-    told, [warning] = take(folder, tmp_path / "out.pt")
-    assert (told["step"], said in warning) == (1, True)
+    done, [warning] = take(folder, tmp_path / "out.pt")
+    assert (done["step"], detail in warning) == (1, True)
 
 
 @pytest.mark.parametrize("folder", ["sharded"], indirect=True)

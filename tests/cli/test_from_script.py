@@ -39,6 +39,15 @@ def made(folder, text, name="train.py", **options):
         ("import lightning as L\nL.Trainer(devices='auto')\n", 0, 1, "num_nodes and devices"),
         ("from accelerate import Accelerator\nAccelerator()\n", 1, 1, "accelerate makes the"),
         ("from transformers import Trainer\nTrainer()\n", 1, 1, "transformers makes the"),
+        ("from transformers import GPT2LMHeadModel\n", 0, 1, "each train alone"),
+        (
+            "import torch\nimport transformers as t\nt.Seq2SeqTrainer()\n",
+            1,
+            1,
+            "transformers makes",
+        ),
+        ("from ignite.engine import Engine\nEngine(print)\n", 0, 1, "each train alone"),
+        ("import ignite.distributed as idist\nidist.get_rank()\n", 1, 1, "ignite makes the"),
         (
             "import keras\nkeras.Sequential().fit()\n",
             0,
@@ -103,6 +112,42 @@ def test_a_notebook_becomes_a_script(tmp_path):
     files = made(tmp_path, json.dumps(book), name="My Notes.ipynb").files
     assert files["My Notes.py"] == f"# !pip install x\n# %matplotlib inline\n\n{GROUP}"
     assert JobSpec.from_yaml(files["job.yaml"]).run.script == "My Notes.py"
+
+
+def test_a_notebook_beside_the_script_of_its_name(tmp_path):
+    (tmp_path / "a.py").touch()
+    files = made(tmp_path, json.dumps({"cells": []}), name="a.ipynb").files
+    assert set(files) == {"a_notebook.py", "job.yaml"}
+
+
+def test_a_package_of_the_folder_is_no_library(tmp_path):
+    for name in ("net", "projects"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "net/__init__.py").write_text(f"import yaml\n{GROUP}")
+    (tmp_path / "projects/train.py").write_text("import torch, net\n")
+    job = draft(tmp_path / "projects/train.py", tmp_path).files["job.yaml"]
+    assert ("PyYAML" in job, '"net"' in job) == (True, False)
+    assert JobSpec.from_yaml(job).replicas.workers == 1  # net makes the process group
+
+
+@pytest.mark.parametrize(
+    ("path", "volumes"),
+    [
+        ("../data", [("data", "/data", "../data")]),
+        ("../data/a/b.bin", [("data", "/data", "../data")]),
+        ("../nothing", []),
+        ("../job", []),
+        ("../usr", []),
+        ("data", []),
+    ],
+)
+def test_data_beside_its_folder_is_a_volume(path, volumes, tmp_path):
+    for name in ("job", "data", "usr"):
+        (tmp_path / name).mkdir()
+    files = made(tmp_path / "job", f"import torch\nopen({path!r})\n").files
+    spec = JobSpec.from_yaml(files["job.yaml"])
+    assert [(one.name, one.mount, one.local) for one in spec.volumes] == volumes
+    assert ("# line 2 of the code reads ../data; " in files["job.yaml"]) == bool(volumes)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +222,8 @@ def test_the_command(k8sjob, tmp_path):
     assert (spec.name, spec.run.args) == ("mine", ("--lr", "0.1"))
     assert not [one for one in lint(folder) if one.severity == "error"]
     again = k8sjob("init", "--from", folder)
-    assert (again.code, "already exists" in again.err) == (1, True)
+    assert again.code == 1
+    assert f"already exists; remove it, or run the script without: k8sjob run {folder}" in again.err
     around = k8sjob("init", "--from", folder / "train.py", tmp_path)
     assert around.code == 0, around.err
     assert JobSpec.from_yaml((tmp_path / "job.yaml").read_text()).run.script == "src/train.py"
@@ -186,3 +232,20 @@ def test_the_command(k8sjob, tmp_path):
     (folder / "train.py").write_text("def (")
     broken = k8sjob("init", "--from", folder / "train.py", folder / "..")
     assert (broken.code, "train.py:1: Python cannot parse it" in broken.err) == (1, True)
+
+
+def test_the_command_names_what_is_not_installed(k8sjob, tmp_path):
+    (tmp_path / "train.py").write_text(GROUP)
+    (tmp_path / "requirements.txt").write_text("torch\nno-such-package\n")
+    done = k8sjob("init", "--from", tmp_path)
+    assert done.code == 0, done.err
+    assert "lacks no-such-package of the image's requirements; install them by" in done.err
+
+
+@pytest.mark.parametrize("name", ["train.py", "notes.ipynb"])
+def test_a_script_outside_the_folder_of_the_job(tmp_path, name):
+    (tmp_path / "job").mkdir()
+    text = GROUP if name.endswith(".py") else json.dumps({"cells": []})
+    (tmp_path / name).write_text(text)
+    with pytest.raises(SpecError, match="which the image would hold; name a folder around it"):
+        draft(tmp_path / name, tmp_path / "job")

@@ -36,6 +36,8 @@ def test_fields_and_arguments_are_changed(k8sjob, folder):
     )
     assert k8sjob("validate", "--set", "nme=y").code == 1
     assert "nme: no such field" in k8sjob("lint", "--set", "nme=y").out
+    automatic = k8sjob("submit", "--set", "target=auto")
+    assert (automatic.code, "use --target auto" in automatic.err) == (2, True)
 
 
 def test_a_run_has_them_too(k8sjob, folder):

@@ -20,7 +20,7 @@ signal.signal(signal.SIGTERM, stopped)
 print(f"rank {{rank}} [bold]here[/bold] \\x1b[31mred\\x1b]0;title\\x07", flush=True)
 if rank == "0":
     print({Event(EventKind.PROGRESS, {"epoch": 0, "epochs": 2, "step": 5, "steps": 10,
-                                      "loss": 0.5}).encode()!r}, flush=True)
+                                      "loss": 0.5}, 9e9).encode()!r}, flush=True)
 if mode == "fail":
     raise SystemExit(3)
 if mode == "wait":
@@ -109,7 +109,7 @@ def test_a_job_that_ends_well(job, k8sjob, tmp_path):
     assert gone.err.startswith("error: no job 'tiny' on this machine")
 
 
-def test_a_loss_that_is_no_number_is_told_though_the_job_succeeded(job, k8sjob, tmp_path):
+def test_a_loss_that_is_no_number_is_reported_although_the_job_succeeded(job, k8sjob, tmp_path):
     file = job("end")
     (tmp_path / "program.py").write_text(PROGRAM.replace('"loss":0.5', '"loss":NaN'))
     for command in (["run", file], ["status", "tiny"], ["why", "tiny"]):
@@ -190,10 +190,10 @@ def test_the_time_to_the_first_step_is_split(job, k8sjob):
     assert first.split() == ["UNTIL", "TOOK", "AT", "REPLICA", "DETAIL"]
     assert "first step" in last  # with what a program without a session does not tell
     assert {line.split()[0] for line in others.splitlines()[1:]} == {"master-0", "worker-0"}
-    told = json.loads(k8sjob("why", "--timing", "tiny", "-o", "json").out)
-    assert (told["name"], told["namespace"]) == ("tiny", "local")
-    assert told["phases"][-1]["phase"].endswith("step")
-    assert told["seconds"] == pytest.approx(told["phases"][-1]["at"], abs=0.01)
+    shown = json.loads(k8sjob("why", "--timing", "tiny", "-o", "json").out)
+    assert (shown["name"], shown["namespace"]) == ("tiny", "local")
+    assert shown["phases"][-1]["phase"].endswith("step")
+    assert shown["seconds"] == pytest.approx(shown["phases"][-1]["at"], abs=0.01)
 
 
 def test_all_jobs_of_this_machine_are_watched_where_no_cluster_is_configured(job, k8sjob, process):
@@ -229,6 +229,12 @@ def test_another_terminal(job, k8sjob, process, tmp_path):
 
     wait_for(lambda: state() == "Running" and "rank 0" in k8sjob("logs", "tiny").out)
     assert k8sjob("status", "tiny", "--exit-code").code == 101
+    header, row = wait_for(lambda: "epoch" in (out := k8sjob("list").out) and out.splitlines())
+    assert header.split()[-1] == "PROGRESS"
+    assert row.endswith("   epoch 1/2  step 5/10  loss 0.5")
+    assert "PROGRESS\nepoch 1/2  step 5/10  loss 0.5\n" in k8sjob("status", "tiny").out
+    (listed,) = json.loads(k8sjob("list", "-o", "json").out)
+    assert (listed["progress"]["epoch"], listed["progress"]["loss"]) == (1, 0.5)
     again = k8sjob("run", job("wait"))
     assert again.code == 1
     assert f"local/tiny of {tmp_path} has not ended; see " in again.err

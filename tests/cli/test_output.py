@@ -1,12 +1,14 @@
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
+import click
 import pytest
 
 import k8sjob.cli
-from k8sjob.cli.failure import reported
-from k8sjob.cli.output import line, table
-from k8sjob.errors import BackendError
+from k8sjob.cli.output import line, reported, table
+from k8sjob.errors import BackendError, JobFailed, JobNotFound, K8sJobError, Problem, SpecError
 
 HOSTILE = "\x1b]52;c;Y3VybA==\x07\x9b2J\u202eok\r\n\x1b[31m"
 CLI = Path(k8sjob.cli.__file__).parent
@@ -31,11 +33,11 @@ def test_a_traceback_is_harmless(capsys):
 
 
 def test_commands_print_by_what_makes_text_harmless():
-    """`click.echo` of anything but a literal belongs in output.py and failure.py."""
+    """`click.echo` of anything but a literal belongs in output.py."""
     found = [
         f"{file.name}:{node.lineno}"
         for file in sorted(CLI.glob("*.py"))
-        if file.name not in {"output.py", "failure.py"}
+        if file.name != "output.py"
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.Call)
         and ast.unparse(node.func) in {"click.echo", "click.secho", "print"}
@@ -43,6 +45,73 @@ def test_commands_print_by_what_makes_text_harmless():
     ]
     names = {name.partition(":")[0] for name in found}
     # A progress line that overwrites itself, YAML in ASCII, k8sjob's own script and versions, and
-    # a diff whose lines are coloured after they were made harmless.
-    assert names <= {"build.py", "doctor.py", "version.py", "diff.py"}
-    assert len(found) <= 5
+    # a diff and completions whose parts were made harmless before.
+    assert names <= {"build.py", "completion.py", "doctor.py", "version.py", "diff.py"}
+    assert len(found) <= 7
+
+
+def reported_as(error, capsys, *options):
+    with pytest.raises(SystemExit) as end, reported(options):
+        raise error
+    out, err = capsys.readouterr()
+    assert out == ""
+    return end.value.code, err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (K8sJobError("no"), 1, "error: no\n"),
+        (JobNotFound("gone"), 102, "error: gone\n"),
+        (JobFailed("bad"), 100, "error: bad\n"),
+        (click.UsageError("what?"), 2, "error: what?\n"),
+        (click.ClickException("hm"), 1, "error: hm\n"),
+        (FileNotFoundError(2, "No such file", "x.py"), 1, "error: No such file: x.py\n"),
+        (OSError("disk on fire"), 1, "error: disk on fire\n"),
+        (K8sJobError("a \x1b[31m\u202ered"), 1, "error: a red\n"),
+        (
+            SpecError([Problem("a", "no", 1, 2), Problem("b", "nor that", 3, 4)], "job.yaml"),
+            1,
+            "error: job.yaml:1:2: a: no\nerror: job.yaml:3:4: b: nor that\n",
+        ),
+        (KeyboardInterrupt(), 130, ""),
+        (click.Abort(), 130, ""),
+    ],
+)
+def test_an_error_is_a_line_and_an_exit_code(error, code, line, capsys):
+    assert reported_as(error, capsys) == (code, line)
+
+
+def test_a_bug_says_so_without_a_traceback(capsys):
+    code, err = reported_as(ZeroDivisionError("division by zero"), capsys)
+    assert code == 1
+    first, second = err.splitlines()
+    assert first.startswith(
+        "error: this is a bug in k8sjob: ZeroDivisionError: division by zero in "
+    )
+    assert "K8SJOB_TRACEBACK=1" in second
+
+
+def test_the_traceback_is_there_for_who_asks(capsys, monkeypatch):
+    assert "Traceback" in reported_as(K8sJobError("no"), capsys, "traceback")[1]
+    monkeypatch.setenv("K8SJOB_TRACEBACK", "1")
+    assert "Traceback" in reported_as(K8sJobError("no"), capsys)[1]
+    monkeypatch.setenv("K8SJOB_TRACEBACK", "0")
+    assert "Traceback" not in reported_as(K8sJobError("no"), capsys)[1]
+
+
+def test_the_option_shows_it(k8sjob):
+    assert "Traceback" in k8sjob("--traceback", "validate", "nowhere.yaml", "-o", "xml").err
+    assert "Traceback" not in k8sjob("validate", "nowhere.yaml", "-o", "xml").err
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    schema = subprocess.Popen(
+        [sys.executable, "-m", "k8sjob", "schema"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    schema.stdout.close()
+    _, err = schema.communicate(timeout=60)
+    assert err == b""
+    assert schema.returncode == 1

@@ -34,7 +34,7 @@ def test_every_command_explains_itself(name, k8sjob):
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "detail"),
     [
         (["rendr"], "no command 'rendr'; did you mean 'render'?"),
         (["ps"], "no command 'ps'; did you mean 'list'?"),
@@ -69,14 +69,14 @@ def test_every_command_explains_itself(name, k8sjob):
         (["submit", "--replace", "--generate-name"], "--generate-name uses a free name"),
     ],
 )
-def test_wrong_usage(args, said, k8sjob, tmp_path, monkeypatch):
+def test_wrong_usage(args, detail, k8sjob, tmp_path, monkeypatch):
     monkeypatch.setenv("K8SJOB_STATE", str(tmp_path))
     done = k8sjob(*args)
     assert done.code == 2
     assert done.out == ""
     first, second = done.err.splitlines()
     assert first.startswith("error: ")
-    assert said in first
+    assert detail in first
     assert second.startswith("try 'k8sjob")
     assert second.endswith("--help'")
 
@@ -105,7 +105,8 @@ def test_version(k8sjob):
 
 
 def test_a_shell_completes_commands(complete):
-    assert complete("k8sjob re").stdout.split() == ["plain,render", "plain,resume"]
+    offered = [line.split("\t")[:2] for line in complete("k8sjob re").stdout.splitlines()]
+    assert offered == [["word", "render"], ["word", "resume"]]
 
 
 @pytest.mark.parametrize(

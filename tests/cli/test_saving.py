@@ -67,7 +67,7 @@ def test_two_at_once_and_one_that_was_killed_leave_each_other_alone(tmp_path):
     }
 
 
-def test_what_is_missing_is_told_in_its_place(tmp_path, capsys):
+def test_what_is_missing_is_shown_in_its_place(tmp_path, capsys):
     gap = LogLine("master-0", 1, "2026-01-01T00:00:00.000000000Z", "missing", gap=True)
     gone = LogLine("worker-0", 0, "2026-01-01T00:00:00.000000000Z", "gone", gap=True)
     with Saver(tmp_path, "job") as saver:

@@ -47,11 +47,11 @@ def test_another_job_of_the_name_is_shown_and_not_touched(k8sjob, api, file):
     k8sjob("submit", file)
     done = k8sjob("submit", other(file))
     assert (done.code, done.out) == (1, "")
-    *lines, said = done.err.splitlines()
+    *lines, note = done.err.splitlines()
     assert "-                - main.py" in lines
     assert "+                - other.py" in lines
-    assert said.startswith("error: blue/tiny already exists: another job than this one, Created")
-    assert said.endswith("replace it, or submit under a generated name: --replace, --generate-name")
+    assert note.startswith("error: blue/tiny already exists: another job than this one, Created")
+    assert note.endswith("replace it, or submit under a generated name: --replace, --generate-name")
     assert "main.py" in json.dumps(api.jobs["blue", "tiny"])
     done = k8sjob("submit", file, "--replace")
     assert (done.code, done.out) == (0, "blue/tiny replaced\n")
@@ -65,9 +65,9 @@ def test_what_a_job_names_and_the_cluster_lacks_is_said_at_once(k8sjob, api, fil
     api.refusals = {"persistentvolumeclaims/data": 404, "serviceaccounts/trainer": 403}
     done = k8sjob("submit", file)
     assert (done.code, done.out) == (0, "blue/tiny created\n")
-    (said,) = [line for line in done.err.splitlines() if "there is no" in line]
-    assert "there is no claim data in blue; write a PersistentVolumeClaim of that name" in said
-    assert "trainer" not in done.err  # who may not look is not told of it
+    (note,) = [line for line in done.err.splitlines() if "there is no" in line]
+    assert "there is no claim data in blue; write a PersistentVolumeClaim of that name" in note
+    assert "trainer" not in done.err  # who may not look is not warned
     done = k8sjob("submit", file, "--generate-name", "--dry-run=server")
     assert "there is no claim data in blue" in done.err
 
@@ -221,7 +221,7 @@ def test_a_difference_has_colours_on_a_terminal_alone(api, file, process, monkey
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "note"),
     [
         (
             status(403, "Forbidden", 'pytorchjobs.kubeflow.org is forbidden: User "eve" cannot'
@@ -239,11 +239,11 @@ def test_a_difference_has_colours_on_a_terminal_alone(api, file, process, monkey
         ),
     ],
 )  # fmt: skip
-def test_a_refusal_is_a_line_with_the_next_step(answer, said, k8sjob, api, file):
+def test_a_refusal_is_a_line_with_the_next_step(answer, note, k8sjob, api, file):
     api.before = lambda _word: answer
     done = k8sjob("submit", file)
     assert (done.code, done.out) == (1, "")
-    assert done.err.startswith(f"error: {said}")
+    assert done.err.startswith(f"error: {note}")
     assert k8sjob("diff", file).code == 2
 
 

@@ -13,16 +13,20 @@ import time
 import uuid
 
 import pytest
-from baseimage import Buildah, missing_tools
+from baseimage import Buildah, missing_tools, once
 from cluster.bed import Bed, Cluster
+from cluster.bed.cluster import plural
 from cluster.bed.controllers import MANAGED
 from cluster.desk import Desk
 from cluster.proxy import Proxy
 from needs import lacking
 
+from k8sjob.backends.connect import connect
 from k8sjob.rendering import write_context
 
 YOURS = "KUBECONFIG and K8SJOB_TEST_REGISTRY let these tests use a cluster of yours"
+BASE = "K8SJOB_TEST_BASE"
+"""Names another image than Debian's, for what needs a newer torch."""
 OWN = "own-bed"  # tests/conftest.py looks for it in the names of tests
 STOPPING = {"bed", "with_template"}
 """Fixtures by which a test stops parts of its cluster: no other test may use that one."""
@@ -153,10 +157,11 @@ def kueue(cluster, namespace, request):
     label = {"metadata": {"labels": MANAGED}}
     cluster.api.request("PATCH", f"/api/v1/namespaces/{namespace}", body=label)
 
-    def make(name, flavor="", spec=None, **quota):
+    def make(name, flavor="", spec=None, level="", **quota):
         """The name of the ClusterQueue and the ResourceFlavor of a LocalQueue of this name.
 
         With `flavor` the queue has the flavor of another one, with `spec` more in its ClusterQueue.
+        With `level`, a label of the nodes, its flavor has a Topology of this one level.
         """
         whole = f"{namespace}-{name}"
         resources = [{"name": key, "nominalQuota": amount} for key, amount in quota.items()]
@@ -164,8 +169,10 @@ def kueue(cluster, namespace, request):
             "coveredResources": list(quota),
             "flavors": [{"name": flavor or whole, "resources": resources}],
         }
+        nodes = {"nodeLabels": {"kubernetes.io/os": "linux"}, "topologyName": whole}
         specs = {
-            **({} if flavor else {"ResourceFlavor": {}}),
+            **({"Topology": {"levels": [{"nodeLabel": level}]}} if level else {}),
+            **({} if flavor else {"ResourceFlavor": nodes if level else {}}),
             "ClusterQueue": {"namespaceSelector": {}, "resourceGroups": [group], **(spec or {})},
             "LocalQueue": {"clusterQueue": whole},
         }
@@ -175,7 +182,7 @@ def kueue(cluster, namespace, request):
             document = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": kind, "metadata": metadata}
             cluster.create({**document, "spec": content}, namespace if local else "")
             if not local:
-                request.addfinalizer(functools.partial(cluster.delete, f"{kind.lower()}s", whole))
+                request.addfinalizer(functools.partial(cluster.delete, plural(kind), whole))
         return whole
 
     return make
@@ -202,12 +209,14 @@ def image_of(cluster, tmp_path_factory):
 
     def make(spec, home):
         """The reference for the spec whose job.yaml lies in `home`."""
-        image = spec.image.model_copy(update={"base": buildah.base_image()})
+        base = os.environ.get(BASE) or buildah.base_image()
+        image = spec.image.model_copy(update={"base": base})
         key = (image.model_dump_json(), str(home))
         if key not in built:
             context = tmp_path_factory.mktemp("image") / "context"
             write_context(spec.model_copy(update={"image": image}), home, context)
-            tag = buildah.build(context, f"localhost/k8sjob-test-{spec.name}")
+            with once("build"):  # what another process installs meanwhile is a layer afterwards
+                tag = buildah.build(context, f"localhost/k8sjob-test-{spec.name}")
             built[key] = cluster.push(buildah, tag)
         return built[key]
 
@@ -236,6 +245,46 @@ def eventually_fixture():
 def get(cluster, namespace):
     """`get(resource, name)`: an object of the test's namespace, or a list of them, or None."""
     return functools.partial(cluster.read, namespace=namespace)
+
+
+@pytest.fixture
+def pytorchjob(cluster, namespace):
+    """A PyTorchJob whose Master and Workers run these commands; fields of the container by name."""
+
+    def make(name, master, worker=None, *, workers=1, policy="Never", clean="Running", **fields):
+        def replica(count, command):
+            mounts = [{"name": "scratch", "mountPath": "/scratch"}]
+            container = {"name": "pytorch", "image": cluster.base_image, "command": list(command)}
+            pod = {
+                "terminationGracePeriodSeconds": 2,
+                "containers": [{**container, "volumeMounts": mounts, **fields}],
+                "volumes": [{"name": "scratch", "emptyDir": {}}],
+            }
+            return {"replicas": count, "restartPolicy": policy, "template": {"spec": pod}}
+
+        roles = {"Worker": replica(workers, worker)} if worker else {}
+        return {
+            "apiVersion": "kubeflow.org/v1",
+            "kind": "PyTorchJob",
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": {
+                "runPolicy": {"cleanPodPolicy": clean},
+                "pytorchReplicaSpecs": {"Master": replica(1, master), **roles},
+            },
+        }
+
+    return make
+
+
+@pytest.fixture
+def created(cluster, namespace, pytorchjob):
+    """Creates a PyTorchJob, see `pytorchjob`; its back end and reference."""
+
+    def create(*args, **options):
+        backend = connect(kubeconfig=cluster.kubeconfig, namespace=namespace)
+        return backend, backend.create_manifest(pytorchjob(*args, **options))
+
+    return create
 
 
 @pytest.fixture

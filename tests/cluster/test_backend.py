@@ -1,18 +1,14 @@
 """The back end on the real thing, over each client."""
 
-import threading
 import time
 
 import pytest
 
-from k8sjob.backends.api import JobRef
-from k8sjob.backends.connect import configured, connect, contexts
+from k8sjob.backends.connect import connect
 from k8sjob.errors import BackendError, JobExists, JobNotFound
-from k8sjob.observe.diagnose import Cause, diagnose
-from k8sjob.observe.status import JobState, job_status, replica_names
+from k8sjob.observe.status import JobState, job_status
 
 SLEEP = ["sh", "-c", "trap 'exit 143' TERM; sleep 300 & wait"]
-POD_GRACE = 2
 CLIENTS = ("python", "kubectl")
 
 
@@ -24,38 +20,15 @@ def backend(request, cluster, namespace, monkeypatch):
 
 
 @pytest.fixture
-def manifest(cluster):
-    """A PyTorchJob whose replicas run a command."""
-
-    def make(name="one", command=("true",), workers=1, **spec):
-        container = {"name": "pytorch", "image": cluster.base_image, "command": list(command)}
-        pod = {"containers": [container], "terminationGracePeriodSeconds": POD_GRACE}
-        replica = {"restartPolicy": "Never", "template": {"spec": pod}}
-        roles = {"Master": {**replica, "replicas": 1}}
-        if workers:
-            roles["Worker"] = {**replica, "replicas": workers}
-        return {
-            "apiVersion": "kubeflow.org/v1",
-            "kind": "PyTorchJob",
-            "metadata": {"name": name},
-            "spec": {
-                "nprocPerNode": "1",
-                "runPolicy": {"cleanPodPolicy": "Running"},
-                "pytorchReplicaSpecs": roles,
-                **spec,
-            },
-        }
+def manifest(pytorchjob):
+    def make(command=("true",), workers=1):
+        return pytorchjob("one", command, command if workers else None)
 
     return make
 
 
 def reached(backend, ref, state):
     return lambda: job_status(backend.snapshot(ref)).state is state
-
-
-def test_the_kubeconfig_is_found(backend, cluster):
-    assert configured()
-    assert backend.context in contexts()
 
 
 def test_a_job_from_its_making_to_its_end(backend, manifest, eventually):
@@ -125,70 +98,6 @@ def test_what_the_cluster_does_not_take(backend, manifest, change, words):
     assert backend.jobs() == []
 
 
-def test_two_that_make_the_same_job_at_once(backend, manifest):
-    outcomes = []
-
-    def make():
-        try:
-            outcomes.append(backend.create_manifest(manifest(command=SLEEP)))
-        except JobExists as error:
-            outcomes.append(error)
-
-    makers = [threading.Thread(target=make) for _ in range(4)]
-    for maker in makers:
-        maker.start()
-    for maker in makers:
-        maker.join(60)
-    assert len([one for one in outcomes if isinstance(one, JobRef)]) == 1
-    assert len(outcomes) == 4
-
-
-def test_a_watch_sees_the_end_at_once(backend, manifest):
-    ref = backend.create_manifest(manifest(command=["sleep", "2"], workers=2))
-    late = None
-    phases = set()
-    for snapshot in backend.watch(ref):
-        phases |= {pod["status"].get("phase") for pod in snapshot.pods}
-        if job_status(snapshot).state.finished:
-            written = job_status(snapshot).finished.timestamp()
-            late = time.time() - written
-            break
-    assert {"Pending", "Running"} <= phases
-    assert late < 5, "a client that polls comes later"
-
-
-def test_a_watch_ends_when_the_job_is_deleted(backend, manifest):
-    ref = backend.create_manifest(manifest(command=SLEEP))
-    seen = 0
-    for snapshot in backend.watch(ref):
-        seen += 1
-        assert len(replica_names(snapshot.job)) == 2
-        if seen == 1:
-            backend.delete(ref)
-    assert seen >= 1
-
-
-def test_a_job_that_a_finalizer_keeps_is_being_deleted(
-    backend, manifest, cluster, namespace, eventually
-):
-    kept = manifest(workers=0)
-    kept["metadata"]["finalizers"] = ["k8sjob.test/keep"]
-    ref = backend.create_manifest(kept)
-    try:
-        backend.delete(ref)
-        snapshot = backend.snapshot(ref)
-        assert job_status(snapshot).state is JobState.DELETING
-        first, *_ = diagnose(snapshot, {}, backend.related(snapshot))
-        assert first.cause == Cause.DELETING
-        assert "k8sjob.test/keep" in first.message
-        with pytest.raises(BackendError, match="is being deleted and cannot be suspended"):
-            backend.suspend(ref, value=True)
-    finally:
-        none = '{"metadata": {"finalizers": null}}'
-        cluster.kubectl("patch", "pytorchjob", "one", "-n", namespace, "--type=merge", "-p", none)
-    eventually(lambda: not backend.jobs(), "its end")
-
-
 def test_warnings_of_pods_come_by_the_watch(backend, manifest):
     wrong = manifest(workers=0)
     pod = wrong["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
@@ -217,16 +126,3 @@ def test_of_a_secret_nothing_is_read(backend, manifest, cluster, namespace):
     (secret,) = [o for o in backend.related(backend.snapshot(ref)) if o["kind"] == "Secret"]
     assert secret["metadata"]["name"] == "wandb"
     assert "data" not in secret
-
-
-def test_without_rights_it_is_told_what_is_missing(backend, cluster, namespace, tmp_path):
-    user = cluster.kubectl("config", "view", "--minify", "--raw", "-o", "json").stdout
-    path = tmp_path / "kubeconfig"
-    path.write_text(user.replace('"user": {', '"user": {"as": "nobody-at-all",', 1))
-    assert '"as"' in path.read_text()
-    client = "kubectl" if "Kubectl" in type(backend.transport._transport).__name__ else "python"
-    poor = connect(kubeconfig=path, namespace=namespace, client=client)
-    with pytest.raises(BackendError) as told:
-        poor.jobs()
-    assert f"nobody-at-all may not list pytorchjobs in namespace {namespace}" in str(told.value)
-    assert "manifests/rbac" in str(told.value)

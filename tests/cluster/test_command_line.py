@@ -124,16 +124,15 @@ def test_a_shell_completes_the_names_of_its_jobs(desk, eventually):
             env=desk.cluster.env
             | {
                 "K8SJOB_STATE": str(desk.folder / "state"),
-                "_K8SJOB_COMPLETE": "bash_complete",
-                "COMP_WORDS": words,
-                "COMP_CWORD": str(words.count(" ")),
+                "K8SJOB_COMPLETE": "bash",
+                "K8SJOB_LINE": words,
             },
             capture_output=True,
             text=True,
             check=True,
         )
         assert done.stderr == ""
-        return done.stdout.replace("plain,", "").split()
+        return [line.split("\t")[1] for line in done.stdout.splitlines()]
 
     # A cluster that does not answer at once has no names, so a busy machine may need another try.
     for words, name in (

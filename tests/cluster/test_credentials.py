@@ -63,8 +63,9 @@ def parts(token):
     return [part for part in token.split(".") if len(part) > 20]
 
 
-@pytest.mark.parametrize("client", CLIENTS)
-@pytest.mark.parametrize("valid", [True, False], ids=["refused", "expired"])
+@pytest.mark.parametrize(
+    ("client", "valid"), [("python", True), ("kubectl", False)], ids=["refused", "expired"]
+)
 def test_no_command_shows_the_token(valid, client, config, run, token):
     given = token if valid else f"{token[:-8]}AAAAAAAA"
     config["users"][0]["user"] = {"token": given}
@@ -109,11 +110,3 @@ def test_a_server_with_another_authority_is_refused(client, config, run, tmp_pat
     doctor = run(config, client, "doctor")
     assert doctor.returncode == 1
     assert "next: correct the cluster's certificate-authority in the kubeconfig" in doctor.stdout
-
-
-@pytest.mark.parametrize("client", CLIENTS)
-def test_a_server_of_another_name_is_refused(client, config, run):
-    config["clusters"][0]["cluster"]["tls-server-name"] = "not-this-one.example"
-    done = run(config, client, "list")
-    assert done.returncode == 1
-    assert "has a certificate that is not trusted" in done.stderr

@@ -9,17 +9,19 @@ import yaml
 
 from k8sjob.checks.doctor import examine_needs, gather_needs
 from k8sjob.jobs.plan import plan_job
+from k8sjob.kube.capacity import amounts
 from k8sjob.observe.diagnose import diagnose
+from k8sjob.observe.logs import last_lines
 from k8sjob.observe.status import JobState, job_status
 from k8sjob.spec import JobSpec
-from k8sjob.targets.jobs import TARGETS
+from k8sjob.targets.jobs import TARGETS, by_name
 
 from .desk import SLEEP
 
 TRAIN = Path(__file__).resolve().parents[1] / "dist/programs/train.py"
+FRAMEWORKS = {target.name: target.kueue_framework for target in TARGETS}
+HOST = "kubernetes.io/hostname"
 KINDS = tuple(target.name for target in TARGETS)
-PATIENT = ("pytorchjob", "job")
-"""Kinds that are preempted in the middle of their training, since each takes a processor."""
 
 
 @pytest.fixture
@@ -100,33 +102,93 @@ def test_what_never_starts_is_said_before_and_after(desk, kueue, plan, reason, e
     orphan = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue"}
     orphan |= {"metadata": {"name": "orphan"}, "spec": {"clusterQueue": "nowhere"}}
     desk.cluster.create(orphan, desk.namespace)
-    for queue, before, after in (
-        ("none", "there is no queue none in", "there is no queue 'none'"),
-        ("small", "asks for 0.1 of cpu, and ClusterQueue", "maximum capacity (50m)"),
-        ("lost", "inactive: FlavorNotFound: Can't admit", "FlavorNotFound"),
-        ("orphan", "ClusterQueue nowhere, which does not exist", "which does not exist"),
+    for kind, queue, before, after in (
+        *(
+            (kind, "none", "there is no queue none in", "there is no queue 'none'")
+            for kind in KINDS
+        ),
+        ("job", "small", "asks for 0.1 of cpu, and ClusterQueue", "maximum capacity (50m)"),
+        ("job", "lost", "inactive: FlavorNotFound: Can't admit", "FlavorNotFound"),
+        ("job", "orphan", "ClusterQueue nowhere, which does not exist", "which does not exist"),
     ):
-        made = plan(f"in-{queue}", "job", kueue_queue=queue)
+        made = plan(f"{kind}-in-{queue}", kind, kueue_queue=queue)
 
         def warned(made=made, before=before):
             facts = gather_needs(desk.backend.transport, desk.namespace, made.manifest)
             return any(before in check.seen for check in examine_needs(facts))
 
-        eventually(warned, f"a warning of {queue}")
+        eventually(warned, f"a warning of {queue} for a {kind}")
         ref = desk.backend.create(made)
 
         def explained(ref=ref, after=after):
             cause, message = reason(ref)
             return cause == "no-queue" and after in message
 
-        eventually(explained, f"the reason in {queue}")
+        eventually(explained, f"the reason of a {kind} in {queue}")
+
+
+def test_a_job_of_a_higher_priority_overtakes_those_that_wait(
+    desk, kueue, create, *, state, reason, eventually
+):
+    urgent = {"kind": "WorkloadPriorityClass", "metadata": {"name": desk.namespace}, "value": 9}
+    desk.cluster.create({"apiVersion": "kueue.x-k8s.io/v1beta2", **urgent})
+    alone = {"replicas": {"workers": 0}}
+    for kind in KINDS:
+        kueue(kind, cpu="50m")
+    first, later, fast = {}, {}, {}
+    for kind in KINDS:
+        first[kind] = create(f"first-{kind}", kind, kueue_queue=kind, **alone)
+    for kind, ref in first.items():
+        eventually(lambda ref=ref: state(ref) is JobState.RUNNING, f"the first {kind}")
+        later[kind] = create(f"later-{kind}", kind, kueue_queue=kind, **alone)
+    for kind, ref in later.items():
+        eventually(lambda ref=ref: reason(ref)[0] == "queued", f"the wait of the {kind}")
+        own = {"kueue_queue": kind, "kueue_priority_class": desk.namespace}
+        fast[kind] = create(f"fast-{kind}", kind, **own, **alone)
+        ahead = f"ahead of it: {desk.namespace}/fast-{kind}"
+        eventually(lambda ref=ref, ahead=ahead: ahead in reason(ref)[1], f"who is before {kind}")
+        desk.backend.delete(first[kind])
+    for kind, ref in fast.items():
+        eventually(lambda ref=ref: state(ref) is JobState.RUNNING, f"the urgent {kind}")
+        assert state(later[kind]) is JobState.QUEUED
+    desk.cluster.delete("workloadpriorityclasses", desk.namespace)
+
+
+def test_a_job_runs_in_one_domain_of_the_topology(
+    desk, kueue, create, *, state, reason, eventually
+):
+    kueue("racks", level=HOST, cpu="1000")
+    refs = {
+        kind: create(kind, kind, kueue_queue="racks", kueue_topology={"required": HOST})
+        for kind in KINDS
+    }
+    for kind, ref in refs.items():
+        eventually(lambda ref=ref: state(ref) is JobState.RUNNING, f"the {kind}")
+        pods = desk.backend.snapshot(ref).pods
+        assert len({pod["spec"]["nodeSelector"][HOST] for pod in pods}) == 1
+    groups = {}
+    for workload in desk.objects("workloads").values():
+        (owner,) = workload["metadata"]["ownerReferences"]
+        requests = [pods["topologyRequest"] for pods in workload["spec"]["podSets"]]
+        assert {request["required"] for request in requests} == {HOST}
+        groups[owner["name"]] = [request.get("podSetGroupName") for request in requests]
+    assert groups.pop("pytorchjob") == ["pytorchjob", "pytorchjob"]
+    assert groups == {"job": [None], "jobset": [None], "trainjob": [None]}
+    nodes = [amounts(node["status"]["allocatable"]) for node in desk.cluster.read("nodes")]
+    half = f"{max(node['cpu'] for node in nodes) * 600:.0f}m"  # a little more
+    for kind in KINDS:
+        wide = {"kueue_queue": "racks", "resources": {"cpu": half}}
+        ref = create(f"wide-{kind}", kind, kueue_topology={"required": HOST}, **wide)
+        eventually(lambda ref=ref: "allow" in reason(ref)[1], f"why a wide {kind} waits")
+        assert f'topology "{desk.namespace}-racks"' in reason(ref)[1]
+        assert state(ref) is JobState.QUEUED
 
 
 def test_a_job_that_another_preempts_continues_where_it_was(
     desk, kueue, create, train, *, state, reason, checkpoints, eventually
 ):
     refs, rivals = {}, {}
-    for kind in PATIENT:
+    for kind in KINDS:
         cohort = {"cohortName": f"{desk.namespace}-{kind}"}
         reclaims = {**cohort, "preemption": {"reclaimWithinCohort": "Any"}}
         flavor = kueue(f"owner-{kind}", spec=reclaims, cpu="100m")
@@ -134,7 +196,7 @@ def test_a_job_that_another_preempts_continues_where_it_was(
         checkpoints(kind)
         refs[kind] = train(
             f"guest-{kind}",
-            {"epochs": 3, "dropout": 0.3, "pause": 0.3},
+            {"epochs": 2, "dropout": 0.3, "hold": 3},
             target=kind,
             kueue_queue=f"guest-{kind}",
             checkpoint={"dir": "/checkpoints", "every": 1},
@@ -151,15 +213,16 @@ def test_a_job_that_another_preempts_continues_where_it_was(
             f"owner-{kind}", kind, kueue_queue=f"owner-{kind}", resources={"cpu": "50m"}
         )
     for kind, ref in refs.items():
-        said = f"preempted by {desk.namespace}/owner-{kind} (InCohortReclamation)"
-        eventually(lambda ref=ref, said=said: said in reason(ref)[1], f"why {kind} was stopped")
+        note = f"preempted by {desk.namespace}/owner-{kind} (InCohortReclamation)"
+        eventually(lambda ref=ref, note=note: note in reason(ref)[1], f"why {kind} was stopped")
         assert state(ref) is JobState.QUEUED
         eventually(lambda kind=kind: state(rivals[kind]) is JobState.RUNNING, f"the other {kind}")
         desk.backend.delete(rivals[kind])
     results = []
     for kind, ref in refs.items():
         eventually(lambda ref=ref: state(ref).finished, f"the end of {kind}")
-        assert state(ref) is JobState.SUCCEEDED
+        last = last_lines(desk.backend, desk.backend.snapshot(ref))
+        assert state(ref) is JobState.SUCCEEDED, (kind, last)
         assert lines(ref, "resumed")
         results.append(result(desk, ref))
     for one in results:
@@ -184,21 +247,26 @@ def test_kueue_starts_an_elastic_job_with_fewer_nodes(desk, kueue, train, state,
     assert result(desk, ref, "master-0", "worker-0")["equal"]  # any of them may have rank 0
 
 
-def test_a_kind_that_kueue_does_not_manage(bed, desk, kueue, plan, *, state, reason, eventually):
+def test_kinds_that_kueue_does_not_manage(bed, desk, kueue, plan, *, state, reason, eventually):
     kueue("team", cpu="1")
-    bed.add("kueue", integrations={"frameworks": ["batch/job"]})
-    made = {kind: plan(f"a-{kind}", kind, kueue_queue="team") for kind in ("pytorchjob", "job")}
-    seen = {}
-    for kind, one in made.items():
-        facts = gather_needs(desk.backend.transport, desk.namespace, one.manifest)
-        seen[kind] = [check.seen for check in examine_needs(facts) if check.topic == "queue"]
-    assert seen == {"pytorchjob": ["Kueue does not manage PyTorchJobs in this cluster"], "job": []}
-    refs = {kind: desk.backend.create(one) for kind, one in made.items()}
-    said = "Kueue has made no Workload for it"
-    eventually(lambda: said in reason(refs["pytorchjob"])[1], "why it never starts")
-    assert reason(refs["pytorchjob"])[0] == "no-queue"
-    eventually(lambda: state(refs["job"]) is JobState.RUNNING, "the Job")
-    assert state(refs["pytorchjob"]) is JobState.QUEUED
+    for managed in (["job"], [kind for kind in KINDS if kind != "job"]):
+        bed.add("kueue", integrations={"frameworks": [FRAMEWORKS[kind] for kind in managed]})
+        refs = {}
+        for kind in KINDS:
+            made = plan(f"{kind}-{len(managed)}", kind, kueue_queue="team")
+            facts = gather_needs(desk.backend.transport, desk.namespace, made.manifest)
+            seen = [check.seen for check in examine_needs(facts) if check.topic == "queue"]
+            lacks = f"Kueue does not manage {by_name(kind).kind}s in this cluster"
+            assert (lacks in seen) is (kind not in managed)
+            refs[kind] = desk.backend.create(made)
+        for kind in managed:
+            ref = refs.pop(kind)
+            eventually(lambda ref=ref: state(ref) is JobState.RUNNING, f"the {kind}")
+        for kind, ref in refs.items():
+            unmade = lambda ref=ref: "Kueue has made no Workload for it" in reason(ref)[1]  # noqa: E731
+            eventually(unmade, f"why a {kind} never starts")
+            assert reason(ref)[0] == "no-queue"
+            assert state(ref) is JobState.QUEUED
 
 
 def result(desk, ref, *replicas):

@@ -34,34 +34,6 @@ def shell(script):
 
 
 @pytest.fixture
-def make(cluster, namespace):
-    """Makes a PyTorchJob of these commands, Master and Workers; its back end and reference."""
-
-    def job(name, master, worker=None, *, policy="Never", clean="None", **more):
-        def replica(command):
-            container = {"name": "pytorch", "image": cluster.base_image, "command": command, **more}
-            scratch = {"name": "scratch", "mountPath": "/scratch"}
-            pod = {
-                "terminationGracePeriodSeconds": 5,
-                "containers": [container | {"volumeMounts": [scratch]}],
-                "volumes": [{"name": "scratch", "emptyDir": {}}],
-            }
-            return {"replicas": 1, "restartPolicy": policy, "template": {"spec": pod}}
-
-        roles = {"Master": replica(master)} | ({"Worker": replica(worker)} if worker else {})
-        manifest = {
-            "apiVersion": "kubeflow.org/v1",
-            "kind": "PyTorchJob",
-            "metadata": {"name": name, "namespace": namespace},
-            "spec": {"runPolicy": {"cleanPodPolicy": clean}, "pytorchReplicaSpecs": roles},
-        }
-        backend = connect(kubeconfig=cluster.kubeconfig, namespace=namespace)
-        return backend, backend.create_manifest(manifest)
-
-    return job
-
-
-@pytest.fixture
 def command(cluster, namespace, tmp_path):
     """Runs `k8sjob ...` in the test's namespace, as a process; stdout and stderr."""
 
@@ -104,10 +76,10 @@ def cutting(proxy, seed):
 
 @pytest.mark.parametrize("client", ["python", "kubectl"])
 def test_connections_that_are_cut_lose_and_repeat_no_line(
-    make, cluster, proxy, client, monkeypatch
+    created, cluster, proxy, client, monkeypatch
 ):
     monkeypatch.setenv("PATH", cluster.env["PATH"])
-    direct, ref = make("cut", python(COUNT, count=1500, apart=0.006))
+    direct, ref = created("cut", python(COUNT, count=1500, apart=0.006))
     through = connect(kubeconfig=proxy.kubeconfig, namespace=ref.namespace, client=client)
     over = cutting(proxy, seed=client)
     lines = list(through.logs(ref, "master-0", follow=True))
@@ -118,13 +90,13 @@ def test_connections_that_are_cut_lose_and_repeat_no_line(
     assert lines == kept
 
 
-def test_containers_started_again_are_attempts_of_one_output(make):
+def test_containers_started_again_are_attempts_of_one_output(created):
     script = """
     echo x >> /scratch/starts; n=$(wc -l < /scratch/starts)
     for i in $(seq 200); do echo $n $i; done
     [ $n = 3 ] || exit 1
     """
-    backend, ref = make("again", shell(script), policy="OnFailure")
+    backend, ref = created("again", shell(script), policy="OnFailure")
     lines = list(backend.logs(ref, "master-0", follow=True))
     assert by_attempt(lines) == {
         start - 1: [f"{start} {i}" for i in range(1, 201)] for start in (1, 2, 3)
@@ -137,47 +109,8 @@ def test_containers_started_again_are_attempts_of_one_output(make):
     )
 
 
-def test_a_pod_made_anew_goes_on_in_the_next_attempt(make, get, cluster, namespace):
-    script = """
-    trap 'echo stopping; exit 143' TERM
-    for i in $(seq 50); do echo $i; done
-    sleep 600 & wait
-    """
-    backend, ref = make("anew", shell("sleep 600"), shell(script), policy="ExitCode")
-    first, followed, stop = threading.Event(), [], threading.Event()
-
-    def follow():
-        for line in backend.logs(ref, "worker-0", follow=True, stop=stop):
-            followed.append(line)
-            if line.text == "50":
-                if first.is_set():
-                    break
-                first.set()
-
-    thread = threading.Thread(target=follow, daemon=True)
-    thread.start()  # the worker waits for its master, in an init container
-    assert first.wait(120)
-    cluster.kubectl("delete", "pod", "anew-worker-0", "-n", namespace, "--wait=false")
-    thread.join(120)
-    assert not thread.is_alive()
-    numbers = [str(i) for i in range(1, 51)]
-    assert by_attempt(followed) == {0: [*numbers, "stopping"], 1: numbers}
-
-
-def test_an_apiserver_that_is_killed_and_comes_back(collected, bed, make):
-    backend, ref = make("outage", python(COUNT, count=4000, apart=0.005))
-    lines, killed = [], False
-    for line in backend.logs(ref, "master-0", follow=True):
-        lines.append(line)
-        if not killed and len(lines) == 200:
-            killed = True
-            bed.kill("apiserver")
-            threading.Timer(8, bed.start, ("apiserver",)).start()
-    assert sorted(map(int, texts(lines))) == list(range(4000))
-
-
 @pytest.mark.slow
-def test_a_log_that_is_rotated_while_it_is_followed(make):
+def test_a_log_that_is_rotated_while_it_is_followed(created):
     code = """
 import time
 for i in range({count}):
@@ -185,7 +118,7 @@ for i in range({count}):
     if i % 500 == 0: time.sleep({apart})
 """
     count = 30_000  # three rotations
-    backend, ref = make("rotated", python(code, count=count, apart=0.4))
+    backend, ref = created("rotated", python(code, count=count, apart=0.4))
     lines = texts(backend.logs(ref, "master-0", follow=True))
     numbers = [int(text[:6]) for text in lines if re.fullmatch(r"\d{6} x{1000}", text)]
     # What a runtime writes to the old file at the very moment may never be read by its kubelet.
@@ -196,7 +129,7 @@ for i in range({count}):
 
 
 @pytest.fixture
-def two_attempts(make, eventually):
+def two_attempts(created, eventually):
     """A job whose Master runs for the second time and goes on, and whose Worker has written."""
     script = """
     echo x >> /scratch/starts; n=$(wc -l < /scratch/starts)
@@ -204,7 +137,7 @@ def two_attempts(make, eventually):
     [ $n = 1 ] && exit 1
     sleep 600
     """
-    backend, ref = make("two", shell(script), shell("echo w; sleep 600"), policy="OnFailure")
+    backend, ref = created("two", shell(script), shell("echo w; sleep 600"), policy="OnFailure")
     eventually(lambda: "2.3" in texts(backend.logs(ref, "master-0")), "the second attempt")
     eventually(lambda: "w" in texts(backend.logs(ref, "worker-0")), "the worker")
     return backend, ref
@@ -232,9 +165,9 @@ def test_the_command(two_attempts, command, tmp_path):
     assert (record["replica"], record["attempt"], record["text"]) == ("master-0", 1, "2.3")
 
 
-def test_saved_output_outlives_its_pod(make, command, cluster, eventually, tmp_path):
+def test_saved_output_outlives_its_pod(created, command, cluster, eventually, tmp_path):
     script = "trap 'exit 143' TERM; cat /proc/sys/kernel/random/uuid; sleep 600 & wait"
-    _, ref = make("kept", shell("sleep 600"), shell(script), policy="ExitCode")
+    _, ref = created("kept", shell("sleep 600"), shell(script), policy="ExitCode")
     worker = ("logs", "kept", "-r", "worker")
     before = eventually(lambda: command(*worker)[0], "the first pod's line")
     assert command(*worker, "--save", tmp_path)[0] == f"{tmp_path}/kept-worker-0.0.log\n"
@@ -250,25 +183,8 @@ def test_saved_output_outlives_its_pod(make, command, cluster, eventually, tmp_p
     assert (tmp_path / "kept-worker-0.0-2.log").read_text() == after
 
 
-def test_output_that_is_not_to_be_had_is_told(make, command, eventually, get):
-    backend, ref = make("gone", shell("echo m; sleep 2"), shell("sleep 600"), clean="Running")
-    make("held", shell("true"), resources={"requests": {"cpu": "5000"}})
-    waits = "master-0: there is no output (Unschedulable); -f waits for it\n"
-    eventually(lambda: command("logs", "held") == ("", waits), "the word about what waits")
-
-    def ended():
-        state = job_status(backend.snapshot(ref)).state
-        return state is JobState.SUCCEEDED and not get("pods", "gone-worker-0")
-
-    eventually(ended, "the end of the worker's pod")
-    gone = "k8sjob: worker-0: its pod is gone, and its output with it\n"
-    assert command("logs", "gone", "--rank", "1")[0] == gone
-    assert command("logs", "gone")[0] == f"master-0 | m\nworker-0 | {gone}"
-    assert command("logs", "gone", "-f", "-r", "worker")[0] == gone
-
-
-def test_saved_bytes_are_those_that_were_written(make, command, eventually, tmp_path):
-    backend, ref = make("bytes", shell(r"printf 'a\rb\n\377\376\n\303\274 no newline'"))
+def test_saved_bytes_are_those_that_were_written(created, command, eventually, tmp_path):
+    backend, ref = created("bytes", shell(r"printf 'a\rb\n\377\376\n\303\274 no newline'"))
     eventually(lambda: job_status(backend.snapshot(ref)).state is JobState.SUCCEEDED, "the end")
     (path,) = command("logs", "bytes", "--save", tmp_path)[0].splitlines()
     assert Path(path).read_bytes() == b"a\rb\n\xff\xfe\n\xc3\xbc no newline"
@@ -280,15 +196,15 @@ def test_saved_bytes_are_those_that_were_written(make, command, eventually, tmp_
 HOSTILE = r"\033[31mred \033]0;title\007 \033]52;c;aGk=\007 gone\rback [bold]x[/] \u202eabc"
 
 
-def test_hostile_text_shows_as_text(make, command, cluster, eventually, get):
+def test_hostile_text_shows_as_text(created, command, cluster, eventually, get):
     script = f"""
     printf '{HOSTILE}\\n'
     printf '{HOSTILE}' > /dev/termination-log
     sleep 3; exit 1
     """
-    _, ref = make("hostile", shell(script))
+    _, ref = created("hostile", shell(script))
     pod = eventually(lambda: get("pods", "hostile-master-0"), "the pod")
-    said = "\x1b[2J\x1b]0;title\x07[red]wiped[/red]"
+    detail = "\x1b[2J\x1b]0;title\x07[red]wiped[/red]"
     event = {
         "kind": "Event",
         "metadata": {"name": "hostile", "namespace": ref.namespace},
@@ -300,7 +216,7 @@ def test_hostile_text_shows_as_text(make, command, cluster, eventually, get):
         },
         "type": "Warning",
         "reason": "Odd",
-        "message": said,
+        "message": detail,
     }
     cluster.create(event, ref.namespace)
     watched, _ = command("watch", "hostile", "-o", "plain", code=100)

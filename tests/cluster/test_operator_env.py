@@ -108,19 +108,19 @@ def refusal(cluster, namespace, document):
     try:
         cluster.create(document, namespace, dryRun="All", fieldValidation="Strict")
     except ApiError as error:
-        return error.said
+        return error.detail
     return ""
 
 
 @pytest.mark.parametrize(("path", "value"), REFUSED)
 def test_what_we_refuse_the_webhook_refuses_for_the_same_field(cluster, team, path, value):
     document = changed(manifest(job(cluster, replicas={"workers": 3})), path, value)
-    said = refusal(cluster, team, document)
-    assert "denied the request" in said
+    detail = refusal(cluster, team, document)
+    assert "denied the request" in detail
     problems = webhook_problems(document)
     assert problems
     for problem in problems:
-        assert f"{problem.field}: " in said
+        assert f"{problem.field}: " in detail
 
 
 @pytest.mark.parametrize(("path", "value"), ACCEPTED)

@@ -26,7 +26,7 @@ def test_an_edit_is_in_the_next_jobs_containers(desk):
     )
     reference, _ = desk.call("push", job)
     desk.call("submit", job, "--image", reference.strip(), "--watch")
-    assert said(desk) == {
+    assert detail(desk) == {
         "edit": 1,
         "ranks": 2,
         "uid": 1000,
@@ -44,10 +44,10 @@ def test_an_edit_is_in_the_next_jobs_containers(desk):
     assert edited != reference
     assert "already there" in err
     desk.call("submit", job, "--image", edited.strip(), "--replace", "--watch")
-    assert said(desk)["edit"] == 2
+    assert detail(desk)["edit"] == 2
 
 
-def said(desk):
+def detail(desk):
     """What rank 0 has printed."""
     out, _ = desk.call("logs", "tiny", "-n", desk.namespace, "-r", "master-0")
     return next(json.loads(line) for line in out.splitlines() if line.startswith('{"edit"'))

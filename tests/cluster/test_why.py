@@ -612,11 +612,11 @@ def test_the_command_and_hostile_words(cluster, namespace, eventually):
         done.check_returncode()
         return done
 
-    said = "why: master-0: exit code 3: ValueError: <b>no</b>\n"
+    detail = "why: master-0: exit code 3: ValueError: <b>no</b>\n"
     for client in ("python", "kubectl"):
         out = k8sjob("why", "--client", client, f"{namespace}/hostile").stdout
-        assert out.startswith(said)
+        assert out.startswith(detail)
         assert f"next: correct the script; its output: k8sjob logs {namespace}/hostile" in out
-    assert said in k8sjob("status", f"{namespace}/hostile").stdout
+    assert detail in k8sjob("status", f"{namespace}/hostile").stdout
     (finding,) = json.loads(k8sjob("why", "-o", "json", f"{namespace}/hostile").stdout)
     assert (finding["cause"], finding["replicas"]) == ("crash", ["master-0"])

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from k8sjob.contract import Event, RuntimeConfig
+from k8sjob.runtime.base.network import reserve
 
 PROGRAMS = Path(__file__).parent / "programs"
 LIMIT_S = 120
@@ -96,9 +96,7 @@ class Ranks:
     ):
         self.folder, self.program, self._zygote = folder, program, zygote
         self._options, self._world, self._config, self._env = options, world, config, env
-        self._holder = socket.socket()
-        self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._holder.bind(("127.0.0.1", 0))
+        self._holder = reserve("127.0.0.1")
         self.port = self._holder.getsockname()[1]
         self.processes = {
             rank: self.start(rank, restart) for rank in range(world) if rank not in missing

@@ -64,11 +64,11 @@ def test_a_step_of_the_clock_ends_no_job(tmp_path):
             lines.append(line)
             if (found := re.search(r"STEP (\d+)$", line)) and int(found[1]) in steps:
                 clocks.set(*steps.pop(int(found[1])))
-    said = "".join(lines)
-    assert process.returncode == 0, said
+    detail = "".join(lines)
+    assert process.returncode == 0, detail
     assert not steps
-    done = [int(step) for step in re.findall(r"STEP (\d+)$", said, re.MULTILINE)]
+    done = [int(step) for step in re.findall(r"STEP (\d+)$", detail, re.MULTILINE)]
     assert done == list(range(1, 81))
-    ends = {int(rank): int(at) for rank, at in re.findall(r"CLOCK (\d) (\d+)", said)}
+    ends = {int(rank): int(at) for rank, at in re.findall(r"CLOCK (\d) (\d+)", detail)}
     assert abs(ends[0] + HOUR - time.time()) < 120
     assert abs(ends[1] - 24 * HOUR - time.time()) < 120, "the clocks were really stepped"

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from k8sjob import contract
 from k8sjob.contract import Event, ExitCode, Reason
 from k8sjob.runtime.agent.elastic import is_loss
 from k8sjob.runtime.base.env import NodeEnv
+from k8sjob.runtime.base.network import reserve
 
 pytestmark = pytest.mark.dist
 
@@ -70,9 +70,7 @@ class Node:
 def nodes(tmp_path):
     """nodes() -> Node, each of the same elastic group; all are ended afterwards."""
     running = []
-    with socket.socket() as reserved:
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reserved.bind(("127.0.0.1", 0))
+    with reserve("127.0.0.1") as reserved:
         port = reserved.getsockname()[1]
 
         def start(*, bounds="1:3", processes=1, **settings):
@@ -177,8 +175,8 @@ def test_a_stop_while_it_waits_for_others(nodes):
 def test_a_batch_that_could_not_be_shared_by_all_who_may_come(nodes):
     alone = nodes(bounds="1:25", max_restarts=3)  # the program's global_batch is 24
     assert alone.wait() == 1, alone.text
-    said = json.loads(alone.words.read_text())["message"]
-    assert "global_batch=24 is below the 25 ranks that this elastic job may come to have" in said
+    detail = json.loads(alone.words.read_text())["message"]
+    assert "global_batch=24 is below the 25 ranks that this elastic job may come to have" in detail
 
 
 @pytest.mark.parametrize(

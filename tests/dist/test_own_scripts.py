@@ -39,16 +39,6 @@ PLAIN = """
     train("local rank " + os.environ["LOCAL_RANK"])
     os._exit(0)
 """
-PARSES = """
-    import argparse
-    from train import train
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--local_rank", type=int, required=True)
-    parser.add_argument("--epochs", type=int)
-    args = parser.parse_args()
-    assert args.epochs == 3
-    train(f"local rank {args.local_rank}")
-"""
 SPAWNS = """
     import torch.multiprocessing as mp
     from train import train
@@ -92,12 +82,6 @@ def start(tmp_path):
 TWO_BY_TWO = {"workers": 1, "nproc_per_node": 2}
 ALL_FOUR = [f"rank {rank} of 4, local rank {rank % 2}, sum 6" for rank in range(4)]
 BOTH = [f"rank {rank} of 2, local rank {rank}, sum 1" for rank in range(2)]
-
-
-def test_a_script_that_parses_its_local_rank(start):
-    """As the example does by another name, on two nodes."""
-    run_it = {"script": "main.py", "args": ["--epochs", "3"], "local_rank_arg": "--local_rank"}
-    assert start(PARSES, replicas={"workers": 0, "nproc_per_node": 2}, run=run_it) == BOTH
 
 
 def test_a_launcher_of_its_own_finds_the_group_in_the_environment(start):

@@ -86,16 +86,17 @@ class Row:
         """Not of keras_mesh: test_keras_mesh.py has it, and JAX takes long to compile it."""
         return self.kind != "keras_mesh"
 
-    def cases(self):
+    def cases(self, tasks, **more):
         found = {
             f"{self.name}: {task}": {
                 "kind": self.kind,
                 "options": self.own[task],
                 "model": self.models[task],
+                **more,
             }
-            for task in TASKS
+            for task in tasks
         }
-        if not self.dropout:
+        if not self.dropout or "text" not in tasks:
             return found
         random = {"steps": 5, "dropout": 0.3, "twice": True}
         return found | {f"{self.name}: dropout": {**found[f"{self.name}: text"], **random}}
@@ -139,6 +140,9 @@ PROOFS = [
     Row("parameter_server", 4, 1, [0], "1 trainer, 2 servers", own=SERVED, models=BAGS),
 ]
 NAMES = [row.name for row in PROOFS]
+ESSENTIAL = [mesh(2, 2), keras_mesh(1, 2), pipeline("1f1b")]
+ESSENTIAL += [row for row in PROOFS if row.kind not in {"mesh", "keras_mesh", "pipeline"}]
+"""Each strategy once: what `make test` has of them."""
 TRAINERS = {
     "kind": "parameter_server",
     "options": {"servers": 1},
@@ -149,29 +153,39 @@ TRAINERS = {
 }
 
 
+def launch(run_once, program, world, cases, servers=0):
+    settings = {"env": ENV[program]}
+    if servers:
+        settings |= {"strategy": "parameter_server", "options": {"servers": servers}}
+    if program == "keras_mesh.py":
+        settings["strategy"] = "keras_mesh"
+    return run_once(cases, program=program, world=world, limit=500, **settings).result
+
+
+def train(run_once, rows, tasks, **more):
+    """Every case's result, by name; those of one process have the names of program and model."""
+    found = {}
+    for program in dict.fromkeys(row.program for row in rows):
+        models = {row.models[task] for row in rows if row.program == program for task in tasks}
+        kind = {} if program == "keras_mesh.py" else {"kind": "ddp"}
+        single = {f"{program} {name}": {**kind, "model": name, **more} for name in sorted(models)}
+        found |= launch(run_once, program, 1, single)
+    for program, world, served in dict.fromkeys(map(_group, rows)):
+        chosen = [row for row in rows if _group(row) == (program, world, served)]
+        cases = {name: case for row in chosen for name, case in row.cases(tasks, **more).items()}
+        found |= launch(run_once, program, world, cases, servers=2 if served else 0)
+    return found
+
+
 @pytest.fixture(scope="module")
 def measured(run_once):
-    """Every case's result, by name; those of one process have the names of program and model."""
+    found = train(run_once, PROOFS, TASKS)
+    return found | launch(run_once, "curves.py", 4, {"two trainers": TRAINERS}, servers=1)
 
-    def launch(program, world, cases, servers=0):
-        settings = {"env": ENV[program]}
-        if servers:
-            settings |= {"strategy": "parameter_server", "options": {"servers": servers}}
-        if program == "keras_mesh.py":
-            settings["strategy"] = "keras_mesh"
-        return run_once(cases, program=program, world=world, limit=500, **settings).result
 
-    found = {}
-    for program in dict.fromkeys(row.program for row in PROOFS):
-        models = {name for row in PROOFS if row.program == program for name in row.models.values()}
-        kind = {} if program == "keras_mesh.py" else {"kind": "ddp"}
-        single = {f"{program} {name}": {**kind, "model": name} for name in sorted(models)}
-        found |= launch(program, 1, single)
-    for program, world, served in dict.fromkeys(map(_group, PROOFS)):
-        chosen = [row for row in PROOFS if _group(row) == (program, world, served)]
-        cases = {name: case for row in chosen for name, case in row.cases().items()}
-        found |= launch(program, world, cases, servers=2 if served else 0)
-    return found | launch("curves.py", 4, {"two trainers": TRAINERS}, servers=1)
+@pytest.fixture(scope="module")
+def in_short(run_once):
+    return train(run_once, ESSENTIAL, ["digits"], steps=8)
 
 
 def _group(row):
@@ -186,15 +200,28 @@ def pair(row, task, measured):
     return found, measured[f"{row.program} {row.models[task]}"]
 
 
-def difference(row, task, measured):
+def difference(row, task, measured, steps=20):
     """The largest of the differences of a step's loss."""
     found, alone = pair(row, task, measured)
-    assert len(found["losses"]) == len(alone["losses"]) == 20
+    assert len(found["losses"]) == len(alone["losses"]) == steps
     return max(abs(one - other) for one, other in zip(*map(_losses, (found, alone)), strict=True))
 
 
 def _losses(found):
     return found["losses"]
+
+
+@pytest.mark.essential
+@pytest.mark.parametrize("row", ESSENTIAL, ids=lambda row: row.name)
+def test_every_strategy_once(row, in_short):
+    found, alone = pair(row, "digits", in_short)
+    assert alone["losses"][-1] < alone["losses"][0]
+    assert difference(row, "digits", in_short, steps=8) <= TOLERANCE
+    assert found["weights"] == pytest.approx(alone["weights"], rel=1e-4)
+
+
+def test_every_strategy_is_here():
+    assert {row.kind for row in ESSENTIAL} == {row.kind for row in PROOFS} == set(STRATEGIES)
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -250,11 +277,10 @@ def test_the_page_says_what_is_measured(measured, request):
     text = page(measured)
     if request.config.getoption("--regenerate"):
         PAGE.write_text(text, encoding="utf-8")
-    said = PAGE.read_text(encoding="utf-8")
+    detail = PAGE.read_text(encoding="utf-8")
     remedy = f"run: pytest {Path(__file__).name} --regenerate"
-    assert NUMBER.sub("#", said) == NUMBER.sub("#", text), remedy
-    assert {row.kind for row in PROOFS} == set(STRATEGIES)
-    differences = re.findall(r"\d\.\de[-+]\d\d", said)
+    assert NUMBER.sub("#", detail) == NUMBER.sub("#", text), remedy
+    differences = re.findall(r"\d\.\de[-+]\d\d", detail)
     assert len(differences) == len(TASKS) * len(PROOFS)
     assert max(map(float, differences)) <= TOLERANCE
 

@@ -18,7 +18,16 @@ MODELS = {
     "accumulated": {"model": "text", "batch": 8, "options": {"accumulate": 4}},
     "normed": {"model": "digits", "norm": True},
     "adam": {"model": "digits", "optimizer": ["AdamW", {"lr": 1e-3}]},
-    "uneven": {"model": "digits", "batch": 30, "samples": 101, "tail": "short"},
+    # The last batch of 2 samples leaves two of four ranks with nothing.
+    "uneven": {"model": "digits", "batch": 30, "samples": 92, "tail": "short"},
+    # 13 batches, the last one smaller: the epoch ends with a window of one.
+    "short window": {
+        "model": "digits",
+        "batch": 8,
+        "samples": 100,
+        "tail": "short",
+        "options": {"accumulate": 4},
+    },
 }
 
 
@@ -49,7 +58,7 @@ def pipeline(like, splits, **options):
 
 
 TWO = {"digits": ["fc2"], "text": ["block1"]}
-SET = [like for like in MODELS if like not in {"digits", "text", "normed"}]
+SET = [like for like in MODELS if like not in {"digits", "text", "normed", "short window"}]
 PIPELINES = {
     **{f"pipeline {like}": pipeline(like, TWO[MODELS[like]["model"]]) for like in SET},
     "pipeline digits, gpipe": pipeline("digits", ["act.1"], schedule="gpipe", micro_batches=3),
@@ -58,12 +67,13 @@ PIPELINES = {
 FOUR = {
     **{f"mesh {like}": mesh(like, 2) for like in SET},
     **PIPELINES,
-    **{f"fsdp {like}": case(like, "fsdp") for like in SET},
+    **{f"{kind} {like}": case(like, kind) for kind in ("ddp", "fsdp") for like in SET},
     **{f"{kind} normed": case("normed", kind, sync_batchnorm=True) for kind in ("ddp", "fsdp")},
     "mesh normed": mesh("normed", 2, sync_batchnorm=True),
     "fsdp text, recomputed": case(
         "text", "fsdp", blocks=[r"block\d"], checkpoint_activations=True, reshard=False
     ),
+    "ddp short window": case("short window", "ddp"),
     "ddp clipped, recomputed": case("clipped", "ddp", checkpoint_activations=True),
     "mesh text, recomputed": mesh("text", 2, blocks=[r"block\d"], checkpoint_activations=True),
     "pipeline clipped, recomputed": pipeline("clipped", ["block1"], checkpoint_activations=True),
@@ -87,7 +97,9 @@ ONE_PROCESS = {
 }
 COMPILED = {
     "ddp digits, compiled": case("digits", "ddp", compile=True),
-    "fsdp digits, compiled": case("digits", "fsdp", compile=True),  # the others block by block
+    "fsdp digits, compiled": case(  # the others block by block
+        "digits", "fsdp", compile=True, checkpoint_activations=True
+    ),
     "pipeline digits, compiled": pipeline("digits", ["fc2"], compile=True),
 }
 PART = {**TEXT, r"block\d\.up\.output": [None, None, "model"]}  # gelu and dropout see a part
@@ -101,14 +113,6 @@ WRONG = {
     "a split that is no layer": (
         pipeline("digits", ["fc3"]),
         "'fc3' is no layer of the chain; valid layers: fc1, act.0, act.1, fc2, tanh, out",
-    ),
-    "stages in another order": (
-        pipeline("digits", ["out", "fc2", "act.0"]),
-        "in the chain's order",
-    ),
-    "a stage that has nothing to train": (
-        pipeline("digits", ["act.0", "fc2", "tanh"]),
-        "stage 1 (act.0, act.1) has nothing to train; split elsewhere",
     ),
     "is divided and used as a whole": (
         mesh("text", 2, {"embed.places.weight": [None, "model"]}),
@@ -197,7 +201,8 @@ def test_compiled_layers_have_the_curve_of_one(name, compiled, alone):
 
 
 @pytest.mark.parametrize(
-    "name", ["ddp clipped, recomputed", "mesh clipped", "mesh uneven", "pipeline clipped"]
+    "name",
+    ["ddp clipped, recomputed", "ddp uneven", "mesh clipped", "mesh uneven", "pipeline clipped"],
 )
 def test_replicas_are_equal_bit_by_bit(name, four):
     of_part = dict(four[name]["marks"])

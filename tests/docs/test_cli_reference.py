@@ -21,7 +21,7 @@ def test_the_reference_is_what_the_commands_say():
 def test_every_command_and_option_is_in_it(name):
     section = PAGE.read_text().partition(f"\n## {name}\n")[2].partition("\n## ")[0]
     command = program.get_command(click.Context(program), name)
-    assert section.strip().startswith(f"```\nk8sjob {name}")
+    assert section.strip().startswith(f"`k8sjob {name}")
     for parameter in command.params:
         if isinstance(parameter, click.Option):
             assert all(f"`{option}`" in section for option in parameter.opts)

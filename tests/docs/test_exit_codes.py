@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 from k8sjob.contract import ExitCode, Reason
-from k8sjob.runtime.agent.agent import retryable
+from k8sjob.runtime.agent.attempt import retryable
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/reference/exit-codes.md").read_text()
 

@@ -81,7 +81,7 @@ def settings(given, folder):
 
 def wheels(given, folder):
     if find_uv() is None:
-        pytest.skip("uv missing; pip install 'k8sjob[deps]'")
+        pytest.skip("uv missing; pip install 'k8sjob[build]'")
     links = folder / "links"
     wheel(links, "scipy", "2.0", requires=["numpy>=2.3"])
     wheel(links, "numpy", "2.5")

@@ -104,10 +104,10 @@ def built(registry, base, code, storage_of):
     """Builds, and gives what was made and what was said."""
 
     def call(repository, *, builder="buildah", onto=base, at=registry, image=None, **options):
-        said = []
+        detail = []
         spec = job(f"{at.host}/{repository}", onto, **(image or {"pip": ["tqdm"]}))
-        options |= {"keyring": Keyring({}), "http": HttpClient(retry=QUICK), "say": said.append}
-        return build(spec, code, builder=builder, **options), "\n".join(said)
+        options |= {"keyring": Keyring({}), "http": HttpClient(retry=QUICK), "say": detail.append}
+        return build(spec, code, builder=builder, **options), "\n".join(detail)
 
     return call
 
@@ -115,9 +115,9 @@ def built(registry, base, code, storage_of):
 def test_what_a_job_installs_is_built_once(registry, base, built, code, pushed):
     (code / "requirements.txt").write_text("einops\n")
     image = {"pip": ["tqdm"], "requirements": "requirements.txt"}
-    first, said = built("build/once", image=image)
-    assert "STEP 1" in said
-    assert "the certificates are at /run/k8sjob/ca.crt" in said
+    first, detail = built("build/once", image=image)
+    assert "STEP 1" in detail
+    assert "the certificates are at /run/k8sjob/ca.crt" in detail
     assert registry.tags("build/once") == [first.tag]
     manifest, config, layers = read_image(first.reference)
     below, base_config, _ = read_image(base)
@@ -126,8 +126,8 @@ def test_what_a_job_installs_is_built_once(registry, base, built, code, pushed):
     installed = [layer["installed"].decode() for layer in layers if "installed" in layer]
     assert "tqdm" in installed[0]
     assert "einops" in installed[-1]
-    again, said = built("build/once", image=image)
-    assert (again.reference, again.builder, said) == (first.reference, None, "")
+    again, detail = built("build/once", image=image)
+    assert (again.reference, again.builder, detail) == (first.reference, None, "")
     done = pushed(f"{registry.host}/build/once", base, code, image=image)
     assert done.base == first.reference
     _, config, layers = read_image(done.reference)
@@ -142,8 +142,8 @@ def test_what_a_job_installs_is_built_once(registry, base, built, code, pushed):
 def test_other_builders_build_the_same(registry, base, built, name):
     if why := BUILDERS[name].missing(Dependencies()):
         pytest.skip(why)
-    first, said = built(f"build/{name}", builder=name)
-    assert "the certificates are at /run/k8sjob/ca.crt" in said
+    first, detail = built(f"build/{name}", builder=name)
+    assert "the certificates are at /run/k8sjob/ca.crt" in detail
     assert (first.builder, registry.tags(f"build/{name}")) == (name, [first.tag])
     manifest, config, layers = read_image(first.reference)
     below, base_config, _ = read_image(base)
@@ -187,15 +187,15 @@ def test_no_cache_builds_what_is_there_and_a_base_may_be_elsewhere(start_registr
     other = start_registry()
     first, _ = built("build/anew", at=other)
     assert len(read_image(first.reference)[2]) > 1
-    again, said = built("build/anew", at=other, cached=False)
+    again, detail = built("build/anew", at=other, cached=False)
     assert (again.builder, again.tag) == ("buildah", first.tag)
-    assert "Using cache" not in said
+    assert "Using cache" not in detail
     assert other.tags("build/anew") == [first.tag]
 
 
 def test_nothing_to_install_is_the_base(registry, base, built):
-    done, said = built("build/nothing", image={"index_url": "https://packages.internal/simple"})
-    assert (done.tag, done.builder, said) == (None, None, "")
+    done, detail = built("build/nothing", image={"index_url": "https://packages.internal/simple"})
+    assert (done.tag, done.builder, detail) == (None, None, "")
     assert done.reference == done.base == f"{base.rpartition(':')[0]}@{done.base.split('@')[1]}"
     assert registry.tags("build/nothing") == []
 
@@ -212,16 +212,16 @@ def test_a_build_that_fails_tags_nothing(registry, storage, built):
 def test_a_registry_that_refuses_does_so_before_the_build(start_registry, base, built):
     maintenance = {"readonly": {"enabled": True}}
     readonly = start_registry(storage={"inmemory": {}, "maintenance": maintenance})
-    said = []
+    detail = []
     with pytest.raises(ImageError, match="answers 405; it takes no uploads"):
-        built("build/refused", at=readonly, progress=lambda *_: said.append(_))
-    assert said == []
+        built("build/refused", at=readonly, progress=lambda *_: detail.append(_))
+    assert detail == []
 
 
 def test_credentials_of_an_index_are_in_no_layer(built, monkeypatch):
     monkeypatch.setenv("PIP_INDEX_URL", "http://somebody:very-secret@packages.internal/simple")
-    done, said = built("build/secret", image={"pip": ["secret-index"]})
-    assert "a pip.conf is there" in said
+    done, detail = built("build/secret", image={"pip": ["secret-index"]})
+    assert "a pip.conf is there" in detail
     manifest, config, layers = read_image(done.reference)
     contents = [content for layer in layers for content in layer.values() if content]
     assert not any(b"very-secret" in content for content in contents)

@@ -154,9 +154,12 @@ def test_in_a_container_the_isolation_is_by_chroot(order, program, monkeypatch, 
     assert called == [where in {"container", "pod"}, False]
 
 
-def test_where_no_containers_run_the_variable_is_named(order, bare, program):
+def test_where_no_containers_run_the_variable_is_named_and_its_price(order, bare, program):
+    """A build step can print the same words, so that its reader lowers the isolation."""
     program("echo 'crun: cgroups: denied'; exit 1")
-    with pytest.raises(ImageError, match=r"crun: cgroups: denied\nif .* BUILDAH_ISOLATION=chroot$"):
+    with pytest.raises(
+        ImageError, match=r"crun: cgroups: denied\nif .* leave a chroot: BUILDAH_ISOLATION=chroot$"
+    ):
         BUILDERS["buildah"].build(order())
 
 
@@ -248,20 +251,20 @@ def test_the_certificates_are_those_of_pip(tmp_path):
 
 
 def test_a_builder_is_heard_to_its_end():
-    said = []
-    run(["sh", "-c", "echo one; echo two >&2; printf 'a\\rb\\n\\n'"], said.append)
-    assert said == ["one", "two", "a", "b"]
+    detail = []
+    run(["sh", "-c", "echo one; echo two >&2; printf 'a\\rb\\n\\n'"], detail.append)
+    assert detail == ["one", "two", "a", "b"]
     with pytest.raises(
         BuilderError, match=r"sh failed \(exit code 3\), and nothing was pushed:\n  why"
     ):
-        run(["sh", "-c", "echo why; exit 3"], said.append)
+        run(["sh", "-c", "echo why; exit 3"], detail.append)
     with pytest.raises(BuilderError, match=r"sh failed \(signal 9\).* no output"):
-        run(["sh", "-c", "kill -9 $$"], said.append)
+        run(["sh", "-c", "kill -9 $$"], detail.append)
     with pytest.raises(BuilderError) as failed:
-        run(["sh", "-c", "seq 100; exit 1"], said.append)
+        run(["sh", "-c", "seq 100; exit 1"], detail.append)
     assert (failed.value.lines[-1], "50" in failed.value.lines) == ("100", False)
     with pytest.raises(ImageError, match=r"no-such-program cannot be started: No such file"):
-        run(["no-such-program"], said.append)
+        run(["no-such-program"], detail.append)
 
 
 def test_nothing_of_a_builder_is_left_when_its_reader_fails(tmp_path):

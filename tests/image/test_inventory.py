@@ -12,8 +12,7 @@ from registries import tar_of
 
 from k8sjob.errors import ImageError
 from k8sjob.image.layer.archive import ZSTD_MAGIC, zstd
-from k8sjob.image.layer.inventory import read_inventory, take_inventory
-from k8sjob.image.layer.scan import scan_layer
+from k8sjob.image.layer.inventory import read_inventory, scan_layer, take_inventory
 from k8sjob.image.registry.blobs import in_memory
 from k8sjob.image.registry.client import RegistryClient
 from k8sjob.image.registry.http_client import HttpClient
@@ -238,7 +237,7 @@ def pax(records, kind=tarfile.XHDTYPE):
     ids=["pax", "global pax", "long name", "headers of headers", "global keys", "many METADATA"],
 )
 def test_a_layer_that_would_fill_the_memory(data, cache, monkeypatch):
-    monkeypatch.setattr("k8sjob.image.layer.scan._MAX_KEPT", 50_000)
+    monkeypatch.setattr("k8sjob.image.layer.inventory._MAX_KEPT_OF_ONE", 50_000)
     compressed = gzip.compress(data + tar_of({"a": ""}), 1)
     with pytest.raises(ImageError, match="not an archive"):
         scan_layer(in_memory(compressed), "base", lambda _size: None)

@@ -56,12 +56,12 @@ def place(links, tmp_path, monkeypatch):
 
 @pytest.fixture
 def built(code):
-    """Builds what is asked for by uv; the lines that were said are in `.said`."""
+    """Builds what is asked for by uv; the lines that were printed are in `.detail`."""
 
     def call(repository, base, *pip, folder=code, builder="uv", image=None, **options):
-        call.said = []
+        call.detail = []
         spec = job(repository, base, pip=pip, **(image or {}))
-        how = {"http": HttpClient(retry=QUICK), "keyring": Keyring({}), "say": call.said.append}
+        how = {"http": HttpClient(retry=QUICK), "keyring": Keyring({}), "say": call.detail.append}
         return build(spec, folder, builder=builder, **how, **options)
 
     return call
@@ -97,7 +97,7 @@ def test_what_fits_the_base_is_installed_beside_it(registry, debian, built, code
     assert environment["PATH"] == "/usr/bin:/bin:/opt/deps/bin"
     assert environment["PYTHONPATH"] == "/base/lib"
     assert config["config"]["Entrypoint"] == base_config["config"]["Entrypoint"]
-    assert built.said[-1] == "fast==3.0, skl==1.0, tiny==0.1"
+    assert built.detail[-1] == "fast==3.0, skl==1.0, tiny==0.1"
     again = built(f"{registry.host}/uv/app", debian, "skl", "torch>=2", image=image)
     assert (again.reference, again.builder) == (done.reference, None)
 
@@ -118,7 +118,7 @@ def test_the_same_wishes_give_the_same_digest(registry, debian, built, tmp_path,
 def test_extras_of_what_the_base_has(registry, debian, built):
     done = built(f"{registry.host}/uv/extras", debian, "ray[tune]")
     assert "opt/deps/tiny/__init__.py" in read_image(done.reference)[2][-1]
-    assert built.said[-1] == "tiny==0.1"
+    assert built.detail[-1] == "tiny==0.1"
 
 
 def test_where_the_base_has_all_of_it(registry, debian, built):
@@ -128,14 +128,14 @@ def test_where_the_base_has_all_of_it(registry, debian, built):
         "opt/deps",
         f"{SITE}/zz-k8sjob-deps.pth",
     ]
-    assert built.said[-1] == f"{debian} has all of it already"
+    assert built.detail[-1] == f"{debian} has all of it already"
 
 
 def test_a_version_that_is_none_is_not_pinned(registry, base_image, built):
     more = wheelhouse.installed("tiny", "1.0-of-ours")
     base = base_image(registry, "uv/odd:1", layers=wheelhouse.base(more=more))
     done = built(f"{registry.host}/uv/odd-app", base, "skl")
-    assert built.said[-1] == "skl==1.0"
+    assert built.detail[-1] == "skl==1.0"
     assert not any("tiny" in name for name in read_image(done.reference)[2][-1])
 
 
@@ -169,13 +169,13 @@ def test_a_layer_compressed_by_zstd(either, built, pushed, code, buildah):
         buildah("rmi", app.reference)
     # and can be built upon itself: what lies in such a layer is read
     built(f"{name}-more", done.reference, "skl", "fast")
-    assert built.said[-1] == "fast==3.0"
+    assert built.detail[-1] == "fast==3.0"
 
 
 def test_what_is_at_opt_deps_belongs_to_the_base(registry, debian, built):
     below = built(f"{registry.host}/uv/below", debian, "tiny").reference
     above = built(f"{registry.host}/uv/above", below, "skl").reference
-    assert built.said[-1] == "skl==1.0"
+    assert built.detail[-1] == "skl==1.0"
     assert "PATH=/usr/bin:/bin:/opt/deps/bin" in read_image(above)[1]["config"]["Env"]
 
 
@@ -198,10 +198,10 @@ def test_what_cannot_be_had_is_told_and_nothing_is_pushed(registry, debian, buil
 
 
 WITHOUT = {
-    "sys.modules['uv'] = None": "--builder uv: uv is not here; pip install 'k8sjob[deps]'",
+    "sys.modules['uv'] = None": "--builder uv: uv is not here; pip install 'k8sjob[build]'",
     "sys.modules['compression'] = sys.modules['backports'] = None": (
         "a layer compressed by zstd cannot be written: Python's module for it is missing;"
-        " pip install 'k8sjob[deps]'"
+        " pip install 'k8sjob[build]'"
     ),
 }
 
@@ -241,7 +241,7 @@ def test_python_finds_them_behind_what_the_base_has(registry, base_image, built,
         blob = read("blobs", layer["digest"])
         subprocess.run(["tar", "-xz", "-C", root], input=blob, check=True)
     ask = "import skl, numpy, clash; print(numpy.version, skl.__file__)"
-    for argv, said in (
+    for argv, detail in (
         (["/usr/bin/python", "-c", ask], "2.2.4 /opt/deps/skl/__init__.py"),
         (["skl"], "skl 2.2.4"),
     ):
@@ -253,4 +253,4 @@ def test_python_finds_them_behind_what_the_base_has(registry, base_image, built,
             timeout=120,
             check=False,
         )
-        assert ran.stdout.strip() == said, ran.stderr
+        assert ran.stdout.strip() == detail, ran.stderr

@@ -16,7 +16,7 @@ from k8sjob.image.builders.uv import find_uv, unpack
 from k8sjob.image.dependencies import Dependencies
 from k8sjob.image.layer.inventory import Inventory
 
-pytestmark = pytest.mark.skipif(find_uv() is None, reason="uv missing; pip install 'k8sjob[deps]'")
+pytestmark = pytest.mark.skipif(find_uv() is None, reason="uv missing; pip install 'k8sjob[build]'")
 
 TAGS = {
     "amd64, glibc": "cp313-cp313-manylinux_2_28_x86_64",
@@ -41,9 +41,9 @@ def links(tmp_path, monkeypatch):
 
 
 def unpacked(folder, *pip, base=BASE, **more):
-    said = []
-    unpack(base, Dependencies(pip=pip, **more), folder, said.append)
-    return said
+    detail = []
+    unpack(base, Dependencies(pip=pip, **more), folder, detail.append)
+    return detail
 
 
 @pytest.mark.parametrize(
@@ -56,15 +56,15 @@ def unpacked(folder, *pip, base=BASE, **more):
     ],
 )
 def test_the_platform_is_that_of_the_base(tmp_path, which, change):
-    said = unpacked(tmp_path / "deps", "pure", base=replace(BASE, **change))
-    assert said[-1] == "fast==1.0, pure==1.0"
+    detail = unpacked(tmp_path / "deps", "pure", base=replace(BASE, **change))
+    assert detail[-1] == "fast==1.0, pure==1.0"
     assert (tmp_path / "deps/fast/__init__.py").read_text() == TAGS[which]
 
 
 def test_the_python_is_that_of_the_base(tmp_path, links):
     wheel(links, "never", "1.0")
-    said = unpacked(tmp_path / "deps", "pure", base=replace(BASE, version="3.12", glibc=(2, 17)))
-    assert said[-1] == "fast==1.0, never==1.0, pure==1.0"
+    detail = unpacked(tmp_path / "deps", "pure", base=replace(BASE, version="3.12", glibc=(2, 17)))
+    assert detail[-1] == "fast==1.0, never==1.0, pure==1.0"
     assert (tmp_path / "deps/fast/__init__.py").read_text() == TAGS["amd64, older"]
 
 
@@ -102,11 +102,11 @@ def set_up_for_pip(tmp_path, monkeypatch):
 def test_the_index_that_pip_is_set_up_for(tmp_path, links, set_up_for_pip):
     with indexes.serving(links) as address:
         set_up_for_pip(index_url=address)
-        said = unpacked(tmp_path / "deps", "pure")
-        assert said[-1] == "fast==1.0, pure==1.0"
+        detail = unpacked(tmp_path / "deps", "pure")
+        assert detail[-1] == "fast==1.0, pure==1.0"
         with pytest.raises(ImageError) as refused:
             unpacked(tmp_path / "none", "pure>=2")
-    for text in (*said, str(refused.value)):
+    for text in (*detail, str(refused.value)):
         assert "very-secret" not in text
 
 
@@ -156,8 +156,8 @@ def test_settings_of_its_own_come_before_pips(tmp_path, links, set_up_for_pip, m
 def test_the_specs_index_comes_before_pips(tmp_path, links, set_up_for_pip):
     set_up_for_pip(index_url="http://127.0.0.1:9/simple")
     with indexes.serving(links) as address:
-        said = unpacked(tmp_path / "deps", "pure", index_url=address)
-    assert said[-1] == "fast==1.0, pure==1.0"
+        detail = unpacked(tmp_path / "deps", "pure", index_url=address)
+    assert detail[-1] == "fast==1.0, pure==1.0"
 
 
 def test_projects_and_settings_around_it_have_no_say(tmp_path, monkeypatch, links):

@@ -14,12 +14,12 @@ from k8sjob.jobs.submit import (
     _check_architecture,
     compare,
     push_code,
-    submit,
     submit_plan,
 )
 from k8sjob.kube.client.transport import refusal
 from k8sjob.kube.labels import MANIFEST_DIGEST
 from k8sjob.spec import JobSpec
+from k8sjob.view.run import submit
 
 DIGEST = "team/tiny@sha256:" + "a" * 64
 SPEC = JobSpec(name="tiny", image=DIGEST, run={"script": "main.py"}, replicas={"workers": 1})
@@ -119,10 +119,10 @@ def test_a_manifest_without_a_hash_is_compared_by_what_it_says(api, backend):
 
 def test_the_same_job_of_an_earlier_version_is_attached_to(api, backend):
     """Versions compute the hash differently."""
-    made, told = sent(SPEC, backend), []
+    made, messages = sent(SPEC, backend), []
     stored(api)["metadata"]["annotations"][MANIFEST_DIGEST] = "0" * 64
-    again = sent(SPEC, backend, report=told.append)
-    assert (again.outcome, again.ref, told) == (Outcome.ATTACHED, made.ref, [])
+    again = sent(SPEC, backend, report=messages.append)
+    assert (again.outcome, again.ref, messages) == (Outcome.ATTACHED, made.ref, [])
     with pytest.raises(JobExists):
         sent(OTHER, backend)
 
@@ -131,12 +131,12 @@ def test_replace_deletes_that_job_waits_and_makes_it_anew(api, backend):
     first = sent(SPEC, backend)
     owner = {"uid": first.ref.uid}
     api.pods = [{"metadata": {"name": "tiny-master-0", "uid": "p", "ownerReferences": [owner]}}]
-    api.lingers, told = 4, []
-    done = sent(OTHER, backend, replace=True, report=told.append)
+    api.lingers, messages = 4, []
+    done = sent(OTHER, backend, replace=True, report=messages.append)
     assert api.pods == [], "the new job is made when the old one's pods are gone"
     assert (done.ref.name, done.outcome) == ("tiny", Outcome.REPLACED)
     assert done.ref.uid == stored(api)["metadata"]["uid"] != first.ref.uid
-    assert told[0].startswith("waiting until blue/tiny and its pods are gone, at most 120 s")
+    assert messages[0].startswith("waiting until blue/tiny and its pods are gone, at most 120 s")
 
 
 def test_replace_makes_what_is_not_there(backend):
@@ -178,7 +178,7 @@ def test_of_two_who_submit_the_same_at_once_one_attaches(api, backend):
     assert len(api.jobs) == 1
 
 
-def test_of_two_who_submit_different_jobs_at_once_one_is_told(api, backend):
+def test_of_two_who_submit_different_jobs_at_once_one_is_refused(api, backend):
     meanwhile(api, "POST", OTHER)
     with pytest.raises(JobExists):
         sent(SPEC, backend)
@@ -256,7 +256,7 @@ def test_a_generated_name_is_free_each_time(api, backend):
 
 
 @pytest.mark.parametrize(
-    ("fields", "options", "said"),
+    ("fields", "options", "detail"),
     [
         ({"namespace": "a"}, {"namespace": "b"}, r"the spec says 'a', and 'b' is asked for"),
         ({"namespace": "local"}, {}, r"'local' stands for this machine"),
@@ -270,9 +270,9 @@ def test_a_generated_name_is_free_each_time(api, backend):
         ({}, {"image": ""}, r"'' is not an image reference"),
     ],
 )
-def test_what_cannot_be_submitted_is_said_before_a_cluster_is_asked(fields, options, said):
+def test_what_cannot_be_submitted_is_said_before_a_cluster_is_asked(fields, options, detail):
     spec = JobSpec(**{"name": "tiny", "image": DIGEST, "run": {"script": "main.py"}} | fields)
-    with pytest.raises(SpecError, match=said):
+    with pytest.raises(SpecError, match=detail):
         plan_submission(spec, **options)
 
 
@@ -392,14 +392,14 @@ def test_one_call_from_a_file(tmp_path, backend, api):
 
 
 @pytest.mark.parametrize(
-    ("word", "going", "said"),
+    ("word", "going", "detail"),
     [
         ("DELETE", False, "may be deleted by now"),
         ("GET", False, "is being deleted"),
         ("GET", True, "was already being deleted"),
     ],
 )
-def test_an_interrupt_while_a_job_is_replaced_says_what_was_done(word, going, said, api, backend):
+def test_an_interrupt_while_a_job_is_replaced_says_what_was_done(word, going, detail, api, backend):
     sent(SPEC, backend)
     if going:
         stored(api)["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
@@ -409,10 +409,10 @@ def test_an_interrupt_while_a_job_is_replaced_says_what_was_done(word, going, sa
         if now == word and (word == "DELETE" or "DELETE" in api.asked):
             raise KeyboardInterrupt
 
-    api.before, told = before, []
+    api.before, messages = before, []
     with pytest.raises(KeyboardInterrupt):
-        sent(OTHER, backend, replace=True, report=told.append)
-    assert told[-1] == f"blue/tiny {said}, and the new one is not created; submit it again"
+        sent(OTHER, backend, replace=True, report=messages.append)
+    assert messages[-1] == f"blue/tiny {detail}, and the new one is not created; submit it again"
 
 
 def test_of_two_who_replace_at_once_the_one_that_deleted_says_so(api, backend):
@@ -444,19 +444,19 @@ def test_who_replaces_what_somebody_else_has_replaced_has_changed_nothing(api, b
     assert sent(SPEC, backend, replace=True).outcome is Outcome.ATTACHED
 
 
-def test_the_same_job_that_somebody_has_changed_is_attached_to_and_told(api, backend):
+def test_the_same_job_that_somebody_has_changed_is_attached_to_and_reported(api, backend):
     sent(SPEC, backend)
     stored(api)["spec"]["runPolicy"]["backoffLimit"] = 77
-    told = []
-    assert sent(SPEC, backend, report=told.append).outcome is Outcome.ATTACHED
-    assert told == ["blue/tiny was changed since it was created, in spec.runPolicy.backoffLimit"]
+    lines = []
+    assert sent(SPEC, backend, report=lines.append).outcome is Outcome.ATTACHED
+    assert lines == ["blue/tiny was changed since it was created, in spec.runPolicy.backoffLimit"]
 
 
 def test_a_dry_run_beside_a_job_that_goes_says_that_it_would_wait(api, backend):
     sent(OTHER, backend)
     stored(api)["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    api.lingers, told = 99, []
-    dry = sent(SPEC, backend, dry_run=True, report=told.append)
+    api.lingers, messages = 99, []
+    dry = sent(SPEC, backend, dry_run=True, report=messages.append)
     assert (dry.ref.uid, dry.outcome) == ("", Outcome.CREATED)
-    assert told == ["blue/tiny is being deleted; submit would wait until it is gone"]
+    assert messages == ["blue/tiny is being deleted; submit would wait until it is gone"]
     assert "DELETE" not in api.asked

@@ -23,6 +23,14 @@ def ended(code, message="", reason="Error", at="2026-01-01T00:05:00Z"):
     return {"exitCode": code, "reason": reason, "message": message, "finishedAt": at}
 
 
+def test_a_pod_that_is_deleted_after_the_jobs_end_still_shows_the_cause(snapshot, make_pod):
+    """A Pod whose container waits to be restarted counts as running: cleanPodPolicy deletes it."""
+    pod = make_pod("master-0", "Running", dying=True, terminated=ended(1, "ValueError: no"))
+    failed = f"{PAST} w failed 1 time and max_restarts is 0"
+    first, limit = diagnose(snapshot("Created", failed, pods=[pod]), {})
+    assert (first.cause, limit.cause) == ("crash", "restart-limit")
+
+
 def test_nothing_is_wrong_with_a_job_that_runs_or_ended_well(snapshot, make_pod):
     pods = [make_pod(name, running={}) for name in ("master-0", "worker-0", "worker-1")]
     for state in ("Created", "Running"):
@@ -50,7 +58,7 @@ def test_the_job_itself(snapshot, condition, cause, step):
 
 
 @pytest.mark.parametrize(
-    ("end", "tail", "cause", "said"),
+    ("end", "tail", "cause", "note"),
     [
         (ended(1), ["ValueError: no"], "crash", "exit code 1: ValueError: no"),
         (ended(1, "ValueError: no\n"), [], "crash", "exit code 1: ValueError: no"),
@@ -157,11 +165,11 @@ def test_the_job_itself(snapshot, condition, cause, step):
         ),
     ],
 )
-def test_a_container_that_ended(snapshot, make_pod, end, tail, cause, said):  # noqa: PLR0917 - fixtures
+def test_a_container_that_ended(snapshot, make_pod, end, tail, cause, note):  # noqa: PLR0917 - fixtures
     pods = [make_pod("master-0", "Succeeded"), make_pod("worker-0", "Failed", terminated=end)]
     (finding, *rest) = diagnose(snapshot("Failed:x:why", pods=pods), {"worker-0": tail})
     assert finding.cause == cause
-    assert said in finding.message + "$"
+    assert note in finding.message + "$"
     assert finding.replica == "worker-0"
     assert finding.next_step
     assert rest == []
@@ -189,8 +197,8 @@ def test_the_next_step_on_this_machine_is_another_one(snapshot, make_pod, line, 
 @pytest.mark.parametrize("kind", ["EnvError", "ValueError"])
 def test_a_setting_that_does_not_fit_is_a_field_of_the_job(snapshot, make_pod, kind):
     """The script is right, and job.yaml is not."""
-    said = "strategy.splits: 'fc9' is no layer of the chain; valid layers: fc1, fc2"
-    end = ended(2 if kind == "EnvError" else 1, Reason(1, 0, kind, said).encode())
+    note = "strategy.splits: 'fc9' is no layer of the chain; valid layers: fc1, fc2"
+    end = ended(2 if kind == "EnvError" else 1, Reason(1, 0, kind, note).encode())
     pods = [make_pod("worker-0", "Failed", terminated=end)]
     (finding,) = diagnose(snapshot("Failed:x:why", pods=pods), {})
     assert "strategy.splits" in finding.next_step
@@ -224,11 +232,11 @@ def test_a_rank_that_ended_early_is_named(snapshot, make_pod):
     tail = {"master-0": ["RuntimeError: [pair.cc:534] Connection closed by peer [10.244.0.7]:1"]}
     left, runs = ({"terminated": {"exitCode": 0}}, {"running": {}})
     who = "worker-0 (rank 1) had ended with exit code 0, and master-0 still waited for it"
-    for state, said in ((left, who), (runs, "another rank broke")):
+    for state, note in ((left, who), (runs, "another rank broke")):
         job = snapshot("Failed", pods=[master, make_pod("worker-0", **state)])
         finding = diagnose(job, tail)[0]
         assert finding.cause == ("connection" if state is runs else "left-early")
-        assert said in finding.message
+        assert note in finding.message
 
 
 def test_a_finished_rank_does_not_join_a_new_rendezvous(snapshot, make_pod):
@@ -263,8 +271,8 @@ def test_a_report_may_be_cut_anywhere(snapshot, make_pod, size):
 
 @pytest.mark.parametrize("numbers", ['9999, "rank": 1', '1, "rank": 99999999'])
 def test_a_cut_report_that_no_container_can_have_written(snapshot, numbers):
-    said = f'{{"exit_code": {numbers}, "type": "ValueError", "message": "forged'
-    text = f"Error pod job-worker-1 container pytorch exitCode: 1 terminated message: {said}"
+    note = f'{{"exit_code": {numbers}, "type": "ValueError", "message": "forged'
+    text = f"Error pod job-worker-1 container pytorch exitCode: 1 terminated message: {note}"
     event = {"message": text, "reason": "Error", "lastTimestamp": "2026-01-01T00:05:00Z"}
     (finding,) = diagnose(snapshot("Failed", events=[event]), {})
     assert finding.message.startswith("worker-1: exit code 1")
@@ -382,8 +390,8 @@ def test_the_same_problem_of_many_replicas_is_one_finding(snapshot, make_pod):
 def test_pod_identifiers_do_not_split_a_finding(snapshot, make_pod):
     pods = []
     for name in ("master-0", "worker-0", "worker-1"):
-        said = f'container has runAsNonRoot (pod: "job-{name}_ns({uuid.uuid4()})", container: x)'
-        waiting = {"reason": "CreateContainerConfigError", "message": said}
+        note = f'container has runAsNonRoot (pod: "job-{name}_ns({uuid.uuid4()})", container: x)'
+        waiting = {"reason": "CreateContainerConfigError", "message": note}
         pods.append(make_pod(name, "Pending", waiting=waiting))
     (finding,) = diagnose(snapshot("Created", pods=pods), {}, now=NOW)
     assert finding.replicas == ("master-0", "worker-0", "worker-1")
@@ -402,7 +410,7 @@ def node(name, labels=None, **allocatable):
 
 
 @pytest.mark.parametrize(
-    ("asked", "said", "step"),
+    ("asked", "note", "step"),
     [
         (
             {"cpu": "500"},
@@ -426,7 +434,7 @@ def node(name, labels=None, **allocatable):
         ),
     ],
 )
-def test_a_request_larger_than_any_node(snapshot, make_pod, asked, said, step):
+def test_a_request_larger_than_any_node(snapshot, make_pod, asked, note, step):
     (what,) = asked
     message = f"0/1 nodes are available: 1 Insufficient {what}. preemption: 0/1 nodes"
     pod = pending(make_pod, "master-0", "Unschedulable", message)
@@ -437,7 +445,7 @@ def test_a_request_larger_than_any_node(snapshot, make_pod, asked, said, step):
     sick = snapshot("Created", pods=[pod], replicas={"Master": 1})
     (finding,) = diagnose(sick, {}, there, now=NOW)
     only = "master-0: the only node does not take it: 1 has too little"
-    assert finding.message == f"{only} {said}, for 60 s"
+    assert finding.message == f"{only} {note}, for 60 s"
     assert finding.next_step.startswith(step)
     (unknown,) = diagnose(sick, {}, now=NOW)  # where nodes may not be read
     assert "wait until others have ended" in unknown.next_step
@@ -483,10 +491,10 @@ def test_a_gate_and_the_reasons_of_other_schedulers(snapshot, make_pod):
         " deallocate, preemption: not helpful",
     )
     found = diagnose(snapshot("Created", pods=[gated, gang, cordoned]), {}, now=NOW)
-    said = [finding.message for finding in found]
-    assert "master-0: it is held back by scheduling gates: queue.example/topology, for 60 s" in said
-    assert "worker-0: no node takes it: 3/4 tasks in gang unschedulable, for 60 s" in said
-    assert any("1 is full of pods; 1 is cordoned" in text for text in said)
+    note = [finding.message for finding in found]
+    assert "master-0: it is held back by scheduling gates: queue.example/topology, for 60 s" in note
+    assert "worker-0: no node takes it: 3/4 tasks in gang unschedulable, for 60 s" in note
+    assert any("1 is full of pods; 1 is cordoned" in text for text in note)
 
 
 def test_a_silent_operator(snapshot, make_pod):
@@ -539,7 +547,7 @@ def test_a_past_refusal_is_not_reported(snapshot, make_pod):
 
 
 @pytest.mark.parametrize(
-    ("said", "cause", "words"),
+    ("note", "cause", "words"),
     [
         (
             'object is being deleted: pods "job-master-0" already exists',
@@ -551,8 +559,8 @@ def test_a_past_refusal_is_not_reported(snapshot, make_pod):
         ('pods "job-master-0" is forbidden: no PriorityClass with name p', "refused", "PriorityCl"),
     ],
 )
-def test_refusals(snapshot, said, cause, words):
-    event = about("PyTorchJob", "job", "FailedCreatePod", f"Error creating: {said}")
+def test_refusals(snapshot, note, cause, words):
+    event = about("PyTorchJob", "job", "FailedCreatePod", f"Error creating: {note}")
     (finding,) = diagnose(snapshot(events=[event]), {}, now=NOW)
     assert finding.cause == cause
     assert words in finding.message
@@ -597,16 +605,16 @@ def test_the_pull_error_of_an_old_kubelet_is_in_an_event_alone(snapshot, make_po
     pod = make_pod("worker-0", "Pending", waiting=waiting)
     pod["metadata"]["uid"] = "p"
     pod["spec"]["containers"] = [{"name": "pytorch", "image": "r/x:1"}]
-    said = (
+    note = (
         'Failed to pull image "r/x:1": rpc error: code = Unknown desc = failed to pull and unpack'
         ' image "r/x:1": failed to resolve reference "r/x:1": dial tcp: lookup r: no such host'
     )
-    event = about("Pod", "job-worker-0", "Failed", said, uid="p")
+    event = about("Pod", "job-worker-0", "Failed", note, uid="p")
     sick = snapshot("Created", pods=[pod], events=[event], replicas={"Worker": 1})
     (finding,) = diagnose(sick, {}, now=NOW)
     assert finding.cause == "registry"
     assert finding.message.endswith("from its node: dial tcp: lookup r: no such host")
-    other = about("Pod", "job-worker-0", "Failed", said, uid="of a pod before it")
+    other = about("Pod", "job-worker-0", "Failed", note, uid="of a pod before it")
     sick = snapshot("Created", pods=[pod], events=[other], replicas={"Worker": 1})
     assert diagnose(sick, {}, now=NOW)[0].cause == "image"
 
@@ -614,8 +622,8 @@ def test_the_pull_error_of_an_old_kubelet_is_in_an_event_alone(snapshot, make_po
 def test_endless_recreation_of_a_pod_is_reported(snapshot, make_pod):
     job = snapshot("Running", pods=[make_pod("worker-0", running={})], replicas={"Worker": 1})
     job.job["spec"]["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] = "ExitCode"
-    said = "Pod: ns.job-worker-0 exited with code 137"
-    event = {**about("PyTorchJob", "job", "ExitedWithCode", said), "count": 34}
+    note = "Pod: ns.job-worker-0 exited with code 137"
+    event = {**about("PyTorchJob", "job", "ExitedWithCode", note), "count": 34}
     (finding,) = diagnose(Snapshot(job.job, job.pods, [event]), {}, now=NOW)
     assert finding.message.endswith("it is running again; its pod was recreated 34 times")
     assert "policy.max_restarts" in finding.next_step
@@ -656,8 +664,8 @@ def test_why_a_pod_left_its_node_is_reported_with_its_age(snapshot, make_pod, ev
 
 
 def test_the_end_of_an_earlier_jobs_pod_is_not_this_jobs(snapshot):
-    said = 'Error creating: object is being deleted: pods "job-worker-0" already exists'
-    refused = about("PyTorchJob", "job", "FailedCreatePod", said)
+    note = 'Error creating: object is being deleted: pods "job-worker-0" already exists'
+    refused = about("PyTorchJob", "job", "FailedCreatePod", note)
     made = about("PyTorchJob", "job", "SuccessfulCreatePod", "Created pod: job-worker-0")
     job = snapshot("Created", events=[refused, KILLING], replicas={"Worker": 1})
     assert [one.cause for one in diagnose(job, {}, now=NOW)] == ["name-taken"]
@@ -707,8 +715,8 @@ def test_a_deleted_pods_exit_code_is_no_failure(snapshot, make_pod):
 
 
 def test_refusals_that_differ_by_the_replica_s_name_are_one_finding(snapshot):
-    said = 'Error creating: pods "job-worker-{}" is forbidden: no PriorityClass with name p'
-    events = [about("PyTorchJob", "job", "FailedCreatePod", said.format(n)) for n in range(9)]
+    note = 'Error creating: pods "job-worker-{}" is forbidden: no PriorityClass with name p'
+    events = [about("PyTorchJob", "job", "FailedCreatePod", note.format(n)) for n in range(9)]
     (finding,) = diagnose(snapshot(events=events, replicas={"Worker": 9}), {}, now=NOW)
     assert finding.message.startswith("worker-0, worker-1 and 7 more: the apiserver refuses it")
     assert len(finding.replicas) == 9
@@ -717,8 +725,8 @@ def test_refusals_that_differ_by_the_replica_s_name_are_one_finding(snapshot):
 def test_output_that_differs_by_rank_and_address_is_one_finding(snapshot, make_pod):
     names = ["master-0", "worker-0", "worker-1"]
     pods = [make_pod(name, running={}) for name in names]
-    said = "pod:3:3 [4] x.c:1 NCCL WARN NET/IB : Got completion from peer 10.2.2.{}<5486{}> with"
-    logs = {name: [f"{said.format(n, n)} status=12 opcode=0"] for n, name in enumerate(names)}
+    note = "pod:3:3 [4] x.c:1 NCCL WARN NET/IB : Got completion from peer 10.2.2.{}<5486{}> with"
+    logs = {name: [f"{note.format(n, n)} status=12 opcode=0"] for n, name in enumerate(names)}
     (finding,) = diagnose(snapshot("Running", pods=pods), logs, now=NOW)
     assert finding.replicas == tuple(names)
 
@@ -893,14 +901,14 @@ def left(rank, *culprits, step=9):
 def test_a_failed_replica_of_a_job_that_succeeded(snapshot, make_pod):
     master = make_pod("master-0", "Succeeded", terminated=ended(0, at="2026-01-01T00:08:50Z"))
     lost = Reason(138, 1, "PeerLost", "rank 0 is gone", time=1767226131.0).encode()  # 00:08:51
-    for told, words in (
+    for reason, words in (
         (lost, "master-0 (rank 0) had ended with exit code 0, and worker-0, rank 1 still waited"),
         (left(1, 0).encode(), "rank 0 had ended with exit code 0, and worker-0, rank 1 still"),
     ):
-        end = ended(138, told, at="2026-01-01T00:08:51Z")
+        end = ended(138, reason, at="2026-01-01T00:08:51Z")
         event = {
             "message": f"Error pod job-worker-0 container pytorch exitCode: 138 terminated message:"
-            f" {told}",
+            f" {reason}",
             "lastTimestamp": "2026-01-01T00:08:51Z",
         }
         worker = make_pod("worker-0", terminated=end)
@@ -953,8 +961,8 @@ def test_ranks_that_ended_early_are_one_finding(snapshot, make_pod):
 
 def test_all_replicas_that_ended_alike_are_concerned(snapshot, make_pod):
     """Also where the Master's agent tells of another replica's rank."""
-    said = Reason(1, 2, "KeyError", "'x'").encode()
-    pods = [make_pod("master-0", "Failed", terminated=ended(1, said))]
+    note = Reason(1, 2, "KeyError", "'x'").encode()
+    pods = [make_pod("master-0", "Failed", terminated=ended(1, note))]
     (finding,) = diagnose(snapshot("Failed:x:y", pods=pods), {}, now=NOW)
     assert (finding.replica, finding.replicas) == ("worker-1", ("worker-1",))
     left = Reason(138, 1, "Left", "it waited for rank 0, which had ended with exit code 0: lost")
@@ -1040,11 +1048,11 @@ def test_a_volume_without_a_provisioner_is_reported_although_the_scheduler_is_si
     del pod["spec"]["nodeName"]
     pod["spec"]["volumes"] = [{"name": "d", "persistentVolumeClaim": {"claimName": "data"}}]
     job = snapshot("Created", pods=[pod], replicas={"Master": 1})
-    said = (
+    note = (
         "Waiting for a volume to be created either by the external provisioner 'csi.example' or"
         " manually by the system administrator."
     )
-    event = about("PersistentVolumeClaim", "data", "ExternalProvisioning", said)
+    event = about("PersistentVolumeClaim", "data", "ExternalProvisioning", note)
     (finding,) = diagnose(job, {}, [claim(), event], now=NOW)
     assert finding.cause == "volume-claim"
     assert finding.message.startswith("master-0: the claim 'data' has no volume: Waiting for a")

@@ -126,7 +126,7 @@ def test_what_is_short_who_has_it_and_who_is_ahead(job):
 
 
 @pytest.mark.parametrize(
-    ("places", "said"),
+    ("places", "detail"),
     [
         ({"mine": 0, "other": 1}, "; it is the next one"),
         ({"other": 2, "mine": 3}, "; 3 are ahead of it (ns/other)"),
@@ -134,14 +134,14 @@ def test_what_is_short_who_has_it_and_who_is_ahead(job):
         ({"other": 1}, SHORT),
     ],
 )
-def test_the_place_that_kueue_gives_away(job, places, said):
+def test_the_place_that_kueue_gives_away(job, places, detail):
     items = [
         {**workload(name, of=name), "positionInClusterQueue": place}
         for name, place in places.items()
     ]
     summary = {"kind": "PendingWorkloadsSummary", "items": items}
     finding = explained(job, summary, local_queue(), workload("mine", pending(SHORT)))
-    assert finding.message.endswith(said)
+    assert finding.message.endswith(detail)
 
 
 NEVER = [
@@ -161,6 +161,10 @@ NEVER = [
     ),
     ([local_queue(reason="Stopped")], "the LocalQueue research is stopped (spec.stopPolicy)"),
     ([workload("mine", pending(TOO_MUCH))], "couldn't assign flavors to pod set master"),
+    (
+        [workload("mine", pending('Flavor "a100" does not contain the requested level'))],
+        'Flavor "a100" does not contain the requested level',
+    ),
     (
         [workload("mine", pending("ClusterQueue team-a is inactive", "Inadmissible"))],
         "ClusterQueue team-a is inactive",
@@ -192,11 +196,11 @@ NEVER = [
 ]
 
 
-@pytest.mark.parametrize(("related", "said"), NEVER)
-def test_what_no_other_job_can_change(job, related, said):
+@pytest.mark.parametrize(("related", "detail"), NEVER)
+def test_what_no_other_job_can_change(job, related, detail):
     finding = explained(job, *related)
     assert finding.cause == "no-queue"
-    assert finding.message.startswith(f"the job will not start as things are: {said}")
+    assert finding.message.startswith(f"the job will not start as things are: {detail}")
     assert "by itself" not in finding.next_step
 
 
@@ -217,7 +221,7 @@ def test_where_nothing_of_it_may_be_read(job):
 
 
 @pytest.mark.parametrize(
-    ("own", "said", "again"),
+    ("own", "detail", "again"),
     [
         (workload("mine"), "Kueue has not considered it yet", False),
         (
@@ -273,11 +277,11 @@ def test_where_nothing_of_it_may_be_read(job):
         ),
     ],
 )
-def test_what_it_waits_for(job, own, said, again):
+def test_what_it_waits_for(job, own, detail, again):
     by = workload("other", reserved(), of="o", minute=9, uid="11111111-2222-3333-4444-555555555555")
     place = {**own, "positionInClusterQueue": 0}
-    first = {"kind": "PendingWorkloadsSummary", "items": [place] if "next one" in said else []}
+    first = {"kind": "PendingWorkloadsSummary", "items": [place] if "next one" in detail else []}
     finding = explained(job, local_queue(), own, by, first)
     assert finding.cause == "queued"
-    assert said in finding.message
+    assert detail in finding.message
     assert ("by itself" in finding.next_step) is again

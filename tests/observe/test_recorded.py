@@ -80,10 +80,12 @@ AND_THEN = {"limit": ["restart-limit", "leftover"]}
 
 
 def why(name, *, logs=True, related=True):
-    return told(json.loads((FOLDER / f"{name}.json").read_text()), logs=logs, related=related)
+    return findings_of(
+        json.loads((FOLDER / f"{name}.json").read_text()), logs=logs, related=related
+    )
 
 
-def told(seen, *, logs=True, related=True):
+def findings_of(seen, *, logs=True, related=True):
     snapshot = Snapshot(seen["job"], seen.get("pods", []), seen.get("events", []))
     return diagnose(
         snapshot,
@@ -96,9 +98,9 @@ def told(seen, *, logs=True, related=True):
 @pytest.mark.parametrize("name", SAID)
 def test_a_recorded_job(name):
     first, *others = why(name)
-    said = f"{first.cause} | {first.message}"
+    detail = f"{first.cause} | {first.message}"
     expected = SAID[name].removesuffix("...")
-    assert said.startswith(expected) if SAID[name].endswith("...") else said == expected
+    assert detail.startswith(expected) if SAID[name].endswith("...") else detail == expected
     assert first.next_step
     assert [finding.cause for finding in others] == AND_THEN.get(name, [])
 
@@ -115,10 +117,10 @@ IMAGES = {
 @pytest.mark.parametrize("name", IMAGES)
 def test_the_name_of_an_image_is_not_its_error(name, host, path):
     before, image = IMAGES[name].split("/", 1)
-    said = (FOLDER / f"{name}.json").read_text()
-    here = said.replace(f"{before}/{image}", f"{host}/{path}").replace(before, host)
+    detail = (FOLDER / f"{name}.json").read_text()
+    here = detail.replace(f"{before}/{image}", f"{host}/{path}").replace(before, host)
     here = here.replace("v2/train/manifests/1", "v2/{}/manifests/{}".format(*path.split(":")))
-    found = told(json.loads(here))
+    found = findings_of(json.loads(here))
     assert [finding.cause for finding in found] == [finding.cause for finding in why(name)]
     assert f"{host}/{path}" in found[0].message
 

@@ -154,7 +154,7 @@ def test_what_a_replica_waits_for(snapshot, pod, situation, message, restarts):
     assert status.counts == {situation: 1}
 
 
-def test_a_running_replica_tells_its_last_end_and_is_running(snapshot, make_pod):
+def test_a_running_replica_shows_its_last_end_and_is_running(snapshot, make_pod):
     last = {"exitCode": 137, "reason": "OOMKilled"}
     pod = make_pod("worker-0", restarts=1, running={}, last=last)
     (replica,) = job_status(snapshot("Running", pods=[pod])).replicas
@@ -201,8 +201,8 @@ def test_a_job_whose_deletion_was_asked_for_does_not_run(snapshot, make_pod):
     assert not status.state.finished
     assert (status.reason, status.message) == ("", "the job is being deleted")
     doomed.job["metadata"]["finalizers"] = ["foregroundDeletion", "example.com/keep"]
-    said = "the job is being deleted; it waits for its finalizers: "
-    assert job_status(doomed).message == said + "foregroundDeletion, example.com/keep"
+    detail = "the job is being deleted; it waits for its finalizers: "
+    assert job_status(doomed).message == detail + "foregroundDeletion, example.com/keep"
 
 
 def test_a_job_that_has_ended_keeps_its_state_while_it_is_deleted(snapshot):
@@ -211,7 +211,7 @@ def test_a_job_that_has_ended_keeps_its_state_while_it_is_deleted(snapshot):
     assert (job_status(doomed).state, job_status(doomed).message) == (JobState.FAILED, "what")
 
 
-def test_a_pod_that_is_made_anew_counts_as_a_restart(snapshot, make_pod):
+def test_a_pod_that_is_recreated_counts_as_a_restart(snapshot, make_pod):
     """Under ExitCode the operator replaces the pod, and the new one has restarted nothing."""
 
     def created(name, **count):

@@ -75,11 +75,11 @@ def test_a_recorded_job(seen):
 
 def test_the_last_replica_to_start_is_followed(seen):
     """Its own first line splits what came after its start."""
-    heard = {
+    times = {
         "master-0": output_times(lines_of(seen)),
         "worker-0": OutputTimes(first_line=BEGIN + 3.4),
     }
-    found = timing(snapshot_of(seen), heard)
+    found = timing(snapshot_of(seen), times)
     assert phases(found)["runtime"] == 0.4
     assert phases(found)["import+meeting"] == 2.297
     assert found.missing == ()
@@ -99,7 +99,7 @@ def test_rank_0_alone_tells_all_of_it(seen):
         "meeting": 1.673,
         "step": 1.525,
     }
-    assert found.phases[3].detail.startswith("pulled in 0.")
+    assert found.phases[3].detail == "pulled in 95ms"
     assert not found.notes
 
 
@@ -159,7 +159,7 @@ def test_a_job_that_waited_in_a_queue(seen):
     assert phases(found)["pod"] == 1
 
 
-def test_a_pod_that_was_made_anew_after_the_first_step_does_not_count(seen):
+def test_a_pod_that_was_recreated_after_the_first_step_does_not_count(seen):
     late = copy.deepcopy(seen["pods"][0])
     late["metadata"] |= {"uid": "late", "creationTimestamp": "2026-11-21T20:00:00Z"}
     late["status"]["containerStatuses"][0]["state"] = {
@@ -171,7 +171,7 @@ def test_a_pod_that_was_made_anew_after_the_first_step_does_not_count(seen):
     assert found.replicas[0].container == 1.0
 
 
-def test_a_pod_that_was_made_anew_before_it_counts_from_the_submission(seen):
+def test_a_pod_that_was_recreated_before_it_counts_from_the_submission(seen):
     del seen["job"]["spec"]["pytorchReplicaSpecs"]["Worker"]
     seen["job"]["metadata"]["creationTimestamp"] = "2026-11-21T19:20:00Z"
     first = copy.deepcopy(next(e for e in seen["events"] if e["reason"] == "Scheduled"))
@@ -188,10 +188,10 @@ def test_a_container_that_was_started_again(seen):
     lines = lines_of(seen)
     early = LogLine("master-0", 0, "2026-11-21T19:22:48.000000001Z", "Traceback: no")
     lines = [early, *(LogLine("master-0", 1, line.timestamp, line.text) for line in lines)]
-    heard = output_times(lines)
-    assert heard.attempt == 1
-    assert heard.first_line == pytest.approx(BEGIN + 1.326, abs=0.001)
-    found = timing(snapshot_of(seen), {"master-0": heard})
+    times = output_times(lines)
+    assert times.attempt == 1
+    assert times.first_line == pytest.approx(BEGIN + 1.326, abs=0.001)
+    found = timing(snapshot_of(seen), {"master-0": times})
     assert "this is start number 2 of master-0's container" in found.notes
 
 
@@ -204,6 +204,19 @@ def test_clocks_that_differ_are_said(seen):
     found = split(seen)
     assert all(phase.seconds >= 0 for phase in found.phases)
     assert "clocks" in found.notes[-1]
+
+
+def test_a_container_that_could_not_be_started_has_no_start(seen):
+    """Its kubelet writes 1970 for it."""
+    del seen["job"]["spec"]["pytorchReplicaSpecs"]["Worker"]
+    state = {"terminated": {"startedAt": "1970-01-01T00:00:00Z", "reason": "StartError"}}
+    seen["pods"][0]["status"]["containerStatuses"][0]["state"] = state
+    seen["events"] = [e for e in seen["events"] if e["reason"] != "Started"]
+    found = timing(snapshot_of(seen), {})
+    assert (found.notes, found.phases[-1].phase) == ((), "image")
+    assert found.missing == (
+        "master-0 has not been started yet; k8sjob why says what it waits for",
+    )
 
 
 def test_this_machine_has_no_scheduler_and_no_image(seen):
@@ -227,22 +240,22 @@ def test_no_more_is_read_than_needed(seen):
     assert len(taken) == 3
 
 
-@pytest.mark.parametrize("told", [None, "x", True, -1, float("nan"), 1e300, [1]])
-def test_times_that_cannot_be_are_not_believed(told):
-    data = {"import_s": told, "rendezvous_s": 1.5}
+@pytest.mark.parametrize("value", [None, "x", True, -1, float("nan"), 1e300, [1]])
+def test_times_that_cannot_be_are_not_believed(value):
+    data = {"import_s": value, "rendezvous_s": 1.5}
     line = Event(EventKind.STARTED, data, 0.0).encode()
-    heard = output_times([LogLine("master-0", 0, "2026-11-21T19:22:48.000000000Z", line)])
-    assert heard.began is None
-    assert heard.imported == heard.met - 1.5
+    times = output_times([LogLine("master-0", 0, "2026-11-21T19:22:48.000000000Z", line)])
+    assert times.began is None
+    assert times.imported == times.met - 1.5
 
 
-def test_the_output_of_all_replicas_is_heard(script, seen):
+def test_the_output_of_all_replicas_is_read(script, seen):
     lines = [*lines_of(seen), LogLine("worker-0", 0, "2026-11-21T19:22:50.400000000Z", "hello")]
     gap = LogLine("worker-0", 0, "2026-11-21T19:22:47.000000000Z", "missing", gap=True)
     backend = script([snapshot_of(seen)], [gap, *lines])
-    heard = read_output_times(backend, snapshot_of(seen))
-    assert heard["worker-0"] == OutputTimes(first_line=BEGIN + 3.4)
-    assert heard["master-0"].step
+    times = read_output_times(backend, snapshot_of(seen))
+    assert times["worker-0"] == OutputTimes(first_line=BEGIN + 3.4)
+    assert times["master-0"].step
 
 
 def test_output_that_may_not_be_read_is_left_out(script, seen):
@@ -272,7 +285,7 @@ def test_objects_that_lack_something_are_no_error(data):
         for key in path:
             inner = inner[key]
         del inner[last]
-    heard = {"master-0": output_times(lines_of(RECORDED))}
-    found = timing(Snapshot(seen["job"], seen["pods"], seen["events"]), heard)
+    times = {"master-0": output_times(lines_of(RECORDED))}
+    found = timing(Snapshot(seen["job"], seen["pods"], seen["events"]), times)
     assert all(phase.seconds >= 0 for phase in found.phases)
     assert json.dumps(found.as_dict())

@@ -1,20 +1,24 @@
+import copy
 import time
+import tracemalloc
 
 import pytest
 
 from k8sjob.backends.api import LogLine
 from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError, JobNotFound
+from k8sjob.kube.client.listwatch import Change, Kind
+from k8sjob.kube.client.transport import ApiError
 from k8sjob.observe.logs import MOST_AT_ONCE
 from k8sjob.observe.status import job_status
-from k8sjob.observe.watch import LAST_LINES, SETTLE_SECONDS, Stalled, watch
+from k8sjob.observe.watch import LAST_LINES, SETTLE_SECONDS, Stalled, watch, watch_all
 
 
-def told(events, kind):
+def of_kind(events, kind):
     return [event for event in events if event.kind == kind]
 
 
-def test_a_job_is_told_once_each_and_its_end_last(script, snapshot, make_pod, line, ref):
+def test_a_job_is_reported_once_each_and_its_end_last(script, snapshot, make_pod, line, ref):
     running = [make_pod("master-0", running={})]
     snapshots = [
         snapshot("Created"),
@@ -24,14 +28,14 @@ def test_a_job_is_told_once_each_and_its_end_last(script, snapshot, make_pod, li
     ]
     lines = [line("master-0", f"line {n}") for n in range(300)]
     events = list(watch(script(snapshots, lines), ref))
-    assert [event.data["state"] for event in told(events, "job")] == [
+    assert [event.data["state"] for event in of_kind(events, "job")] == [
         "Created",
         "Running",
         "Succeeded",
     ]
     assert events[-1].data["exit_code"] == 0
-    assert [event.data["text"] for event in told(events, "log")] == [one.text for one in lines]
-    (replica,) = told(events, "replica")
+    assert [event.data["text"] for event in of_kind(events, "log")] == [one.text for one in lines]
+    (replica,) = of_kind(events, "replica")
     assert (replica.replica, replica.data["phase"]) == ("master-0", "Running")
 
 
@@ -39,8 +43,8 @@ def test_events_of_the_runtime_are_decoded_from_the_output(script, snapshot, lin
     progress = Event("progress", {"epoch": 1}, 12.5)
     lines = [line("master-0", f"bar 10%|{progress.encode()}"), line("worker-0", "k8sjob/1 {no")]
     events = list(watch(script([snapshot("Succeeded")], lines), ref))
-    assert told(events, "progress") == [Event("progress", {"epoch": 1}, 12.5, "master-0")]
-    (ordinary,) = told(events, "log")
+    assert of_kind(events, "progress") == [Event("progress", {"epoch": 1}, 12.5, "master-0")]
+    (ordinary,) = of_kind(events, "log")
     assert ordinary.data["text"] == "k8sjob/1 {no"
     assert ordinary.time == pytest.approx(1767225600)
 
@@ -59,24 +63,24 @@ def test_a_failed_job_ends_with_its_findings(script, snapshot, make_pod, line, r
 def test_a_job_that_succeeded_ends_with_what_it_did_not_do(script, snapshot, line, ref):
     progress = Event("progress", {"epoch": 0, "step": 1, "loss": float("nan")}).encode()
     events = list(watch(script([snapshot("Succeeded")], [line("master-0", progress)]), ref))
-    assert [event.data["cause"] for event in told(events, "finding")] == ["nan-loss"]
+    assert [event.data["cause"] for event in of_kind(events, "finding")] == ["nan-loss"]
     fine = Event("progress", {"epoch": 0, "step": 1, "loss": 0.5}).encode()
     events = list(watch(script([snapshot("Succeeded")], [line("master-0", fine)]), ref))
-    assert told(events, "finding") == []
+    assert of_kind(events, "finding") == []
 
 
 def test_a_deleted_job_ends_the_watch(script, snapshot, line, ref):
     backend = script([snapshot("Running")], [line("master-0", "last")], gone=True)
     events = list(watch(backend, ref))
-    assert [event.data["text"] for event in told(events, "log")] == ["last"]
+    assert [event.data["text"] for event in of_kind(events, "log")] == ["last"]
     assert events[-1].data["state"] == "Deleted"
     assert events[-1].data["exit_code"] == 103
 
 
-def test_a_job_that_is_being_deleted_is_told_before_it_is_gone(script, snapshot, ref):
+def test_a_job_that_is_being_deleted_is_reported_before_it_is_gone(script, snapshot, ref):
     doomed = snapshot("Running")
     doomed.job["metadata"] |= {"deletionTimestamp": "2026-01-01T00:09:00Z", "finalizers": ["x/y"]}
-    events = told(watch(script([snapshot("Running"), doomed], gone=True), ref), "job")
+    events = of_kind(watch(script([snapshot("Running"), doomed], gone=True), ref), "job")
     assert [event.data["state"] for event in events] == ["Running", "Deleting", "Deleted"]
     assert "x/y" in events[1].data["message"]
 
@@ -84,11 +88,11 @@ def test_a_job_that_is_being_deleted_is_told_before_it_is_gone(script, snapshot,
 def test_a_suspended_job_is_not_over(script, snapshot, ref):
     snapshots = [snapshot("Running"), snapshot("Suspended"), snapshot("Succeeded")]
     events = list(watch(script(snapshots), ref))
-    states = [event.data["state"] for event in told(events, "job")]
+    states = [event.data["state"] for event in of_kind(events, "job")]
     assert states == ["Running", "Suspended", "Succeeded"]
 
 
-def test_warnings_are_told_once_with_their_replica(script, snapshot, make_pod, ref):
+def test_warnings_are_reported_once_with_their_replica(script, snapshot, make_pod, ref):
     def event(uid, name, reason, kind="Warning", count=1):
         return {
             "metadata": {"uid": uid},
@@ -114,7 +118,7 @@ def test_warnings_are_told_once_with_their_replica(script, snapshot, make_pod, r
         snapshot("Created", pods=pods, events=first),
         snapshot("Succeeded", pods=pods, events=again),
     ]
-    warnings = told(watch(script(snapshots), ref), "warning")
+    warnings = of_kind(watch(script(snapshots), ref), "warning")
     assert [(w.replica, w.data["message"]) for w in warnings] == [
         ("worker-1", "FailedScheduling!"),
         ("", "TooFewGPUs!"),
@@ -122,7 +126,7 @@ def test_warnings_are_told_once_with_their_replica(script, snapshot, make_pod, r
     ]
 
 
-def test_trouble_is_told_once_though_kubelet_and_operator_tell_it_too(
+def test_trouble_is_reported_once_although_kubelet_and_operator_both_report_it(
     script, snapshot, make_pod, ref
 ):
     """Each of them as a cluster words it: two waiting containers and a Pod without a node."""
@@ -137,11 +141,16 @@ def test_trouble_is_told_once_though_kubelet_and_operator_tell_it_too(
     image = {"reason": "ErrImagePull", "message": absent}
     secret = {"reason": "CreateContainerConfigError", "message": 'secret "hf-token" not found'}
     unplaced = make_pod("worker-1", "Pending")
-    said = "0/1 nodes are available: 1 Insufficient cpu."
+    note = "0/1 nodes are available: 1 Insufficient cpu."
     unplaced["status"] = {
         "phase": "Pending",
         "conditions": [
-            {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": said}
+            {
+                "type": "PodScheduled",
+                "status": "False",
+                "reason": "Unschedulable",
+                "message": note,
+            }
         ],
     }
     pods = [
@@ -157,18 +166,18 @@ def test_trouble_is_told_once_though_kubelet_and_operator_tell_it_too(
         warning("job", "ErrImagePull", operator.format("master-0", absent)),
         warning("job-worker-0", "Failed", 'Error: secret "hf-token" not found'),
         warning("job", "CreateContainerConfigError", operator.format("worker-0", "secret")),
-        warning("job-worker-1", "FailedScheduling", said),
-        warning("job", "Unschedulable", "Error pod job-worker-1 condition message: " + said),
+        warning("job-worker-1", "FailedScheduling", note),
+        warning("job", "Unschedulable", "Error pod job-worker-1 condition message: " + note),
         warning("job-worker-0", "FailedMount", 'MountVolume.SetUp failed for volume "v"'),
     ]
     backend = script([snapshot("Created", pods=pods, events=events), snapshot("Succeeded")])
     found = list(watch(backend, ref))
-    assert [one.data["message"] for one in told(found, "replica")] == [
+    assert [one.data["message"] for one in of_kind(found, "replica")] == [
         absent,
         'secret "hf-token" not found',
-        said,
+        note,
     ]
-    (warned,) = told(found, "warning")
+    (warned,) = of_kind(found, "warning")
     assert (warned.replica, warned.data["reason"]) == ("worker-0", "FailedMount")
 
 
@@ -179,9 +188,9 @@ def test_output_that_cannot_be_read_is_a_warning_and_not_the_end(script, snapsho
         errors={f"worker-{n}": BackendError(f"no permission: worker-{n}") for n in range(2)},
     )
     events = list(watch(backend, ref))
-    (warning,) = told(events, "warning")  # once for all replicas that fail alike
+    (warning,) = of_kind(events, "warning")  # once for all replicas that fail alike
     assert "no permission" in warning.data["message"]
-    assert [event.data["text"] for event in told(events, "log")] == ["well"]
+    assert [event.data["text"] for event in of_kind(events, "log")] == ["well"]
 
 
 def test_a_back_end_that_fails_is_an_error(script, snapshot, ref):
@@ -211,7 +220,7 @@ def test_the_end_waits_for_output_that_does_not_end_but_not_long(script, snapsho
     began = time.monotonic()
     events = list(watch(backend, ref))
     assert time.monotonic() - began < SETTLE_SECONDS + 1
-    assert [event.data["text"] for event in told(events, "log")] == ["last"]
+    assert [event.data["text"] for event in of_kind(events, "log")] == ["last"]
     _soon(lambda: len(backend.stopped) == 4)
 
 
@@ -227,7 +236,7 @@ def test_whoever_reads_late_misses_nothing(script, snapshot, make_pod, line, ref
         if event.kind == "replica":
             time.sleep(SETTLE_SECONDS + 0.2)
         found.append(event)
-    assert [event.data["text"] for event in told(found, "log")] == [one.text for one in lines]
+    assert [event.data["text"] for event in of_kind(found, "log")] == [one.text for one in lines]
     assert found[-1].data["state"] == "Succeeded"
 
 
@@ -260,7 +269,7 @@ def test_leaving_a_watch_ends_its_readers(script, snapshot, ref):
 
 def test_without_logs_no_output_is_read(script, snapshot, line, ref):
     backend = script([snapshot("Succeeded")], [line("master-0", "text")])
-    assert not told(watch(backend, ref, logs=False), "log")
+    assert not of_kind(watch(backend, ref, logs=False), "log")
 
 
 # --- large jobs -----------------------------------------------------------------------------------
@@ -288,19 +297,19 @@ def crowd(script, snapshot, make_pod, line):
     return script([running, ended], lines)
 
 
-def test_of_a_large_job_some_replicas_are_followed_and_that_is_told_once(crowd, ref):
+def test_of_a_large_job_some_replicas_are_followed_and_that_is_reported_once(crowd, ref):
     events = list(watch(crowd, ref))
     followed = {name for name, follow, _, _ in crowd.asked if follow}
     assert followed == {f"worker-{n}" for n in range(MOST_AT_ONCE)}
-    (warning,) = told(events, "warning")
+    (warning,) = of_kind(events, "warning")
     assert warning.data["message"].startswith("of 1000 replicas the output of worker-0 and the")
     assert warning.data["message"].endswith("k8sjob logs -f ns/job -r worker-999")
-    assert len(told(events, "replica")) == 1000
+    assert len(of_kind(events, "replica")) == 1000
 
 
 def test_of_a_large_job_those_that_fail_by_themselves_are_read(crowd, ref):
     events = list(watch(crowd, ref))
-    others = {e.data["text"] for e in told(events, "log") if int(e.replica[7:]) >= MOST_AT_ONCE}
+    others = {e.data["text"] for e in of_kind(events, "log") if int(e.replica[7:]) >= MOST_AT_ONCE}
     # Of the one that runs again the attempt before; of those that lost a peer nothing.
     assert others == {"1 worker-700", "2 worker-700", "1 worker-704"}
     assert ("worker-700", False, LAST_LINES, None) in crowd.asked
@@ -313,7 +322,7 @@ def test_a_replica_that_is_added_is_followed_too(script, snapshot, line, ref):
         snapshot("Succeeded", replicas={"Master": 1, "Worker": 1}),
     ]
     events = list(watch(script(snapshots, [line("worker-0", "here")]), ref))
-    assert [event.data["text"] for event in told(events, "log")] == ["here"]
+    assert [event.data["text"] for event in of_kind(events, "log")] == ["here"]
 
 
 def test_a_slow_reader_holds_the_snapshots_back(script, snapshot, ref):
@@ -333,9 +342,9 @@ def test_a_slow_reader_holds_the_snapshots_back(script, snapshot, ref):
     events.close()
 
 
-def test_the_job_s_times_are_told(script, snapshot, ref):
+def test_the_job_s_times_are_reported(script, snapshot, ref):
     stamps = {"startTime": "2026-01-01T00:00:01Z", "completionTime": "2026-01-01T00:00:04Z"}
-    (event,) = told(watch(script([snapshot("Succeeded", **stamps)]), ref), "job")
+    (event,) = of_kind(watch(script([snapshot("Succeeded", **stamps)]), ref), "job")
     created = 1767225600
     assert event.data["created"] == created
     assert (event.data["started"], event.data["finished"]) == (created + 1, created + 4)
@@ -357,10 +366,10 @@ def test_a_job_cannot_report_its_own_state(script, snapshot, line, ref):
     ]
     lines = [line("worker-0", event.encode()) for event in forged]
     events = list(watch(script([snapshot("Running"), snapshot("Failed")], lines), ref))
-    assert [event.data["text"] for event in told(events, "log")] == [one.text for one in lines]
-    assert [event.data["state"] for event in told(events, "job")] == ["Running", "Failed"]
-    assert not told(events, "replica")
-    assert all("evil" not in event.data["next_step"] for event in told(events, "finding"))
+    assert [event.data["text"] for event in of_kind(events, "log")] == [one.text for one in lines]
+    assert [event.data["state"] for event in of_kind(events, "job")] == ["Running", "Failed"]
+    assert not of_kind(events, "replica")
+    assert all("evil" not in event.data["next_step"] for event in of_kind(events, "finding"))
 
 
 def test_a_diagnosis_reads_excerpts_of_very_long_lines(script, snapshot, make_pod, line, ref):
@@ -401,10 +410,10 @@ def looks(stalled, *moments):
 
 
 def test_a_stalled_job_is_reported_once_with_the_next_step(stuck):
-    ((now, said),) = looks(Stalled(10), *((second, stuck) for second in range(60)))
+    ((now, note),) = looks(Stalled(10), *((second, stuck) for second in range(60)))
     assert now == 10
-    assert said["reason"] == "secret"
-    assert said["message"].startswith("worker-0: there is no secret 'hf' in namespace ns; next: ")
+    assert note["reason"] == "secret"
+    assert note["message"].startswith("worker-0: there is no secret 'hf' in namespace ns; next: ")
 
 
 def test_a_short_problem_is_not_reported(stuck, well):
@@ -433,3 +442,90 @@ def test_a_silent_operator_is_reported_although_nothing_changes(script, snapshot
 def test_a_watch_that_is_patient_says_nothing_of_it(script, snapshot, ref):
     backend = script([snapshot(), snapshot("Succeeded")])
     assert [e for e in watch(backend, ref, patience=60) if e.kind == EventKind.WARNING] == []
+
+
+# --- many jobs
+
+
+@pytest.fixture
+def change(make_job):
+    """A change of a job: change("ADDED", "a", "Running", active=2)."""
+
+    def make(kind, name, *conditions, active=0):
+        job = make_job(*conditions, replicaStatuses={"Worker": {"active": active}})
+        job["metadata"] |= {"name": name, "uid": f"uid-{name}"}
+        return Change(Kind(kind), job)
+
+    return make
+
+
+def states(events):
+    return [(e.data["name"], e.data["state"]) for e in events if e.kind == "job"]
+
+
+def test_jobs_that_continue_and_then_all_changes(change):
+    changes = [
+        change("ADDED", "a", "Running", active=2),
+        change("ADDED", "over", "Succeeded"),
+        Change(Kind.SYNCED),
+        change("MODIFIED", "a", "Running", active=2),  # another field
+        change("MODIFIED", "a", "Running", active=3),
+        change("ADDED", "b", "Created"),
+        change("MODIFIED", "over", "Succeeded"),
+        change("MODIFIED", "a", "Failed:BackoffLimitExceeded:too often"),
+        change("DELETED", "b"),
+    ]
+    events = list(watch_all(changes))
+    assert states(events) == [
+        ("a", "Running"),
+        ("a", "Running"),
+        ("b", "Created"),
+        ("a", "Failed"),
+        ("b", "Deleted"),
+    ]
+    assert events[0].data["counts"] == {"Running": 2, "Pending": 1}
+    assert events[0].data["namespace"] == "ns"
+    assert events[3].data["message"] == "too often"
+    assert (events[4].data["exit_code"], events[4].data["counts"]) == (103, {})
+
+
+def test_a_job_of_the_same_name_is_another_one(change):
+    second = copy.deepcopy(change("ADDED", "a", "Running"))
+    second.object["metadata"]["uid"] = "second"
+    changes = [change("ADDED", "a", "Running"), change("DELETED", "a"), second]
+    assert states(watch_all([Change(Kind.SYNCED), *changes])) == [
+        ("a", "Running"),
+        ("a", "Deleted"),
+        ("a", "Running"),
+    ]
+
+
+def test_a_lost_connection_is_said(change):
+    changes = [
+        Change(Kind.SYNCED),
+        Change(Kind.LOST, why=ApiError("connection refused")),
+        Change(Kind.RESTORED),
+    ]
+    lost, back = (event.data["message"] for event in watch_all(changes))
+    assert lost == "the connection to the cluster is lost, trying again: connection refused"
+    assert back == "the connection to the cluster is back after 0 s"
+
+
+def test_what_is_over_takes_no_memory(change):
+    def lives():
+        yield Change(Kind.SYNCED)
+        for number in range(3000):
+            name = f"job-{number}"
+            yield change("ADDED", name, "Running")
+            yield change("MODIFIED", name, "Succeeded")
+            yield change("DELETED", name)
+
+    events = watch_all(lives())
+    for _ in range(900):
+        next(events)
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    assert sum(1 for _ in events) == 8100
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert grown < 100_000

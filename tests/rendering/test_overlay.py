@@ -119,7 +119,7 @@ def test_the_text_keeps_its_mark_and_its_hash_follows_the_overlay(job):
         ({"kind": "TFJob"}, "overlay.kind"),
         ({"apiVersion": "v1"}, "overlay.apiVersion"),
         ({"status": {}}, "overlay.status"),
-        ({"spec": None}, "overlay.spec.pytorchReplicaSpecs"),
+        ({"spec": None}, "overlay.spec"),
         (
             {"spec": {"pytorchReplicaSpecs": {"Worker": {"replicas": 0}}}},
             "overlay.spec.pytorchReplicaSpecs[Worker].replicas",
@@ -134,7 +134,7 @@ def test_the_text_keeps_its_mark_and_its_hash_follows_the_overlay(job):
         ),
         (
             nested((*WORKER, "containers"), [{"name": "side"}]),
-            "overlay.spec.pytorchReplicaSpecs[Worker].template.spec.containers[1].image",
+            "overlay.spec.pytorchReplicaSpecs.Worker.template.spec.containers[0].image",
         ),
         ({"metadata": "text"}, "overlay.metadata.name"),
     ],
@@ -143,6 +143,28 @@ def test_what_an_overlay_must_not_do(job, overlay, field):
     with pytest.raises(SpecError) as caught:
         render(job(replicas={"workers": 1}, overlay=overlay))
     assert field in [problem.field for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize(
+    ("target", "overlay", "field"),
+    [
+        ("job", {"spec": 3}, "overlay.spec"),
+        ("job", {"metadata": None}, "overlay.metadata"),
+        ("job", {"spec": {"completions": "x"}}, "overlay.spec.completions"),
+        ("job", nested(("spec", "template", "spec", "containers"), [None]), "containers[0]"),
+        ("jobset", {"spec": {"replicatedJobs": [3]}}, "overlay.spec.replicatedJobs[0]"),
+        ("trainjob", {"spec": {"trainer": [3]}}, "overlay.spec.trainer"),
+        ("trainjob", {"spec": {"trainer": {"env": [None]}}}, "overlay.spec.trainer.env[0]"),
+        ("trainjob", {"runtime": {"metadata": None}}, "overlay.runtime.metadata"),
+    ],
+)
+@pytest.mark.parametrize("security", ["default", "restricted"])
+def test_an_overlay_of_another_shape_is_an_error_at_its_field(
+    job, target, overlay, field, security
+):
+    with pytest.raises(SpecError) as caught:
+        render(job(target=target, replicas={"workers": 1}, overlay=overlay, security=security))
+    assert [problem.field for problem in caught.value.problems if problem.field.endswith(field)]
 
 
 def test_a_built_image_is_not_replaced_but_sidecars_have_theirs(built):
@@ -193,53 +215,30 @@ HTTP = {"httpGet": {"port": 80, "host": "10.0.0.1"}}
         (of_pod(hostIPC=True), "hostIPC"),
         (of_pod(volumes=[{"name": "a", "hostPath": {"path": "/"}}]), "volumes[0]"),
         (of_pod(volumes=[{"name": "a", "nfs": {"server": "x", "path": "/"}}]), "volumes[0]"),
-        (of_pod(securityContext={"runAsUser": 0}), "securityContext.runAsUser"),
-        (of_pod(securityContext={"runAsNonRoot": False}), "securityContext.runAsNonRoot"),
-        (
-            of_pod(securityContext={"seccompProfile": {"type": "Unconfined"}}),
-            "securityContext.seccompProfile.type",
+        *(
+            (of_pod(securityContext=given), f"securityContext.{field}")
+            for given, field in (
+                ({"runAsUser": 0}, "runAsUser"),
+                ({"runAsNonRoot": False}, "runAsNonRoot"),
+                ({"seccompProfile": {"type": "Unconfined"}}, "seccompProfile.type"),
+                ({"sysctls": [{"name": "kernel.msgmax", "value": "1"}]}, "sysctls[0].name"),
+                ({"windowsOptions": {"hostProcess": True}}, "windowsOptions.hostProcess"),
+                ({"seLinuxOptions": {"type": "spc_t"}}, "seLinuxOptions.type"),
+            )
         ),
-        (
-            of_pod(securityContext=None),
-            "containers[0].securityContext.seccompProfile.type",
+        (of_pod(securityContext=None), "containers[0].securityContext.seccompProfile.type"),
+        *(
+            (of_trainer(securityContext=given), f"containers[0].securityContext.{field}")
+            for given, field in (
+                ({"privileged": True}, "privileged"),
+                ({"allowPrivilegeEscalation": True}, "allowPrivilegeEscalation"),
+                ({"capabilities": {"add": ["SYS_ADMIN"]}}, "capabilities.add[0]"),
+                ({"capabilities": {"drop": []}}, "capabilities.drop"),
+                ({"procMount": "Unmasked"}, "procMount"),
+                ({"appArmorProfile": {"type": "Unconfined"}}, "appArmorProfile.type"),
+            )
         ),
-        (
-            of_pod(securityContext={"sysctls": [{"name": "kernel.msgmax", "value": "1"}]}),
-            "securityContext.sysctls[0].name",
-        ),
-        (
-            of_pod(securityContext={"windowsOptions": {"hostProcess": True}}),
-            "securityContext.windowsOptions.hostProcess",
-        ),
-        (
-            of_pod(securityContext={"seLinuxOptions": {"type": "spc_t"}}),
-            "securityContext.seLinuxOptions.type",
-        ),
-        (
-            of_trainer(securityContext={"privileged": True}),
-            "containers[0].securityContext.privileged",
-        ),
-        (
-            of_trainer(securityContext={"allowPrivilegeEscalation": True}),
-            "containers[0].securityContext.allowPrivilegeEscalation",
-        ),
-        (
-            of_trainer(securityContext={"capabilities": {"add": ["SYS_ADMIN"]}}),
-            "containers[0].securityContext.capabilities.add[0]",
-        ),
-        (
-            of_trainer(securityContext={"capabilities": {"drop": []}}),
-            "containers[0].securityContext.capabilities.drop",
-        ),
-        (
-            of_trainer(securityContext={"procMount": "Unmasked"}),
-            "containers[0].securityContext.procMount",
-        ),
-        (
-            of_trainer(securityContext={"appArmorProfile": {"type": "Unconfined"}}),
-            "containers[0].securityContext.appArmorProfile.type",
-        ),
-        (of_trainer(ports=[{"name": "p", "hostPort": 80}]), "containers[0].ports[1].hostPort"),
+        (of_trainer(ports=[{"name": "p", "hostPort": 80}]), "containers[0].ports[0].hostPort"),
         (of_trainer(livenessProbe=HTTP), "containers[0].livenessProbe.httpGet.host"),
         (of_trainer(lifecycle={"preStop": HTTP}), "containers[0].lifecycle.preStop.httpGet.host"),
         (

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,10 @@ import pytest
 
 from k8sjob import contract
 from k8sjob.contract import Reason
+from k8sjob.runtime.agent.roster import _listen
 from k8sjob.runtime.base.config import TIMEOUTS_ENV
+from k8sjob.runtime.base.env import NodeEnv
+from k8sjob.runtime.base.network import reserve
 
 if TYPE_CHECKING:
     import signal
@@ -30,6 +34,18 @@ QUICK = {
     "restart_max": 0.2,
 }
 """Timeouts of the agents under test; what a busy machine needs is as it is in pods."""
+
+
+@pytest.fixture
+def master_port():
+    """A free port for MASTER_PORT, the port of whose roster is free, too."""
+    with ExitStack() as stack:
+        while True:
+            port = stack.enter_context(reserve("127.0.0.1")).getsockname()[1]
+            with suppress(OSError):  # the roster's port may be another process's
+                _listen(NodeEnv(0, 2, 1, "127.0.0.1", port), None).server_close()
+                break
+        yield port
 
 
 @dataclass
@@ -49,6 +65,7 @@ class Node:
 
     process: subprocess.Popen[str]
     folder: Path
+    words: Path
     started: float = field(default_factory=time.monotonic)
 
     def until(self, name: str, seconds: float = 60) -> str:
@@ -66,12 +83,11 @@ class Node:
 
     def finish(self, seconds: float = 90) -> Result:
         out, err = self.process.communicate(timeout=seconds)
-        words = self.folder / "termination-log"
         return Result(
             contract.ExitCode.of_status(self.process.returncode),
             "".join(line for line in out.splitlines(keepends=True) if not is_of_start(line)),
             err,
-            Reason.decode(words.read_text()) if words.exists() else None,
+            Reason.decode(self.words.read_text()) if self.words.exists() else None,
             time.monotonic() - self.started,
         )
 
@@ -135,7 +151,7 @@ def start(tmp_path):
             text=True,
             pass_fds=pass_fds,
         )
-        nodes.append(Node(process, tmp_path))
+        nodes.append(Node(process, tmp_path, Path(environ[contract.TERMINATION_LOG_ENV])))
         return nodes[-1]
 
     yield start_node
@@ -144,6 +160,27 @@ def start(tmp_path):
         node.process.wait()
         node.process.stdout.close()
         node.process.stderr.close()
+
+
+@pytest.fixture
+def group(start, master_port, tmp_path):
+    """group(script, nnodes=2, nproc=1, environ={}, **settings) -> [Node]: nodes of one group."""
+
+    def begin(script, nnodes=2, nproc=1, environ=None, **settings):
+        nodes = []
+        for node in range(nnodes):
+            (tmp_path / f"node-{node}").mkdir(exist_ok=True)
+            own = {
+                "RANK": str(node),
+                "WORLD_SIZE": str(nnodes * nproc),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(master_port),
+                contract.TERMINATION_LOG_ENV: str(tmp_path / f"node-{node}" / "words"),
+            }
+            nodes.append(start(script, nproc=nproc, environ={**own, **(environ or {})}, **settings))
+        return nodes
+
+    return begin
 
 
 @pytest.fixture

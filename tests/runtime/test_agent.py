@@ -28,10 +28,6 @@ class TestExitCodes:
             ("import os; os.kill(os.getpid(), 9)", 137),
             ("import os; os.kill(os.getpid(), 15)", 143),
             (f"raise RuntimeError({LOST})", ExitCode.PEER_LOST),
-            (
-                "from k8sjob.runtime.base.errors import EnvError; raise EnvError('no')",
-                ExitCode.CONFIG,
-            ),
         ],
     )
     def test_the_container_ends_as_its_process(self, run, script, code):

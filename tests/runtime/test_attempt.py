@@ -10,12 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from k8sjob.contract import ExitCode, Reason
-from k8sjob.runtime.agent.attempt import (
-    Record,
-    deadlines,
-    stacks_due,
-    verdict,
-)
+from k8sjob.runtime.agent.attempt import Record, deadlines, stacks_due, verdict
 from k8sjob.runtime.agent.worker_group import Exit
 
 NEVER = math.inf
@@ -88,7 +83,7 @@ class TestVerdict:
         assert verdict(record, None).exit_code == ExitCode.HUNG
 
     @pytest.mark.parametrize(
-        ("record", "stop", "said"),
+        ("record", "stop", "detail"),
         [
             (Record(stop_time=3), signal.SIGTERM, "stopped by SIGTERM"),  # before the first start
             (
@@ -113,10 +108,10 @@ class TestVerdict:
             ),
         ],
     )
-    def test_a_stop_says_why(self, record, stop, said):
+    def test_a_stop_says_why(self, record, stop, detail):
         reason = verdict(record, stop)
         assert (reason.exit_code, reason.type) == (143, "Stopped")
-        assert said in reason.message
+        assert detail in reason.message
 
     @given(
         st.dictionaries(

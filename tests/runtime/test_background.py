@@ -64,20 +64,20 @@ def tallies():
 
 def test_rank_0_hears_what_each_has_done(tallies):
     for matter in ("save/1", "save/2"):
-        tallies[2].tell(matter, f"two of {matter}")
-        tallies[1].tell(matter, f"one of {matter}")
-        assert tallies[0].hear(matter) == [f"one of {matter}", f"two of {matter}"]
+        tallies[2].report(matter, f"two of {matter}")
+        tallies[1].report(matter, f"one of {matter}")
+        assert tallies[0].collect(matter) == [f"one of {matter}", f"two of {matter}"]
 
 
 def test_a_rank_that_could_not_do_it_is_named(tallies):
-    tallies[1].tell("save/1", "done")
-    tallies[2].tell("save/1", "No space left on device", failed=True)
+    tallies[1].report("save/1", "done")
+    tallies[2].report("save/1", "No space left on device", failed=True)
     with pytest.raises(OSError, match="rank 2: No space left on device"):
-        tallies[0].hear("save/1")
+        tallies[0].collect("save/1")
 
 
 def test_nobody_waits_for_a_rank_that_has_gone(tallies):
-    tallies[1].tell("save/1", "done")
+    tallies[1].report("save/1", "done")
     tallies[0].abandon()
     with pytest.raises(OSError, match="rank 2 did not report that its part is written"):
-        tallies[0].hear("save/1")
+        tallies[0].collect("save/1")

@@ -23,7 +23,7 @@ STEP = call(7, "run.step", line=41)
 
 
 @pytest.mark.parametrize(
-    ("others", "said"),
+    ("others", "reply"),
     [
         (
             dict.fromkeys([1, 2, 3], STEP),
@@ -40,8 +40,8 @@ STEP = call(7, "run.step", line=41)
         ({1: STEP._replace(file="")}, "where rank 1 called run.step;"),
     ],
 )
-def test_calls_that_differ_are_told_with_their_lines(others, said):
-    assert said in disagreement(0, EVALUATE, others)
+def test_calls_that_differ_are_told_with_their_lines(others, reply):
+    assert reply in disagreement(0, EVALUATE, others)
 
 
 @pytest.mark.parametrize(

@@ -1,111 +1,303 @@
+"""One rank's saves, as files and as folders: what is on the disk, what is read and refused."""
+
+import io
+import os
 import pickle
+import re
 import subprocess
 import sys
+import time
 from collections import Counter, OrderedDict
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
-from k8sjob.runtime.checkpoint import reader
-from k8sjob.runtime.checkpoint.reader import load
-from k8sjob.runtime.checkpoint.store import Checkpoints
+from k8sjob.runtime.base.env import dist_env
+from k8sjob.runtime.base.observer import Observer
+from k8sjob.runtime.base.report import Reporter
+from k8sjob.runtime.checkpoint import format as checkpoint_format
+from k8sjob.runtime.checkpoint.store import (
+    Checkpoints,
+    check_state,
+    measure,
+    read_digests,
+    write_digests,
+)
+from k8sjob.runtime.checkpoint.writer import Checkpointer
+from k8sjob.runtime.comm.process_group import Group
+
+
+class Desk:
+    """A group of one that saves and resumes in one folder."""
+
+    def __init__(self, folder, form="sharded"):
+        self.folder, self.detail, self.form = folder, io.StringIO(), form
+        self.suffix = "" if form == "sharded" else ".pt"
+        self.keep = 2
+
+    @property
+    def saves(self):
+        group = Group(dist_env({}), "gloo", torch.device("cpu"))
+        reporter = Reporter(active=True, events=False, out=self.detail)
+        return Checkpointer(Checkpoints(self.folder, self.keep), group, reporter, form=self.form)
+
+    def save(self, *steps):
+        saves = self.saves
+        for step in steps:
+            begin(saves, step)
+        saves.settle()
+
+    def of(self, step):
+        """The path of a step's checkpoint."""
+        return self.folder / f"step-{step:08d}{self.suffix}"
+
+    def newest(self):
+        saved = self.saves.newest("test")
+        return saved and checkpoint_format.gathered(saved.state)
+
+    @property
+    def names(self):
+        return sorted(path.name for path in self.folder.iterdir())
+
+    @property
+    def skipped(self):
+        return [line for line in self.detail.getvalue().splitlines() if "skipped" in line]
+
+
+def state(step):
+    weight = torch.arange(6.0).view(2, 3) + step
+    numbers = {"momentum": weight * 2, "step": torch.tensor(float(step))}
+    groups = [{"lr": 0.1 * step, "betas": (0.9, 0.99), "params": [0]}]
+    return {"model": {"a.weight": weight}, "optimizer": {"state": {0: numbers}, "groups": groups}}
+
+
+def begin(saves, step, parts=None):
+    content = parts or state(step)
+    how = {"whole": lambda: content, "parts": lambda: content}
+    saves.save("test", step, {"epoch": step}, **how, epoch=step)
 
 
 @pytest.fixture
-def checkpoints(tmp_path):
-    return Checkpoints(tmp_path / "deep" / "folder", keep=2)
+def desk(tmp_path):
+    """One that saves folders."""
+    return Desk(tmp_path / "deep" / "saved")
 
 
-def state(number):
-    return {"weights": torch.full((4,), float(number)), "epoch": number}
+@pytest.fixture(params=["full", "sharded"])
+def either(request, tmp_path):
+    """One that saves files, and one that saves folders."""
+    return Desk(tmp_path / "deep" / "saved", request.param)
 
 
-def names(checkpoints):
-    return sorted(path.name for path in checkpoints.folder.iterdir())
+def test_what_is_saved_is_found_again(either):
+    desk = either
+    desk.save(1, 7)
+    found = desk.newest()
+    assert (found["epoch"], Observer.resumed) == (7, 7)
+    assert torch.equal(found["model"]["a.weight"], state(7)["model"]["a.weight"])
+    assert torch.equal(
+        found["optimizer"]["state"][0]["momentum"], state(7)["model"]["a.weight"] * 2
+    )
+    assert found["optimizer"]["groups"] == state(7)["optimizer"]["groups"]
+    assert desk.names == [desk.of(1).name, desk.of(7).name]
+    assert desk.detail.getvalue().startswith(f"checkpoint {desk.of(1)} (epoch 1, step 1)\n")
 
 
-def newest(checkpoints):
-    """(state, warnings)"""
-    warnings = []
-    found = reader.newest(checkpoints, warnings.append)
-    return found and load(found), warnings
+def test_plain_values_are_found_again(either):
+    plain = [None, True, 1, 2.5, "text", b"bytes", (1, "two")]
+    ordered = OrderedDict(a=torch.tensor([1, 2]))
+    saves = either.saves
+    saves.save("test", 1, {"counts": Counter([1, 1, 2]), "plain": plain, "ordered": ordered})
+    saves.settle()
+    found = either.newest()
+    assert (found["plain"], found["counts"]) == (plain, {1: 2, 2: 1})
+    assert found["ordered"]["a"].tolist() == [1, 2]
 
 
-def test_what_is_saved_is_loaded(checkpoints):
-    whole = {
-        "model": torch.nn.Linear(2, 2).state_dict(),
-        "counts": Counter([1, 1, 2]),
-        "plain": [None, True, 1, 2.5, "text", b"bytes", (1, "two")],
-        "ordered": OrderedDict(a=torch.tensor([1, 2])),
-    }
-    path = checkpoints.save(7, whole)
-    assert path.name == "step-00000007.pt"
-    loaded, warnings = newest(checkpoints)
-    assert not warnings
-    assert loaded["plain"] == whole["plain"]
-    assert loaded["counts"] == whole["counts"]
-    assert torch.equal(loaded["model"]["weight"], whole["model"]["weight"])
+def test_nothing_there_is_nothing(either):
+    assert either.newest() is None
+    assert not either.detail.getvalue()
 
 
-def test_nothing_there_is_nothing(checkpoints):
-    assert newest(checkpoints) == (None, [])
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_torchs_own_tools_read_it(desk):
+    desk.save(3)
+    into = {"model": {"a.weight": torch.zeros(2, 3)}}
+    dcp.load(into, checkpoint_id=desk.folder / "step-00000003", no_dist=True)
+    assert torch.equal(into["model"]["a.weight"], state(3)["model"]["a.weight"])
 
 
-def test_the_last_ones_stay(checkpoints):
-    for step in (1, 2, 10, 9):
-        checkpoints.save(step, state(step))
-    assert names(checkpoints) == ["step-00000002.pt", "step-00000009.pt", "step-00000010.pt"]
-    checkpoints.save(11, state(11))
-    assert names(checkpoints) == ["step-00000010.pt", "step-00000011.pt"]
+def test_what_changes_while_it_is_written_is_not_in_it(desk):
+    saves, parts = desk.saves, state(1)
+    begin(saves, 1, parts)
+    parts["model"]["a.weight"].fill_(-1)
+    saves.settle()
+    assert torch.equal(desk.newest()["model"]["a.weight"], state(1)["model"]["a.weight"])
+
+
+def test_the_last_ones_stay_and_other_files(either):
+    either.folder.mkdir(parents=True)
+    (either.folder / "best.pt").write_bytes(b"mine")
+    either.save(1, 2, 10, 9)
+    steps = [either.of(step).name for step in (2, 9, 10)]
+    assert either.names == ["best.pt", *steps]
+    either.save(11)
+    assert either.names == ["best.pt", either.of(10).name, either.of(11).name]
+
+
+def test_a_torn_one_does_not_push_out_the_whole_ones(either):
+    either.keep = 1
+    either.save(1)
+    (either.folder / "step-00000009.pt").write_bytes(b"torn")
+    either.save(2)
+    assert either.newest()["epoch"] == 2
+
+
+def test_what_a_killed_process_left_is_removed(either):
+    either.save(1)
+    (either.folder / ".step-00000002.77.tmp").write_bytes(b"half")
+    assert either.newest()["epoch"] == 1
+    assert either.names == [either.of(1).name]
+
+
+def test_the_same_step_again_replaces_it(desk):
+    desk.save(1, 2)
+    saves = desk.saves
+    begin(saves, 2, state(9))
+    saves.settle()
+    assert desk.names == ["step-00000001", "step-00000002"]
+    assert torch.equal(desk.newest()["model"]["a.weight"], state(9)["model"]["a.weight"])
+
+
+def test_one_that_is_being_replaced_counts_until_the_new_one_is_there(desk):
+    desk.save(1, 2)
+    (desk.folder / "step-00000002").rename(desk.folder / "step-00000002.old")
+    assert desk.newest()["epoch"] == 2
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "flipped"])
+@pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata", "others.pt", "digests.json"])
+def test_a_damaged_file_is_told_and_the_one_before_taken(desk, name, damage):
+    desk.save(1, 2)
+    file = desk.folder / "step-00000002" / name
+    content = bytearray(file.read_bytes())
+    if damage == "missing":
+        file.unlink()
+    else:
+        content[len(content) // 2] ^= 0x80
+        file.write_bytes(content[:-9] if damage == "cut" else content)
+    assert desk.newest()["epoch"] == 1
+    [told] = desk.skipped
+    assert told.startswith(f"warning: checkpoint {desk.of(2)} is skipped: ")
+    assert name in told
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "emptied", "replaced"])
-def test_a_torn_file_is_passed_over_and_told(checkpoints, damage):
-    checkpoints.save(1, state(1))
-    path = checkpoints.save(2, state(2))
-    content = bytearray(path.read_bytes())
+def test_a_damaged_checkpoint_of_one_file_is_skipped(tmp_path, damage):
+    desk = Desk(tmp_path, "full")
+    desk.save(1, 2)
+    content = bytearray(desk.of(2).read_bytes())
     if damage == "cut":
         content = content[:-10]
     elif damage == "flipped":
-        content[content.index(torch.full((4,), 2.0).numpy().tobytes()) + 2] ^= 0xFF
+        content[content.index(state(2)["model"]["a.weight"].numpy().tobytes()) + 2] ^= 0xFF
     else:
         content = b"" if damage == "emptied" else b"something else altogether"
-    path.write_bytes(content)
-    loaded, [warning] = newest(checkpoints)
-    assert loaded["epoch"] == 1
-    assert str(path) in warning
+    desk.of(2).write_bytes(content)
+    assert desk.newest()["epoch"] == 1
+    assert str(desk.of(2)) in desk.skipped[0]
 
 
-def test_a_torn_one_does_not_push_out_the_whole_ones(checkpoints):
-    checkpoints.keep = 1
-    checkpoints.save(1, state(1))
-    (checkpoints.folder / "step-00000009.pt").write_bytes(b"torn")
-    checkpoints.save(2, state(2))
-    loaded, _ = newest(checkpoints)
-    assert loaded["epoch"] == 2
+def test_the_message_is_the_one_in_the_documentation(desk):
+    desk.save(1, 2)
+    (desk.folder / "step-00000002" / "others.pt").unlink()
+    assert desk.newest()["epoch"] == 1
+    page = Path(__file__).parents[2] / "docs/how-to/checkpoints.md"
+    [shown] = re.findall(r"^\| `(checkpoint \.{3} .*?)` \|", page.read_text(), re.MULTILINE)
+    pattern = re.escape(shown).replace(re.escape("..."), ".*").replace("FILE", "others.pt")
+    assert re.search(pattern, desk.detail.getvalue())
 
 
-def test_other_files_are_left_alone(checkpoints):
-    checkpoints.save(1, state(1))
-    other = checkpoints.folder / "best.pt"
-    other.write_bytes(b"mine")
-    for step in (2, 3, 4):
-        checkpoints.save(step, state(step))
-    assert other.read_bytes() == b"mine"
+class Evil:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
 
 
-def test_code_is_never_run(checkpoints, tmp_path):
-    class Evil:
-        def __reduce__(self):
-            return (open, (str(tmp_path / "ran"), "w"))
+def forge(folder, name, content):
+    """Change a file and its digest, as somebody would who means harm."""
+    found = read_digests(folder)
+    (folder / name).write_bytes(content)
+    write_digests(folder, {**found, name: measure(folder / name)})
 
-    checkpoints.save(1, state(1))
-    torch.save({"model": Evil()}, checkpoints.folder / "step-00000002.pt")
-    (checkpoints.folder / "step-00000003.pt").write_bytes(pickle.dumps(Evil()))
-    loaded, warnings = newest(checkpoints)
-    assert loaded["epoch"] == 1
-    assert len(warnings) == 2
+
+def saved_by_torch(value):
+    whole = io.BytesIO()
+    torch.save(value, whole)
+    return whole.getvalue()
+
+
+@pytest.mark.parametrize("name", [".metadata", "others.pt"])
+@pytest.mark.parametrize("wrap", [pickle.dumps, saved_by_torch])
+def test_code_in_a_description_is_never_run(desk, tmp_path, name, wrap):
+    desk.save(1, 2)
+    forge(desk.folder / "step-00000002", name, wrap({"model": Evil(tmp_path / "ran")}))
+    assert desk.newest()["epoch"] == 1
+    assert f"step-00000002 is skipped: {name}" in desk.detail.getvalue()
     assert not (tmp_path / "ran").exists()
+
+
+def test_code_in_a_file_is_never_run(tmp_path):
+    desk = Desk(tmp_path / "saved", "full")
+    desk.save(1)
+    for step, wrap in ((2, saved_by_torch), (3, pickle.dumps)):
+        desk.of(step).write_bytes(wrap({"model": Evil(tmp_path / "ran")}))
+    assert desk.newest()["epoch"] == 1
+    assert len(desk.skipped) == 2
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_description_changes_no_class(desk):
+    desk.save(1, 2)
+    change = (
+        b"\x80\x02ctorch.distributed.checkpoint.metadata\nMetadata\n"
+        b"N}X\x08\x00\x00\x00__init__ctorch\nSize\ns\x86b."
+    )
+    forge(desk.folder / "step-00000002", ".metadata", change)
+    assert desk.newest()["epoch"] == 1
+    assert "which describes no tensor" in desk.detail.getvalue()
+    desk.save(3)
+    assert desk.newest()["epoch"] == 3
+
+
+@pytest.mark.parametrize("wrap", [pickle.dumps, saved_by_torch])
+def test_code_in_a_part_is_never_run(desk, tmp_path, wrap):
+    desk.save(2)
+    folder = desk.folder / "step-00000002"
+    content = wrap(Evil(tmp_path / "ran"))
+    about = pickle.loads((folder / ".metadata").read_bytes())
+    for place in about.storage_data.values():
+        place.offset, place.length = 0, len(content)
+    forge(folder, "__0_0.distcp", content)
+    forge(folder, ".metadata", pickle.dumps(about))
+    with pytest.raises(ValueError, match=r"a\.weight cannot be loaded"):
+        desk.newest()
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_description_reaches_no_file_outside(desk, tmp_path):
+    desk.save(1, 2)
+    folder = desk.folder / "step-00000002"
+    about = pickle.loads((folder / ".metadata").read_bytes())
+    for place in about.storage_data.values():
+        place.relative_path = "../secret"
+    forge(folder, ".metadata", pickle.dumps(about))
+    assert desk.newest()["epoch"] == 1
+    assert "names ../secret, of which there is no digest" in desk.detail.getvalue()
 
 
 class Own(dict):
@@ -121,56 +313,84 @@ class Own(dict):
         ({"f": torch.ones(2).double().numpy()[0]}, r"state\['f'\] is a numpy.float64"),
     ],
 )
-def test_what_could_not_be_loaded_is_not_saved(checkpoints, value, seen):
-    checkpoints.save(1, state(1))
+def test_what_could_not_be_loaded_is_refused(value, seen):
     with pytest.raises(TypeError, match=seen):
-        checkpoints.save(2, value)
-    assert names(checkpoints) == ["step-00000001.pt"]
+        check_state(value)
+
+
+def test_what_is_refused_leaves_nothing_behind(either):
+    either.save(1)
+    with pytest.raises(TypeError, match=r"\['odd'\]\[0\] is a builtins.object"):
+        begin(either.saves, 2, {"odd": [object()]})
+    assert either.names == [either.of(1).name]
 
 
 FULL_DISK = """
-import resource, signal, sys, torch
+import resource, signal, sys
+sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from k8sjob.runtime.checkpoint.store import Checkpoints
+import torch
+from test_checkpoint import Desk, begin, state
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+desk = Desk(Path(sys.argv[2]), sys.argv[3])
+saves = desk.saves
+begin(saves, 1)
+saves.settle()
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
-try:
-    Checkpoints(Path(sys.argv[1])).save(2, {"big": torch.zeros(1 << 16)})
-except OSError as error:
-    print("OSError", error)
+big = {**state(2), "model": {"big": torch.zeros(1 << 16)}}
+begin(saves, 2, big)
+saves.settle()
+begin(saves, 3)
+saves.settle()
+print(desk.detail.getvalue(), desk.names)
 """
 
 
-def test_a_full_disk_leaves_the_older_ones_whole(checkpoints):
-    checkpoints.save(1, state(1))
+def test_a_full_disk_leaves_the_older_ones_and_is_told(either):
     # a process of its own: the limit is for all that a process writes
-    seen = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(checkpoints.folder)],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    assert "OSError" in seen
-    assert "File too large" in seen
-    assert names(checkpoints) == ["step-00000001.pt"]
-    assert newest(checkpoints)[0]["epoch"] == 1
+    argv = [sys.executable, "-c", FULL_DISK, Path(__file__).parent, either.folder, either.form]
+    seen = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    assert "warning: no checkpoint at step 2: " in seen
+    assert "training continues, and older ones are whole" in seen
+    assert str([either.of(1).name, either.of(3).name]) in seen
+    assert either.newest()["epoch"] == 3
 
 
-def test_a_folder_that_cannot_be_is_an_oserror(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="file"):
-        Checkpoints(tmp_path / "file").save(1, state(1))
+def test_a_failed_write_is_told_at_the_next_step(desk):
+    saves = desk.saves
+    (desk.folder / "step-00000002.pt" / "in the way").mkdir(parents=True)
+    saves.save("test", 2, {"model": torch.zeros(3)})
+    until = time.monotonic() + 60
+    while not desk.detail.getvalue():
+        saves.poll()
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert desk.detail.getvalue().startswith("warning: no checkpoint at step 2: ")
+    saves.save("test", 3, {"model": torch.zeros(3)})
+    saves.settle()
+    assert desk.newest()["step"] == 3
+    assert not list(desk.folder.glob(".step-*"))
 
 
-def test_a_folder_is_tried_before_there_is_anything_to_lose(checkpoints, tmp_path):
-    assert checkpoints.refusal() is None
-    assert names(checkpoints) == []
+def test_a_file_and_a_folder_count_alike(desk):
+    desk.save(1)
+    saves = desk.saves
+    saves.save("test", 2, {"epoch": 2})
+    saves.settle()
+    assert desk.newest()["epoch"] == 2
+    desk.save(3)
+    assert desk.names == ["step-00000002.pt", "step-00000003"]
+
+
+def test_a_folder_is_tried_before_there_is_anything_to_lose(tmp_path):
+    assert Checkpoints(tmp_path / "new").refusal() is None
+    assert list((tmp_path / "new").iterdir()) == []
     (tmp_path / "file").write_text("")
     assert "file/saves cannot be written by user" in Checkpoints(tmp_path / "file/saves").refusal()
 
 
-def test_what_a_killed_process_left_is_tidied(checkpoints):
-    checkpoints.save(1, state(1))
-    (checkpoints.folder / ".step-00000002.77.tmp").write_bytes(b"half")
-    checkpoints.tidy()
-    assert names(checkpoints) == ["step-00000001.pt"]
+def test_a_folder_that_cannot_be_made_is_reported(tmp_path):
+    (tmp_path / "file").write_text("")
+    desk = Desk(tmp_path / "file" / "saves", "full")
+    desk.save(1)
+    assert desk.detail.getvalue().startswith("warning: no checkpoint at step 1: ")

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from k8sjob import contract
 from k8sjob.contract import RuntimeConfig
 from k8sjob.runtime.base import config
+from k8sjob.runtime.base.config import Timeouts
 from k8sjob.runtime.base.errors import EnvError
-from k8sjob.runtime.base.timeouts import Timeouts
 
 CONFIGS = st.builds(
     RuntimeConfig,
@@ -86,18 +86,17 @@ def test_files_and_paths(tmp_path):
     assert str(config.error_file(environ)) == "/run/error"
     assert config.termination_log(environ) == tmp_path / "words"
     assert config.mapped_paths(environ) == {"/data": "/home/me/data"}
+    assert (config.error_file({}), config.take_lifeline({}), config.mapped_paths({})) == (
+        None,
+        None,
+        {},
+    )
 
 
 def test_tests_may_shorten_timeouts():
     environ = {config.TIMEOUTS_ENV: '{"poll": 0.001}'}
     assert Timeouts(**config.timeouts(environ)) == Timeouts(poll=0.001)
     assert Timeouts(**config.timeouts({})) == Timeouts()
-
-
-def test_no_files_and_paths():
-    assert config.error_file({}) is None
-    assert config.take_lifeline({}) is None
-    assert config.mapped_paths({}) == {}
 
 
 @pytest.mark.parametrize("text", ["x", '{"/data": 3}', "[]"])

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 import pytest
 
-from k8sjob.contract import TERMINATION_LOG_ENV, Event, EventKind, ExitCode, Reason
+from k8sjob.contract import Event, EventKind, ExitCode, Reason
 from k8sjob.runtime.agent.coordination import repeats
-from k8sjob.runtime.agent.roster import _listen
-from k8sjob.runtime.base.env import NodeEnv
-from k8sjob.runtime.base.network import reserve
 
 LOST = '"[/gloo/transport/tcp/pair.cc:545] Read error [::1]:1: Connection reset by peer"'
 COUNT = """
@@ -24,38 +20,9 @@ COUNT = """
 
 
 @pytest.fixture
-def group(start, tmp_path):
-    """group(script, nnodes=2, ...) -> [Node]: several nodes on this machine."""
-    with ExitStack() as stack:
-        while True:
-            port = stack.enter_context(reserve("127.0.0.1")).getsockname()[1]
-            with suppress(OSError):  # the roster's own port may be another process's
-                _listen(NodeEnv(0, 2, 1, "127.0.0.1", port), None).server_close()
-                break
-
-        def begin(script, nnodes=2, nproc=1, **settings):
-            return [
-                start(
-                    [COUNT, script],
-                    nproc=nproc,
-                    environ={
-                        "RANK": str(node),
-                        "WORLD_SIZE": str(nnodes * nproc),
-                        "MASTER_ADDR": "127.0.0.1",
-                        "MASTER_PORT": str(port),
-                        TERMINATION_LOG_ENV: str(tmp_path / f"node-{node}" / "words"),
-                    },
-                    **settings,
-                )
-                for node in range(nnodes)
-                if not (tmp_path / f"node-{node}").mkdir(exist_ok=True)
-            ]
-
-        yield begin
-
-
-def message_of(folder, node):
-    return Reason.decode((folder / f"node-{node}" / "words").read_text())
+def counted(group):
+    """group(), for a script that notes its starts."""
+    return lambda script, **options: group([COUNT, script], **options)
 
 
 def starts(folder, rank):
@@ -81,7 +48,7 @@ class TestDone:
         assert starts(tmp_path, 0) == 1, "the next container of the pod does not start it either"
 
     @pytest.mark.parametrize("left", [0, 1])
-    def test_another_pod(self, group, tmp_path, left):
+    def test_another_pod(self, counted, tmp_path, left):
         """Which is known only after the other one was started anew."""
         script = f"""
             if rank != {left}:
@@ -93,29 +60,28 @@ class TestDone:
                 time.sleep(0.02)
             time.sleep(0.5)
         """
-        nodes = group(script, max_restarts=3)
-        codes = [node.finish().code for node in nodes]
-        assert codes[1 - left] == ExitCode.RESTARTS_SPENT
-        reason = message_of(tmp_path, 1 - left)
+        ends = [node.finish() for node in counted(script, max_restarts=3)]
+        assert ends[1 - left].code == ExitCode.RESTARTS_SPENT
+        reason = ends[1 - left].reason
         assert (reason.type, reason.culprits) == ("Left", (left,))
         assert starts(tmp_path, 1 - left) == 2
         if left == 0:
-            assert codes[0] == ExitCode.RESTARTS_SPENT, "a job with a failed rank has failed"
-            said = message_of(tmp_path, 0).message
-            assert said.startswith("after rank 0 had ended with exit code 0: it waited for rank 0")
+            assert ends[0].code == ExitCode.RESTARTS_SPENT, "a job with a failed rank has failed"
+            note = ends[0].reason.message
+            assert note.startswith("after rank 0 had ended with exit code 0: it waited for rank 0")
 
-    def test_replicas_without_a_group_do_not_need_the_others(self, group, tmp_path):
+    def test_replicas_without_a_group_do_not_need_the_others(self, counted, tmp_path):
         """Replicas that each do work of their own: what one lacks is not what another has ended."""
         script = """
             if rank and restart == 0:
                 time.sleep(2)
                 os.kill(os.getpid(), 9)
         """
-        nodes = group(script, max_restarts=3)
+        nodes = counted(script, max_restarts=3)
         assert [node.finish().code for node in nodes] == [0, 0]
         assert [starts(tmp_path, rank) for rank in range(2)] == [1, 2]
 
-    def test_a_killed_rank_did_not_wait_for_another(self, group, tmp_path):
+    def test_a_killed_rank_did_not_wait_for_another(self, counted, tmp_path):
         """It is not tried again, since the others are gone, but they are not to blame."""
         script = """
             import types
@@ -126,10 +92,9 @@ class TestDone:
                 time.sleep(2)
                 os.kill(os.getpid(), 9)
         """
-        nodes = group(script, max_restarts=3)
-        codes = [node.finish().code for node in nodes]
-        assert codes[1] == ExitCode.RESTARTS_SPENT
-        reason = message_of(tmp_path, 1)
+        _, end = [node.finish() for node in counted(script, max_restarts=3)]
+        assert end.code == ExitCode.RESTARTS_SPENT
+        reason = end.reason
         assert (reason.type, reason.culprits) == ("Signal", ())
         assert "rank 0 had ended with exit code 0, so it is not tried again" in reason.message
         assert starts(tmp_path, 1) == 1
@@ -179,34 +144,34 @@ class TestCount:
 
 
 class TestEnd:
-    def test_node_0_leaves_last(self, group, tmp_path):
+    def test_node_0_leaves_last(self, counted, tmp_path):
         script = """
             if rank == 1:
                 time.sleep(2)
                 pathlib.Path("ending").write_text("x")
                 print("the last line")
         """
-        master, worker = group(script)
+        master, worker = counted(script)
         worker.until("ending")
         assert master.process.poll() is None
         assert worker.finish().out == "the last line\n"
         assert master.finish().code == 0
 
-    def test_a_failure_after_its_end_is_the_groups(self, group, tmp_path):
+    def test_a_failure_after_its_end_is_the_groups(self, counted, tmp_path):
         script = f"""
             if rank == 1:
                 time.sleep(1)
                 raise RuntimeError({LOST})
         """
-        codes = [node.finish().code for node in group(script, max_restarts=3)]
-        assert codes == [ExitCode.RESTARTS_SPENT] * 2
-        reason = message_of(tmp_path, 0)
+        ends = [node.finish() for node in counted(script, max_restarts=3)]
+        assert [end.code for end in ends] == [ExitCode.RESTARTS_SPENT] * 2
+        reason = ends[0].reason
         assert (reason.rank, reason.type) == (1, "Left")
         assert reason.where.endswith("main.py:9")
         assert starts(tmp_path, 1) == 1
 
-    def test_a_stop_ends_the_wait(self, group):
-        master, worker = group("time.sleep(60 if rank else 0)")
+    def test_a_stop_ends_the_wait(self, counted):
+        master, worker = counted("time.sleep(60 if rank else 0)")
         while "waiting up to 30 s for node 1" not in master.process.stderr.readline():
             assert master.process.poll() is None
         master.process.terminate()
@@ -218,13 +183,13 @@ class TestUnmet:
     """Replicas that never met; a module called torch stands in for an import of seconds."""
 
     @pytest.fixture
-    def outcome(self, group, tmp_path):
+    def outcome(self, counted, tmp_path):
         def run(script, **how):
             (tmp_path / "torch.py").touch()
-            results = [node.finish() for node in group(script, **how)]
+            results = [node.finish() for node in counted(script, **how)]
             assert {result.code for result in results} == {0}
             found = [Event.decode(line) for line in results[0].out.splitlines()]
-            return [event for event in found if event], message_of(tmp_path, 0)
+            return [event for event in found if event], results[0].reason
 
         return run
 

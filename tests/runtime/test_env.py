@@ -34,11 +34,7 @@ def operator(rank: int, replicas: int, nproc: str = "auto") -> dict[str, str]:
 
 def worker_only(replicas: int) -> dict[str, str]:
     """What it injects without a Master: no address, no rank, no size."""
-    return {
-        "PYTHONUNBUFFERED": "1",
-        "PET_NPROC_PER_NODE": "auto",
-        "PET_NNODES": str(replicas),
-    }
+    return {"PET_NPROC_PER_NODE": "auto", "PET_NNODES": str(replicas)}
 
 
 def elastic(rank: int, replicas: int, bounds: str, nproc: str = "1") -> dict[str, str]:
@@ -135,15 +131,8 @@ class TestNode:
             process = dist_env(
                 operator(node_rank, nnodes, str(nproc)) | node.process(local, restart)
             )
-            assert process == DistEnv(
-                rank=process.rank,
-                local_rank=local,
-                world_size=nnodes * nproc,
-                local_world_size=nproc,
-                master_addr="job-master-0",
-                master_port=23456,
-                restart=restart,
-            )
+            where = (nnodes * nproc, nproc, "job-master-0", 23456, restart)
+            assert process == DistEnv(process.rank, local, *where)
             ranks.append(process.rank)
         assert ranks == list(range(node_rank * nproc, (node_rank + 1) * nproc))
 

@@ -1,6 +1,6 @@
 """The messages of torch that mean a lost peer, and others.
 
-They were recorded with torch 2.15; tests/dist/test_agent_dist.py provokes them again.
+They were recorded with torch 2.15; test_agent_dist.py provokes them again.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ LATE = RuntimeError("[gloo/transport/tcp/buffer.cc:78] Timed out waiting 4000ms 
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "detail"),
     [
         (LATE, "Timed out waiting 4000ms for recv operation"),
         (after(ValueError("no epoch"), cause=LATE), "Timed out waiting 4000ms for recv operation"),
@@ -104,6 +104,6 @@ LATE = RuntimeError("[gloo/transport/tcp/buffer.cc:78] Timed out waiting 4000ms 
     ],
     ids=str,
 )
-def test_the_messages_that_mean_that_a_rank_did_not_come(error, said):
-    assert (lateness(error) or "").startswith(said or "")
-    assert (lateness(error) is None) == (said is None)
+def test_the_messages_that_mean_that_a_rank_did_not_come(error, detail):
+    assert (lateness(error) or "").startswith(detail or "")
+    assert (lateness(error) is None) == (detail is None)

@@ -44,7 +44,7 @@ def test_a_tied_parameter_is_divided_under_all_its_names():
 
 
 @pytest.mark.parametrize(
-    ("layout", "said"),
+    ("layout", "detail"),
     [
         (
             {r"fc1\..*t": ["model", None], r"fc.*\.weight": ["model", None]},
@@ -55,6 +55,6 @@ def test_a_tied_parameter_is_divided_under_all_its_names():
         ({"fc1.weight": ["data", None]}, "fc1.weight is a parameter, and those are the same along"),
     ],
 )
-def test_a_layout_that_does_not_fit_the_model(layout, said):
-    with pytest.raises(ValueError, match=re.escape(said)):
+def test_a_layout_that_does_not_fit_the_model(layout, detail):
+    with pytest.raises(ValueError, match=re.escape(detail)):
         parameters(Net(), layout)

@@ -17,6 +17,7 @@ import pytest
 
 from k8sjob.contract import ExitCode
 from k8sjob.runtime.base.observer import (
+    HeartbeatMonitor,
     Observer,
     Seen,
     StallClock,
@@ -175,3 +176,32 @@ def test_steps_count_on_from_the_checkpoint_that_was_resumed(monkeypatch):
     assert seer.look().step == -1
     optimizer.step()
     assert seer.look().step == 40
+
+
+class TestHeartbeat:
+    def test_only_a_file_that_stops_changing_is_stale(self, tmp_path):
+        files = [tmp_path / "alive", tmp_path / "dead", tmp_path / "unseen", None]
+        files[0].touch()
+        files[1].touch()
+        monitor = HeartbeatMonitor(files, timeout=0.1)
+        end = time.monotonic() + 1.5
+        stale = ()
+        while time.monotonic() < end:
+            files[0].touch()
+            stale = monitor.stale([0, 1, 2])
+            time.sleep(0.01)
+        assert stale == (1, 2)
+        files[0].touch()  # this process may have stood still meanwhile
+        assert monitor.stale([0]) == (), "only the watched are looked at"
+        assert monitor.stale([0, 1]) == (), "from when it is watched again"
+
+    def test_a_step_of_the_wall_clock_ends_no_job(self, tmp_path):
+        file = tmp_path / "beat"
+        file.touch()
+        os.utime(file, (0, 0))
+        monitor = HeartbeatMonitor([file], timeout=5)
+        assert monitor.stale([0]) == ()
+
+    def test_there_is_no_watch_without_a_timeout(self, tmp_path):
+        monitor = HeartbeatMonitor([tmp_path / "beat", None], timeout=0)
+        assert monitor.stale([0, 1]) == ()

@@ -8,7 +8,7 @@ import pytest
 
 from k8sjob.runtime.base.env import DistEnv
 from k8sjob.runtime.base.errors import EnvError, PeerLost
-from k8sjob.runtime.base.network import is_loopback
+from k8sjob.runtime.base.network import is_loopback, reserve
 from k8sjob.runtime.comm.process_group import common_backend
 from k8sjob.runtime.comm.rendezvous import NOTE, RankInfo, rendezvous
 
@@ -16,14 +16,12 @@ from k8sjob.runtime.comm.rendezvous import NOTE, RankInfo, rendezvous
 @pytest.fixture
 def port():
     """A port that stays ours: bound, never listened on."""
-    with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(("127.0.0.1", 0))
+    with reserve("127.0.0.1") as holder:
         yield holder.getsockname()[1]
 
 
-def join(port, rank, world, *, timeout=60.0, backend="gloo", **options):
-    env = DistEnv(rank, rank, world, world, "127.0.0.1", port)
+def join(port, rank, world, *, timeout=60.0, backend="gloo", addr="127.0.0.1", **options):
+    env = DistEnv(rank, rank, world, world, addr, port)
     info = RankInfo(rank, world, "here", backend)
     return rendezvous(env, info, choose=common_backend, timeout=timeout, **options)
 
@@ -102,6 +100,16 @@ def test_the_next_rendezvous_follows_when_the_old_store_is_gone(port):
 
     new = in_threads(host_again, lambda: join(port, 1, 2))
     assert [meeting.backend for meeting in new] == ["gloo"] * 2
+
+
+def test_rank_0_needs_no_name_that_resolves(port):
+    """The name of its own Pod may appear in the DNS after it has started."""
+    found = in_threads(
+        lambda: join(port, 0, 2, addr="no-such-host.invalid"), lambda: join(port, 1, 2)
+    )
+    assert [one.backend for one in found] == ["gloo"] * 2
+    found[0].again().set("word", "said")
+    assert found[1].store.get("word") == b"said"
 
 
 def test_a_port_that_another_listens_on_is_named():

@@ -5,30 +5,21 @@ from __future__ import annotations
 import json
 import socket
 import time
-from contextlib import ExitStack, suppress
 from dataclasses import asdict
 
 import pytest
 
 from k8sjob.contract import Reason
 from k8sjob.runtime.agent.coordination import Coordinator, RestartCount
-from k8sjob.runtime.agent.roster import DONE, NodeState, Roster, _connect, _listen
+from k8sjob.runtime.agent.roster import DONE, NodeState, Roster, _connect
 from k8sjob.runtime.base.env import NodeEnv
-from k8sjob.runtime.base.network import reserve
 
 
 @pytest.fixture(params=["127.0.0.1", "a name"])
-def nodes(request):
+def nodes(request, master_port):
     """Three nodes; by a name they meet at all of a machine's addresses, as in a cluster."""
     addr = request.param if request.param != "a name" else socket.gethostname()
-    with ExitStack() as stack:
-        while True:
-            port = stack.enter_context(reserve("127.0.0.1")).getsockname()[1]
-            found = [NodeEnv(rank, 3, 2, addr, port) for rank in range(3)]
-            with suppress(OSError):  # the roster's own port may be another process's
-                _listen(found[0], None).server_close()
-                break
-        yield found
+    return [NodeEnv(rank, 3, 2, addr, master_port) for rank in range(3)]
 
 
 def call(node):

@@ -9,13 +9,13 @@ OF_TWO = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PO
 
 
 @pytest.mark.parametrize(
-    ("version", "strategy", "said"),
+    ("version", "strategy", "note"),
     [
         ("2.5.1", "ddp", "torch 2.5.1 is too old; install torch >= 2.6"),
         ("2.6.0", "fsdp", "2.6.0 is too old for strategy.kind: fsdp on CPUs; install torch >= 2.7"),
     ],
 )
-def test_a_torch_that_is_too_old_is_refused_before_ranks_meet(monkeypatch, version, strategy, said):
+def test_a_torch_that_is_too_old_is_refused_before_ranks_meet(monkeypatch, version, strategy, note):
     monkeypatch.setattr(torch, "__version__", version)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     config = RuntimeConfig(strategy=strategy).encode()
@@ -23,4 +23,4 @@ def test_a_torch_that_is_too_old_is_refused_before_ranks_meet(monkeypatch, versi
         monkeypatch.setenv(name, value)
     with pytest.raises(EnvError) as refused, runtime.session():
         pytest.fail("it began")
-    assert said in str(refused.value)
+    assert note in str(refused.value)

@@ -4,8 +4,7 @@ import pytest
 
 from k8sjob.errors import Problem, SpecError
 from k8sjob.spec import load
-from k8sjob.spec.changes import Change
-from k8sjob.spec.load import folder_of, located
+from k8sjob.spec.load import Change, folder_of, located
 
 TEXT = """\
 name: x
@@ -33,6 +32,8 @@ def file(tmp_path):
         ("volumes[1]={name: b, mount: /b, pvc: c}", lambda spec: spec.volumes[1].name, "b"),
         ("run.args=[--lr, 0.1]", lambda spec: spec.run.args, ("--lr", "0.1")),
         ("labels=", lambda spec: dict(spec.labels), {}),
+        ("run.args[0]=", lambda spec: spec.run.args, ("5",)),
+        ("volumes[0]=", lambda spec: spec.volumes, ()),
         ("run.env.A=b=c", lambda spec: spec.run.env["A"], "b=c"),
     ],
 )
@@ -60,6 +61,11 @@ def test_the_last_change_counts_and_arguments_are_added(file):
             "labels[a.io/b]=c",
             """--set: 'labels[a.io/b]=c' does not change a field; write FIELD=VALUE, as \
 replicas.workers=3 or 'labels["example.com/team"]=vision'""",
+        ),
+        (
+            "run.args[-1]=x",
+            """--set: 'run.args[-1]=x' does not change a field; write FIELD=VALUE, as \
+replicas.workers=3; the items of a list count from 0, as in run.args[0]""",
         ),
         ("run.env.A.B=x", "job.yaml: --set run.env.A: {'B': 'x'} is not text"),
         ("replicas.workers=a", "job.yaml: --set replicas.workers: 'a' is not a whole number"),

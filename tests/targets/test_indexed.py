@@ -11,15 +11,16 @@ from k8sjob.contract import Role
 from k8sjob.errors import SpecError
 from k8sjob.kube.objects import Object, at_path
 from k8sjob.observe.diagnose import Cause, diagnose
-from k8sjob.rendering import companions, manifest, render, replica_env
+from k8sjob.rendering import companion, manifest, render, replica_env
 from k8sjob.runtime.base.env import elastic_env
 from k8sjob.spec import JobSpec, load
 from k8sjob.spec.load import located
 from k8sjob.targets.api import JobState
 from k8sjob.targets.jobs import (
+    TARGETS,
     by_name,
     has_ended,
-    is_of_pods,
+    is_below,
     is_suspended,
     own_pods,
     replica_names,
@@ -78,9 +79,10 @@ class Kind:
             for one in status.get("conditions", ())
             if one["type"] in names
         ]
-        labelled = {"name": self.pods, "labels": {UID: "1"}, **meta}
-        child = {"metadata": labelled, "status": status}
-        return with_child({**made, "status": {"conditions": own}}, child)
+        owners = [{"controller": True, "uid": "1" if self is JOBSET else "its set"}]
+        about = {**meta, "name": self.pods, "uid": "child", "ownerReferences": owners}
+        child = {"metadata": about, "status": status}
+        return with_child({**made, "status": {"conditions": own}}, [child])
 
     def pod(self, index, *, created=0, suffix="aaaaa", labelled=True, uid="1"):
         labels = {"batch.kubernetes.io/job-name": self.pods, self.label: "tiny", UID: uid}
@@ -176,7 +178,7 @@ def test_kueue_may_start_an_elastic_job_with_fewer_nodes(fields, smallest):
 
 def test_the_service_gives_the_pods_their_names():
     made = manifest(JOB.spec(namespace="team"))
-    (service,) = companions(JOB.spec(namespace="team"), made)
+    service = companion(JOB.spec(namespace="team"), made)
     assert service["metadata"]["name"] == made["spec"]["template"]["spec"]["subdomain"] == "tiny"
     assert service["metadata"]["namespace"] == "team"
     assert service["spec"]["clusterIP"] == "None"
@@ -227,8 +229,28 @@ def test_what_it_does_not_have_is_refused_with_its_line(field, value, kind, tmp_
     assert problem.field == field
     assert problem.line
     assert f"target {kind.name} does not have it" in problem.message
-    assert "use target pytorchjob" in problem.message
     assert manifest(load(file).with_(target="pytorchjob"))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"resources": {"cpu": 1, "master": {"cpu": 2}}},
+        {"gang": {"scheduler": "volcano"}},
+        {"policy": {"clean_pod_policy": "All"}},
+        {"policy": {"restart_policy": "Always"}},
+        {"policy": {"ttl_after_finished": "1h"}},
+        {"replicas": {"workers": 1, "elastic": {"min": 1, "max": 2}}},
+        {"run": {"command": ["tune", "run"]}},
+    ],
+)
+def test_a_refusal_names_the_targets_that_have_the_field(fields):
+    refused = {target.name: [*target.refusals(JOB.spec(**fields))] for target in TARGETS}
+    having = [name for name, problems in refused.items() if not problems]
+    assert 0 < len(having) < len(TARGETS)
+    for problem in [problem for problems in refused.values() for problem in problems]:
+        named = problem.message.partition("use target ")[2]
+        assert set(named.replace(" or ", ", ").split(", ")) == set(having)
 
 
 @pytest.mark.parametrize(
@@ -323,16 +345,32 @@ def test_the_replicas_by_their_index(kind):
 @of_each_kind
 def test_of_the_pods_of_a_replica_the_newest_counts(kind):
     pods = [kind.pod(1, created=5, suffix="bbbbb"), kind.pod(0), kind.pod(1, created=1)]
-    if kind is not TRAINJOB:  # its Pods do not tell
-        pods.append(kind.pod(2, created=9, uid="of a job before it"))
-    assert [one["metadata"]["name"] for one in own_pods(kind.job(), pods)] == [
+    pods.append(kind.pod(2, created=9, uid="of a job before it"))
+    about = {"name": "tiny", "uid": "1", "creationTimestamp": "2026-01-01T00:00:01Z"}
+    found = [{"metadata": {**about, "ownerReferences": [{"controller": True, "uid": "1"}]}}]
+    assert [one["metadata"]["name"] for one in own_pods(kind.job(), pods, found)] == [
         f"{kind.pods}-0-aaaaa",
         f"{kind.pods}-1-bbbbb",
     ]
     event = {"lastTimestamp": "2026-01-01T00:00:03Z"}
-    assert is_of_pods(kind.job(), {**event, "involvedObject": {"name": f"{kind.pods}-1-aaaaa"}})
-    about_job = {**event, "involvedObject": {"name": kind.pods}}
-    assert is_of_pods(kind.job(), about_job) == (kind is not JOB)  # its own are asked for by uid
+    assert is_below(kind.job(), {**event, "involvedObject": {"name": f"{kind.pods}-1-aaaaa"}})
+    about_job = {**event, "involvedObject": {"kind": "Job", "name": kind.pods}}
+    assert is_below(kind.job(), about_job) == (kind is not JOB)  # its own are asked for by uid
+    about_set = {**event, "involvedObject": {"kind": "JobSet", "name": "tiny"}}
+    assert is_below(kind.job(), about_set) == (kind is TRAINJOB)
+
+
+def test_pods_of_an_earlier_trainjob_are_not_this_ones():
+    job, before = TRAINJOB.job(), TRAINJOB.pod(0, uid="its set")
+    before["metadata"]["creationTimestamp"] = "2025-12-31T23:59:59Z"
+    assert own_pods(job, [before]) == ()  # where its JobSet may not be read, by their age
+    late = TRAINJOB.pod(0, created=9, uid="its set")
+    assert len(own_pods(job, [late])) == 1
+    about = {"name": "tiny", "uid": "its set", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    of_earlier = {**about, "ownerReferences": [{"controller": True, "uid": "0"}]}
+    assert own_pods(job, [late], [{"metadata": of_earlier}]) == ()
+    its_own = {**about, "ownerReferences": [{"controller": True, "uid": "1"}]}
+    assert len(own_pods(job, [late], [{"metadata": its_own}])) == 1
 
 
 def test_what_the_apiserver_adds_is_not_the_authors():
@@ -359,10 +397,11 @@ def test_who_may_not_read_its_job_sees_what_the_set_says(seen, state, counts):
 
 
 def test_the_job_of_an_earlier_set_is_not_its_child():
-    earlier = {"metadata": {"name": "tiny-node-0", "labels": {UID: "0"}}, "status": {"ready": 3}}
+    owners = [{"controller": True, "uid": "0"}]
+    earlier = {"metadata": {"name": "tiny-node-0", "ownerReferences": owners}}
     job = {**manifest(JOBSET.spec()), "metadata": {"name": "tiny", "uid": "1"}}
-    assert "child" not in with_child(job, earlier)
-    assert "child" in with_child(job, JOBSET.job()["child"])
+    assert "child" not in with_child(job, [earlier])
+    assert "child" in with_child(job, [JOBSET.job()["child"], earlier])
 
 
 @pytest.mark.parametrize(("length", "workers", "fits"), [(48, 2, 1), (49, 2, 0), (48, 10, 0)])

@@ -52,6 +52,7 @@ def test_the_job_has_the_process_and_its_runtime_the_rest():
     assert sent(made).keys() == {"apiVersion", "kind", "metadata", "spec"}
 
 
+LOADER = {"name": "loader", "template": {"spec": {}}}
 OTHER_A = {"name": "pytorch", "env": [{"name": "A", "value": "2"}]}
 
 
@@ -66,7 +67,7 @@ OTHER_A = {"name": "pytorch", "env": [{"name": "A", "value": "2"}]}
                 "run": {"script": "main.py", "env": {"A": "1"}},
                 "pod_template": {"spec": {"containers": [OTHER_A]}},
             },
-            "pod_template",
+            "pod_template.spec.containers[0].env[0]",
             "spec.trainer has another value, which wins",
         ),
         (
@@ -91,6 +92,21 @@ OTHER_A = {"name": "pytorch", "env": [{"name": "A", "value": "2"}]}
             {"overlay": {"spec": {"trainer": {"numNodes": 5}}}},
             "overlay.spec.trainer.numNodes",
             "5 Pods with 2 ranks each, but WORLD_SIZE is 4",
+        ),
+        ({"overlay": {"runtime": None}}, "overlay.runtime", "completion index; use Indexed"),
+        (
+            {
+                "overlay": {
+                    "runtime": {"spec": {"template": {"spec": {"replicatedJobs": [LOADER]}}}}
+                }
+            },
+            "overlay.runtime.spec.template.spec.replicatedJobs[0]",
+            "'loader' is another replicated Job",
+        ),
+        (
+            {"target": "jobset", "overlay": {"spec": {"replicatedJobs": [LOADER]}}},
+            "overlay.spec.replicatedJobs[0]",
+            "all Pods of the job are those of 'node'",
         ),
         ({"run": {"command": ["tune", "run"]}}, "run.command", "Trainer rewrites `tune run`"),
         ({"target": "jobset", "overlay": {"runtime": {}}}, "overlay.runtime", "a TrainJob's"),
@@ -138,10 +154,10 @@ def test_that_trainer_cannot_make_the_jobset_is_said():
     meta = {"uid": "1", "namespace": "team", "creationTimestamp": "2026-01-01T00:00:00Z"}
     made = manifest(spec())
     job = {**made, "metadata": {**made["metadata"], **meta}}
-    said = "exceeded quota: none, requested: count/jobsets=1, used: count/jobsets=0, limited: 0"
+    detail = "exceeded quota: none, requested: count/jobsets=1, used: count/jobsets=0, limited: 0"
     event = {
         "reason": "TrainJobResourcesCreationFailed",
-        "message": f"TrainJob resources reconciliation failed: jobsets is forbidden: {said}",
+        "message": f"TrainJob resources reconciliation failed: jobsets is forbidden: {detail}",
         "involvedObject": {"kind": "TrainJob", "name": "tiny", "uid": "1"},
         "lastTimestamp": "2026-01-01T00:00:01Z",
     }
@@ -159,10 +175,48 @@ def test_a_job_of_another_tool_is_read_by_the_job_that_trainer_made():
     begun, before = "2026-01-01T00:00:09Z", "2026-01-01T00:00:00Z"
     job["metadata"]["creationTimestamp"] = begun
     for made, taken in ((begun, True), (before, False)):  # of an earlier job of the name
-        assert ("child" in with_child(job, {"metadata": {"creationTimestamp": made}})) is taken
+        child = {"metadata": {"name": "theirs-node-0", "uid": "j", "creationTimestamp": made}}
+        assert ("child" in with_child(job, [child])) is taken
     pod = {"terminationGracePeriodSeconds": 5, "containers": [{"name": "node"}]}
     made = {"completions": 3, "template": {"spec": pod}}
     job["child"] = {"spec": made, "status": {"active": 3, "ready": 3}}
     assert replica_names(job) == ("master-0", "worker-0", "worker-1")
     assert TARGET.state(job)[0] is JobState.RUNNING
     assert seconds_to_end(job) == 65
+
+
+def test_the_shorter_deadline_counts():
+    made = manifest(spec(policy={"active_deadline": 60}))
+    assert TARGET.active_deadline(made) == 60
+    for own, least in ((30, 30), (90, 60)):
+        job = {**made, "spec": {**made["spec"], "activeDeadlineSeconds": own}}
+        assert TARGET.active_deadline(job) == least
+    at_end = {
+        "type": "Failed",
+        "status": "True",
+        "message": "TrainJob exceeded its active deadline",
+    }
+    meta = {"uid": "1", "namespace": "team", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    about = {"metadata": {**made["metadata"], **meta}, "status": {"conditions": [at_end]}}
+    found = diagnose(Snapshot({**job, **about}), {})
+    assert Cause.DEADLINE in {one.cause for one in found}
+
+
+@pytest.mark.parametrize("how", ["looked up", "by the controller"])
+def test_that_somebody_deleted_its_runtime_is_the_cause(how):
+    meta = {"uid": "1", "namespace": "team", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    made = manifest(spec())
+    job = {**made, "metadata": {**made["metadata"], **meta}}
+    event = {
+        "reason": "TrainJobResourcesCreationFailed",
+        "message": "TrainJob resources reconciliation failed: TrainingRuntime specified in TrainJob"
+        " is not found",
+        "involvedObject": {"kind": "TrainJob", "name": "tiny", "uid": "1"},
+        "lastTimestamp": "2026-01-01T00:00:01Z",
+    }
+    gone = {"kind": "Status", "details": {"kind": "trainingruntimes", "name": "tiny"}}
+    looked_up = how == "looked up"
+    found = diagnose(Snapshot(job, (), () if looked_up else (event,)), {}, [gone] * looked_up)
+    assert (found[0].cause, "is not there" in found[0].message) == (Cause.COMPANION, True)
+    assert Cause.REFUSED not in {one.cause for one in found}
+    assert "submit --replace" in found[0].next_step

@@ -47,7 +47,7 @@ def drawn(events, width=80, height=24):
     return plain.replace("\r", "").splitlines()
 
 
-def test_a_terminal_shows_those_that_go_on_and_ends_scroll_by():
+def test_a_terminal_shows_those_that_continue_and_ends_scroll_by():
     lines = drawn(LIFE)
     assert lines[0] == "warning: the connection is lost"
     assert lines[1].startswith("ns/a")

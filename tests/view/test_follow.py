@@ -8,7 +8,7 @@ import time
 import pytest
 
 from k8sjob.backends.api import JobRef, Snapshot
-from k8sjob.view.follow import Feed, Interrupts, follow
+from k8sjob.view.follow import Interrupts, batches, follow
 
 REF = JobRef("job", "ns", "u")
 
@@ -76,7 +76,7 @@ def test_who_leaves_leaves_the_job_alone():
     jobs.go.set()
 
 
-def test_what_is_done_about_an_interrupt_is_told_and_the_job_followed_on():
+def test_what_is_done_about_an_interrupt_is_shown_and_the_job_is_followed_further():
     jobs = Jobs(ends=False)
     view, seen = interrupting(jobs)
 
@@ -85,14 +85,14 @@ def test_what_is_done_about_an_interrupt_is_told_and_the_job_followed_on():
         return f"stopping, {times}"
 
     assert follow(jobs, REF, output=view, interrupted=stop) == 130
-    told = [event.data.get("state") or event.data["message"] for event in seen]
-    assert told == ["Running", "stopping, 1", "Succeeded"]
+    shown = [event.data.get("state") or event.data["message"] for event in seen]
+    assert shown == ["Running", "stopping, 1", "Succeeded"]
 
 
 def test_everything_comes_in_order():
-    batches = list(Feed(range(5000)))
-    assert [item for batch in batches for item in batch] == list(range(5000))
-    assert len(batches) < 100
+    found = list(batches(range(5000)))
+    assert [item for batch in found for item in batch] == list(range(5000))
+    assert len(found) < 100
 
 
 def test_the_error_of_a_source_is_raised_after_its_items():
@@ -102,7 +102,7 @@ def test_the_error_of_a_source_is_raised_after_its_items():
 
     seen = []
     with pytest.raises(KeyError, match="gone"):
-        seen.extend(item for batch in Feed(source()) for item in batch)
+        seen.extend(item for batch in batches(source()) for item in batch)
     assert seen == [1]
 
 
@@ -115,7 +115,7 @@ def test_interrupts_are_counted_and_the_source_lives():
     before = signal.getsignal(signal.SIGINT)
     seen = []
     with Interrupts() as interrupts:
-        for batch in Feed(source()):
+        for batch in batches(source()):
             seen += batch
             if interrupts.count < 2:
                 os.kill(os.getpid(), signal.SIGINT)

@@ -8,7 +8,7 @@ from k8sjob.contract import Event, EventKind
 from k8sjob.view.summary import MAX_POINTS, JobSummary
 
 
-def told(events):
+def summary_of(events):
     summary = JobSummary("x")
     for event in events:
         summary.add(event)
@@ -16,7 +16,7 @@ def told(events):
 
 
 def test_a_life_adds_up(life):
-    summary = told(life)
+    summary = summary_of(life)
     assert summary.state == "Succeeded"
     assert summary.exit_code == 0
     assert list(summary.replicas) == ["master-0", "worker-0"]
@@ -29,7 +29,7 @@ def test_a_life_adds_up(life):
 
 
 def test_a_group_that_met_again_replaces_what_it_repeats(progress):
-    summary = told(
+    summary = summary_of(
         progress(epoch, step, loss=loss)
         for epoch, step, loss in ((0, 10, 5), (0, 20, 4), (1, 10, 3), (0, 20, 4.5), (1, 10, 3.5))
     )
@@ -37,7 +37,7 @@ def test_a_group_that_met_again_replaces_what_it_repeats(progress):
 
 
 def test_a_loss_that_is_no_number_is_not_drawn(progress):
-    summary = told(
+    summary = summary_of(
         [progress(loss=math.nan), progress(step=11, loss=None), progress(step=12, loss="x")]
     )
     assert summary.curve == []
@@ -45,7 +45,7 @@ def test_a_loss_that_is_no_number_is_not_drawn(progress):
 
 def test_a_long_training_keeps_its_ends(progress):
     count = 3 * MAX_POINTS
-    summary = told(progress(0, step, count, loss=step) for step in range(1, count + 1))
+    summary = summary_of(progress(0, step, count, loss=step) for step in range(1, count + 1))
     assert len(summary.curve) <= MAX_POINTS
     assert summary.curve[0] == (1 / count, 1.0)
     assert summary.curve[-1] == (1.0, count)
@@ -53,15 +53,15 @@ def test_a_long_training_keeps_its_ends(progress):
 
 
 def test_findings_are_kept_with_their_lines(failure):
-    (finding,) = told(failure).findings
+    (finding,) = summary_of(failure).findings
     assert finding.replica == "worker-0"
     assert finding.message == "the script raised ValueError: no\nat main.py:3"
 
 
 def test_stopping_ends_with_the_next_state():
     stopping = Event(EventKind.STOPPING, {"signal": "SIGTERM"})
-    assert told([stopping]).stopping
-    assert not told([stopping, Event(EventKind.JOB, {"state": "Stopped"})]).stopping
+    assert summary_of([stopping]).stopping
+    assert not summary_of([stopping, Event(EventKind.JOB, {"state": "Stopped"})]).stopping
 
 
 def starting(phase, replica="master-0", **data):
@@ -73,7 +73,7 @@ WAITS = "waiting for 2 of 4 processes: ranks 1, 3"
 
 
 @pytest.mark.parametrize(
-    ("events", "said"),
+    ("events", "detail"),
     [
         ([], ""),
         ([starting("python")], "starting Python"),
@@ -95,8 +95,8 @@ WAITS = "waiting for 2 of 4 processes: ranks 1, 3"
         ),
     ],
 )
-def test_what_keeps_a_job_from_training(events, said):
-    assert told(events).starting == said
+def test_what_keeps_a_job_from_training(events, detail):
+    assert summary_of(events).starting == detail
 
 
 JSON = st.recursive(
@@ -120,7 +120,7 @@ ANY_EVENT = st.builds(
 
 @given(st.lists(ANY_EVENT, max_size=10))
 def test_no_event_can_break_it(events):
-    summary = told(events)
+    summary = summary_of(events)
     assert 0 <= (summary.progress.fraction or 0) <= 1
     assert summary.curve == sorted(summary.curve)
     assert all(math.isfinite(loss) for _, loss in summary.curve)

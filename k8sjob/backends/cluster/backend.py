@@ -9,26 +9,26 @@ from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
 from k8sjob.backends.api import JobRef, Snapshot
-from k8sjob.backends.cluster.creation import Creation, delete_as_read, is_ours
+from k8sjob.backends.cluster.creation import Creation, delete_as_read
 from k8sjob.backends.cluster.informer import snapshot, snapshots
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.kube.client.errors import ExplainedErrors, is_absent
 from k8sjob.kube.client.listwatch import list_all, merged, reflect, slim
 from k8sjob.kube.client.transport import ApiError
+from k8sjob.kube.labels import is_ours
 from k8sjob.kube.objects import Object, Pod
 from k8sjob.kube.resources import path
 from k8sjob.targets.jobs import (
     CONTROLLERS,
     DEFAULT,
     TARGETS,
-    child_path,
-    companion_path,
     has_ended,
     is_suspended,
     job_path,
+    keyed,
     of_kind,
     own_pods,
-    owned,
+    perhaps_owned,
     seconds_to_end,
     target_of,
     with_child,
@@ -39,13 +39,12 @@ if TYPE_CHECKING:
     from datetime import datetime
     from threading import Event
 
-    from k8sjob.backends.api import Json, LogLine, Plan
+    from k8sjob.backends.api import LogLine
     from k8sjob.backends.cluster.instances import JobPods
     from k8sjob.kube.client.listwatch import Change
     from k8sjob.kube.client.transport import Transport
+    from k8sjob.kube.objects import Json
     from k8sjob.targets.api import Target
-
-__all__ = ["ClusterBackend"]
 
 _ARCH: Final = "kubernetes.io/arch"
 """The label of every node that names its kind of processor."""
@@ -53,7 +52,7 @@ _NOT_SERVED: Final = frozenset({403, 404})
 """Codes of a kind of job that the cluster does not have, or the user may not read."""
 
 
-class ClusterBackend:
+class ClusterBackend(Creation):
     """The jobs of one cluster, as one user.
 
     Args:
@@ -68,29 +67,10 @@ class ClusterBackend:
     name = "kubernetes"
 
     def __init__(self, transport: Transport) -> None:
-        self.transport: Transport = ExplainedErrors(transport, CONTROLLERS)
+        self.transport = ExplainedErrors(transport, CONTROLLERS)
         self.context, self.namespace = transport.context, transport.namespace
-        self._creation = Creation(self.transport, self.namespace)
         self._pods: WeakValueDictionary[str, JobPods] = WeakValueDictionary()
         """By the job's uid, while its output is read."""
-
-    # --- creating ---------------------------------------------------------------------------------
-
-    def create(self, plan: Plan) -> JobRef:
-        """Start a job, after a strict dry run; see Creation."""
-        return self._creation.create(plan)
-
-    def create_manifest(self, manifest: Json) -> JobRef:
-        """Create a job by one request; see Creation."""
-        return self._creation.create_manifest(manifest)
-
-    def dry_run(self, manifest: Json, *, name_free: bool = False) -> Json:
-        """What the server would store, with its defaults; see Creation."""
-        return self._creation.dry_run(manifest, name_free=name_free)
-
-    def wait_for_remains(self, ref: JobRef) -> None:
-        """Return when what a controller made of an earlier job of the name is gone."""
-        self._creation.wait_for_remains(ref)
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -100,7 +80,7 @@ class ClusterBackend:
 
     def of_another_kind(self, manifest: Json) -> Json | None:
         """A job of another kind that has the name of this one; None as far as can be read."""
-        ref = self._creation.ref_of(manifest)
+        ref = self.ref_of(manifest)
         for target in TARGETS:
             if target is not target_of(manifest):
                 with suppress(JobNotFound, ApiError):
@@ -128,7 +108,7 @@ class ClusterBackend:
         where = "" if all_namespaces else namespace or self.namespace
         found = self._jobs(where, selector)
         found.sort(key=lambda job: Object(job).created, reverse=True)
-        children = self._children(where, found)
+        below = self._below(where, found)
         theirs: dict[tuple[str, str, str], list[Json]] = {}
         if pods and not all(map(has_ended, found)):
             theirs = self._pods_by_job(where, {target_of(job).job_label for job in found})
@@ -136,8 +116,9 @@ class ClusterBackend:
         for job in found:
             of, label = JobRef.of(job), target_of(job).job_label
             its_own = theirs.get((label, of.namespace, of.name), ())
-            child = children.get((of.namespace, target_of(job).child(of.name)))
-            snapshots.append(Snapshot(with_child(job, child), own_pods(job, its_own)))
+            names = {f"{of.name}{made.suffix}" for made in target_of(job).made}
+            made = [one for name in names for one in below.get((of.namespace, name), ())]
+            snapshots.append(Snapshot(with_child(job, made), own_pods(job, its_own, made)))
         return snapshots
 
     def _jobs(self, namespace: str, selector: str) -> list[Json]:
@@ -159,22 +140,21 @@ class ClusterBackend:
             raise refused
         return found
 
-    def _children(self, namespace: str, jobs: list[Json]) -> dict[tuple[str, str], Json]:
-        """The `child` of these jobs by namespace and name; see Target.child."""
-        found = []
-        for label in {one.job_label for one in map(target_of, jobs) if one.child("any")}:
+    def _below(self, namespace: str, jobs: list[Json]) -> dict[tuple[str, str], list[Json]]:
+        """What is made of these jobs, by namespace and name; see Target.made."""
+        found: dict[tuple[str, str], list[Json]] = {}
+        kinds = {target_of(job) for job in jobs}
+        for made, label in {(made, one.job_label) for one in kinds for made in one.made}:
             with suppress(ApiError):  # a list without them says less
-                query = {"labelSelector": label}
-                found += list_all(self.transport, child_path(namespace), query).items
-        return {(child.namespace, child.name): child.raw for child in map(Object, found)}
+                query = _query(label if made.suffix else "")
+                for one in list_all(self.transport, made.path(namespace), query).items:
+                    found.setdefault((Object(one).namespace, Object(one).name), []).append(one)
+        return found
 
     def _pods_by_job(
         self, namespace: str, labels: set[str]
     ) -> dict[tuple[str, str, str], list[Json]]:
-        """The pods of jobs by the label of their kind, namespace and name of their job.
-
-        None if they may not be read.
-        """
+        """The readable pods of jobs by the label of their kind, and their job's namespace, name."""
         found: dict[tuple[str, str, str], list[Json]] = {}
         for label in labels:
             try:
@@ -198,6 +178,14 @@ class ClusterBackend:
         except ApiError as error:
             if is_absent(error):
                 raise
+
+    def namespaces(self) -> set[str]:
+        """The names of all namespaces.
+
+        Raises:
+            ApiError: they may not be listed.
+        """
+        return {Object(item).name for item in list_all(self.transport, path("namespaces")).items}
 
     def architectures(self, node_selector: Mapping[str, str], device: str = "") -> set[str]:
         """The processor architectures, as "amd64", of the nodes with these labels.
@@ -224,11 +212,11 @@ class ClusterBackend:
         """The job now, with its pods and all of their events; JobNotFound if it is gone."""
         found = snapshot(self.transport, self._get(ref))
         target, job = target_of(found.job), found.job
-        if not (key := target.companion_key):
+        if not (companion := keyed(target)):
             return found
-        beside = companion_path(target, target.companions[0][0], *_at(JobRef.of(job)))
+        beside = companion.path(*_at(JobRef.of(job)))
         with suppress(ApiError):  # what is not there, or may not be read, is left out
-            job = {**job, key: slim(self.transport.request("GET", beside))}
+            job = {**job, companion.key: slim(self.transport.request("GET", beside))}
         return replace(found, job=job)
 
     def watch(self, ref: JobRef, *, stop: Event | None = None) -> Iterator[Snapshot]:
@@ -247,23 +235,11 @@ class ClusterBackend:
         all_namespaces: bool = False,
         selector: str = "",
     ) -> Iterator[Change]:
-        """All jobs and each change of them, until `stop` is set; see reflect.
-
-        Args:
-            stop: ends the iteration within a second.
-            namespace: None: the back end's.
-            all_namespaces: those of all namespaces instead.
-            selector: a label selector, as kubectl takes it.
-        """
+        """All jobs and each change of them, until `stop` is set; see `jobs` and reflect."""
         where = "" if all_namespaces else namespace or self.namespace
+        query = _query(selector)
         reflections = [
-            reflect(
-                self.transport,
-                job_path(one, where),
-                _query(selector),
-                stop=stop,
-                keep=one.is_training,
-            )
+            reflect(self.transport, job_path(one, where), query, stop=stop, keep=one.is_training)
             for one in TARGETS
         ]
         return merged(reflections, stop=stop)
@@ -307,15 +283,10 @@ class ClusterBackend:
     def suspend(
         self, ref: JobRef, *, value: bool, waiting: Callable[[float], object] | None = None
     ) -> None:
-        """Suspend the job (its pods are deleted, the job stays) or resume it.
+        """Suspend the job (its pods are deleted, the job stays) or resume it; see Backend.suspend.
 
         Resuming waits until the last of the old pods is gone: the training operator would take its
         end for one of the new pods', and with restartPolicy Never fail the job.
-
-        Args:
-            ref: the job.
-            value: whether it is to be suspended.
-            waiting: called with the seconds that old pods may take, if there are any.
 
         Raises:
             JobNotFound: it is gone.
@@ -334,7 +305,7 @@ class ClusterBackend:
             raise BackendError(f"{ref} has ended and cannot be {verb}; submit it again instead")
         if not value and is_suspended(job):
             ended = not target.keeps_ended_pods
-            whole = self.snapshot(ref).job if target.companion_key else job
+            whole = self.snapshot(ref).job if keyed(target) else job
             self.wait_for_pods(JobRef.of(job), seconds_to_end(whole), waiting, ended=ended)
         # The uid protects a job of the same name that was created in the meantime.
         uid = job["metadata"]["uid"]
@@ -363,8 +334,8 @@ class ClusterBackend:
             if is_absent(error) or (error.code == 409 and ref.uid):
                 raise self._not_found(ref) from error
             raise
-        for resource, _ in target.companions:
-            its_own = companion_path(target, resource, *_at(ref))
+        if target.companion:
+            its_own = target.companion.path(*_at(ref))
             with suppress(ApiError):  # those that belong to the job go with it
                 there = self.transport.request("GET", its_own)
                 if is_ours(there) and not there["metadata"].get("ownerReferences"):
@@ -383,20 +354,18 @@ class ClusterBackend:
         Args:
             ref: the job, with its kind and its uid: pods of one before it are not its own.
             seconds: how long to wait; the pods may take their whole grace period.
+            waiting: called with `seconds` if there is a pod.
             ended: pods that have ended count, too; the job was deleted.
-            waiting: called with `seconds` if there is one.
 
         Raises:
             BackendError: there are still pods after so long.
         """
-        deadline = time.monotonic() + seconds
-        target = of_kind(ref.kind)
-        where, selector = path("pods", ref.namespace), target.selector(ref.name)
-        of_job = {"labelSelector": selector}
+        deadline, target = time.monotonic() + seconds, of_kind(ref.kind)
+        where, of_job = path("pods", ref.namespace), _query(target.selector(ref.name))
         while pods := [
             pod
             for pod in list_all(self.transport, where, of_job).items
-            if owned(target, pod, ref.uid) and (ended or Pod(pod).live)
+            if perhaps_owned(target, pod, ref.uid) and (ended or Pod(pod).live)
         ]:
             if waiting:
                 waiting(seconds)
@@ -405,7 +374,8 @@ class ClusterBackend:
                 names = ", ".join(pod["metadata"]["name"] for pod in pods)
                 raise BackendError(
                     f"the pods of {ref} have not ended after {seconds:.0f} s: {names}; see what"
-                    f" they wait for: kubectl -n {ref.namespace} describe pods -l {selector}"
+                    f" they wait for: kubectl -n {ref.namespace} describe pods -l"
+                    f" {target.selector(ref.name)}"
                 )
             time.sleep(0.2)
 

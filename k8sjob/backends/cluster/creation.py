@@ -14,20 +14,27 @@ from k8sjob.backends.api import JobRef
 from k8sjob.errors import BackendError, JobExists
 from k8sjob.kube.client.listwatch import slim
 from k8sjob.kube.client.transport import ApiError
-from k8sjob.kube.labels import MANAGED_BY, same_manifest
+from k8sjob.kube.labels import is_ours, same_manifest
 from k8sjob.kube.objects import Object
-from k8sjob.kube.resources import path
-from k8sjob.targets.jobs import companion_path, job_path, of_kind, sent, target_of
+from k8sjob.targets.jobs import (
+    job_path,
+    keyed,
+    namesake,
+    of_kind,
+    sent,
+    target_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from k8sjob.backends.api import Json, Plan
+    from k8sjob.backends.api import Plan
     from k8sjob.kube.client.transport import Transport
+    from k8sjob.kube.objects import Json
+    from k8sjob.targets.api import Companion
 
-__all__ = ["Creation", "delete_as_read", "is_ours"]
-
-STRICT: Final = {"fieldValidation": "Strict"}
+_STRICT: Final = {"fieldValidation": "Strict"}
+_DRY_RUN: Final = {**_STRICT, "dryRun": "All"}
 _CUT_OFF_SECONDS: Final = 5.0
 """After so long no other client is between an object beside a job and the job."""
 _LOOK_SECONDS: Final = 0.2
@@ -36,52 +43,44 @@ SUBMIT_SECONDS: Final = 60.0
 
 
 class Creation:
-    """Creates jobs in a cluster.
+    """The part of ClusterBackend that creates jobs.
 
-    Args:
+    Attributes:
         transport: carries the requests.
         namespace: of jobs that name none.
     """
 
-    def __init__(self, transport: Transport, namespace: str) -> None:
-        self._transport, self._namespace = transport, namespace
+    transport: Transport
+    namespace: str
 
     def create(self, plan: Plan) -> JobRef:
         """Start a job, after a strict dry run; see create_manifest.
 
-        What it needs beside it is created first, and belongs to the job from then on; where the
-        server refuses the job, it is removed again.
+        What it needs beside it is created first, and then belongs to the job; where the server
+        refuses the job, it is removed again.
         """
-        self.dry_run(plan.manifest)
-        ref = self.ref_of(plan.manifest)
+        manifest, beside = plan.manifest, target_of(plan.manifest).companion
+        ref, there = self.ref_of(manifest), None
+        self.dry_run(manifest)
         self.wait_for_remains(ref)
-        made = [self._companion(one, ref, plan.manifest) for one in self._companions(plan)]
+        if beside and plan.companion:
+            there = self._companion(beside, plan.companion, manifest)
         try:
-            created = self.create_manifest(plan.manifest)
-        except ApiError as error:  # JobExists is none: the job of that name may be using them
+            created = self.create_manifest(manifest)
+        except ApiError as error:  # JobExists is none: the job of that name may be using it
             # So may one that was created though its answer was lost.
-            for path, there in made if 400 <= error.code < 500 else ():
+            if beside and there and 400 <= error.code < 500:
                 with suppress(ApiError):
-                    delete_as_read(self._transport, path, there)
+                    delete_as_read(self.transport, beside.path(ref.namespace, ref.name), there)
             raise
-        for path, there in made:
-            owner = {
-                "apiVersion": plan.manifest["apiVersion"],
-                "kind": plan.manifest["kind"],
-                "name": created.name,
-                "uid": created.uid,
-            }
+        if beside and there:
+            owner = {key: manifest[key] for key in ("apiVersion", "kind")}
+            owner |= {"name": created.name, "uid": created.uid}
             meta = {"uid": there["metadata"]["uid"], "ownerReferences": [owner]}
-            with suppress(ApiError):  # without it `delete` removes them all the same
-                self._transport.request("PATCH", path, body={"metadata": meta})
+            with suppress(ApiError):  # without it `delete` removes it all the same
+                where = beside.path(ref.namespace, ref.name)
+                self.transport.request("PATCH", where, body={"metadata": meta})
         return created
-
-    def _companions(self, plan: Plan) -> Iterator[tuple[str, Json]]:
-        """The path of each collection, and the object."""
-        namespace = self.ref_of(plan.manifest).namespace
-        resources = (resource for resource, _ in target_of(plan.manifest).companions)
-        for resource, companion in zip(resources, plan.companions, strict=True):
-            yield companion_path(target_of(plan.manifest), resource, namespace), companion
 
     def wait_for_remains(self, ref: JobRef) -> None:
         """Return when what a controller made of an earlier job of the name is gone.
@@ -90,41 +89,37 @@ class Creation:
             BackendError: it is not gone after a minute, or it is of another kind of job.
         """
         deadline = time.monotonic() + SUBMIT_SECONDS
-        for resource, version in (target.makes,) if (target := of_kind(ref.kind)).makes else ():
-            where = path(resource, ref.namespace, ref.name, api_version=version)
-            with suppress(ApiError):  # it is not there, or may not be read
-                while there := self._transport.request("GET", where):
-                    owners = there["metadata"].get("ownerReferences") or ()
-                    earlier = target.kind in {owner.get("kind") for owner in owners}
-                    if not earlier or time.monotonic() > deadline:
-                        raise BackendError(
-                            f"{resource}/{ref.name} in namespace {ref.namespace} is"
-                            f" {'left of an earlier job' if earlier else 'of another job'}, and"
-                            f" the {ref.kind} needs the name; delete it, or choose another name"
-                        )
-                    time.sleep(_LOOK_SECONDS)
+        if (made := namesake(of_kind(ref.kind))) is None:
+            return
+        where = made.path(ref.namespace, ref.name)
+        with suppress(ApiError):  # it is not there, or may not be read
+            while there := self.transport.request("GET", where):
+                owners = there["metadata"].get("ownerReferences") or ()
+                earlier = ref.kind in {owner.get("kind") for owner in owners}
+                if not earlier or time.monotonic() > deadline:
+                    raise BackendError(
+                        f"{made.resource}/{ref.name} in namespace {ref.namespace} is"
+                        f" {'left of an earlier job' if earlier else 'of another job'}, and"
+                        f" the {ref.kind} needs the name; delete it, or choose another name"
+                    )
+                time.sleep(_LOOK_SECONDS)
 
-    def _companion(self, wanted: tuple[str, Json], ref: JobRef, manifest: Json) -> tuple[str, Json]:
-        """The path of an object beside a job, created unless it is there, and the object.
-
-        Raises:
-            JobExists: another client has created the job by now.
-            BackendError: the server refuses it, or another object has its name.
-        """
-        where, body = wanted
-        its_own = f"{where}/{ref.name}"
+    def _companion(self, beside: Companion, body: Json, manifest: Json) -> Json:
+        """The object beside a job, created unless it is there; JobExists where the job is."""
+        ref = self.ref_of(manifest)
+        where, its_own = beside.path(ref.namespace), beside.path(ref.namespace, ref.name)
         begun = time.monotonic()
         deadline = begun + SUBMIT_SECONDS
         while True:
             try:
-                return its_own, self._transport.request("POST", where, query=STRICT, body=body)
+                return self.transport.request("POST", where, query=_STRICT, body=body)
             except ApiError as error:
                 if error.reason != "AlreadyExists" and not _is_away(error):
                     raise
                 if time.monotonic() > deadline:
                     raise
                 with suppress(ApiError):
-                    there = self._transport.request("GET", its_own)
+                    there = self.transport.request("GET", its_own)
                     late = time.monotonic() > begun + _CUT_OFF_SECONDS
                     going = Object(there).deleting or there["metadata"].get("ownerReferences")
                     if not is_ours(there) and (late or not going):
@@ -138,9 +133,9 @@ class Creation:
                     )
                     if not going:
                         if alike:
-                            return its_own, there  # of a submission that was cut off
+                            return there  # of a submission that was cut off
                         if late:
-                            delete_as_read(self._transport, its_own, there)
+                            delete_as_read(self.transport, its_own, there)
                             continue
                     self.dry_run(manifest)
                 time.sleep(1)  # it goes with the job that it belonged to
@@ -176,20 +171,23 @@ class Creation:
         ref, target = self.ref_of(manifest), target_of(manifest)
         where, body = job_path(target, ref.namespace), sent(manifest)
         stored = {}
-        if key := target.companion_key:
-            beside = companion_path(target, target.companions[0][0], ref.namespace)
-            stored = {key: self._as_stored(beside, manifest[key])}
+        if beside := keyed(target):
+            made = self._as_stored(beside.path(ref.namespace), manifest[beside.key])
+            stored = {beside.key: made}
         try:
             if name_free:
                 return {**self._as_stored(where, body), **stored}
             with _taken(ref):
-                query = {**STRICT, "dryRun": "All"}
-                answer = slim(self._transport.request("POST", where, query=query, body=body))
+                answer = slim(self.transport.request("POST", where, query=_DRY_RUN, body=body))
                 return {**answer, **stored}
         except ApiError as error:
-            if not any(said in error.said for said in target.awaited):
+            if not (beside and beside.is_missed(error.detail)):
                 raise
-            return {**body, **stored}  # webhooks are asked last
+        if not name_free:  # the webhook was asked before anyone looked whether the name is taken
+            with suppress(ApiError):
+                self.transport.request("GET", f"{where}/{ref.name}")
+                raise _exists(ref)
+        return {**body, **stored}
 
     def _as_stored(self, where: str, body: Json) -> Json:
         """What the server would store of an object, whether one of its name is there or not."""
@@ -197,8 +195,8 @@ class Creation:
         meta = {key: value for key, value in body["metadata"].items() if key != "name"}
         # No longer than the name: what is made of it has names that must fit, too.
         meta["generateName"] = f"{name[:-6] or name[:1]}-"
-        query, body = {**STRICT, "dryRun": "All"}, {**body, "metadata": meta}
-        answer = slim(self._transport.request("POST", where, query=query, body=body))
+        body = {**body, "metadata": meta}
+        answer = slim(self.transport.request("POST", where, query=_DRY_RUN, body=body))
         answer["metadata"].pop("generateName", None)
         answer["metadata"]["name"] = name
         return answer
@@ -212,16 +210,16 @@ class Creation:
         lost = False
         while True:
             try:
-                return self._transport.request("POST", where, query=STRICT, body=body)
+                return self.transport.request("POST", where, query=_STRICT, body=body)
             except ApiError as error:
                 # The webhook's controller may not know the object beside the job yet.
-                if any(said in error.said for said in target.awaited):
+                if target.companion and target.companion.is_missed(error.detail):
                     if time.monotonic() > begun + _CUT_OFF_SECONDS:
                         raise
                     time.sleep(_LOOK_SECONDS)
                     continue
                 if error.reason == "AlreadyExists" and lost:
-                    there = slim(self._transport.request("GET", f"{where}/{ref.name}"))
+                    there = slim(self.transport.request("GET", f"{where}/{ref.name}"))
                     if same_manifest(there, manifest):
                         return there
                 if not _is_away(error) or time.monotonic() > deadline:
@@ -232,7 +230,7 @@ class Creation:
     def ref_of(self, manifest: Json) -> JobRef:
         """The job that a manifest is of."""
         meta = manifest["metadata"]
-        namespace = meta.get("namespace") or self._namespace
+        namespace = meta.get("namespace") or self.namespace
         return JobRef(meta["name"], namespace, kind=manifest.get("kind") or "")
 
 
@@ -243,11 +241,6 @@ def delete_as_read(transport: Transport, path: str, there: Json) -> None:
     transport.request("DELETE", path, body=options)
 
 
-def is_ours(there: Json) -> bool:
-    """Whether k8sjob has made an object."""
-    return Object(there).labels.get(MANAGED_BY) == "k8sjob"
-
-
 @contextmanager
 def _taken(ref: JobRef) -> Iterator[None]:
     """The server's refusal of a name that is taken, as JobExists."""
@@ -256,10 +249,14 @@ def _taken(ref: JobRef) -> Iterator[None]:
     except ApiError as error:
         if error.reason != "AlreadyExists":
             raise
-        raise JobExists(
-            f"{ref} already exists; see `k8sjob status {ref}`, delete it by `k8sjob delete"
-            f" {ref}`, or choose another name"
-        ) from error
+        raise _exists(ref) from error
+
+
+def _exists(ref: JobRef) -> JobExists:
+    return JobExists(
+        f"{ref} already exists; see `k8sjob status {ref}`, delete it by `k8sjob delete"
+        f" {ref}`, or choose another name"
+    )
 
 
 def _is_away(error: ApiError) -> bool:

@@ -15,9 +15,8 @@ from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.objects import in_time, new_event
 from k8sjob.kube.resources import path
 from k8sjob.targets.jobs import (
-    child_events,
-    child_path,
-    is_of_pods,
+    events_below,
+    is_below,
     job_path,
     of_kind,
     own_pods,
@@ -28,11 +27,11 @@ from k8sjob.targets.jobs import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from k8sjob.backends.api import JobRef, Json
+    from k8sjob.backends.api import JobRef
     from k8sjob.kube.client.listwatch import Change
     from k8sjob.kube.client.transport import Transport
-
-__all__ = ["snapshot", "snapshots"]
+    from k8sjob.kube.objects import Json
+    from k8sjob.targets.api import Made
 
 OPTIONAL_SECONDS: Final = 1.0
 """How long to wait at the beginning for what may be missing."""
@@ -59,27 +58,26 @@ def snapshot(transport: Transport, job: Json) -> Snapshot:
                 return []
             raise
 
-    def child() -> Json | None:
+    def made(one: Made) -> list[Json]:
         try:
-            where = child_path(meta["namespace"], target.child(meta["name"]))
-            return slim(transport.request("GET", where))
+            return [slim(transport.request("GET", one.path(meta["namespace"], meta["name"])))]
         except ApiError as error:
             if error.code in {403, 404}:
-                return None
+                return []
             raise
 
     target = target_of(job)
     of_job = {"labelSelector": target.selector(meta["name"])}
-    of_child = child_events(target, meta["name"])
     with ThreadPoolExecutor(5) as pool:
         pods = pool.submit(list_all, transport, path("pods", meta["namespace"]), of_job)
         own = pool.submit(events, f"involvedObject.uid={meta['uid']}")
-        selectors = filter(None, ("involvedObject.kind=Pod", of_child))
+        selectors = ("involvedObject.kind=Pod", *events_below(target, meta["name"]))
         theirs = [pool.submit(events, selector) for selector in selectors]
-        made = pool.submit(child) if of_child else None
-    below = (event for found in theirs for event in found.result() if is_of_pods(job, event))
-    shown = with_child(job, made.result() if made else None)
-    return Snapshot(shown, own_pods(job, pods.result().items), in_time([*own.result(), *below]))
+        asked = [pool.submit(made, one) for one in target.made]
+    below = (event for found in theirs for event in found.result() if is_below(job, event))
+    there = [one for answer in asked for one in answer.result()]
+    own_events = in_time([*own.result(), *below])
+    return Snapshot(with_child(job, there), own_pods(job, pods.result().items, there), own_events)
 
 
 def snapshots(
@@ -108,14 +106,7 @@ def snapshots(
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """One collection.
-
-    Attributes:
-        path: where it is.
-        query: selectors.
-        keep: which of its objects are wanted.
-        optional: whether a refusal to read it is only reported.
-    """
+    """One collection; a refusal to read an optional one is only reported."""
 
     path: str
     query: Mapping[str, str] = field(default_factory=dict)
@@ -137,7 +128,7 @@ class _Informer:
         by_name = {"fieldSelector": f"metadata.name={ref.name}"}
 
         def below(event: Json) -> bool:
-            return is_of_pods(self._about, event)
+            return is_below(self._about, event)
 
         self._sources = {
             "job": _Source(job_path(target, ref.namespace), by_name),
@@ -147,14 +138,14 @@ class _Informer:
             "the job's events": _Source(events, own_events, optional=True),
             "the pods' events": _Source(events, warnings, keep=below, optional=True),
         }
-        if of_child := child_events(target, ref.name):
-            named = {"fieldSelector": f"metadata.name={target.child(ref.name)}"}
-            self._sources |= {
-                "its Job": _Source(child_path(ref.namespace), named, optional=True),
-                "its Job's events": _Source(
-                    events, {"fieldSelector": of_child}, keep=below, optional=True
-                ),
-            }
+        self._made = [f"its {one.kind}" for one in target.made]
+        for name, one, of_it in zip(
+            self._made, target.made, events_below(target, ref.name), strict=True
+        ):
+            named = {"fieldSelector": f"metadata.name={ref.name}{one.suffix}"}
+            self._sources[name] = _Source(one.path(ref.namespace), named, optional=True)
+            selected = {"fieldSelector": of_it}
+            self._sources[f"{name}'s events"] = _Source(events, selected, keep=below, optional=True)
         self._news = threading.Condition()
         self._stop = threading.Event()
         self._begun = time.monotonic()
@@ -176,13 +167,7 @@ class _Informer:
         self._stop.set()  # the threads end by themselves; one may still wait for an answer
 
     def changed(self, within: float) -> bool:
-        """Whether there is anything new since the last call; waits for it, at most so long.
-
-        Nothing counts as new before all collections have been listed.
-
-        Raises:
-            ApiError: a collection that is not optional cannot be read.
-        """
+        """Whether all is listed, and anything is new since the last call; waits for it so long."""
         with self._news:
             self._news.wait_for(lambda: self._error or (self._changed and self._ready()), within)
             if self._error:
@@ -200,11 +185,12 @@ class _Informer:
         job = next((one for one in found["job"] if one["metadata"]["uid"] == self._ref.uid), None)
         if job is None:
             return None
-        others = (*found["the pods' events"], *found.get("its Job's events", ()))
-        below = (event for event in others if is_of_pods(job, event))
+        others = ["the pods' events", *(f"{name}'s events" for name in self._made)]
+        below = (event for name in others for event in found[name] if is_below(job, event))
         events = in_time([*found["the job's events"], *below])
-        shown = with_child(job, next(iter(found.get("its Job", ())), None))
-        return Snapshot(shown, own_pods(job, found["pods"]), (*events, *notices))
+        made = [one for name in self._made for one in found[name]]
+        pods = own_pods(job, found["pods"], made)
+        return Snapshot(with_child(job, made), pods, (*events, *notices))
 
     def _ready(self) -> bool:
         needed = {name for name in self._unsynced if not self._sources[name].optional}
@@ -236,7 +222,7 @@ class _Informer:
             case Kind.LOST:
                 if not self._lost:
                     self._lost_at = time.monotonic()
-                    why = change.why and change.why.said
+                    why = change.why and change.why.detail
                     message = f"the connection to the cluster is lost ({why}); trying again"
                     self._notice("ConnectionLost", message)
                 self._lost.add(name)

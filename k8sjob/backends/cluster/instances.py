@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.contract import CONTAINER_NAME
 from k8sjob.kube.objects import Pod
 from k8sjob.kube.resources import path
-from k8sjob.targets.jobs import newest_pods, of_kind, owned
+from k8sjob.targets.jobs import newest_pods, of_kind, perhaps_owned
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from k8sjob.backends.api import JobRef, Json
+    from k8sjob.backends.api import JobRef
     from k8sjob.kube.client.transport import Transport
-
-__all__ = ["Instance", "JobPods", "Pace"]
+    from k8sjob.kube.objects import Json
 
 _VALID_FACTOR: Final = 10
 """A list that took t seconds is valid for t times this many: a large job is listed less often."""
@@ -165,7 +164,7 @@ class JobPods:
         # Version 0: as the apiserver's cache has it, which is milliseconds old.
         query = {"labelSelector": selector, "resourceVersion": "0"}
         found = self.transport.request("GET", path("pods", self.ref.namespace), query=query)
-        own = (p for p in found.get("items") or [] if not uid or owned(target, p, uid))
+        own = (p for p in found.get("items") or [] if not uid or perhaps_owned(target, p, uid))
         self._instances = {name: Instance.of(pod) for name, pod in newest_pods(own).items()}
         took = time.monotonic() - now
         self._at, self._good_until = now, now + max(self.pace.look, took * _VALID_FACTOR)

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.cluster.instances import Instance, JobPods
 
-__all__ = ["replica_logs", "stamped"]
-
 _NOT_THERE: Final = frozenset({400, 404})
 _TRANSIENT: Final = frozenset({0, 408, 429, 500, 502, 503, 504})
 _STAMP: Final = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\d) ")
@@ -45,17 +43,9 @@ def replica_logs(
     since: datetime | None = None,
     stop: threading.Event | None = None,
 ) -> Iterator[LogLine]:
-    """A replica's output, as far as its node still has it.
+    """A replica's output, as far as its node still has it; see Backend.logs.
 
-    Args:
-        pods: the job's, shared with the readers of its other replicas.
-        replica: "master-0", "worker-2".
-        follow: wait for more, also for a Pod that has not started yet, until the job has ended and
-            all is read.
-        previous: only the attempt before the last one.
-        tail: how many of the last lines are wanted; not with `follow`.
-        since: what is older is not wanted; a little of it may come.
-        stop: set from another thread to end the iteration within a second.
+    `pods` is shared with the readers of the job's other replicas.
 
     Raises:
         ApiError: the output may not be read, or no apiserver answers for minutes.
@@ -267,19 +257,9 @@ class _Output:
     def read(
         self, now: Instance, *, before: bool = False, follow: bool = False, tail: int | None = None
     ) -> Generator[LogLine, None, bool]:
-        """The lines of an instance that were not read yet.
+        """The lines of an instance, or the one before, that were not read yet.
 
-        Args:
-            now: the newest instance.
-            before: the one before it instead.
-            follow: until the answer ends.
-            tail: only the last lines.
-
-        Returns:
-            Whether its node has it, and the answer ended.
-
-        Raises:
-            ApiError: the connection broke, or the request is refused.
+        Returns whether its node has it, and the answer ended.
         """
         number = now.number - before
         resumed = number == self._file

@@ -15,7 +15,7 @@ from k8sjob.kube.client.errors import is_absent
 from k8sjob.kube.client.listwatch import list_all, pages, slim
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.kueue import cluster_queue
-from k8sjob.kube.labels import QUEUE
+from k8sjob.kube.labels import QUEUE, is_ours
 from k8sjob.kube.objects import Object, Pod, containers
 from k8sjob.kube.resources import ResourcePath, path
 from k8sjob.targets.jobs import is_suspended, references, target_of
@@ -23,10 +23,9 @@ from k8sjob.targets.jobs import is_suspended, references, target_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from k8sjob.backends.api import Json, Snapshot
+    from k8sjob.backends.api import Snapshot
     from k8sjob.kube.client.transport import Transport
-
-__all__ = ["related"]
+    from k8sjob.kube.objects import Json
 
 MAX_NODES: Final = 16
 """How many nodes are looked up by name: of larger jobs the first ones."""
@@ -49,6 +48,7 @@ class _Lookup:
     query: Mapping[str, str] = field(default_factory=dict)
     needed: bool = False
     """Whether its absence is reported: of an object, of its kind, or of all of a kind."""
+    api_version: str = ""
 
 
 def related(transport: Transport, snapshot: Snapshot) -> tuple[Json, ...]:
@@ -76,6 +76,9 @@ def _lookups(snapshot: Snapshot) -> Iterator[_Lookup]:
             yield _Lookup("events", namespace, query={"fieldSelector": about})
     yield _Lookup("resourcequotas", namespace)
     yield _Lookup("namespaces", name=namespace)
+    if (beside := target_of(job).companion) and is_ours(job):
+        name, version = Object(job).name, beside.api_version
+        yield _Lookup(beside.resource, namespace, name, needed=True, api_version=version)
     controller = target_of(job).controller
     if controller.deployment:
         its_own = {"labelSelector": controller.deployment}
@@ -132,7 +135,7 @@ def _nodes(pods: Iterable[Json]) -> Iterator[_Lookup]:
 
 
 def _look(transport: Transport, one: _Lookup) -> list[Json]:
-    where = path(one.resource, one.namespace, one.name)
+    where = path(one.resource, one.namespace, one.name, api_version=one.api_version)
     try:
         if not one.name:
             items = list_all(transport, where, one.query).items

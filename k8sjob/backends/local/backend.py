@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import LOCAL, JobRef, Snapshot
-from k8sjob.backends.local.logfiles import attempts, follow_lines, read
+from k8sjob.backends.local.logfiles import attempts, follow_lines, read, read_last
 from k8sjob.backends.local.runs import (
     LatestState,
     checkpoints_of,
@@ -26,6 +26,7 @@ from k8sjob.backends.local.runs import (
     identity_of,
     launch_of,
     read_state,
+    remove_checkpoints,
     resumed_checkpoints,
     source_of,
 )
@@ -40,9 +41,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from threading import Event
 
-    from k8sjob.backends.api import Json, LogLine, Plan
-
-__all__ = ["LocalBackend"]
+    from k8sjob.backends.api import LogLine, Plan
+    from k8sjob.kube.objects import Json
 
 _SUPERVISOR: Final = f"{__package__}.supervisor"
 POLL_SECONDS: Final = 0.05
@@ -98,7 +98,7 @@ class LocalBackend:
             BackendError: a package, a variable, a folder or the space for it is missing, or it has
                 too many processes.
         """
-        from k8sjob.backends.local.machine import check_processes  # noqa: PLC0415 - for this alone
+        from k8sjob.backends.local.machine import check_processes  # noqa: PLC0415 - this alone does
         from k8sjob.backends.local.prepare import Places, prepare  # noqa: PLC0415 - the same
 
         ref = JobRef(plan.spec.name, LOCAL, str(uuid.uuid4()))
@@ -153,7 +153,7 @@ class LocalBackend:
     def _trim_abandoned(self) -> None:
         """Free the space of jobs whose supervisors were killed before they could."""
         for folder in self._store.folders():
-            if folder.has_ballast and not has_supervisor(folder):
+            if folder.has_ballast and not has_supervisor(folder) and folder.is_of_here:
                 folder.trim()
 
     def _start(self, ref: JobRef, folder: JobFolder) -> None:
@@ -222,8 +222,8 @@ class LocalBackend:
         *,
         follow: bool = False,
         previous: bool = False,
-        tail: int | None = None,  # noqa: ARG002 - files of this machine are read at once
-        since: datetime | None = None,  # noqa: ARG002 - the same
+        tail: int | None = None,
+        since: datetime | None = None,  # noqa: ARG002 - files of this machine are read at once
         stop: Event | None = None,
     ) -> Iterator[LogLine]:
         """A replica's output, over all attempts; see Backend.logs.
@@ -241,6 +241,8 @@ class LocalBackend:
             if not earlier:
                 raise BackendError(f"{ref}: {replica} was started once only; leave --previous out")
             return read(logs, replica, earlier[-1])
+        if tail is not None and not follow:
+            return iter(read_last(logs, replica, tail))
         if not follow:
             return (line for number in attempts(logs) for line in read(logs, replica, number))
         latest = LatestState(folder)
@@ -291,10 +293,9 @@ class LocalBackend:
             )
 
     def stop(self, ref: JobRef, *, now: bool = False, message: str = "") -> None:
-        """Request the end of the job: SIGTERM to its replicas, SIGKILL after their grace period.
+        """Request the end of the job, and return: SIGTERM to its replicas, after the grace SIGKILL.
 
-        It ends as Failed with the reason PyTorchJobStopped, unless it succeeds first. Returns at
-        once.
+        It ends as Failed with the reason PyTorchJobStopped, unless it succeeds first.
 
         Args:
             ref: the job.
@@ -365,7 +366,7 @@ class LocalBackend:
         identity = identity_of(folder)
         folder.remove()
         if checkpoints:
-            self._store.remove_checkpoints(ref.name, identity)
+            remove_checkpoints(self._store, ref.name, identity)
         self.finish(ref)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.local.logfiles import LogWriter, last_lines
+from k8sjob.backends.local.store import open_file
 from k8sjob.contract import (
     LIFELINE_ENV,
     MAX_TERMINATION_BYTES,
@@ -28,9 +28,7 @@ from k8sjob.kube.objects import stamp
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from k8sjob.backends.api import Json
-
-__all__ = ["Container", "End", "Launch"]
+    from k8sjob.kube.objects import Json
 
 _START_ERROR: Final = 128
 """The exit code that a kubelet gives to a container whose command cannot be started."""
@@ -234,32 +232,20 @@ def _replace_by_empty_file(path: Path) -> None:
 
 
 def _termination_message(path: Path) -> str:
-    """The beginning of a termination log; empty where the job replaced the file by something else.
-
-    A symlink is not followed: it could show any file, and a FIFO or a device has no end.
-    """
-    with suppress(OSError):
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        try:
-            if stat.S_ISREG(os.fstat(file).st_mode):
-                return os.read(file, MAX_TERMINATION_BYTES).decode(errors="replace")
-        finally:
-            os.close(file)
+    """The beginning of a termination log; empty where the job has replaced the file."""
+    with suppress(OSError), open_file(path) as file:
+        return file.read(MAX_TERMINATION_BYTES).decode(errors="replace")
     return ""
 
 
 def _kill_family(root: int | None, mark: str) -> None:
-    """SIGKILL for each process that descends from `root`, or whose environment holds `mark`.
-
-    The agent adopts what its ranks leave behind, so while it lives all descend from it. Each
-    process is held by a descriptor while it is looked at, so that a reused pid cannot be hit.
-    """
+    """SIGKILL for each process that descends from `root`, or whose environment holds `mark`."""
     wanted = mark.encode()
     births = {int(e.name): _birth(e) for e in Path("/proc").iterdir() if e.name.isdecimal()}
     for pid, birth in births.items():
         entry = Path("/proc", str(pid))
         with suppress(OSError):  # gone, or not ours to look at
-            held = os.pidfd_open(pid)
+            held = os.pidfd_open(pid)  # so that a reused pid cannot be hit
             try:
                 kin = root and _descends(pid, root, births) and _birth(entry)[1] == birth[1]
                 if kin or wanted in (entry / "environ").read_bytes().split(b"\0"):

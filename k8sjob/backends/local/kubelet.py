@@ -19,11 +19,9 @@ from k8sjob.targets.jobs import replica_of, replica_order
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from k8sjob.backends.api import Json
     from k8sjob.backends.local.container import End, Launch
     from k8sjob.backends.local.store import JobFolder
-
-__all__ = ["Kubelet", "container_ended"]
+    from k8sjob.kube.objects import Json
 
 _FIRST_BACKOFF: Final = 1.0
 _LONGEST_BACKOFF: Final = 10.0

@@ -13,16 +13,17 @@ from contextlib import closing
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from k8sjob.backends.api import LogLine
+from k8sjob.backends.local.store import open_file
 from k8sjob.kube.client.transport import Line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["LogWriter", "attempts", "follow_lines", "last_lines", "read"]
-
 _END: Final = 1 << 18
 """Bytes at the end of a file in which its last lines are looked for."""
+_FIRST_LOOK: Final = 1 << 16
+"""Bytes at the end of a file that hold some hundred lines of most jobs."""
 _ROW: Final = re.compile(rb"([\w:.+-]+) stdout ([FP]) (.*)", re.DOTALL)
 LONGEST_LINE: Final = 16 * 1024
 """A longer line is written in parts, as container runtimes do it."""
@@ -76,6 +77,31 @@ def read(folder: Path, replica: str, attempt: int) -> Iterator[LogLine]:
         yield from reader.lines()
 
 
+def read_last(folder: Path, replica: str, count: int) -> list[LogLine]:
+    """The last lines over all starts, `count` at least where there are so many.
+
+    Of a long file only the end is read.
+    """
+    found: list[LogLine] = []
+    for attempt in reversed(attempts(folder)):
+        found = [*_end_of(folder, replica, attempt, count - len(found)), *found]
+        if len(found) >= count:
+            break
+    return found
+
+
+def _end_of(folder: Path, replica: str, attempt: int, count: int) -> list[LogLine]:
+    size, last = (folder / f"{attempt}.log").stat().st_size, _FIRST_LOOK
+    while True:
+        with closing(_Reader(folder, replica, attempt, last=last)) as reader:
+            lines = list(reader.lines())
+        if last >= size:
+            return lines
+        if len(lines) > count:
+            return lines[1:]  # the first one may be cut
+        last *= 4
+
+
 def follow_lines(
     folder: Path, replica: str, *, ended: Callable[[], bool], stopped: Callable[[], bool]
 ) -> Iterator[LogLine]:
@@ -120,15 +146,9 @@ def last_lines(folder: Path, attempt: int, *, lines: int, size: int, without: st
 
 
 class _Reader:
-    """Reads one file from where it stopped the last time, whole lines only.
+    """Reads one file from where it stopped the last time, or its `last` bytes; whole lines only.
 
     Rows that no LogWriter wrote, as after a loss of power, are left out.
-
-    Args:
-        folder: of the log files.
-        replica: named in the lines.
-        attempt: which start.
-        last: begin so many bytes before the file's end; 0: at its beginning.
     """
 
     def __init__(self, folder: Path, replica: str, attempt: int, *, last: int = 0) -> None:
@@ -141,8 +161,8 @@ class _Reader:
     def lines(self) -> Iterator[LogLine]:
         if self._file is None:
             try:
-                self._file = self._path.open("rb")
-            except FileNotFoundError:
+                self._file = open_file(self._path)
+            except OSError:
                 return
             if self._last:
                 self._file.seek(max(self._path.stat().st_size - self._last, 0))

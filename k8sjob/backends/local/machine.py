@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from k8sjob.spec import JobSpec
 
-__all__ = ["check_packages", "check_processes", "visible_gpus"]
-
 _PROCESSES: Final = 32
 """So many processes may run on any machine, however few its cores."""
 _PROCESSES_PER_CORE: Final = 4
@@ -125,4 +123,7 @@ def _missing(lines: list[str]) -> list[str]:
 
 
 def _pip(*arguments: str) -> str:
-    return f"install them by `{shlex.join([sys.executable, '-m', 'pip', 'install', *arguments])}`"
+    installer = [sys.executable, "-m", "pip", "install"]
+    if util.find_spec("pip") is None:  # as in the environments of uv
+        installer = ["uv", "pip", "install", "--python", sys.executable]
+    return f"install them by `{shlex.join([*installer, *arguments])}`"

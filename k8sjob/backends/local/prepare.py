@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from copy import deepcopy
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -41,17 +42,20 @@ from k8sjob.targets.jobs import pod_specs, target_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from k8sjob.backends.api import Json, Plan
+    from k8sjob.backends.api import Plan
     from k8sjob.backends.local.store import Store
+    from k8sjob.kube.objects import Json
     from k8sjob.spec import Volume
-
-__all__ = ["Places", "Prepared", "copy_context", "mapped", "prepare"]
 
 _PACKAGE: Final = Path(__file__).resolve().parents[2]
 _NEVER: Final = "**/.git\n**/.venv\n**/__pycache__\n"
 """Left out even where a .dockerignore takes it in."""
 _LARGE: Final = 200 * 1024**2
 """Bytes of one copy above which a message names what makes it so large."""
+_MANY: Final = 5_000
+"""Files of one copy above which a message names where they are."""
+_TOO_MANY: Final = 50_000
+"""Files of one copy that are refused: its reading and writing would take minutes, unseen."""
 _SPARE: Final = 512 * 1024**2
 """Bytes of disk that a copy must leave free."""
 _REFERENCE: Final = re.compile(r"\$(\$|\(([^)]*)\))?")
@@ -198,10 +202,7 @@ def _launch(prepared: Prepared, places: Places, role: Role, index: int, gpus: st
 
 
 def _own_env(prepared: Prepared, container: Json, role: Role, index: int) -> dict[str, str]:
-    """The manifest's variables. Values of secrets stay in this process's environment.
-
-    The supervisor inherits that, so nothing secret is written to a file.
-    """
+    """The manifest's variables; those of secrets are inherited, so no file has their values."""
     env: dict[str, str] = {}
     missing = []
     for variable in container.get("env") or []:
@@ -302,9 +303,29 @@ def _make_folders(places: Places, replicas: list[str], draft: Path) -> None:
                 path = draft / path.relative_to(places.job)
             if not path.exists():  # a single file may be mounted too
                 path.mkdir(parents=True)
+        _link_mounts(places, replica, draft)
     # In front of the user's code, as in an image: a k8sjob.py there must not hide the runtime.
     runtime = draft / Path(places.of(replicas[0])[RUNTIME_HOME]).relative_to(places.job)
     (runtime / _PACKAGE.name).symlink_to(_PACKAGE)
+
+
+def _link_mounts(places: Places, replica: str, draft: Path) -> None:
+    """Let relative paths of the script lead to the mounts, as they do from WORKDIR in an image."""
+    home = draft / "replicas" / replica
+    folders = places.of(replica)
+    for mount, folder in reversed(folders.items()):  # shorter paths first
+        link = Path(os.path.normpath(home / "work" / os.path.relpath(mount, WORKDIR)))
+        around = link.parent.resolve()
+        if mount in {WORKDIR, RUNTIME_HOME} or not around.is_relative_to(home.resolve()):
+            continue
+        if link.is_relative_to(home / "work"):  # a mount hides what the image has there
+            if link.is_dir() and not link.is_symlink():
+                shutil.rmtree(link)
+            else:
+                link.unlink(missing_ok=True)
+        if not os.path.lexists(link):
+            around.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(folder)
 
 
 # --- folders --------------------------------------------------------------------------------------
@@ -408,11 +429,12 @@ def copy_context(source: Path, targets: Sequence[Path], *, beside: Path) -> str:
         raise BackendError(f"image.context: {source} is not a folder; name the one with your code")
     own = own_patterns(source / ".dockerignore")
     patterns = dockerignore() if own is None else own
-    names = [
+    files = (
         name
         for name in Ignore(f"{patterns}\n{_NEVER}").walk(source)
         if not (source / name).is_relative_to(beside)
-    ]
+    )
+    names = list(islice(files, _TOO_MANY + 1))
     sizes = Counter({name: (source / name).lstat().st_size for name in names})
     advice = _check_size(source, sizes, len(targets), shutil.disk_usage(beside).free)
     for target in targets:
@@ -424,21 +446,24 @@ def copy_context(source: Path, targets: Sequence[Path], *, beside: Path) -> str:
 
 
 def _check_size(source: Path, sizes: Counter[str], copies: int, free: int) -> str:
-    total = sizes.total()
-    if total < _LARGE:
+    total, count = sizes.total(), len(sizes)
+    if total < _LARGE and count <= _MANY:
         return ""
-
-    def mebibytes(size: int) -> str:
-        return f"{size / 1024**2:,.0f} MiB"
-
     tops: Counter[str] = Counter()
     for name, size in sizes.items():
-        tops[name.partition("/")[0]] += size
-    largest = ", ".join(f"{name} {mebibytes(size)}" for name, size in tops.most_common(3))
-    seen = (
-        f"the context {source} has {mebibytes(total)} ({largest}), and each of {copies} replicas"
-        " gets a copy; name what the code does not need in .dockerignore, or mount it as a volume"
+        tops[name.partition("/")[0]] += 1 if count > _TOO_MANY else size
+    if count > _TOO_MANY:
+        most = ", ".join(f"{name} {number:,}" for name, number in tops.most_common(3))
+        what = f"more than {_TOO_MANY:,} files (of the first, {most})"
+    else:
+        most = ", ".join(f"{name} {size >> 20:,} MiB" for name, size in tops.most_common(3))
+        what = f"{count:,} files of {total >> 20:,} MiB ({most})"
+    advice = (
+        f"the context {source} has {what}, and each of {copies} replicas gets a copy; name what"
+        " the code does not need in .dockerignore, or mount it as a volume"
     )
+    if count > _TOO_MANY:
+        raise BackendError(advice)
     if total * copies > free - _SPARE:
-        raise BackendError(f"{seen}; only {mebibytes(free)} are free")
-    return seen
+        raise BackendError(f"{advice}; only {free >> 20:,} MiB are free")
+    return advice

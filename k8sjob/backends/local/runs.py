@@ -6,6 +6,8 @@ by a run from the folder that wrote them: two projects may use one name.
 
 from __future__ import annotations
 
+import re
+import shutil
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -15,34 +17,96 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.backends.api import LOCAL, Snapshot
 from k8sjob.backends.local.container import End
 from k8sjob.backends.local.kubelet import container_ended
-from k8sjob.backends.local.store import read_json
+from k8sjob.backends.local.store import open_file, read_json
 from k8sjob.contract import CHECKPOINT_DIR_ENV
-from k8sjob.errors import BackendError, JobNotFound
-from k8sjob.kube.objects import Pod, is_true, stamp
-from k8sjob.targets.jobs import has_ended, replica_names, replica_of
+from k8sjob.errors import BackendError, JobNotFound, field_path
+from k8sjob.kube.objects import Object, Pod, is_true, stamp
+from k8sjob.targets.jobs import has_ended, replica_of
 from k8sjob.targets.pytorchjob.operator import KIND
 from k8sjob.targets.pytorchjob.reconcile import fail
+from k8sjob.targets.pytorchjob.schema import JOB
+from k8sjob.targets.schema import ANY, METADATA, POD_TEMPLATE, Time, fit
 
 if TYPE_CHECKING:
-    from k8sjob.backends.api import Json
     from k8sjob.backends.local.store import JobFolder, Store
-
-__all__ = [
-    "LatestState",
-    "checkpoints_of",
-    "find_run",
-    "has_supervisor",
-    "identity_of",
-    "launch_of",
-    "read_state",
-    "resumed_checkpoints",
-    "source_of",
-]
+    from k8sjob.kube.objects import Json
 
 LOOK_SECONDS: Final = 0.5
 """How often to look whether the supervisor is alive: its death changes no file."""
 _CANNOT_BE_LOCATED: Final = "The container could not be located when the pod was terminated"
 _NOWHERE: Final = Path("/nothing/there")
+_IDENTITY: Final = re.compile(r"[\w-]*")
+_META: Final = {
+    **METADATA,
+    "name": str,
+    "namespace": str,
+    "uid": str,
+    "creationTimestamp": Time,
+    "deletionTimestamp": Time,
+}
+_CONDITION: Final = {
+    "type": str,
+    "status": str,
+    "reason": str,
+    "message": str,
+    "lastTransitionTime": Time,
+}
+_CONTAINER_STATE: Final = {
+    "running": {"startedAt": Time},
+    "waiting": {"reason": str, "message": str},
+    "terminated": {
+        "exitCode": int,
+        "reason": str,
+        "message": str,
+        "startedAt": Time,
+        "finishedAt": Time,
+    },
+}
+_CONTAINER_STATUS: Final = {
+    "name": str,
+    "restartCount": int,
+    "state": _CONTAINER_STATE,
+    "lastState": _CONTAINER_STATE,
+}
+_POD_STATUS: Final = {
+    "phase": str,
+    "startTime": Time,
+    "conditions": [_CONDITION],
+    "containerStatuses": [_CONTAINER_STATUS],
+}
+_JOB_STATUS: Final = {
+    "conditions": [_CONDITION],
+    "startTime": Time,
+    "completionTime": Time,
+    "replicaStatuses": {ANY: {"active": int, "succeeded": int, "failed": int}},
+}
+_POD: Final = {
+    "metadata": _META,
+    "spec": {**POD_TEMPLATE["spec"], "nodeName": str},
+    "status": _POD_STATUS,
+}
+_EVENT: Final = {
+    "metadata": _META,
+    "involvedObject": {"kind": str, "name": str, "uid": str},
+    "type": str,
+    "reason": str,
+    "message": str,
+    "count": int,
+    "firstTimestamp": Time,
+    "lastTimestamp": Time,
+}
+_STATE: Final = {
+    "job": {**JOB, "metadata": _META, "status": _JOB_STATUS},
+    "pods": [_POD],
+    "events": [_EVENT],
+}
+"""The shape of state.json; see fit."""
+_LAUNCH: Final = {
+    "checkpoints": str,
+    "source": str,
+    "replicas": {ANY: {"env": {ANY: str}, "grace": float}},
+}
+"""The shape of launch.json, as far as it is read here."""
 
 
 # --- the state of a run ---------------------------------------------------------------------------
@@ -73,18 +137,24 @@ def read_state(folder: JobFolder) -> Snapshot:
 
 def _whole(folder: JobFolder) -> Json:
     """The state as it was written; BackendError if it is not the state of this job."""
-    state = read_json(folder.state)
-    try:
-        job, lists = state["job"], (state["pods"], state["events"])
-        meta = job["metadata"]
-        own = meta["name"] == folder.name and meta["uid"].startswith(folder.run)
-        replica_names(job)  # of another shape it is no job
-        parts = [job["spec"], job.get("status") or {}, *lists[0], *lists[1]]
-        if own and all(isinstance(part, dict) for part in parts):
-            return state
-    except (KeyError, TypeError, AttributeError):
-        pass
+    state, wrong = fit(read_json(folder.state), _STATE)
+    # What a user has written was once not checked; without it the state can be read.
+    wrong = [one for one in wrong if not _by_user(one.path)]
+    if wrong:
+        what = f"{field_path(wrong[0].path)} is not {wrong[0].expected}"
+        raise BackendError(f"{folder.state} is damaged: {what}")
+    job = Object(state.get("job") or {})
+    whole = state.keys() == _STATE.keys() and "spec" in job.raw
+    whole &= job.raw.get("kind", KIND) == KIND
+    if whole and job.name == folder.name and job.uid and job.uid.startswith(folder.run):
+        return state
     raise BackendError(f"{folder.state} is damaged: it is not the state of this job")
+
+
+def _by_user(path: tuple[str | int, ...]) -> bool:
+    """Whether a field of the state comes from the job's manifest or its overlay."""
+    own = path[1:] if path[0] == "job" else path[2:]
+    return own[:1] == ("spec",) or own[:2] in {("metadata", "labels"), ("metadata", "annotations")}
 
 
 def _damaged(folder: JobFolder, error: Exception) -> Json:
@@ -128,15 +198,15 @@ def _last_written(folder: JobFolder) -> datetime:
     """When the supervisor last wrote something: the state, or a line of output."""
     times = [0.0]
     for file in (folder.state, *folder.path.glob("replicas/*/logs/*.log")):
-        with suppress(FileNotFoundError):
-            times.append(file.stat().st_mtime)
+        with suppress(OSError):
+            times.append(file.lstat().st_mtime)
     return datetime.fromtimestamp(max(times), UTC)
 
 
 def _last_line(folder: JobFolder) -> str:
     """The last line of the supervisor's log, where it failed by itself."""
-    with suppress(OSError):
-        lines = folder.log.read_text(errors="replace").strip().splitlines()
+    with suppress(OSError), open_file(folder.log) as log:
+        lines = log.read().decode(errors="replace").strip().splitlines()
         return f": {lines[-1]}" if lines else ""
     return ""
 
@@ -185,11 +255,13 @@ class LatestState:
 
 
 def launch_of(folder: JobFolder) -> dict[str, Any]:
-    """How the replicas of a run are started; empty where that cannot be read."""
+    """How the replicas of a run are started; empty where that cannot be read, or is damaged."""
     try:
-        return read_json(folder.launch)
+        launch, wrong = fit(read_json(folder.launch), _LAUNCH)
     except (BackendError, FileNotFoundError):
         return {}
+    damaged = wrong or not _IDENTITY.fullmatch(launch.get("checkpoints", ""))
+    return {} if damaged else launch
 
 
 def source_of(folder: JobFolder) -> str:
@@ -208,6 +280,13 @@ def checkpoints_of(folder: JobFolder) -> Path | None:
     env = next(iter(launches.values()), {}).get("env") or {}
     found = Path(env.get(CHECKPOINT_DIR_ENV) or _NOWHERE)
     return found if _has_some(found) else None
+
+
+def remove_checkpoints(store: Store, name: str, identity: str) -> None:
+    """Remove checkpoints, unless a run uses them, or may do so, as it cannot be read."""
+    used = {identity_of(folder) for folder in store.folders(name)}
+    if identity and not used & {identity, ""}:
+        shutil.rmtree(store.checkpoints(name, identity), ignore_errors=True)
 
 
 # --- which run is meant ---------------------------------------------------------------------------

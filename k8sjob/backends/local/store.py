@@ -23,6 +23,7 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -30,20 +31,23 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from k8sjob.errors import BackendError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["Identity", "JobFolder", "Store", "read_json", "trouble", "write_json"]
-
 STATE_ENV: Final = "K8SJOB_STATE"
 _BALLAST: Final = 256 * 1024
 """Bytes that each job reserves, so that its end can be written to a full disk."""
 _KEPT_COPIES: Final = 16 * 1024**2
 """Bytes of unchanged copies of the user's files that an ended job keeps."""
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_SILENT_S: Final = 600.0
+"""After so long without a sign a supervisor of another machine is gone."""
+SIGN_S: Final = 60.0
+"""Seconds between two signs of a supervisor."""
 _ABANDONED_S: Final = 24 * 3600.0
 """After so long a hidden folder is no longer in use."""
 
@@ -79,19 +83,58 @@ class JobFolder:
         return self.path / "replicas" / name
 
     def supervisor(self) -> Identity | None:
-        """The process that is responsible for the job; None when the file is gone or unreadable."""
+        """The process that is responsible for the job; None when the file is gone or unreadable.
+
+        Also None for one of another machine that has not shown for long that it runs: the machine
+        may have ended, or have had another name.
+        """
         try:
-            return Identity.from_json(read_json(self._keeper))
-        except (BackendError, KeyError, TypeError, ValueError, FileNotFoundError):
+            body = read_json(self._keeper)
+            found = Identity.from_json(body)
+            recent = time.time() - self._keeper.stat().st_mtime < _SILENT_S
+        except (BackendError, KeyError, TypeError, ValueError, OSError):
             return None
+        # Supervisors of earlier versions show nothing.
+        return found if found.here or recent or not body.get("shows") else None
 
     def record_supervisor(self, pid: int) -> None:
         """Write down that the process `pid` is responsible for the job from now on."""
-        write_json(self._keeper, asdict(Identity.of(pid)))
+        write_json(self._keeper, {**asdict(Identity.of(pid)), "shows": True})
+
+    @property
+    def is_of_here(self) -> bool:
+        """Whether its supervisor is or was a process of this machine; true where none is known."""
+        try:
+            return Identity.from_json(read_json(self._keeper)).here
+        except (BackendError, KeyError, TypeError, ValueError, OSError):
+            return True
+
+    def show_alive(self) -> None:
+        """Show other machines that the supervisor runs; for the supervisor."""
+        with suppress(OSError):
+            os.utime(self._keeper)
 
     def ask(self, verb: str, **details: Any) -> None:
-        """Leave a request; it replaces an older one of the same verb."""
-        self._requests.mkdir(exist_ok=True)
+        """Leave a request; it replaces an older one of the same verb.
+
+        Where the disk is full, it takes the space that was reserved for the job's end.
+
+        Raises:
+            BackendError: it cannot be written.
+        """
+        try:
+            self._leave(verb, details)
+        except BackendError as error:
+            if getattr(error.__cause__, "errno", None) not in _FULL:
+                raise
+            self.make_room()
+            self._leave(verb, details)
+
+    def _leave(self, verb: str, details: dict[str, Any]) -> None:
+        try:
+            self._requests.mkdir(exist_ok=True)
+        except OSError as error:
+            raise BackendError(trouble("write", self._requests, error)) from error
         write_json(self._requests / verb, details)
 
     def asked(self) -> dict[str, dict[str, Any]]:
@@ -216,15 +259,6 @@ class Store:
         draft.path.rename(folder.path)
         return folder
 
-    def remove_checkpoints(self, name: str, identity: str) -> None:
-        """Remove checkpoints, unless a job uses them, or may do so, as it cannot be read."""
-        try:
-            used = {read_json(f.launch).get("checkpoints") for f in self.folders(name)}
-        except (FileNotFoundError, BackendError):
-            return
-        if identity and identity not in used:
-            shutil.rmtree(self.checkpoints(name, identity), ignore_errors=True)
-
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Exclude other processes that create jobs: a name must not be used twice."""
@@ -258,6 +292,18 @@ def default_root() -> Path:
     return Path(base) / "k8sjob" if base else Path.home() / ".local" / "state" / "k8sjob"
 
 
+def open_file(path: Path) -> BinaryIO:
+    """A file of a job's folder, to be read; OSError where the job has put something else there.
+
+    A FIFO or a device has no end, and a symlink could show any file.
+    """
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return os.fdopen(file, "rb")
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file.
 
@@ -266,7 +312,8 @@ def read_json(path: Path) -> dict[str, Any]:
         BackendError: it cannot be read, or is no JSON object.
     """
     try:
-        body = json.loads(path.read_bytes())
+        with open_file(path) as file:
+            body = json.loads(file.read())
     except FileNotFoundError:
         raise
     except OSError as error:

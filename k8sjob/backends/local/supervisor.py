@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.local.container import Launch
 from k8sjob.backends.local.kubelet import Kubelet
-from k8sjob.backends.local.store import JobFolder, read_json, trouble, write_json
+from k8sjob.backends.local.store import SIGN_S, JobFolder, read_json, trouble, write_json
 from k8sjob.contract import ExitCode, Reason
 from k8sjob.kube.objects import Object, Pod, is_true, new_event, stamp
 from k8sjob.targets.jobs import replica_of
@@ -37,9 +37,7 @@ from k8sjob.targets.pytorchjob.reconcile import (
 from k8sjob.targets.pytorchjob.target import STOPPED_REASON
 
 if TYPE_CHECKING:
-    from k8sjob.backends.api import Json
-
-__all__ = ["Supervisor"]
+    from k8sjob.kube.objects import Json
 
 TICK_SECONDS: Final = 0.05
 CLEAN_UP_DELAY: Final = 5.0
@@ -68,7 +66,7 @@ class Supervisor:
         self._job: Json = state["job"]
         self._events: list[Json] = state["events"]
         self._recorded: set[str] = set()
-        self._saved = ""
+        self._saved, self._sign_at = "", 0.0
         self._port = _reserve_port()
         launch = read_json(folder.launch)
         self._max_restarts = int(launch["max_restarts"])
@@ -159,11 +157,7 @@ class Supervisor:
                 self._record(self._job, action)
 
     def _hopeless(self) -> str:
-        """Why another start would end the same way, by the agent's message.
-
-        The script itself failed, or no restart is left. The operator would restart it all the same;
-        here a user is waiting at the terminal.
-        """
+        """Why another start would end the same way, by the agent's message; here a user waits."""
         for pod in self._kubelet.pods:
             end = Pod(pod).terminated or Pod(pod).terminated_before
             reason = Reason.decode(end.get("message", ""))
@@ -175,11 +169,7 @@ class Supervisor:
         return ""
 
     def _used_up(self) -> str:
-        """Why no restart is left.
-
-        The operator's backoffLimit adds up the restarts of all replicas, so it must allow one
-        replica many failures.
-        """
+        """Why no restart is left; the operator's backoffLimit adds up those of all replicas."""
         for replica, failures in self._kubelet.failures.items():
             if failures > self._max_restarts:
                 return (
@@ -221,6 +211,9 @@ class Supervisor:
         if text != self._saved:
             write_json(self._folder.state, state)
             self._saved = text
+        if time.monotonic() >= self._sign_at:
+            self._sign_at = time.monotonic() + SIGN_S
+            self._folder.show_alive()
 
     def _give_up(self, error: BaseException) -> None:
         """After an error of the supervisor: kill the replicas, and write the error to the state."""
@@ -261,10 +254,7 @@ class Supervisor:
 
 
 def _reserve_port() -> socket.socket:
-    """A socket that is bound and never listens, so that no other process is given its port.
-
-    Rank 0 can bind the same port all the same, since both ask for SO_REUSEADDR.
-    """
+    """A socket that keeps others off its port; rank 0 binds it, too, as both set SO_REUSEADDR."""
     port = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     port.bind(("127.0.0.1", 0))

@@ -6,24 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from k8sjob.backends.api import Json
 from k8sjob.kube.capacity import Amounts
 from k8sjob.kube.client.transport import ApiError
+from k8sjob.kube.objects import Json
 from k8sjob.targets.api import Target  # noqa: TC001 - as those above
 from k8sjob.targets.jobs import DEFAULT
-
-__all__ = [
-    "Answer",
-    "Check",
-    "Facts",
-    "Permission",
-    "Usage",
-    "Verdict",
-    "fine",
-    "problem",
-    "unknown",
-    "warning",
-]
 
 
 class Verdict(StrEnum):
@@ -156,6 +143,18 @@ class Facts:
         """Why there is no answer; None where there is one, or it was not asked."""
         answer = self.answers.get(question)
         return answer if isinstance(answer, ApiError) else None
+
+    @property
+    def kueue_manages(self) -> bool | None:
+        """Whether Kueue manages jobs of the kind, by a dry run; None: that is not known."""
+        if answer := self.one("queue dry run"):
+            return self.target.is_suspended(answer)
+        error, companion = self.error("queue dry run"), self.target.companion
+        if error is None or not self.target.kueue_patch:
+            return None
+        if "Duplicate value" in error.detail:
+            return True
+        return False if companion and companion.is_missed(error.detail) else None
 
     def missing(self, question: str) -> bool:
         """Whether the apiserver says that there is no such thing."""

@@ -11,10 +11,8 @@ from k8sjob.checks.doctor.check import Check, Verdict
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from k8sjob.backends.api import Json
     from k8sjob.checks.doctor.check import Facts
-
-__all__ = ["Report", "examine", "examine_needs"]
+    from k8sjob.kube.objects import Json
 
 _OF_AN_OPERATOR: Final = frozenset({operator.crd, operator.webhook, operator.operator})
 """Checks that say nothing where the controller is a part of every cluster."""

@@ -6,7 +6,7 @@ import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from k8sjob.checks.doctor.check import Answer, Facts
@@ -17,21 +17,18 @@ from k8sjob.kube.kueue import cluster_queue
 from k8sjob.kube.labels import QUEUE
 from k8sjob.kube.resources import path as resource_path
 from k8sjob.rendering.overlay import merge
-from k8sjob.targets.jobs import DEFAULT, companion_path, job_path, references, sent, target_of
-from k8sjob.targets.pytorchjob.operator import REPLICA_TYPE
+from k8sjob.targets.jobs import DEFAULT, job_path, keyed, namesake, references, sent, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from concurrent.futures import Executor, Future
 
-    from k8sjob.backends.api import Json
-    from k8sjob.checks.doctor.permissions import Permission
+    from k8sjob.checks.doctor.check import Permission
     from k8sjob.kube.capacity import Amounts
     from k8sjob.kube.client.transport import Transport
+    from k8sjob.kube.objects import Json
     from k8sjob.kube.resources import Reference
     from k8sjob.targets.api import Target
-
-__all__ = ["gather", "gather_needs", "minimal_job", "review"]
 
 _AT_ONCE: Final = 8
 _HURRY: Final = 3.0
@@ -47,10 +44,6 @@ _QUESTIONS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "service account": ("/api/v1/namespaces/{namespace}/serviceaccounts/default", {}),
     "quotas": ("/api/v1/namespaces/{namespace}/resourcequotas", {}),
     "limit ranges": ("/api/v1/namespaces/{namespace}/limitranges", {}),
-    "workers": (
-        "/api/v1/namespaces/{namespace}/pods",
-        {"labelSelector": f"{REPLICA_TYPE}=worker", "limit": "100"},
-    ),
 }
 _DRY_RUN: Final = {"dryRun": "All", "fieldValidation": "Strict"}
 
@@ -67,17 +60,18 @@ def gather(
         target: the kind of job, where none is given.
     """
     target = target_of(job) if job else target
+    start = time.monotonic()
+    version = _ask(transport, "GET", "/version")
     facts = Facts(
         context=transport.context,
         server=transport.server,
         namespace=namespace,
+        seconds=time.monotonic() - start,
+        answers={"version": version},
         target=target,
         job=job,
     )
     place = quote(namespace, safe="")
-    start = time.monotonic()
-    version = _ask(transport, "GET", "/version")
-    facts = replace(facts, seconds=time.monotonic() - start, answers={"version": version})
     if isinstance(version, ApiError):
         return facts
     with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -99,10 +93,8 @@ def gather(
         return replace(
             facts,
             user=user.result(),
-            answers={
-                "version": version,
-                **{name: asked.result() for name, asked in questions.items()},
-            },
+            answers={"version": version}
+            | {name: asked.result() for name, asked in questions.items()},
             allowed={one: may for one, may in answered.items() if may is not None},
             usage=usage.result(),
         )
@@ -111,10 +103,9 @@ def gather(
 def _dry_run(transport: Transport, target: Target, job: Json, namespace: str) -> Answer:
     """What the apiserver says of a job, or of its companion where it refuses that."""
     where = job_path(target, namespace)
-    if key := target.companion_key:
-        beside = companion_path(target, target.companions[0][0], namespace)
-        body = _in(job[key], namespace)
-        found = _ask(transport, "POST", beside, query=_DRY_RUN, body=body)
+    if companion := keyed(target):
+        body = _in(job[companion.key], namespace)
+        found = _ask(transport, "POST", companion.path(namespace), query=_DRY_RUN, body=body)
         if isinstance(found, ApiError) and found.code != 409:
             return found
     return _ask(transport, "POST", where, query=_DRY_RUN, body=_in(job, namespace))
@@ -123,8 +114,11 @@ def _dry_run(transport: Transport, target: Target, job: Json, namespace: str) ->
 def _about_controller(target: Target) -> Iterator[tuple[str, tuple[str, Mapping[str, str]]]]:
     """The questions about who works on the jobs, where that is no part of every cluster."""
     yield "jobs api", (f"/apis/{target.api_version}", {})
-    if target.makes:
-        yield "made api", (f"/apis/{target.makes[1]}", {})
+    if made := namesake(target):
+        yield "made api", (f"/apis/{made.api_version}", {})
+    if target.init_container:
+        query = {"labelSelector": target.job_label, "limit": "100"}
+        yield "workers", ("/api/v1/namespaces/{namespace}/pods", query)
     if labels := target.controller.deployment:
         query = {"labelSelector": labels}
         yield "operator", (resource_path("deployments"), query)
@@ -172,7 +166,6 @@ def _about_needs(
 
 
 def _cluster_queue(transport: Transport, local: Future[Answer], timeout: float) -> Answer:
-    """The ClusterQueue of a LocalQueue."""
     found = local.result()
     if isinstance(found, ApiError) or not (name := cluster_queue(found)):
         return ApiError("its LocalQueue is not known")
@@ -183,8 +176,9 @@ def _cluster_queue(transport: Transport, local: Future[Answer], timeout: float) 
 def _started(job: Json) -> Json:
     """The same job under a name of its own and not suspended: Kueue suspends what it manages."""
     meta = {**job["metadata"], "name": f"k8sjob-doctor-{secrets.token_hex(4)}"}
-    started: Json = merge(job, target_of(job).suspension(value=False))
-    return {**started, "metadata": meta}
+    target = target_of(job)
+    started: Json = merge(job, target.suspension(value=False))
+    return {**started, "metadata": meta, "spec": {**started["spec"], **target.kueue_patch}}
 
 
 def minimal_job(target: Target, prefix: str = "") -> Json:
@@ -204,27 +198,18 @@ def _in(job: Json, namespace: str) -> Json:
 
 
 def _ask(
-    transport: Transport,
-    method: str,
-    path: str,
-    *,
-    query: Mapping[str, str] | None = None,
-    body: Json | None = None,
-    timeout: float = 30.0,
+    transport: Transport, method: str, path: str, *, timeout: float = 30.0, **request: Any
 ) -> Answer:
     try:
-        return transport.request(method, path, query=query, body=body, timeout=timeout)
+        return transport.request(method, path, timeout=timeout, **request)
     except ApiError as error:
         return error
 
 
 def _there(transport: Transport, wanted: Reference, namespace: str, timeout: float) -> Answer:
     """An object that the job names; of a secret or a config map not what is in it."""
-    bare = wanted.kind not in {"claim", "queue"}
-    try:
-        return transport.request("GET", wanted.path(namespace), metadata_only=bare, timeout=timeout)
-    except ApiError as error:
-        return error
+    bare, path = wanted.kind not in {"claim", "queue"}, wanted.path(namespace)
+    return _ask(transport, "GET", path, metadata_only=bare, timeout=timeout)
 
 
 def review(transport: Transport, permission: Permission, namespace: str) -> bool | None:

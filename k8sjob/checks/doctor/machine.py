@@ -19,12 +19,10 @@ if TYPE_CHECKING:
 
     from k8sjob.checks.doctor.check import Check
 
-__all__ = ["CLIENTS", "OLDEST_TORCH", "Machine", "client", "here", "look"]
-
 CLIENTS: Final = range(35, 38)
 """Releases of the Python client that k8sjob was measured with; as in pyproject.toml."""
 OLDEST_TORCH: Final = (2, 6)
-_INSTALL: Final = "pip install 'k8sjob[kubernetes]'"
+_INSTALL: Final = "pip install 'k8sjob[cluster]'"
 _SKEW: Final = 1
 """Minor releases that kubectl may be older or newer than the apiserver."""
 
@@ -112,9 +110,9 @@ def here(machine: Machine) -> Iterator[Check]:
     """What jobs on this machine have."""
     yield fine("python", f"Python {machine.python}")
     if machine.torch is None:
-        step = "for k8sjob run: pip install 'k8sjob[torch]'"
+        step = "for k8sjob run: pip install 'k8sjob[run]'"
         yield warning("torch", "torch is not installed", step)
-    elif _numbers(machine.torch) < OLDEST_TORCH:
+    elif tuple(map(int, re.findall(r"\d+", machine.torch)[:2])) < OLDEST_TORCH:
         oldest = ".".join(map(str, OLDEST_TORCH))
         step = f"for k8sjob run: pip install 'torch>={oldest}'"
         yield warning("torch", f"torch {machine.torch} is older than {oldest}", step)
@@ -151,7 +149,3 @@ def _minor(version: str) -> int | None:
     """The minor number of a version like v1.34.4; None where it has another form."""
     found = re.match(r"v?1\.(\d+)", version)
     return int(found[1]) if found else None
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])

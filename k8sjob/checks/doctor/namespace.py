@@ -9,26 +9,26 @@ from k8sjob.checks.doctor.check import fine, problem, unknown, warning
 from k8sjob.checks.doctor.needs import quota_need, unsaid
 from k8sjob.checks.doctor.operator import flag
 from k8sjob.kube.capacity import add, amounts, as_text
+from k8sjob.kube.objects import Object, at_path, containers
 from k8sjob.targets.jobs import pod_specs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from k8sjob.backends.api import Json
     from k8sjob.checks.doctor.check import Check, Facts
     from k8sjob.kube.capacity import Amounts
-
-__all__ = ["limits", "namespace", "pod_security", "pull_secrets", "quotas", "storage"]
+    from k8sjob.kube.objects import Json
 
 _ENFORCE: Final = "pod-security.kubernetes.io/enforce"
 _VIEWER: Final = "ask for manifests/rbac/viewer.yaml"
+_DEFAULT_CLASS: Final = ("metadata", "annotations", "storageclass.kubernetes.io/is-default-class")
 _TEMPLATE: Final = "--pytorch-init-container-template-file"
 
 
 def namespace(facts: Facts) -> Iterator[Check]:
     """Whether the namespace is there."""
     refused = facts.error("dry run")
-    unheard = refused is not None and f'namespaces "{facts.namespace}" not found' in refused.said
+    unheard = refused is not None and f'namespaces "{facts.namespace}" not found' in refused.detail
     if facts.missing("namespace") or unheard:
         yield problem(
             "namespace",
@@ -45,29 +45,22 @@ def pod_security(facts: Facts) -> Iterator[Check]:
             seen = f"not known: you may not read the labels of {facts.namespace}"
             yield unknown("pod-security", seen, _VIEWER)
         return
-    level = ((found.get("metadata") or {}).get("labels") or {}).get(_ENFORCE, "")
+    level = Object(found).labels.get(_ENFORCE, "")
     if level != "restricted":
         seen = f"{facts.namespace} enforces {level or 'nothing'}"
         yield fine("pod-security", seen)
         return
     seen = f"{facts.namespace} enforces restricted"
-    if facts.job is not None and not _declares_restricted(facts.job):
+    pods = pod_specs(facts.job) if facts.job else ()
+    if not all(_gives_up(container) for _, _, pod in pods for container in containers(pod)):
         step = "set security: restricted in the job.yaml"
         yield problem("pod-security", f"{seen}, which the job's pods are not", step)
     yield _init_container(facts, seen)
 
 
-def _declares_restricted(job: Json) -> bool:
-    return all(
-        _gives_up(container)
-        for _, _, pod in pod_specs(job)
-        for container in (*(pod.get("initContainers") or ()), *(pod.get("containers") or ()))
-    )
-
-
 def _gives_up(container: Json) -> bool:
     """Whether it gives up what nothing gives up by default, and restricted wants given up."""
-    return (container.get("securityContext") or {}).get("allowPrivilegeEscalation") is False
+    return at_path(container, "securityContext", "allowPrivilegeEscalation") is False
 
 
 def _init_container(facts: Facts, seen: str) -> Check:
@@ -83,7 +76,7 @@ def _init_container(facts: Facts, seen: str) -> Check:
     seen_so = any(
         container.get("name") == facts.target.init_container and _gives_up(container)
         for pod in facts.items("workers") or ()
-        for container in (pod.get("spec") or {}).get("initContainers") or ()
+        for container in Object(pod).spec.get("initContainers") or ()
     )
     if seen_so:
         return fine(topic, f"{seen}; the operator's init container complies, as pods here show")
@@ -105,17 +98,11 @@ def storage(facts: Facts) -> Iterator[Check]:
         step = "ask for manifests/rbac/cluster-viewer.yaml"
         yield unknown("storage", "you may not read the storage classes", step)
         return
-    default = [
-        one["metadata"]["name"]
-        for one in classes
-        if (one["metadata"].get("annotations") or {}).get(
-            "storageclass.kubernetes.io/is-default-class"
-        )
-        == "true"
-    ]
-    names = ", ".join(one["metadata"]["name"] for one in classes) or "none"
+    default = [one for one in classes if at_path(one, *_DEFAULT_CLASS) == "true"]
+    names = ", ".join(Object(one).name for one in classes) or "none"
     if default:
-        yield fine("storage", f"claims get the StorageClass {default[0]} (there are: {names})")
+        seen = f"claims get the StorageClass {Object(default[0]).name} (there are: {names})"
+        yield fine("storage", seen)
     else:
         yield warning(
             "storage",
@@ -142,20 +129,16 @@ def quotas(facts: Facts) -> Iterator[Check]:
     """What ResourceQuotas leave, and whether the job fits in."""
     found = facts.items("quotas")
     if found is None:
-        yield unknown(
-            "quota",
-            f"you may not read the quotas of {facts.namespace}",
-            "ask for manifests/rbac/viewer.yaml",
-        )
+        yield unknown("quota", f"you may not read the quotas of {facts.namespace}", _VIEWER)
         return
     if not found:
         yield fine("quota", f"{facts.namespace} has no ResourceQuota")
     need = quota_need(facts.job) if facts.job else {}
     for quota in found:
-        name = (quota.get("metadata") or {}).get("name", "")
+        name, status = Object(quota).name, Object(quota).status
         scoped = bool(quota["spec"].get("scopes") or quota["spec"].get("scopeSelector"))
-        yield _one(name, quota.get("status") or {}, {} if scoped else need)
-        hard = (quota.get("status") or {}).get("hard") or ()
+        yield _one(name, status, {} if scoped else need)
+        hard = status.get("hard") or ()
         if facts.job and not scoped and (lacking := unsaid(facts.job, hard, _filled(facts))):
             yield problem(
                 "quota",
@@ -187,7 +170,7 @@ def _filled(facts: Facts) -> set[str]:
     filled = {
         f"{group}.{resource}"
         for limit_range in facts.items("limit ranges") or ()
-        for item in (limit_range.get("spec") or {}).get("limits") or ()
+        for item in Object(limit_range).spec.get("limits") or ()
         for group, key in (("limits", "default"), ("requests", "defaultRequest"))
         for resource in item.get(key) or ()
     }
@@ -197,11 +180,10 @@ def _filled(facts: Facts) -> set[str]:
 def limits(facts: Facts) -> Iterator[Check]:
     """What LimitRanges allow one container or Pod, and whether the job asks for more."""
     for limit_range in facts.items("limit ranges") or ():
-        name = (limit_range.get("metadata") or {}).get("name", "")
-        for item in (limit_range.get("spec") or {}).get("limits") or ():
+        for item in Object(limit_range).spec.get("limits") or ():
             most = amounts(item.get("max"))
             if most and item.get("type") in {"Container", "Pod"}:
-                yield _limit(name, item["type"], most, facts.job or {})
+                yield _limit(Object(limit_range).name, item["type"], most, facts.job or {})
 
 
 def _limit(name: str, kind: str, most: Amounts, job: Json) -> Check:
@@ -221,11 +203,7 @@ def _limit(name: str, kind: str, most: Amounts, job: Json) -> Check:
 
 
 def _limits_of(pod: Json, kind: str) -> list[Amounts]:
-    """The limits of each container, or of the whole Pod."""
-    each = [
-        amounts((container.get("resources") or {}).get("limits"))
-        for container in pod.get("containers") or ()
-    ]
+    each = [amounts(at_path(one, "resources", "limits")) for one in pod.get("containers") or ()]
     if kind == "Container":
         return each
     whole: Amounts = {}

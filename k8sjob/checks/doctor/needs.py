@@ -9,22 +9,23 @@ from k8sjob.checks.doctor.check import fine, problem, unknown, warning
 from k8sjob.kube.capacity import add, pod_requests
 from k8sjob.kube.kueue import MIN_PARALLELISM, closed, cluster_queue, excess, selects
 from k8sjob.kube.labels import QUEUE
-from k8sjob.kube.objects import Object
+from k8sjob.kube.objects import Object, at_path, containers
 from k8sjob.kube.resources import OF_THE_CLUSTER
 from k8sjob.targets.jobs import pod_specs, references, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from k8sjob.backends.api import Json
     from k8sjob.checks.doctor.check import Check, Facts
     from k8sjob.kube.capacity import Amounts
+    from k8sjob.kube.objects import Json
     from k8sjob.kube.resources import Reference
-
-__all__ = ["gang", "named_objects", "queue", "quota_need", "unsaid"]
 
 _COUNTED: Final = ("cpu", "memory")
 """What a quota wants every container to state."""
+_KUEUE: Final = "kueue.x-k8s.io"
+_ITS: Final = frozenset({"queue", "workload priority class"})
+_GANGS: Final = frozenset({"scheduling.volcano.sh", "scheduling.x-k8s.io"})
 _PODS: Final = ("pods", "count/pods")
 _SERVICES: Final = ("services", "count/services")
 _STEPS: Final = {
@@ -58,11 +59,12 @@ def named_objects(facts: Facts) -> Iterator[Check]:
         if one.kind == "claim":
             yield from _claim(one, facts)
     if there:
-        yield fine("objects", f"found: {_listed(there)}")
+        yield fine("objects", "found: " + ", ".join(map(str, there)))
     if hidden := [one for one in wanted if one not in there and not facts.missing(str(one))]:
+        names = ", ".join(map(str, hidden))
         yield unknown(
             "objects",
-            f"you may not read these, so whether they exist is not known: {_listed(hidden)}",
+            f"you may not read these, so whether they exist is not known: {names}",
             "ask somebody who may: a job waits for what it names",
         )
 
@@ -71,45 +73,38 @@ def queue(facts: Facts) -> Iterator[Check]:
     """Whether Kueue manages the job, and whether its queue can ever admit it."""
     if facts.job is None or not (name := Object(facts.job).labels.get(QUEUE)):
         return
-    groups, asked = _groups(facts), facts.one("queue dry run")
+    groups, managed = _groups(facts), facts.kueue_manages
     without = "or take kueue_queue out of the job.yaml; as it is, the job never starts"
     if groups is not None and _KUEUE not in groups:
         yield problem("queue", "Kueue is not installed in this cluster", f"install it, {without}")
         return
     local, cluster = facts.one(f"queue {name}"), facts.one("cluster queue")
     found: list[Check] = []
-    if asked and not facts.target.is_suspended(asked):
-        found += [
-            problem(
-                "queue",
-                f"Kueue does not manage {facts.target.kind}s in this cluster",
-                f"have {facts.target.kueue_framework} added to integrations.frameworks in Kueue's"
-                f" configuration, {without}",
-            )
-        ]
+    if managed is False:
+        seen = f"Kueue does not manage {facts.target.kind}s in this cluster"
+        step = f"have {facts.target.kueue_framework} added to integrations.frameworks in Kueue's"
+        found.append(problem("queue", seen, f"{step} configuration, {without}"))
     if local is not None:
         found += _in_queue(facts, local, {} if facts.missing("cluster queue") else cluster)
     yield from found
     if found or facts.missing(f"queue {name}"):  # the check of named objects says that
         return
-    if groups and asked and local and cluster:
+    if groups and managed and local and cluster:
         seen = f"Kueue manages {facts.target.kind}s, and ClusterQueue {Object(cluster).name} admits"
         yield fine("queue", f"{seen} those of LocalQueue {name}")
         return
     of = cluster_queue(local) if local else "of the queue"
-    yield unknown(
-        "queue",
-        f"whether Kueue will start the job from LocalQueue {name} is not known: you may not read"
-        f" ClusterQueue {of}, or no dry run reached Kueue's webhook",
-        "ask for manifests/rbac/cluster-viewer.yaml; k8sjob why tells more once it is submitted",
-    )
+    seen = f"whether Kueue will start the job from LocalQueue {name} is not known: you may not read"
+    step = "ask for manifests/rbac/cluster-viewer.yaml; k8sjob why tells more once it is submitted"
+    seen += f" ClusterQueue {of}, or no dry run reached Kueue's webhook"
+    yield unknown("queue", seen, step)
 
 
 def _in_queue(facts: Facts, local: Json, cluster: Json | None) -> Iterator[Check]:
     """What keeps this job in a queue for ever."""
-    if said := closed(local, cluster):
+    if reason := closed(local, cluster):
         step = "ask Kueue's administrator to correct it; until then the job does not start"
-        yield problem("queue", said, step)
+        yield problem("queue", reason, step)
     if not cluster:
         return
     namespace = facts.one("namespace")
@@ -128,15 +123,13 @@ def _in_queue(facts: Facts, local: Json, cluster: Json | None) -> Iterator[Check
         count, each = sets[one.path]
         sets[one.path] = count + one.count, each
     pods = list(sets.values())
-    if fewest:
-        pods = [(int(fewest), pods[0][1])]
-    for said, declared in excess(cluster, pods):
+    for reason, declared in excess(cluster, [(int(fewest), pods[0][1])] if fewest else pods):
         if declared:
             step = "ask for less, or for another queue; as it is, the job never starts"
-            yield problem("queue", said, step)
+            yield problem("queue", reason, step)
         else:
             step = "Kueue admits no such job, unless it is set up with IgnoreUndeclared"
-            yield warning("queue", said, f"{step}; have quota for it added")
+            yield warning("queue", reason, f"{step}; have quota for it added")
 
 
 def gang(facts: Facts) -> Iterator[Check]:
@@ -161,11 +154,6 @@ def _groups(facts: Facts) -> set[str] | None:
     return {group.get("name", "") for group in found.get("groups") or ()}
 
 
-_KUEUE: Final = "kueue.x-k8s.io"
-_ITS: Final = frozenset({"queue", "workload priority class"})
-_GANGS: Final = frozenset({"scheduling.volcano.sh", "scheduling.x-k8s.io"})
-
-
 def _absent(one: Reference, namespace: str) -> Check:
     step = _STEPS.get(one.kind, "correct its name in the job.yaml, or have it made")
     step = step.format(name=one.name, namespace=namespace)
@@ -176,11 +164,10 @@ def _absent(one: Reference, namespace: str) -> Check:
 
 
 def _claim(one: Reference, facts: Facts) -> Iterator[Check]:
-    """What is wrong with a claim that is there."""
     claim = facts.one(str(one)) or {}
-    if (claim.get("status") or {}).get("phase") == "Lost":
+    if at_path(claim, "status", "phase") == "Lost":
         yield problem("objects", f"{one} has lost its volume", "have the volume restored")
-    modes = set((claim.get("spec") or {}).get("accessModes") or ())
+    modes = set(at_path(claim, "spec", "accessModes") or ())
     replicas = sum(count for _, count, _ in pod_specs(facts.job or {}))
     if replicas > 1 and modes == {"ReadWriteOncePod"}:
         step = "use a claim that is ReadWriteMany"
@@ -196,8 +183,8 @@ def _claim(one: Reference, facts: Facts) -> Iterator[Check]:
 def quota_need(job: Json) -> Amounts:
     """What a job adds to a ResourceQuota, under the names that quotas use."""
     target, one = target_of(job), Decimal(1)
-    made = [(target.resource, target.api_version), *([target.makes] if target.makes else ())]
-    made += [("jobs", "batch/v1")] if target.child("any") else []
+    made = [(target.resource, target.api_version)]
+    made += [(below.resource, below.api_version) for below in target.made]
     need: Amounts = {f"count/{what}.{version.partition('/')[0]}": one for what, version in made}
     replicas = Decimal(sum(count for _, count, _ in pod_specs(job)))
     need |= dict.fromkeys(_PODS, replicas)
@@ -233,11 +220,7 @@ def unsaid(job: Json, counted: Iterable[str], filled: Iterable[str]) -> list[str
 def _all_state(job: Json, group: str, resource: str) -> bool:
     groups = {group, "limits"}  # a limit is taken for a request that is not there
     return all(
-        any(resource in ((container.get("resources") or {}).get(one) or {}) for one in groups)
+        any(resource in Object(container).part("resources", one) for one in groups)
         for _, _, pod in pod_specs(job)
-        for container in (*(pod.get("initContainers") or ()), *(pod.get("containers") or ()))
+        for container in containers(pod)
     )
-
-
-def _listed(found: Iterable[Reference]) -> str:
-    return ", ".join(map(str, found))

@@ -12,17 +12,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.checks.doctor.check import fine, problem, unknown, warning
 from k8sjob.kube.capacity import add, as_text, devices, nodes_of, pod_requests, tolerates
+from k8sjob.kube.objects import at_path
 from k8sjob.targets.jobs import pod_specs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from k8sjob.backends.api import Json
     from k8sjob.checks.doctor.check import Check, Facts
     from k8sjob.kube.capacity import Amounts, Node
+    from k8sjob.kube.objects import Json
 
-__all__ = ["fit", "free_devices", "nodes", "refusal"]
-
+_REQUIRED: Final = (
+    *("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution"),
+    "nodeSelectorTerms",
+)
 _SHOWN: Final = 8
 """Nodes that are named one by one."""
 
@@ -135,17 +138,16 @@ def _never(role: str, pod: Json, nodes: Sequence[Node]) -> Check | None:
         return None
     short = {
         what: best
-        for what, asked in need.items()
-        if (best := max(node.offers.get(what, asked * 0) for node in possible)) < asked
+        for what, amount in need.items()
+        if (best := max(node.offers.get(what, amount * 0) for node in possible)) < amount
     }
-    said = ", ".join(
-        f"{what} {as_text(what, need[what])} (the largest has {as_text(what, best)})"
-        for what, best in short.items()
-    )
-    said = said or "all of " + ", ".join(f"{what} {as_text(what, n)}" for what, n in need.items())
+    asked = {what: f"{what} {as_text(what, amount)}" for what, amount in need.items()}
+    reason = ", ".join(
+        f"{asked[what]} (the largest has {as_text(what, best)})" for what, best in short.items()
+    ) or "all of " + ", ".join(asked.values())
     return problem(
         "fit",
-        f"a {role} is too large for every node, even for an empty one: it asks for {said}",
+        f"a {role} is too large for every node, even for an empty one: it asks for {reason}",
         "ask for less in resources, or for more replicas that are smaller",
     )
 
@@ -191,21 +193,16 @@ def refusal(node: Node, pod: Json) -> str:
     for taint in node.taints:
         if not tolerates(pod, taint):
             return f"taint {taint.get('key')}={taint.get('value', '')}"
-    affinity = ((pod.get("affinity") or {}).get("nodeAffinity") or {}).get(
-        "requiredDuringSchedulingIgnoredDuringExecution"
-    ) or {}
-    terms = affinity.get("nodeSelectorTerms")
+    terms = at_path(pod, *_REQUIRED)
     if terms and not any(_matches(node, term) for term in terms):
         return "node affinity"
     return ""
 
 
 def _matches(node: Node, term: Json) -> bool:
-    fields = all(
-        _holds_for({"metadata.name": node.name}, one) for one in term.get("matchFields") or ()
-    )
-    return fields and all(
-        _holds_for(node.labels, one) for one in term.get("matchExpressions") or ()
+    of_name, labels = {"metadata.name": node.name}, node.labels
+    return all(_holds_for(of_name, one) for one in term.get("matchFields") or ()) and all(
+        _holds_for(labels, one) for one in term.get("matchExpressions") or ()
     )
 
 

@@ -7,24 +7,15 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.doctor.check import fine, problem, unknown, warning
-from k8sjob.targets.jobs import DEFAULT
+from k8sjob.kube.objects import Object, at_path, containers
+from k8sjob.targets.jobs import DEFAULT, namesake
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from k8sjob.backends.api import Json
     from k8sjob.checks.doctor.check import Check, Facts
     from k8sjob.kube.client.transport import ApiError
-
-__all__ = [
-    "DEFAULT_INIT_IMAGE",
-    "crd",
-    "dry_run",
-    "init_image",
-    "init_wait",
-    "operator",
-    "webhook",
-]
+    from k8sjob.kube.objects import Json
 
 DEFAULT_INIT_IMAGE: Final = "alpine:3.10"
 """What the operator puts in front of workers where its flags name nothing else."""
@@ -43,13 +34,13 @@ def crd(facts: Facts) -> Iterator[Check]:
     if any(resource.get("name") == target.resource for resource in resources):
         beside = "; Kubeflow Trainer 2 is there too, and not used" if trainer else ""
         yield fine("crd", f"{target.kind} is served as {target.api_version}{beside}")
-        if target.makes and facts.error("made api") is not None:
-            seen = f"{target.makes[0]} are not served, and {target.kind}s are made of them"
-            yield problem("crd", f"{seen} ({target.makes[1]})", f"have it installed; {_INSTALL}")
+        if (made := namesake(target)) and facts.error("made api") is not None:
+            seen = f"{made.resource} are not served, and {target.kind}s are made of them"
+            yield problem("crd", f"{seen} ({made.api_version})", f"have it installed; {_INSTALL}")
         return
     error = facts.error("jobs api")
     if error is not None and error.code != 404:
-        yield problem("crd", f"{target.api_version} cannot be looked at: {error.said}", _INSTALL)
+        yield problem("crd", f"{target.api_version} cannot be looked at: {error.detail}", _INSTALL)
     elif trainer:
         yield problem(
             "crd",
@@ -67,8 +58,8 @@ def crd(facts: Facts) -> Iterator[Check]:
 def webhook(facts: Facts) -> Iterator[Check]:
     """Whether the controller's webhook answers: it must refuse a job with a bad name."""
     error, controller = facts.error("bad dry run"), facts.target.controller
-    said = error.said if error else ""
-    if answered := _own_webhook(facts, said):
+    answer = error.detail if error else ""
+    if answered := _own_webhook(facts, answer):
         yield fine("webhook", f"answers: {answered} refused a bad job")
     elif error is None and facts.one("bad dry run") is not None:
         yield warning(
@@ -76,23 +67,23 @@ def webhook(facts: Facts) -> Iterator[Check]:
             f"a bad job was not refused: {_registered(facts)}",
             f"check that the operator runs; {_INSTALL}",
         )
-    elif error is not None and "failed calling webhook" in said:
+    elif error is not None and "failed calling webhook" in answer:
         yield problem(
             "webhook",
-            f"does not answer, so jobs can be neither made nor changed: {said}",
+            f"does not answer, so jobs can be neither made nor changed: {answer}",
             f"look at {controller.name}: kubectl -n {controller.namespace} get pods",
         )
     elif error is not None and error.code != 404:  # that there is no API, crd says
         yield unknown(
             "webhook",
-            f"not known, since a dry run came to another end: {said}",
+            f"not known, since a dry run came to another end: {answer}",
             "see the check of the dry run",
         )
 
 
-def _own_webhook(facts: Facts, said: str) -> str:
+def _own_webhook(facts: Facts, answer: str) -> str:
     """The controller's webhook that has refused something; empty where it was none of them."""
-    found = _DENIED.search(said)
+    found = _DENIED.search(answer)
     whose = found["webhook"] if found else ""
     return whose if whose.endswith(facts.target.controller.webhooks) else ""
 
@@ -120,8 +111,8 @@ def dry_run(facts: Facts) -> Iterator[Check]:
         if facts.one("dry run") is not None:
             yield fine("dry-run", f"{what} is accepted in {facts.namespace}; nothing was made")
         return
-    if any(said in error.said for said in facts.target.awaited):
-        yield fine("dry-run", f"{what} is accepted as far as it can be without its runtime")
+    if (beside := facts.target.companion) and beside.is_missed(error.detail):
+        yield fine("dry-run", f"{what} is accepted as far as it can be without its {beside.key}")
         return
     seen, step = _refused(error, what, facts)
     if error.code == 409:
@@ -131,22 +122,25 @@ def dry_run(facts: Facts) -> Iterator[Check]:
 
 
 def _refused(error: ApiError, what: str, facts: Facts) -> tuple[str, str]:
-    said = error.said
+    answer = error.detail
     if error.code == 409:
         return (
             f"a job of that name is in {facts.namespace}",
             "k8sjob submit attaches to it, or shows what is different",
         )
-    if "failed calling webhook" in said:
-        return f"{what} cannot be checked: {said}", "see the check of the webhook"
-    if "admission webhook" in said:
-        own = _own_webhook(facts, said)
+    if "failed calling webhook" in answer:
+        return f"{what} cannot be checked: {answer}", "see the check of the webhook"
+    if "admission webhook" in answer:
+        own = _own_webhook(facts, answer)
         whose = "correct the job" if own else "ask the owner of that policy"
-        return f"{what} is refused: {said}", whose
+        return f"{what} is refused: {answer}", whose
     if error.code == 403:
-        return f"{what} may not be made: {said}", "see the check of the permissions"
+        return f"{what} may not be made: {answer}", "see the check of the permissions"
     causes = "".join(f"; {field}: {wrong}" for field, wrong in error.causes)
-    return f"{what} is refused: {said}{causes}", "correct the job, or name another namespace by -n"
+    return (
+        f"{what} is refused: {answer}{causes}",
+        "correct the job, or name another namespace by -n",
+    )
 
 
 def operator(facts: Facts) -> Iterator[Check]:
@@ -158,18 +152,13 @@ def operator(facts: Facts) -> Iterator[Check]:
     if deployments:
         yield from (_deployment(one, labels) for one in deployments)
         return
-    seen = (
-        "you may not read its Deployment"
-        if deployments is None
-        else f"no Deployment is labelled {labels}"
-    )
+    hidden = deployments is None
+    seen = "you may not read its Deployment" if hidden else f"no Deployment is labelled {labels}"
     error = facts.error("bad dry run")
-    if error and _own_webhook(facts, error.said):
+    if error and _own_webhook(facts, error.detail):
         yield fine("operator", f"runs, since its webhook answers; {seen}")
     else:
-        step = (
-            "ask the cluster's administrator whether it runs, or for manifests/rbac/capacity.yaml"
-        )
+        step = "ask the administrator whether it runs, or for manifests/rbac/capacity.yaml"
         yield unknown("operator", seen, step)
 
 
@@ -198,13 +187,13 @@ def init_image(facts: Facts) -> Iterator[Check]:
         " --pytorch-init-container-image=IMAGE, one with nslookup that its nodes can pull"
     )
     seen = [
-        (container.get("image", ""), (pod.get("spec") or {}).get("nodeName", ""), status)
+        (container.get("image", ""), Object(pod).spec.get("nodeName", ""), status)
         for pod, container in _init_containers(facts)
-        for status in (pod.get("status") or {}).get("initContainerStatuses") or ()
+        for status in Object(pod).status.get("initContainerStatuses") or ()
         if status.get("name") == facts.target.init_container
     ]
     for image, node, status in seen:
-        why = ((status.get("state") or {}).get("waiting") or {}).get("reason", "")
+        why = at_path(status, "state", "waiting", "reason") or ""
         if "Image" in why:
             yield problem("init-image", f"{image}: {why} on node {node}", step)
             return
@@ -240,11 +229,10 @@ def init_wait(facts: Facts) -> Iterator[Check]:
 
 
 def _init_containers(facts: Facts) -> list[tuple[Json, Json]]:
-    """Pods of workers in the namespace, each with the operator's init container."""
     return [
         (pod, container)
         for pod in facts.items("workers") or ()
-        for container in (pod.get("spec") or {}).get("initContainers") or ()
+        for container in Object(pod).spec.get("initContainers") or ()
         if container.get("name") == facts.target.init_container
     ]
 
@@ -252,7 +240,7 @@ def _init_containers(facts: Facts) -> list[tuple[Json, Json]]:
 def flag(facts: Facts, name: str) -> str:
     """The value of a flag of the operator; empty where it has none, or may not be read."""
     deployments = facts.items("operator") or facts.items("operator's own namespace") or ()
-    for container in (one for deployment in deployments for one in _containers(deployment)):
+    for container in (one for each in deployments for one in _containers(each)):
         words = [*(container.get("command") or ()), *(container.get("args") or ())]
         for word, following in pairwise([*words, ""]):
             if word.startswith(f"{name}="):
@@ -263,5 +251,4 @@ def flag(facts: Facts, name: str) -> str:
 
 
 def _containers(deployment: Json) -> list[Json]:
-    template = (deployment.get("spec") or {}).get("template") or {}
-    return list((template.get("spec") or {}).get("containers") or ())
+    return containers(Object(deployment).part("spec", "template", "spec"))

@@ -11,30 +11,15 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.doctor.check import Permission, fine, problem, unknown, warning
-from k8sjob.kube.resources import ResourcePath
-from k8sjob.targets.jobs import DEFAULT, TARGETS, companion_path
+from k8sjob.targets.jobs import DEFAULT, TARGETS, namesake
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from k8sjob.backends.api import Json
     from k8sjob.checks.doctor.check import Check, Facts
     from k8sjob.kube.client.transport import ApiError
-    from k8sjob.targets.api import Target
-
-__all__ = [
-    "RULES",
-    "Grant",
-    "Permission",
-    "Rule",
-    "all_permissions",
-    "asked_for",
-    "binding",
-    "permissions",
-    "role",
-    "rules",
-    "server",
-]
+    from k8sjob.kube.objects import Json
+    from k8sjob.targets.api import Companion, Made, Target
 
 RBAC: Final = "rbac.authorization.k8s.io"
 
@@ -94,90 +79,73 @@ class Rule:
 _READ: Final = ("get", "list", "watch")
 
 
+def _rule(
+    grant: Grant,
+    what: Target | Made | Companion,
+    verbs: tuple[str, ...],
+    used_by: str,
+    target: Target,
+    *,
+    vital: bool = False,
+) -> Rule:
+    """What one kind of job needs of its own objects."""
+    of = "" if target is DEFAULT else f" (target {target.name})"
+    group = what.api_version.rpartition("/")[0]
+    return Rule(grant, group, what.resource, verbs, used_by + of, vital, target.name)
+
+
 def _submitting() -> Iterator[Rule]:
-    """What creating and changing the jobs of each kind needs."""
+    to = Grant.SUBMITTER
     for one in TARGETS:
-        of_jobs = Grant.SUBMITTER, one.api_version.partition("/")[0], one.resource
-        of = "" if one is DEFAULT else f" (target {one.name})"
-        yield Rule(*of_jobs, ("create",), f"submit{of}", vital=True, target=one.name)
-        yield Rule(*of_jobs, ("patch",), f"suspend, resume{of}", target=one.name)
-        yield Rule(*of_jobs, ("delete",), f"delete, submit --replace{of}", target=one.name)
-        for resource, _ in one.companions:
-            what = ResourcePath.of(companion_path(one, resource)).group, resource
-            verbs, used_by = ("create", "get", "patch", "delete"), f"submit, delete{of}"
-            yield Rule(Grant.SUBMITTER, *what, verbs, used_by, vital=True, target=one.name)
-        if one.makes:
-            group = one.makes[1].partition("/")[0]
-            of_submit = ("get",), f"submit{of}"
-            yield Rule(Grant.SUBMITTER, group, one.makes[0], *of_submit, target=one.name)
+        yield _rule(to, one, ("create",), "submit", one, vital=True)
+        yield _rule(to, one, ("patch",), "suspend, resume", one)
+        yield _rule(to, one, ("delete",), "delete, submit --replace", one)
+        if beside := one.companion:
+            verbs = ("create", "get", "patch", "delete")
+            yield _rule(to, beside, verbs, "submit, delete", one, vital=True)
+        if made := namesake(one):
+            yield _rule(to, made, ("get",), "submit", one)
 
 
 def _viewing() -> Iterator[Rule]:
+    to = Grant.VIEWER
     for one in TARGETS:
-        group = one.api_version.partition("/")[0]
-        of = "" if one is DEFAULT else f" (target {one.name})"
-        of_jobs = Grant.VIEWER, group, one.resource, _READ, f"every command about jobs{of}"
-        yield Rule(*of_jobs, vital=True, target=one.name)
-        if one.child("any"):
-            used_by = f"list, status, watch, why{of}"
-            yield Rule(Grant.VIEWER, "batch", "jobs", _READ, used_by, target=one.name)
+        yield _rule(to, one, _READ, "every command about jobs", one, vital=True)
+        for made in one.made:
+            yield _rule(to, made, _READ, "list, status, watch, why", one)
+        if beside := one.companion:
+            yield _rule(to, beside, ("get",), "status, why", one)
 
 
+_KUEUE: Final = "kueue.x-k8s.io"
+_PENDING: Final = ("visibility.kueue.x-k8s.io", "localqueues/pendingworkloads")
+_WEBHOOKS: Final = ("admissionregistration.k8s.io", "validatingwebhookconfigurations")
+_VIEWER, _WIDE, _CAPACITY = Grant.VIEWER, Grant.CLUSTER_VIEWER, Grant.CAPACITY
 RULES: Final = (
     *_submitting(),
     Rule(Grant.SUBMITTER, "", "configmaps", ("get",), "why, doctor job.yaml"),
     *_viewing(),
-    Rule(Grant.VIEWER, "", "pods", _READ, "status, watch, logs, why"),
-    Rule(Grant.VIEWER, "", "pods/log", ("get",), "logs, watch, why"),
-    Rule(Grant.VIEWER, "", "events", ("list", "watch"), "watch, why"),
-    Rule(Grant.VIEWER, "", "persistentvolumeclaims", ("get", "list"), "why, doctor"),
-    Rule(Grant.VIEWER, "", "resourcequotas", ("list",), "why, doctor"),
-    Rule(Grant.VIEWER, "", "limitranges", ("list",), "doctor"),
-    Rule(Grant.VIEWER, "", "serviceaccounts", ("get",), "doctor"),
-    Rule(Grant.VIEWER, "", "namespaces", ("get",), "why, doctor"),
-    Rule(Grant.VIEWER, "kueue.x-k8s.io", "workloads", ("list",), "why"),
-    Rule(Grant.VIEWER, "kueue.x-k8s.io", "localqueues", ("get",), "submit, why, doctor job.yaml"),
-    Rule(
-        Grant.VIEWER,
-        "visibility.kueue.x-k8s.io",
-        "localqueues/pendingworkloads",
-        ("get",),
-        "why: the place in a queue",
-    ),
-    Rule(
-        Grant.CLUSTER_VIEWER,
-        "kueue.x-k8s.io",
-        "clusterqueues",
-        ("get", "list"),
-        "submit, why, doctor job.yaml",
-    ),
-    Rule(
-        Grant.CLUSTER_VIEWER,
-        "kueue.x-k8s.io",
-        "workloadpriorityclasses",
-        ("get",),
-        "submit, doctor job.yaml",
-    ),
-    Rule(Grant.CLUSTER_VIEWER, "", "nodes", ("get", "list"), "submit, why, doctor"),
-    Rule(Grant.CLUSTER_VIEWER, "storage.k8s.io", "storageclasses", ("list",), "doctor"),
-    Rule(Grant.CLUSTER_VIEWER, "scheduling.k8s.io", "priorityclasses", ("get",), "doctor job.yaml"),
-    Rule(Grant.CLUSTER_VIEWER, "node.k8s.io", "runtimeclasses", ("get",), "doctor job.yaml"),
-    Rule(
-        Grant.CLUSTER_VIEWER,
-        "admissionregistration.k8s.io",
-        "validatingwebhookconfigurations",
-        ("list",),
-        "doctor",
-    ),
-    Rule(Grant.CAPACITY, "", "pods", ("list",), "why, doctor: who has the GPUs"),
-    Rule(
-        Grant.CAPACITY,
-        "kueue.x-k8s.io",
-        "workloads",
-        ("list",),
-        "why: who has the quota of a queue",
-    ),
-    Rule(Grant.CAPACITY, "apps", "deployments", ("list",), "why, doctor: the operator"),
+    Rule(_VIEWER, "", "pods", _READ, "status, watch, logs, why"),
+    Rule(_VIEWER, "", "pods/log", ("get",), "logs, watch, why"),
+    Rule(_VIEWER, "", "events", ("list", "watch"), "watch, why"),
+    Rule(_VIEWER, "", "persistentvolumeclaims", ("get", "list"), "why, doctor"),
+    Rule(_VIEWER, "", "resourcequotas", ("list",), "why, doctor"),
+    Rule(_VIEWER, "", "limitranges", ("list",), "doctor"),
+    Rule(_VIEWER, "", "serviceaccounts", ("get",), "doctor"),
+    Rule(_VIEWER, "", "namespaces", ("get",), "why, doctor"),
+    Rule(_VIEWER, _KUEUE, "workloads", ("list",), "why"),
+    Rule(_VIEWER, _KUEUE, "localqueues", ("get",), "submit, why, doctor job.yaml"),
+    Rule(_VIEWER, *_PENDING, ("get",), "why: the place in a queue"),
+    Rule(_WIDE, _KUEUE, "clusterqueues", ("get", "list"), "submit, why, doctor job.yaml"),
+    Rule(_WIDE, _KUEUE, "workloadpriorityclasses", ("get",), "submit, doctor job.yaml"),
+    Rule(_WIDE, "", "nodes", ("get", "list"), "submit, why, doctor"),
+    Rule(_WIDE, "storage.k8s.io", "storageclasses", ("list",), "doctor"),
+    Rule(_WIDE, "scheduling.k8s.io", "priorityclasses", ("get",), "doctor job.yaml"),
+    Rule(_WIDE, "node.k8s.io", "runtimeclasses", ("get",), "doctor job.yaml"),
+    Rule(_WIDE, *_WEBHOOKS, ("list",), "doctor"),
+    Rule(_CAPACITY, "", "pods", ("list",), "why, doctor: who has the GPUs"),
+    Rule(_CAPACITY, _KUEUE, "workloads", ("list",), "why: who has the quota of a queue"),
+    Rule(_CAPACITY, "apps", "deployments", ("list",), "why, doctor: the operator"),
 )
 """Everything, the most important first."""
 
@@ -204,9 +172,7 @@ def role(grant: Grant, namespace: str = "") -> Json:
     for rule in rules(grant):
         granted.setdefault((rule.group, rule.resource), []).extend(rule.verbs)
     return {
-        "apiVersion": f"{RBAC}/v1",
-        "kind": _kind(grant),
-        "metadata": _metadata(_name(grant), namespace),
+        **_header(grant, "", namespace),
         "rules": [
             {"apiGroups": [group], "resources": [resource], "verbs": list(dict.fromkeys(verbs))}
             for (group, resource), verbs in granted.items()
@@ -222,11 +188,11 @@ def binding(grant: Grant, subjects: Iterable[Json], namespace: str = "") -> Json
         subjects: as RBAC names them: `{"kind": "User", "name": "eve"}`.
         namespace: where; not for what is cluster-wide.
     """
+    made = _header(grant, "Binding", namespace)
+    name, kind = made["metadata"]["name"], made["kind"].removesuffix("Binding")
     return {
-        "apiVersion": f"{RBAC}/v1",
-        "kind": f"{_kind(grant)}Binding",
-        "metadata": _metadata(_name(grant), namespace),
-        "roleRef": {"apiGroup": RBAC, "kind": _kind(grant), "name": _name(grant)},
+        **made,
+        "roleRef": {"apiGroup": RBAC, "kind": kind, "name": name},
         "subjects": [
             subject if subject["kind"] == "ServiceAccount" else {"apiGroup": RBAC, **subject}
             for subject in subjects
@@ -234,16 +200,11 @@ def binding(grant: Grant, subjects: Iterable[Json], namespace: str = "") -> Json
     }
 
 
-def _kind(grant: Grant) -> str:
-    return "ClusterRole" if grant.cluster_wide else "Role"
-
-
-def _name(grant: Grant) -> str:
-    return f"k8sjob-{grant}"
-
-
-def _metadata(name: str, namespace: str) -> Json:
-    return {"name": name, "namespace": namespace} if namespace else {"name": name}
+def _header(grant: Grant, suffix: str, namespace: str) -> Json:
+    kind = "ClusterRole" if grant.cluster_wide else "Role"
+    where = {"namespace": namespace} if namespace else {}
+    metadata = {"name": f"k8sjob-{grant}", **where}
+    return {"apiVersion": f"{RBAC}/v1", "kind": kind + suffix, "metadata": metadata}
 
 
 _SLOW: Final = 2.0
@@ -255,7 +216,7 @@ def server(facts: Facts) -> Iterator[Check]:
     where = f"{facts.server} (context {facts.context})"
     error = facts.error("version")
     if error is not None:
-        yield problem("server", f"{where}: {error.said}", _way_in(error))
+        yield problem("server", f"{where}: {error.detail}", _way_in(error))
         return
     version = (facts.one("version") or {}).get("gitVersion", "of unknown version")
     seen = f"Kubernetes {version} at {where}, answered in {facts.seconds * 1000:.0f} ms"
@@ -284,8 +245,7 @@ def permissions(facts: Facts) -> Iterator[Check]:
             "what is missing shows when a command is refused",
         )
         return
-    rows = rules_of(facts.target)
-    lacking = [(rule, missing) for rule in rows if (missing := _missing(rule, facts))]
+    lacking = _lacking(facts)
     ours = [(rule, missing) for rule, missing in lacking if not rule.grant.cluster_wide]
     details = tuple(f"{missing}: for {rule.used_by}" for rule, missing in ours)
     who, where = facts.user or "you", facts.namespace
@@ -308,15 +268,10 @@ def permissions(facts: Facts) -> Iterator[Check]:
 
 def asked_for(facts: Facts) -> list[Json]:
     """The Role and RoleBinding that the user lacks; empty where nothing is missing."""
-    rows = rules_of(facts.target)
-    complete = all(not _missing(rule, facts) for rule in rows if not rule.grant.cluster_wide)
-    if complete or not facts.allowed:
+    if all(rule.grant.cluster_wide for rule, _ in _lacking(facts)):
         return []
-    subject = _subject(facts.user)
-    return [
-        role(Grant.SUBMITTER, facts.namespace),
-        binding(Grant.SUBMITTER, [subject], facts.namespace),
-    ]
+    subject, grant = _subject(facts.user), Grant.SUBMITTER
+    return [role(grant, facts.namespace), binding(grant, [subject], facts.namespace)]
 
 
 def _subject(user: str) -> Json:
@@ -326,7 +281,11 @@ def _subject(user: str) -> Json:
     return {"kind": "User", "name": user or "YOUR-NAME"}
 
 
-def _missing(rule: Rule, facts: Facts) -> str:
-    """What the user lacks of a row, as "list, watch pods"; empty for nothing."""
-    verbs = [one.verb for one in rule.permissions if facts.allowed.get(one) is False]
-    return f"{', '.join(verbs)} {rule.name}" if verbs else ""
+def _lacking(facts: Facts) -> list[tuple[Rule, str]]:
+    """The rows of which the user lacks something, with that: "list, watch pods"."""
+    lacking = []
+    for rule in rules_of(facts.target):
+        verbs = [one.verb for one in rule.permissions if facts.allowed.get(one) is False]
+        if verbs:
+            lacking.append((rule, f"{', '.join(verbs)} {rule.name}"))
+    return lacking

@@ -1,6 +1,6 @@
 """Lint: what will hang, be rejected by the operator, or go wrong silently, found before it runs.
 
-`lint(path)` reads a PyTorchJob manifest, a job.yaml with the script that it names, or a script.
+`lint(path)` reads a manifest of a job, a job.yaml with the script that it names, or a script.
 Nothing is executed. docs/reference/lint.md has every check with its reason.
 """
 

@@ -31,8 +31,7 @@ from k8sjob.checks.lint.script_facts import Script, Setting
 from k8sjob.checks.lint.script_modules import parse_module, program
 from k8sjob.contract import closest
 from k8sjob.errors import Problem, SpecError
-from k8sjob.targets.jobs import DEFAULT
-from k8sjob.targets.pytorchjob.operator import KIND
+from k8sjob.targets.jobs import DEFAULT, TARGETS, keyed
 from k8sjob.yamldoc import content, job_file, objects, parse, parse_all
 from k8sjob.yamldoc.reading import MAX_BYTES, Document
 
@@ -40,10 +39,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from k8sjob.spec import JobSpec
-    from k8sjob.spec.changes import Change
+    from k8sjob.spec.load import Change
+    from k8sjob.targets.api import Target
     from k8sjob.yamldoc import FieldPath
-
-__all__ = ["CHECKS", "lint", "lint_manifest", "lint_script", "read_text"]
 
 _SHEBANG: Final = re.compile(r"#!.*python")
 _DOCKERFILE: Final = re.compile(r"^\s*FROM\s+\S+", re.MULTILINE | re.IGNORECASE)
@@ -52,7 +50,7 @@ _INVALID: Final = Check(
     "invalid-document",
     Severity.ERROR,
     "manifest",
-    "A file that is not YAML, has no PyTorchJob, or is a job.yaml with errors cannot be submitted.",
+    "A file that is not YAML, has no job, or is a job.yaml with errors cannot be submitted.",
 )
 _SYNTAX: Final = Check(
     "script-syntax",
@@ -60,7 +58,7 @@ _SYNTAX: Final = Check(
     "script",
     "A file that Python cannot parse ends every replica at its first line.",
 )
-_MANIFEST_RULES: Final = (manifest_job.RULES, manifest_pods.RULES)
+_MANIFEST_RULES: Final = (manifest_pods.RULES, manifest_job.RULES)
 _JOB_RULES: Final = Rules["_JobFile"]("manifest")
 _SCRIPT_RULES: Final = (script_group.RULES, script_collectives.RULES, script_data.RULES)
 
@@ -69,7 +67,7 @@ def lint(path: str | Path, changes: Sequence[Change] = ()) -> list[Finding]:
     """What will hang, be rejected or go wrong silently.
 
     Args:
-        path: a PyTorchJob manifest, a job.yaml (its script is read too), a Python script, a folder
+        path: a manifest of a job, a job.yaml (its script is read too), a Python script, a folder
             with a job.yaml, or "-" for any of these on standard input.
         changes: of the fields of a job.yaml.
 
@@ -128,7 +126,7 @@ def read_text(file: Path, source: str) -> str:
 
 
 def _refusal(what: str, source: str) -> SpecError:
-    step = "name a PyTorchJob manifest, a job.yaml or a script"
+    step = "name a manifest of a job, a job.yaml or a script"
     return SpecError([Problem("", f"{what}; {step}")], source)
 
 
@@ -136,10 +134,10 @@ def _refusal(what: str, source: str) -> SpecError:
 
 
 def lint_manifest(text: str, source: str = "") -> list[Finding]:
-    """What will hang, be rejected or go wrong silently with the PyTorchJobs in a text.
+    """What will hang, be rejected or go wrong silently with the jobs in a text.
 
     Args:
-        text: YAML or JSON; documents of other kinds are passed over.
+        text: YAML or JSON; other objects are passed over.
         source: its file name, for the findings.
 
     Returns:
@@ -150,10 +148,17 @@ def lint_manifest(text: str, source: str = "") -> list[Finding]:
     except SpecError as error:
         return _invalid(error, source)
     if not jobs:
-        message = f"there is no {KIND} in it; name a file with one, a job.yaml or a script"
+        kinds = ", ".join(target.kind for target in TARGETS)
+        message = f"there is no job in it ({kinds}); name a file with one, a job.yaml or a script"
         return [_INVALID.finding(message, source)]
-    hits = (hit for job in jobs for rules in _MANIFEST_RULES for hit in rules.hits(job))
+    hits = (hit for job in jobs for hit in _manifest_hits(job))
     return findings(hits, {source: text}, {_INVALID.id, *_ids(_MANIFEST_RULES)})
+
+
+def _manifest_hits(job: Job) -> Iterator[tuple[Check, Hit]]:
+    yield from manifest_pods.RULES.hits(job)
+    if job.operated:
+        yield from manifest_job.RULES.hits(job)
 
 
 def _ids(several: Iterable[Rules[Any]]) -> Iterator[str]:
@@ -161,7 +166,6 @@ def _ids(several: Iterable[Rules[Any]]) -> Iterator[str]:
 
 
 def _invalid(error: SpecError, source: str) -> list[Finding]:
-    """The problems of a document as findings."""
     return [
         _INVALID.finding(
             f"{problem.field}: {problem.message}" if problem.field else problem.message,
@@ -175,8 +179,20 @@ def _invalid(error: SpecError, source: str) -> list[Finding]:
 
 def _jobs_in(documents: list[Document]) -> Iterator[Job]:
     for document, base, item in objects(documents):
-        if item.get("kind") == KIND:
-            yield Job(item, partial(_place_below, document, base))
+        if target := _kind_of(item):
+            yield Job(target, item, partial(_place_below, document, base))
+
+
+def _kind_of(item: dict[str, Any]) -> Target | None:
+    """The kind of a job, or of the job that takes its Pods from an object of this API."""
+    group, kind = str(item.get("apiVersion")).partition("/")[0], item.get("kind")
+    if kind == DEFAULT.kind:  # also of another group, which its checks find
+        return DEFAULT
+    for target in TARGETS:
+        ours = target.api_version.partition("/")[0] == group
+        if ours and (kind == target.kind or keyed(target)):
+            return target
+    return None
 
 
 def _place_below(document: Document, base: FieldPath, path: FieldPath) -> tuple[int, int]:
@@ -209,14 +225,13 @@ def _lint_job(text: str, source: str, folder: Path, changes: Sequence[Change]) -
     """A job.yaml: the spec, the manifest that it renders, and the script that it names."""
     from k8sjob.rendering.manifest import render  # noqa: PLC0415 - with pydantic, only for specs
     from k8sjob.spec import JobSpec  # noqa: PLC0415 - see above
-    from k8sjob.spec.changes import changed  # noqa: PLC0415 - see above
-    from k8sjob.spec.load import job_document  # noqa: PLC0415 - see above
+    from k8sjob.spec.load import changed, job_document  # noqa: PLC0415 - see above
 
     try:
         document = changed(job_document(text, source), changes)
         spec = JobSpec.model_validate(document.data, context=document)
-        rendered = render(spec)
-        if spec.target != DEFAULT.name:  # the checks know that kind alone
+        rendered = own = render(spec)
+        if spec.target != DEFAULT.name:  # for the checks of restarts and launchers
             alike: dict[str, Any] = {"target": DEFAULT.name, "overlay": {}}
             rendered = render(spec.model_copy(update=alike))
     except SpecError as error:
@@ -225,8 +240,13 @@ def _lint_job(text: str, source: str, folder: Path, changes: Sequence[Change]) -
     manifest.place = lambda path: _place(document, path)
     manifest.rendered, manifest.base = True, getattr(spec.image, "base", None) or ""
     job = _JobFile(spec, document, folder)
-    hits = [hit for rules in _MANIFEST_RULES for hit in rules.hits(manifest)]
-    hits += _JOB_RULES.hits(job)
+    hits = [*_manifest_hits(manifest), *_JOB_RULES.hits(job)]
+    if spec.overlay and spec.target != DEFAULT.name:
+        seen = {(check.id, *hit[:2]) for check, hit in hits}
+        for job_of_kind in _jobs_in(parse_all(own)):
+            job_of_kind.place = manifest.place
+            more = manifest_pods.RULES.hits(job_of_kind)
+            hits += [(check, hit) for check, hit in more if (check.id, *hit[:2]) not in seen]
     known = {_INVALID.id, *_ids((*_MANIFEST_RULES, _JOB_RULES))}
     found = findings(hits, {source: text}, known)
     if script := job.script:
@@ -359,7 +379,7 @@ def lint_script(
     roots: Sequence[Path] = (),
     name: str = "__main__",
 ) -> list[Finding]:
-    """What will hang, crash or go wrong silently when a script trains in a PyTorchJob.
+    """What will hang, crash or go wrong silently when a script trains in a job.
 
     The script is parsed, never executed.
 

@@ -14,18 +14,6 @@ from k8sjob.contract import __version__, did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-__all__ = [
-    "UNKNOWN_IGNORE",
-    "Check",
-    "Finding",
-    "Hit",
-    "Rules",
-    "Severity",
-    "Subject",
-    "findings",
-    "sarif",
-]
-
 T = TypeVar("T")
 
 Subject = Literal["manifest", "script", "any"]

@@ -1,4 +1,4 @@
-"""What the checks ask about a PyTorchJob: what is not there, or has a wrong type, is absent."""
+"""What the checks ask about a job of any kind: what is absent or of a wrong type is not there."""
 
 from __future__ import annotations
 
@@ -10,19 +10,17 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.checks.lint.finding import Hit
-from k8sjob.contract import CONTAINER_NAME, Role
 from k8sjob.errors import field_path
-from k8sjob.kube.objects import at_path
-from k8sjob.targets.pytorchjob.operator import webhook_problems
-from k8sjob.targets.pytorchjob.schema import typed
+from k8sjob.kube.objects import at_path, training
+from k8sjob.targets.jobs import DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from k8sjob.contract import Role
     from k8sjob.errors import Problem
+    from k8sjob.targets.api import Target
     from k8sjob.yamldoc import FieldPath
-
-__all__ = ["Container", "Job", "Json", "Replica", "launcher_flags", "launcher_of"]
 
 Json = dict[str, Any]
 
@@ -76,31 +74,31 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """The replicas of one role."""
+    """Replicas of one Pod template.
+
+    Attributes:
+        role: theirs in messages: Master, Worker; "Pod" where there are no roles.
+        path: of the template.
+        template: the Pod template.
+        count: how many; 1 where that is not known.
+        restart_policy: as the operator takes it.
+    """
 
     role: str
     path: FieldPath
-    data: Json
-
-    @property
-    def count(self) -> int:
-        """How many; 1 by default."""
-        return int(self.data.get("replicas", 1))
-
-    @property
-    def restart_policy(self) -> Any:
-        """The restart policy as the operator takes it."""
-        return self.data.get("restartPolicy") or "OnFailure"
+    template: Json
+    count: int = 1
+    restart_policy: str = ""
 
     @property
     def pod_path(self) -> FieldPath:
         """The path of its pod spec."""
-        return (*self.path, "template", "spec")
+        return (*self.path, "spec")
 
     @property
     def pod(self) -> Json:
         """Its pod spec."""
-        return at_path(self.data, "template", "spec") or {}
+        return at_path(self.template, "spec") or {}
 
     def containers(self, kind: str = "containers") -> list[Container]:
         """Its containers, or its `initContainers`."""
@@ -112,13 +110,16 @@ class Replica:
     @property
     def trainer(self) -> Container | None:
         """The container that trains."""
-        return next((c for c in self.containers() if c.name == CONTAINER_NAME), None)
+        found = self.containers()
+        trains = training(one.data for one in found)
+        return next((one for one in found if trains and one.data is trains), None)
 
 
 class Job:
-    """A PyTorchJob.
+    """A job, or an object beside it that has its Pod templates.
 
     Attributes:
+        target: its kind.
         data: the object, without fields of a wrong type.
         wrong: those fields.
         place: line and column of a path in it, in the file that the user edits.
@@ -129,10 +130,17 @@ class Job:
     rendered = False
     base = ""
 
-    def __init__(self, data: Json, place: Callable[[FieldPath], tuple[int, int]]) -> None:
-        self.data, self.wrong = typed(data)
-        self.place = place
-        self._refusals = webhook_problems(data)
+    def __init__(
+        self, target: Target, data: Json, place: Callable[[FieldPath], tuple[int, int]]
+    ) -> None:
+        self.target, self.place = target, place
+        self.data, self.wrong = target.typed(data)
+        self._refusals = self.target.problems(data) if self.operated else []
+
+    @property
+    def operated(self) -> bool:
+        """Whether the training operator works on it, so that the checks of that apply."""
+        return self.target is DEFAULT
 
     def at(self, path: FieldPath, message: str) -> Hit:
         """A hit at a field, or at the nearest thing around it."""
@@ -149,7 +157,7 @@ class Job:
     @cached_property
     def refusals(self) -> Sequence[Problem]:
         """Why the operator's webhook would refuse it, beside the wrong types."""
-        typed_wrong = {field_path(wrong.path) for wrong in self.wrong}
+        typed_wrong = {_brackets(field_path(wrong.path)) for wrong in self.wrong}
         return [
             problem
             for problem in self._refusals
@@ -163,12 +171,13 @@ class Job:
 
     @cached_property
     def replicas(self) -> Sequence[Replica]:
-        """The replicas of each role that has any, in the order of the file."""
-        roles = self.get("spec", "pytorchReplicaSpecs") or {}
-        return [
-            Replica(role, ("spec", "pytorchReplicaSpecs", role), data)
-            for role, data in roles.items()
-        ]
+        """The replicas of each role that has any, or of each Pod template."""
+        if self.operated:
+            return [
+                Replica(one.role, one.path, one.template, one.count, one.restart_policy)
+                for one in self.target.replicas(self.data)
+            ]
+        return [Replica("Pod", path, found) for path, found in _templates(self.data)]
 
     def replica(self, role: Role) -> Replica | None:
         """The replicas of a role."""
@@ -186,7 +195,14 @@ class Job:
         return policy
 
     def containers(self, *, init: bool = False) -> Iterator[tuple[Replica, Container]]:
-        """The containers of each role, with the init containers if asked for."""
+        """The containers of each role, with the init containers if asked for.
+
+        A process that stands outside the Pod templates is one, too; see Target.process_at.
+        """
+        at = self.target.process_at
+        if at and (process := self.get(*at)):
+            as_container = {**process, "resources": process.get("resourcesPerNode")}
+            yield Replica("Pod", at, {}), Container(at, as_container)
         for replica in self.replicas:
             for container in replica.containers():
                 yield replica, container
@@ -198,6 +214,18 @@ class Job:
         for replica in self.replicas:
             if replica.trainer is not None:
                 yield replica, replica.trainer
+
+
+def _templates(value: Any, path: FieldPath = ()) -> Iterator[tuple[FieldPath, Json]]:
+    """Every Pod template in an object."""
+    if isinstance(value, dict):
+        if path[-1:] == ("template",) and isinstance(at_path(value, "spec", "containers"), list):
+            yield path, value
+        for key, item in value.items():
+            yield from _templates(item, (*path, key))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _templates(item, (*path, index))
 
 
 def launcher_of(container: Container) -> str:

@@ -1,15 +1,13 @@
-"""Checks of a PyTorchJob as a whole: its fields, restarts and end, and how its processes start."""
+"""Checks of a PyTorchJob: what the training operator makes of its fields."""
 
 from __future__ import annotations
 
-import json
 import re
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.checks.lint.finding import Hit, Rules
 from k8sjob.checks.lint.manifest_facts import Job, Replica, launcher_flags, launcher_of
 from k8sjob.contract import Role, did_you_mean
-from k8sjob.errors import field_path
 from k8sjob.kube.objects import at_path
 from k8sjob.targets.pytorchjob.schema import known_fields
 
@@ -17,10 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from k8sjob.yamldoc import FieldPath
-
-__all__ = [
-    "RULES",
-]
 
 RULES: Final = Rules["Job"]("manifest")
 
@@ -38,16 +32,6 @@ _CLOSED: Final = (
     ("spec", "pytorchReplicaSpecs", "*", "template"),
 )
 """Where all fields of the CRD are known."""
-
-
-@RULES.error
-def _wrong_type(job: Job) -> Iterator[Hit]:
-    """The CRD gives each field a type, and the apiserver refuses a value of another."""
-    for path, seen, expected in job.wrong:
-        shown = json.dumps(seen, default=str)
-        step = f"write '{shown}'" if expected == "text" and isinstance(seen, int) else "correct it"
-        name = field_path(path[-2:] if isinstance(path[-1], int) else path[-1:])
-        yield job.at(path, f"{name} is {shown[:60]}, which is not {expected}: refused; {step}")
 
 
 @RULES.error
@@ -106,7 +90,7 @@ def _restart_policy_typo(job: Job) -> Iterator[Hit]:
         value = replica.restart_policy
         if value not in _RESTARTS:
             yield job.at(
-                (*replica.path, "restartPolicy"),
+                (*replica.path[:-1], "restartPolicy"),
                 f"restartPolicy {value!r} passes the CRD, and then no pod can be created: the job "
                 f"stays Created for ever; {_choose(value, _RESTARTS)}",
             )
@@ -326,7 +310,48 @@ def _no_master(job: Job) -> Iterator[Hit]:
     speaks_torch = launcher_of(container) == "none" or re.search(r"torchrun|torch\.dist", text)
     if worker.count > 1 and job.elastic is None and not given and speaks_torch:
         yield job.at(
-            worker.path,
+            worker.path[:-1],
             f"{worker.count} Workers and no Master: nothing gives them a rendezvous address, so "
             "each waits or fails by itself; add a Master (replicas: 1), or an elasticPolicy",
         )
+
+
+@RULES.warning
+def _env_overridden(job: Job) -> Iterator[Hit]:
+    """The operator appends its variables to the container's, and the last one of a name wins."""
+    if job.refusals:
+        return
+    for replica in job.replicas:
+        wins = [_injected(job, replica, index) for index in {0, replica.count - 1}]
+        for container in replica.containers():
+            for index, variable in enumerate(container.items("env")):
+                name, value = at_path(variable, "name"), at_path(variable, "value")
+                if name in wins[0] and any(env[name] != value for env in wins):
+                    seen = f"{name}={value}" if value is not None else f"{name} (valueFrom)"
+                    yield job.at(
+                        (*container.path, "env", index, "name"),
+                        f"{seen} never reaches the {replica.role}: the operator sets it to "
+                        f"{wins[0][name]!r} and wins; take it out, or use a name of your own",
+                    )
+
+
+def _injected(job: Job, replica: Replica, index: int) -> dict[str, str]:
+    try:
+        return job.target.injected_env(job.data, replica.role, index)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return {}  # a shape that the CRD refuses, which another check says
+
+
+@RULES.warning
+def _readiness_probe_on_master(job: Job) -> Iterator[Hit]:
+    """The Master's name resolves once its pod is Ready, and Workers wait for that name."""
+    master = job.replica(Role.MASTER)
+    if master is None or master.trainer is None or job.replica(Role.WORKER) is None:
+        return
+    for kind in ("readinessProbe", "startupProbe"):
+        if kind in master.trainer.data:
+            yield job.at(
+                (*master.trainer.path, kind),
+                f"{kind} on the Master: until it passes the Workers cannot find the Master, so one "
+                "that waits for the training waits for ever; take it out",
+            )

@@ -1,7 +1,8 @@
-"""Checks of a PyTorchJob's pods: images, resources, environment, probes, sidecars."""
+"""Checks of a job of any kind: the types of its fields, and its Pods."""
 
 from __future__ import annotations
 
+import json
 import re
 from decimal import Decimal
 from os.path import commonprefix
@@ -9,21 +10,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.checks.lint.finding import Hit, Rules
 from k8sjob.contract import Role
+from k8sjob.errors import field_path
 from k8sjob.kube.objects import at_path
 from k8sjob.kube.quantity import parse
 from k8sjob.spec.names import is_image_reference
-from k8sjob.targets.pytorchjob.operator import operator_env
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from k8sjob.checks.lint.manifest_facts import Container, Job, Replica
     from k8sjob.yamldoc import FieldPath
-
-__all__ = [
-    "RULES",
-    "too_old",
-]
 
 RULES: Final = Rules["Job"]("manifest")
 
@@ -35,30 +31,14 @@ _SERVERS: Final = re.compile(
 )
 
 
-@RULES.warning
-def _env_overridden(job: Job) -> Iterator[Hit]:
-    """The operator appends its variables to the container's, and the last one of a name wins."""
-    if job.refusals:
-        return
-    for replica in job.replicas:
-        wins = [_injected(job, replica, index) for index in {0, replica.count - 1}]
-        for container in replica.containers():
-            for index, variable in enumerate(container.items("env")):
-                name, value = at_path(variable, "name"), at_path(variable, "value")
-                if name in wins[0] and any(env[name] != value for env in wins):
-                    seen = f"{name}={value}" if value is not None else f"{name} (valueFrom)"
-                    yield job.at(
-                        (*container.path, "env", index, "name"),
-                        f"{seen} never reaches the {replica.role}: the operator sets it to "
-                        f"{wins[0][name]!r} and wins; take it out, or use a name of your own",
-                    )
-
-
-def _injected(job: Job, replica: Replica, index: int) -> dict[str, str]:
-    try:
-        return operator_env(job.data, replica.role, index)
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return {}  # a shape that the CRD refuses, which another check says
+@RULES.error
+def _wrong_type(job: Job) -> Iterator[Hit]:
+    """The CRD gives each field a type, and the apiserver refuses a value of another."""
+    for path, seen, expected in job.wrong:
+        shown = json.dumps(seen, default=str)
+        step = f"write '{shown}'" if expected == "text" and isinstance(seen, int) else "correct it"
+        name = field_path(path[-2:] if isinstance(path[-1], int) else path[-1:])
+        yield job.at(path, f"{name} is {shown[:60]}, which is not {expected}: refused; {step}")
 
 
 @RULES.error
@@ -115,27 +95,12 @@ def _no_shared_memory(job: Job) -> Iterator[Hit]:
 
 
 @RULES.warning
-def _readiness_probe_on_master(job: Job) -> Iterator[Hit]:
-    """The Master's name resolves once its pod is Ready, and Workers wait for that name."""
-    master = job.replica(Role.MASTER)
-    if master is None or master.trainer is None or job.replica(Role.WORKER) is None:
-        return
-    for kind in ("readinessProbe", "startupProbe"):
-        if kind in master.trainer.data:
-            yield job.at(
-                (*master.trainer.path, kind),
-                f"{kind} on the Master: until it passes the Workers cannot find the Master, so one "
-                "that waits for the training waits for ever; take it out",
-            )
-
-
-@RULES.warning
 def _istio_annotation_misplaced(job: Job) -> Iterator[Hit]:
     """Injection looks at the pods, and the operator copies no metadata of the job to them."""
     for group in ("annotations", "labels"):
         if _ISTIO not in (job.get("metadata", group) or {}):
             continue
-        metadata = [at_path(replica.data, "template", "metadata") for replica in job.replicas]
+        metadata = [at_path(replica.template, "metadata") for replica in job.replicas]
         annotated = [
             at_path(m, "annotations", _ISTIO) or at_path(m, "labels", _ISTIO) for m in metadata
         ]
@@ -151,12 +116,14 @@ def _istio_annotation_misplaced(job: Job) -> Iterator[Hit]:
 @RULES.warning
 def _variable_not_expanded(job: Job) -> Iterator[Hit]:
     """Without a shell nothing expands $NAME; Kubernetes itself expands $(NAME)."""
-    for _, container in job.trainers():
+    for _, container in job.containers():
         if not container.command or container.is_shell:
             continue
         for kind in ("command", "args"):
             for index, word in enumerate(container.items(kind)):
-                if found := _UNEXPANDED.search(str(word)):
+                found = _UNEXPANDED.search(str(word))
+                # Lower case in arguments is rather a program's own, as OmegaConf's.
+                if found and (kind == "command" or not found[0].islower()):
                     name = found[0].strip("${}")
                     yield job.at(
                         (*container.path, kind, index),
@@ -172,7 +139,7 @@ def _sidecar_holds_the_job(job: Job) -> Iterator[Hit]:
     for replica in deciding or job.replicas:
         for container in replica.containers():
             words = " ".join([*container.argv, str(container.data.get("image"))])
-            if container.name != "pytorch" and _SERVERS.search(words):
+            if container != replica.trainer and _SERVERS.search(words):
                 yield job.at(
                     container.path,
                     f"container {container.name!r} never ends by itself, so the {replica.role} "

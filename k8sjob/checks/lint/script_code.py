@@ -17,8 +17,6 @@ from k8sjob.checks.lint.script_modules import Definition, Function, Module
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["Code", "Guard", "constant", "is_main_guard", "keyword", "parameters"]
-
 _MAX_HOPS: Final = 20
 """Imports from one local module into another that a name is followed through."""
 _MAX_DEPTH: Final = 8
@@ -112,7 +110,6 @@ class Code:
         return self.name(node).rpartition(".")[2]
 
     def _imported(self, module: Module, name: str) -> str | None:
-        """What a module imports a name as."""
         if name in module.aliases or name in module.tops:
             return module.aliases.get(name)
         for star in module.stars:
@@ -188,14 +185,17 @@ class Code:
         """All that a variable can hold, or a call return; empty if some of it is unknown."""
         if isinstance(use, ast.Call):
             made = self.definition(use.func)
-            return list(_returned(made)) if isinstance(made, Function) else []
+            nodes = ast.walk(made) if isinstance(made, Function) else ()
+            return [one.value for one in nodes if isinstance(one, ast.Return) and one.value]
         found = self.variable(use)
         return found.values if found and not found.unknown and not found.parameter_of else []
 
     def _of_self(self, node: ast.AST) -> ast.ClassDef | None:
-        """The class of `self` in `self.name`: the one whose method this is in."""
+        """The class of `self` in `self.name`, and of `super()`: the one whose method this is in."""
         match node:
-            case ast.Attribute(value=ast.Name(id="self" | "cls")):
+            case ast.Attribute(
+                value=ast.Name(id="self" | "cls") | ast.Call(func=ast.Name(id="super"))
+            ):
                 around = (parent for _, parent in self.ancestors(node))
                 return next((one for one in around if isinstance(one, ast.ClassDef)), None)
             case _:
@@ -209,13 +209,24 @@ class Code:
             only = not (found.values or found.unknown or found.parameter_of)
             return found.definitions[0] if only and len(found.definitions) == 1 else None
         if isinstance(node, ast.Attribute):
-            made = self._of_self(node) or self.instance(node.value, depth + 1)
-            if made:
-                return self.method(made, node.attr)
+            owner = self._of_self(node)
+            made: Definition | None = owner or self.instance(node.value, depth + 1)
+            made = made or self.definition(node.value, depth + 1)  # a static or class method
+            if isinstance(made, ast.ClassDef):
+                above = isinstance(node.value, ast.Call) and made is owner  # of super()
+                return self.method(made, node.attr, inherited=above)
         module, rest = self._split(self.name(node))
         if module is None and isinstance(node, ast.Name):
             module = self.module(node)
         return module.tops.get(rest) if module else None
+
+    def meant(self, node: ast.expr, depth: int = 0) -> ast.expr:
+        """What a name is only another name for: `dist.barrier` after `wait = dist.barrier`."""
+        found = self.variable(node) if depth <= _MAX_DEPTH else None
+        values = self.values(node) if found and not found.definitions else []
+        if len(values) == 1 and isinstance(values[0], ast.Name | ast.Attribute):
+            return self.meant(values[0], depth + 1)
+        return node
 
     def instance(self, node: ast.expr, depth: int = 0) -> ast.ClassDef | None:
         """The class of the program that an expression is an instance of."""
@@ -227,9 +238,11 @@ class Code:
             return None
         return self.instance(values[0], depth + 1)
 
-    def method(self, of: ast.ClassDef, name: str, depth: int = 0) -> Function | None:
-        """A method of a class, looked for in the program's base classes too."""
-        for stmt in of.body:
+    def method(
+        self, of: ast.ClassDef, name: str, depth: int = 0, *, inherited: bool = False
+    ) -> Function | None:
+        """A method of a class, looked for in the program's base classes too, or there alone."""
+        for stmt in () if inherited else of.body:
             if isinstance(stmt, Function) and stmt.name == name:
                 return stmt
         for base in of.bases if depth < _MAX_DEPTH else ():
@@ -317,7 +330,6 @@ class Code:
 
     @cached_property
     def _uses(self) -> dict[str, list[ast.AST]]:
-        """Where each name is used, by its last part."""
         uses: dict[str, list[ast.AST]] = defaultdict(list)
         for node in self.nodes:
             if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
@@ -400,9 +412,3 @@ def parameters(function: Function) -> list[ast.arg]:
     """A function's parameters but for *args and **kwargs."""
     given = function.args
     return [*given.posonlyargs, *given.args, *given.kwonlyargs]
-
-
-def _returned(function: Function) -> Iterator[ast.expr]:
-    for node in ast.walk(function):
-        if isinstance(node, ast.Return) and node.value is not None:
-            yield node.value

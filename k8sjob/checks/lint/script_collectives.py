@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.lint.finding import Hit, Rules
 from k8sjob.checks.lint.script_code import keyword
+from k8sjob.checks.lint.script_facts import FORWARD, METHODS
 from k8sjob.checks.lint.script_modules import Function
-from k8sjob.checks.lint.script_objects import FORWARD, METHODS
 from k8sjob.checks.lint.script_ranks import RANKS
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from k8sjob.checks.lint.script_code import Guard
     from k8sjob.checks.lint.script_facts import Script
-
-__all__ = ["RULES"]
 
 RULES: Final = Rules["Script"]("script")
 
@@ -72,8 +70,6 @@ class _Place:
 
 
 class _Reach:
-    """Which collectives the calls of a program come to."""
-
     def __init__(self, script: Script) -> None:
         self._script, self._ranks = script, script.ranks
         self._functions: dict[tuple[Function, int, bool], _Reached] = {}
@@ -96,12 +92,13 @@ class _Reach:
 
     def of(self, call: ast.Call, rank: int, *, certain: bool) -> _Reached:
         """What a rank reaches by a call: certainly, or perhaps."""
-        if name := self._collective(call):
+        script, called = self._script, self._script.meant(call.func)
+        if name := self._collective(call, called):
             return {name: ()}
-        script, function = self._script, self._script.definition(call.func)
+        function = script.definition(called)
         if isinstance(function, ast.ClassDef):
             function = script.method(function, "__init__")
-        elif function is None and (made := script.instance(call.func)):
+        elif function is None and (made := script.instance(called)):
             function = script.method(made, "__call__") or script.method(made, "forward")
         if not isinstance(function, Function):
             return {}
@@ -116,17 +113,22 @@ class _Reach:
             self._functions[key] = found
         return {name: (function.name, *via) for name, via in self._functions[key].items()}
 
-    def _collective(self, call: ast.Call) -> str:
-        """The name of what all ranks must call together, if a call is that; else empty."""
-        name = self._script.name(call.func)
+    def _collective(self, call: ast.Call, called: ast.expr) -> str:
+        """The name of what all ranks must call together, if a call is that; else empty.
+
+        Args:
+            call: the call.
+            called: what it calls, by its own name.
+        """
+        name = self._script.name(called)
         if name.startswith("torch.distributed."):
             return _of_torch(name, call)
         kinds = self._script.kinds
-        of = kinds.of(call.func.value) if isinstance(call.func, ast.Attribute) else ""
-        if isinstance(call.func, ast.Attribute) and call.func.attr in METHODS.get(of, ()):
-            return call.func.attr
-        called = kinds.of(call.func) if not isinstance(call.func, ast.Call) else ""
-        return FORWARD if FORWARD in METHODS.get(called, ()) else ""
+        of = kinds.of(called.value) if isinstance(called, ast.Attribute) else ""
+        if isinstance(called, ast.Attribute) and called.attr in METHODS.get(of, ()):
+            return called.attr
+        kind = kinds.of(called) if not isinstance(called, ast.Call) else ""
+        return FORWARD if FORWARD in METHODS.get(kind, ()) else ""
 
 
 def _of_torch(name: str, call: ast.Call) -> str:
@@ -194,7 +196,6 @@ def _one_sided(script: Script) -> Sequence[tuple[_Place, str]]:
 
 
 def _where(script: Script, place: _Place) -> str:
-    """The condition that keeps the other rank away."""
     for guard in place.guards:
         truth = script.ranks.truth(guard.test)
         if guard.test and truth[place.rank == 0] is (not guard.holds):

@@ -13,8 +13,6 @@ from k8sjob.checks.lint.script_facts import MANAGED, Script
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["RULES"]
-
 RULES: Final = Rules["Script"]("script")
 
 _EVALUATION: Final = re.compile(r"(^|_)(test|val|valid|validation|eval|dev|holdout)(_|set|$|\d)")
@@ -92,7 +90,11 @@ def _data_not_sharded(script: Script) -> Iterator[Hit]:
     divides = any(name.rpartition(".")[2] in _DIVIDES for name, _ in script.calls)
     divides |= any(name.rpartition(".")[2] in _DIVIDES for name in script.targets)
     divides |= script.has_runtime or bool(script.modules & MANAGED) or not script.self_contained
-    if divides or not script.torch_calls("DistributedDataParallel") or _slices_by_rank(script):
+    if divides or not script.torch_calls("DistributedDataParallel"):
+        return
+    slices = (node for node in script.nodes if isinstance(node, ast.Slice))
+    ranges = (call for name, call in script.calls if name in ("range", "torch.arange"))
+    if any(map(script.ranks.mentioned_in, (*slices, *ranges))):
         return
     for call in script.torch_calls("DataLoader"):
         others = (keyword(call, name) for name in ("sampler", "batch_sampler"))
@@ -103,12 +105,6 @@ def _data_not_sharded(script: Script) -> Iterator[Hit]:
                 "epoch passes over the data once per process, so more pods make it no faster; pass "
                 "sampler=DistributedSampler(dataset) instead of shuffle=True",
             )
-
-
-def _slices_by_rank(script: Script) -> bool:
-    slices = (node for node in script.nodes if isinstance(node, ast.Slice))
-    ranges = (call for name, call in script.calls if name in ("range", "torch.arange"))
-    return any(script.ranks.mentioned_in(node) for node in (*slices, *ranges))
 
 
 @RULES.error
@@ -135,7 +131,10 @@ def _save_on_every_rank(script: Script) -> Iterator[Hit]:
         if name != "torch.save" or script.ranks.only_some_reach(call):
             continue
         target = keyword(call, "f", 1)
-        if target is None or _is_stream(script, target) or script.ranks.mentioned_in(target):
+        if target is None or script.ranks.mentioned_in(target):
+            continue
+        made = script.name(target.func) if isinstance(target, ast.Call) else ""
+        if made.endswith("BytesIO") or _STREAM.search(ast.unparse(target).lower()):
             continue
         yield script.at(
             call,
@@ -143,12 +142,6 @@ def _save_on_every_rank(script: Script) -> Iterator[Hit]:
             "other's file, and the checkpoint may be torn; save on rank 0 alone (`if rank == 0:`), "
             "then barrier",
         )
-
-
-def _is_stream(script: Script, target: ast.expr) -> bool:
-    made = (name for name, call in script.calls if call is target)
-    text = ast.unparse(target).lower()
-    return bool(_STREAM.search(text)) or any(name.endswith("BytesIO") for name in made)
 
 
 @RULES.warning
@@ -178,8 +171,10 @@ def _download_on_every_rank(script: Script) -> Iterator[Hit]:
 def _keras_fit_diverges(script: Script) -> Iterator[Hit]:
     """Keras on torch knows no process group: fit never averages gradients or weights."""
     grouped = script.torch_calls("init_process_group") or script.has_runtime
-    if not grouped or _averages_by_itself(script):
-        return
+    reduced = script.torch_calls("all_reduce", "all_reduce_coalesced", "broadcast")
+    around = (parent for call in reduced for _, parent in script.ancestors(call))
+    if not grouped or any(isinstance(parent, ast.ClassDef) for parent in around):
+        return  # a class of its own, an optimizer or a callback, averages
     for call in script.keras_fits:
         yield script.at(
             call,
@@ -187,14 +182,6 @@ def _keras_fit_diverges(script: Script) -> Iterator[Hit]:
             "drift apart and nothing says so; call fit of k8sjob's session (job.fit), or average "
             "the gradients in an optimizer of your own",
         )
-
-
-def _averages_by_itself(script: Script) -> bool:
-    """Whether a class of the script reduces something: an optimizer or a callback that averages."""
-    reduced = script.torch_calls("all_reduce", "all_reduce_coalesced", "broadcast")
-    return any(
-        isinstance(parent, ast.ClassDef) for call in reduced for _, parent in script.ancestors(call)
-    )
 
 
 _MODES: Final = frozenset(
@@ -216,7 +203,8 @@ def _keras_not_training(script: Script) -> Iterator[Hit]:
         trained = script.function(call) in backward and script.loops(call)
         if not trained or keyword(call, "training") or not script.is_keras_model(call.func):
             continue
-        if not any(_without_gradients(parent) for _, parent in script.ancestors(call)):
+        contexts = [ast.unparse(one) for one in script.contexts(call)]
+        if not any("no_grad" in one or "inference_mode" in one for one in contexts):
             yield script.at(
                 call,
                 f"`{ast.unparse(call.func)}(...)` in a training loop of your own runs the model "
@@ -225,16 +213,15 @@ def _keras_not_training(script: Script) -> Iterator[Hit]:
             )
 
 
-def _without_gradients(node: ast.AST) -> bool:
-    items = node.items if isinstance(node, ast.With) else []
-    texts = (ast.unparse(item.context_expr) for item in items)
-    return any("no_grad" in text or "inference_mode" in text for text in texts)
-
-
 @RULES.warning
 def _gradients_not_cleared(script: Script) -> Iterator[Hit]:
     """backward() adds to the gradients that are there; only zero_grad() clears them."""
-    clears = any(isinstance(node, ast.Attribute) and _is_cleared(node) for node in script.nodes)
+    clears = any(
+        node.attr in ("zero_grad", "zero_")  # of the optimizer, or p.grad.zero_()
+        or (node.attr == "grad" and not isinstance(node.ctx, ast.Load))  # p.grad = None
+        for node in script.nodes
+        if isinstance(node, ast.Attribute)
+    )
     if clears or script.modules & MANAGED or not script.self_contained or script.has_runtime:
         return
     for call in script.method_calls("step"):
@@ -250,9 +237,3 @@ def _gradients_not_cleared(script: Script) -> Iterator[Hit]:
                 "no zero_grad() in this program: each step adds its gradients to those of all "
                 "earlier ones; call zero_grad() of the optimizer before backward(), once a step",
             )
-
-
-def _is_cleared(node: ast.Attribute) -> bool:
-    """`optimizer.zero_grad`, `p.grad = None`, `p.grad.zero_()`."""
-    assigned = node.attr == "grad" and not isinstance(node.ctx, ast.Load)
-    return assigned or node.attr in ("zero_grad", "zero_")

@@ -13,10 +13,6 @@ from k8sjob.checks.lint.script_facts import MANAGED, Script
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = [
-    "RULES",
-]
-
 RULES: Final = Rules["Script"]("script")
 
 _LOOPBACK: Final = re.compile(r"^(tcp://)?(localhost|127\.\d+\.\d+\.\d+|\[?::1\]?)(:\d+)?$")
@@ -280,7 +276,6 @@ def _device_by_global_rank(script: Script) -> Iterator[Hit]:
 
 
 def _devices(script: Script, call: ast.Call) -> Iterator[ast.expr]:
-    """Expressions that a call takes as the number of a GPU."""
     last = script.last_name(call.func)
     is_method = isinstance(call.func, ast.Attribute)
     candidates: list[ast.expr | None] = []

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from k8sjob.checks.lint.script_code import Code
 
-__all__ = ["RANKS", "Ranks", "Truth"]
-
 Truth = tuple[bool | None, ...]
 """What a test is on each of RANKS; None: not known."""
 
@@ -100,6 +98,8 @@ class Ranks:
                     decides if decides in one else None if None in one else not decides
                     for one in given
                 )
+            case ast.NamedExpr(value=inner):
+                return self._truth(inner, depth + 1)
             case ast.Compare(left=left, ops=[op], comparators=[right]):
                 return self._compared(left, _OPERATORS[type(op)], right, depth)
             case ast.Name() | ast.Attribute() | ast.Call() if depth < _MAX_DEPTH:

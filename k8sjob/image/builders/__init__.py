@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from k8sjob.errors import ImageError
@@ -45,7 +46,12 @@ BUILDERS: Final = {
         Builder("uv", uv.missing, uv.build, zstd=True),
         Builder("buildx", containers.buildx_missing, containers.build_by_buildx),
         *(
-            Builder(name, containers.missing(name), containers.build_by(name), zstd=True)
+            Builder(
+                name,
+                partial(containers.missing, name),
+                partial(containers.build_by, name),
+                zstd=True,
+            )
             for name in ("podman", "buildah")
         ),
     )

@@ -26,20 +26,10 @@ from k8sjob.image.registry.manifest import Manifest, read, read_object
 from k8sjob.rendering.dockerfile import dependencies_dockerfile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from k8sjob.image.dependencies import BuildRequest, Dependencies
     from k8sjob.image.registry.manifest import Descriptor
-
-__all__ = [
-    "build_by",
-    "build_by_buildx",
-    "buildah_argv",
-    "buildx_argv",
-    "buildx_missing",
-    "missing",
-    "written",
-]
 
 _ISOLATION: Final = "BUILDAH_ISOLATION"
 """The variable by which the user decides how commands are isolated."""
@@ -130,40 +120,33 @@ def buildx_argv(request: BuildRequest, recipe: Recipe) -> list[str]:
     ]
 
 
-def missing(program: str) -> Callable[[Dependencies], str | None]:
-    """The check of whether buildah or podman is there."""
-
-    def check(_wanted: Dependencies) -> str | None:
-        if shutil.which(program) is None:
-            return f"{program} is not on PATH; on Debian and Ubuntu: apt install {program}"
-        return None
-
-    return check
+def missing(program: str, _wanted: Dependencies) -> str | None:
+    """Why buildah or podman cannot build here; None: it can."""
+    if shutil.which(program) is None:
+        return f"{program} is not on PATH; on Debian and Ubuntu: apt install {program}"
+    return None
 
 
-def build_by(program: str) -> Callable[[BuildRequest], None]:
-    """A function that builds an image by buildah or podman, and pushes it."""
-
-    def build(request: BuildRequest) -> None:
-        name = f"localhost/k8sjob-{request.tag}"
-        chroot = _ISOLATION not in os.environ and is_container() and not is_privileged()
-        if chroot:
-            request.say(
-                f"{program}: this is a container without privileges, in which others seldom run;"
-                f" building with --isolation chroot, unless {_ISOLATION} says otherwise"
-            )
-        with written(request) as recipe, ExitStack() as opened:
-            try:
-                run(buildah_argv(program, request, recipe, name, chroot=chroot), request.say)
-            except BuilderError as failed:
-                if _OCI_RUNTIME.search("\n".join(failed.lines)):
-                    raise ImageError(
-                        f"{failed}\nif this machine runs no containers: {_ISOLATION}=chroot"
-                    ) from None
-                raise
-            request.push(exported(program, request, recipe.folder / "images", name, opened))
-
-    return build
+def build_by(program: str, request: BuildRequest) -> None:
+    """Build an image by buildah or podman, and push it."""
+    name = f"localhost/k8sjob-{request.tag}"
+    chroot = _ISOLATION not in os.environ and is_container() and not is_privileged()
+    if chroot:
+        request.say(
+            f"{program}: this is a container without privileges, in which others seldom run;"
+            f" building with --isolation chroot, unless {_ISOLATION} says otherwise"
+        )
+    with written(request) as recipe, ExitStack() as opened:
+        try:
+            run(buildah_argv(program, request, recipe, name, chroot=chroot), request.say)
+        except BuilderError as failed:
+            if _OCI_RUNTIME.search("\n".join(failed.lines)):
+                raise ImageError(
+                    f"{failed}\nif this machine runs no containers, and you trust the packages,"
+                    f" whose code can leave a chroot: {_ISOLATION}=chroot"
+                ) from None
+            raise
+        request.push(exported(program, request, recipe.folder / "images", name, opened))
 
 
 def is_container() -> bool:

@@ -19,8 +19,6 @@ from k8sjob.errors import ImageError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["as_uv_settings", "write_secrets"]
-
 _KEYS: Final = (
     *("index-url", "extra-index-url", "no-index", "find-links", "trusted-host", "proxy"),
     *("timeout", "default-timeout", "retries"),
@@ -99,21 +97,16 @@ def as_uv_settings(environ: Mapping[str, str] | None = None) -> tuple[str, dict[
 
 
 def _uv_lines(settings: Mapping[str, str]) -> Iterator[str]:
-    if hosts := settings.get("trusted-host", "").split():
-        yield _toml("allow-insecure-host", hosts)
-    yield "[pip]\n"
-    if index := settings.get("index-url"):
-        yield _toml("index-url", index)
-    for key in ("extra-index-url", "find-links"):
-        if values := settings.get(key, "").split():
-            yield _toml(key, values)
+    found: dict[str, Any] = {"index-url": settings.get("index-url")}
+    found |= {key: settings.get(key, "").split() for key in ("extra-index-url", "find-links")}
     for key, name, value in (("no-index", "no-index", True), ("pre", "prerelease", "allow")):
-        if settings.get(key, "").lower() in _TRUE:
-            yield _toml(name, value)
-
-
-def _toml(key: str, value: Any) -> str:
-    return f"{key} = {json.dumps(value)}\n"  # TOML writes these as JSON does
+        found[name] = settings.get(key, "").lower() in _TRUE and value
+    if hosts := settings.get("trusted-host", "").split():
+        yield f"allow-insecure-host = {json.dumps(hosts)}\n"
+    yield "[pip]\n"
+    for key, value in found.items():
+        if value:
+            yield f"{key} = {json.dumps(value)}\n"  # TOML writes these as JSON does
 
 
 def _folders(environ: Mapping[str, str]) -> tuple[Path, Path, list[Path]]:
@@ -125,10 +118,7 @@ def _folders(environ: Mapping[str, str]) -> tuple[Path, Path, list[Path]]:
 
 
 def _pip_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Settings about indexes, and `cert`; lists as words.
-
-    Pip reads its files first, in them the section for all commands first, then variables.
-    """
+    """Settings about indexes, and `cert`, lists as words: of files, then of variables, as pip."""
     found: dict[str, str] = {}
     for path in _pip_files(environ):
         parser = configparser.RawConfigParser()

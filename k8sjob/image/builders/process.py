@@ -15,8 +15,6 @@ from k8sjob.errors import ImageError, redacted
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-__all__ = ["BuilderError", "run", "succeeds"]
-
 _LAST_LINES: Final = 12
 """Lines that an error repeats: pip's reason and the builder's own."""
 _MAX_LINE: Final = 400

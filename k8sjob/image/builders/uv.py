@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from k8sjob.image.layer.inventory import Inventory
     from k8sjob.image.registry.manifest import Base
 
-__all__ = ["build", "find_uv", "missing", "unpack"]
-
 _PROGRESS_SECONDS: Final = 5.0
 """Between two lines about a base that is being read."""
 _MACHINES: Final = {"amd64": "x86_64", "arm64": "aarch64"}
@@ -64,7 +62,7 @@ def missing(wanted: Dependencies) -> str | None:
             " base; take --builder buildah, podman or buildx"
         )
     if find_uv() is None:
-        return "uv is not here; pip install 'k8sjob[deps]'"
+        return "uv is not here; pip install 'k8sjob[build]'"
     return wanted.refused_line()
 
 

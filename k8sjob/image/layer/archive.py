@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import IO, BinaryIO
 
-__all__ = ["ZSTD_ERRORS", "ZSTD_MAGIC", "Layer", "entry", "write_layer", "zstd_reader"]
-
 _IN_MEMORY: Final = 8 << 20
 """Bytes of a layer that need no temporary file."""
 _GZIP_LEVEL: Final = 1
@@ -161,4 +159,4 @@ def zstd_reader(file: BinaryIO, what: str) -> IO[bytes]:
 
 def _require_zstd(what: str) -> None:
     if not ZSTD_ERRORS:
-        raise ImageError(f"{what}: Python's module for it is missing; pip install 'k8sjob[deps]'")
+        raise ImageError(f"{what}: Python's module for it is missing; pip install 'k8sjob[build]'")

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-__all__ = ["LARGEST", "Context", "File", "read_context", "shown_size"]
-
 LARGEST: Final = 10 << 30
 """Bytes of a context at most: registries take no larger layer, and nodes should not pull one."""
 _MUCH: Final = 500_000_000
@@ -108,16 +106,12 @@ def read_context(folder: Path) -> Context:
     parents = {parent for file in kept for parent in _parents(file.name)}
     size = sum(file.state.st_size for file in kept if not file.is_link)
     if size > LARGEST:
-        raise ImageError(_too_large(folder, kept, size))
+        raise ImageError(
+            f"{folder}: {shown_size(size)} is too much for an image (at most"
+            f" {shown_size(LARGEST)}); {_advice(kept)}"
+        )
     names = sorted([*parents, *(file.name for file in kept)], key=str.encode)
     return Context(tuple(found[name] for name in names), size, tuple(sorted(walk.private)))
-
-
-def _too_large(folder: Path, files: list[File], size: int) -> str:
-    return (
-        f"{folder}: {shown_size(size)} is too much for an image (at most {shown_size(LARGEST)});"
-        f" {_advice(files)}"
-    )
 
 
 def _advice(files: Iterable[File]) -> str:
@@ -201,11 +195,7 @@ class _Walk:
             self.private.append(name)
 
     def _is_content(self, file: File) -> bool:
-        """Whether an image can hold it; what is neither file nor link is passed over, as builds do.
-
-        Raises:
-            ImageError: its name is not UTF-8, or the link leads in a circle.
-        """
+        """Whether an image can hold it; builds pass over what is neither file nor link, too."""
         if not (file.is_link or stat.S_ISREG(file.state.st_mode)):
             return False
         try:

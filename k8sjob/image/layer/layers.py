@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from k8sjob.image.layer.context import Context
     from k8sjob.image.layer.inventory import Inventory
 
-__all__ = ["DEPS_BIN", "CodeLayer", "Secret", "pack_code", "pack_packages"]
-
 _OPAQUE: Final = ".wh..wh..opq"
 """In a folder: nothing of it in the layers below is there any more."""
 _OPEN_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -292,10 +290,7 @@ def _installed(folder: bytes, base: str) -> Iterator[File]:
 
 
 def _rewritten(file: File, python: str) -> bytes | None:
-    """A file that would name this machine, without that; None: it is packed as it is.
-
-    Scripts are run by the base's Python; lists of files lack those left out, and scripts' digests.
-    """
+    """A list of files, or a script for the base's Python; None: the file is packed as it is."""
     if file.name.endswith(".dist-info/RECORD"):
         data = b"".join(_blocks(file))
         return _RECORDED.sub(lambda found: found[1] + b",," if found[1] else b"", data)

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from k8sjob.image.registry.manifest import Descriptor
     from k8sjob.image.registry.reference import Reference
 
-__all__ = ["BLOCK", "Content", "FileContent", "RemoteContent", "Sent", "Upload", "in_memory"]
-
 BLOCK: Final = 256 << 10
 """Bytes that are in memory at once, of each blob that is being transferred."""
 _MIN_RATE: Final = 10_000

@@ -11,7 +11,7 @@ import json
 import re
 import threading
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode, urljoin, urlsplit
 
 from k8sjob.errors import ImageError, redacted
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from k8sjob.image.registry.credentials import Login
     from k8sjob.image.registry.http_client import HttpClient, Response, RetryPolicy
     from k8sjob.image.registry.reference import Reference
-
-__all__ = ["Authorizer", "RegistryClient"]
 
 _SCHEME: Final = re.compile(r"(?:^|,)\s*(Basic|Bearer)\b", re.IGNORECASE)
 _PARAMETER: Final = re.compile(r'(\w+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]+))')
@@ -95,9 +93,17 @@ class RegistryClient:
         """
         try:
             url = self.url(path)
-            answer = self._authorized(method, url, headers, body, stream=stream)
-            if method in {"GET", "HEAD"}:
-                answer = self._redirected(method, answer, headers, stream=stream)
+            answer = self._authorized(method, url, headers, body=body, stream=stream)
+            for _ in range(_MAX_REDIRECTS):
+                location = answer.headers.get("Location")
+                if method not in {"GET", "HEAD"} or answer.status not in _REDIRECTS or not location:
+                    break
+                target = self.url(location, answer)
+                answer = self._authorized(method, target, headers, stream=stream)
+            else:
+                raise ImageError(
+                    f"{self.registry} redirects in a circle; is it the address of a registry?"
+                )
         except TransportError as error:
             raise ImageError(f"{doing}: {error}; is the registry there? try again") from None
         if answer.status not in ok:
@@ -148,17 +154,11 @@ class RegistryClient:
         return host_of(url) == host_of(self._base)
 
     def _authorized(
-        self,
-        method: str,
-        url: str,
-        headers: Mapping[str, str] | None,
-        body: bytes | None,
-        *,
-        stream: bool,
+        self, method: str, url: str, headers: Mapping[str, str] | None, **options: Any
     ) -> Response:
         for _ in range(2):
             used, shown = self._shown(url, headers)
-            answer = self._http.request(method, url, headers=shown, body=body, stream=stream)
+            answer = self._http.request(method, url, headers=shown, **options)
             is_refused = answer.status == 401 and self._is_own(url)
             if not is_refused or not self._authorizer.renew(answer, used):
                 break
@@ -171,18 +171,6 @@ class RegistryClient:
         used = self._authorizer.header
         own = {"Authorization": used} if used and self._is_own(url) else {}
         return used, {**(headers or {}), **own}
-
-    def _redirected(
-        self, method: str, answer: Response, headers: Mapping[str, str] | None, *, stream: bool
-    ) -> Response:
-        """The content from where the registry says."""
-        for _ in range(_MAX_REDIRECTS):
-            location = answer.headers.get("Location")
-            if answer.status not in _REDIRECTS or not location:
-                return answer
-            target = self.url(location, answer)
-            answer = self._authorized(method, target, headers, None, stream=stream)
-        raise ImageError(f"{self.registry} redirects in a circle; is it the address of a registry?")
 
 
 def _error_text(body: bytes) -> str:

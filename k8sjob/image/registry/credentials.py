@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from k8sjob.image.registry.reference import Reference
 
-__all__ = ["Entry", "Keyring", "Login"]
-
 _HELPER_LIMIT: Final = 60.0
 """Seconds that a helper may take: it may ask the user, or a cloud."""
 _TOKEN_USER: Final = "<token>"  # noqa: S105 - the name by which a helper says that it gives a token
@@ -112,11 +110,11 @@ class Entry:
             reason = getattr(error, "strerror", None) or f"no answer in {_HELPER_LIMIT:.0f} s"
             raise ImageError(f"{program} get {self.key}: {reason}; try it by hand") from None
         if done.returncode != 0:
-            said = f"{done.stdout} {done.stderr}".strip()
-            if _NOT_FOUND in said:
+            detail = f"{done.stdout} {done.stderr}".strip()
+            if _NOT_FOUND in detail:
                 return None
             raise ImageError(
-                f"{program} get {self.key}: exit code {done.returncode}: {_first_line(said)}; try"
+                f"{program} get {self.key}: exit code {done.returncode}: {_first_line(detail)}; try"
                 " it by hand, or log in again"
             )
         try:
@@ -215,6 +213,6 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _first_line(text: str) -> str:
-    """What a program said of its failure; not what looks like its answer."""
+    """What a program printed about its failure; not what looks like its answer."""
     line = next((line for line in text.splitlines() if line.strip()), "it said nothing")
     return "(its output is not shown)" if "{" in line else redacted(line[:200])

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from urllib3 import BaseHTTPResponse
 
-__all__ = ["HttpClient", "Response", "RetryPolicy", "TransportError", "host_of", "is_loopback"]
-
 MAX_BODY: Final = 8 << 20
 """Bytes of a manifest, a config or a token at most: registries stop at 4 MiB themselves."""
 HEADERS_TIMEOUT: Final = 300.0

@@ -15,24 +15,6 @@ if TYPE_CHECKING:
 
     from k8sjob.image.registry.reference import Reference
 
-__all__ = [
-    "ACCEPTED",
-    "DEFAULT_PLATFORM",
-    "OCI_INDEX",
-    "OCI_MANIFEST",
-    "Base",
-    "Descriptor",
-    "Index",
-    "Manifest",
-    "digest_of",
-    "encode",
-    "environment",
-    "labels",
-    "read",
-    "read_object",
-    "table",
-]
-
 OCI_MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
 OCI_INDEX: Final = "application/vnd.oci.image.index.v1+json"
 DOCKER_MANIFEST: Final = "application/vnd.docker.distribution.manifest.v2+json"

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from k8sjob.image.registry.blobs import Content
     from k8sjob.image.registry.reference import Reference
 
-__all__ = ["Layout"]
-
 _MARK, _INDEX = "oci-layout", "index.json"
 _VERSION: Final = b'{"imageLayoutVersion":"1.0.0"}'
 _TAG: Final = "org.opencontainers.image.ref.name"

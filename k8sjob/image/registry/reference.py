@@ -8,8 +8,6 @@ from typing import Final
 from k8sjob.errors import ImageError
 from k8sjob.spec.names import is_image_reference
 
-__all__ = ["DEFAULT_LOGIN", "DEFAULT_REGISTRY", "Reference", "plain_host"]
-
 DEFAULT_REGISTRY: Final = "docker.io"
 """The registry of references that name none, a part of the format; it answers at another host."""
 _DEFAULT_ENDPOINT: Final = f"registry-1.{DEFAULT_REGISTRY}"

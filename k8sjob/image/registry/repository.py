@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from k8sjob.image.registry.manifest import Descriptor, Manifest
     from k8sjob.image.registry.reference import Reference
 
-__all__ = ["Registries", "Repository", "read_base"]
-
 _MAX_NESTING: Final = 3
 """Indexes in indexes that are followed."""
 _EXISTS: Final = frozenset({200, 401, 403, 404})

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from k8sjob.image.registry.reference import Reference
     from k8sjob.image.registry.repository import Repository
 
-__all__ = ["Blob", "Transfer", "run_parallel", "start"]
-
 _WIDTH: Final = 6
 """Blobs that are transferred at the same time; each takes some hundred kilobytes of memory."""
 

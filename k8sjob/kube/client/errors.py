@@ -1,14 +1,13 @@
 """Explanations of an apiserver's errors: what was refused, why, and the next step.
 
-Codes alone do not tell: a webhook's refusal is a 403 as a missing right is, and a missing operator
-a 404 as a missing job is. So the server's message is looked at.
+Codes alone are ambiguous: a webhook's refusal is a 403 as a missing right is, and a missing
+operator a 404 as a missing job is. So the rules look at the server's message, too.
 """
 
 from __future__ import annotations
 
 import re
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.errors import redacted
@@ -16,33 +15,76 @@ from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.resources import ResourcePath
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from k8sjob.kube.client.transport import Transport
     from k8sjob.kube.objects import Json
     from k8sjob.kube.resources import Controller
 
-__all__ = ["ExplainedErrors", "explained", "is_absent"]
-
-_NO_SUCH_PATH: Final = re.compile(r"could not find the requested resource|404 page not found")
-_NO_NAMESPACE: Final = re.compile(r'namespaces? "(?P<name>[^"]+)" not found')
-_TAKEN: Final = re.compile(r'"(?P<name>[^"]+)" already exists')
-_NO_RIGHT: Final = re.compile(r'(?:User "(?P<user>[^"]+)" )?cannot (?P<verb>\w+) resource')
-_DENIED: Final = re.compile(
-    r'admission webhook "(?P<webhook>[^"]+)" denied the request: (?P<why>.*)', re.DOTALL
+_NO_SUCH_PATH: Final = "could not find the requested resource|404 page not found"
+_ANSWERS: Final = "{attempt}: the server answers {code}: {detail}"
+_NOT_READY: Final = (
+    "{attempt}: the apiserver of context {context} is not ready: {detail}; try again"
 )
-_QUOTA: Final = re.compile(r"exceeded quota: (?P<why>.*)|failed quota: (?P<must>.*)", re.DOTALL)
-_NO_WEBHOOK: Final = re.compile(
-    r'failed calling webhook "(?P<webhook>[^"]+)": (?P<why>.*)', re.DOTALL
+_ROLE: Final = "manifests/rbac has the role to ask for"
+_ONE_NAMESPACE: Final = "name one with -n: the roles of manifests/rbac are each for one namespace"
+_NO_CONTROLLER: Final = (
+    "{0.kind}s: {0.name} is not installed there; {0.missing}, or name another cluster with"
+    " --context"
 )
-_STRICT: Final = re.compile(r"strict decoding error: (?P<why>.*)", re.DOTALL)
-_VERBS: Final = {
-    "GET": "get",
-    "POST": "create",
-    "PUT": "update",
-    "PATCH": "patch",
-    "DELETE": "delete",
+_RULES: Final = {
+    (0, ""): "{message}",
+    (401, ""): "{message}",
+    (400, "strict decoding error: (?P<fields>.*)"): (
+        "the cluster does not accept the {what} as it is written (k8sjob does not check what "
+        "`overlay` adds): {fields}"
+    ),
+    (
+        403,
+        'admission webhook "(?P<webhook>[^"]+)" denied the request: (?P<fields>.*)',
+    ): "{owner} refuses the {what}: {fields}",
+    (
+        403,
+        "exceeded quota: (?P<why>.*)",
+    ): "the quota of namespace {namespace} is used up: {why}; free some of it, or ask for more",
+    (403, "failed quota: (?P<why>.*)"): (
+        "the quota of namespace {namespace} asks for more: {why}; free some of it, or ask for more"
+    ),
+    (403, "being terminated"): "namespace {namespace} is being deleted; wait until it is gone",
+    (403, r'User "system:anonymous" cannot \w+ resource'): (
+        "the apiserver does not know the user: context {context} has no credentials; log in, or"
+        " name another with --context"
+    ),
+    (
+        403,
+        r'(?:User "(?P<user>[^"]+)" )?cannot (?P<verb>\w+) resource',
+    ): "{who} may not {verb} {kind} {where}; {role}",
+    (403, ""): "{attempt}: forbidden: {detail}",
+    (404, _NO_SUCH_PATH): "the cluster of context {context} knows no {unknown}",
+    (404, 'namespaces? "(?P<name>[^"]+)" not found'): (
+        "there is no namespace {name!r} (context {context}); create it with `kubectl create "
+        "namespace {name}`, or name another with -n"
+    ),
+    (404, ""): "{attempt}: {detail}",
+    (
+        409,
+        '"(?P<name>[^"]+)" already exists',
+    ): "there is already a {what} {name!r} in namespace {namespace}",
+    (
+        409,
+        "(?P<why>(?:exceeded|failed) quota: .*)",
+    ): "the quota of namespace {namespace} is being changed: {why}; try again",
+    (409, ""): f"{_ANSWERS}; it was changed in the meantime, try again",
+    (410, ""): "{attempt}: the requested version is too old by now; try again",
+    (429, ""): "{attempt}: the apiserver of context {context} is busy; try again",
+    (500, 'failed calling webhook "(?P<webhook>[^"]+)": (?:.*: )?(?P<why>.*)'): (
+        "{owner} does not answer ({why}), so no {what} can be created or changed; check that it"
+        " runs, {doctor}"
+    ),
+    (503, ""): _NOT_READY,
+    (504, ""): _NOT_READY,
 }
+"""Explanations by HTTP status and a pattern in the server's message; the first that fits."""
 
 
 class ExplainedErrors:
@@ -94,194 +136,66 @@ def explained(
         context: the kubeconfig's context.
         controllers: of the kinds of job, by their resource.
     """
-    failure = _Failure(error, method, target, context, controllers)
-    message = _BY_CODE.get(error.code, _otherwise)(failure)
-    said = redacted(error.said)  # proxies repeat the headers that they refuse
+    text = _ANSWERS
+    found: re.Match[str] | None = None
+    for (code, pattern), explanation in _RULES.items():
+        if code == error.code and (found := re.search(pattern, error.detail, re.DOTALL)):
+            text = explanation
+            break
+    words = found.groupdict("") if found else {}
+    controller, namespace = controllers.get(target.resource), target.namespace
+    what = "job" if controller else target.resource.removesuffix("s") or "object"
+    if error.causes and error.code == 422:
+        # "<nil>" means that more may be wrong.
+        causes = [cause for cause in error.causes if cause[0] != "<nil>"] or error.causes
+        text = "the cluster refuses the {what}: {fields}"
+        words["fields"] = _list([": ".join(filter(None, cause)) for cause in causes])
+    elif "fields" in words:
+        words["fields"] = _fields(words["fields"])
+    if "why" in words:
+        words["why"] = " ".join(words["why"].split())
+    webhook = words.get("webhook", "")
+    known = (one for one in controllers.values() if one.webhooks)
+    owners = (one.name for one in known if webhook.endswith(one.webhooks))
+    doctor = f"`k8sjob doctor{f' -n {namespace}' if namespace else ''}` says what is missing"
+    message = text.format_map(
+        {
+            "attempt": f"cannot {'create' if method == 'POST' else method.lower()} {target}",
+            "code": error.code,
+            "context": context,
+            "detail": error.detail,
+            "doctor": doctor,
+            "kind": f"{target.resource}/{target.subresource}".strip("/"),
+            "message": str(error),
+            "namespace": namespace,
+            "owner": next(owners, f"the webhook {webhook}"),
+            "role": _ONE_NAMESPACE if controller and not namespace else f"{doctor}, and {_ROLE}",
+            "unknown": _NO_CONTROLLER.format(controller) if controller else target.resource,
+            "what": what,
+            "where": f"in namespace {namespace}" if namespace else "in all namespaces",
+            "who": words.get("user") or f"the user of context {context}",
+            **words,
+        }
+    )
     return ApiError(
-        redacted(message), code=error.code, reason=error.reason, said=said, causes=error.causes
+        redacted(message),
+        code=error.code,
+        reason=error.reason,
+        detail=redacted(error.detail),  # proxies repeat the headers that they refuse
+        causes=error.causes,
     )
 
 
 def is_absent(error: ApiError) -> bool:
     """Whether an object does not exist; false where the cluster does not know its kind."""
-    return error.code == 404 and not _NO_SUCH_PATH.search(error.said)
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """A request that failed."""
-
-    error: ApiError
-    method: str
-    target: ResourcePath
-    context: str
-    controllers: Mapping[str, Controller]
-
-    @property
-    def said(self) -> str:
-        return self.error.said
-
-    @property
-    def attempt(self) -> str:
-        return f"cannot {_VERBS.get(self.method, self.method)} {self.target}"
-
-    @property
-    def what(self) -> str:
-        return "job" if self.controller else self.target.resource.removesuffix("s") or "object"
-
-    @property
-    def controller(self) -> Controller | None:
-        """Of the job that the request was about; None where it was about something else."""
-        return self.controllers.get(self.target.resource)
-
-    def webhook(self, name: str) -> str:
-        """Whose webhook it is."""
-        known = (one for one in self.controllers.values() if one.webhooks)
-        owners = (one.name for one in known if name.endswith(one.webhooks))
-        return next(owners, f"the webhook {name}")
-
-    @property
-    def doctor(self) -> str:
-        place = f" -n {self.target.namespace}" if self.target.namespace else ""
-        return f"`k8sjob doctor{place}` says what is missing"
-
-
-def _as_it_is(failure: _Failure) -> str:
-    return str(failure.error)
-
-
-def _otherwise(failure: _Failure) -> str:
-    return f"{failure.attempt}: the server answers {failure.error.code}: {failure.said}"
-
-
-def _bad(failure: _Failure) -> str:
-    found = _STRICT.search(failure.said)
-    if not found:
-        return _otherwise(failure)
-    fields = _list(re.split(r", (?=unknown field|duplicate field)", found["why"]))
-    return (
-        f"the cluster does not accept the {failure.what} as it is written (k8sjob does not check"
-        f" what `overlay` adds): {fields}"
-    )
-
-
-def _forbidden(failure: _Failure) -> str:
-    said, namespace = failure.said, failure.target.namespace
-    if denied := _DENIED.search(said):
-        who = failure.webhook(denied["webhook"])
-        return f"{who} refuses the {failure.what}: {_fields(denied['why'])}"
-    if quota := _QUOTA.search(said):
-        why = f"is used up: {quota['why']}" if quota["why"] else f"asks for more: {quota['must']}"
-        return f"the quota of namespace {namespace} {why}; free some of it, or ask for more"
-    if "being terminated" in said:
-        return f"namespace {namespace} is being deleted; wait until it is gone"
-    if missing := _NO_RIGHT.search(said):
-        return _without_right(missing, failure)
-    return f"{failure.attempt}: forbidden: {said}"
-
-
-def _without_right(missing: re.Match[str], failure: _Failure) -> str:
-    target = failure.target
-    if missing["user"] == "system:anonymous":
-        return (
-            f"the apiserver does not know the user: context {failure.context} has no credentials;"
-            " log in, or name another with --context"
-        )
-    who = missing["user"] or f"the user of context {failure.context}"
-    what = f"{missing['verb']} {target.resource}/{target.subresource}".strip("/")
-    if failure.controller and not target.namespace:
-        return (
-            f"{who} may not {what} in all namespaces; name one with -n: the roles of manifests/rbac"
-            " are each for one namespace"
-        )
-    where = f"in namespace {target.namespace}" if target.namespace else "in all namespaces"
-    return (
-        f"{who} may not {what} {where}; {failure.doctor}, and manifests/rbac has the role to ask"
-        " for"
-    )
-
-
-def _missing(failure: _Failure) -> str:
-    context = failure.context
-    if is_absent(failure.error):
-        if gone := _NO_NAMESPACE.search(failure.said):
-            return (
-                f"there is no namespace {gone['name']!r} (context {context}); create it with"
-                f" `kubectl create namespace {gone['name']}`, or name another with -n"
-            )
-        return f"{failure.attempt}: {failure.said}"
-    if controller := failure.controller:
-        return (
-            f"the cluster of context {context} knows no {controller.kind}s: {controller.name} is"
-            f" not installed there; {controller.missing}, or name another cluster with --context"
-        )
-    return f"the cluster of context {context} knows no {failure.target.resource}"
-
-
-def _conflict(failure: _Failure) -> str:
-    namespace = failure.target.namespace
-    if taken := _TAKEN.search(failure.said):
-        return f"there is already a {failure.what} {taken['name']!r} in namespace {namespace}"
-    if quota := _QUOTA.search(failure.said):
-        return f"the quota of namespace {namespace} is being changed: {quota[0]}; try again"
-    return f"{_otherwise(failure)}; it was changed in the meantime, try again"
-
-
-def _gone(failure: _Failure) -> str:
-    return f"{failure.attempt}: the requested version is too old by now; try again"
-
-
-def _invalid(failure: _Failure) -> str:
-    causes = failure.error.causes
-    if not causes:
-        return _otherwise(failure)
-    # "<nil>" means that more may be wrong.
-    causes = [cause for cause in causes if cause[0] != "<nil>"] or causes
-    fields = _list([": ".join(part for part in cause if part) for cause in causes])
-    return f"the cluster refuses the {failure.what}: {fields}"
-
-
-def _busy(failure: _Failure) -> str:
-    return f"{failure.attempt}: the apiserver of context {failure.context} is busy; try again"
-
-
-def _internal(failure: _Failure) -> str:
-    down = _NO_WEBHOOK.search(failure.said)
-    if not down:
-        return _otherwise(failure)
-    why = " ".join(down["why"].rpartition(": ")[2].split())
-    return (
-        f"{failure.webhook(down['webhook'])} does not answer ({why}), so no {failure.what} can be"
-        f" created or changed; check that it runs, {failure.doctor}"
-    )
-
-
-def _not_ready(failure: _Failure) -> str:
-    server = f"the apiserver of context {failure.context}"
-    return f"{failure.attempt}: {server} is not ready: {failure.said}; try again"
-
-
-_BY_CODE: Final[dict[int, Callable[[_Failure], str]]] = {
-    0: _as_it_is,
-    401: _as_it_is,
-    400: _bad,
-    403: _forbidden,
-    404: _missing,
-    409: _conflict,
-    410: _gone,
-    422: _invalid,
-    429: _busy,
-    500: _internal,
-    503: _not_ready,
-    504: _not_ready,
-}
+    return error.code == 404 and not re.search(_NO_SUCH_PATH, error.detail)
 
 
 def _fields(why: str) -> str:
-    """A webhook's errors: one, or several in brackets."""
+    """A webhook's errors, several in brackets, or those of a strict decoder."""
     if why.startswith("[") and why.rstrip().endswith("]"):
         return _list(re.split(r", (?=spec|metadata)", why.strip()[1:-1]))
-    return why
+    return _list(re.split(r", (?=unknown field|duplicate field)", why))
 
 
 def _list(parts: list[str]) -> str:

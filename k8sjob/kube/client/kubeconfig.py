@@ -8,6 +8,7 @@ takes the last current-context), so the context is always passed on by its name.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -15,8 +16,6 @@ from typing import Any, Final
 from k8sjob.contract import did_you_mean
 from k8sjob.errors import BackendError, redacted
 from k8sjob.kube.client.transport import ApiError
-
-__all__ = ["IN_CLUSTER", "Access", "access", "configured", "contexts"]
 
 IN_CLUSTER: Final = "in-cluster"
 """The name of the context of a pod's own service account."""
@@ -63,7 +62,7 @@ class Access:
         return ApiError(
             f"{self.server} (context {self.context}) cannot be reached: {redacted(why)}; check that"
             " the cluster and the network are up, or name another with --context",
-            said=redacted(why),
+            detail=redacted(why),
         )
 
     def untrusted(self, why: str) -> ApiError:
@@ -72,7 +71,7 @@ class Access:
             f"{self.server} (context {self.context}) has a certificate that is not trusted:"
             f" {redacted(why)}; correct certificate-authority of this cluster in {self.where}",
             reason="Untrusted",
-            said=redacted(why),
+            detail=redacted(why),
         )
 
     def unusable(self, why: str) -> ApiError:
@@ -80,7 +79,7 @@ class Access:
         return ApiError(
             f"{self.where}: context {self.context} cannot be used: {redacted(why)}; correct it",
             reason="Unusable",
-            said=redacted(why),
+            detail=redacted(why),
         )
 
     def without_credentials(self, why: str) -> ApiError:
@@ -91,7 +90,7 @@ class Access:
             f" none: {redacted(why)}; install it{hint}, or log in again",
             code=401,
             reason="Unauthorized",
-            said=redacted(why),
+            detail=redacted(why),
         )
 
     def rejected(self) -> ApiError:
@@ -102,7 +101,7 @@ class Access:
             f" expired or were revoked; log in again{by}, or renew them in {self.where}",
             code=401,
             reason="Unauthorized",
-            said="Unauthorized",
+            detail="Unauthorized",
         )
 
 
@@ -123,6 +122,19 @@ def contexts(kubeconfig: str | Path | None = None) -> list[str]:
         return sorted(_named(_read(kubeconfig)[1], "contexts"))
     except BackendError:
         return []
+
+
+def namespaces(kubeconfig: str | Path | None = None) -> set[str]:
+    """The namespaces that contexts have, for completion; none where no file can be read.
+
+    Args:
+        kubeconfig: as in `contexts`.
+    """
+    with suppress(BackendError):
+        config = _read(kubeconfig)[1]
+        parts = [_part(config, "contexts", name, "context") for name in _named(config, "contexts")]
+        return {str(part["namespace"]) for part in parts if part.get("namespace")}
+    return set()
 
 
 def access(

@@ -2,7 +2,7 @@
 
 For machines where the Python client is not installed, or must not be: every way to log in that
 kubectl knows works. kubectl prints an answer or, for people, an error, which is parsed here into
-what the server had said.
+what the server had answered.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from k8sjob.kube.client.kubeconfig import Access
     from k8sjob.kube.objects import Json
 
-__all__ = ["KubectlTransport"]
-
 _RAW: Final = {"GET": "get", "POST": "create", "DELETE": "delete"}
 _CODES: Final = {
     "AlreadyExists": 409,
@@ -57,7 +55,7 @@ _CODES: Final = {
 }
 """What a Status' reason means as an HTTP status: kubectl prints the reason alone."""
 _OF_SERVER: Final = re.compile(
-    r"Error from server(?: \((?P<reason>\w+)\))?: (?P<said>.*)", re.DOTALL
+    r"Error from server(?: \((?P<reason>\w+)\))?: (?P<message>.*)", re.DOTALL
 )
 _INVALID: Final = re.compile(r"The (?P<what>.+?) is invalid(?:: ?(?P<causes>.*))?$", re.DOTALL)
 _LOGGED: Final = re.compile(r"^(?:[EWIF]\d{4} |Warning: )")
@@ -149,13 +147,13 @@ class KubectlTransport:
     ) -> Iterator[bytes]:
         """The lines of an answer as they come; see Transport.stream."""
         argv = ["get", "--raw", with_query(path, query)]
-        with tempfile.TemporaryFile() as said, self._started(argv, said) as process:
+        with tempfile.TemporaryFile() as stderr, self._started(argv, stderr) as process:
             yield from lines(self._pieces(process, idle, stop))
             if stop and stop.is_set():
                 return
             if process.wait() != 0:
-                said.seek(0)
-                raise self._error(said.read().decode(errors="replace"))
+                stderr.seek(0)
+                raise self._error(stderr.read().decode(errors="replace"))
 
     # --- processes --------------------------------------------------------------------------------
 
@@ -166,17 +164,17 @@ class KubectlTransport:
         pipe = subprocess.PIPE
         with self._process([*self._argv, *argv], stdin=pipe, stderr=pipe) as process:
             try:
-                printed, said = process.communicate(sent, timeout)
+                printed, stderr = process.communicate(sent, timeout)
             except subprocess.TimeoutExpired:
                 raise self._access.unreachable("it does not answer in time") from None
         if process.returncode != 0:
             if _ASKS in printed:
                 raise self._access.rejected()
-            raise self._error(said.decode(errors="replace"))
+            raise self._error(stderr.decode(errors="replace"))
         return printed.decode(errors="replace")
 
     @contextmanager
-    def _started(self, argv: Sequence[str], said: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    def _started(self, argv: Sequence[str], stderr: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
         """A kubectl that prints until it is ended."""
         argv = [*self._argv, *argv]
         if sys.platform == "linux":
@@ -185,7 +183,7 @@ class KubectlTransport:
                 raise self._not_startable("No such file or directory")
             tied = [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid())]
             argv = [*tied, program, *argv[1:]]
-        with self._process(argv, stdin=subprocess.DEVNULL, stderr=said) as process:
+        with self._process(argv, stdin=subprocess.DEVNULL, stderr=stderr) as process:
             self._streams.add(process)
             try:
                 yield process
@@ -243,7 +241,7 @@ class KubectlTransport:
     def _not_startable(self, why: str | None) -> BackendError:
         return BackendError(
             f"{self._argv[0]} cannot be started ({why}); install kubectl, or"
-            " pip install 'k8sjob[kubernetes]'"
+            " pip install 'k8sjob[cluster]'"
         )
 
     def _error(self, stderr: str) -> ApiError:
@@ -252,15 +250,15 @@ class KubectlTransport:
         text = redacted(text or stderr.strip())
         if invalid := _INVALID.match(text):
             causes = _causes(invalid["causes"] or "")
-            return ApiError(text, code=422, reason="Invalid", said=text, causes=causes)
+            return ApiError(text, code=422, reason="Invalid", detail=text, causes=causes)
         refused = _OF_SERVER.match(text)
         if refused and refused["reason"] != "Unauthorized":
-            reason, said = refused["reason"] or "", refused["said"].strip()
-            return ApiError(said, code=_CODES.get(reason, 500), reason=reason, said=said)
+            reason, message = refused["reason"] or "", refused["message"].strip()
+            return ApiError(message, code=_CODES.get(reason, 500), reason=reason, detail=message)
         if plugin := _PLUGIN.match(text):
-            said = " ".join(plugin["before"].split())  # what the plugin itself had to say
+            message = " ".join(plugin["before"].split())  # the plugin's own
             raised = self._access.without_credentials
-            return raised(f"{plugin['why']}: {said}" if said else plugin["why"])
+            return raised(f"{plugin['why']}: {message}" if message else plugin["why"])
         if _LOGGED_OUT.search(text):
             return self._access.rejected()
         return self._before_the_server(text)
@@ -280,8 +278,10 @@ class KubectlTransport:
     def _unexpected(self, what: str) -> ApiError:
         """The error for what kubectl should not do."""
         look = shlex.join([*self._argv, "version"])
-        said = redacted(what)
-        return ApiError(f"{self._argv[0]} {said}; check it with: {look}", reason="", said=said)
+        message = redacted(what)
+        return ApiError(
+            f"{self._argv[0]} {message}; check it with: {look}", reason="", detail=message
+        )
 
 
 def _end(processes: set[subprocess.Popen[bytes]]) -> None:

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from k8sjob.kube.client.transport import Transport
     from k8sjob.kube.objects import Json
 
-__all__ = ["Change", "Kind", "Page", "list_all", "merged", "pages", "reflect", "slim"]
-
 PAGE: Final = 250
 """Objects in one answer: some 2 MB of jobs, which are parsed before the next ones come."""
 WATCH_SECONDS: Final = 120

@@ -21,14 +21,12 @@ from k8sjob.kube.client.transport import ApiError, lines, refusal
 from k8sjob.kube.resources import with_query
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     import urllib3
 
     from k8sjob.kube.client.kubeconfig import Access
     from k8sjob.kube.objects import Json
-
-__all__ = ["PythonTransport"]
 
 CONNECT_SECONDS: Final = 10.0
 """How long a connection may take until the server counts as unreachable."""
@@ -36,6 +34,8 @@ BUSY_TRIES: Final = 4
 """Attempts at a server that answers with Retry-After."""
 MERGE_PATCH: Final = "application/merge-patch+json"
 METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+STOP_SECONDS: Final = 0.3
+"""How often a stream's `stop` is looked at."""
 _UNTRUSTED: Final = re.compile(r"certificate verify failed: (?P<why>.+?)(?: \(_ssl.*)?$")
 CONNECTIONS: Final = 256
 """Idle connections that are kept; urllib3 logs a warning about each one beyond."""
@@ -55,7 +55,6 @@ class PythonTransport:
         self.context, self.namespace, self.server = access.context, access.namespace, access.server
         self._access = access
         self._lock = threading.Lock()
-        self._stops = _Stops()
         self._settings, self._pool = self._load()
 
     def request(
@@ -74,7 +73,8 @@ class PythonTransport:
             "Content-Type": MERGE_PATCH if method == "PATCH" else "application/json",
         }
         content = None if body is None else json.dumps(body).encode()
-        answer = self._answer(method, with_query(path, query), headers, content, timeout)
+        send = partial(self._send, method, with_query(path, query), headers, content, timeout)
+        answer = self._answer(send)
         with self._network_errors():
             data = answer.data
         if answer.status >= 300:
@@ -94,9 +94,12 @@ class PythonTransport:
         stop: threading.Event | None = None,
     ) -> Iterator[bytes]:
         """The lines of an answer as they come; see Transport.stream."""
-        answer = self._answer("GET", with_query(path, query), {"Accept": "*/*"}, None, idle)
+        headers = {"Accept": "*/*"}
+        answer = self._answer(
+            partial(self._send, "GET", with_query(path, query), headers, None, idle)
+        )
         try:
-            with self._network_errors(stop), self._stops.ending(answer, stop):
+            with self._network_errors(stop), _ended_by(stop, answer):
                 if answer.status >= 300:
                     raise self._refused(answer.status, answer.data)
                 for line in lines(answer.stream(64 * 1024)):
@@ -108,27 +111,17 @@ class PythonTransport:
 
     # --- one answer -------------------------------------------------------------------------------
 
-    def _answer(
-        self,
-        method: str,
-        target: str,
-        headers: Mapping[str, str],
-        body: bytes | None,
-        timeout: float,
-    ) -> urllib3.BaseHTTPResponse:
-        """An answer whose body is not read yet.
-
-        After an answer with Retry-After the request is repeated at that time; credentials that are
-        no longer accepted are read again once.
-        """
+    def _answer(self, send: Callable[[], urllib3.BaseHTTPResponse]) -> urllib3.BaseHTTPResponse:
+        """Repeats a request when Retry-After says so, and once with credentials read again."""
         renewed = False
         for left in reversed(range(BUSY_TRIES)):
-            answer = self._send(method, target, headers, body, timeout)
+            answer = send()
             if answer.status == 401 and not renewed:
                 renewed = True
                 answer.close()
-                self._renew()
-                answer = self._send(method, target, headers, body, timeout)
+                with self._lock:
+                    self._settings, self._pool = self._load()
+                answer = send()
             wait = answer.headers.get("Retry-After", "")
             if not (left and wait.isdecimal() and answer.status in (429, 500, 503)):
                 break
@@ -219,7 +212,7 @@ class PythonTransport:
         except ImportError as error:
             raise BackendError(
                 f"the Python client of Kubernetes is missing ({error}); pip install"
-                " 'k8sjob[kubernetes]', or use --client=kubectl"
+                " 'k8sjob[cluster]', or use --client=kubectl"
             ) from None
         settings = client.Configuration()
         settings.connection_pool_maxsize = CONNECTIONS
@@ -236,51 +229,24 @@ class PythonTransport:
             raise self._access.without_credentials(" ".join(heard) or "no reason is given")
         return settings, client.ApiClient(settings).rest_client.pool_manager
 
-    def _renew(self) -> None:
-        with self._lock:
-            self._settings, self._pool = self._load()
 
+@contextmanager
+def _ended_by(stop: threading.Event | None, answer: urllib3.BaseHTTPResponse) -> Iterator[None]:
+    """While a stream is read: its connection ends when `stop` is set, though it is silent."""
+    done = threading.Event()
 
-class _Stops:
-    """Ends the streams whose `stop` is set: one thread for all, while there are any."""
+    def look() -> None:
+        while stop and not done.wait(STOP_SECONDS):
+            if stop.is_set():
+                with suppress(ValueError, RuntimeError, OSError):  # it ended by itself
+                    answer.shutdown()
 
-    EVERY: Final = 0.2
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open: dict[int, tuple[urllib3.BaseHTTPResponse, threading.Event]] = {}
-        self._running = False
-
-    @contextmanager
-    def ending(
-        self, answer: urllib3.BaseHTTPResponse, stop: threading.Event | None
-    ) -> Iterator[None]:
-        """While a stream is read: ends the wait for its next line when `stop` is set."""
-        if stop is None:
-            yield
-            return
-        with self._lock:
-            self._open[id(answer)] = answer, stop
-            if not self._running:
-                self._running = True
-                threading.Thread(target=self._run, name="k8sjob-streams", daemon=True).start()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._open.pop(id(answer), None)
-
-    def _run(self) -> None:
-        while True:
-            with self._lock:
-                if not self._open:
-                    self._running = False
-                    return
-                stopped = [key for key, (_, stop) in self._open.items() if stop.is_set()]
-                for answer, _ in [self._open[key] for key in stopped]:
-                    with suppress(ValueError, RuntimeError, OSError):  # it ended by itself
-                        answer.shutdown()
-            time.sleep(self.EVERY)
+    if stop:
+        threading.Thread(target=look, name="k8sjob-stop", daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
 
 
 def _credentials(settings: Any) -> dict[str, str]:
@@ -296,13 +262,13 @@ def _credentials(settings: Any) -> dict[str, str]:
 @contextmanager
 def _captured_log() -> Iterator[list[str]]:
     """What the client logs about a failing plugin, which it does on the root logger alone."""
-    said: list[str] = []
+    messages: list[str] = []
     handler = logging.Handler(logging.ERROR)
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     root = logging.getLogger()
     root.addHandler(handler)
     try:
-        yield said
+        yield messages
     finally:
         root.removeHandler(handler)
 

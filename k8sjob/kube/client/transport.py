@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from k8sjob.kube.objects import Json
 
-__all__ = ["MAX_LINE", "ApiError", "Cause", "Line", "Transport", "lines", "refusal"]
-
 Cause = tuple[str, str]
 """A field's path and what is wrong with it, as in a Status' details.causes."""
 
@@ -30,7 +28,7 @@ class ApiError(BackendError):
         reason: the Status' reason, as "AlreadyExists", "Forbidden", "Invalid", "Expired"; for
             code 0 "Unreachable", "Untrusted" (its certificate) or "Unusable" (the kubeconfig);
             empty for an error of the client's own.
-        said: the server's own message.
+        detail: the server's own message.
         causes: the fields that are wrong, where the server names them.
     """
 
@@ -40,11 +38,11 @@ class ApiError(BackendError):
         *,
         code: int = 0,
         reason: str = "Unreachable",
-        said: str = "",
+        detail: str = "",
         causes: Sequence[Cause] = (),
     ) -> None:
         super().__init__(message)
-        self.code, self.reason, self.said, self.causes = code, reason, said or message, causes
+        self.code, self.reason, self.detail, self.causes = code, reason, detail or message, causes
 
 
 class Transport(Protocol):
@@ -113,15 +111,15 @@ def refusal(code: int, answer: Json | str) -> ApiError:
         answer: a Status object, or the text of an answer that is none (a proxy's, mostly).
     """
     if isinstance(answer, str):
-        said = " ".join(answer.split())[:300] or "without a reason"
-        return ApiError(f"the server answers {code}: {said}", code=code, reason="", said=said)
+        text = " ".join(answer.split())[:300] or "without a reason"
+        return ApiError(f"the server answers {code}: {text}", code=code, reason="", detail=text)
     reason = str(answer.get("reason") or "")
     causes = [
         (str(cause.get("field") or ""), str(cause.get("message") or ""))
         for cause in (answer.get("details") or {}).get("causes") or []
     ]
-    said = str(answer.get("message") or reason or "without a reason")
-    return ApiError(said, code=code, reason=reason, said=said, causes=causes)
+    text = str(answer.get("message") or reason or "without a reason")
+    return ApiError(text, code=code, reason=reason, detail=text, causes=causes)
 
 
 MAX_LINE: Final = 16 * 2**20

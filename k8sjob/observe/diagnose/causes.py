@@ -13,6 +13,9 @@ from k8sjob.observe.diagnose.containers import (
     bad_image,
     bad_init,
     bad_sandbox,
+    kept_by_sidecar,
+    master_awaited,
+    slow,
 )
 from k8sjob.observe.diagnose.exits import explain_end, is_consequence
 from k8sjob.observe.diagnose.facts import Facts
@@ -23,22 +26,14 @@ from k8sjob.observe.diagnose.pod_creation import creation_refused
 from k8sjob.observe.diagnose.queue import queued
 from k8sjob.observe.diagnose.scheduling import unschedulable
 from k8sjob.observe.diagnose.volumes import not_mounted, unprovisioned
-from k8sjob.observe.diagnose.waiting import (
-    kept_by_sidecar,
-    left_over,
-    master_awaited,
-    no_pods_yet,
-    slow,
-)
 from k8sjob.targets.api import JobState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from k8sjob.backends.api import Json, Snapshot
+    from k8sjob.backends.api import Snapshot
+    from k8sjob.kube.objects import Json
     from k8sjob.observe.diagnose.facts import End, Pod
-
-__all__ = ["diagnose"]
 
 _ONE_FAILURE: Final = 900.0
 """Seconds within which the ranks of a group end after one failure: timeouts are ten minutes."""
@@ -70,7 +65,7 @@ def diagnose(
     causes = _AFTER_SUCCESS if state is JobState.SUCCEEDED else _CAUSES
     found = [finding for cause in causes for finding in cause(facts)]
     if not found and not state.finished:
-        found = [*no_pods_yet(facts), *_at_pods(unprovisioned, slow)(facts)]
+        found = [*job.no_pods_yet(facts), *_at_pods(unprovisioned, slow)(facts)]
     explained = any("master-0" in finding.replicas for finding in found)
     found += master_awaited(facts, explained=explained)
     return sorted(found, key=lambda finding: finding.over)
@@ -126,7 +121,7 @@ def _failed_after_success(facts: Facts) -> Iterator[Finding]:
     """A replica that failed in a job that succeeded, since another one decides that."""
     finished = facts.status.finished.timestamp() if facts.status.finished else 0.0
     done = {pod.replica for pod in facts.done}
-    down = {pod.replica for pod in facts.pods if pod.trainer and not pod.terminating} - done
+    down = {pod.replica for pod in facts.pods if pod.trainer and not pod.deleting} - done
     failed = [
         end
         for end in facts.ends
@@ -202,6 +197,7 @@ _WAITED: Final = frozenset(
 _CAUSES: Final[tuple[Callable[[Facts], Iterator[Finding]], ...]] = (
     job.state,
     queued,
+    job.companion_gone,
     _not_created,
     lost_or_displaced,
     _did_not_start_or_failed,
@@ -211,14 +207,14 @@ _CAUSES: Final[tuple[Callable[[Facts], Iterator[Finding]], ...]] = (
     job.no_group,
     job.nan_loss,
     _at_pods(kept_by_sidecar),
-    left_over,
+    job.left_over,
     job.deleting,
 )
 _AFTER_SUCCESS: Final[tuple[Callable[[Facts], Iterator[Finding]], ...]] = (
     job.no_group,
     _failed_after_success,
     job.nan_loss,
-    left_over,
+    job.left_over,
     job.deleting,
 )
 _WHILE_DELETING: Final[tuple[Callable[[Facts], Iterator[Finding]], ...]] = (

@@ -1,26 +1,29 @@
-"""Containers that do not start: images, settings, sandboxes, init containers."""
+"""Containers that do not start, or wait: images, settings, sandboxes, init containers."""
 
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.kube.objects import moment
+from k8sjob.kube.objects import event_time, moment
 from k8sjob.observe.diagnose.finding import (
     REPLICA,
     Cause,
     Explanation,
+    Finding,
     ReplicaFinding,
     Rule,
     first_match,
+    grouped,
     one_line,
 )
 from k8sjob.observe.diagnose.volumes import missing_reference
 
 if TYPE_CHECKING:
-    from k8sjob.observe.diagnose.facts import Facts, Pod
+    from collections.abc import Iterator
 
-__all__ = ["bad_container", "bad_image", "bad_init", "bad_sandbox", "explain_pull"]
+    from k8sjob.observe.diagnose.facts import Facts, Pod
 
 _PULLING: Final = frozenset(
     {
@@ -34,6 +37,11 @@ _PULLING: Final = frozenset(
     }
 )
 _MISCONFIGURED: Final = frozenset({"CreateContainerConfigError", "CreateContainerError"})
+_SIDECAR_ENDS: Final = timedelta(seconds=15)
+"""Another container may end so long after the training one."""
+_RESOLVED: Final = timedelta(seconds=10)
+"""The name of a Master that has been ready for so long can be resolved."""
+_WAIT: Final = "it continues when the Master is ready"
 _PULL_RULES: Final = (
     Rule(
         r"no match for platform|no matching manifest|no image found in .* for architecture",
@@ -102,13 +110,7 @@ def bad_image(facts: Facts, pod: Pod) -> ReplicaFinding | None:
 
 
 def explain_pull(reason: str, image: str, message: str) -> Explanation:
-    """Why an image cannot be pulled.
-
-    Args:
-        reason: why the container waits.
-        image: its image.
-        message: of the kubelet.
-    """
+    """Why an image cannot be pulled."""
     detail = _innermost(message)
     if reason == "InvalidImageName":
         what = f"{image!r} is not a valid image name: {detail}"
@@ -172,7 +174,7 @@ def bad_sandbox(_facts: Facts, pod: Pod) -> ReplicaFinding | None:
         f"it is the node's network or its container runtime: kubectl describe node {pod.node}; the"
         " kubelet retries",
         pod.replica,
-        pod.created,
+        pod.created_at,
     )
 
 
@@ -198,3 +200,106 @@ def bad_init(facts: Facts, pod: Pod) -> ReplicaFinding | None:
             moment(ended.get("finishedAt")),
         )
     return None
+
+
+def kept_by_sidecar(facts: Facts, pod: Pod) -> ReplicaFinding | None:
+    """A Pod whose training has succeeded and that another container keeps from ending."""
+    ended = pod.trainer.ended if pod.trainer else {}
+    others = [c.name for c in pod.containers if not c.init and "running" in c.state]
+    if pod.phase != "Running" or pod.deleting or ended.get("exitCode") != 0 or not others:
+        return None
+    since = pod.trained_until
+    if since and facts.now - since < _SIDECAR_ENDS:
+        return None
+    return ReplicaFinding(
+        Cause.SIDECAR,
+        f"its training has ended, but its container {others[0]!r} keeps the pod running",
+        'leave the sidecar out (of Istio\'s, the annotation sidecar.istio.io/inject: "false", which'
+        " k8sjob sets), or make it an init container of restartPolicy Always, which ends by itself",
+        pod.replica,
+        since,
+    )
+
+
+def master_awaited(facts: Facts, *, explained: bool) -> Iterator[Finding]:
+    """Workers whose init container cannot find the Master's name yet.
+
+    `explained`: something was found at the Master itself, from which this follows.
+    """
+    if facts.status.state.finished:
+        return
+    waiting = [
+        pod
+        for pod in facts.pods
+        for container in pod.containers
+        if container.init
+        and container.name == facts.target.init_container
+        and pod.phase == "Pending"
+        and (
+            "running" in container.state
+            or container.ended.get("exitCode")
+            or container.waiting.get("reason") == "CrashLoopBackOff"
+        )
+    ]
+    if not waiting:
+        return
+    what, step = _master(facts)
+    if explained and step == _WAIT:
+        return
+    begun = (moment(pod.status.get("startTime")) or pod.created_at for pod in waiting)
+    since = min((time for time in begun if time), default=None)
+    found = [ReplicaFinding(Cause.MASTER_AWAITED, what, step, p.replica, since) for p in waiting]
+    yield from grouped(found, facts.now)
+
+
+def _master(facts: Facts) -> tuple[str, str]:
+    """Why the Master's name cannot be found, and the next step."""
+    name = f"{facts.name}-master-0"
+    what = f"its init container waits until the name {name} can be found"
+    master = next((pod for pod in facts.pods if pod.replica == "master-0"), None)
+    if master is None:
+        return f"{what}; the Master has no pod", _WAIT
+    ready = master.condition("Ready")
+    since = moment(ready.get("lastTransitionTime"))
+    if ready.get("status") == "True" and since and facts.now - since > _RESOLVED:
+        step = f"check the cluster's DNS and the Service (kubectl get svc {name}"
+        what += "; the Master is ready, so the name should be there"
+        return what, f"{step} -n {facts.namespace})"
+    if master.phase == "Running" and ready.get("status") == "False":
+        if (master.trainer.spec if master.trainer else {}).get("readinessProbe"):
+            return (
+                f"{what}; the Master runs but is not ready, by its readinessProbe",
+                "leave the probe out: the name comes with Ready, and training needs the name first",
+            )
+        return f"{what}; the Master is not ready", _WAIT
+    situation = next(one.situation for one in facts.status.replicas if one.name == "master-0")
+    return f"{what}; the Master is {situation}", _WAIT
+
+
+def slow(facts: Facts, pod: Pod) -> ReplicaFinding | None:
+    """What a replica waits for that does not run yet, or is not gone yet."""
+    if pod.deleting:
+        what = "its pod is being ended"
+        step = "wait: it has until the end of its grace period to save what it has"
+        end = moment(pod.part("metadata").get("deletionTimestamp"))  # of its grace period
+        grace = timedelta(seconds=pod.part("metadata").get("deletionGracePeriodSeconds") or 0)
+        since = end - grace if end else None
+    elif pod.phase != "Pending":
+        return None
+    elif not pod.node:
+        scheduler = pod.spec.get("schedulerName", "default-scheduler")
+        what = f"the scheduler {scheduler!r} has not looked at it"
+        step = "wait; if it stays so, check whether that scheduler runs in the cluster"
+        since = pod.created_at
+    elif any("running" in container.state for container in pod.containers):
+        return None  # an init container: see master_awaited
+    elif (event := pod.last_event("Pulling", "Pulled", "Scheduled")).get("reason") == "Pulling":
+        image = event.get("message", "").partition('"')[2].partition('"')[0]
+        what = f"its node pulls the image {image}"
+        step = "wait; a large image takes minutes the first time on each node"
+        since = event_time(event)
+    else:
+        what = "its containers are being created"
+        step = f"wait; if it stays so: kubectl describe {facts.pods_argument}"
+        since = moment(pod.condition("PodScheduled").get("lastTransitionTime")) or pod.created_at
+    return ReplicaFinding(Cause.WAITING, what, step, pod.replica, since)

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from k8sjob.observe.diagnose.facts import End, Facts
 
-__all__ = ["explain_end", "is_consequence"]
-
 _WAITS: Final = frozenset({Cause.COLLECTIVE_TIMEOUT, Cause.RENDEZVOUS})
 """Causes of a rank that waited for another one."""
 _FIELD: Final = re.compile(

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import LOCAL
 from k8sjob.contract import CONTAINER_NAMES, ExitCode, Reason
+from k8sjob.kube import objects
 from k8sjob.kube.objects import moment
-from k8sjob.observe.status import job_status, last_end, processes
+from k8sjob.observe.status import job_status, processes
 from k8sjob.targets.jobs import replica_names, replica_of, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from datetime import datetime
 
-    from k8sjob.backends.api import Json, Snapshot
+    from k8sjob.backends.api import Snapshot
+    from k8sjob.kube.objects import Json
     from k8sjob.observe.diagnose.finding import ReplicaFinding
     from k8sjob.observe.status import JobStatus
     from k8sjob.targets.api import Target
-
-__all__ = ["Container", "End", "Facts", "Pod"]
 
 _CONSEQUENCES: Final = frozenset({ExitCode.PEER_LOST, ExitCode.STOPPED})
 _CUT_REASON: Final = re.compile(
@@ -56,58 +56,27 @@ class Container:
 
 
 @dataclass(frozen=True)
-class Pod:
+class Pod(objects.Pod):
     """One Pod of the job.
 
     Attributes:
-        object: as the apiserver has it.
+        raw: as the apiserver has it.
         replica: "worker-2".
         events: the Events about it, oldest first.
     """
 
-    object: Json
     replica: str
     events: tuple[Json, ...] = ()
 
     @property
-    def meta(self) -> Json:
-        """Its metadata."""
-        return self.object.get("metadata") or {}
-
-    @property
-    def spec(self) -> Json:
-        """What was asked for."""
-        return self.object.get("spec") or {}
-
-    @property
-    def status(self) -> Json:
-        """What the kubelet and the scheduler report."""
-        return self.object.get("status") or {}
-
-    @property
-    def phase(self) -> str:
-        """Pending, Running, Succeeded, Failed or Unknown."""
-        return str(self.status.get("phase", "Pending"))
-
-    @property
-    def node(self) -> str:
-        """Where it runs; empty before it was scheduled."""
-        return str(self.spec.get("nodeName") or "")
-
-    @property
-    def terminating(self) -> bool:
-        """Whether its deletion was requested."""
-        return bool(self.meta.get("deletionTimestamp"))
-
-    @property
-    def created(self) -> datetime | None:
+    def created_at(self) -> datetime | None:
         """When it was created."""
-        return moment(self.meta.get("creationTimestamp"))
+        return moment(self.created)
 
     @property
     def training(self) -> bool:
         """Whether its training container runs, and is not being ended."""
-        return bool(self.trainer and "running" in self.trainer.state) and not self.terminating
+        return bool(self.trainer and "running" in self.trainer.state) and not self.deleting
 
     @property
     def trained_until(self) -> datetime | None:
@@ -281,11 +250,10 @@ class Facts:
             subject = event.get("involvedObject") or {}
             events[subject.get("name", ""), subject.get("uid", "")].append(event)
         pods = []
-        for pod in self.snapshot.pods:
-            meta = pod["metadata"]
-            name, uid = meta.get("name", ""), meta.get("uid", "")  # earlier Pods had other uids
-            replica = replica_of(pod) or name.removeprefix(f"{self.name}-")
-            pods.append(Pod(pod, replica, tuple(events[name, uid])))
+        for one in map(objects.Pod, self.snapshot.pods):
+            replica = replica_of(one.raw) or one.name.removeprefix(f"{self.name}-")
+            own = events[one.name, one.uid]  # earlier Pods had other uids
+            pods.append(Pod(one.raw, replica, tuple(own)))
         return tuple(pods)
 
     def runs_again(self, replica: str) -> bool:
@@ -307,7 +275,7 @@ class Facts:
 
     @cached_property
     def job_events(self) -> tuple[Json, ...]:
-        """The Events about the job itself, and about its `child`, oldest first."""
+        """The Events about the job itself, and what is made of it, oldest first."""
         return tuple(
             event
             for event in self.snapshot.events
@@ -347,7 +315,7 @@ class Facts:
 
     def _ends_of_pods(self) -> Iterator[End]:
         for pod in self.pods:
-            ended = last_end(pod.object)
+            ended = pod.terminated or pod.terminated_before
             if ended.get("exitCode"):
                 yield _end(
                     pod.replica,

@@ -11,22 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from datetime import datetime
 
-__all__ = [
-    "REPLICA",
-    "SAME_STEPS",
-    "Cause",
-    "Explanation",
-    "Finding",
-    "ReplicaFinding",
-    "Rule",
-    "age",
-    "ago",
-    "first_match",
-    "grouped",
-    "listed",
-    "one_line",
-]
-
 _POD_IDENTIFIERS: Final = re.compile(
     r' \(pod: "[^"]*", container: [^)]*\)|"?[0-9a-f]{64}"? ?'
     r"|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
@@ -53,6 +37,7 @@ class Cause(StrEnum):
     SUSPENDED = "suspended"
     QUEUED = "queued"
     NO_QUEUE = "no-queue"
+    COMPANION = "companion"
     DELETING = "deleting"
     OPERATOR_SILENT = "operator-silent"
 

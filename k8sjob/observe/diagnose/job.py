@@ -1,4 +1,4 @@
-"""Causes that concern the job as a whole: its state, its queue, its limits, its training."""
+"""Causes that concern the job as a whole: its state, its limits, its training, its remains."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import Event, EventKind, Reason
+from k8sjob.kube.capacity import pod_requests
 from k8sjob.kube.objects import event_time, moment
-from k8sjob.observe.diagnose.finding import SAME_STEPS, Cause, Finding, age, ago, listed
+from k8sjob.observe.diagnose.finding import SAME_STEPS, Cause, Finding, age, ago, listed, one_line
 from k8sjob.observe.status import deletion, speaker
 from k8sjob.targets.api import JobState
 
@@ -18,24 +19,13 @@ if TYPE_CHECKING:
 
     from k8sjob.observe.diagnose.facts import Facts
 
-__all__ = [
-    "SUPERVISOR_GONE",
-    "deleting",
-    "ended_by_deadline",
-    "left_early",
-    "limits",
-    "nan_loss",
-    "no_group",
-    "operator_silent",
-    "state",
-]
-
 _SUPERVISOR_FAILED: Final = "PyTorchJobSupervisorFailed"
 SUPERVISOR_GONE: Final = frozenset(
     {"PyTorchJobSupervisorGone", "PyTorchJobStateDamaged", _SUPERVISOR_FAILED}
 )
 """Reasons of the Failed condition where the replicas on this machine ended with their supervisor,
 or where nothing of them is known."""
+_DEADLINE: Final = ("longer than specified dead", "exceeded its active deadline")
 _AGAIN: Final = "run the job again; with `checkpoint` in its spec it continues from the newest one"
 _ANSWER: Final = timedelta(seconds=5)
 """A running operator answers a new job within a second."""
@@ -45,6 +35,8 @@ _RANKS_END: Final = timedelta(seconds=30)
 """Ranks of one training end within this time."""
 _COLLECTED: Final = frozenset({"foregroundDeletion", "orphan"})
 """Finalizers that the cluster's garbage collector removes by itself."""
+_CLEAN_UP: Final = timedelta(seconds=15)
+"""The Pods of a job that has ended need so long at most to end, or the operator to remove them."""
 _HELD: Final = frozenset({JobState.SUSPENDED, JobState.QUEUED})
 
 
@@ -93,7 +85,7 @@ def deleting(facts: Facts) -> Iterator[Finding]:
 def ended_by_deadline(facts: Facts) -> bool:
     """Whether the operator failed the job for its deadline."""
     status = facts.status
-    return status.state is JobState.FAILED and "longer than specified dead" in status.message
+    return status.state is JobState.FAILED and any(one in status.message for one in _DEADLINE)
 
 
 def _deadline(facts: Facts) -> int | None:
@@ -140,6 +132,35 @@ def _overdue(facts: Facts) -> Iterator[Finding]:
         )
 
 
+def companion_gone(facts: Facts) -> Iterator[Finding]:
+    """Somebody deleted the object beside the job that it needs."""
+    beside, last = facts.target.companion, facts.job_events[-1:]
+    if beside is None or facts.status.state.finished:
+        return
+    details = [status["details"] for status in facts.of_kind("Status")]
+    gone = {"kind": beside.resource, "name": facts.name} in details
+    events = [event for event in last if beside.is_missed(event.get("message", ""))]
+    if gone or events:
+        which = f"{beside.resource}/{facts.name}" if gone else one_line(events[0]["message"])
+        yield Finding(
+            Cause.COMPANION,
+            f"{which} is not there: {beside.use}",
+            "k8sjob submit --replace creates the job again, with all that it needs; or have that"
+            " object created again as it was",
+        )
+
+
+def no_pods_yet(facts: Facts) -> Iterator[Finding]:
+    """A job that is so new that it has no Pods."""
+    created, state = facts.status.created, facts.status.state
+    if not facts.pods and state is JobState.CREATED and not facts.local and created:
+        yield Finding(
+            Cause.WAITING,
+            f"the job has no pods yet, {age(created, facts.now)} after it was created",
+            "wait a few seconds and look again",
+        )
+
+
 def operator_silent(facts: Facts) -> Iterator[Finding]:
     """No operator works on the job: no status, no Events, no Pods."""
     status, now = facts.status, facts.now
@@ -178,7 +199,7 @@ def operator_silent(facts: Facts) -> Iterator[Finding]:
 
 def _signs_of_life(facts: Facts) -> Iterator[datetime]:
     yield from (event_time(event) for event in facts.snapshot.events)
-    yield from (pod.created for pod in facts.pods if pod.created)
+    yield from (pod.created_at for pod in facts.pods if pod.created_at)
     for condition in (facts.snapshot.job.get("status") or {}).get("conditions") or ():
         if changed := moment(condition.get("lastTransitionTime")):
             yield changed
@@ -258,6 +279,35 @@ def nan_loss(facts: Facts) -> Iterator[Finding]:
             "lower the learning rate, clip the gradients, or look for the first such value in the"
             " data and the model: torch.autograd.set_detect_anomaly(True)",
         )
+
+
+def left_over(facts: Facts) -> Iterator[Finding]:
+    """Pods that still run, and hold what they have, though the job has ended."""
+    ended, finished = facts.status.finished, facts.status.state.finished
+    if not finished or facts.local or ended is None or facts.meta.get("deletionTimestamp"):
+        return
+    kept = facts.target.keeps_pods(facts.snapshot.job)
+    pods = [p for p in facts.pods if p.phase in ("Running", "Pending") and not p.deleting]
+    if not pods or facts.now - ended < _CLEAN_UP:
+        return
+    gpus = sum(
+        int(amount)
+        for pod in pods
+        for name, amount in pod_requests(pod.spec).items()
+        if name.endswith("/gpu")
+    )
+    replicas = tuple(pod.replica for pod in pods)
+    what = "still there" if any(pod.phase == "Pending" for pod in pods) else "still running"
+    policy = "; policy.clean_pod_policy: Running lets the operator do so by itself at the end"
+    yield Finding(
+        Cause.LEFTOVER,
+        f"{listed(replicas)}: {what} though the job ended ({facts.status.state})"
+        f" {age(ended, facts.now)} ago" + (f"; {gpus} GPU{'s' * (gpus > 1)} held" if gpus else ""),
+        f"k8sjob delete {facts.job_argument} removes {'them' if len(pods) > 1 else 'it'}"
+        + (policy if kept else "; the operator should have done so: check whether it runs"),
+        replicas[0],
+        replicas,
+    )
 
 
 def _speaker(facts: Facts) -> str:

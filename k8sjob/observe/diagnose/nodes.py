@@ -16,11 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from datetime import datetime
 
-    from k8sjob.backends.api import Json
+    from k8sjob.kube.objects import Json
     from k8sjob.observe.diagnose.facts import End, Facts, Pod
     from k8sjob.observe.diagnose.finding import Finding
-
-__all__ = ["displaced", "ended_by_displacement", "lost_or_displaced"]
 
 _RECREATED: Final = "it is created again; with checkpoints the job continues from the newest one"
 _STOPPING: Final = tuple(f"Stopping container {name}" for name in CONTAINER_NAMES)
@@ -62,20 +60,16 @@ def displaced(facts: Facts) -> dict[str, ReplicaFinding]:
 
 
 def ended_by_displacement(facts: Facts, end: End, left: Mapping[str, ReplicaFinding]) -> bool:
-    """Whether a container ended since its Pod had to leave, or was deleted.
-
-    Args:
-        facts: about the job.
-        end: how the container ended.
-        left: see displaced.
-    """
+    """Whether a container ended since its Pod had to leave, or was deleted."""
     pod = next((pod for pod in facts.pods if pod.replica == end.replica), None)
-    if pod and (pod.terminating or _displaced(pod)):
+    # When a job has ended, its controller deletes the Pods that do not count as ended.
+    deleted_before = pod and pod.deleting and not facts.status.state.finished
+    if pod and (deleted_before or _displaced(pod)):
         return True
     found = left.get(end.replica)
     if found is None:
         return False
-    newer = pod and pod.created and pod.created.timestamp() + _STAMP_SECONDS < end.time
+    newer = pod and pod.created_at and pod.created_at.timestamp() + _STAMP_SECONDS < end.time
     return not newer and end.time <= _time(found) + _GRACE_SECONDS
 
 
@@ -114,12 +108,7 @@ def _lost(facts: Facts) -> Iterator[ReplicaFinding]:
 
 
 def _unreachable(pod: Pod, ready: Json | None) -> tuple[str, datetime | None]:
-    """What is wrong with the Pod's node, and since when; empty if nothing is, or it is not known.
-
-    Args:
-        pod: the Pod.
-        ready: the Ready condition of its node, where nodes may be read.
-    """
+    """What is wrong with the Pod's node, and since when; empty if nothing is known."""
     if ready is not None:
         if ready.get("status") == "True":
             return "", None
@@ -157,7 +146,7 @@ def _displaced(pod: Pod) -> ReplicaFinding | None:
 
 def _displaced_before(facts: Facts) -> Iterator[ReplicaFinding]:
     """What Events say of Pods that the operator has replaced, one for each Pod."""
-    present = {pod.meta.get("uid") for pod in facts.pods}
+    present = {pod.uid for pod in facts.pods}
     messages = [event.get("message", "") for event in facts.job_events]
     found: dict[str, ReplicaFinding] = {}
     for event in facts.snapshot.events:

@@ -18,16 +18,6 @@ if TYPE_CHECKING:
 
     from k8sjob.observe.diagnose.facts import End
 
-__all__ = [
-    "LastOutput",
-    "explain_lines",
-    "explain_output",
-    "last_output",
-    "library_lines",
-    "since_training",
-    "timed_out_ranks",
-]
-
 _NO_EXCEPTION: Final = frozenset({"", "Exit", "Signal"})
 """Types of a Reason where the process reported no exception."""
 _RANK: Final = re.compile(r"^\[\w+\]:\s?")
@@ -273,13 +263,7 @@ class LastOutput:
 
 
 def last_output(end: End, lines: Sequence[str], *, ranks: int) -> LastOutput:
-    """What the report and the output of a container say about its end.
-
-    Args:
-        end: how it ended.
-        lines: the last lines of its output.
-        ranks: how many processes wrote them.
-    """
+    """What the report and the output of a container say about its end."""
     bars = sum(1 for _ in takewhile(_REDRAWN_BAR.fullmatch, reversed(lines)))
     lines = lines[: len(lines) - bars] if bars <= _MAX_REDRAWN_BARS else lines
     context = tuple(since_training(lines))
@@ -358,12 +342,7 @@ def _is_lost_peer(error: Sequence[str]) -> bool:
 
 
 def explain_output(output: LastOutput, *, local: bool) -> Explanation | None:
-    """What a container's output says about its end; None where nothing in it is known.
-
-    Args:
-        output: the output.
-        local: whether it ran on this machine.
-    """
+    """What a container's output says about its end; None where nothing in it is known."""
     if not output.error:
         return explain_lines(output.context, local=local) or _nccl_error(output.context)
     if found := _first(_RULES, output.error, local=local):

@@ -24,10 +24,8 @@ from k8sjob.targets.jobs import TARGETS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from k8sjob.backends.api import Json
+    from k8sjob.kube.objects import Json
     from k8sjob.observe.diagnose.facts import Facts
-
-__all__ = ["creation_refused"]
 
 _INIT: Final = "|".join(re.escape(one.init_container) for one in TARGETS if one.init_container)
 _QUOTA: Final = re.compile(
@@ -125,8 +123,10 @@ def creation_refused(facts: Facts) -> Iterator[Finding]:
     """What keeps the operator from creating Pods or Services."""
     newest: dict[tuple[str, Cause], tuple[Explanation, Json]] = {}  # by the replica that is named
     refusals = {refused for refused, _, _ in facts.target.creations}
+    companion = facts.target.companion
     for event in facts.job_events:
-        if event.get("reason") in refusals:
+        missed = companion is not None and companion.is_missed(event.get("message", ""))
+        if event.get("reason") in refusals and not missed:
             message = event.get("message", "").removeprefix("Error creating: ")
             explanation = _explain(facts, message)
             newest[_named(facts, message), explanation.cause] = explanation, event

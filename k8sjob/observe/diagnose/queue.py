@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from k8sjob.kube.objects import Json
     from k8sjob.observe.diagnose.facts import Facts
 
-__all__ = ["queued"]
-
 _NO_WORKLOAD: Final = timedelta(seconds=8)
 """Kueue makes the Workload of a new job within a second."""
 _SHORT: Final = re.compile(r"insufficient (?:unused )?quota for (\S+) in flavor ([^\s,;]+)")
@@ -42,6 +40,9 @@ _NEVER: Final = (
     "doesn't exist",
     "is inactive",
     "missing",
+    "does not support TopologyAwareScheduling",
+    "does not contain the requested level",
+    "supports only TopologyAwareScheduling",
 )
 """Parts of messages about what no other job can change."""
 _PREEMPTOR: Final = re.compile(r"\(UID: ([^,)]+), JobUID: ([^,)]+)\)")
@@ -64,20 +65,22 @@ def queued(facts: Facts) -> Iterator[Finding]:
     look = f"kubectl describe workloads -n {facts.namespace} {Object(workload).name}".rstrip()
     order, again = "", False
     if not workload:
-        said = "Kueue's Workloads may not be read here, or it has made none yet"
+        reason = "Kueue's Workloads may not be read here, or it has made none yet"
     elif reserved.get("status") == "True":
         checks = _checks(workload, {"Pending", "Retry", "Rejected"})
-        said = f"it has its quota, and waits for {checks}" if checks else "it has its quota"
+        reason = f"it has its quota, and waits for {checks}" if checks else "it has its quota"
     else:
-        said = one_line(reserved.get("message") or "Kueue has not considered it yet")
+        reason = one_line(reserved.get("message") or "Kueue has not considered it yet")
         if stopped and reserved.get("message") == stopped.get("message"):
-            said = "it needs its quota again"
+            reason = "it needs its quota again"
         order = _ahead(facts, workload, queue)
         # What is the next one, or was considered and lacks something else, waits for no other job.
         again = _has(str(reserved.get("message")), _WAITS) or ("ahead" in order and not reserved)
     seen = f"the job has waited in the queue {queue!r}"
     seen += f" for {age(since, facts.now)}" if since else ""
-    message = f"{seen}: {said}{_holders(facts, said)}{order}{_stopped(facts, workload, stopped)}"
+    message = (
+        f"{seen}: {reason}{_holders(facts, reason)}{order}{_stopped(facts, workload, stopped)}"
+    )
     step = f"see what is before it: {look}"
     if again:
         step = "it starts by itself when they end; sooner with a higher kueue_priority_class,"
@@ -122,9 +125,9 @@ def _closed(facts: Facts, queue: str) -> tuple[str, str] | None:
         name = cluster_queue(local)
         found = [one for one in facts.of_kind("ClusterQueue") if Object(one).name == name]
         gone = ("clusterqueues", name) in missing
-        if said := closed(local, {} if gone else next(iter(found), None)):
+        if reason := closed(local, {} if gone else next(iter(found), None)):
             return (
-                said,
+                reason,
                 f"ask Kueue's administrator to correct it (kubectl get clusterqueue {name})",
             )
     return None
@@ -134,25 +137,25 @@ def _never(facts: Facts, workload: Json) -> tuple[str, str] | None:
     """Why this Workload is not admitted whatever other jobs do, and the next step."""
     name = Object(workload).name
     if Object(workload).spec.get("active") is False:
-        said = one_line(condition(workload, "Evicted").get("message") or "")
+        reason = one_line(condition(workload, "Evicted").get("message") or "")
         patch = f"kubectl patch workload {name} -n {facts.namespace} --type merge"
         return (
-            f"its Workload is deactivated{': ' * bool(said)}{said}{_rejected(workload)}",
+            f"its Workload is deactivated{': ' * bool(reason)}{reason}{_rejected(workload)}",
             f'remove the cause, then {patch} -p \'{{"spec":{{"active":true}}}}\'',
         )
     finished = condition(workload, "Finished")
     if finished.get("status") == "True":
-        said = f"{finished.get('reason')}: {one_line(finished.get('message') or '')}"
-        return f"its Workload has ended: {said}", "submit it again with --replace"
+        reason = f"{finished.get('reason')}: {one_line(finished.get('message') or '')}"
+        return f"its Workload has ended: {reason}", "submit it again with --replace"
     reserved = condition(workload, "QuotaReserved")
-    said = one_line(reserved.get("message") or "")
+    reason = one_line(reserved.get("message") or "")
     if reserved.get("status") != "False":
         return None
     if reserved.get("reason") == "AdmissionGated":
-        return said, "whoever set that annotation of the job must remove it"
-    of_roles = said.split("couldn't assign flavors to pod set")
+        return reason, "whoever set that annotation of the job must remove it"
+    of_roles = reason.split("couldn't assign flavors to pod set")
     if any(_has(part, _NEVER) and not _has(part, _WAITS) for part in of_roles):
-        return said, "ask for less or for other nodes, or for another queue, or have it corrected"
+        return reason, "ask for less or for other nodes, or for another queue, or have it corrected"
     return None
 
 
@@ -180,19 +183,21 @@ def _stopped(facts: Facts, workload: Json, evicted: Json) -> str:
     if not evicted:
         return ""
     message = str(evicted.get("message") or "")
-    said = f"{evicted.get('reason')}: {one_line(message)}"
+    reason = f"{evicted.get('reason')}: {one_line(message)}"
     if found := _PREEMPTOR.search(message):
         by = next((w for w in facts.of_kind("Workload") if Object(w).uid == found[1]), None)
         who = _job_of(by) if by else f"the job with the uid {found[2]}"
-        said = f"preempted by {who} ({condition(workload, 'Preempted').get('reason')})"
+        reason = f"preempted by {who} ({condition(workload, 'Preempted').get('reason')})"
     again = Object(workload).part("status", "requeueState").get("requeueAt")
     when = ago(moment(evicted.get("lastTransitionTime")), facts.now)
-    return f"; Kueue stopped it{when}: {said}" + (f", and tries again at {again}" if again else "")
+    return f"; Kueue stopped it{when}: {reason}" + (
+        f", and tries again at {again}" if again else ""
+    )
 
 
-def _holders(facts: Facts, said: str) -> str:
+def _holders(facts: Facts, reason: str) -> str:
     """Who has the quota that is short."""
-    short = _SHORT.search(said)
+    short = _SHORT.search(reason)
     if not short:
         return ""
     resource, flavor = short[1], short[2]

@@ -16,11 +16,9 @@ from k8sjob.observe.diagnose.volumes import unbound
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from k8sjob.backends.api import Json
     from k8sjob.kube.capacity import Node
+    from k8sjob.kube.objects import Json
     from k8sjob.observe.diagnose.facts import Facts, Pod
-
-__all__ = ["unschedulable"]
 
 _NODES: Final = re.compile(r"^\d+/(\d+) nodes are available: ?")
 _REASONS: Final = re.compile(r"(\d+) ((?:Insufficient|Too many|node\(s\)).*?)(?=, \d+ |\.? *$)")

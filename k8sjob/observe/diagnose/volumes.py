@@ -12,54 +12,42 @@ from k8sjob.observe.diagnose.finding import Cause, ReplicaFinding, Rule, first_m
 if TYPE_CHECKING:
     from k8sjob.observe.diagnose.facts import Facts, Pod
 
-__all__ = ["missing_reference", "not_mounted", "unbound", "unprovisioned"]
-
 _AWAITS_POD: Final = re.compile(r"waiting for (?:first consumer|pod \S+ to be scheduled)")
 """In an Event about a claim, before the scheduler has chosen a node for its Pod."""
 _CHOSEN: Final = "volume.kubernetes.io/selected-node"
 """An annotation of a claim: the node for which the scheduler asks for its volume."""
 _OR_CORRECT: Final = ", or correct its name in the job; the replica starts by itself then"
-_NO_SECRET: Final = (
-    Cause.SECRET,
-    "there is no secret {name!r} in namespace {namespace}",
-    "create it (kubectl create secret generic {name} ... -n {namespace})" + _OR_CORRECT,
-)
-_NO_CONFIG_MAP: Final = (
-    Cause.CONFIG_MAP,
-    "there is no config map {name!r} in namespace {namespace}",
-    "create it (kubectl create configmap {name} ... -n {namespace})" + _OR_CORRECT,
-)
-_ADD_TO_SECRET: Final = "add the key (kubectl edit secret {name} -n {namespace})" + _OR_CORRECT
-_ADD_TO_CONFIG_MAP: Final = (
-    "add the key (kubectl edit configmap {name} -n {namespace})" + _OR_CORRECT
-)
+
+
+def _references(cause: Cause, name: str, kind: str, create: str) -> tuple[Rule, ...]:
+    """The rules of a kind of object that containers and volumes refer to."""
+    word = name.removesuffix(" map")
+    add = f"add the key (kubectl edit {kind.lower()} {{name}} -n {{namespace}}){_OR_CORRECT}"
+    return (
+        Rule(
+            rf'{kind.lower()} "(?P<name>[^"]+)" not found',
+            cause,
+            f"there is no {name} {{name!r}} in namespace {{namespace}}",
+            f"create it (kubectl create {create} {{name}} ... -n {{namespace}}){_OR_CORRECT}",
+        ),
+        Rule(
+            rf"couldn't find key (?P<key>\S+) in {kind} (?:[^/\s]+/)?(?P<name>\S+)",
+            cause,
+            f"the {name} {{name!r}} has no key {{key!r}}",
+            add,
+        ),
+        Rule(
+            rf'"(?P<name>[^"]+)" : references non-existent {word} key: (?P<key>\S+)',
+            cause,
+            f"the {name} of volume {{name!r}} has no key {{key!r}}",
+            add,
+        ),
+    )
+
+
 _REFERENCES: Final = (
-    Rule(r'secret "(?P<name>[^"]+)" not found', *_NO_SECRET),
-    Rule(r'configmap "(?P<name>[^"]+)" not found', *_NO_CONFIG_MAP),
-    Rule(
-        r"couldn't find key (?P<key>\S+) in Secret (?:[^/\s]+/)?(?P<name>\S+)",
-        Cause.SECRET,
-        "the secret {name!r} has no key {key!r}",
-        _ADD_TO_SECRET,
-    ),
-    Rule(
-        r"couldn't find key (?P<key>\S+) in ConfigMap (?:[^/\s]+/)?(?P<name>\S+)",
-        Cause.CONFIG_MAP,
-        "the config map {name!r} has no key {key!r}",
-        _ADD_TO_CONFIG_MAP,
-    ),
-    Rule(
-        r'"(?P<name>[^"]+)" : references non-existent secret key: (?P<key>\S+)',
-        Cause.SECRET,
-        "the secret of volume {name!r} has no key {key!r}",
-        _ADD_TO_SECRET,
-    ),
-    Rule(
-        r'"(?P<name>[^"]+)" : references non-existent config key: (?P<key>\S+)',
-        Cause.CONFIG_MAP,
-        "the config map of volume {name!r} has no key {key!r}",
-        _ADD_TO_CONFIG_MAP,
-    ),
+    *_references(Cause.SECRET, "secret", "Secret", "secret generic"),
+    *_references(Cause.CONFIG_MAP, "config map", "ConfigMap", "configmap"),
 )
 _CLAIMS: Final = (
     Rule(
@@ -102,7 +90,7 @@ def unprovisioned(facts: Facts, pod: Pod) -> ReplicaFinding | None:
     claim, why = _pending_claim(facts, pod)
     if not claim or not why:
         return None
-    return replace(_without_volume(facts, pod, claim, why), since=pod.created)
+    return replace(_without_volume(facts, pod, claim, why), since=pod.created_at)
 
 
 def _without_volume(facts: Facts, pod: Pod, claim: str, why: str) -> ReplicaFinding:
@@ -169,7 +157,7 @@ def not_mounted(facts: Facts, pod: Pod) -> ReplicaFinding | None:
         f"{what} cannot be mounted: {one_line(detail)}",
         _mount_step(message),
         pod.replica,
-        pod.created,
+        pod.created_at,
     )
 
 

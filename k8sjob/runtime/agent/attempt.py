@@ -12,25 +12,23 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import EventKind, ExitCode, Reason
 from k8sjob.runtime.agent.worker_group import Exit, Member, WorkerGroup, kill_children
+from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.errors import EnvError, ranks_in_words
 from k8sjob.runtime.base.frames import users_threads
-from k8sjob.runtime.base.heartbeat import HeartbeatMonitor
-from k8sjob.runtime.base.observer import Seen, hang_of, read_seen
+from k8sjob.runtime.base.observer import HeartbeatMonitor, Seen, hang_of, read_seen
 from k8sjob.runtime.base.report import start_phase, write_event
 from k8sjob.runtime.base.termination import by_rank, read_reason, read_stacks, seen_file
-from k8sjob.runtime.base.timeouts import TIMEOUTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from k8sjob.contract import RuntimeConfig
+    from k8sjob.runtime.agent.worker_group import Program
     from k8sjob.runtime.base.signals import Inbox
-
-__all__ = ["Program", "Record", "deadlines", "run_attempt", "stacks_due", "verdict"]
 
 _NEVER: Final = float("inf")
 _HINTS: Final[dict[int, str]] = {
@@ -40,40 +38,27 @@ _HINTS: Final[dict[int, str]] = {
 }
 
 
-Program: TypeAlias = "Callable[[int, Path], Sequence[Member]]"
-"""The node's processes from the number of restarts so far and an empty folder of this start."""
-
-
 @dataclass(slots=True)
 class Record:
-    """What happened in one start, all times by time.monotonic(); infinite: not yet.
+    """What happened in one start, all times by time.monotonic(); infinite: not yet."""
 
-    Attributes:
-        exits: by rank, for the processes that have ended.
-        reasons: by rank, as the processes wrote them.
-        stop_time: a signal requested a stop.
-        orphan_time: the parent was seen to be gone.
-        leave_time: the processes have to end, since they wait for nodes that will not come, or the
-            group is to start again with other nodes.
-        leave_grace: seconds that they have for that.
-        hang: why the agent holds that the group hangs; None: it does not.
-        hang_time: when the processes are to write their stacks for that.
-        sent: when which signal was sent to all.
-        seen: by rank, the last state from its observer.
-        early: ranks that had written a reason before the agent's first signal, and so failed by
-            themselves; their exit codes do not matter.
-    """
-
+    # by rank, for the processes that have ended
     exits: Mapping[int, Exit] = field(default_factory=dict)
+    # by rank, as the processes wrote them
     reasons: Mapping[int, Reason] = field(default_factory=dict)
-    stop_time: float = _NEVER
-    orphan_time: float = _NEVER
+    stop_time: float = _NEVER  # a signal requested a stop
+    orphan_time: float = _NEVER  # the parent was seen to be gone
+    # the processes have to end, since they wait for nodes that will not come, or the group is to
+    # start again with other nodes
     leave_time: float = _NEVER
-    leave_grace: float = 0.0
-    hang: Reason | None = None
-    hang_time: float = _NEVER
-    sent: dict[int, float] = field(default_factory=dict)
+    leave_grace: float = 0.0  # seconds that they have for that
+    hang: Reason | None = None  # why the agent holds that the group hangs; None: it does not
+    hang_time: float = _NEVER  # when the processes are to write their stacks for that
+    sent: dict[int, float] = field(default_factory=dict)  # when which signal was sent to all
+    # by rank, the last state from its observer
     seen: Mapping[int, Seen] = field(default_factory=dict)
+    # ranks that had written a reason before the agent's first signal, and so failed by themselves;
+    # their exit codes do not matter
     early: frozenset[int] = frozenset()
 
     @property
@@ -238,6 +223,21 @@ def verdict(record: Record, stop: signal.Signals | None) -> Reason | None:
         message=f"stopped {why}{after}",
         time=time.time(),
     )
+
+
+def stopped(inbox: Inbox) -> Reason | None:
+    """The reason of a stop between two starts."""
+    return verdict(Record(stop_time=inbox.stop_time, orphan_time=inbox.orphan_time), inbox.stop)
+
+
+def retryable(exit_code: int) -> bool:
+    """Whether another start may end better: the rule of the operator's ExitCode policy."""
+    return exit_code >= 128
+
+
+def backoff(failures: int, maximum: float) -> float:
+    """Seconds before another start, doubled by each failure up to a maximum."""
+    return min(maximum, 0.1 * 2.0 ** min(failures, 30))  # a job of weeks may have thousands of them
 
 
 def _enforce(

@@ -1,6 +1,9 @@
-"""Coordination of a group of fixed size: whether a node starts again, and how it leaves.
+"""Groups of a fixed size: over how many starts a node runs its processes, and how it leaves.
 
-The agents share a roster (`roster.py`). An elastic group has its rendezvous instead.
+A failure that another start may cure (an exit code of 128 or more: a lost peer, a signal, a hang)
+is answered by starting the node's processes again, in place; the agents of other nodes do the same.
+Any other failure ends the node at once: restarting would not help. The agents share a roster
+(`roster.py`). An elastic group has its rendezvous instead.
 """
 
 from __future__ import annotations
@@ -13,25 +16,66 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import EventKind, ExitCode, Reason
+from k8sjob.runtime.agent.attempt import backoff, retryable, run_attempt, stopped, verdict
 from k8sjob.runtime.agent.roster import DONE, FAILED, RUNNING
+from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.errors import ranks_in_words
 from k8sjob.runtime.base.network import is_loopback
 from k8sjob.runtime.base.observer import decode_ranks, encode_ranks, hang_of
 from k8sjob.runtime.base.report import log_line, write_event
-from k8sjob.runtime.base.timeouts import TIMEOUTS
+from k8sjob.runtime.base.termination import describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from k8sjob.contract import RuntimeConfig
     from k8sjob.runtime.agent.attempt import Record
     from k8sjob.runtime.agent.roster import Roster
+    from k8sjob.runtime.agent.worker_group import Program
     from k8sjob.runtime.base.env import NodeEnv
     from k8sjob.runtime.base.signals import Inbox
 
-__all__ = ["Coordinator", "RestartCount", "repeats"]
-
 _PROC_NET: Final = ("/proc/net/tcp", "/proc/net/tcp6")
 _NEVER: Final = float("inf")
+
+
+def run_agent(
+    program: Program, config: RuntimeConfig, inbox: Inbox, coordinator: Coordinator
+) -> tuple[Reason | None, bool]:
+    """Run a program to its end, over as many starts as it takes and max_restarts allows.
+
+    The inbox is entered already, so that no stop is lost before the first start.
+
+    Returns:
+        Why the last start ended, None when all processes ended with 0; and whether another start
+        would end the same way.
+
+    Raises:
+        EnvError: there is no folder to write in.
+        OSError: a process could not be started.
+    """
+    restart = coordinator.count.restarts
+    while not inbox.stopping():
+        coordinator.begin(restart)
+        record = run_attempt(
+            program, restart, config, inbox, leave=coordinator.leave, hang=coordinator.hang
+        )
+        reason = verdict(record, inbox.stop)
+        coordinator.note(record)
+        if inbox.stopping():
+            return reason, False
+        last = coordinator.last(record, reason)
+        if last is not None:
+            return last, True
+        if reason is None or not retryable(reason.exit_code):
+            return reason, False
+        restart = coordinator.next_restart(restart)
+        if restart > config.max_restarts:
+            return reason, False
+        delay = backoff(restart, TIMEOUTS.restart_max)
+        log_line(f"{describe(reason)}; restart {restart} of {config.max_restarts} in {delay:.1f} s")
+        inbox.sleep(delay)
+    return stopped(inbox), False
 
 
 class RestartCount:
@@ -51,13 +95,11 @@ class RestartCount:
         self.restarts = 0
         self.refused: Reason | None = None
         try:
-            body = json.loads(file.read_text()) if file else None
-            if body is None:
-                return
+            body = json.loads(file.read_text()) if file else {}
             restarts, final = int(body["restarts"]), bool(body.get("final"))
             reason = Reason.decode(body["reason"]) if "reason" in body else None
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            return  # the script can write there too
+            return  # there is none, or the script has written there
         self.restarts = restarts + 1
         # A container that was killed with its agent has left no reason: the kubelet has it.
         if reason and (final or self.restarts > max_restarts):

@@ -18,10 +18,10 @@ import math
 import socket
 import threading
 import time
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from contextlib import closing, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import api
@@ -32,14 +32,14 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from k8sjob.contract import ExitCode
-from k8sjob.runtime.agent.agent import backoff, retryable, stopped
-from k8sjob.runtime.agent.attempt import run_attempt, verdict
+from k8sjob.runtime.agent.attempt import backoff, retryable, run_attempt, stopped, verdict
+from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.env import NodeEnv, export
 from k8sjob.runtime.base.errors import PeerLost
 from k8sjob.runtime.base.network import is_loopback, listen, reserve
 from k8sjob.runtime.base.report import log_line
+from k8sjob.runtime.base.signals import in_thread
 from k8sjob.runtime.base.termination import describe
-from k8sjob.runtime.base.timeouts import TIMEOUTS
 from k8sjob.runtime.comm.rendezvous import tcp_store
 
 if TYPE_CHECKING:
@@ -48,13 +48,10 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from k8sjob.contract import Reason, RuntimeConfig
-    from k8sjob.runtime.agent.attempt import Program, Record
+    from k8sjob.runtime.agent.attempt import Record
+    from k8sjob.runtime.agent.worker_group import Program
     from k8sjob.runtime.base.env import ElasticEnv
     from k8sjob.runtime.base.signals import Inbox
-
-__all__ = ["is_loss", "run_elastic"]
-
-_T = TypeVar("_T")
 
 _MISSED: Final = 15
 """So many signs of life missed, and a node is lost: a machine may stand still for a while."""
@@ -64,6 +61,7 @@ _MAX_PAUSE_S: Final = 30.0
 """Before a round, after many failures: all nodes have to come to it again."""
 _PLACE: Final = "k8sjob/place"
 _DONE: Final = "k8sjob/done"
+_THREAD: Final = "k8sjob-rendezvous"
 
 
 def run_elastic(
@@ -74,12 +72,7 @@ def run_elastic(
 ) -> Reason | None:
     """Run a program on this node in round after round, until a round succeeds.
 
-    Args:
-        env: the rendezvous endpoint, and the bounds.
-        program: what runs on the node of a round.
-        config: max_restarts counts this node's failures, as long as no round between them lasts a
-            minute; rendezvous_timeout, stop_grace and hang_timeout are used too.
-        inbox: entered already.
+    `max_restarts` counts this node's failures, as long as no round between them lasts a minute.
 
     Returns:
         None when all processes of this node ended with 0, or the others have ended the job; else
@@ -120,9 +113,8 @@ def run_elastic(
 
 def is_loss(reason: Reason, node: NodeEnv) -> bool:
     """Whether a round ended because of another node."""
-    first = node.node_rank * node.nproc_per_node
-    own = range(first, first + node.nproc_per_node)
-    others = bool(reason.culprits) and set(own).isdisjoint(reason.culprits)
+    own = set(node.ranks(node.node_rank))
+    others = bool(reason.culprits) and own.isdisjoint(reason.culprits)
     return reason.exit_code == ExitCode.PEER_LOST or (reason.exit_code == ExitCode.HUNG and others)
 
 
@@ -159,7 +151,8 @@ class _Rendezvous:
         if inbox.stopping():
             return None
         self.close()
-        found, until = _in_thread(self._next), time.monotonic() + self._timeout + TIMEOUTS.connect
+        found = in_thread(self._next, _THREAD)
+        until = time.monotonic() + self._timeout + TIMEOUTS.connect
         while not found.done():
             if inbox.stopping():
                 return None
@@ -182,12 +175,12 @@ class _Rendezvous:
 
     def finish(self, inbox: Inbox) -> None:
         """This node is done: stay until all of the round are, so that none of them misses it."""
-        done = _in_thread(self._done)
+        done = in_thread(self._done, _THREAD)
         while not (done.done() or inbox.stopping() or self._grace is not None):
             inbox.wait(TIMEOUTS.poll)
         self.close()
         if self._handler is not None and self._hosted is not None:
-            wait([_in_thread(self._handler.shutdown)], TIMEOUTS.connect)
+            wait([in_thread(self._handler.shutdown, _THREAD)], TIMEOUTS.connect)
             inbox.sleep(TIMEOUTS.linger)
 
     def close(self) -> None:
@@ -312,20 +305,3 @@ def _own_address(env: ElasticEnv) -> str:
     with socket.socket(family, kind) as towards:
         towards.connect(address)  # sends nothing: it chooses the interface
         return str(towards.getsockname()[0])
-
-
-def _in_thread(call: Callable[[], _T]) -> Future[_T]:
-    """The result of a call in a thread, so that signals are handled meanwhile.
-
-    Not a pool's thread: one that waits for a frozen host must not keep the process alive.
-    """
-    result: Future[_T] = Future()
-
-    def run() -> None:
-        try:
-            result.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - raised where the result is used
-            result.set_exception(error)
-
-    threading.Thread(target=run, daemon=True, name="k8sjob-rendezvous").start()
-    return result

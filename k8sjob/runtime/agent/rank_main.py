@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from k8sjob.contract import ExitCode, Reason
 from k8sjob.runtime.base import config
+from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.env import rank_or_none
 from k8sjob.runtime.base.errors import EnvError, first_line, peer_loss
 from k8sjob.runtime.base.frames import RUNTIME, embedded, raised_at, users_paths
@@ -40,14 +41,11 @@ from k8sjob.runtime.base.termination import (
     seen_file,
     write_reason,
 )
-from k8sjob.runtime.base.timeouts import TIMEOUTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
     from types import CodeType, TracebackType
-
-__all__ = ["exit_code", "main", "reason_of", "run_as_main", "where"]
 
 _PR_SET_PDEATHSIG: Final = 1
 _KEPT: Final[list[Any]] = []
@@ -56,11 +54,12 @@ _INTERRUPTED: Final = 128 + signal.SIGINT
 
 def main(argv: Sequence[str]) -> NoReturn:
     """Run the program and leave with its exit code; the agent has checked the form of `argv`."""
-    _die_with_parent()
+    die_with_parent(signal.SIGKILL)
     if argv[0] == "--exec":
         _exec(argv[1:])
     enable_stacks(config.error_file())
-    observer = _observer()
+    env, hang_timeout = rank_or_none(), config.runtime_config().hang_timeout
+    observer = Observer(seen_file(config.error_file()), env.world_size if env else 1, hang_timeout)
     observer.start()
     code = 0
     try:
@@ -73,15 +72,6 @@ def main(argv: Sequence[str]) -> NoReturn:
         _show(error)
     observer.write()  # what follows destroys the process group
     _leave(code)
-
-
-def _observer() -> Observer:
-    env = rank_or_none()
-    try:
-        hang_timeout = config.runtime_config().hang_timeout
-    except EnvError:
-        hang_timeout = 0.0
-    return Observer(seen_file(config.error_file()), env.world_size if env else 1, hang_timeout)
 
 
 def exit_code(error: BaseException) -> int:
@@ -209,13 +199,13 @@ def _exec(argv: Sequence[str]) -> NoReturn:
         os._exit(ExitCode.CONFIG)
 
 
-def _die_with_parent() -> None:
-    """End when the agent does, even by SIGKILL: by the kernel on Linux, elsewhere by the lifeline.
+def die_with_parent(by: signal.Signals) -> None:
+    """End with the parent, even by SIGKILL: by the kernel on Linux, elsewhere by the lifeline.
 
-    The agent may be gone before the kernel is asked; the lifeline shows that too.
+    The parent may be gone before the kernel is asked; the lifeline shows that too.
     """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, by)
     end = config.take_lifeline()
     if end is not None:
         threading.Thread(

@@ -18,15 +18,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from k8sjob.contract import Reason
+from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.network import is_loopback
-from k8sjob.runtime.base.timeouts import TIMEOUTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from k8sjob.runtime.base.env import NodeEnv
-
-__all__ = ["DONE", "FAILED", "RUNNING", "NodeState", "Roster"]
 
 RUNNING: Final = "running"
 DONE: Final = "done"
@@ -43,25 +41,16 @@ _INVALID: Final = (ValueError, KeyError, TypeError, OverflowError, RecursionErro
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """The state of one node.
+    """The state of one node."""
 
-    Attributes:
-        node: its rank among the nodes.
-        state: RUNNING, DONE or FAILED.
-        restarts: how often its processes have been started again.
-        met: whether a process group spanned the nodes, or one of them was connected to node 0.
-        torch: whether its processes used torch.
-        reason: encoded, where it failed.
-        ranks: the states of its ranks, encoded, once a rank of any node is stuck.
-    """
-
-    node: int
-    state: str = RUNNING
-    restarts: int = 0
+    node: int  # its rank among the nodes
+    state: str = RUNNING  # RUNNING, DONE or FAILED
+    restarts: int = 0  # how often its processes have been started again
+    # whether a process group spanned the nodes, or one of them was connected to node 0
     met: bool = False
-    torch: bool = False
-    reason: str = ""
-    ranks: str = ""
+    torch: bool = False  # whether its processes used torch
+    reason: str = ""  # encoded, where it failed
+    ranks: str = ""  # the states of its ranks, encoded, once a rank of any node is stuck
 
     @classmethod
     def decode(cls, body: Any, nnodes: int) -> NodeState:

@@ -14,15 +14,18 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
+from k8sjob import contract
 from k8sjob.contract import ExitCode
-from k8sjob.runtime.base.timeouts import TIMEOUTS
+from k8sjob.runtime.base.config import TIMEOUTS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-__all__ = ["Exit", "Member", "WorkerGroup", "adopt_orphans", "kill_children"]
+    from k8sjob.runtime.base.env import NodeEnv
+
+_RANK_MAIN: Final = (sys.executable, "-P", "-m", "k8sjob.runtime.agent.rank_main")
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _RESET: Final = [
@@ -33,36 +36,27 @@ _RESET: Final = [
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One process of the node.
+    """One process of the node."""
 
-    Attributes:
-        rank: its rank in the whole group; -1: it has none.
-        argv: how to start it; the program is searched on PATH.
-        environ: its whole environment.
-        error_file: where it writes its Reason, beside which its observer writes; None: neither.
-    """
-
-    rank: int
-    argv: Sequence[str]
-    environ: Mapping[str, str]
+    rank: int  # its rank in the whole group; -1: it has none
+    argv: Sequence[str]  # how to start it; the program is searched on PATH
+    environ: Mapping[str, str]  # its whole environment
+    # where it writes its Reason, beside which its observer writes; None: neither
     error_file: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How one process ended.
+    """How one process ended."""
 
-    Attributes:
-        code: as a container shows it: 128 + N for a signal N.
-        signal: N, or 0 where the process ended by itself.
-        moment: time.monotonic() at which it was seen.
-        time: seconds since the epoch at which it was seen.
-    """
+    code: int  # as a container shows it: 128 + N for a signal N
+    signal: int  # N, or 0 where the process ended by itself
+    moment: float  # time.monotonic() at which it was seen
+    time: float  # seconds since the epoch at which it was seen
 
-    code: int
-    signal: int
-    moment: float
-    time: float
+
+Program: TypeAlias = "Callable[[int, Path], Sequence[Member]]"
+"""The node's processes from the number of restarts so far and an empty folder of this start."""
 
 
 class WorkerGroup:
@@ -159,6 +153,43 @@ class WorkerGroup:
         with suppress(ChildProcessError):
             os.waitpid(pid, 0)
         del self._held[index]
+
+
+def training_program(
+    argv: Sequence[str],
+    node: NodeEnv,
+    environ: Mapping[str, str],
+    local_rank_arg: str | None,
+    lifeline: int,
+) -> Program:
+    """One process for each local rank of a node, with its variables beside `environ`.
+
+    `argv` would follow `python`: SCRIPT or -m MODULE, and arguments. `lifeline` is the read end of
+    the agent's pipe, inheritable.
+    """
+
+    def member(local: int, restart: int, folder: Path) -> Member:
+        error = folder / f"error-{local}.json"
+        own = node.process(local, restart)
+        variables = {
+            "PYTHONUNBUFFERED": "1",
+            **environ,
+            **own,
+            contract.ERROR_FILE_ENV: str(error),
+            contract.LIFELINE_ENV: str(lifeline),
+        }
+        extra = [f"{local_rank_arg}={local}"] if local_rank_arg else []
+        return Member(int(own["RANK"]), [*_RANK_MAIN, *argv, *extra], variables, error)
+
+    return lambda restart, folder: [
+        member(local, restart, folder) for local in range(node.processes)
+    ]
+
+
+def single_program(argv: Sequence[str], environ: Mapping[str, str], lifeline: int) -> Program:
+    """One command, searched on PATH, its environment untouched: no rank and no reason."""
+    variables = {**environ, contract.LIFELINE_ENV: str(lifeline)}
+    return lambda _restart, _folder: [Member(-1, [*_RANK_MAIN, "--exec", *argv], variables)]
 
 
 def adopt_orphans() -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import reprlib
 import socket
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,23 +17,8 @@ from k8sjob.runtime.base.errors import EnvError
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
-__all__ = [
-    "TIMEOUTS_ENV",
-    "error_file",
-    "launcher_hosts_store",
-    "mapped_paths",
-    "restarts_file",
-    "runtime_config",
-    "safe_path",
-    "source_folder",
-    "take_lifeline",
-    "termination_log",
-    "timeouts",
-    "under_k8sjob",
-]
-
 TIMEOUTS_ENV: Final = "K8SJOB_TIMEOUTS"
-"""JSON with some of timeouts.Timeouts, for tests."""
+"""JSON with some of Timeouts, for tests."""
 _SHARED: Final = Path("/dev/shm")  # noqa: S108 - the pod's
 
 _DEFAULTS: Final = asdict(RuntimeConfig())
@@ -54,7 +39,7 @@ def runtime_config(environ: Mapping[str, str] = os.environ) -> RuntimeConfig:
 
 
 def timeouts(environ: Mapping[str, str] = os.environ) -> dict[str, float]:
-    """The fields of timeouts.Timeouts that tests have shortened."""
+    """The fields of Timeouts that tests have shortened."""
     return _object(TIMEOUTS_ENV, environ.get(TIMEOUTS_ENV, "{}"))
 
 
@@ -193,3 +178,62 @@ def _wanted(key: str, value: Any) -> str:
 
 def _short(text: str) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long the runtime waits where a job has no setting for it, in seconds."""
+
+    poll: float = 0.05  # between two looks of a loop that waits for another thread or process
+    retry: float = 0.2  # between two tries to host a store or to reach one
+    # between two looks of the agent at its processes, or of a rank into the store
+    look: float = 0.5
+    observe: float = 0.25  # between two looks of a process at itself
+    # the most that one of these adds: a process that was frozen did not wait
+    observe_max: float = 1.0
+    # between two exchanges with the other nodes, and two reports of missing ranks
+    exchange: float = 1.0
+    report: float = 10.0  # between two lines about the Master's name
+    connect: float = 5.0  # to reach a port that is open, or to end a thread that may wait for one
+    listen: float = 15.0  # for a process of an earlier group to free the port
+    store: float = 300.0  # for a key that another rank sets at once
+    # beyond the deadline, for rank 0 to publish who is missing, and for others to read it
+    lead: float = 10.0
+    # after a first failure, for the other ranks to end by it and write their reasons
+    peer_grace: float = 3.0
+    kill_grace: float = 3.0  # between SIGTERM and SIGKILL where nothing is to be saved
+    dump_grace: float = 2.0  # for processes that do not end to write their stacks
+    # for the agents of all nodes to see the same hang, since the first end breaks the others'
+    # connections
+    agree: float = 2.5
+    answer: float = 5.0  # for nodes within reach to report where their ranks are
+    leftover_grace: float = 2.0  # for the processes that a finished one left in its group
+    kernel: float = 2.0  # for the kernel to remove killed processes; one may be deep in a driver
+    restart_max: float = 2.0  # the longest pause before a restart; the first are shorter
+    flush: float = 3.0  # for a node to report its end to node 0
+    others: float = 30.0  # for nodes that still work after the Master: its end deletes their pods
+    unknown: float = 10.0  # the same for nodes that never reported
+    # for the kubelets to report the other pods' ends, so that the operator keeps them
+    reported: float = 3.0
+    last_call: float = 3.0  # for more nodes than an elastic group needs
+    keep_alive: float = 1.0  # between two signs of life of a node of an elastic group
+    elastic_store: float = 60.0  # for an answer of the store of an elastic group's nodes
+    placed: float = 10.0  # for the first node of a round to write its address
+    settled: float = 60.0  # length of a round after which earlier failures do not count
+    # for the others to learn from the host of an elastic group's store that it is done
+    linger: float = 3.0
+    # for a failed process's threads and atexit handlers, and for a watchdog's last output: its
+    # peers wait for it
+    exit: float = 10.0
+    destroy: float = 10.0  # for a process group; NCCL's can wait for ever for a lost peer
+    stop: float = 60.0  # for all ranks to agree where to stop
+    loss_grace: float = 5.0  # for the main thread to notice a lost peer by itself, with a traceback
+    # for trackers to take the last numbers; a rank that failed has no more than `exit`
+    track: float = 20.0
+    track_every: float = 10.0  # between two requests to a tracker: each costs milliseconds of CPU
+    join: float = 1.0  # for a thread that may wait for a store that does not answer
+    look_at_calls: float = 1.5  # until a rank that waits reads the others' last calls
+
+
+TIMEOUTS: Final = Timeouts(**timeouts())
+"""Those of this process."""

@@ -22,21 +22,6 @@ from k8sjob.runtime.base.errors import EnvError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "DistEnv",
-    "ElasticEnv",
-    "NodeEnv",
-    "copy_environ",
-    "dist_env",
-    "elastic_env",
-    "export",
-    "is_elastic",
-    "max_ranks",
-    "node_env",
-    "rank_or_none",
-    "stay_on_loopback",
-]
-
 _LOOPBACK: Final = "127.0.0.1"
 _MAX_DIGITS: Final = 18
 _RESTART: Final = "TORCHELASTIC_RESTART_COUNT"
@@ -65,23 +50,15 @@ def stay_on_loopback(variable: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class NodeEnv:
-    """One node of a group, as the agent sees it before it starts the node's processes.
+    """One node of a group, as the agent sees it before it starts the node's processes."""
 
-    Attributes:
-        node_rank: 0 to nnodes - 1; node 0 hosts the rendezvous.
-        nnodes: number of nodes.
-        nproc_per_node: number of processes on each node.
-        master_addr: name or address of node 0.
-        master_port: port of the rendezvous; 0 means any free one (a single node alone).
-        serving: processes of node 0 where they only serve the others (strategies.serving); 0: it
-            is like all nodes.
-    """
-
-    node_rank: int
+    node_rank: int  # 0 to nnodes - 1; node 0 hosts the rendezvous
     nnodes: int
-    nproc_per_node: int
-    master_addr: str
-    master_port: int
+    nproc_per_node: int  # number of processes on each node
+    master_addr: str  # name or address of node 0
+    master_port: int  # port of the rendezvous; 0 means any free one (a single node alone)
+    # processes of node 0 where they only serve the others (strategies.serving); 0: it is like all
+    # nodes
     serving: int = 0
 
     @property
@@ -122,25 +99,15 @@ class NodeEnv:
 
 @dataclass(frozen=True, slots=True)
 class DistEnv:
-    """One process of a group.
+    """One process of a group."""
 
-    Attributes:
-        rank: 0 to world_size - 1, over all nodes.
-        local_rank: 0 to local_world_size - 1, on this node.
-        world_size: number of processes in the group.
-        local_world_size: number of processes on this node.
-        master_addr: name or address of the node of rank 0.
-        master_port: port of the rendezvous; 0 means any free one (a single node alone).
-        restart: how often this process has been started again on its node.
-    """
-
-    rank: int
-    local_rank: int
-    world_size: int
-    local_world_size: int
-    master_addr: str
-    master_port: int
-    restart: int = 0
+    rank: int  # 0 to world_size - 1, over all nodes
+    local_rank: int  # 0 to local_world_size - 1, on this node
+    world_size: int  # number of processes in the group
+    local_world_size: int  # number of processes on this node
+    master_addr: str  # name or address of the node of rank 0
+    master_port: int  # port of the rendezvous; 0 means any free one (a single node alone)
+    restart: int = 0  # how often this process has been started again on its node
 
     def among_trainers(self, serving: int) -> DistEnv:
         """This trainer's place among the trainers if node 0 only serves (strategies.serving)."""
@@ -149,25 +116,15 @@ class DistEnv:
 
 @dataclass(frozen=True, slots=True)
 class ElasticEnv:
-    """The rendezvous endpoint of an elastic group, and its bounds.
+    """The rendezvous endpoint of an elastic group, and its bounds."""
 
-    Attributes:
-        host: name or address of the node that hosts the store.
-        port: its port.
-        hosts: whether that is this node; on loopback it is whichever node comes first.
-        run_id: distinguishes the rendezvous from others in the same store.
-        min_nodes: the fewest nodes that train.
-        max_nodes: the most nodes that train.
-        nproc_per_node: number of processes on each node.
-    """
-
-    host: str
+    host: str  # name or address of the node that hosts the store
     port: int
-    hosts: bool
-    run_id: str
-    min_nodes: int
-    max_nodes: int
-    nproc_per_node: int
+    hosts: bool  # whether that is this node; on loopback it is whichever node comes first
+    run_id: str  # distinguishes the rendezvous from others in the same store
+    min_nodes: int  # the fewest nodes that train
+    max_nodes: int  # the most nodes that train
+    nproc_per_node: int  # number of processes on each node
 
 
 def elastic_env(environ: Mapping[str, str], hostname: str) -> ElasticEnv | None:

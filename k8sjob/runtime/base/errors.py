@@ -14,8 +14,6 @@ from k8sjob.contract import ExitCode
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["EnvError", "PeerLost", "first_line", "lateness", "peer_loss", "ranks_in_words"]
-
 
 class EnvError(Exception):
     """An environment that cannot work: what is wrong, the value seen, and the next step."""

@@ -20,19 +20,6 @@ from k8sjob.runtime.base.errors import EnvError
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
-__all__ = [
-    "RUNTIME",
-    "Inner",
-    "Place",
-    "caller",
-    "embedded",
-    "place_of",
-    "raised_at",
-    "stacks",
-    "users_paths",
-    "users_threads",
-]
-
 RUNTIME: Final = str(Path(__file__).parents[2]) + os.sep
 """The folder of k8sjob's code."""
 _COLLECTIVES: Final = (
@@ -48,29 +35,18 @@ _RAISED: Final = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*)(?:: (.*))?$", r
 
 
 class Inner(NamedTuple):
-    """An exception of another process, found in the message of one of this process.
+    """An exception of another process, found in the message of one of this process."""
 
-    Attributes:
-        kind: its class.
-        message: its first line.
-        where: the last line of the user's code, as file:line; empty if there is none.
-    """
-
-    kind: str
-    message: str
-    where: str
+    kind: str  # its class
+    message: str  # its first line
+    where: str  # the last line of the user's code, as file:line; empty if there is none
 
 
 class Place(NamedTuple):
-    """Where a thread is.
+    """Where a thread is."""
 
-    Attributes:
-        where: the last line of the user's code, as file:line in function; empty if there is none.
-        waits: whether it is in torch's distributed code, called from there, or in backward.
-    """
-
-    where: str
-    waits: bool
+    where: str  # the last line of the user's code, as file:line in function; empty if there is none
+    waits: bool  # whether it is in torch's distributed code, called from there, or in backward
 
 
 def place_of(thread: int) -> Place:

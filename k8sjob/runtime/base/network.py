@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-import threading
 import time
 from typing import TYPE_CHECKING
 
+from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.errors import PeerLost
-from k8sjob.runtime.base.timeouts import TIMEOUTS
+from k8sjob.runtime.base.report import log_line
+from k8sjob.runtime.base.signals import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from k8sjob.runtime.base.env import NodeEnv
     from k8sjob.runtime.base.signals import Inbox
-
-__all__ = ["await_master", "is_loopback", "listen", "must_wait", "reserve"]
 
 
 def is_loopback(addr: str) -> bool:
     """Whether an address stays on this machine."""
+    found = _ip_address(addr)
+    return found is not None and found.is_loopback
+
+
+def _ip_address(addr: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        return ipaddress.ip_address(addr).is_loopback
+        return ipaddress.ip_address("127.0.0.1" if addr == "localhost" else addr)
     except ValueError:
-        return addr == "localhost"
+        return None
 
 
 def reserve(addr: str) -> socket.socket:
@@ -59,18 +61,10 @@ def _family(addr: str) -> socket.AddressFamily:
 
 def must_wait(node: NodeEnv) -> bool:
     """Whether the Master's address is the name of another pod."""
-    if node.node_rank == 0 or node.master_addr == "localhost":
-        return False
-    try:
-        ipaddress.ip_address(node.master_addr)
-    except ValueError:
-        return True
-    return False
+    return node.node_rank != 0 and _ip_address(node.master_addr) is None
 
 
-def await_master(
-    node: NodeEnv, timeout: float, inbox: Inbox, log_line: Callable[[str], None]
-) -> None:
+def await_master(node: NodeEnv, timeout: float, inbox: Inbox) -> None:
     """Return once the Master's name resolves, or a stop is requested.
 
     The name resolves only once the Master's pod is ready. Whether its port answers is left to the
@@ -82,15 +76,28 @@ def await_master(
     """
     if not must_wait(node):
         return
+    problem = "no answer from the resolver yet"
+
+    def resolve() -> None:
+        nonlocal problem
+        while True:
+            try:
+                socket.getaddrinfo(node.master_addr, None)
+            except (OSError, UnicodeError) as error:
+                problem = getattr(error, "strerror", None) or str(error)
+                time.sleep(TIMEOUTS.look)
+            else:
+                return
+
     start = time.monotonic()
-    lookup = _Lookup(node.master_addr)
+    resolved = in_thread(resolve, "k8sjob-lookup")  # a resolver may take many seconds
     report = start + TIMEOUTS.report / 2
-    while not lookup.done.is_set() and not inbox.stopping():
+    while not resolved.done() and not inbox.stopping():
         waited = time.monotonic() - start
         if waited >= timeout:
             raise PeerLost(
                 f"the Master's name {node.master_addr} did not resolve within {timeout:g} s "
-                f"({lookup.error}); its pod is not ready or its Service is missing: see "
+                f"({problem}); its pod is not ready or its Service is missing: see "
                 "`k8sjob why`, or kubectl get pods,services",
                 culprits=(0,),
             )
@@ -98,28 +105,6 @@ def await_master(
             report += TIMEOUTS.report
             log_line(
                 f"node {node.node_rank} waits for the Master's name {node.master_addr}: "
-                f"{lookup.error} ({waited:.0f} s of {timeout:g} s)"
+                f"{problem} ({waited:.0f} s of {timeout:g} s)"
             )
         inbox.wait(min(TIMEOUTS.poll, timeout - waited))
-
-
-class _Lookup:
-    """A look-up in a thread: a resolver may take many seconds, and signals must not wait."""
-
-    def __init__(self, name: str) -> None:
-        self.done = threading.Event()
-        self.error = "no answer from the resolver yet"
-        threading.Thread(
-            target=self._resolve, args=(name,), daemon=True, name="k8sjob-lookup"
-        ).start()
-
-    def _resolve(self, name: str) -> None:
-        while True:
-            try:
-                socket.getaddrinfo(name, None)
-            except (OSError, UnicodeError) as error:
-                self.error = getattr(error, "strerror", None) or str(error)
-                time.sleep(TIMEOUTS.look)
-            else:
-                self.done.set()
-                return

@@ -2,7 +2,8 @@
 
 A thread looks four times a second whether a process group was made, and whether the main thread is
 blocked in a collective. Torch's own hook counts optimizer steps. The script is not changed, and
-torch is not imported for it.
+torch is not imported for it. The thread renews a file each time, and the agent watches the file's
+age: a stopped process, or a C call that holds the interpreter's lock, cannot report itself.
 
 A loop is often seen at the same line, so the frames of a thread do not prove a long wait. The
 thread's CPU clock does: it stands still only while the thread is blocked. NCCL polls while it
@@ -22,22 +23,12 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from k8sjob.contract import ExitCode, Reason
+from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.frames import caller, place_of
-from k8sjob.runtime.base.timeouts import TIMEOUTS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
-
-__all__ = [
-    "Observer",
-    "Seen",
-    "StallClock",
-    "decode_ranks",
-    "encode_ranks",
-    "hang_of",
-    "read_seen",
-]
 
 _TORCH: Final = f"{os.sep}torch{os.sep}"
 _WITHOUT_PEERS: Final = (
@@ -46,36 +37,26 @@ _WITHOUT_PEERS: Final = (
     f"{_TORCH}futures{os.sep}",
 )
 _MAX_SHOWN: Final = 8
+_SETTLES: Final = 5
+"""The agent waits for so many settling times: the rank's watchdog knows more and acts first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The state of a rank, as its observer saw it.
+    """The state of a rank, as its observer saw it."""
 
-    Attributes:
-        runs: whether the observer runs.
-        torch: whether it has imported torch, or begun to.
-        importing: whether it is importing torch now.
-        ranks: size of the largest process group that it was in; 0 before the first.
-        step: optimizer steps done, also those of a checkpoint that a session resumed; -1 before
-            the first of this process.
-        where: its place in the user's code; empty where hangs are not watched for.
-        waited: whole seconds that it has been blocked in a collective; 0: it is not.
-        stuck: whether that is too long.
-        steps_on: whether it has done a step within hang_timeout.
-        watched: see Observer.
-    """
-
-    runs: bool = False
-    torch: bool = False
-    importing: bool = False
-    ranks: int = 0
+    runs: bool = False  # whether the observer runs
+    torch: bool = False  # whether it has imported torch, or begun to
+    importing: bool = False  # whether it is importing torch now
+    ranks: int = 0  # size of the largest process group that it was in; 0 before the first
+    # optimizer steps done, also those of a checkpoint that a session resumed; -1 before the first
+    # of this process
     step: int = -1
-    where: str = ""
-    waited: int = 0
-    stuck: bool = False
-    steps_on: bool = False
-    watched: bool = False
+    where: str = ""  # its place in the user's code; empty where hangs are not watched for
+    waited: int = 0  # whole seconds that it has been blocked in a collective; 0: it is not
+    stuck: bool = False  # whether that is too long
+    steps_on: bool = False  # whether it has done a step within hang_timeout
+    watched: bool = False  # see Observer
 
 
 class Observer:
@@ -93,12 +74,9 @@ class Observer:
     _running: ClassVar[Observer | None] = None
 
     def __init__(self, file: Path | None, world_size: int, hang_timeout: float) -> None:
-        """An observer; start() begins.
+        """An observer, for an agent that reads the file; None: there is no agent.
 
-        Args:
-            file: where the agent reads it; None: there is no agent.
-            world_size: size of a group that was made and destroyed between two looks.
-            hang_timeout: see RuntimeConfig.
+        `world_size` is that of a group which was made and destroyed between two looks.
         """
         self._stall = StallClock(hang_timeout)
         self._file, self._world_size = file, world_size
@@ -124,22 +102,20 @@ class Observer:
         if self._file is None:
             return
         with self._writing:
-            self._write(self._file, self.look())
+            seen = self.look()
+            with suppress(OSError):
+                os.utime(self._file)  # also on a full disk: the agent takes an old file for a hang
+                if seen == self._written:
+                    return
+            with suppress(OSError):
+                draft = self._file.with_suffix(".new")
+                draft.write_text(json.dumps(asdict(seen)))
+                draft.replace(self._file)
+                self._written = seen
 
     @classmethod
     def _forget(cls) -> None:
         cls._running = None  # its thread is not in the child, and may have held the lock
-
-    def _write(self, file: Path, seen: Seen) -> None:
-        with suppress(OSError):
-            os.utime(file)  # also where the disk is full: the agent takes an old file for a hang
-            if seen == self._written:
-                return
-        with suppress(OSError):
-            draft = file.with_suffix(".new")
-            draft.write_text(json.dumps(asdict(seen)))
-            draft.replace(file)
-            self._written = seen
 
     def _watch(self) -> None:
         tick = threading.Event()
@@ -154,7 +130,6 @@ class Observer:
         importing = bool(getattr(getattr(torch, "__spec__", None), "_initializing", False))
         if torch and not self._counting:
             self._count_steps()
-        step = self.resumed + self._steps - 1 if self._steps else -1
         waited, stuck = self._stall.look(self._steps)
         self._largest = max(self._largest, self._ranks())
         return Seen(
@@ -162,7 +137,7 @@ class Observer:
             torch=torch is not None,
             importing=importing,
             ranks=self._largest,
-            step=step,
+            step=self.resumed + self._steps - 1 if self._steps else -1,
             where=self._stall.where,
             waited=waited,
             stuck=stuck,
@@ -233,6 +208,36 @@ class StallClock:
         self._waited = self._waited + passed if blocked else 0.0
         over = bool(self._limit) and self._waited >= self._limit
         return math.ceil(self._waited), over and self._waited >= _own_timeout()
+
+
+def settle(timeout: float) -> float:
+    """Seconds that a group takes to see an alarm, and again to write about it."""
+    return max(0.2, min(2.0, timeout / 5))
+
+
+class HeartbeatMonitor:
+    """Which of a node's processes stand still, by the age of the files that their observers renew.
+
+    Ages count from the moment at which a change was seen, on this process's monotonic clock, so
+    that a step of the wall clock ends no job. One without a file counts from the first look.
+    """
+
+    def __init__(self, files: Sequence[Path | None], timeout: float) -> None:
+        """A monitor; `timeout` is in seconds after which the rank itself acts, 0: never."""
+        self._files = files
+        self._limit = timeout + _SETTLES * settle(timeout) if timeout else float("inf")
+        self._seen: dict[int, tuple[int, float]] = {}
+
+    def stale(self, watched: Iterable[int]) -> tuple[int, ...]:
+        """The indices of those of the watched processes whose file has not changed for too long."""
+        now, before, self._seen = time.monotonic(), self._seen, {}
+        for index in watched:
+            file, mtime = self._files[index], 0
+            with suppress(OSError):
+                mtime = file.stat().st_mtime_ns if file else 0
+            known = before.get(index, (-1, now))
+            self._seen[index] = known if known[0] == mtime else (mtime, now)
+        return tuple(i for i, (_, since) in self._seen.items() if now - since > self._limit)
 
 
 def read_seen(file: Path | None) -> Seen:

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import math
-import os
-import socket
-import struct
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from k8sjob.contract import Event, EventKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-    from pathlib import Path
+    from collections.abc import Collection, Mapping
 
     from k8sjob.runtime.base.observer import Seen
-
-__all__ = ["Reporter", "ScalarFile", "crc32c", "log_line", "start_phase", "write_event"]
 
 
 def log_line(line: str) -> None:
@@ -43,8 +38,16 @@ def start_phase(ranks: Collection[Seen]) -> str:
     return "importing" if any(one.importing for one in ranks) else "running"
 
 
+Sink = Callable[[int, "Mapping[str, float]", float], None]
+"""Takes the numbers of a step of the whole run, by name, at seconds since the epoch."""
+
+
 class Reporter:
-    """The output of a session: rank 0 writes, the other ranks do not."""
+    """The output of a session: rank 0 writes, the other ranks do not.
+
+    Attributes:
+        sink: takes the numbers of progress and metrics, too; it neither fails nor waits.
+    """
 
     def __init__(self, *, active: bool, events: bool, out: TextIO | None = None) -> None:
         """A reporter.
@@ -55,16 +58,8 @@ class Reporter:
             out: the stream; None is stdout as it is at each line, which notebooks replace.
         """
         self._active, self._events, self._out = active, events, out
-        self._scalars: ScalarFile | None = None
+        self.sink: Sink | None = None
         self._step, self._diverged = 0, False
-
-    def record(self, folder: Path) -> None:
-        """Also write numbers to files for TensorBoard."""
-        if self._active:
-            try:
-                self._scalars = ScalarFile(folder)
-            except OSError as error:
-                self.warn(f"no files for TensorBoard: {error}; training continues without them")
 
     def emit(self, kind: EventKind, **data: Any) -> None:
         """Write one event; its keys are documented at EventKind."""
@@ -77,8 +72,8 @@ class Reporter:
             self._line(Event(kind, plain, time.time()).encode())
         else:
             self._line(_SENTENCES.get(kind, _pairs)(plain))
-        if self._scalars and kind in {EventKind.PROGRESS, EventKind.METRICS}:
-            self._draw(self._scalars, plain)
+        if self.sink and kind in {EventKind.PROGRESS, EventKind.METRICS}:
+            self._pass_on(self.sink, plain)
 
     def warn(self, message: str) -> None:
         """Report something that does not stop the run."""
@@ -101,18 +96,16 @@ class Reporter:
                 " rate, or look for bad samples"
             )
 
-    def _draw(self, scalars: ScalarFile, data: dict[str, Any]) -> None:
-        """Record numbers by the steps of the whole run; metrics are of the step before them."""
+    def _pass_on(self, sink: Sink, data: dict[str, Any]) -> None:
+        """Numbers by the steps of the whole run; metrics are of the step before them."""
         if "steps" in data:
             self._step = data["epoch"] * data["steps"] + data["step"]
-        numbers = {key: float(v) for key, v in data.items() if type(v) in {int, float}}
-        try:
-            scalars.add(
-                self._step, {k: v for k, v in numbers.items() if k not in _NO_CURVE}, time.time()
-            )
-        except OSError as error:
-            self._scalars = None
-            self.warn(f"no more files for TensorBoard: {error}; training continues without them")
+        numbers = {
+            key: float(value)
+            for key, value in data.items()
+            if type(value) in {int, float} and key not in _NO_CURVE
+        }
+        sink(self._step, numbers, time.time())
 
     def _line(self, text: str) -> None:
         # One write: other threads and C++ share the stream, and a line must stay whole.
@@ -175,74 +168,3 @@ _SENTENCES: dict[str, Callable[[dict[str, Any]], str]] = {
     EventKind.STOPPING: lambda data: f"stopping after {data['signal']} ({_position(data)})",
     EventKind.FINISHED: lambda data: f"finished in {data['seconds']:.1f} s",
 }
-
-
-# --- numbers for TensorBoard ---------------------------------------------------------------------
-
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-"""Wire types of protocol buffers."""
-
-
-class ScalarFile:
-    """One file of a run; every start makes another, and TensorBoard joins those of a folder.
-
-    A file is a row of records (tensorflow/core/lib/io/record_writer.h), each an Event in the wire
-    format of protocol buffers (tensorflow/core/util/event.proto, framework/summary.proto). Nothing
-    stays open between two writes, so that what was written is on a shared volume too.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        """Begin a file; OSError where it cannot be made."""
-        folder.mkdir(parents=True, exist_ok=True)
-        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
-        self.path = folder / name
-        self._record(time.time(), _field(3, _BYTES, b"brain.Event:2"))
-
-    def add(self, step: int, values: Mapping[str, float], at: float) -> None:
-        """Write numbers by their names, and out to the disk; OSError where that fails.
-
-        Args:
-            step: where they stand along the axis.
-            values: name -> number, in single precision.
-            at: seconds since the epoch.
-        """
-        pairs = (
-            _field(1, _BYTES, name.encode()) + _field(2, _FIXED32, struct.pack("<f", value))
-            for name, value in values.items()
-        )
-        summary = b"".join(_field(1, _BYTES, pair) for pair in pairs)
-        self._record(at, _field(2, _VARINT, _varint(step)) + _field(5, _BYTES, summary))
-
-    def _record(self, at: float, rest: bytes) -> None:
-        event = _field(1, _FIXED64, struct.pack("<d", at)) + rest
-        length = struct.pack("<Q", len(event))
-        with self.path.open("ab") as file:
-            file.write(length + _checksum(length) + event + _checksum(event))
-
-
-def crc32c(content: bytes) -> int:
-    """The checksum of Castagnoli (RFC 3720, B.4), which zlib does not have."""
-    value = 0xFFFFFFFF
-    for byte in content:
-        value ^= byte
-        for _ in range(8):
-            value = value >> 1 ^ 0x82F63B78 * (value & 1)
-    return value ^ 0xFFFFFFFF
-
-
-def _checksum(content: bytes) -> bytes:
-    value = crc32c(content)  # rotated and shifted, so that a record may hold records
-    return struct.pack("<I", ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF)
-
-
-def _field(number: int, kind: int, content: bytes) -> bytes:
-    length = _varint(len(content)) if kind == _BYTES else b""
-    return _varint(number << 3 | kind) + length + content
-
-
-def _varint(value: int) -> bytes:
-    parts = bytearray()
-    while value > 0x7F:
-        parts.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*parts, value])

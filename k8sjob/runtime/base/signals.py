@@ -1,18 +1,38 @@
-"""Signals and the lifeline of the parent, as something that one thread can wait for."""
+"""What a main thread waits for: signals, the parent's lifeline, and calls in other threads."""
 
 from __future__ import annotations
 
 import os
 import select
 import signal
+import threading
 import time
+from concurrent.futures import Future
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
-__all__ = ["Inbox"]
+_T = TypeVar("_T")
+
+
+def in_thread(call: Callable[[], _T], name: str) -> Future[_T]:
+    """The result of a call in a daemon thread, so that signals are handled meanwhile.
+
+    Not a pool's thread: one that waits for a frozen host must not keep the process alive.
+    """
+    result: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - raised where the result is used
+            result.set_exception(error)
+
+    threading.Thread(target=run, daemon=True, name=name).start()
+    return result
 
 
 class Inbox:

@@ -19,18 +19,6 @@ from k8sjob.contract import Reason
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = [
-    "by_rank",
-    "describe",
-    "enable_stacks",
-    "is_first",
-    "read_reason",
-    "read_stacks",
-    "seen_file",
-    "write_message",
-    "write_reason",
-]
-
 
 def write_reason(reason: Reason, file: Path | None) -> None:
     """Write to config.error_file() why this process ends; its first reason counts."""

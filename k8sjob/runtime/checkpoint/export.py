@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from k8sjob.runtime.checkpoint.format import gathered
+from k8sjob.runtime.checkpoint.format import gathered, leaves
 from k8sjob.runtime.checkpoint.reader import load, newest, verify
-from k8sjob.runtime.checkpoint.store import Checkpoints, write
+from k8sjob.runtime.checkpoint.store import DIGESTS, Checkpoints, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-__all__ = ["export", "main"]
 
 _SAFETENSORS: Final = ".safetensors"
 _TORCH: Final = (".pt", ".pth")
@@ -79,7 +77,7 @@ def export(
         "path": str(target),
         "source": str(path),
         "step": state.get("step"),
-        "tensors": _count(chosen),
+        "tensors": sum(isinstance(value, torch.Tensor) for value in leaves(chosen)),
         "bytes": target.stat().st_size,
     }
 
@@ -91,7 +89,7 @@ def _checkpoint(source: Path, warn: Callable[[str], None]) -> Path:
             f"{source} is not there; name a checkpoint (step-00000120.pt, or a folder "
             "step-00000120), or the folder of checkpoints"
         )
-    if source.is_file() or (source / "digests.json").exists() or source.name.startswith("step-"):
+    if source.is_file() or (source / DIGESTS).exists() or source.name.startswith("step-"):
         try:
             verify(source)
         except ValueError as error:
@@ -122,7 +120,7 @@ def _write_safetensors(path: Path, weights: dict[str, Any]) -> None:
         from safetensors.torch import save_file
     except ImportError:
         raise ValueError(
-            "safetensors is not installed; pip install 'k8sjob[safetensors]', or write a .pt"
+            "safetensors is not installed; pip install 'k8sjob[export]', or write a .pt"
         ) from None
     odd = [name for name, value in weights.items() if not isinstance(value, torch.Tensor)]
     if odd:
@@ -133,13 +131,6 @@ def _write_safetensors(path: Path, weights: dict[str, Any]) -> None:
         save_file({name: value.contiguous().clone() for name, value in weights.items()}, path)
     except SafetensorError as error:
         raise OSError(str(error)) from error
-
-
-def _count(nest: Any) -> int:
-    if isinstance(nest, torch.Tensor):
-        return 1
-    values = nest.values() if isinstance(nest, dict) else nest
-    return sum(map(_count, values)) if isinstance(nest, dict | list | tuple) else 0
 
 
 def main(argument: str) -> int:

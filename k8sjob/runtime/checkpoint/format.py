@@ -17,19 +17,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 import torch
 
-from k8sjob.runtime.checkpoint import digests
+from k8sjob.runtime.checkpoint.store import read_digests
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
     from pathlib import Path
 
     from torch import Tensor
     from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-    from k8sjob.runtime.checkpoint.digests import Digest
-
-__all__ = ["METADATA", "OTHERS", "Stored", "gathered", "mark", "on_host", "read", "read_others"]
-
+    from k8sjob.runtime.checkpoint.store import Digest
 
 METADATA: Final = ".metadata"
 """Torch's description of the tensors: which part of which is where."""
@@ -82,17 +79,38 @@ class Stored:
 
 def gathered(nest: Any) -> Any:
     """A nest of containers with whole tensors in place of stored ones."""
-    return _replace(nest, lambda value: value.whole() if isinstance(value, Stored) else value)
+    return changed(nest, lambda value: value.whole() if isinstance(value, Stored) else value)
 
 
 def on_host(nest: Any) -> Any:
     """A nest of containers with copies of its tensors in host memory."""
 
-    def copy(value: Any) -> Any:
+    def copied(value: Any) -> Any:
         tensor = isinstance(value, torch.Tensor)
         return value.detach().to("cpu", copy=True) if tensor else value
 
-    return _replace(nest, copy)
+    return changed(nest, copied)
+
+
+def changed(nest: Any, change: Callable[[Any], Any]) -> Any:
+    """The same nest with each of its values, containers included, changed from the top down."""
+    new = change(nest)
+    if new is not nest:
+        return new
+    if isinstance(nest, dict) and not isinstance(nest, Counter):  # of a scheduler
+        return {key: changed(value, change) for key, value in nest.items()}
+    if type(nest) in {list, tuple}:
+        return type(nest)(changed(value, change) for value in nest)
+    return Counter(nest) if isinstance(nest, Counter) else nest
+
+
+def leaves(nest: Any) -> Iterator[Any]:
+    """The values in a nest of dicts, lists and tuples that are none of these."""
+    if isinstance(nest, dict | list | tuple):
+        for value in nest.values() if isinstance(nest, dict) else nest:
+            yield from leaves(value)
+    else:
+        yield nest
 
 
 def mark(nest: Any, name: str = "") -> tuple[Any, dict[str, Tensor]]:
@@ -136,7 +154,7 @@ def read(folder: Path) -> dict[str, Any]:
 
     Digests are not checked. ValueError: it is torn, or holds more than tensors and plain values.
     """
-    files = digests.read(folder)
+    files = read_digests(folder)
     try:
         others = read_others((folder / OTHERS).read_bytes())
     except FileNotFoundError:
@@ -155,7 +173,7 @@ def read(folder: Path) -> dict[str, Any]:
     marked = others.pop("marked", None)
     if not isinstance(marked, dict):
         raise ValueError(f"{OTHERS} does not say where the tensors belong")  # noqa: TRY004 - see above
-    return {**others, **_replace(marked, stored)}
+    return {**others, **changed(marked, stored)}
 
 
 class _Folder:
@@ -239,18 +257,6 @@ def _metadata(folder: Path, files: dict[str, Digest]) -> Metadata:
     if wrong := _problem(found, {name: digest.size for name, digest in files.items()}):
         raise ValueError(f"{METADATA}: {wrong}")
     return found
-
-
-def _replace(nest: Any, change: Callable[[Any], Any]) -> Any:
-    """The same nest with each of its values, containers included, changed from the top down."""
-    changed = change(nest)
-    if changed is not nest:
-        return changed
-    if isinstance(nest, dict) and not isinstance(nest, Counter):  # of a scheduler
-        return {key: _replace(value, change) for key, value in nest.items()}
-    if type(nest) in {list, tuple}:
-        return type(nest)(_replace(value, change) for value in nest)
-    return Counter(nest) if isinstance(nest, Counter) else nest
 
 
 _Box = tuple[tuple[int, int], ...]

@@ -7,32 +7,19 @@ optimizer's state under the numbers of the parameters. One strategy may resume w
 from __future__ import annotations
 
 from collections import Counter
-from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
 
-from k8sjob.runtime.checkpoint.format import Stored, gathered, on_host
+from k8sjob.runtime.checkpoint.format import Stored, changed, gathered, leaves, on_host
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
     from k8sjob.runtime.comm.mesh import Mesh
-
-__all__ = [
-    "StageState",
-    "capture",
-    "divided_alone",
-    "is_divided",
-    "part",
-    "parts",
-    "placed",
-    "restore",
-    "whole",
-]
 
 
 def parts(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
@@ -77,40 +64,35 @@ def whole(value: Any, *, keep: bool) -> Any:
         value: with tensors that may be distributed.
         keep: whether this rank needs the result; the others only take part.
     """
-    if isinstance(value, DTensor):
-        full = value.full_tensor().detach()
+
+    def of_tensor(tensor: Any) -> Any:
+        if not isinstance(tensor, torch.Tensor):
+            return tensor
+        if not isinstance(tensor, DTensor):
+            return tensor.detach().to("cpu", copy=True) if keep else tensor
+        full = tensor.full_tensor().detach()
         if not keep:
             return full.new_empty(0)
         # A replicated tensor shares its memory with the parameter, which the optimizer changes.
-        own = full.untyped_storage().data_ptr() != value.to_local().untyped_storage().data_ptr()
+        own = full.untyped_storage().data_ptr() != tensor.to_local().untyped_storage().data_ptr()
         return full.cpu() if own else full.to("cpu", copy=True)
-    if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True) if keep else value
-    if isinstance(value, dict) and not isinstance(value, Counter):  # of a scheduler
-        return {key: whole(item, keep=keep) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(whole(item, keep=keep) for item in value)
-    return copy(value)
+
+    return changed(value, of_tensor)
 
 
 def is_divided(value: Any) -> bool:
     """Whether there is a distributed tensor in a nest of containers."""
-    if isinstance(value, dict):
-        return any(map(is_divided, value.values()))
-    if isinstance(value, list | tuple):
-        return any(map(is_divided, value))
-    return isinstance(value, DTensor)
+    return any(isinstance(leaf, DTensor) for leaf in leaves(value))
 
 
 def divided_alone(value: Any) -> Any:
     """A nest of containers with its distributed tensors, and None in place of all else."""
-    if isinstance(value, DTensor):
-        return value
-    if isinstance(value, dict):
-        return {key: divided_alone(item) for key, item in value.items()}
-    if type(value) in {list, tuple}:
-        return type(value)(map(divided_alone, value))
-    return None
+
+    def kept(item: Any) -> Any:
+        container = isinstance(item, dict) or type(item) in {list, tuple}
+        return item if container or isinstance(item, DTensor) else None
+
+    return changed(value, kept)
 
 
 def placed(value: Any, like: Any) -> Any:

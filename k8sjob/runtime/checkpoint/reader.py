@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from k8sjob.runtime.checkpoint import digests
 from k8sjob.runtime.checkpoint import format as sharded
-from k8sjob.runtime.checkpoint.store import remove
+from k8sjob.runtime.checkpoint.store import check_digests, read_digests, remove
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,17 +20,17 @@ if TYPE_CHECKING:
     from k8sjob.runtime.checkpoint.store import Checkpoints
     from k8sjob.runtime.comm.process_group import Group
 
-__all__ = ["load", "newest", "newest_whole", "sees_one_folder", "verify"]
-
 
 def sees_one_folder(checkpoints: Checkpoints, group: Group) -> bool:
     """Whether rank 0 sees in its folder what each rank writes there; all ranks call it."""
     if group.world_size == 1:
         return True
-    first = group.rank == 0
-    name = checkpoints.probe() if first else None
-    found = group.broadcast_bytes(name.encode() if name else None)
-    if found is None:
+    first, mine = group.rank == 0, b""
+    if first:
+        with suppress(OSError):  # there may be no room
+            mine = checkpoints.draft(0, folder=True).name.encode()
+    found = group.broadcast_bytes(mine)
+    if not found:
         return False
     probe = checkpoints.folder / found.decode()
     with suppress(OSError):
@@ -53,12 +52,8 @@ def newest_whole(
 ) -> tuple[Path, dict[str, Any]] | None:
     """The newest checkpoint that is whole and what it holds, on all ranks; None: there is none.
 
-    Args:
-        checkpoints: where rank 0 looks.
-        group: the ranks, which all call it.
-        shared: see sees_one_folder; of a common folder each rank reads what it needs.
-        warn: called with each one that is skipped, and why.
-        beat: called while a checkpoint is read.
+    All ranks call it. Of a common folder (`shared`, see sees_one_folder) each reads what it needs.
+    `warn` gets each checkpoint that is skipped, and why; `beat` is called while one is read.
     """
     names = [path.name for path in checkpoints.newest_first()]
     listed = group.broadcast_bytes(json.dumps(names).encode())
@@ -117,10 +112,7 @@ def _whole(path: Path) -> bytes:
 def verify(path: Path, *, part: int = 0, of: int = 1) -> None:
     """Check that a checkpoint is whole, and holds only tensors and plain values.
 
-    Args:
-        path: a file or a folder.
-        part: which part of a folder's files to check, 0 to of - 1: ranks divide them.
-        of: number of parts.
+    Ranks divide the files of a folder: each checks one `part`, 0 to of - 1.
 
     Raises:
         ValueError: it is not; which of its files, and why.
@@ -130,8 +122,8 @@ def verify(path: Path, *, part: int = 0, of: int = 1) -> None:
         if part == 0:
             decode(path.read_bytes())
         return
-    wanted = digests.read(path)
-    digests.check(path, wanted, sorted(wanted)[part::of])
+    wanted = read_digests(path)
+    check_digests(path, wanted, sorted(wanted)[part::of])
     sharded.read(path)
 
 

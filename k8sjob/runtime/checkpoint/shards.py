@@ -9,11 +9,9 @@ ranks tell rank 0 through the store what they have written, and rank 0 makes it 
 from __future__ import annotations
 
 import json
-import os
 import pickle
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -22,20 +20,22 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageIn
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan
 
-from k8sjob.runtime.checkpoint import digests
 from k8sjob.runtime.checkpoint.format import METADATA, OTHERS, mark
-from k8sjob.runtime.checkpoint.store import as_oserror
+from k8sjob.runtime.checkpoint.store import (
+    Digest,
+    as_oserror,
+    lasting,
+    measure,
+    write_digests,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from torch import Tensor
     from torch.distributed.checkpoint.planner import WriteItem
 
     from k8sjob.runtime.comm.process_group import Group
-
-__all__ = ["Part", "Plans"]
 
 
 class Plans:
@@ -112,13 +112,9 @@ class Plans:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one rank is to write, in host memory.
+    """What one rank is to write, in host memory."""
 
-    Attributes:
-        marked: on rank 0: the whole nest, with marks in the places of tensors.
-    """
-
-    marked: dict[str, Any]
+    marked: dict[str, Any]  # on rank 0: the whole nest, with marks in the places of tensors
     _plan: SavePlan
     _staged: dict[MetadataIndex, Tensor]
     _metadata: Metadata | None
@@ -140,7 +136,7 @@ class Part:
             for result in results
         ]
         names = {place[2] for place in places}
-        files = {name: digests.measure(draft / name) for name in names}
+        files = {name: measure(draft / name) for name in names}
         return json.dumps({"files": files, "places": places})
 
     def finish(self, draft: Path, others: dict[str, Any], written: list[str]) -> None:
@@ -154,15 +150,13 @@ class Part:
             for name, offset, file, start, length in one["places"]
         }
         about = Metadata(self._metadata.state_dict_metadata, None, places, StorageMeta())
-        files = {
-            name: digests.Digest(*digest) for one in found for name, digest in one["files"].items()
-        }
-        with _lasting(draft / METADATA) as stream:
+        files = {name: Digest(*digest) for one in found for name, digest in one["files"].items()}
+        with lasting(draft / METADATA) as stream:
             pickle.dump(about, stream)
-        with _lasting(draft / OTHERS) as stream:
+        with lasting(draft / OTHERS) as stream:
             torch.save({**others, "marked": self.marked}, stream)
-        files |= {name: digests.measure(draft / name) for name in (METADATA, OTHERS)}
-        digests.write(draft, files)
+        files |= {name: measure(draft / name) for name in (METADATA, OTHERS)}
+        write_digests(draft, files)
 
 
 class _Staged(DefaultSavePlanner):
@@ -197,12 +191,3 @@ def _on_host(tensor: Tensor) -> Tensor:
 def _await_copies(staged: dict[MetadataIndex, Tensor]) -> None:
     if any(tensor.is_pinned() for tensor in staged.values()):
         torch.cuda.current_stream().synchronize()
-
-
-@contextmanager
-def _lasting(file: Path) -> Iterator[IO[bytes]]:
-    """A file to write, which is synced to the disk afterwards."""
-    with as_oserror(file), file.open("wb") as stream:
-        yield stream
-        stream.flush()
-        os.fsync(stream.fileno())

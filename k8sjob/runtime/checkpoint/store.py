@@ -8,26 +8,27 @@ ones as they were. Only tensors and plain values are stored, never code.
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
 import re
 import shutil
 from collections import Counter
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
-
-__all__ = ["FROM_SCRATCH", "Checkpoints", "as_oserror", "check_state", "remove", "write"]
 
 FROM_SCRATCH: Final = (
     "start from scratch (`k8sjob run --fresh` on this machine; in a cluster,"
     " an empty checkpoint.dir)"
 )
 """How to ignore the checkpoints that are there."""
+DIGESTS: Final = "digests.json"
 _NAME: Final = re.compile(r"step-(\d+)(\.pt|\.old)?")
 _PLAIN: Final = (type(None), bool, int, float, str, bytes, torch.Tensor, torch.Size, torch.dtype)
 
@@ -43,22 +44,8 @@ class Checkpoints:
     def __init__(self, folder: Path, keep: int = 3) -> None:
         self.folder, self.keep = folder, max(keep, 1)
 
-    def save(self, step: int, state: dict[str, Any]) -> Path:
-        """Write a checkpoint of one file, whole or not at all; then remove the oldest.
-
-        Args:
-            step: optimizer steps done; the file's name, and what "newest" goes by.
-            state: nested dicts, lists and tuples of tensors and plain values.
-
-        Raises:
-            TypeError: the state holds something that could not be loaded again safely.
-            OSError: it could not be written (a full disk, no permission); older ones are untouched.
-        """
-        check_state(state)
-        return self.fill(self.draft(step, folder=False), step, state)
-
     def draft(self, step: int, *, folder: bool) -> Path:
-        """Begin a checkpoint: an empty file or folder that does not count yet."""
+        """Begin a checkpoint of so many steps: an empty file or folder that does not count yet."""
         # Two pods may have the same pid, and for a moment both be rank 0.
         path = self.folder / f".step-{step:08d}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -67,15 +54,6 @@ class Checkpoints:
         else:
             path.touch()
         return path
-
-    def fill(self, draft: Path, step: int, state: dict[str, Any]) -> Path:
-        """Write a checked state into the draft of a file, and publish it or remove it."""
-        try:
-            write(draft, state)
-            return self.publish(draft, step)
-        except OSError:
-            remove(draft)
-            raise
 
     def publish(self, draft: Path, step: int) -> Path:
         """Make a draft, which is all on the disk, a checkpoint; then remove the oldest."""
@@ -99,11 +77,8 @@ class Checkpoints:
 
         Called before there is work that would be lost; makes the folder.
         """
-        probe = self.folder / f".step-probe.{os.getpid()}.{os.urandom(4).hex()}.tmp"
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            probe.touch()
-            probe.unlink(missing_ok=True)
+            remove(self.draft(0, folder=False))
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 return None
@@ -113,15 +88,6 @@ class Checkpoints:
                 "fsGroup, a host_path is not), or choose another folder"
             )
         return None
-
-    def probe(self) -> str | None:
-        """Make a folder in which ranks try to write; its name, None where there is no room."""
-        path = self.folder / f".step-probe.{os.getpid()}.{os.urandom(8).hex()}.tmp"
-        try:
-            path.mkdir(parents=True)
-        except OSError:
-            return None
-        return path.name
 
     def newest_first(self) -> list[Path]:
         """All checkpoints, whole or not."""
@@ -138,9 +104,8 @@ class Checkpoints:
             return []
         found = [(_NAME.fullmatch(path.name), path) for path in self.folder.iterdir()]
         named = [(int(match[1]), path) for match, path in found if match]
-        return sorted(
-            (one for one in named if one[1].is_dir() == (one[1].suffix != ".pt")), key=_age
-        )
+        whole = [one for one in named if one[1].is_dir() == (one[1].suffix != ".pt")]
+        return sorted(whole, key=lambda one: (one[0], one[1].suffix != ".old"))
 
     def _prune(self, step: int) -> None:
         # Newer ones than this step were torn, or this run would have begun with them. They must
@@ -157,10 +122,6 @@ class Checkpoints:
             remove(path)
 
 
-def _age(one: tuple[int, Path]) -> tuple[int, bool]:
-    return one[0], one[1].suffix != ".old"
-
-
 def write(path: Path, state: Any) -> None:
     """Write tensors and plain values into one file, which may not be on the disk yet."""
     with as_oserror(path), path.open("wb") as file:
@@ -175,6 +136,15 @@ def as_oserror(path: Path) -> Iterator[None]:
     except RuntimeError as error:
         cause = error.__context__ if isinstance(error.__context__, OSError) else error
         raise OSError(f"{path}: {str(cause).splitlines()[0]}") from error
+
+
+@contextmanager
+def lasting(file: Path) -> Iterator[IO[bytes]]:
+    """A file to write, which is synced to the disk afterwards."""
+    with as_oserror(file), file.open("wb") as stream:
+        yield stream
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 def remove(path: Path) -> None:
@@ -213,3 +183,70 @@ def check_state(value: Any, where: str = "state") -> None:
             "loaded again without running code; make it a tensor, a number, a string, or a list "
             "or dict of them"
         )
+
+
+# --- digests of the files of a folder ------------------------------------------------------------
+# They show what disks and copies damage; anyone who can change a file can change its digest, too.
+
+
+class Digest(NamedTuple):
+    """The size of a file in bytes, and its SHA-256 in hexadecimal."""
+
+    size: int
+    sha256: str
+
+
+def measure(file: Path) -> Digest:
+    """The digest of a file now; the interpreter's lock is released meanwhile."""
+    with file.open("rb") as stream:
+        found = hashlib.file_digest(stream, "sha256")
+        return Digest(stream.tell(), found.hexdigest())
+
+
+def write_digests(folder: Path, digests: Mapping[str, Digest]) -> None:
+    """Write the digests of a folder's files into it, and wait until they are on the disk."""
+    body = {"files": {name: digest._asdict() for name, digest in sorted(digests.items())}}
+    with lasting(folder / DIGESTS) as stream:
+        stream.write(json.dumps(body, indent=1).encode())
+
+
+def read_digests(folder: Path) -> dict[str, Digest]:
+    """The digests by file name, as write_digests() wrote them.
+
+    Raises:
+        ValueError: the list is missing or torn, or names a file elsewhere.
+        OSError: it cannot be read.
+    """
+    try:
+        body = json.loads((folder / DIGESTS).read_bytes())
+        found = {
+            str(name): Digest(int(digest["size"]), str(digest["sha256"]))
+            for name, digest in body["files"].items()
+        }
+    except FileNotFoundError:
+        raise ValueError(f"it is torn: {DIGESTS} is missing") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ValueError(f"it is torn: {DIGESTS} is not a list of digests") from None
+    for name in found:
+        if "/" in name or name in {"", ".", ".."}:
+            raise ValueError(f"{DIGESTS} names {name!r}, which is not a file of the folder")
+    return found
+
+
+def check_digests(folder: Path, digests: Mapping[str, Digest], names: Iterable[str]) -> None:
+    """Compare the named files of a folder with their digests.
+
+    Raises:
+        ValueError: the first file that is missing, too short or changed, and how.
+        OSError: one cannot be read.
+    """
+    for name in names:
+        wanted, file = digests[name], folder / name
+        try:
+            size = file.stat().st_size
+        except FileNotFoundError:
+            raise ValueError(f"it is torn: {name} is missing") from None
+        if size != wanted.size:
+            raise ValueError(f"it is torn: {name} has {size} bytes, not {wanted.size}")
+        if measure(file) != wanted:
+            raise ValueError(f"it is torn: {name} does not match its digest")

@@ -16,7 +16,7 @@ from k8sjob.contract import EventKind
 from k8sjob.runtime.base.observer import Observer
 from k8sjob.runtime.checkpoint import reader
 from k8sjob.runtime.checkpoint.format import gathered, on_host
-from k8sjob.runtime.checkpoint.store import FROM_SCRATCH, check_state, remove
+from k8sjob.runtime.checkpoint.store import FROM_SCRATCH, check_state, remove, write
 from k8sjob.runtime.comm import rng
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from k8sjob.runtime.checkpoint.shards import Part, Plans
     from k8sjob.runtime.checkpoint.store import Checkpoints
     from k8sjob.runtime.comm.process_group import Group
-
-__all__ = ["Background", "Checkpointer", "Saved", "Tally"]
 
 _POLL_S: Final = 0.1
 _TALLY_POLL_S: Final = 0.01
@@ -90,10 +88,8 @@ class Background:
     ) -> bool:
         """Wait until the work is done, and handle its outcome; False if it was given up.
 
-        Args:
-            progress: a number that changes while there is progress.
-            beat: called when it has changed.
-            patience: seconds without progress after which to give up; None: never.
+        It is given up after `patience` seconds in which the number progress() does not change;
+        beat() is called when it has changed.
         """
         seen, since = -1, time.monotonic()
         while self._then is not None and not self._done.wait(_POLL_S):
@@ -117,14 +113,14 @@ class Tally:
         self._store: Store | None = None
         self._abandoned = threading.Event()
 
-    def tell(self, matter: str, text: str, *, failed: bool = False) -> None:
+    def report(self, matter: str, text: str, *, failed: bool = False) -> None:
         """Report what this rank has done, or why it failed.
 
         `matter` is a name that is used once in a group's life, the same on all ranks.
         """
         self._client().set(f"done/{matter}/{self._group.rank}", json.dumps([failed, text]))
 
-    def hear(self, matter: str) -> list[str]:
+    def collect(self, matter: str) -> list[str]:
         """On rank 0: wait for the other ranks; the reports of ranks 1, 2, ...
 
         Raises:
@@ -144,7 +140,7 @@ class Tally:
         return reports
 
     def abandon(self) -> None:
-        """End a hear() that waits in another thread."""
+        """End a collect() that waits in another thread."""
         self._abandoned.set()
 
     def _client(self) -> Store:
@@ -194,18 +190,14 @@ class Checkpointer:
         must_share: bool = False,
         beat: Callable[[], None] = lambda: None,
     ) -> None:
-        """The checkpoints of a group.
+        """The checkpoints of a group; beat() is called while a rank waits for a save.
 
-        Args:
-            checkpoints: where they are.
-            group: the ranks.
-            reporter: of events and warnings.
-            form: "full", "sharded", or "auto": parts where the ranks have different ones.
-            must_share: whether all ranks must see one folder, since any may be rank 0 next.
-            beat: called while a rank waits for a checkpoint that is being written.
+        `form` is "full", "sharded", or "auto": parts where the ranks have different ones. With
+        `must_share` all ranks must see one folder, since any may be rank 0 next.
         """
         self._checkpoints, self._group, self._reporter = checkpoints, group, reporter
         self._form, self._must_share, self._beat = form, must_share, beat
+        self._leads = group.rank == 0
         self._shared = group.world_size == 1
         self._looked = self._warned = self._abandoned = False
         self._background, self._tally = Background(), Tally(group)
@@ -236,7 +228,7 @@ class Checkpointer:
         Args:
             kind: tells one form of state from another.
             step: optimizer steps done.
-            state: of rank 0; see Checkpoints.save.
+            state: of rank 0: nested dicts, lists and tuples of tensors and plain values.
             whole: gives more of it, which nothing changes any more, so that it needs no copy.
             parts: gives each rank's part of the same; see shards.Plans.stage.
             sharded: whether the ranks have different parts.
@@ -245,17 +237,16 @@ class Checkpointer:
             position: more about where the run is, for the event.
 
         Raises:
+            TypeError: the state holds something that could not be loaded again safely.
             OSError: none can be saved there, or not in the form that was asked for.
         """
-        if parts and self._writes_parts(sharded=sharded):
-            mine = parts()
-            save = self._begin(kind, step, state, rng_stream, position)
+        divided = parts if parts and self._writes_parts(sharded=sharded) else None
+        mine = (divided or whole)()
+        save = self._begin(kind, step, state, rng_stream, position)
+        if divided:
             self._save_parts(save, mine, describes=describes)
-        else:
-            held = whole()
-            save = self._begin(kind, step, state, rng_stream, position)
-            if self._group.rank == 0:
-                self._save_whole(save, held)
+        elif self._leads:
+            self._save_whole(save, mine)
 
     def _writes_parts(self, *, sharded: bool) -> bool:
         """Whether each rank is to write its part; the same on all ranks."""
@@ -274,29 +265,45 @@ class Checkpointer:
     def _save_whole(self, save: _Save, held: dict[str, Any]) -> None:
         whole = {**save.others, **held}
         check_state(whole)
-        try:
-            draft = self._checkpoints.draft(save.step, folder=False)
-        except OSError as error:
-            self._report(save, error)
-            return
-        self._write(save, draft, lambda: self._checkpoints.fill(draft, save.step, whole))
+        if draft := self._new_draft(save, folder=False):
+            self._write(save, draft, lambda: write(draft, whole))
 
     def _save_parts(self, save: _Save, parts: dict[str, Any], *, describes: bool) -> None:
         from k8sjob.runtime.checkpoint.shards import Plans  # imports much of torch.distributed
 
         self._plans = self._plans or Plans(self._group)
         part = self._plans.stage(parts, describes=describes)
-        if self._group.rank == 0:
+        if self._leads:
             check_state({**save.others, **part.marked})
-        draft = self._common_draft(save)
-        if draft is None:
+        mine = self._new_draft(save, folder=True) if self._leads else None
+        name = self._group.broadcast_bytes(mine.name.encode() if mine else None)
+        if name is None:
             return
+        draft = self._checkpoints.folder / name.decode()
         self._count += 1
         matter = f"save/{self._count}"
         self._write(save, draft, lambda: self._write_part(part, draft, save, matter))
 
-    def _write(self, save: _Save, draft: Path, work: Callable[[], Any]) -> None:
-        """Write in the background, and report the result."""
+    def _new_draft(self, save: _Save, *, folder: bool) -> Path | None:
+        """An empty file or folder; None, after a warning, if it cannot be made."""
+        try:
+            return self._checkpoints.draft(save.step, folder=folder)
+        except OSError as error:
+            self._report(save, error)
+            return None
+
+    def _write(self, save: _Save, draft: Path, fill: Callable[[], None]) -> None:
+        """Fill a draft in the background; rank 0 publishes it or removes it, and reports that."""
+
+        def work() -> Path | None:
+            try:
+                fill()
+                return self._checkpoints.publish(draft, save.step) if self._leads else None
+            except Exception:
+                if self._leads:
+                    remove(draft)
+                raise
+
         self._draft = draft
         save.stall = time.monotonic() - save.began
         self._background.begin(work, lambda outcome: self._report(save, outcome))
@@ -336,42 +343,26 @@ class Checkpointer:
         mine = rng.capture(self._group.device)
         random = {name: torch.stack(self._group.gather(value)) for name, value in mine.items()}
         streams = self._rng_streams(rng_stream)
-        if self._group.rank != 0:
+        if not self._leads:
             return _Save(step, began, position, {})
         ranks = {"world_size": self._group.world_size, "streams": streams}
         others = {**on_host(state), "kind": kind, "step": step, "random": random, **ranks}
         return _Save(step, began, position, others)
 
-    def _common_draft(self, save: _Save) -> Path | None:
-        """The folder that all ranks write into; None, after a warning, if it cannot be made."""
-        name = None
-        if self._group.rank == 0:
-            try:
-                name = self._checkpoints.draft(save.step, folder=True).name.encode()
-            except OSError as error:
-                self._report(save, error)
-        found = self._group.broadcast_bytes(name)
-        return None if found is None else self._checkpoints.folder / found.decode()
-
-    def _write_part(self, part: Part, draft: Path, save: _Save, matter: str) -> Path | None:
-        """In the thread: write this rank's part; rank 0 waits for all, and publishes the whole."""
+    def _write_part(self, part: Part, draft: Path, save: _Save, matter: str) -> None:
+        """In the thread: write this rank's part; rank 0 waits for all, and describes the whole."""
         written, failure = "", None
         try:
             written = part.write(draft)
         except Exception as error:  # noqa: BLE001 - whatever it is, rank 0 must not wait for ever
             failure = error
-        if self._group.rank != 0:
-            self._tally.tell(matter, str(failure) if failure else written, failed=bool(failure))
-            return None
-        try:
-            others = self._tally.hear(matter) if self._group.world_size > 1 else []
-            if failure:
-                raise failure  # noqa: TRY301 - the results of the others are taken before
-            part.finish(draft, save.others, [written, *others])
-            return self._checkpoints.publish(draft, save.step)
-        except Exception:
-            remove(draft)
-            raise
+        if not self._leads:
+            self._tally.report(matter, str(failure) if failure else written, failed=bool(failure))
+            return
+        others = self._tally.collect(matter) if self._group.world_size > 1 else []
+        if failure:
+            raise failure  # the results of the others are taken before
+        part.finish(draft, save.others, [written, *others])
 
     def _report(self, save: _Save, outcome: Path | Exception | None) -> None:
         if isinstance(outcome, Exception):
@@ -417,7 +408,7 @@ class Checkpointer:
             warn=self._reporter.warn,
             beat=self._beat,
         )
-        if self._group.rank == 0:
+        if self._leads:
             with suppress(OSError):
                 self._checkpoints.tidy()
         if found is None:
@@ -433,7 +424,7 @@ class Checkpointer:
 
     def _look(self) -> None:
         """See whether checkpoints can be there, and whether all ranks see the same ones."""
-        refusal = self._checkpoints.refusal() if self._group.rank == 0 else None
+        refusal = self._checkpoints.refusal() if self._leads else None
         if message := self._group.broadcast_bytes(refusal.encode() if refusal else None):
             raise OSError(message.decode())
         self._shared = reader.sees_one_folder(self._checkpoints, self._group)
@@ -473,16 +464,15 @@ class Checkpointer:
     def _rng_streams(self, rng_stream: int | None) -> list[int]:
         """The number of each rank's random numbers, by rank."""
         mine = self._group.rank if rng_stream is None else rng_stream
-        return [int(other) for other in self._group.gather(torch.tensor(mine))]
+        return [int(other) for (other,) in self._group.table([mine])]
 
     # --- the state of a loop written by hand ----------------------------------------------------
 
     def save_state(self, step: int, state: dict[str, Any]) -> None:
         """See Job.save."""
-        first = self._group.rank == 0
-        if first:
+        if self._leads:
             check_state(state)
-        divided = self._agree_on_divided(state)
+        first, divided = self._leads, self._agree_on_divided(state)
         self.save(
             _STATE,
             step,

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from k8sjob.contract import ExitCode
 from k8sjob.runtime.base import frames
+from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.errors import PeerLost, ranks_in_words
-from k8sjob.runtime.base.timeouts import TIMEOUTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from k8sjob.runtime.comm.process_group import Group
-
-__all__ = ["LEAVING", "Call", "CallOrder", "CallOrderError", "disagreement"]
 
 LEAVING: Final = "leave"
 """The name of the call that ends a session."""
@@ -44,20 +42,12 @@ class CallOrderError(RuntimeError):
 
 
 class Call(NamedTuple):
-    """A collective call of one rank.
+    """A collective call of one rank."""
 
-    Attributes:
-        number: how many came before it on this rank.
-        name: "run.step", "job.reduce", ...
-        detail: what has to be equal on all ranks, in words; may be empty.
-        file: the user's file that called; empty where there is none.
-        line: in that file.
-    """
-
-    number: int
-    name: str
-    detail: str
-    file: str
+    number: int  # how many came before it on this rank
+    name: str  # "run.step", "job.reduce", ...
+    detail: str  # what has to be equal on all ranks, in words; may be empty
+    file: str  # the user's file that called; empty where there is none
     line: int
 
     @property
@@ -78,13 +68,9 @@ class CallOrder:
     def __init__(
         self, group: Group, first_rank: int, timeout: float, alert: Callable[[], None]
     ) -> None:
-        """A record without calls.
+        """A record of the ranks that train together, the first of which is `first_rank` of all.
 
-        Args:
-            group: the ranks that train together.
-            first_rank: the first of them among all processes.
-            timeout: seconds to wait for the others.
-            alert: raises when a rank is known to be gone.
+        They wait `timeout` seconds for each other; `alert` raises when a rank is known to be gone.
         """
         self._group, self._first, self._timeout, self._alert = group, first_rank, timeout, alert
         self._rank = first_rank + group.rank
@@ -176,10 +162,7 @@ class CallOrder:
 def disagreement(rank: int, mine: Call, others: Mapping[int, Call]) -> str:
     """The calls of other ranks for which `rank` waits in vain at `mine`; empty: they may yet come.
 
-    Args:
-        rank: the one that waits.
-        mine: its call, to which not all have come.
-        others: the last calls of all ranks; they may have made more by now.
+    `others` has the last calls of all ranks; they may have made more by now.
     """
     mine = _shown(mine)
     here = {other: call for other, call in others.items() if call.number >= mine.number}

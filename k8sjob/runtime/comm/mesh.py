@@ -25,14 +25,11 @@ if TYPE_CHECKING:
 
     from k8sjob.runtime.comm.process_group import Group
 
-__all__ = ["Mesh", "equalise", "equalise_buffers"]
-
 
 class Mesh:
     """All ranks of a group, by the axes data and model.
 
     Attributes:
-        group: the ranks.
         data_rank: which share of each batch this rank has; 0 to data_size - 1.
         data_size: number of shares, and of copies of the model.
         model_rank: which part of the model this rank has; 0 to model_size - 1.
@@ -83,7 +80,7 @@ class Mesh:
         ranks = self.process_group("data")
         if ranks is None:
             return
-        for kind in {tensor.dtype for tensor in tensors}:
+        for kind in dict.fromkeys(tensor.dtype for tensor in tensors):  # equally on all ranks
             same = [tensor for tensor in tensors if tensor.dtype == kind]
             flat = torch.cat([tensor.flatten() for tensor in same])
             dist.all_reduce(flat, group=ranks)

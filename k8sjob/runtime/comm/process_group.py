@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from k8sjob.contract import RuntimeConfig
     from k8sjob.runtime.base.env import DistEnv
 
-__all__ = ["Group", "backend_for", "common_backend", "local_device", "open_group"]
-
 Reduction = Literal["sum", "max", "min"]
 _OPERATIONS: Final = {
     "sum": dist.ReduceOp.SUM,
@@ -161,12 +159,8 @@ class Group:
             return [tensor.detach().clone()]
         flat = tensor.detach().to(self._transport)
         flat = flat.reshape(1) if flat.ndim == 0 else flat.contiguous()
-        mine = torch.tensor([flat.shape[0]], device=self._transport)
-        lengths = [torch.empty_like(mine) for _ in range(self.world_size)]
-        with self.waiting():
-            dist.all_gather(lengths, mine)
-            longest = max(int(length) for length in lengths)
-        padded = flat.new_zeros((longest, *flat.shape[1:]))
+        lengths = [int(length) for (length,) in self.table([flat.shape[0]])]
+        padded = flat.new_zeros((max(lengths), *flat.shape[1:]))
         padded[: flat.shape[0]] = flat
         wanted = to in {None, self.rank}
         parts = [torch.empty_like(padded) for _ in range(self.world_size if wanted else 0)]
@@ -175,8 +169,7 @@ class Group:
                 dist.all_gather(parts, padded)
             else:
                 dist.gather(padded, parts if wanted else None, dst=to)
-        lengths = lengths[: len(parts)]
-        cut = [part[: int(length)] for part, length in zip(parts, lengths, strict=True)]
+        cut = [part[:length] for part, length in zip(parts, lengths, strict=False)]
         return [(part[0] if tensor.ndim == 0 else part).to(tensor.device) for part in cut]
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
@@ -251,15 +244,10 @@ def open_group(
 ) -> Group:
     """Complete the rendezvous and make the process group.
 
-    A rank that serves (see strategies.serving) takes part, and is in a group with itself alone.
-
-    Args:
-        env: this rank, and the endpoint.
-        config: backend, rendezvous_timeout and collective_timeout are used.
-        serving: how many ranks, the first ones, serve the others and are not in their group.
-        on_cpu: leave the GPUs to another library, as JAX.
-        on_met: called when several ranks have met, before they connect with each other.
-        on_wait: see rendezvous().
+    The first `serving` ranks only serve the others (see strategies.serving): each takes part, and
+    is in a group with itself alone. `on_cpu` leaves the GPUs to another library, as JAX. `on_met`
+    is called when several ranks have met, before they connect with each other; for `on_wait` see
+    rendezvous().
 
     Raises:
         EnvError: no such backend, or one that cannot work here.

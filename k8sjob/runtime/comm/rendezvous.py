@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
+from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.errors import EnvError, PeerLost, ranks_in_words
 from k8sjob.runtime.base.network import is_loopback, listen
-from k8sjob.runtime.base.timeouts import TIMEOUTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from k8sjob.runtime.base.env import DistEnv
 
-__all__ = ["NOTE", "RankInfo", "Rendezvous", "StoreEndpoint", "rendezvous", "tcp_store"]
-
 NOTE: Final = "note"
 """Key under which a rank reports that the group of this store has lost a rank."""
 _GO: Final = "go"
@@ -38,38 +36,23 @@ _GO: Final = "go"
 
 @dataclass(frozen=True, slots=True)
 class RankInfo:
-    """A rank, as the others learn about it.
+    """A rank, as the others learn about it."""
 
-    Attributes:
-        rank: 0 to world_size - 1.
-        world_size: how many ranks it expects.
-        host: name of its machine or pod.
-        backend: the backend that it could use: "nccl", "gloo", or the one that was asked for.
-        gpu: identity of its GPU; empty without one.
-    """
-
-    rank: int
-    world_size: int
-    host: str
-    backend: str
-    gpu: str = ""
+    rank: int  # 0 to world_size - 1
+    world_size: int  # how many ranks it expects
+    host: str  # name of its machine or pod
+    backend: str  # the backend that it could use: "nccl", "gloo", or the one that was asked for
+    gpu: str = ""  # identity of its GPU; empty without one
 
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """A completed rendezvous.
+    """A completed rendezvous."""
 
-    Attributes:
-        store: the group's store; in rank 0 it may be the one that hosts it.
-        again: makes another client of the same store, for another thread.
-        backend: the backend that all ranks can use.
-        remark: why it is not the one that some proposed; empty otherwise.
-    """
-
-    store: Store
-    again: Callable[[], Store]
-    backend: str
-    remark: str
+    store: Store  # the group's store; in rank 0 it may be the one that hosts it
+    again: Callable[[], Store]  # makes another client of the same store, for another thread
+    backend: str  # the backend that all ranks can use
+    remark: str  # why it is not the one that some proposed; empty otherwise
 
 
 class _TryAgainError(Exception):
@@ -85,16 +68,11 @@ def rendezvous(
     launcher_hosts: bool = False,
     on_wait: Callable[[Sequence[int]], object] = lambda _missing: None,
 ) -> Rendezvous:
-    """Wait for all ranks.
+    """Wait for all ranks, at most `timeout` seconds.
 
-    Args:
-        env: this rank, and the endpoint.
-        info: this rank, for the others.
-        choose: on rank 0: the backend for all, and a remark.
-        timeout: seconds until all must have come.
-        launcher_hosts: the store belongs to the launcher (torchrun), which outlives the ranks.
-        on_wait: on rank 0: called with the missing ranks, at most once a second and where they have
-            changed; with none at the end, if it was called before.
+    On rank 0 `choose` gives the backend for all and a remark, and `on_wait` is called with the
+    missing ranks, at most once a second and where they have changed; with none at the end, if it
+    was called before. `launcher_hosts`: the store is torchrun's, which outlives the ranks.
 
     Raises:
         PeerLost: ranks did not come in time; they are named, and may come after a new start.
@@ -103,15 +81,14 @@ def rendezvous(
     began = time.monotonic()
     deadline = began + timeout
     endpoint = StoreEndpoint(env, launcher_hosts=launcher_hosts)
-
-    def lead(store: Store) -> None:
-        _await_all(store, env.world_size, deadline, on_wait)
-        _publish_result(store, env.world_size, choose, began)
-
     while True:
         try:
             store = endpoint.open(deadline)
-            backend, remark = _roll_call(store, env, info, lead, deadline)
+            _enter(store, info)
+            if env.rank == 0:
+                _await_all(store, env.world_size, deadline, on_wait)
+                _publish_result(store, env.world_size, choose, began)
+            backend, remark = _result(store, env.rank, deadline)
             break
         except (_TryAgainError, dist.DistNetworkError, dist.DistStoreError) as error:
             if time.monotonic() + TIMEOUTS.retry > deadline:
@@ -124,28 +101,24 @@ def rendezvous(
     return Rendezvous(store, endpoint.connect, backend, remark)
 
 
-def _roll_call(
-    store: Store,
-    env: DistEnv,
-    info: RankInfo,
-    lead: Callable[[Store], object],
-    deadline: float,
-) -> tuple[str, str]:
-    """Set this rank's key, and wait for the result; returns (backend, remark)."""
+def _enter(store: Store, info: RankInfo) -> None:
+    """Set this rank's key."""
     if store.check([_GO]):
-        store.set(NOTE, f"rank {env.rank} was started again")
+        store.set(NOTE, f"rank {info.rank} was started again")
         raise _TryAgainError("an earlier group is still running there, without this rank")
-    store.set(f"here/{env.rank}", json.dumps(asdict(info)))
-    if env.rank == 0:
-        lead(store)
+    store.set(f"here/{info.rank}", json.dumps(asdict(info)))
+
+
+def _result(store: Store, rank: int, deadline: float) -> tuple[str, str]:
+    """Wait for what rank 0 publishes; (backend, remark)."""
     while not store.check([_GO]):
         # Rank 0 publishes the result at the deadline at the latest.
         if time.monotonic() > deadline + TIMEOUTS.lead:
             raise PeerLost("rank 0 came and never reported that all are here", (0,))
         time.sleep(TIMEOUTS.poll)
     result = json.loads(store.get(_GO))
-    if env.rank != 0:
-        store.set(f"heard/{env.rank}", "")
+    if rank != 0:
+        store.set(f"heard/{rank}", "")
     if result.get("error"):
         raise EnvError(result["error"])
     if result["missing"]:
@@ -223,6 +196,7 @@ class StoreEndpoint:
     def __init__(self, env: DistEnv, *, launcher_hosts: bool) -> None:
         self._addr, self._port = env.master_addr, env.master_port
         self._hosts = env.rank == 0 and not launcher_hosts
+        self._reached = _by_itself(self._addr) if self._hosts else self._addr
         # A launcher's store outlives the restarts of its ranks; ours is a new one each time.
         self._prefix = f"k8sjob/{env.restart}" if launcher_hosts else "k8sjob"
 
@@ -238,7 +212,7 @@ class StoreEndpoint:
     def connect(self, deadline: float | None = None) -> Store:
         """A connection to the store; by default within 30 s."""
         self._await_listener(time.monotonic() + 30 if deadline is None else deadline)
-        return PrefixStore(self._prefix, tcp_store(self._addr, self._port, is_master=False))
+        return PrefixStore(self._prefix, tcp_store(self._reached, self._port, is_master=False))
 
     def _host(self, deadline: float) -> Store:
         until = min(time.monotonic() + TIMEOUTS.listen, deadline)
@@ -259,7 +233,8 @@ class StoreEndpoint:
         """Connect until the port answers: torch's client is slow to try again, and loud."""
         while True:
             try:
-                socket.create_connection((self._addr, self._port), timeout=TIMEOUTS.connect).close()
+                address = self._reached, self._port
+                socket.create_connection(address, timeout=TIMEOUTS.connect).close()
             except OSError as error:
                 if time.monotonic() > deadline:
                     raise PeerLost(
@@ -270,6 +245,14 @@ class StoreEndpoint:
             else:
                 return
             time.sleep(TIMEOUTS.poll)
+
+
+def _by_itself(addr: str) -> str:
+    """How the host of a store at this address reaches it.
+
+    Its own name may not resolve yet: a headless Service's appear when its Pod has been seen to run.
+    """
+    return addr if is_loopback(addr) else "localhost"
 
 
 def tcp_store(
@@ -285,7 +268,7 @@ def tcp_store(
 
     def make(**more: Any) -> Store:
         store: Store = dist.TCPStore(  # type: ignore[attr-defined]  # re-exported at run time
-            addr,
+            _by_itself(addr) if is_master else addr,
             port,
             is_master=is_master,
             # A store that does not answer is closing, and torch would wait for it.

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["capture", "divide", "of_rank", "restore", "seed_all"]
-
 _RANK_STRIDE = 0x9E3779B1
 """The golden ratio's 32 bits: neighbouring ranks get seeds far apart."""
 
@@ -24,10 +22,7 @@ _RANK_STRIDE = 0x9E3779B1
 def seed_all(seed: int, rank: int | None = None) -> None:
     """Seed torch, Python and, where it is loaded, numpy.
 
-    Args:
-        seed: the job's seed.
-        rank: None for the same numbers on all ranks (the model's start); else this rank's own
-            (dropout, augmentation).
+    Without a rank all draw the same numbers (the model's start), else each rank its own (dropout).
     """
     own = seed if rank is None else of_rank(seed, rank)
     torch.manual_seed(own)
@@ -93,9 +88,11 @@ def capture(device: torch.device) -> dict[str, Tensor]:
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
     if numpy := _numpy():
-        _, words, position, has_gauss, gauss = numpy.random.get_state(legacy=True)
-        numbers = [*words.tolist(), position, has_gauss, gauss]
-        state["numpy"] = torch.tensor(numbers, dtype=torch.float64)
+        found = numpy.random.get_state(legacy=False)
+        if found["bit_generator"] == "MT19937":  # numpy's own; others have states of other forms
+            inner = found["state"]
+            numbers = [*inner["key"].tolist(), inner["pos"], found["has_gauss"], found["gauss"]]
+            state["numpy"] = torch.tensor(numbers, dtype=torch.float64)
     return state
 
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import ExitCode, Reason
 from k8sjob.runtime.base import config
+from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.errors import PeerLost, ranks_in_words
 from k8sjob.runtime.base.termination import write_reason
-from k8sjob.runtime.base.timeouts import TIMEOUTS
 from k8sjob.runtime.comm.rendezvous import NOTE
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from k8sjob.runtime.comm.rendezvous import Rendezvous
-
-__all__ = ["StopCoordinator"]
 
 _STOP: Final = "stop"
 
@@ -113,7 +111,10 @@ class StopCoordinator:
         # Ranks that stop from now on need not wait for this rank's number.
         self._store.set(f"at/{self._rank}", str(self._passed))
         self._store.set(f"end/{self._rank}", "")
-        self._await([f"end/{rank}" for rank in range(self._world)], timeout)
+        if not self._wait([f"end/{rank}" for rank in range(self._world)], timeout):
+            late = tuple(rank for rank in range(self._world) if not self._there(f"end/{rank}"))
+            message = f"{ranks_in_words(late)} did not come to the end of the session within"
+            raise PeerLost(f"{message} {timeout:g} s", late, late=True)
         all_here()
         self.close()
         self._store.set(f"left/{self._rank}", "")
@@ -138,16 +139,6 @@ class StopCoordinator:
         self.closed.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(TIMEOUTS.connect)
-
-    def _await(self, keys: list[str], timeout: float) -> None:
-        if not self._wait(keys, timeout):
-            late = [int(key.partition("/")[2]) for key in keys if not self._there(key)]
-            raise PeerLost(
-                f"{ranks_in_words(late)} did not come to the end of the session within"
-                f" {timeout:g} s",
-                tuple(late),
-                late=True,
-            )
 
     def _wait(self, keys: list[str], seconds: float) -> bool:
         until = time.monotonic() + seconds

@@ -29,10 +29,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import ExitCode, Reason
 from k8sjob.runtime.base import frames
-from k8sjob.runtime.base.heartbeat import settle
-from k8sjob.runtime.base.observer import Observer
+from k8sjob.runtime.base.config import TIMEOUTS
+from k8sjob.runtime.base.observer import Observer, settle
 from k8sjob.runtime.base.termination import by_rank, write_reason
-from k8sjob.runtime.base.timeouts import TIMEOUTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from k8sjob.runtime.base.env import DistEnv
-
-__all__ = ["SYNC", "Beat", "Hung", "Watchdog", "culprits", "explain"]
 
 SYNC: Final = "sync"
 """The phase of a rank that waits for the others in a collective."""
@@ -68,19 +65,13 @@ class Hung(RuntimeError):  # noqa: N818 - a condition: this rank itself is fine
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """The last beat of a rank, as others see it.
+    """The last beat of a rank, as others see it."""
 
-    Attributes:
-        step: the optimizer step, counted by the rank.
-        phase: "start" before the training, "end" after it, SYNC in a collective, else the activity.
-        answered: published after the alarm, so the rank's threads still run.
-        where: its main thread's place in the user's code then, as file:line in function.
-    """
-
-    step: int
+    step: int  # the optimizer step, counted by the rank
+    # "start" before the training, "end" after it, SYNC in a collective, else the activity
     phase: str
-    answered: bool
-    where: str = ""
+    answered: bool  # published after the alarm, so the rank's threads still run
+    where: str = ""  # its main thread's place in the user's code then, as file:line in function
 
     def encode(self) -> str:
         """As a store's value."""
@@ -317,7 +308,7 @@ class Watchdog:
         store.set(_ALARM, self._message)
         self._publish(store)
         time.sleep(self._settle)
-        keys = {rank: _key(rank) for rank in self._ranks}
+        keys = {rank: f"watchdog/{rank}" for rank in self._ranks}
         self._beats = {
             rank: Beat.decode(store.get(key)) if store.check([key]) else None
             for rank, key in keys.items()
@@ -325,7 +316,7 @@ class Watchdog:
         self._informed.set()
 
     def _publish(self, store: Store) -> None:
-        store.set(_key(self._rank), self._seen().encode())
+        store.set(f"watchdog/{self._rank}", self._seen().encode())
         self._publish_more(store)
 
     def _seen(self) -> Beat:
@@ -394,7 +385,3 @@ def _state(beat: Beat | None) -> str:
     if beat.answered:
         return f"is {place}, {beat.where}" if beat.where else f"is {place}"
     return f"does not answer (it is stopped, or in C code), last heard of {place}"
-
-
-def _key(rank: int) -> str:
-    return f"watchdog/{rank}"

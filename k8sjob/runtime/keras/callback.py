@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from contextlib import nullcontext
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
 import keras
 import torch
@@ -12,7 +14,7 @@ from k8sjob.contract import EventKind
 from k8sjob.runtime.checkpoint import model_state
 from k8sjob.runtime.checkpoint.store import FROM_SCRATCH
 from k8sjob.runtime.context import Stopped
-from k8sjob.runtime.metrics.progress import Progress
+from k8sjob.runtime.metrics import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,36 +27,38 @@ if TYPE_CHECKING:
     from k8sjob.runtime.context import RankContext
     from k8sjob.runtime.data import BatchShard, Feed
 
-__all__ = ["KIND", "Callbacks", "JobCallback", "Placement"]
-
 KIND: Final = "k8sjob/fit/2"
 """Tells the checkpoint of a fit, of this form, from others."""
 
 
-class Placement(Protocol):
+class Placement:
     """How the ranks hold one Keras model: each has all of it, or a part.
 
     Attributes:
         mesh: the ranks, and which of them divide the data.
-        sharded: whether ranks have different parts.
         feeding: how the ranks divide the samples; settings of Feed.
         norm: of the last step's gradients, where it was measured.
     """
 
+    mesh: Mesh
+    feeding: Mapping[str, Any] = MappingProxyType({})
+    norm: Tensor | None = None
+
     @property
-    def mesh(self) -> Mesh: ...  # noqa: D102 - see above
-    @property
-    def sharded(self) -> bool: ...  # noqa: D102
-    @property
-    def feeding(self) -> Mapping[str, Any]: ...  # noqa: D102
-    @property
-    def norm(self) -> Tensor | None: ...  # noqa: D102
+    def sharded(self) -> bool:
+        """Whether ranks have different parts."""
+        return False
 
     def evaluation(self, data: Any, options: Mapping[str, Any]) -> tuple[list[Any], Any]:
         """(callbacks that come first, data for Keras's own evaluation, or None)."""
+        raise NotImplementedError
 
-    def fitting(self, due: Callable[[], bool]) -> AbstractContextManager[None]:
+    def fitting(
+        self,
+        due: Callable[[], bool],  # noqa: ARG002 - of the parts that override it
+    ) -> AbstractContextManager[None]:
         """While Keras fits; due() says whether the norm of the next step is to be measured."""
+        return nullcontext()
 
     def begin(self, resume: Callable[[], None]) -> None:
         """Before the first step: equal weights, and random numbers; resume() loads a checkpoint."""
@@ -70,6 +74,7 @@ class Placement(Protocol):
 
     def read(self, variable: Any) -> Tensor:
         """What this rank has of a variable; a DTensor where that is a part."""
+        raise NotImplementedError
 
     def write(self, variable: Any, value: Any) -> None:
         """Put a tensor of a checkpoint, or a Stored one, into a variable."""

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from k8sjob.runtime.data import Tail
     from k8sjob.runtime.keras.callback import Placement
 
-__all__ = ["fit", "save_model"]
-
-
 _WRITERS: Final = (
     keras.callbacks.CSVLogger,
     keras.callbacks.ModelCheckpoint,

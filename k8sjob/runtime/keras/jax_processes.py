@@ -7,19 +7,16 @@ to let them come and go.
 
 from __future__ import annotations
 
-import socket
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from k8sjob.runtime.base.errors import EnvError
-from k8sjob.runtime.base.network import is_loopback
+from k8sjob.runtime.base.network import is_loopback, reserve
 
 if TYPE_CHECKING:
     from k8sjob.runtime.base.env import DistEnv
     from k8sjob.runtime.comm.process_group import Group
-
-__all__ = ["JaxProcesses"]
 
 _JOIN_S: Final = 60
 """Seconds for a connection to rank 0, which all have met by then."""
@@ -75,7 +72,8 @@ class JaxProcesses:
         for name, value in wanted.items():
             if hasattr(self._jax.config, name):
                 self._jax.config.update(name, value)
-        port = group.broadcast_bytes(_free_port().encode() if self._first else None)
+        with reserve("") as free:
+            port = group.broadcast_bytes(f"{free.getsockname()[1]}".encode())
         host = f"[{env.master_addr}]" if ":" in env.master_addr else env.master_addr
         address = f"{host}:{(port or b'').decode()}"
         try:
@@ -105,9 +103,3 @@ class JaxProcesses:
         """After it: rank 0 ends the service that the others needed."""
         if self._first and not self._alone:
             self._jax.distributed.shutdown()
-
-
-def _free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return str(probe.getsockname()[1])

@@ -25,6 +25,7 @@ from k8sjob.runtime.base.errors import EnvError
 from k8sjob.runtime.checkpoint import model_state
 from k8sjob.runtime.comm import rng
 from k8sjob.runtime.comm.mesh import Mesh
+from k8sjob.runtime.keras.callback import Placement
 from k8sjob.runtime.keras.model import TEST_BATCH
 from k8sjob.runtime.strategies import layout
 
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     from k8sjob.runtime.context import RankContext
     from k8sjob.runtime.data import BatchShard
     from k8sjob.runtime.strategies.layout import Axes
-
-__all__ = ["Evaluation", "JobDistribution", "ShardedModel", "distributed", "undivided"]
 
 
 class Layouts(distribution.LayoutMap):  # type: ignore[misc]  # keras has no types
@@ -148,10 +147,8 @@ _IN_NUMPY: Final = {torch.bfloat16: torch.float32}
 """Types that numpy has not, and what Keras is given instead."""
 
 
-class ShardedModel:
-    """See callback.Placement."""
-
-    norm: Tensor | None = None
+class ShardedModel(Placement):
+    """Each rank has the parts of its place on the mesh; see Placement."""
 
     def __init__(self, context: RankContext, model: Any) -> None:
         found = distribution.distribution()
@@ -168,28 +165,17 @@ class ShardedModel:
         self._distribution, self.mesh = found, found.ranks
         self._context, self._model = context, model
         self._divisions = _of_torch if keras.backend.backend() == "torch" else _of_jax
+        # The same samples in the same rows of a batch, whatever the mesh: masks go by rows.
+        self.feeding = {"in_blocks": True, "on_phase": context.group.on_phase}
 
     @cached_property
     def sharded(self) -> bool:
         """Whether some variable is divided along an axis."""
         return any(isinstance(self.read(one), DTensor) for one in self._model.variables)
 
-    @property
-    def feeding(self) -> Mapping[str, Any]:
-        """The same samples in the same rows of a batch, whatever the mesh: masks go by rows."""
-        return {"in_blocks": True, "on_phase": self._tell}
-
-    def _tell(self, phase: str) -> None:
-        self._context.group.on_phase(phase)  # which is set once training begins
-
     def evaluation(self, data: Any, options: Mapping[str, Any]) -> tuple[list[Any], Any]:
         """One of our own."""
         return [Evaluation(self._context, data, options)], None
-
-    @contextmanager
-    def fitting(self, due: Callable[[], bool]) -> Iterator[None]:  # noqa: ARG002 - see Placement
-        """Nothing is to be done: Keras's step has all of them in it."""
-        yield
 
     def begin(self, resume: Callable[[], None]) -> None:
         """All ranks made the model with the same random numbers; refuse one made elsewhere."""
@@ -209,12 +195,6 @@ class ShardedModel:
         """A step is over; see fit.fit for its beginning, which is when its batch is there."""
         if shard is None:
             self._context.group.on_phase("compute")
-
-    def reduce_metrics(self) -> None:
-        """They are those of all samples."""
-
-    def check(self) -> None:
-        """They cannot differ: each is in one place, or kept equal by the step."""
 
     # --- the pieces of a variable -----------------------------------------------------------------
 

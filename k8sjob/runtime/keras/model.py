@@ -21,20 +21,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from k8sjob.runtime.comm.process_group import Group
-
-__all__ = [
-    "AsTorch",
-    "KerasOptimizer",
-    "Moved",
-    "Seeds",
-    "adopt",
-    "is_keras",
-    "on",
-    "penalised",
-    "refuse",
-]
-
+    from k8sjob.runtime.comm.mesh import Mesh
 
 TEST_BATCH: Final = 256
 """Samples of one rank in one batch of an evaluation."""
@@ -126,8 +113,8 @@ class Moved:
     A forward pass shows which they are; what stays as it is, as frozen weights, is not sent.
     """
 
-    def __init__(self, model: Any, group: Group) -> None:
-        self._group = group
+    def __init__(self, model: Any, mesh: Mesh) -> None:
+        self._mesh = mesh
         self._values = [variable.value for variable in model.non_trainable_weights]
         self.begin()
 
@@ -143,21 +130,13 @@ class Moved:
             for value, before, after in zip(self._values, self._seen, now, strict=True)
             if before != after and value.is_floating_point()
         ]
-        if moved and self._group.world_size > 1:
-            _average(moved, self._group)
+        if moved:
+            with self._mesh.group.waiting(), torch.no_grad():
+                self._mesh.average(moved)
         self.begin()
 
     def _versions(self) -> list[int]:
         return [value._version for value in self._values]  # noqa: SLF001 - torch's count of changes
-
-
-def _average(values: list[Tensor], group: Group) -> None:
-    flat = torch.cat([value.detach().flatten() for value in values])
-    mean = group.all_reduce(flat) / group.world_size
-    parts = torch.split(mean, [value.numel() for value in values])
-    with torch.no_grad():
-        for value, part in zip(values, parts, strict=True):
-            value.copy_(part.view_as(value))
 
 
 class Seeds:

@@ -8,7 +8,6 @@ the step, metrics before a log is made of them.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +19,7 @@ from k8sjob.runtime.comm import rng
 from k8sjob.runtime.comm.mesh import Mesh
 from k8sjob.runtime.data import strided
 from k8sjob.runtime.keras import model as keras_model
+from k8sjob.runtime.keras.callback import Placement
 from k8sjob.runtime.keras.model import TEST_BATCH, AsTorch, KerasOptimizer, Moved, Seeds, penalised
 from k8sjob.runtime.strategies import Strategy, assemble
 from k8sjob.runtime.strategies.step import forward, replicate
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from k8sjob.runtime.context import RankContext
     from k8sjob.runtime.data import BatchShard
 
-__all__ = ["ReplicatedModel", "prepare"]
-
 
 def prepare(
     model: Any, loss: Callable[..., Tensor], group: Group, options: Mapping[str, Any]
@@ -45,7 +43,7 @@ def prepare(
     mesh, bf16 = Mesh(group), options["bf16"]
     view = AsTorch(model, group.device)
     wrapped, step = replicate(view, penalised(model, loss), group, bf16=bf16)
-    seeds, moved = Seeds(model), Moved(model, group)
+    seeds, moved = Seeds(model), Moved(model, mesh)
     seeds.part(mesh.data_rank)
 
     def backward(inputs: Any, targets: tuple[Any, ...], *, scale: float, sync: bool) -> Tensor:
@@ -82,15 +80,11 @@ def prepare(
     )
 
 
-class ReplicatedModel:
-    """See callback.Placement."""
-
-    sharded = False
-    feeding: Mapping[str, Any] = MappingProxyType({})
+class ReplicatedModel(Placement):
+    """All ranks have the whole model; see Placement."""
 
     def __init__(self, context: RankContext, model: Any) -> None:
         self.mesh = Mesh(context.group)
-        self.norm: Tensor | None = None
         self._context, self._model = context, model
         self._shard: BatchShard | None = None
         self._due: Callable[[], bool] = lambda: False
@@ -133,7 +127,7 @@ class ReplicatedModel:
         for variable in [*self._model.variables, *optimizer.variables]:
             variable.assign(self._context.group.broadcast(variable.value))
         seeds.part(self._context.rank)
-        self._moved = Moved(self._model, self._context.group)
+        self._moved = Moved(self._model, self.mesh)
         rng.seed_all(self._context.seed, self._context.rank)
 
     def expect(self, shard: BatchShard | None) -> None:

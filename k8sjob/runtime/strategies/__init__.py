@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from k8sjob.runtime.comm.mesh import Mesh
     from k8sjob.runtime.comm.process_group import Group
 
-__all__ = ["Strategy", "assemble", "clipping", "strategy"]
+__all__ = ["Strategy", "assemble", "strategy"]
 
 
 _HOME: Final = {
@@ -86,7 +86,7 @@ def assemble(
         "wrapped": model,
         "forward": partial(forward, model, bf16=bf16),
         "settle": partial(equalise_buffers, model, mesh.group),
-        "clip": clipping(),
+        "clip": clip_gradients,
         "capture": partial(model_state.capture, model, keep=keep),
         "parts": partial(model_state.parts, model),
         "sharded": False,
@@ -96,18 +96,6 @@ def assemble(
         "rng_stream": mesh.data_rank,
     }
     return Strategy(model=model, mesh=mesh, backward=backward, **{**common, **own})
-
-
-def clipping(
-    ranks: Any = None, *, sharded: bool = False
-) -> Callable[[Optimizer, float | None], Tensor]:
-    """Strategy.clip for a model whose parts these ranks have: see step.clip_gradients."""
-
-    def clip(optimizer: Optimizer, largest: float | None) -> Tensor:
-        parameters = [item for group in optimizer.param_groups for item in group["params"]]
-        return clip_gradients(parameters, largest, ranks=ranks, sharded=sharded)
-
-    return clip
 
 
 def strategy(

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["find_blocks", "names_of", "prepare_layers", "tied"]
+_SHOWN: Final = 40
+"""Names in a message: a recommender has some dozens of tables."""
 
 
 def find_blocks(model: nn.Module, patterns: Sequence[str] = ()) -> dict[str, nn.Module]:
@@ -34,18 +35,22 @@ def find_blocks(model: nn.Module, patterns: Sequence[str] = ()) -> dict[str, nn.
             for name, layer in _members(model)
             if not any(_inside(owner, name) for owner in shared)
         }
-    found: dict[str, nn.Module] = {}
-    for pattern in patterns:
-        layers = dict(model.named_modules())
-        del layers[""]
-        matched = [n for n in layers if n == pattern or re.fullmatch(pattern, n)]
-        if not matched:
-            raise ValueError(
-                f"strategy.blocks: {pattern!r} matches no layer; valid layers: {names_of(layers)}"
-            )
-        found |= {name: layers[name] for name in matched}
+    layers = {name: layer for name, layer in model.named_modules() if name}
+    found = {name: layers[name] for name in matched(patterns, layers, "strategy.blocks", "layer")}
     _check(model, found)
     return found
+
+
+def matched(patterns: Sequence[str], names: Collection[str], setting: str, what: str) -> list[str]:
+    """The names that equal a pattern, or match it whole; ValueError if none matches one of them."""
+    found: dict[str, None] = {}
+    for pattern in patterns:
+        fitting = [name for name in names if name == pattern or re.fullmatch(pattern, name)]
+        if not fitting:
+            valid = names_of(names) or "none"
+            raise ValueError(f"{setting}: {pattern!r} matches no {what}; valid {what}s: {valid}")
+        found |= dict.fromkeys(fitting)
+    return list(found)
 
 
 def tied(model: nn.Module) -> list[list[str]]:
@@ -126,4 +131,4 @@ def _inside(name: str, outer: str) -> bool:
 def names_of(layers: Iterable[str]) -> str:
     """The first names, for a message."""
     names = list(layers)
-    return f"{', '.join(names[:12])}{', ...' if len(names) > 12 else ''}"
+    return f"{', '.join(names[:_SHOWN])}{', ...' if len(names) > _SHOWN else ''}"

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from k8sjob.runtime.comm.process_group import Group
 
-__all__ = ["prepare", "prepare_data_parallel"]
-
 
 def prepare(
     model: nn.Module, loss: Callable[..., Tensor], group: Group, options: Mapping[str, Any]

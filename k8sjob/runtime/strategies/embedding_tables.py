@@ -7,7 +7,6 @@ nothing else.
 
 from __future__ import annotations
 
-import re
 import threading
 from collections import defaultdict
 from functools import partial
@@ -20,7 +19,7 @@ from torch.distributed import rpc
 from torch.distributed.nn.api.remote_module import RemoteModule
 from torch.utils import _pytree as pytree
 
-from k8sjob.runtime.strategies.blocks import tied
+from k8sjob.runtime.strategies.blocks import matched, names_of, tied
 from k8sjob.runtime.strategies.rpc import server_name
 
 if TYPE_CHECKING:
@@ -30,23 +29,6 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from k8sjob.runtime.comm.process_group import Group
-
-__all__ = [
-    "Recipe",
-    "RemoteTable",
-    "RemoteTables",
-    "accumulate",
-    "choose",
-    "describe",
-    "find",
-    "keep",
-    "make_optimizer",
-    "set_rates",
-    "state",
-    "step",
-    "take_state",
-]
-
 
 Recipe = tuple[type[nn.Embedding | nn.EmbeddingBag], dict[str, Any]]
 """A kind of table and what it is made with, its weight and its width aside."""
@@ -107,23 +89,19 @@ def make_optimizer(kind: type[Optimizer], pickled: dict[str, Any]) -> None:
     _HELD.optimizer = optimizer
 
 
-def accumulate(trainer: int, context: int) -> None:
-    """Keep a trainer's gradients of one batch (a dist_autograd context) for its next step."""
+def take_gradients(trainer: int, context: int, closes: bool) -> None:  # noqa: FBT001 - of a call
+    """Keep a trainer's gradients of one batch (a dist_autograd context), or step by all kept."""
     gradients = dist_autograd.get_gradients(context)  # type: ignore[attr-defined]  # from C++
     with _HELD.lock:
-        _add(_HELD.sums[trainer], gradients)
-
-
-def step(trainer: int, context: int) -> None:
-    """Step by a trainer's gradients of one batch, and of those that accumulate() has kept."""
-    gradients, optimizer = dist_autograd.get_gradients(context), _optimizer()  # type: ignore[attr-defined]  # from C++
-    with _HELD.lock:
-        sums = _HELD.sums.pop(trainer, {})
-        _add(sums, gradients)
-        for weight, gradient in sums.items():
-            weight.grad = gradient
-        optimizer.step()
-        optimizer.zero_grad()
+        sums = _HELD.sums[trainer]
+        for weight, gradient in gradients.items():
+            sums[weight] = sums[weight] + gradient if weight in sums else gradient
+        if closes:
+            for weight, gradient in _HELD.sums.pop(trainer).items():
+                weight.grad = gradient
+            optimizer = _optimizer()
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 def set_rates(rates: Mapping[str, Any]) -> None:
@@ -146,11 +124,6 @@ def take_state(weights: Mapping[str, Tensor], moments: Mapping[str, dict[str, An
         for name, weight in _HELD.weights.items():
             weight.copy_(weights[name])
             optimizer.state[weight] = dict(moments.get(name, {}))
-
-
-def _add(sums: dict[Tensor, Tensor], gradients: Mapping[Tensor, Tensor]) -> None:
-    for weight, gradient in gradients.items():
-        sums[weight] = sums[weight] + gradient if weight in sums else gradient
 
 
 def _optimizer() -> Optimizer:
@@ -274,17 +247,11 @@ def choose(model: nn.Module, patterns: Sequence[str], servers: int) -> list[str]
         for name, layer in model.named_modules()
         if isinstance(layer, nn.EmbeddingBag | nn.Embedding)
     }
-    valid = f"valid tables: {', '.join(known) or 'none'}"
-    for pattern in patterns:
-        if not any(name == pattern or re.fullmatch(pattern, name) for name in known):
-            raise ValueError(f"strategy.tables: {pattern!r} matches no table; {valid}")
-    chosen = [
-        name
-        for name, layer in known.items()
-        if any(name == pattern or re.fullmatch(pattern, name) for pattern in patterns)
-        or (not patterns and isinstance(layer, nn.EmbeddingBag))
-    ]
+    named = matched(patterns, known, "strategy.tables", "table")
+    bags = [name for name, layer in known.items() if isinstance(layer, nn.EmbeddingBag)]
+    chosen = [name for name in known if name in (named if patterns else bags)]
     if not chosen:
+        valid = f"valid tables: {names_of(known) or 'none'}"
         raise ValueError(
             f"strategy.tables: {type(model).__name__} has no nn.EmbeddingBag for the servers; name"
             f" nn.Embedding layers ({valid}), or use kind: ddp"

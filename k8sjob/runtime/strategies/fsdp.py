@@ -7,6 +7,7 @@ A block's parameters are gathered before it computes and let go of after it, so 
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,9 +15,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from k8sjob.runtime.checkpoint import model_state
 from k8sjob.runtime.comm.mesh import Mesh, equalise
-from k8sjob.runtime.strategies import Strategy, assemble, clipping, sync_batchnorm
+from k8sjob.runtime.strategies import Strategy, assemble, sync_batchnorm
 from k8sjob.runtime.strategies.blocks import prepare_layers
-from k8sjob.runtime.strategies.step import forward_backward
+from k8sjob.runtime.strategies.step import clip_gradients, forward_backward
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from k8sjob.runtime.comm.process_group import Group
-
-__all__ = ["prepare"]
 
 
 def prepare(
@@ -62,7 +61,7 @@ def prepare(
         mesh,
         backward,
         bf16=options["bf16"],
-        clip=clipping(mesh.process_group("data")),
+        clip=partial(clip_gradients, ranks=mesh.process_group("data")),
         capture=capture,
         parts=parts,
         sharded=group.world_size > 1,

@@ -19,16 +19,6 @@ if TYPE_CHECKING:
     Axes = Sequence[str | None]
     """One mesh axis, or None, for each dimension of a tensor."""
 
-__all__ = [
-    "check_axes",
-    "check_size",
-    "check_used",
-    "key_for",
-    "model_dim",
-    "outputs",
-    "parameters",
-]
-
 _OUTPUT = ".output"
 
 

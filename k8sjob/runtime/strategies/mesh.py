@@ -21,9 +21,15 @@ from torch.utils import _pytree as pytree
 from k8sjob.runtime.checkpoint import model_state
 from k8sjob.runtime.comm import rng
 from k8sjob.runtime.comm.mesh import Mesh, equalise
-from k8sjob.runtime.strategies import Strategy, assemble, clipping, layout, sync_batchnorm
+from k8sjob.runtime.strategies import Strategy, assemble, layout, sync_batchnorm
 from k8sjob.runtime.strategies.blocks import prepare_layers
-from k8sjob.runtime.strategies.step import MixedError, forward, forward_backward, synchronise
+from k8sjob.runtime.strategies.step import (
+    MixedError,
+    clip_gradients,
+    forward,
+    forward_backward,
+    synchronise,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,8 +40,6 @@ if TYPE_CHECKING:
 
     from k8sjob.runtime.comm.process_group import Group
     from k8sjob.runtime.strategies.layout import Axes
-
-__all__ = ["prepare"]
 
 
 def prepare(
@@ -79,7 +83,7 @@ def prepare(
         mesh,
         backward,
         forward=evaluated,
-        clip=clipping(mesh.process_group("model")),
+        clip=partial(clip_gradients, ranks=mesh.process_group("model")),
         sharded=bool(divided) and ranks is not None,
         restore=restore,
         ready=_one_by_one,
@@ -156,11 +160,7 @@ def _leave(ranks: DeviceMesh, name: str, axes: Axes, _: nn.Module, __: Any, outp
             f"strategy.layout: {name}.output is a {type(output).__name__}, not one tensor; take the"
             " key out"
         )
-    if output.ndim != len(axes):
-        raise ValueError(
-            f"strategy.layout: {name}.output has {output.ndim} dimensions, and its layout"
-            f" {list(axes)} has {len(axes)}; write one axis or null for each"
-        )
+    layout.check_axes(f"{name}.output", axes, output.ndim)
     if not isinstance(output, DTensor):
         output = DTensor.from_local(output, ranks, [Replicate()], run_check=False)
     return output.redistribute(placements=[Shard(dim)])

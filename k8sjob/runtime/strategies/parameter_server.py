@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from k8sjob.runtime.comm.process_group import Group
 
-__all__ = ["prepare"]
-
 
 def prepare(
     model: nn.Module, loss: Callable[..., Tensor], group: Group, options: Mapping[str, Any]
@@ -131,14 +129,15 @@ class _Steps:
 
     def send(self, context: int, *, closes: bool) -> None:
         """Let the servers keep a batch's gradients, or begin their step at a window's end."""
+        take = embedding_tables.take_gradients
         if not closes:
-            self._remote.call(embedding_tables.accumulate, self._group.rank, context)
+            self._remote.call(take, self._group.rank, context, False)  # noqa: FBT003 - of a call
             return
         rates = _rates(self._optimizer)
         if self._group.rank == 0 and rates != self._rates:
             self._remote.call(embedding_tables.set_rates, rates)
         self._rates = rates
-        self._begun = self._remote.begin(embedding_tables.step, self._group.rank, context)
+        self._begun = self._remote.begin(take, self._group.rank, context, True)  # noqa: FBT003
 
 
 def _rates(optimizer: Optimizer) -> dict[str, Any]:

@@ -1,5 +1,8 @@
 """Strategies that cut a model into stages: pipeline (one a rank), model_split (one a GPU).
 
+The model is an nn.Sequential, nested ones included. A stage is the same model with the layers of
+other stages gone: what is left keeps its name, and so do checkpoints.
+
 In a pipeline each batch is cut into micro-batches: while one stage works on one, the others work on
 those before and behind it. Activations go forward and gradients back between adjacent stages.
 """
@@ -7,21 +10,24 @@ those before and behind it. Activations go forward and gradients back between ad
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from k8sjob.runtime.checkpoint.model_state import StageState
 from k8sjob.runtime.comm.mesh import Mesh, equalise
-from k8sjob.runtime.strategies import Strategy, assemble, clipping
-from k8sjob.runtime.strategies.blocks import prepare_layers
-from k8sjob.runtime.strategies.stages import cut, keep_stage
+from k8sjob.runtime.strategies import Strategy, assemble
+from k8sjob.runtime.strategies.blocks import prepare_layers, tied
 from k8sjob.runtime.strategies.step import (
     autocast,
     call,
+    clip_gradients,
     forward,
     mean_loss,
     replicate,
@@ -31,20 +37,10 @@ from k8sjob.runtime.strategies.step import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from torch import Tensor, nn
+    from torch import Tensor
     from torch.optim import Optimizer
 
     from k8sjob.runtime.comm.process_group import Group
-
-__all__ = [
-    "StageLinks",
-    "devices",
-    "gpipe",
-    "one_f_one_b",
-    "prepare",
-    "prepare_model_split",
-]
-
 
 _EVALUATION: Final = -1
 """Instead of a micro-batch's number."""
@@ -64,12 +60,17 @@ def prepare(
     links = StageLinks(mesh)
     schedule = gpipe if options["schedule"] == "gpipe" else one_f_one_b
 
+    def computed(inputs: Any, targets: tuple[Any, ...]) -> Any:
+        """The loss on the last stage, else what the next one takes."""
+        with autocast(group.device, bf16=bf16):
+            output = call(model, inputs)
+            return mean_loss(loss, output, targets) if last else output
+
     def backward(inputs: Any, targets: tuple[Any, ...], *, scale: float, sync: bool) -> Tensor:
         with group.waiting():
-            batch = _Batch(inputs, targets, options["micro_batches"])
-            order = list(schedule(stage, len(stages), len(batch.sizes)))
-            run = partial(_forward, model, loss, links, bf16=bf16)
-            value = _run(order, run, links, batch, scale=scale)
+            batch = micro_batches(inputs, targets, options["micro_batches"])
+            order = list(schedule(stage, len(stages), len(batch)))
+            value = _run(order, computed, links, batch, scale=scale)
             if sync:
                 synchronise(model, mesh)
         return value
@@ -89,7 +90,7 @@ def prepare(
         backward,
         forward=evaluated,
         settle=partial(_equalise_buffers, model, mesh),
-        clip=clipping(mesh.process_group("model"), sharded=True),
+        clip=partial(clip_gradients, ranks=mesh.process_group("model"), sharded=True),
         capture=partial(whole.capture, mesh),
         parts=whole.parts,
         sharded=len(stages) > 1,
@@ -117,6 +118,107 @@ def _check_groups(optimizer: Optimizer) -> None:
         )
 
 
+# --- the stages of a chain of layers --------------------------------------------------------------
+
+
+def cut(model: nn.Module, splits: Sequence[str]) -> list[list[str]]:
+    """The names of the layers of each stage.
+
+    Args:
+        model: a chain.
+        splits: names of the layers that begin a new stage, in the chain's order.
+
+    Raises:
+        ValueError: the model is no chain, a split is no layer of it or out of order, or a
+            parameter would be in two stages.
+    """
+    if not isinstance(model, nn.Sequential):
+        raise ValueError(  # noqa: TRY004 - a model that a setting does not fit
+            f"strategy.splits: {type(model).__name__} is not a chain of layers, so that it cannot"
+            " be cut; make it an nn.Sequential of its parts"
+        )
+    links = list(_links(model))
+    for split in splits:
+        if split not in links:
+            raise ValueError(
+                f"strategy.splits: {split!r} is no layer of the chain; valid layers:"
+                f" {', '.join(links)}"
+            )
+    begins = [0, *(links.index(split) for split in splits), len(links)]
+    for before, after in pairwise(begins):
+        if after <= before:
+            raise ValueError(
+                f"strategy.splits: {', '.join(splits)} leave a stage without layers; name them in"
+                f" the chain's order, which is {', '.join(links)}, without the first and twice none"
+            )
+    stages = [links[before:after] for before, after in pairwise(begins)]
+    _check_stages(model, stages)
+    return stages
+
+
+def keep_stage(model: nn.Module, layers: Sequence[str]) -> None:
+    """Replace all layers of a chain but these by nn.Identity."""
+    for name in list(_links(model)):
+        if name not in layers:
+            owner, _, last = name.rpartition(".")
+            setattr(model.get_submodule(owner), last, nn.Identity())
+
+
+def _links(model: nn.Module) -> Iterator[str]:
+    """All layers by name; one that is used in several places has several names."""
+    chains = {""}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if name and name.rpartition(".")[0] in chains:
+            if isinstance(module, nn.Sequential):
+                chains.add(name)
+            else:
+                yield name
+
+
+def _check_stages(model: nn.Module, cut: list[list[str]]) -> None:
+    for number, layers in enumerate(cut):
+        modules = [model.get_submodule(layer) for layer in layers]
+        if not any(item.requires_grad for module in modules for item in module.parameters()):
+            raise ValueError(
+                f"strategy.splits: stage {number} ({', '.join(layers)}) has nothing to train;"
+                " split elsewhere"
+            )
+    for names in tied(model):
+        _check_together(names, "parameter", cut)
+    for names in _used_again(model):
+        _check_together(names, "layer", cut)
+
+
+def _check_together(names: Sequence[str], what: str, cut: list[list[str]]) -> None:
+    """Refuse what has several names, in several stages."""
+    owners = {
+        number
+        for number, layers in enumerate(cut)
+        for layer in layers
+        if any(f"{name}.".startswith(f"{layer}.") or layer.startswith(f"{name}.") for name in names)
+    }
+    if len(owners) > 1:
+        raise ValueError(
+            f"strategy.splits: {' and '.join(names)} are one {what}, in stages"
+            f" {', '.join(map(str, sorted(owners)))}; split so that they share a stage"
+        )
+
+
+def _used_again(model: nn.Module) -> list[list[str]]:
+    """The names of each layer that has several, and a state or layers of its own."""
+    names: defaultdict[nn.Module, list[str]] = defaultdict(list)
+    for name, module in model.named_modules(remove_duplicate=False):
+        names[module].append(name)
+    return [
+        found
+        for module, found in names.items()
+        if len(found) > 1 and (isinstance(module, nn.Sequential) or module.state_dict())
+    ]
+
+
+# --- a step ---------------------------------------------------------------------------------------
+
+
 def gpipe(_stage: int, _stages: int, micro_batches: int) -> Iterator[tuple[str, int]]:
     """All forward, then all backward passes: ("forward" or "backward", micro-batch)."""
     yield from (("forward", number) for number in range(micro_batches))
@@ -133,45 +235,38 @@ def one_f_one_b(stage: int, stages: int, micro_batches: int) -> Iterator[tuple[s
     yield from (("backward", number) for number in range(micro_batches - ahead, micro_batches))
 
 
-class _Batch:
-    """A batch in micro-batches; sizes differ by one at most."""
-
-    def __init__(self, inputs: Any, targets: tuple[Any, ...], most: int) -> None:
-        tensors = inputs if isinstance(inputs, dict) else dict(enumerate(_tuple(inputs)))
-        count = next(iter(tensors.values())).shape[0]
-        parts = min(most, count)
-        self._inputs = {key: torch.tensor_split(value, parts) for key, value in tensors.items()}
-        self._targets = [torch.tensor_split(value, parts) for value in targets]
-        self._named = isinstance(inputs, dict)
-        first = next(iter(self._inputs.values()))
-        self.sizes = [part.shape[0] for part in first]
-
-    def inputs(self, number: int) -> Any:
-        parts = {key: value[number] for key, value in self._inputs.items()}
-        return parts if self._named else tuple(parts.values())
-
-    def targets(self, number: int) -> tuple[Tensor, ...]:
-        return tuple(target[number] for target in self._targets)
+def micro_batches(
+    inputs: Any, targets: tuple[Any, ...], most: int
+) -> list[tuple[Any, tuple[Any, ...]]]:
+    """(inputs, targets) of each micro-batch; sizes differ by one at most."""
+    inputs = dict(inputs) if isinstance(inputs, dict) else inputs  # a subclass would be a leaf
+    leaves, nest = pytree.tree_flatten((inputs, targets))
+    parts = min(most, leaves[0].shape[0])
+    columns = zip(*(torch.tensor_split(leaf, parts) for leaf in leaves), strict=True)
+    return [pytree.tree_unflatten(list(column), nest) for column in columns]
 
 
 def _run(
     order: Sequence[tuple[str, int]],
-    forth: Callable[[Any, tuple[Tensor, ...]], Tensor],
+    computed: Callable[[Any, tuple[Any, ...]], Any],
     links: StageLinks,
-    batch: _Batch,
+    batch: Sequence[tuple[Any, tuple[Any, ...]]],
     *,
     scale: float,
 ) -> Tensor:
     """This stage's part of a step; returns the mean loss."""
     losses: list[Tensor] = []
     loss = None
+    sizes = [pytree.tree_leaves(inputs)[0].shape[0] for inputs, _ in batch]
     kept: dict[int, tuple[Any, Tensor]] = {}
     for action, number in order:
-        part = batch.sizes[number] / sum(batch.sizes)
         if action == "forward":
-            inputs = batch.inputs(number) if links.first else links.take_input(number)
-            output = forth(inputs, batch.targets(number))
+            inputs, targets = batch[number]
+            if not links.first:
+                inputs = links.take_input(number)
+            output = computed(inputs, targets)
             if links.last:
+                part = sizes[number] / sum(sizes)
                 losses.append(output.detach().to(links.device, torch.float64) * part)
                 output = output * (part * scale)
             else:
@@ -189,25 +284,6 @@ def _run(
                 links.give_gradient(inputs.grad, loss)
     links.settle()
     return cast("Tensor", loss)
-
-
-def _forward(
-    model: nn.Module,
-    loss: Callable[..., Tensor],
-    links: StageLinks,
-    inputs: Any,
-    targets: tuple[Tensor, ...],
-    *,
-    bf16: bool,
-) -> Tensor:
-    """What this stage gives: the loss on the last one, else what the next one takes."""
-    with autocast(links.device, bf16=bf16):
-        output = call(model, inputs)
-        return mean_loss(loss, output, targets) if links.last else cast("Tensor", output)
-
-
-def _tuple(inputs: Any) -> tuple[Any, ...]:
-    return tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
 
 
 _DIMS: Final = 8
@@ -351,10 +427,8 @@ def devices(first: torch.device, stages: int, gpus: int) -> list[torch.device]:
 
 
 def _moved(value: Any, place: torch.device) -> Any:
-    def move(item: Any) -> Any:
-        return item.to(place, non_blocking=True) if isinstance(item, torch.Tensor) else item
-
-    return pytree.tree_map(move, value)
+    """The same structure there, of the same types: a model's output may have attributes."""
+    return pytree.tree_map_only(torch.Tensor, lambda one: one.to(place, non_blocking=True), value)
 
 
 def _enter(place: torch.device, _: nn.Module, inputs: Any) -> Any:

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from k8sjob.runtime.base.env import DistEnv
     from k8sjob.runtime.comm.rendezvous import Rendezvous
 
-__all__ = ["Calls", "name_of", "server_name"]
-
 _LOOK_S: Final = 0.2
 
 

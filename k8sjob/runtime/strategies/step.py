@@ -12,28 +12,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from torch import Tensor, nn
-    from torch.nn import Parameter
+    from torch.optim import Optimizer
 
     from k8sjob.runtime.comm.mesh import Mesh
     from k8sjob.runtime.comm.process_group import Group
-
-__all__ = [
-    "Backward",
-    "MixedError",
-    "autocast",
-    "call",
-    "clip_gradients",
-    "forward",
-    "forward_backward",
-    "local",
-    "mean_loss",
-    "replicate",
-    "synchronise",
-]
 
 
 class Backward(Protocol):
@@ -176,16 +162,12 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def clip_gradients(
-    parameters: Iterable[Parameter],
-    largest: float | None,
-    *,
-    ranks: Any = None,
-    sharded: bool = False,
+    optimizer: Optimizer, largest: float | None, *, ranks: Any = None, sharded: bool = False
 ) -> Tensor:
     """Scale all gradients down so that the norm of all of them together is at most `largest`.
 
     Args:
-        parameters: this rank's, with gradients that are synchronised already.
+        optimizer: of this rank's parameters, whose gradients are synchronised already.
         largest: L2 norm; None: only measure.
         ranks: process group of those that have the other parts; None where each has all of them.
         sharded: whether no two of these ranks have the same parameter; else DTensors that are
@@ -194,6 +176,7 @@ def clip_gradients(
     Returns:
         The norm before, the same on all ranks.
     """
+    parameters = (item for group in optimizer.param_groups for item in group["params"])
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     apart = [sharded or _is_sharded(gradient) for gradient in gradients]
     parts = [local(gradient).detach() for gradient in gradients]

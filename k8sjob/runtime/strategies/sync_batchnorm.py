@@ -18,8 +18,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 if TYPE_CHECKING:
     from k8sjob.runtime.comm.process_group import Group
 
-__all__ = ["SyncBatchNorm", "convert", "convert_for"]
-
 
 class _AllReduce(torch.autograd.Function):
     """The sum over the ranks; its gradient is the sum of the ranks' gradients."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from k8sjob.kube.objects import Object
 from k8sjob.kube.resources import Controller
-from k8sjob.targets.api import JobState
+from k8sjob.targets.api import Companion, JobState
 from k8sjob.targets.indexed import JOB_NAME, Indexed
 
 if TYPE_CHECKING:
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from k8sjob.kube.objects import Json
     from k8sjob.spec.names import TargetName
-
-__all__ = ["IndexedJob"]
 
 _GENERATED: Final = ("controller-uid", "job-name")
 """How labels of the Pod template are called that the apiserver fills in, perhaps with a prefix."""
@@ -40,7 +38,7 @@ class IndexedJob(Indexed):
     api_version = "batch/v1"
     resource = "jobs"
     job_label = JOB_NAME
-    owner_label: str | None = ""
+    owner_label = ""
     controller = Controller(
         kind="Job",
         name="the Job controller",
@@ -52,7 +50,9 @@ class IndexedJob(Indexed):
     )
     template = "job.yaml.j2"
     file = "indexed-job.yaml"
-    companions: tuple[tuple[str, str], ...] = (("services", "service.yaml.j2"),)
+    companion: Companion | None = Companion(
+        "services", "service.yaml.j2", "its Pods find each other by that name"
+    )
     kueue_framework = "batch/job"
     spec_fields = frozenset(_SPEC_FIELDS.split())
 
@@ -61,7 +61,6 @@ class IndexedJob(Indexed):
         "Complete": JobState.SUCCEEDED,
         "Suspended": JobState.SUSPENDED,
     }
-    elastic = True
     manager = "kubernetes.io/job-controller"
     limits = (*Indexed.limits, "activeDeadlineSeconds", "backoffLimit")
 

@@ -6,12 +6,12 @@ Defaults: JobSet 0.12, pkg/webhooks/jobset_webhook.go.
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from k8sjob.errors import Problem, SpecError, field_path
-from k8sjob.kube.objects import Object, training
+from k8sjob.kube.objects import Object, differing, training
 from k8sjob.targets.api import Authored
-from k8sjob.targets.indexed_reader import JOB_SHAPE, IndexedReader, readdress
+from k8sjob.targets.indexed_reader import IndexedReader, readdress
 from k8sjob.targets.jobset.target import CHILD_NAME, NODE, JobSet
 
 if TYPE_CHECKING:
@@ -19,17 +19,6 @@ if TYPE_CHECKING:
 
     from k8sjob.kube.objects import Json
 
-__all__ = ["JOBSET_SHAPE", "JobSetReader", "join", "settle_set"]
-
-JOBSET_SHAPE: Final = {
-    "failurePolicy": {"maxRestarts": int, "rules": [{"targetReplicatedJobs": [str]}]},
-    "network": {"enableDNSHostnames": bool, "subdomain": str, "publishNotReadyAddresses": bool},
-    "replicatedJobs": [{"name": str, "replicas": int, "template": {"spec": JOB_SHAPE}}],
-    "successPolicy": {"operator": str, "targetReplicatedJobs": [str]},
-    "suspend": bool,
-    "ttlSecondsAfterFinished": int,
-}
-"""Of a JobSet's spec, see k8sjob.targets.schema."""
 _LEADING: Final = ("master", "leader", "launcher", "driver", "coordinator", "head")
 _RANKS: Final = {"RANK", "NODE_RANK", "PET_NODE_RANK", "MASTER_ADDR", "PET_MASTER_ADDR"}
 """Variables that may differ between replicated Jobs whose Pods are alike."""
@@ -39,11 +28,11 @@ class JobSetReader(IndexedReader):
     """See k8sjob.targets.api.Reader."""
 
     def __init__(self) -> None:
-        super().__init__(JobSet(), JOBSET_SHAPE)
+        super().__init__(JobSet())
 
     def authored(self, job: Json, others: Sequence[Json]) -> Authored:  # noqa: ARG002 - it has none
         """With one replicated Job, `node`."""
-        notes = list(join(job["spec"], Object(job).name, ("spec",)))
+        notes = list(join(Object(job).spec, Object(job).name, ("spec",)))
         return Authored(job, [*notes, *self.rendered_names(job)], [])
 
     def settle(self, job: Json) -> None:
@@ -98,8 +87,8 @@ def join(spec: Json, name: str, at: tuple[str | int, ...]) -> Iterator[str]:
     for part in parts:
         for before, first in moves:
             pod = Object(part["template"]["spec"]).part("template", "spec")
-            said = readdress(pod, before, f"{name}{CHILD_NAME}-#.{name}", first)
-            notes |= dict.fromkeys(said)
+            changed = readdress(pod, before, f"{name}{CHILD_NAME}-#.{name}", first)
+            notes |= dict.fromkeys(changed)
     yield from notes
     if problems := [*problems, *_differences(parts, path)]:
         raise SpecError(problems)
@@ -130,7 +119,7 @@ def _differences(parts: list[Json], path: tuple[str | int, ...]) -> Iterator[Pro
     first = _alike(parts[0]["template"]["spec"])
     for part in parts[1:]:
         at = (*path, part.get("name", ""), "template", "spec")
-        for where in _differ(first, _alike(part["template"]["spec"]), at):
+        for where in differing(first, _alike(part["template"]["spec"]), at):
             message = "the replicated Jobs differ here, and all Pods of k8sjob's JobSet are alike"
             yield Problem(field_path(where), message)
 
@@ -146,15 +135,3 @@ def _alike(of_job: Json) -> Json:
     if kept:
         trains["env"] = kept
     return made
-
-
-def _differ(one: Any, other: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
-    """Where two values differ."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        for key in dict.fromkeys([*one, *other]):
-            yield from _differ(one.get(key), other.get(key), (*path, key))
-    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        for index, pair in enumerate(zip(one, other, strict=True)):
-            yield from _differ(*pair, (*path, index))
-    elif one != other:
-        yield path

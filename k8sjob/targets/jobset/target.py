@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from k8sjob.kube.resources import Controller
-from k8sjob.targets.api import JobState
-from k8sjob.targets.indexed import Indexed
+from k8sjob.targets.api import JobState, Made
+from k8sjob.targets.indexed import JOB_SHAPE, Indexed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,11 +22,9 @@ if TYPE_CHECKING:
     from k8sjob.kube.objects import Json
     from k8sjob.spec.names import TargetName
 
-__all__ = ["CHILD_NAME", "JOBSET_NAME", "NODE", "JobSet"]
-
 JOBSET_NAME: Final = "jobset.sigs.k8s.io/jobset-name"
 """A label of the Pods, as JobSetNameKey in api/jobset/v1alpha2/jobset_types.go; so is the next."""
-_JOBSET_UID: Final = "jobset.sigs.k8s.io/jobset-uid"
+JOBSET_UID: Final = "jobset.sigs.k8s.io/jobset-uid"
 NODE: Final = "node"
 """What the replicated Job is called; Kubeflow Trainer calls it so."""
 _SPEC_FIELDS: Final = (
@@ -35,6 +33,15 @@ _SPEC_FIELDS: Final = (
 )
 CHILD_NAME: Final = f"-{NODE}-0"
 """What follows the set's name in that of its Job: the replicated Job and the replica's index."""
+JOBSET_SHAPE: Final = {
+    "failurePolicy": {"maxRestarts": int, "rules": [{"targetReplicatedJobs": [str]}]},
+    "network": {"enableDNSHostnames": bool, "subdomain": str, "publishNotReadyAddresses": bool},
+    "replicatedJobs": [{"name": str, "replicas": int, "template": {"spec": JOB_SHAPE}}],
+    "successPolicy": {"operator": str, "targetReplicatedJobs": [str]},
+    "suspend": bool,
+    "ttlSecondsAfterFinished": int,
+}
+"""Of a JobSet's spec, see k8sjob.targets.schema."""
 
 
 class JobSet(Indexed):
@@ -45,7 +52,7 @@ class JobSet(Indexed):
     api_version = "jobset.x-k8s.io/v1alpha2"
     resource = "jobsets"
     job_label = JOBSET_NAME
-    owner_label: str | None = _JOBSET_UID
+    owner_label = JOBSET_UID
     controller = Controller(
         kind="JobSet",
         name="the JobSet controller",
@@ -62,18 +69,17 @@ class JobSet(Indexed):
     )
     template = "jobset.yaml.j2"
     file = "jobset.yaml"
-    companions: tuple[tuple[str, str], ...] = ()
+    made: tuple[Made, ...] = (Made("Job", "jobs", "batch/v1", CHILD_NAME),)
     kueue_framework = "jobset.x-k8s.io/jobset"
     spec_fields = frozenset(_SPEC_FIELDS.split())
 
+    shapes: ClassVar[Json] = {"spec": JOBSET_SHAPE}
     job_at = ("spec", "replicatedJobs", 0, "template", "spec")
-    child_name = CHILD_NAME
     ends: ClassVar[Mapping[str, JobState]] = {
         "Failed": JobState.FAILED,
         "Completed": JobState.SUCCEEDED,
         "Suspended": JobState.SUSPENDED,
     }
-    elastic = True
     manager = "jobset.sigs.k8s.io/jobset-controller"
 
     def around(self, job: Json) -> Json:

@@ -18,19 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-__all__ = [
-    "API_VERSION",
-    "JOB_NAME",
-    "JOB_ROLE",
-    "KIND",
-    "MANAGER",
-    "OPERATOR_NAME",
-    "REPLICA_INDEX",
-    "REPLICA_TYPE",
-    "operator_env",
-    "webhook_problems",
-]
-
 API_VERSION: Final = "kubeflow.org/v1"
 KIND: Final = "PyTorchJob"
 MANAGER: Final = "kubeflow.org/training-operator"

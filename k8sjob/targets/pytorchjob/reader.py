@@ -7,20 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from k8sjob.contract import DEFAULT_PORT, PORT_NAME, Role
 from k8sjob.errors import Problem
-from k8sjob.kube.objects import at_path, training
+from k8sjob.kube.objects import Object, at_path, training
 from k8sjob.targets.api import Authored
-from k8sjob.targets.pytorchjob.operator import webhook_problems
-from k8sjob.targets.pytorchjob.schema import typed
 from k8sjob.targets.pytorchjob.target import PyTorchJob
-from k8sjob.targets.schema import type_problems
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from k8sjob.kube.objects import Json
     from k8sjob.targets.api import Target
-
-__all__ = ["PyTorchJobReader"]
 
 
 class PyTorchJobReader:
@@ -36,13 +31,10 @@ class PyTorchJobReader:
         return Authored(job, [], [])
 
     def problems(self, job: Json) -> Iterator[Problem]:
-        """What the operator's webhook would say, then the CRD's types."""
-        if refused := webhook_problems(job):
-            yield from refused
-            return
-        if not job["spec"]["pytorchReplicaSpecs"]:  # which the webhook lets through
+        """Why a cluster would refuse it, and whether it has replicas, which no cluster checks."""
+        yield from self.target.problems(job)
+        if Object(job).spec.get("pytorchReplicaSpecs") == {}:
             yield Problem("spec.pytorchReplicaSpecs", "no replicas; add Master, Worker or both")
-        yield from type_problems(typed(job)[1])
 
     def settle(self, job: Json) -> None:
         """As pkg/apis/kubeflow.org/v1/pytorch_defaults.go does it."""

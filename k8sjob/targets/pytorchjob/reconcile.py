@@ -32,19 +32,6 @@ if TYPE_CHECKING:
 
     from k8sjob.kube.objects import Json
 
-__all__ = [
-    "Action",
-    "CreatePod",
-    "DeleteJob",
-    "DeletePod",
-    "Record",
-    "fail",
-    "finished",
-    "new_pod",
-    "reconcile",
-    "set_condition",
-]
-
 _RIVALS: Final = {"Running": {"Restarting"}, "Restarting": {"Running"}}
 
 
@@ -72,13 +59,13 @@ def set_condition(
     if is_true(status, "Failed"):
         return
     before = status.get("conditions", [])
-    old: dict[str, Any] = next((c for c in before if c["type"] == kind), {})
+    old: dict[str, Any] = next((c for c in before if c.get("type") == kind), {})
     truth = "True" if value else "False"
     if old.get("status") == truth and old.get("reason") == reason:
         return
-    kept = [c for c in before if c["type"] not in {kind, *_RIVALS.get(kind, ())}]
+    kept = [c for c in before if c.get("type") not in {kind, *_RIVALS.get(kind, ())}]
     if kind in ("Failed", "Succeeded"):
-        kept = [{**c, "status": "False"} if c["type"] == "Running" else c for c in kept]
+        kept = [{**c, "status": "False"} if c.get("type") == "Running" else c for c in kept]
     same = old.get("status") == truth
     new = {
         "type": kind,

@@ -6,9 +6,7 @@ from typing import Any, Final
 
 from k8sjob.targets.schema import ANY, METADATA, POD_TEMPLATE, Quantity, WrongType, fit
 
-__all__ = ["known_fields", "typed"]
-
-_JOB: Final[dict[str, Any]] = {
+JOB: Final[dict[str, Any]] = {
     "apiVersion": str,
     "kind": str,
     "metadata": {"name": str, "namespace": str, **METADATA},
@@ -56,7 +54,7 @@ _JOB: Final[dict[str, Any]] = {
 
 def known_fields(*path: str) -> tuple[str, ...]:
     """The fields of the CRD at a path, "*" for any role; complete down to the pod templates."""
-    shape = _JOB
+    shape = JOB
     for step in path:
         shape = shape[step]
     return tuple(shape)
@@ -64,4 +62,4 @@ def known_fields(*path: str) -> tuple[str, ...]:
 
 def typed(manifest: dict[str, Any]) -> tuple[dict[str, Any], list[WrongType]]:
     """The manifest without its fields of a wrong type and without nulls, and those fields."""
-    return fit(manifest, _JOB)
+    return fit(manifest, JOB)

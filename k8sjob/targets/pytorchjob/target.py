@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.contract import CONTAINER_NAME, Role
 from k8sjob.kube.objects import Object, true_conditions
 from k8sjob.kube.resources import Controller
-from k8sjob.targets.api import JobState, RecordedEnd, Replicas
+from k8sjob.targets.api import Companion, JobState, Made, RecordedEnd, Replicas
 from k8sjob.targets.pytorchjob import operator
 from k8sjob.targets.pytorchjob.operator import JOB_NAME, REPLICA_INDEX, REPLICA_TYPE
-from k8sjob.targets.pytorchjob.schema import known_fields
+from k8sjob.targets.pytorchjob.schema import known_fields, typed
+from k8sjob.targets.schema import type_problems
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
     from k8sjob.kube.objects import Json
     from k8sjob.spec import JobSpec
     from k8sjob.spec.names import TargetName
-
-__all__ = ["STOPPED_REASON", "PyTorchJob", "backoff_limit"]
+    from k8sjob.targets.schema import WrongType
 
 STOPPED_REASON: Final = "PyTorchJobStopped"
 """Reason of the Failed condition of a job that its user stopped (this machine only)."""
@@ -58,7 +58,7 @@ class PyTorchJob:
     api_version = operator.API_VERSION
     resource = "pytorchjobs"
     job_label = JOB_NAME
-    owner_label: str | None = ""
+    owner_label = ""
     controller = Controller(
         kind=operator.KIND,
         name="the training operator",
@@ -75,12 +75,11 @@ class PyTorchJob:
     )
     template = "pytorchjob.yaml.j2"
     file = "pytorchjob.yaml"
-    companions: tuple[tuple[str, str], ...] = ()
-    companion_key = ""
-    awaited: tuple[str, ...] = ()
+    companion: Companion | None = None
+    made: tuple[Made, ...] = ()
     refused_name = "0-"
-    makes: tuple[str, str] | tuple[()] = ()
     kueue_framework = "kubeflow.org/pytorchjob"
+    kueue_patch: Json = {}  # noqa: RUF012 - as the Protocol has it
     service_each = True
     keeps_ended_pods = False
     shared_kind = False
@@ -103,9 +102,14 @@ class PyTorchJob:
             "fields": {},
         }
 
+    def typed(self, manifest: Json) -> tuple[Json, list[WrongType]]:
+        """As the CRD types the fields."""
+        return typed(manifest)
+
     def problems(self, manifest: Json) -> list[Problem]:
-        """What the operator's webhook would say."""
-        return operator.webhook_problems(manifest)
+        """What the operator's webhook would say; where that takes it, what the CRD's types do."""
+        refused = operator.webhook_problems(manifest)
+        return refused or list(type_problems(self.typed(manifest)[1]))
 
     def injected_env(self, job: Json, role: Role | str, index: int) -> dict[str, str]:
         """The operator's variables, which win over those of the manifest."""
@@ -217,10 +221,6 @@ class PyTorchJob:
         return Object(job).spec
 
     # --- its Pods and Events
-
-    def child(self, name: str) -> str:  # noqa: ARG002 - never
-        """None: the Pods are its own."""
-        return ""
 
     def replica_of(self, pod: Json) -> str:
         """By the operator's labels."""

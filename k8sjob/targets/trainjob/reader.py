@@ -7,15 +7,17 @@ Trainer takes the process of each node from spec.trainer first, then from the ru
 from __future__ import annotations
 
 import copy
+import math
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.errors import Problem, SpecError
+from k8sjob.kube.capacity import amounts
 from k8sjob.kube.objects import Object, at_path, training
 from k8sjob.targets.api import Authored
 from k8sjob.targets.indexed_reader import IndexedReader
-from k8sjob.targets.jobset.reader import JOBSET_SHAPE, join, settle_set
+from k8sjob.targets.jobset.reader import join, settle_set
 from k8sjob.targets.jobset.target import NODE
-from k8sjob.targets.schema import METADATA, fit, type_problems
+from k8sjob.targets.schema import fit, type_problems
 from k8sjob.targets.trainjob.target import TrainJob
 
 if TYPE_CHECKING:
@@ -23,30 +25,6 @@ if TYPE_CHECKING:
 
     from k8sjob.kube.objects import Json
 
-__all__ = ["TrainJobReader"]
-
-_SHAPE: Final = {
-    "runtimeRef": {"name": str, "apiGroup": str, "kind": str},
-    "suspend": bool,
-    "trainer": {
-        "args": [str],
-        "command": [str],
-        "env": [{"name": str, "value": str, "valueFrom": {}}],
-        "image": str,
-        "numNodes": int,
-        "numProcPerNode": int,
-        "resourcesPerNode": {},
-    },
-}
-_RUNTIME_SHAPE: Final = {
-    "apiVersion": str,
-    "kind": str,
-    "metadata": {"name": str},
-    "spec": {
-        "mlPolicy": {"numNodes": int, "torch": {"numProcPerNode": None}},
-        "template": {"metadata": METADATA, "spec": JOBSET_SHAPE},
-    },
-}
 _PROCESS: Final = {"image", "command", "args", "resourcesPerNode"}
 _SET: Final = ("runtime", "spec", "template", "spec")
 _KIND: Final = "ClusterTrainingRuntime"
@@ -57,7 +35,7 @@ class TrainJobReader(IndexedReader):
     """See k8sjob.targets.api.Reader."""
 
     def __init__(self) -> None:
-        super().__init__(TrainJob(), _SHAPE, NODE)
+        super().__init__(TrainJob(), NODE)
 
     def authored(self, job: Json, others: Sequence[Json]) -> Authored:
         """With its runtime as `runtime`, and the whole of its process there."""
@@ -70,7 +48,7 @@ class TrainJobReader(IndexedReader):
             step = f"kubectl get {kind.lower()} {name} -o yaml"
             raise SpecError([Problem("spec.runtimeRef", f"{message} {step}")])
         runtime = copy.deepcopy(found[0])
-        if problems := list(type_problems(fit(runtime, _RUNTIME_SHAPE)[1])):
+        if problems := list(type_problems(fit(runtime, TrainJob.shapes["runtime"])[1])):
             raise SpecError(problems)
         own = kind == "TrainingRuntime" and name == Object(job).name
         became = f"the {kind} {name} became a TrainingRuntime of the job's name, without its labels"
@@ -89,7 +67,7 @@ class TrainJobReader(IndexedReader):
             "metadata": {"name": Object(job).name, "namespace": Object(job).namespace or None},
             "spec": runtime.get("spec") or {},
         }
-        notes += join(at_path(job, *_SET), Object(job).name, _SET)
+        notes += join(at_path(job, *_SET) or {}, Object(job).name, _SET)
         notes += self._move_process(job)
         notes += self.rendered_names(job)
         return Authored(job, notes, found)
@@ -106,15 +84,18 @@ class TrainJobReader(IndexedReader):
         container = training(at_path(of_job, "template", "spec", "containers"))
         for key in _PROCESS & trainer.keys():
             container["resources" if key == "resourcesPerNode" else key] = trainer[key]
-        env = {one["name"]: one for one in (container.get("env") or [])}
-        env |= {one["name"]: one for one in trainer.get("env") or []}
+        env = {one.get("name"): one for one in (container.get("env") or [])}
+        env |= {one.get("name"): one for one in trainer.get("env") or []}
         if env:
             container["env"] = list(env.values())
         if not str(nproc).isdecimal():
-            limits = at_path(container, "resources", "limits") or {}
-            gpus = [str(count) for name, count in limits.items() if name.endswith("/gpu")]
-            given, nproc = nproc, int(gpus[0]) if gpus and gpus[0].isdecimal() else 1
-            yield f"numProcPerNode is {given}; in what k8sjob renders, {nproc}: one for each GPU"
+            given, (nproc, each) = nproc, _processes(Object(container).part("resources"))
+            yield f"numProcPerNode is {given}; in what k8sjob renders, {nproc}: one for each {each}"
+        if deadline := job["spec"].pop("activeDeadlineSeconds", None):
+            of_job["activeDeadlineSeconds"] = min(
+                deadline, of_job.get("activeDeadlineSeconds") or deadline
+            )
+            yield "activeDeadlineSeconds is that of the Job below in what k8sjob renders"
         job["spec"]["trainer"] = {"numNodes": nodes, "numProcPerNode": int(nproc)}
 
     def settle(self, job: Json) -> None:
@@ -126,3 +107,12 @@ class TrainJobReader(IndexedReader):
         if not labels:
             node["template"].pop("metadata", None)
         super().settle(job)
+
+
+def _processes(resources: Json) -> tuple[int, str]:
+    """How many processes Trainer starts by itself in a node, and for each of what (torch.go)."""
+    requests, limits = (amounts(resources.get(key) or {}) for key in ("requests", "limits"))
+    for one in (requests, limits):
+        if gpus := [count for name, count in one.items() if "gpu" in name.lower() and count]:
+            return math.ceil(gpus[0]), "GPU"
+    return max(1, math.ceil(requests.get("cpu") or limits.get("cpu") or 0)), "CPU"

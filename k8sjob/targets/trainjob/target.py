@@ -17,9 +17,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from k8sjob.errors import Problem, field_path
 from k8sjob.kube.objects import Object, at_path, training
 from k8sjob.kube.resources import Controller
-from k8sjob.targets.api import JobState
+from k8sjob.targets.api import Companion, JobState, Made
 from k8sjob.targets.indexed import Indexed
-from k8sjob.targets.jobset.target import CHILD_NAME, JOBSET_NAME, NODE
+from k8sjob.targets.jobset.target import (
+    CHILD_NAME,
+    JOBSET_NAME,
+    JOBSET_SHAPE,
+    JOBSET_UID,
+    NODE,
+    JobSet,
+)
+from k8sjob.targets.schema import ANY, METADATA, Quantity, WrongType, fit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -28,8 +36,6 @@ if TYPE_CHECKING:
     from k8sjob.kube.objects import Json
     from k8sjob.spec import JobSpec
     from k8sjob.spec.names import TargetName
-
-__all__ = ["TrainJob"]
 
 _GROUP: Final = "trainer.kubeflow.org"
 _PORT: Final = 29500
@@ -40,6 +46,30 @@ _SPEC_FIELDS: Final = (
 """Of pkg/apis/trainer/v1alpha1/trainjob_types.go, TrainJobSpec."""
 _KUEUE: Final = "kueue.x-k8s.io/manager"
 """Whose runtimePatches put Pods where their quota is."""
+_SHAPE: Final = {
+    "activeDeadlineSeconds": int,
+    "runtimePatches": [{"manager": str}],
+    "runtimeRef": {"name": str, "apiGroup": str, "kind": str},
+    "suspend": bool,
+    "trainer": {
+        "args": [str],
+        "command": [str],
+        "env": [{"name": str, "value": str, "valueFrom": {}}],
+        "image": str,
+        "numNodes": int,
+        "numProcPerNode": int,
+        "resourcesPerNode": {"limits": {ANY: Quantity}, "requests": {ANY: Quantity}},
+    },
+}
+_RUNTIME_SHAPE: Final = {
+    "apiVersion": str,
+    "kind": str,
+    "metadata": {"name": str},
+    "spec": {
+        "mlPolicy": {"numNodes": int, "torch": {"numProcPerNode": None}},
+        "template": {"metadata": METADATA, "spec": JOBSET_SHAPE},
+    },
+}
 
 
 class TrainJob(Indexed):
@@ -50,7 +80,7 @@ class TrainJob(Indexed):
     api_version = f"{_GROUP}/v1alpha1"
     resource = "trainjobs"
     job_label = JOBSET_NAME
-    owner_label: str | None = None
+    owner_label = JOBSET_UID
     controller = Controller(
         kind="TrainJob",
         name="Kubeflow Trainer",
@@ -60,28 +90,35 @@ class TrainJob(Indexed):
         missing="ask for it (2.3), with JobSet",
         delay=600,  # the Job controller's, see IndexedJob
     )
-    creations: tuple[tuple[str, str, str], ...] = (
-        *Indexed.creations,
+    creations = (
+        *JobSet.creations,
         ("TrainJobResourcesCreationFailed", "SuccessfulCreate", "Created pod: "),
     )
     template = "trainjob.yaml.j2"
     file = "trainjob.yaml"
-    companions: tuple[tuple[str, str], ...] = (("trainingruntimes", "trainingruntime.yaml.j2"),)
-    companion_key = "runtime"
-    refused_name = ""  # without its runtime each is
-    awaited: tuple[str, ...] = (
-        "specified trainingRuntime must be created before",
-        # Kueue's (getChildJobSet, pkg/controller/jobs/trainjob): either may answer first.
-        "denied the request: runtime '",
+    companion: Companion | None = Companion(
+        "trainingruntimes",
+        "trainingruntime.yaml.j2",
+        "Trainer's webhook refuses each change of the job without it, as suspend and resume",
+        api_version=f"{_GROUP}/v1alpha1",
+        key="runtime",
+        missed=(
+            "specified trainingRuntime must be created before",
+            # Kueue's (getChildJobSet, pkg/controller/jobs/trainjob): either may answer first.
+            "denied the request: runtime '",
+            "TrainingRuntime specified in TrainJob",
+        ),
     )
-    makes: tuple[str, str] | tuple[()] = ("jobsets", "jobset.x-k8s.io/v1alpha2")
+    made = (Made(JobSet.kind, JobSet.resource, JobSet.api_version), *JobSet.made)
+    refused_name = ""  # without its runtime each is
     kueue_framework = "trainer.kubeflow.org/trainjob"
+    kueue_patch: Json = {"runtimePatches": [{"manager": _KUEUE}]}  # noqa: RUF012 - as in Target
     shared_kind = False
     process_at: tuple[str, ...] = ("spec", "trainer")
     spec_fields = frozenset(_SPEC_FIELDS.split())
 
+    shapes: ClassVar[Json] = {"spec": _SHAPE, "runtime": _RUNTIME_SHAPE}
     job_at = ("runtime", "spec", "template", "spec", "replicatedJobs", 0, "template", "spec")
-    child_name = CHILD_NAME
     nodes_at = ("spec", "trainer", "numNodes")
     ends: ClassVar[Mapping[str, JobState]] = {
         "Failed": JobState.FAILED,
@@ -93,14 +130,24 @@ class TrainJob(Indexed):
     no_gang = "its PodGroup is that of spec.podGroupPolicy, which overlay.runtime can have"
 
     def refusals(self, spec: JobSpec) -> Iterator[Problem]:
-        """What an Indexed Job does not have, and the TTL."""
+        """What an Indexed Job does not have, and what Trainer cannot say or changes."""
         yield from super().refusals(spec)
+        others = "pytorchjob, job or jobset"
+        if spec.replicas.elastic is not None:
+            why = "Trainer has one number of nodes, and injects it as PET_NNODES"
+            yield self._lacks("replicas.elastic", why, others)
         if spec.policy.ttl_after_finished is not None:
             why = "only its JobSet could have one, and a TrainJob that failed would run again then"
-            yield self._lacks("policy.ttl_after_finished", why)
+            yield self._lacks("policy.ttl_after_finished", why, others)
         if spec.run.command == ("tune", "run"):  # TorchTuneEntrypoint, pkg/constants
             why = "Trainer rewrites `tune run` and injects no address; put run.args into it"
-            yield self._lacks("run.command", why)
+            yield self._lacks("run.command", why, others)
+
+    def typed(self, manifest: Json) -> tuple[Json, list[WrongType]]:
+        """Of a job, or of a runtime by itself."""
+        if manifest.get("kind") == self.kind:
+            return super().typed(manifest)
+        return fit(manifest, {**_RUNTIME_SHAPE, "metadata": {"name": str, **METADATA}})
 
     def values(self, spec: JobSpec) -> dict[str, Any]:
         """What the templates of both objects need."""
@@ -131,19 +178,25 @@ class TrainJob(Indexed):
 
     def problems(self, manifest: Json) -> list[Problem]:
         """What an Indexed Job must have, and what Trainer would not take from the runtime."""
+        if found := list(self.misfits(manifest)):
+            return found
         trainer, node = _trainer(manifest), training(_containers(super()._job(manifest)))
         at = field_path((*self.job_at, "template", "spec", "containers"))
         taken: list[str] = [key for key in ("image", "command", "args", "resources") if key in node]
         names = {one.get("name") for one in trainer.get("env") or ()}
-        taken += [f"env.{one['name']}" for one in node.get("env") or () if one["name"] in names]
+        taken += [
+            f"env.{one.get('name')}" for one in node.get("env") or () if one.get("name") in names
+        ]
         message = "spec.trainer has another value, which wins; say it in the job spec"
         name = at_path(manifest, "spec", "runtimeRef", "name")
         kind = at_path(manifest, "spec", "runtimeRef", "kind")
         another = (kind, name) != ("TrainingRuntime", Object(manifest).name)
         own = f"{kind} {name} is not the job's own TrainingRuntime; change that in overlay.runtime"
+        unnamed = at_path(manifest, "runtime", "metadata", "name") != Object(manifest).name
         return [
             *super().problems(manifest),
             *([Problem("spec.runtimeRef", own)] if another else ()),
+            *([Problem("runtime.metadata.name", "it is the job's; keep it")] if unnamed else ()),
             *(Problem(f"{at}[{NODE}].{key}", message) for key in taken),
         ]
 
@@ -194,6 +247,11 @@ class TrainJob(Indexed):
     def nproc_per_node(self, job: Json) -> str:
         """spec.trainer.numProcPerNode, or what was injected."""
         return str(_trainer(job).get("numProcPerNode") or super().nproc_per_node(job))
+
+    def active_deadline(self, job: Json) -> int | None:
+        """Its own, or that of its Job; the shorter one."""
+        given = (Object(job).spec.get("activeDeadlineSeconds"), super().active_deadline(job))
+        return min((seconds for seconds in given if seconds is not None), default=None)
 
     def written(self, job: Json) -> Json:
         """The spec without what Kueue adds to it."""

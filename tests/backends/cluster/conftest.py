@@ -73,8 +73,8 @@ def script():
     return Script()
 
 
-def broken(code=0, reason="Unreachable", said="connection reset"):
-    return ApiError(said, code=code, reason=reason, said=said)
+def broken(code=0, reason="Unreachable", detail="connection reset"):
+    return ApiError(detail, code=code, reason=reason, detail=detail)
 
 
 @pytest.fixture

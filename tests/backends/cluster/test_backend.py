@@ -44,9 +44,10 @@ def pod(role, index, owner="uid-1", version=1):
     return {"metadata": {**meta, "resourceVersion": str(version)}, "spec": {}, "status": {}}
 
 
-def happening(about, reason, **times):
+def happening(about, reason, kind="Pod", **times):
     meta = {"name": reason, "uid": reason, "resourceVersion": "1"}
-    return {"metadata": meta, "involvedObject": {"name": about}, "reason": reason, **times}
+    of = {"kind": kind, "name": about}
+    return {"metadata": meta, "involvedObject": of, "reason": reason, **times}
 
 
 @pytest.fixture
@@ -59,9 +60,9 @@ def indexed():
 @pytest.fixture
 def train(script, error):
     """The plan of a TrainJob, which webhooks refuse: its TrainingRuntime is not known."""
-    said = "specified trainingRuntime must be created before the TrainJob is created"
+    note = "specified trainingRuntime must be created before the TrainJob is created"
     made = {"kind": "TrainJob", "metadata": {"name": "one", "namespace": "team", "uid": "uid-1"}}
-    unknown = error(403, "Forbidden", said)
+    unknown = error(403, "Forbidden", note)
     denied = "admission webhook \"vtrainjob.kb.io\" denied the request: runtime 'one' not found"
     of_kueue = error(403, "Forbidden", denied)
     script.on("POST", TRAINJOBS, of_kueue, unknown, of_kueue, made).on(
@@ -171,6 +172,7 @@ def test_a_trainjob_follows_its_runtime_and_the_end_of_an_earlier_jobset(
     assert backend.create(train).uid == "uid-1"
     made = [(method, path) for method, path, query, _ in script.asked if "dryRun" not in query]
     assert made == [
+        ("GET", f"{TRAINJOBS}/one"),  # a name that is taken is not seen by the dry run
         *[("GET", f"{JOBSETS}/one")] * 2,
         ("POST", RUNTIMES),
         *[("POST", TRAINJOBS)] * 3,
@@ -178,6 +180,20 @@ def test_a_trainjob_follows_its_runtime_and_the_end_of_an_earlier_jobset(
     ]
     bodies = [body for method, path, _, body in script.asked if path == TRAINJOBS]
     assert all(body.keys() == {"apiVersion", "kind", "metadata", "spec"} for body in bodies)
+
+
+def test_a_trainjob_whose_runtime_was_deleted_is_there_all_the_same(backend, script, listed, train):
+    """Its webhook refuses the dry run before the apiserver looks at the name."""
+    about = {"namespace": "team", "uid": "t", "resourceVersion": "1", "creationTimestamp": MADE}
+    there = {**train.manifest, "metadata": {**train.manifest["metadata"], **about}}
+    del there["runtime"]
+    script.on("GET", f"{TRAINJOBS}/one", there).on("GET", PODS, listed(1))
+    script.on("GET", EVENTS, listed(1))
+    lines = []
+    done = submit_plan(train, backend, report=lines.append)
+    assert (done.outcome, done.ref.uid) == ("attached", "t")
+    assert "was changed since it was created, in runtime" in lines[0]
+    assert all("dryRun" in query for query in script.of("POST"))
 
 
 def test_a_jobset_of_others_is_not_made_a_trainjobs(backend, script, train):
@@ -359,11 +375,12 @@ def jobset(script, listed, error):
     meta = {"name": "one-node-0-0-abcde", "uid": "p", "labels": labels, "namespace": "team"}
     meta |= {"ownerReferences": [{"uid": "its-job", "controller": True}], "resourceVersion": "1"}
     script.on("GET", PODS, listed(1, {"metadata": meta, "spec": {}, "status": {}}))
+    at = "one-node-0"
     theirs = {
         "involvedObject.uid=uid-1": [happening("one", "own", firstTimestamp=MADE)],
         "involvedObject.kind=Job,involvedObject.name=one-node-0": [
-            happening("one-node-0", "SuccessfulCreate", lastTimestamp="2026-11-21T12:00:01Z"),
-            happening("one-node-0", "of one before", lastTimestamp="2026-11-21T11:00:00Z"),
+            happening(at, "SuccessfulCreate", kind="Job", lastTimestamp="2026-11-21T12:00:01Z"),
+            happening(at, "of one before", kind="Job", lastTimestamp="2026-11-21T11:00:00Z"),
         ],
     }
     script.on("GET", EVENTS, lambda _, query: listed(1, *theirs.get(query["fieldSelector"], ())))
@@ -390,6 +407,36 @@ def test_a_job_is_read_with_the_job_below_it(how, backend, jobset):
     assert found.job["child"]["metadata"]["name"] == "one-node-0"
     assert [pod["metadata"]["name"] for pod in found.pods] == ["one-node-0-0-abcde"]
     assert job_status(found).state is JobState.RUNNING
+
+
+@pytest.mark.parametrize("how", ["snapshot", "jobs", "watch"])
+def test_a_trainjob_is_read_with_what_is_made_of_it(how, backend, script, listed, jobset):
+    def of(owner, item):
+        owners = [{"uid": owner, "controller": True}]
+        item["metadata"] |= {"ownerReferences": owners, "creationTimestamp": MADE}
+        return item
+
+    train = {**job(uid="t"), "kind": "TrainJob", "spec": {"runtimeRef": {"name": "any"}}}
+    below, its_job = of("t", job()), of("uid-1", job("one-node-0", "its-job"))
+    script.on("GET", f"{TRAINJOBS}/one", train).on("GET", TRAINJOBS, listed(1, train))
+    script.on("GET", f"{JOBSETS}/one", below).on("GET", JOBSETS, listed(1, below))
+    script.on("GET", f"{BATCH}/one-node-0", its_job).on("GET", BATCH, listed(1, its_job))
+    (own,) = script.request("GET", PODS)["items"]
+    own["metadata"]["creationTimestamp"] = MADE
+    labels = {**own["metadata"]["labels"], "jobset.sigs.k8s.io/jobset-uid": "of another"}
+    earlier = {**own, "metadata": {**own["metadata"], "uid": "q", "labels": labels}}
+    script.on("GET", PODS, listed(1, earlier, own))
+    refused = happening("one", "HeadlessServiceCreationFailed", "JobSet", lastTimestamp=MADE)
+    theirs = {"involvedObject.kind=JobSet,involvedObject.name=one": [refused]}
+    script.on("GET", EVENTS, lambda _, query: listed(1, *theirs.get(query["fieldSelector"], ())))
+    one = JobRef("one", "team", "t", "TrainJob")
+    if how == "jobs":
+        (found,) = backend.jobs(pods=True)
+    else:
+        found = backend.snapshot(one) if how == "snapshot" else next(iter(backend.watch(one)))
+        assert [event["reason"] for event in found.events] == ["HeadlessServiceCreationFailed"]
+    assert [pod["metadata"]["uid"] for pod in found.pods] == ["p"]
+    assert found.job["child"]["metadata"]["uid"] == "its-job"
 
 
 def test_a_job_made_anew_is_another_one(backend, there):
@@ -671,18 +718,18 @@ def test_what_is_read_of_a_queue(backend, there, listed, error):
     ]
 
 
-@pytest.mark.parametrize("said", ["the server could not find the requested resource", "not found"])
-def test_what_is_not_there_of_kueue(backend, there, listed, error, said):
+@pytest.mark.parametrize("note", ["the server could not find the requested resource", "not found"])
+def test_what_is_not_there_of_kueue(backend, there, listed, error, note):
     owner = job()
     owner["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
     there.on("GET", ONE, owner).on("GET", PODS, listed(1))
     owner["spec"]["runPolicy"] = {"suspend": True}
     kueue = "/apis/kueue.x-k8s.io/v1beta2/namespaces/team"
-    there.on("GET", f"{kueue}/localqueues/research", error(404, "NotFound", said))
+    there.on("GET", f"{kueue}/localqueues/research", error(404, "NotFound", note))
     there.on("GET", f"{kueue}/workloads", listed(1))
     found = backend.related(backend.snapshot(JobRef("one", "team")))
     missing = {tuple(item["details"].values()) for item in found if item["kind"] == "Status"}
-    queue = ("localqueues", "research" if said == "not found" else "")
+    queue = ("localqueues", "research" if note == "not found" else "")
     assert missing == {queue, ("workloads", "")}
     there.on("GET", f"{kueue}/workloads", error(403, "Forbidden", "no"))
     found = backend.related(backend.snapshot(JobRef("one", "team")))

@@ -37,7 +37,7 @@ QUOTA = (
 
 
 @pytest.mark.parametrize(
-    ("code", "reason", "said", "words"),
+    ("code", "reason", "detail", "words"),
     [
         (404, "NotFound", "the server could not find the requested resource", "is not installed"),
         (404, "", "404 page not found", "is not installed"),
@@ -74,15 +74,15 @@ QUOTA = (
         (418, "", "teapot", "the server answers 418: teapot"),
     ],
 )
-def test_what_the_server_refuses_is_explained_with_the_next_step(code, reason, said, words):
-    error = ApiError(said, code=code, reason=reason, said=said)
+def test_what_the_server_refuses_is_explained_with_the_next_step(code, reason, detail, words):
+    error = ApiError(detail, code=code, reason=reason, detail=detail)
     found = explained(error, "POST", ResourcePath.of(JOBS), "here", CONTROLLERS)
     assert words in str(found)
-    assert (found.code, found.reason, found.said) == (code, reason, said)
+    assert (found.code, found.reason, found.detail) == (code, reason, detail)
 
 
 def test_a_right_that_is_missing_everywhere():
-    error = ApiError(EVERYWHERE, code=403, reason="Forbidden", said=EVERYWHERE)
+    error = ApiError(EVERYWHERE, code=403, reason="Forbidden", detail=EVERYWHERE)
     found = explained(
         error, "GET", ResourcePath.of("/apis/kubeflow.org/v1/pytorchjobs"), "here", CONTROLLERS
     )
@@ -92,7 +92,7 @@ def test_a_right_that_is_missing_everywhere():
 
 def test_fields_that_are_wrong_stand_one_a_line():
     causes = [("spec.a", "too long"), ("spec.b", "not a number"), ("<nil>", "not all was checked")]
-    error = ApiError("invalid", code=422, reason="Invalid", said="invalid", causes=causes)
+    error = ApiError("invalid", code=422, reason="Invalid", detail="invalid", causes=causes)
     found = explained(error, "POST", ResourcePath.of(JOBS), "here", CONTROLLERS)
     assert str(found) == (
         "the cluster refuses the job: \n  spec.a: too long\n  spec.b: not a number"
@@ -100,7 +100,7 @@ def test_fields_that_are_wrong_stand_one_a_line():
 
 
 def test_a_kind_that_the_cluster_does_not_know():
-    error = ApiError("404 page not found", code=404, reason="", said="404 page not found")
+    error = ApiError("404 page not found", code=404, reason="", detail="404 page not found")
     found = explained(error, "GET", ResourcePath.of(path("workloads", "team")), "here", CONTROLLERS)
     assert str(found) == "the cluster of context here knows no workloads"
 

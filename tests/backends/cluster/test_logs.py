@@ -76,11 +76,11 @@ class Pod:
     def file(self, *, previous):
         """What the apiserver returns, by the state of the container."""
         if not self.files:
-            raise ApiError("waiting", code=400, reason="BadRequest", said="is waiting to start")
+            raise ApiError("waiting", code=400, reason="BadRequest", detail="is waiting to start")
         if not previous or self.state == "waiting":
             return self.files[-1]
         if not self.restarts:
-            raise ApiError("none", code=400, reason="BadRequest", said="previous ... not found")
+            raise ApiError("none", code=400, reason="BadRequest", detail="previous ... not found")
         if self.state == "terminated" and self.restarts > 1:
             return "unable to retrieve container logs for containerd://0123"
         return self.files[-2]
@@ -137,7 +137,7 @@ class Cluster:
         if self.node_is_lost:
             raise ApiError("no route to host", code=500, reason="InternalError")
         if name not in self.pods:
-            raise ApiError("gone", code=404, reason="NotFound", said="not found")
+            raise ApiError("gone", code=404, reason="NotFound", detail="not found")
         yield from self._lines(self.pods[name], query, stop)
 
     def _lines(self, pod, query, stop):
@@ -528,6 +528,27 @@ def test_a_newer_list_can_be_asked_for(cluster, started):
     assert pods.instance("worker-0").state == "running"
     pod.exit()
     assert pods.instance("worker-0", after=time.monotonic()).state == "terminated"
+
+
+class OnePod:
+    """An apiserver with one pod of a TrainJob: its labels are of the JobSet that Trainer made."""
+
+    def request(self, *_, **__):
+        labels = {
+            "batch.kubernetes.io/job-name": "tiny-node-0",
+            "jobset.sigs.k8s.io/jobset-name": "tiny",
+            "jobset.sigs.k8s.io/jobset-uid": "of-the-jobset",
+            "batch.kubernetes.io/job-completion-index": "0",
+        }
+        owners = [{"kind": "Job", "name": "tiny-node-0", "uid": "of-the-job", "controller": True}]
+        made = {"name": "tiny-node-0-0-abcde", "uid": "pod", "labels": labels}
+        made |= {"creationTimestamp": "2026-01-01T00:00:00Z", "ownerReferences": owners}
+        return {"items": [{"metadata": made, "spec": {}, "status": {}}]}
+
+
+def test_the_pods_of_a_trainjob_carry_the_uid_of_its_jobset():
+    pods = JobPods(OnePod(), JobRef("tiny", "team", "of-the-trainjob", "TrainJob"))
+    assert pods.instance("master-0").uid == "pod"
 
 
 # --- lines ----------------------------------------------------------------------------------------

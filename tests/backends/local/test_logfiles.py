@@ -1,3 +1,4 @@
+import os
 import re
 import threading
 import time
@@ -14,6 +15,7 @@ from k8sjob.backends.local.logfiles import (
     follow_lines,
     last_lines,
     read,
+    read_last,
 )
 
 PIECES = [b"\n", b"\r", b"a b\n", "é\n".encode(), b"x" * LONGEST_LINE]
@@ -44,6 +46,14 @@ def test_rows_that_a_loss_of_power_left_are_passed_over(tmp_path):
     damaged = [b"\0" * 100 + b"\n", b"\n", before[:20] + b"\n", b"\xff \xff F x\n"]
     (tmp_path / "0.log").write_bytes(before + b"".join(damaged) + after)
     assert [line.text for line in read(tmp_path, "r", 0)] == ["before", "after"]
+
+
+@pytest.mark.parametrize("made", [os.mkfifo, lambda log: log.symlink_to("/dev/zero")])
+def test_a_log_that_the_job_replaced_has_no_lines(tmp_path, made):
+    made(tmp_path / "0.log")
+    assert list(read(tmp_path, "master-0", 0)) == []
+    lines = follow_lines(tmp_path, "master-0", ended=lambda: True, stopped=lambda: False)
+    assert list(lines) == []
 
 
 def test_the_last_lines_of_a_huge_log_are_read_from_its_end(tmp_path):
@@ -130,3 +140,27 @@ def test_last_lines(tmp_path):
     assert last(tmp_path, 4, lines=2, size=100, without="") == "99\nk8sjob: mine"
     assert last(tmp_path, 4, lines=9, size=4, without="k8sjob: ") == "8\n99"
     assert last(tmp_path, 5, lines=9, size=4, without="") == ""
+
+
+@given(
+    st.lists(st.integers(0, 3 * LONGEST_LINE), max_size=30), st.integers(0, 40), st.integers(1, 9)
+)
+def test_the_end_of_all_starts_is_that_of_their_whole_output(tmp_path_factory, sizes, count, each):
+    folder = tmp_path_factory.mktemp("logs")
+    for attempt, start in enumerate(range(0, len(sizes), each)):
+        writer = LogWriter(folder / f"{attempt}.log")
+        writer.feed(b"".join(b"x" * size + b"\n" for size in sizes[start : start + each]))
+        writer.close()
+    whole = [line for attempt in attempts(folder) for line in read(folder, "r", attempt)]
+    found = read_last(folder, "r", count)
+    assert len(found) >= min(count, len(whole))
+    assert found == whole[len(whole) - len(found) :]
+
+
+def test_of_a_long_file_only_the_end_is_read(tmp_path):
+    writer = LogWriter(tmp_path / "0.log")
+    writer.feed(b"0123456789\n" * 1_000_000)
+    writer.close()
+    began = time.process_time()
+    assert len(read_last(tmp_path, "r", 200)) < 5_000
+    assert time.process_time() - began < 1

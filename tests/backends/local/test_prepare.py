@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from k8sjob.backends.local import prepare as module
 from k8sjob.backends.local.machine import check_packages, visible_gpus
 from k8sjob.backends.local.prepare import Places, copy_context, mapped, prepare
 from k8sjob.backends.local.store import Store
@@ -66,10 +67,10 @@ def test_nvidia_smi_is_asked(monkeypatch, tmp_path):
 
 def test_each_replica_gets_its_part_of_the_gpus(prepared, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
-    launches, said = prepared(spec(replicas={"workers": 1}, resources={"gpus": 2}))
+    launches, detail = prepared(spec(replicas={"workers": 1}, resources={"gpus": 2}))
     seen = {name: launch.env["CUDA_VISIBLE_DEVICES"] for name, launch in launches.items()}
     assert seen == {"master-0": "4,5", "worker-0": "6,7"}
-    assert "TooFewGPUs" not in said
+    assert "TooFewGPUs" not in detail
 
 
 def test_too_few_gpus_mean_cpus_said_aloud(prepared, monkeypatch):
@@ -77,18 +78,18 @@ def test_too_few_gpus_mean_cpus_said_aloud(prepared, monkeypatch):
     made = spec(
         replicas={"workers": 1}, resources={"gpus": 1}, strategy={"kind": "ddp", "backend": "nccl"}
     )
-    launches, said = prepared(made)
+    launches, detail = prepared(made)
     assert {launch.env["CUDA_VISIBLE_DEVICES"] for launch in launches.values()} == {""}
-    assert "asks for 2 GPUs and this machine has 1" in said["TooFewGPUs"]
+    assert "asks for 2 GPUs and this machine has 1" in detail["TooFewGPUs"]
     assert json.loads(launches["master-0"].env[CONFIG_ENV])["backend"] == "gloo"
-    assert "gloo is used" in said["NoNccl"]
+    assert "gloo is used" in detail["NoNccl"]
 
 
 def test_a_job_without_gpus_sees_none(prepared, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    launches, said = prepared(spec())
+    launches, detail = prepared(spec())
     assert launches["master-0"].env["CUDA_VISIBLE_DEVICES"] == ""
-    assert said == {}
+    assert detail == {}
 
 
 # --- the command and the environment --------------------------------------------------------------
@@ -157,9 +158,9 @@ def test_sidecars_are_left_out_and_env_from_is_explained(prepared):
     master = {"template": {"spec": {"containers": [{"name": "proxy", "image": "p:1"}]}}}
     overlay = {"spec": {"pytorchReplicaSpecs": {"Master": master}}}
     run = {"command": ["python"], "env_from": [{"secret": "wandb"}]}
-    _, said = prepared(spec(overlay=overlay, run=run))
-    assert "containers proxy" in said["ContainersLeftOut"]
-    assert "secret 'wandb' is only in the cluster" in said["EnvFrom"]
+    _, detail = prepared(spec(overlay=overlay, run=run))
+    assert "containers proxy" in detail["ContainersLeftOut"]
+    assert "secret 'wandb' is only in the cluster" in detail["EnvFrom"]
 
 
 # --- paths ----------------------------------------------------------------------------------------
@@ -197,7 +198,7 @@ def image(**fields):
     return {"repository": "example/image", "base": "python:3.12", **fields}
 
 
-def test_missing_packages_are_one_error_with_the_command(tmp_path):
+def test_missing_packages_are_one_error_with_the_command(tmp_path, monkeypatch):
     (tmp_path / "requirements.txt").write_text(
         "# comment\n-r other.txt\npytest>=1\nno-such-package==1 # why\n\n"
         "other ; python_version < '3'\npkg @ https://example.org/x\n"
@@ -209,11 +210,35 @@ def test_missing_packages_are_one_error_with_the_command(tmp_path):
     assert "lacks no-such-package, neither-this of" in message
     file = tmp_path / "requirements.txt"
     assert f"-m pip install -r {file} 'neither-this[x]>=2'" in message
+    monkeypatch.setitem(sys.modules, "pip", None)  # as in an environment of uv
+    with pytest.raises(BackendError, match=f"uv pip install --python {sys.executable} -r"):
+        check_packages(made, tmp_path)
 
 
 def test_a_missing_requirements_file_is_named(tmp_path):
     with pytest.raises(BackendError, match=r"image\.requirements: .*nothing\.txt cannot be read"):
         check_packages(spec(image=image(requirements="nothing.txt")), tmp_path)
+
+
+def test_relative_paths_lead_to_the_mounts(tmp_path):
+    for name in ("data", "context/inner", "around/deep"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "here").write_text(name)
+    volumes = [
+        {"name": "data", "mount": "/data", "pvc": "claim", "local": str(tmp_path / "data")},
+        {"name": "inner", "mount": "/app/inner", "pvc": "claim", "local": str(tmp_path / "data")},
+        {"name": "deep", "mount": "/mnt/a/b", "pvc": "claim", "local": str(tmp_path / "data")},
+        {"name": "below", "mount": "/data/sub", "pvc": "other"},
+    ]
+    plan = plan_job(spec(volumes=volumes, replicas={"workers": 1}), tmp_path / "context")
+    store = Store(tmp_path / "state")
+    with store.draft() as draft:
+        prepare(Places(plan, tmp_path / "job", tmp_path / "kept", store), draft.path)
+        works = [draft.path / "replicas" / name / "work" for name in ("master-0", "worker-0")]
+        found = [work / path for work in works for path in ("../data", "inner", "../mnt/a/b")]
+        assert [(path / "here").read_text() for path in found] == ["data"] * 6
+    assert (tmp_path / "context/inner/here").read_text() == "context/inner"
+    assert [file.name for file in (tmp_path / "data").iterdir()] == ["here"]
 
 
 # --- the context ----------------------------------------------------------------------------------
@@ -245,11 +270,26 @@ def test_a_large_context_is_told_with_its_largest_parts(tmp_path):
         file.truncate(300 << 20)
     (source / "main.py").touch()
     advice = copy_context(source, [], beside=state)
-    assert "has 300 MiB (big 300 MiB" in advice
+    assert "has 2 files of 300 MiB (big 300 MiB" in advice
     with (source / "big" / "sparse").open("wb") as file:
         file.truncate(1 << 43)
     with pytest.raises(BackendError, match=r"\.dockerignore.* are free"):
         copy_context(source, [tmp_path / "one"], beside=state)
+
+
+def test_a_context_of_many_files_is_not_copied(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_MANY", 2)
+    monkeypatch.setattr(module, "_TOO_MANY", 3)
+    source, state = tmp_path / "source", tmp_path / "state"
+    state.mkdir()
+    (source / "big").mkdir(parents=True)
+    for name in ("big/1", "big/2", "main.py"):
+        (source / name).touch()
+    assert "has 3 files of 0 MiB" in copy_context(source, [tmp_path / "one"], beside=state)
+    (source / "big" / "3").touch()
+    with pytest.raises(BackendError, match=r"more than 3 files \(of the first, big 3, main.py 1\)"):
+        copy_context(source, [tmp_path / "two"], beside=state)
+    assert not (tmp_path / "two").exists()
 
 
 def test_a_context_that_is_not_there(tmp_path):

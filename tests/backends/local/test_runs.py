@@ -2,16 +2,27 @@
 
 import os
 import shutil
+import socket
+import time
 from datetime import UTC, datetime
 from typing import NamedTuple
 
 import pytest
 
-from k8sjob.backends.local.runs import LatestState, find_run, resumed_checkpoints
-from k8sjob.backends.local.store import Store, write_json
+from k8sjob.backends.local.runs import (
+    LatestState,
+    find_run,
+    has_supervisor,
+    identity_of,
+    read_state,
+    remove_checkpoints,
+    resumed_checkpoints,
+)
+from k8sjob.backends.local.store import Store, read_json, write_json
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.jobs.plan import plan_job
 from k8sjob.spec import JobSpec
+from k8sjob.targets.jobs import has_ended
 from k8sjob.targets.pytorchjob.reconcile import fail, set_condition
 
 NEW = "99999999-new"
@@ -130,6 +141,35 @@ def test_a_run_with_a_damaged_state_is_resumed(store, project, ran):
     assert resumption(store, project("mine"), NEW).checkpoints == uid
 
 
+def replace_by(kind, path):
+    path.unlink()
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to({"device": "/dev/zero", "loop": path}[kind])
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder", "device", "loop"])
+def test_a_file_of_a_run_that_was_replaced_stops_no_reader(store, project, ran, kind):
+    uid = ran(project("mine"))
+    folder = store.folder("job", uid)
+    replace_by(kind, folder.state)
+    message = read_state(folder).job["status"]["conditions"][-1]["message"]
+    assert f"cannot read {folder.state}" in message
+    assert "`k8sjob delete local/job@" in message
+    folder.ask("stop")
+    replace_by(kind, folder.path / "requests" / "stop")
+    assert not folder.asked()
+    folder.log.touch()
+    replace_by(kind, folder.log)
+    assert read_state(folder)
+    replace_by(kind, folder.launch)
+    assert identity_of(folder) == ""
+    assert find_run(store, "job").path == folder.path
+
+
 def test_a_run_without_a_record_of_its_folder_is_asked_about(store, project, ran):
     """Earlier versions did not record it."""
     uid = ran(project("theirs"), source=False)
@@ -171,6 +211,64 @@ def test_a_run_to_resume_that_is_not_there(store, project, ran, run):
     ran(project("mine"), saved=False)
     with pytest.raises(JobNotFound, match="no checkpoints of a run"):
         resumption(store, project("mine"), NEW, run=run or "@")
+
+
+def test_checkpoints_stay_as_long_as_a_run_uses_them(store, project, ran):
+    one, two = ran(project("mine")), ran(project("mine"))
+    store.folder("job", two).remove()
+    damaged = store.folder("job", ran(project("mine"), saved=False))
+    for identity in (one, two):
+        remove_checkpoints(store, "job", identity)
+    kept = store.checkpoints("job", "")
+    assert {path.name for path in kept.iterdir()} == {one}
+    damaged.launch.write_text("")
+    store.folder("job", one).remove()
+    remove_checkpoints(store, "job", one)
+    assert (kept / one).exists()
+    damaged.remove()
+    remove_checkpoints(store, "job", "")
+    remove_checkpoints(store, "job", one)
+    assert not list(kept.iterdir())
+
+
+@pytest.mark.parametrize("outside", ["../..", "..", ".", "../../jobs", "/"])
+def test_checkpoints_outside_of_the_jobs_own_folder_are_nobodys(store, project, ran, outside):
+    folder = store.folder("job", ran(project("mine"), checkpoints=outside, saved=False))
+    assert identity_of(folder) == ""
+
+
+def test_what_a_user_wrote_damages_no_state(store, project, ran):
+    """A label that is no text was once rendered for local runs."""
+    folder = store.folder("job", ran(project("mine"), ended="Succeeded"))
+    state = read_json(folder.state)
+    state["job"]["metadata"]["labels"] = {"team": 7}
+    state["job"]["spec"]["runPolicy"] = 5
+    write_json(folder.state, state)
+    assert has_ended(read_state(folder).job)
+    assert resumption(store, project("mine"), NEW).checkpoints == NEW
+
+
+def test_a_supervisor_elsewhere_that_never_gives_signs_counts(store, project, ran, monkeypatch):
+    folder = store.folder("job", ran(project("mine")))
+    folder.record_supervisor(os.getpid())
+    keeper = folder.path / "keeper.json"
+    write_json(keeper, {k: v for k, v in read_json(keeper).items() if k != "shows"})
+    monkeypatch.setattr(socket, "gethostname", lambda: "renamed")
+    os.utime(keeper, (0, 0))
+    assert has_supervisor(folder)
+    assert not folder.is_of_here
+
+
+def test_a_supervisor_elsewhere_counts_until_it_gives_no_sign(store, project, ran, monkeypatch):
+    """The machine's name may have changed, or a container's disk be used in the next one."""
+    folder = store.folder("job", ran(project("mine")))
+    folder.record_supervisor(os.getpid())
+    monkeypatch.setattr(socket, "gethostname", lambda: "renamed")
+    assert has_supervisor(folder)
+    os.utime(folder.path / "keeper.json", (0, time.time() - 601))
+    assert not has_supervisor(folder)
+    folder.show_alive()
+    assert has_supervisor(folder)
 
 
 # --- names ----------------------------------------------------------------------------------------

@@ -1,3 +1,4 @@
+import errno
 import os
 import resource
 import stat
@@ -5,6 +6,7 @@ import threading
 
 import pytest
 
+import k8sjob.backends.local.store
 from k8sjob.backends.local.store import Store, default_root, read_json, write_json
 from k8sjob.errors import BackendError
 
@@ -128,6 +130,19 @@ def test_requests_are_taken_once_and_the_newest_counts(store):
     assert folder.asked() == {}
 
 
+def test_a_request_takes_the_space_that_was_kept_for_the_end(store, monkeypatch):
+    folder = make(store, "a", "1")
+
+    def full(path, body):
+        if folder.has_ballast:
+            raise BackendError(f"cannot write {path}") from OSError(errno.ENOSPC, "full")
+        write_json(path, body)
+
+    monkeypatch.setattr(k8sjob.backends.local.store, "write_json", full)
+    folder.ask("delete")
+    assert folder.asked() == {"delete": {}}
+
+
 def test_the_keeper_is_nobody_when_its_file_is_damaged(store):
     folder = make(store, "a", "1")
     assert folder.supervisor() is None
@@ -135,24 +150,6 @@ def test_the_keeper_is_nobody_when_its_file_is_damaged(store):
     assert folder.supervisor().pid == os.getpid()
     (folder.path / "keeper.json").write_text("{")
     assert folder.supervisor() is None
-
-
-def test_checkpoints_stay_as_long_as_a_job_uses_them(store):
-    folder = make(store, "a", "one")
-    for identity in ("one", "two"):
-        store.checkpoints("a", identity).mkdir(parents=True)
-    store.remove_checkpoints("a", "one")
-    store.remove_checkpoints("a", "two")
-    assert [path.name for path in store.checkpoints("a", "").iterdir()] == ["one"]
-    damaged = make(store, "a", "three")
-    damaged.launch.write_text("")
-    folder.remove()
-    store.remove_checkpoints("a", "one")
-    assert store.checkpoints("a", "one").exists()
-    damaged.remove()
-    store.remove_checkpoints("a", "")
-    store.remove_checkpoints("a", "one")
-    assert not list(store.checkpoints("a", "").iterdir())
 
 
 def test_the_lock_is_for_one_at_a_time(store):

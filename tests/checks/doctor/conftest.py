@@ -57,5 +57,5 @@ def make_job():
 @pytest.fixture
 def refused():
     """What the apiserver says to those who may not look."""
-    said = 'User "eve" cannot list resource "x"'
-    return ApiError(f"forbidden: {said}", code=403, reason="Forbidden", said=said)
+    detail = 'User "eve" cannot list resource "x"'
+    return ApiError(f"forbidden: {detail}", code=403, reason="Forbidden", detail=detail)

@@ -29,7 +29,7 @@ def test_where_reviews_are_refused_nothing_is_known(cluster, refused):
 def test_what_does_not_answer_is_not_asked_again(cluster):
     cluster.answers["/version"] = ApiError("connection refused")
     facts = gather(cluster, "team")
-    assert facts.error("version").said == "connection refused"
+    assert facts.error("version").detail == "connection refused"
     assert len(cluster.asked) == 1
 
 

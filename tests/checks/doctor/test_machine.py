@@ -16,8 +16,8 @@ def the(checks):
 
 def test_the_ranges_are_those_of_the_package():
     extras = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
-    assert extras["kubernetes"][:1] == [f"kubernetes>={CLIENTS.start},<{CLIENTS.stop}"]
-    assert extras["torch"] == [f"torch>={'.'.join(map(str, OLDEST_TORCH))}"]
+    assert extras["cluster"][:1] == [f"kubernetes>={CLIENTS.start},<{CLIENTS.stop}"]
+    assert extras["run"] == [f"torch>={'.'.join(map(str, OLDEST_TORCH))}"]
 
 
 def test_this_machine():
@@ -27,7 +27,7 @@ def test_this_machine():
 
 
 @pytest.mark.parametrize(
-    ("machine", "chosen", "verdict", "said"),
+    ("machine", "chosen", "verdict", "detail"),
     [
         (Machine("3.11", kubernetes="37.0.2"), None, Verdict.OK, "kubernetes 37.0.2"),
         (Machine("3.11", kubernetes="34.1.0"), None, Verdict.WARNING, "tested with 35 to 37"),
@@ -40,10 +40,10 @@ def test_this_machine():
         (Machine("3.11"), None, Verdict.PROBLEM, "neither"),
     ],
 )
-def test_clients(machine, chosen, verdict, said):
+def test_clients(machine, chosen, verdict, detail):
     check = the(client(machine, chosen, "v1.34.4"))
     assert check.verdict is verdict
-    assert said in check.seen
+    assert detail in check.seen
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ import pytest
 from k8sjob.checks.doctor import examine_needs, gather, gather_needs
 from k8sjob.checks.doctor.check import Verdict
 from k8sjob.checks.doctor.needs import named_objects, queue
+from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.resources import Reference
 from k8sjob.rendering import manifest, render
 from k8sjob.spec import JobSpec
@@ -18,10 +19,7 @@ def job():
     spec = JobSpec(
         name="digits",
         image={"repository": "team/digits", "pull_secrets": ["regcred"]},
-        run={
-            "script": "main.py",
-            "env_from": [{"secret": "hf-token"}, {"config_map": "settings"}],
-        },
+        run={"script": "main.py", "env_from": [{"secret": "hf-token"}, {"config_map": "settings"}]},
         volumes=[
             {"name": "data", "mount": "/data", "pvc": "data"},
             {"name": "keys", "mount": "/keys", "secret": "keys"},
@@ -176,7 +174,7 @@ OF_GPUS = "asks for 6 of example.com/gpu, and ClusterQueue all has at most"
 
 
 @pytest.mark.parametrize(
-    ("answers", "verdict", "said"),
+    ("answers", "verdict", "detail"),
     [
         ({}, "ok", "ClusterQueue all admits those of LocalQueue team-queue"),
         ({"suspend": False}, "problem", "Kueue does not manage PyTorchJobs in this cluster"),
@@ -219,7 +217,7 @@ OF_GPUS = "asks for 6 of example.com/gpu, and ClusterQueue all has at most"
         ({"cluster": cluster_queue([])}, "warning", "ClusterQueue all has no quota for cpu"),
     ],
 )
-def test_whether_a_queue_will_start_a_job(cluster, job, refused, answers, *, verdict, said):
+def test_whether_a_queue_will_start_a_job(cluster, job, refused, answers, *, verdict, detail):
     given = {"queue": local_queue(), "cluster": cluster_queue(), "suspend": True, **answers}
     given = {key: refused if answer == "refused" else answer for key, answer in given.items()}
     suspend = given["suspend"]
@@ -233,10 +231,41 @@ def test_whether_a_queue_will_start_a_job(cluster, job, refused, answers, *, ver
     for look in (gather_needs, gather):
         first, *_ = queue(look(cluster, "team", job))
         assert first.verdict == verdict
-        assert said in first.seen
+        assert detail in first.seen
     posted = [body for method, _, query, body, _ in cluster.asked if method == "POST"]
     assert posted[0]["spec"]["runPolicy"]["suspend"] is False
     assert posted[0]["metadata"]["name"] != "digits"
+
+
+MISSED = "specified trainingRuntime must be created before the TrainJob is created"
+DOUBLE = 'spec.runtimePatches[1]: Duplicate value: {"manager":"kueue.x-k8s.io/manager"}'
+
+
+@pytest.mark.parametrize(
+    ("detail", "verdict"), [(MISSED, "problem"), (DOUBLE, "ok"), ("no: a policy", "unknown")]
+)
+def test_whether_kueue_manages_trainjobs_is_known_before_the_runtime_is_there(
+    detail, verdict, cluster
+):
+    """Its webhook adds a patch; the apiserver refuses two of one manager before it asks others."""
+    spec = JobSpec(
+        name="digits",
+        image="i",
+        run={"script": "main.py"},
+        target="trainjob",
+        kueue_queue="team-queue",
+    )
+    cluster.answers |= {
+        "/apis": GROUPS,
+        f"{KUEUE}/namespaces/team/localqueues/team-queue": local_queue(),
+        f"{KUEUE}/clusterqueues/all": cluster_queue(),
+        "trainjobs": ApiError(detail, code=422, detail=detail),
+    }
+    (found,) = queue(gather_needs(cluster, "team", manifest(spec)))
+    assert found.verdict == verdict
+    (asked,) = [body for _, path, _, body, _ in cluster.asked if path.endswith("/trainjobs")]
+    assert asked["spec"]["runtimePatches"] == [{"manager": "kueue.x-k8s.io/manager"}]
+    assert asked["spec"]["suspend"] is False
 
 
 def test_without_kueue_no_job_of_a_queue_starts(cluster, job):
@@ -274,12 +303,12 @@ def test_the_pods_of_an_indexed_job_need_quota_of_one_flavor(elastic, quotas, ve
 
 def test_where_there_is_no_kueue_its_queue_is_not_missed(cluster, job):
     cluster.answers["/apis"] = {"kind": "APIGroupList", "groups": []}
-    said = [one.seen for one in examine_needs(gather_needs(cluster, "team", job))]
-    assert not any("team-queue" in text for text in said)
+    detail = [one.seen for one in examine_needs(gather_needs(cluster, "team", job))]
+    assert not any("team-queue" in text for text in detail)
     cluster.answers["/apis"] = GROUPS
-    said = [one.seen for one in examine_needs(gather_needs(cluster, "team", job))]
-    assert "there is no queue team-queue in team" in said
-    assert "there is no claim data in team" in said
+    detail = [one.seen for one in examine_needs(gather_needs(cluster, "team", job))]
+    assert "there is no queue team-queue in team" in detail
+    assert "there is no claim data in team" in detail
 
 
 @pytest.mark.parametrize("group", ["scheduling.volcano.sh", "scheduling.x-k8s.io", "apps"])

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from k8sjob.checks.doctor.check import Permission
 from k8sjob.checks.doctor.permissions import (
     RULES,
     Grant,
-    Permission,
     all_permissions,
     binding,
     role,

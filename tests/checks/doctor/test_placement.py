@@ -1,6 +1,7 @@
 from decimal import Decimal
 
 import pytest
+from healthy import node
 
 from k8sjob.checks.doctor.check import Verdict
 from k8sjob.checks.doctor.nodes import fit, refusal
@@ -16,14 +17,7 @@ def the(checks):
 
 
 def gpu_node(name, gpus, **more):
-    return {
-        "metadata": {"name": name, "labels": more.pop("labels", {})},
-        "spec": more,
-        "status": {
-            "allocatable": {"cpu": "64", "memory": "512Gi", "pods": "110", GPU: str(gpus)},
-            "conditions": [{"type": "Ready", "status": "True"}],
-        },
-    }
+    return node(name, **{"cpu": "64", "memory": "512Gi", GPU: str(gpus), **more})
 
 
 def test_without_a_job_there_is_nothing_to_fit(facts):
@@ -70,8 +64,7 @@ def test_a_replica_that_no_node_could_ever_hold(facts, make_job):
 
 
 def test_no_single_node_has_all_of_it(facts, make_job):
-    many, large = gpu_node("a", 8), gpu_node("b", 0)
-    many["status"]["allocatable"]["memory"] = "64Gi"
+    many, large = gpu_node("a", 8, memory="64Gi"), gpu_node("b", 0)
     nodes = {"/api/v1/nodes": {"items": [many, large]}}
     checks = fit(facts(nodes, job=make_job(workers=0, requests={GPU: "8", "memory": "128Gi"})))
     check = the(checks)
@@ -82,7 +75,7 @@ def test_no_single_node_has_all_of_it(facts, make_job):
 def test_why_no_node_takes_it(facts, make_job):
     nodes = {
         "/api/v1/nodes": {
-            "items": [gpu_node("a", 8, taints=[TAINT]), gpu_node("b", 8, unschedulable=True)]
+            "items": [gpu_node("a", 8, taints=[TAINT]), gpu_node("b", 8, cordoned=True)]
         }
     }
     check = the(fit(facts(nodes, job=make_job(workers=0, requests={GPU: "1"}))))

@@ -159,6 +159,50 @@ rank == 0 and dist.barrier()
 ---
 rank != 0 or dist.barrier()
 ---
+if (first := rank == 0):
+    dist.barrier()
+---
+class Metrics:
+    @staticmethod
+    def collect():
+        dist.barrier()
+
+    @classmethod
+    def show(cls):
+        cls.collect()
+
+if rank == 0:
+    Metrics.collect()
+---
+class Metrics:
+    @classmethod
+    def show(cls):
+        dist.barrier()
+
+if rank == 0:
+    Metrics.show()
+---
+wait = dist.barrier
+if rank == 0:
+    wait()
+---
+class Metrics:
+    def __init__(self):
+        self.wait = dist.barrier
+
+    def show(self):
+        if rank == 0:
+            self.wait()
+---
+class Base:
+    def show(self):
+        dist.barrier()
+
+class Metrics(Base):
+    def show(self):
+        if rank == 0:
+            super().show()
+---
 @rank_zero_only
 def f():
     dist.barrier()

@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import examples, job_specs
 
-from k8sjob.checks.lint import lint_manifest
+from k8sjob.checks.lint import lint, lint_manifest
 from k8sjob.rendering import render
+from k8sjob.spec import JobSpec
+from k8sjob.targets.jobs import TARGETS
 from k8sjob.yamldoc import dump
 
 
@@ -268,3 +270,85 @@ def test_no_shape_makes_it_fail(manifest):
     for finding in lint_manifest(dump(manifest)):
         assert finding.message
         assert finding.line >= 1
+
+
+@pytest.mark.parametrize("target", [target.name for target in TARGETS])
+def test_every_kind_of_job_is_read(target):
+    """What does not depend on the training operator is found in each, with its line."""
+    resources = {"gpus": 1, "shm": "0"}
+    spec = JobSpec(
+        name="digits",
+        image="nvcr.oi/team/train:1",
+        run={"command": ["python", "$HOME/main.py"], "env": {"SEED": "1"}},
+        replicas={"workers": 1},
+        resources=resources,
+        target=target,
+    )
+    text = render(spec).replace('value: "1"', "value: 1", 1)
+    found = lint_manifest(text, "job.yaml")
+    in_two_objects = {"no-shared-memory"} if target == "trainjob" else set()  # GPU and mounts
+    expected = {"image-host", "no-shared-memory", "variable-not-expanded", "wrong-type"}
+    assert {one.id for one in found} == expected - in_two_objects
+    lines = [text.splitlines()[one.line - 1] for one in found if one.id == "image-host"]
+    assert all("nvcr.oi" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("api_version", "kind"),
+    [("v1", "Service"), ("batch.volcano.sh/v1alpha1", "Job"), ("kubeflow.org/v2beta1", "MPIJob")],
+)
+def test_other_objects_are_passed_over(api_version, kind):
+    other = {"apiVersion": api_version, "kind": kind, "metadata": {"name": 1}}
+    assert ids(other) == ["invalid-document"]
+
+
+def test_all_pods_of_a_jobset_are_read():
+    def part(name):
+        container = {"name": "node", "image": "train:latest", "imagePullPolicy": "IfNotPresent"}
+        template = {"spec": {"containers": [container]}}
+        return {"name": name, "template": {"spec": {"template": template}}}
+
+    job = {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": "digits"},
+        "spec": {"replicatedJobs": [part("leader"), part("workers")]},
+    }
+    assert ids(job) == ["latest-image-kept"] * 2
+
+
+def test_a_runtime_by_itself_is_typed_as_one():
+    container = {"name": "node", "image": "train:1", "env": None, "args": [3]}
+    job = {"template": {"spec": {"containers": [container, None], "initContainers": None}}}
+    part = {"name": "node", "template": {"spec": job}}
+    runtime = {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "ClusterTrainingRuntime",
+        "metadata": {"name": "torch"},
+        "spec": {"template": {"spec": {"replicatedJobs": [part]}}},
+    }
+    assert ids(runtime) == ["wrong-type"] * 2
+
+
+def test_a_label_of_a_wrong_type_is_one_finding(pytorchjob):
+    job = pytorchjob({"env": [{"name": "WORLD_SIZE", "value": "9"}]})
+    job["metadata"]["labels"] = {"example.com/run": 5}
+    assert sorted(ids(job)) == ["env-overridden", "env-overridden", "wrong-type"]
+
+
+def test_the_container_that_trains_is_no_sidecar():
+    container = {"name": "trainer", "image": "train:1", "command": ["torchrun", "main.py"]}
+    container["args"] = ["--report_to", "tensorboard", "log_dir=${output_dir}/logs"]
+    template = {"spec": {"containers": [container]}}
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "digits"}}
+    assert ids({**job, "spec": {"template": template}}) == []
+
+
+def test_the_overlay_of_another_kind_is_read(tmp_path):
+    overlay = {
+        "spec": {"template": {"spec": {"initContainers": [{"name": "a", "image": "nvcr.oi/a:1"}]}}}
+    }
+    spec = {"name": "digits", "image": "train:1", "run": {"command": ["python", "main.py"]}}
+    file = tmp_path / "job.yaml"
+    file.write_text(dump({**spec, "target": "job", "overlay": overlay}))
+    assert "image-host" in [one.id for one in lint(file)]

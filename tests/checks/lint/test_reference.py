@@ -60,10 +60,10 @@ def test_the_example_is_found_as_the_page_says(name, tmp_path):
     found = lint(written(section, tmp_path))
     assert {finding.id for finding in found} == {name}
     assert {finding.severity for finding in found} == {CHECKS[name].severity}
-    said = [str(finding).replace(f"{tmp_path}/", "") for finding in found]
+    detail = [str(finding).replace(f"{tmp_path}/", "") for finding in found]
     shown = next(body for _, language, body in BLOCK.findall(section) if language == "text")
-    assert len(said) == len(shown.splitlines())
-    for line, pattern in zip(said, shown.splitlines(), strict=True):
+    assert len(detail) == len(shown.splitlines())
+    for line, pattern in zip(detail, shown.splitlines(), strict=True):
         assert re.fullmatch(re.escape(pattern).replace(r"\.\.\.", ".*"), line), line
 
 

@@ -98,13 +98,13 @@ class Bed(Cluster):
         components.write_config(self.folder, self.access)
         self._until((self.folder / "control").exists, "the namespaces")
 
-    def _connect(self, said):
+    def _connect(self, detail):
         """Know the ports of the bed's keeper, and its process."""
-        super().__init__(self.folder / "conf/admin.kubeconfig", f"127.0.0.1:{said['registry']}")
+        super().__init__(self.folder / "conf/admin.kubeconfig", f"127.0.0.1:{detail['registry']}")
         self.log_folder = self.folder / "logs"
         self.kubectl_path = self.bin / "kubectl"
-        self.keeper_pid = said["keeper"]
-        self.access = Access(said["apiserver"], said["registry"], self.folder / "pki")
+        self.keeper_pid = detail["keeper"]
+        self.access = Access(detail["apiserver"], detail["registry"], self.folder / "pki")
         self.commands = components.commands(self.access.apiserver, self.base_image)
 
     @classmethod

@@ -20,10 +20,20 @@ GROUPS = {
     "pytorchjobs": "apis/kubeflow.org/v1",
     "resourceflavors": KUEUE,
     "storageclasses": "apis/storage.k8s.io/v1",
+    "topologies": KUEUE,
     "trainingruntimes": TRAINER,
     "trainjobs": TRAINER,
+    "workloadpriorityclasses": KUEUE,
     "workloads": KUEUE,
 }
+
+
+def plural(kind):
+    """The resource of a kind."""
+    name = kind.lower()
+    if name.endswith("y"):
+        return f"{name[:-1]}ies"
+    return f"{name}es" if name.endswith("s") else f"{name}s"
 
 
 def path(resource, *, namespace="", name="", part=""):
@@ -86,7 +96,7 @@ class Cluster:
 
     def create(self, document, namespace="", **query):
         """An object as the apiserver has made it from a document."""
-        where = path(f"{document['kind'].lower()}s", namespace=namespace)
+        where = path(plural(document["kind"]), namespace=namespace)
         return self.api.request("POST", where, body=document, query=query)
 
     def delete(self, resource, name="", namespace=""):

@@ -134,10 +134,10 @@ def main():
         sock.close()
     try:
         apiserver, registry = ports
-        said = {"keeper": os.getpid(), "owner": owner}
-        said |= {"apiserver": apiserver, "registry": registry}
-        (folder / "bed.json").write_text(json.dumps(said))
-        print(json.dumps(said), flush=True)
+        detail = {"keeper": os.getpid(), "owner": owner}
+        detail |= {"apiserver": apiserver, "registry": registry}
+        (folder / "bed.json").write_text(json.dumps(detail))
+        print(json.dumps(detail), flush=True)
         wait_for_end(unshare.pid, owner)
     finally:
         end(unshare)

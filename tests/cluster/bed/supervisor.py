@@ -167,11 +167,11 @@ class Supervisor:
         connection.settimeout(5)
         try:
             asked = json.loads(connection.makefile().readline())
-            said = self.answers[asked.pop("op")](connection, **asked)
+            detail = self.answers[asked.pop("op")](connection, **asked)
         except (OSError, ValueError) as error:
-            said = {"error": str(error)}
-        if said is not None:
-            answer(connection, said)
+            detail = {"error": str(error)}
+        if detail is not None:
+            answer(connection, detail)
 
 
 def become(argv, env, log):
@@ -189,10 +189,10 @@ def become(argv, env, log):
         os._exit(127)
 
 
-def answer(connection, said):
+def answer(connection, detail):
     """One line back; a caller that went away is no matter."""
     try:
-        connection.sendall(json.dumps(said).encode() + b"\n")
+        connection.sendall(json.dumps(detail).encode() + b"\n")
     except OSError:
         pass
     finally:

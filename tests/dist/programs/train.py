@@ -27,6 +27,7 @@ OPTIONS = {
     "norm": False,
     "pause": 0.0,  # seconds in each step
     "kill": None,  # [rank, step]: that rank kills itself before that step, unless it resumed
+    "hold": None,  # the step before which it waits for its stop, unless it resumed
     "wait": 0.0,  # seconds in the session before training
     "slow_leave": None,  # [rank, seconds]: that rank stays in the session after training
     "count": False,  # count the reductions of gradients
@@ -103,14 +104,17 @@ def main():
         if options["count"]:
             run._strategy.wrapped.register_comm_hook(reductions, counted)
             Mesh.average = functools.partialmethod(averaged, reductions, Mesh.average)
-        data = samples(options["samples"])
+        data, begun = samples(options["samples"]), None
         for _ in run.epochs(options["epochs"]):
             losses = run.state.setdefault("losses", [])
+            begun = run.steps if begun is None else begun
             resumed = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
             for inputs, targets in run.batches(data, tail=options["tail"], **options["batch"]):
                 if options["kill"] == [job.rank, run.steps] and not resumed:
                     await_saves(job)
                     os.kill(os.getpid(), signal.SIGKILL)
+                while options["hold"] == run.steps and not begun and not job.should_stop():
+                    time.sleep(0.05)
                 time.sleep(options["pause"])
                 if options["slow"] and options["slow"][0] == job.rank:
                     time.sleep(options["slow"][1])

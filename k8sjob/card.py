@@ -1,0 +1,144 @@
+"""Cards: an object as a small piece of HTML, as notebooks show it below a cell.
+
+Colours are the page's own, or readable on a light and on a dark one, and nothing is loaded. What
+jobs and clusters have written is escaped here, once, and is never markup.
+"""
+
+from __future__ import annotations
+
+import math
+from html import escape
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.sanitize import safe_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from datetime import datetime
+
+_GREEN, _RED, _YELLOW, _BLUE = "#2e9e5b", "#dc4c4c", "#b8860b", "#3b8fd0"
+_COLOURS: Final = {"Succeeded": _GREEN, "Failed": _RED, "Running": _BLUE}
+_MOST_ROWS: Final = 32
+_MOST_CHARACTERS: Final = 20_000
+_LINE: Final = "1px solid rgba(128,128,128,.35)"
+_CELL: Final = "padding:1px 12px 1px 0;text-align:left;vertical-align:top;background:none"
+_WIDTH, _HEIGHT = 360, 90
+
+
+class Html(str):
+    """Markup that was made here; any other text is escaped."""
+
+    __slots__ = ()
+
+
+def card(
+    title: str,
+    rows: Mapping[str, object],
+    *more: Html,
+    subtitle: str = "",
+    state: str = "",
+) -> str:
+    """An object as HTML.
+
+    Args:
+        title: its name.
+        rows: values by label; empty ones and None are left out.
+        more: what stands below the rows.
+        subtitle: what kind of object it is.
+        state: of a job; it is coloured.
+    """
+    head = f"<b>{_escaped(title)}</b>"
+    if state:
+        head += f' <b style="color:{_colour(state)}">{_escaped(state)}</b>'
+    if subtitle:
+        head += f' <span style="opacity:.7">{_escaped(subtitle)}</span>'
+    shown = [[label, value] for label, value in rows.items() if value not in (None, "", (), {}, [])]
+    body = table((), shown) if shown else ""
+    return (
+        f'<div style="border-left:3px solid {_colour(state)};padding:2px 0 2px 10px;'
+        f'margin:4px 0;max-width:60em;overflow-wrap:anywhere">{head}{body}{"".join(more)}</div>'
+    )
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> Html:
+    """A table; of many rows the first ones, and how many there are."""
+    lines = []
+    if header:
+        cells = "".join(f'<th style="{_CELL};opacity:.7">{_escaped(one)}</th>' for one in header)
+        lines.append(f'<tr style="background:none;border-bottom:{_LINE}">{cells}</tr>')
+    for row in rows[:_MOST_ROWS]:
+        cells = "".join(f'<td style="{_CELL}">{_escaped(value)}</td>' for value in row)
+        lines.append(f'<tr style="background:none">{cells}</tr>')
+    style = "border-collapse:collapse;border:0;margin:2px 0;font-size:90%"
+    more = f"<div>and {len(rows) - _MOST_ROWS} more</div>" if len(rows) > _MOST_ROWS else ""
+    return Html(f'<table style="{style}">{"".join(lines)}</table>{more}')
+
+
+def folded(title: str, text: str, *, unfolded: bool = False) -> Html:
+    """A long text that opens by a click; of a very long one the end."""
+    cut = len(text) - _MOST_CHARACTERS
+    shown = f"... ({cut} characters before)\n{text[-_MOST_CHARACTERS:]}" if cut > 0 else text
+    style = (
+        "margin:0;max-height:20em;overflow:auto;font-size:85%;background:none;white-space:pre-wrap"
+    )
+    return Html(
+        f"<details{' open' * unfolded}><summary>{_escaped(title)}</summary>"
+        f'<pre style="{style}">{_escaped(shown)}</pre></details>'
+    )
+
+
+def paragraph(label: str, text: str, *, bad: bool = False) -> Html:
+    """A text with a word in front, in red where it is `bad`."""
+    style = f' style="color:{_RED}"' if bad else ""
+    return Html(f"<div><b{style}>{_escaped(label)}</b> {_escaped(text)}</div>")
+
+
+def bar(done: float) -> Html:
+    """A progress bar; `done` is 0 to 1."""
+    part = f"{min(max(done, 0.0), 1.0):.1%}"
+    return Html(
+        '<div style="background:rgba(128,128,128,.25);height:6px;border-radius:3px;'
+        f'max-width:{_WIDTH}px;margin:4px 0"><div style="background:{_GREEN};height:6px;'
+        f'border-radius:3px;width:{part}"></div></div>'
+    )
+
+
+def curve(points: Iterable[tuple[float, float]], title: str) -> Html:
+    """A line through points (x, y) by ascending x, as SVG; empty for fewer than two of them."""
+    kept = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
+    if len(kept) < 2 or kept[0][0] == kept[-1][0]:
+        return Html()
+    step = -(-len(kept) // _WIDTH)
+    kept = [*kept[:-1:step], kept[-1]]
+    left, right = kept[0][0], kept[-1][0]
+    low, high = min(y for _, y in kept), max(y for _, y in kept)
+    # Halved first: the difference of two floats may be more than a float can hold.
+    span = (high / 2 - low / 2) or 1.0
+    path = " ".join(
+        f"{(x - left) / (right - left) * _WIDTH:.1f},{(high / 2 - y / 2) / span * _HEIGHT:.1f}"
+        for x, y in kept
+    )
+    label = f"{title}: {kept[0][1]:.4g} to {kept[-1][1]:.4g}, lowest {low:.4g}"
+    return Html(
+        f'<svg viewBox="-2 -2 {_WIDTH + 4} {_HEIGHT + 4}" width="{_WIDTH}" height="{_HEIGHT}"'
+        f' style="display:block" role="img"><title>{_escaped(label)}</title>'
+        f'<polyline points="{path}" fill="none" stroke="{_BLUE}" stroke-width="1.5"/></svg>'
+        f'<div style="opacity:.7;font-size:85%">{_escaped(label)}</div>'
+    )
+
+
+def moments(**times: datetime | None) -> dict[str, str]:
+    """Times by label, as rows of a card."""
+    return {
+        label: f"{at:%Y-%m-%d %H:%M:%S %Z}".strip() for label, at in times.items() if at is not None
+    }
+
+
+def _colour(state: str) -> str:
+    return _COLOURS.get(state, _YELLOW if state else "rgba(128,128,128,.6)")
+
+
+def _escaped(value: object) -> str:
+    if isinstance(value, float):
+        value = f"{value:.6g}"
+    return value if isinstance(value, Html) else escape(safe_text(str(value)))

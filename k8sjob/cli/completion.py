@@ -1,0 +1,122 @@
+"""Completion in a shell: the script of each, and the words that it asks for.
+
+A script sends the line up to the cursor and gets a candidate a line: its kind (`word`, `part` for a
+word that does not end here, `file`, `dir`), the word, and what it means, with tabs between.
+Nothing is written on stderr, whatever goes wrong: it would land in the line that is typed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from typing import Final
+
+import click
+from click.shell_completion import CompletionItem, ShellComplete, split_arg_string
+
+from k8sjob.cli.output import line
+from k8sjob.cli.program import COMPLETE, program
+from k8sjob.sanitize import safe_line
+
+_LINE: Final = "K8SJOB_LINE"
+_NO_SPACE, _NO_FILES = 2, 4
+"""What the last line, `:4`, asks of kubectl: bits."""
+
+_BASH: Final = r"""
+_k8sjob() {
+    local kind word help line=${COMP_LINE:0:COMP_POINT}
+    local typed=${line##*[[:space:]]} here=${COMP_WORDS[COMP_CWORD]}
+    [[ $here == [=:] ]] && here=
+    local before=${typed%"$here"}  # bash takes what follows = or : for a word of its own
+    COMPREPLY=()
+    while IFS=$'\t' read -r kind word help; do
+        case $kind in
+            file) compopt -o default ;;
+            dir) compopt -o dirnames ;;
+            part) compopt -o nospace; COMPREPLY+=("${word#"$before"}") ;;
+            word) COMPREPLY+=("${word#"$before"}") ;;
+        esac
+    done < <(K8SJOB_COMPLETE=bash K8SJOB_LINE=$line "$1" 2>/dev/null)
+}
+complete -o nosort -F _k8sjob k8sjob
+"""
+_ZSH: Final = r"""
+#compdef k8sjob
+_k8sjob() {
+    local kind word help line typed="${(j: :)words[1,CURRENT]}"
+    local -a whole parts
+    for line in "${(@f)$(K8SJOB_COMPLETE=zsh K8SJOB_LINE=$typed $words[1] 2>/dev/null)}"; do
+        IFS=$'\t' read -r kind word help <<< "$line"
+        case $kind in
+            file) _files ;;
+            dir) _files -/ ;;
+            part) parts+=("${word//:/\\:}${help:+:$help}") ;;
+            word) whole+=("${word//:/\\:}${help:+:$help}") ;;
+        esac
+    done
+    (( $#parts )) && _describe -V field parts -S ''
+    (( $#whole )) && _describe -V word whole
+}
+if [[ $zsh_eval_context[-1] == loadautofunc ]]; then _k8sjob "$@"; else compdef _k8sjob k8sjob; fi
+"""
+_FISH: Final = r"""
+function __k8sjob
+    set -l typed (commandline -ct)
+    K8SJOB_COMPLETE=fish K8SJOB_LINE=(commandline -cp | string collect) k8sjob 2>/dev/null |
+        while read -l -d \t kind word help
+            switch $kind
+                case file
+                    __fish_complete_path $typed
+                case dir
+                    __fish_complete_directories $typed
+                case '*'
+                    printf '%s\t%s\n' $word $help
+            end
+        end
+end
+complete -c k8sjob -f -k -a '(__k8sjob)'
+"""
+SCRIPTS: Final = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
+"""What each shell evaluates."""
+
+
+def complete() -> None:
+    """Print the candidates for the line that a shell's script has sent."""
+    _silence()
+    sent = os.environ.pop(_LINE, "")
+    with suppress(Exception):
+        words = split_arg_string(sent)[1:]
+        typed = words.pop() if words and not sent[-1:].isspace() else ""
+        for item in _candidates(words, typed):
+            meaning = safe_line(" ".join((item.help or "").split()))
+            click.echo(f"{_kind(item)}\t{safe_line(item.value)}\t{meaning}")
+
+
+def main() -> None:
+    """The program kubectl_complete-k8sjob, which kubectl asks; its arguments are the words."""
+    _silence()
+    found: list[CompletionItem] = []
+    with suppress(Exception):
+        *words, typed = sys.argv[1:] or [""]
+        found = _candidates(words, typed)
+    kinds = {_kind(item) for item in found}
+    for item in found:
+        if item.value:
+            line(item.value)
+    files = kinds & {"file", "dir"}
+    click.echo(f":{(0 if files else _NO_FILES) + ('part' in kinds) * _NO_SPACE}")
+
+
+def _candidates(words: list[str], typed: str) -> list[CompletionItem]:
+    return ShellComplete(program, {}, "k8sjob", COMPLETE).get_completions(words, typed)
+
+
+def _kind(item: CompletionItem) -> str:
+    if item.type in {"file", "dir"}:
+        return str(item.type)
+    return "part" if item.value.endswith("=") else "word"
+
+
+def _silence() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

@@ -1,0 +1,68 @@
+"""`k8sjob prove`: the same training on one process and on several."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
+from k8sjob.cli.options import format_option
+from k8sjob.cli.output import document, fail, line, say
+from k8sjob.errors import K8sJobError
+
+
+@click.command("prove", cls=JobCommand)
+@job_file_options()
+@click.option("--steps", metavar="K", type=click.IntRange(1), help="Optimizer steps at most.")
+@format_option("table", "json", "yaml")
+def prove_command(job: JobFile, steps: int | None, output: str) -> int:
+    """Compare the training in FILE (default: job.yaml) on one process with that on several.
+
+    FILE may be a Python script, too. The script runs on this machine, unchanged, with --nproc
+    processes (default: nproc_per_node of the job, at least 2) and with one that is given the same
+    batches. Words after `--` are added to the arguments of the script.
+
+    The exit code is 0 if the numbers are equal, 1 if they differ, with what differs first and the
+    likely cause, and 2 if they cannot be compared.
+    """
+    from k8sjob.proving import prove  # noqa: PLC0415 - loaded when called
+
+    try:
+        spec = job.load(here=True)
+        given = any(change.path == ("replicas", "nproc_per_node") for change in job.changes)
+        asked = spec.replicas.nproc_per_node if given else None
+        with job.located():
+            progress = say if output == "table" and sys.stderr.isatty() else (lambda _text: None)
+            proof = prove(spec, nproc=asked, steps=steps, folder=job.folder, progress=progress)
+    except K8sJobError as error:
+        fail(str(error))
+        return 2
+    if output != "table":
+        document(proof.as_dict(), output)
+    elif proof.equal:
+        line(proof.message)
+    else:
+        where = [
+            part
+            for part in (
+                proof.tensor,
+                proof.name,
+                None if proof.step is None else f"step {proof.step}",
+                None if proof.rank is None else f"rank {proof.rank}",
+            )
+            if part
+        ]
+        line(f"differs: {proof.cause}" + (f" ({', '.join(where)})" if where else ""))
+        line(f"  {proof.message}")
+        if proof.values is not None:
+            line(
+                f"  on 1 process: {_number(proof.values[0])}; on {proof.processes}:"
+                f" {_number(proof.values[1])}"
+            )
+        line(f"  next: {proof.next}")
+    return 0 if proof.equal else 1
+
+
+def _number(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

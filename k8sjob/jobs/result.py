@@ -1,0 +1,216 @@
+"""What a job reached: how it ended, its metrics and their history, its checkpoint, its output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from pathlib import Path, PurePath, PurePosixPath
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob.backends.api import JobRef
+from k8sjob.backends.local import LocalBackend
+from k8sjob.card import card, curve, moments, paragraph
+from k8sjob.contract import Event, EventKind
+from k8sjob.errors import BackendError, JobFailed
+from k8sjob.observe.diagnose import diagnose
+from k8sjob.observe.logs import last_lines
+from k8sjob.observe.status import JobStatus, job_status, speaker
+from k8sjob.sanitize import flat, safe_text, text
+from k8sjob.targets.api import JobState
+from k8sjob.targets.jobs import replica_names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from k8sjob.backends.api import Backend, Snapshot
+    from k8sjob.observe.diagnose import Finding
+
+MAX_ROWS: Final = 100_000
+"""Rows of a history that are kept; of more every second one."""
+
+
+class Logs(Mapping[str, str]):
+    """What each replica wrote, by its name; read when it is asked for.
+
+    The reports of k8sjob's runtime, which `history` has, are left out.
+    """
+
+    def __init__(self, backend: Backend, snapshot: Snapshot) -> None:
+        self._backend, self._ref = backend, JobRef.of(snapshot.job)
+        self._names = replica_names(snapshot.job)
+
+    def __getitem__(self, replica: str) -> str:
+        if replica not in self._names:
+            raise KeyError(f"{replica!r} is none of {', '.join(self._names)}")
+        lines = (line.text for line in self._backend.logs(self._ref, replica))
+        return "".join(f"{line}\n" for line in lines if Event.decode(line) is None)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __repr__(self) -> str:
+        return f"Logs({', '.join(self._names)})"
+
+
+class Reached:
+    """What the events of a job say of its training.
+
+    Attributes:
+        metrics: the last loss, and the last value of each name that the script logged.
+        history: see RunResult.
+        checkpoint: path of the newest one, as the training knows it; may be empty.
+    """
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, str | float] = {}
+        self.history: list[dict[str, str | float]] = []
+        self.checkpoint = ""
+        self._at: list[tuple[float, float]] = []
+        self._now = (0.0, 0.0)
+
+    def add(self, event: Event) -> None:
+        """Take in one event."""
+        if event.kind == EventKind.PROGRESS:
+            row = _numbers(event.data)
+            epoch, step = row.get("epoch"), row.get("step")
+            if not isinstance(epoch, int) or not isinstance(step, int):
+                return
+            self._now = (epoch + 1, step)  # the runtime counts as range() does
+            # A group that starts again repeats the steps since its checkpoint.
+            while self._at and self._at[-1] >= self._now:
+                self._at.pop()
+                self.history.pop()
+            self._add(event, row)
+            if "loss" in row:
+                self.metrics = {**self.metrics, "loss": row["loss"]}
+        elif event.kind == EventKind.METRICS:
+            row = _numbers(event.data)
+            self.metrics |= row
+            self._add(event, row)
+        elif event.kind in {EventKind.CHECKPOINT, EventKind.RESUMED}:
+            self.checkpoint = text(event.data.get("path"))
+
+    def _add(self, event: Event, row: dict[str, str | float]) -> None:
+        epoch, step = self._now
+        own = {"time": event.time, "epoch": epoch, "step": step}
+        # Without reports of the training, the script's own epoch and step are the only ones.
+        kept = own if epoch else {"time"}
+        logged = {name: value for name, value in row.items() if name not in kept}
+        self.history.append({**own, **logged})
+        self._at.append(self._now)
+        if len(self.history) > MAX_ROWS:
+            del self.history[1:-1:2], self._at[1:-1:2]
+
+
+def _numbers(data: dict[str, Any]) -> dict[str, str | float]:
+    """The numbers and texts of an event; what was written as a whole number stays one."""
+    found = flat(data)
+    return {
+        name: int(value)
+        if isinstance(value, float) and type(data.get(name)) is int and abs(value) < 2**53
+        else value
+        for name, value in found.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult(JobStatus):
+    """How a job ended, or how it stands, and what it reached.
+
+    Attributes:
+        metrics: the last loss, and the last value of each name that the script logged.
+        checkpoints: the folder of its checkpoints on this machine; None where it wrote none, or
+            ran elsewhere.
+        checkpoint: the newest checkpoint; None where there is none. Of a job in a cluster the path
+            in its containers.
+        history: a row for each report of the training and each `job.log(...)`, in their order:
+            `time` (seconds since the epoch), `epoch` (from 1), `step` (of the epoch), `loss`,
+            `epoch_loss` at the end of an epoch, and so on, or the names that were logged.
+            `pandas.DataFrame(result.history)` makes a table of it. Steps that a restart repeated
+            are there once. Of more than 100,000 rows every second one is kept.
+        logs: what each replica wrote, by its name, as `result.logs["worker-0"]`.
+        why: the causes of a bad end, the first one first, each with its next step.
+    """
+
+    metrics: Mapping[str, str | float] = field(default_factory=dict)
+    checkpoints: Path | None = None
+    checkpoint: PurePath | None = None
+    history: Sequence[dict[str, str | float]] = field(default=(), repr=False)
+    logs: Mapping[str, str] = field(default_factory=dict, repr=False)
+    why: tuple[Finding, ...] = ()
+
+    def _repr_html_(self) -> str:
+        """What notebooks show of it."""
+        ok = self.state is JobState.SUCCEEDED
+        columns = dict.fromkeys(name for row in self.history for name in row)
+        known: dict[str, object] = {
+            "message": "" if ok or self.why else self.message,
+            **moments(started=self.started, finished=self.finished),
+            "checkpoint": self.checkpoint,
+            "history": f"{len(self.history)} rows: {', '.join(columns)}" if columns else "",
+        }
+        known |= {name: value for name, value in self.metrics.items() if name not in known}
+        losses = [loss for row in self.history if isinstance(loss := row.get("loss"), int | float)]
+        parts = [part for one in self.why for part in _finding(one)]
+        if not ok or len(self.replicas) > 1:
+            parts.append(self.replica_table())
+        return card(
+            self.ref.name, known, *parts, curve(enumerate(losses), "loss"), state=self.state
+        )
+
+
+def _finding(found: Finding) -> list[Any]:
+    return [paragraph("why:", found.message, bad=True), paragraph("next:", found.next_step)]
+
+
+def read_reached(backend: Backend, snapshot: Snapshot) -> Reached:
+    """What a job has reached, from the output of the replica that reports; nothing without it."""
+    reached, ref = Reached(), JobRef.of(snapshot.job)
+    with suppress(BackendError):
+        for line in backend.logs(ref, speaker(snapshot.job)):
+            if event := Event.decode(line.text, line.replica):
+                reached.add(event)
+    return reached
+
+
+def result(backend: Backend, snapshot: Snapshot, reached: Reached, *, check: bool) -> RunResult:
+    """The result of a job; of one that runs, how it stands.
+
+    Raises:
+        JobFailed: it has not succeeded, unless `check` is off; with this result.
+    """
+    status = job_status(snapshot)
+    bad = status.state in {JobState.FAILED, JobState.STOPPED}
+    why = diagnose(snapshot, last_lines(backend, snapshot)) if bad else ()
+    local = backend.checkpoints(status.ref) if isinstance(backend, LocalBackend) else None
+    made = RunResult(
+        **{one.name: getattr(status, one.name) for one in fields(status)},
+        metrics=reached.metrics,
+        checkpoints=local,
+        checkpoint=_newest(local, reached.checkpoint),
+        history=reached.history,
+        logs=Logs(backend, snapshot),
+        why=tuple(why),
+    )
+    if check and status.state is not JobState.SUCCEEDED:
+        lines = [f"{status.ref}: {status.state}: {status.message}"]
+        lines += [f"{cause.message}; {cause.next_step}" for cause in why[:1]]
+        failure = JobFailed(safe_text("\n".join(lines)))
+        failure.exit_code, failure.result = status.exit_code, made
+        raise failure
+    return made
+
+
+def _newest(folder: Path | None, reported: str) -> PurePath | None:
+    """The checkpoint that was reported, or else what is newest in the folder."""
+    if reported:
+        return PurePosixPath(reported) if folder is None else Path(reported)
+    if folder is None:
+        return None
+    files = [file for file in folder.iterdir() if not file.name.startswith(".")]
+    # What a link names may be gone.
+    return max(files, key=lambda file: file.lstat().st_mtime, default=None)

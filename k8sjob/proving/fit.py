@@ -1,0 +1,253 @@
+"""Peak memory of a rank under each strategy and batch size, and what fits a GPU."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob.backends.local.prepare import Places, prepare
+from k8sjob.backends.local.store import Store
+from k8sjob.contract import AGENT
+from k8sjob.errors import BackendError, Problem, SpecError
+from k8sjob.jobs.plan import load_spec, plan_run
+from k8sjob.proving.proof import Forks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from k8sjob.backends.api import Plan
+    from k8sjob.spec import JobSpec
+
+ALLOWANCE: Final = 2 * 2**30
+"""Bytes for what is not counted: CUDA's context, NCCL's buffers, cuDNN's workspace, fragments."""
+_LIMIT: Final = 120.0
+_QUIET: Final = 30.0
+_LARGEST: Final = 2**20
+STRATEGIES: Final = ("ddp", "fsdp")
+_MEMORY: Final = {"T4": 16, "V100": 16, "A10": 24, "A30": 24, "L4": 24, "L40": 48, "L40S": 48,
+                  "A40": 48, "A100": 40, "H100": 80, "H200": 141, "B200": 180}  # fmt: skip
+"""GB of products whose label names no size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Bytes of one process that trains the bare model, in steps after the first.
+
+    Attributes:
+        batch: samples in a batch.
+        inputs: the batch itself.
+        activations: most that a step makes, without gradients: saved for backward, or temporary.
+        retained: the same with gradients.
+        step: most that the optimizer makes in its step and frees.
+        blocks: parameters of each block of the model.
+        copies: DistributedDataParallel keeps gradients and buckets apart.
+    """
+
+    batch: int
+    parameters: int
+    buffers: int
+    gradients: int
+    optimizer: int
+    inputs: int
+    activations: int
+    retained: int
+    step: int
+    blocks: tuple[int, ...] = ()
+    copies: bool = False
+
+    def at(self, batch: int, other: Measured | None) -> Measured:
+        """With another batch size, on the line through this measurement and another one."""
+        if other is None or other.batch == self.batch:
+            if batch == self.batch:
+                return self
+            raise ValueError("one measurement gives one batch size")
+        share = (batch - self.batch) / (other.batch - self.batch)
+        values = {name: max(round(getattr(self, name)
+                  + share * (getattr(other, name) - getattr(self, name))), 0)
+                  for name in ("inputs", "activations", "retained")}  # fmt: skip
+        return Measured(**{**asdict(self), "batch": batch, **values})
+
+
+def peak(one: Measured, strategy: str, ranks: int, *, reshard: bool = True) -> dict[str, int]:
+    """Bytes of a rank at its peak, by part: those that are at their largest together.
+
+    Args:
+        one: the bare model with the batch of a rank.
+        strategy: ddp or fsdp.
+        ranks: over which fsdp divides parameters, gradients and optimizer state.
+        reshard: fsdp lets go of a block after its forward pass.
+    """
+    if ranks == 1 or strategy == "ddp":
+        parts, copied = 1, ranks > 1 and one.copies
+        buckets = one.gradients if copied else 0
+        # Buckets exist all the time; without them gradients come as activations go.
+        backward = one.activations if ranks > 1 and not copied else one.retained - one.gradients
+        working = max(backward, 0), 0
+    else:
+        parts, buckets = ranks, 0
+        root = one.parameters - sum(one.blocks)
+        around = (0, *one.blocks, 0)
+        # A block and its gradients, or these and what is sent; the next block is gathered ahead.
+        ahead = [
+            2 * block + max(before, after)
+            for before, block, after in zip(around, around[1:], around[2:], strict=False)
+        ]
+        gathered = root + max(ahead) if one.blocks else 2 * one.parameters
+        if not reshard:
+            gathered = one.parameters + max(one.blocks, default=one.parameters)
+        working = one.activations, gathered
+    forward, step = sum(working), one.step // parts
+    found = {
+        "parameters": one.parameters // parts,
+        "buffers": one.buffers,
+        "gradients": one.gradients // parts,
+        "optimizer": one.optimizer // parts,
+        "inputs": one.inputs,
+        "buckets": buckets,
+        "activations": working[0] if forward >= step else 0,
+        "gathered": working[1] if forward >= step else 0,
+        "workspace": 0 if forward >= step else step,
+    }
+    return {**found, "total": sum(found.values())}
+
+
+def gpu_memory(product: str) -> int | None:
+    """Bytes of a GPU by the label of its product, as NVIDIA-A100-SXM4-80GB; None: not known."""
+    size = re.search(r"(\d+)GB", product)
+    named = next((_MEMORY[word] for word in re.split(r"[-_ ]", product) if word in _MEMORY), None)
+    gigabytes = int(size[1]) if size else named
+    return None if gigabytes is None else gigabytes * 10**9
+
+
+def largest_batch(
+    first: Measured, second: Measured | None, strategy: str, ranks: int, room: int
+) -> int | None:
+    """The largest batch of a rank that fits, at most 2**20; 0: none does; None: not known."""
+    if second is None:
+        return None
+    low, high = 0, _LARGEST
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = peak(first.at(middle, second), strategy, ranks)["total"] <= room
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low
+
+
+def fit(
+    spec: JobSpec | str | Path,
+    *,
+    batch_sizes: Sequence[int] = (),
+    memory: int | None = None,
+    folder: str | Path | None = None,
+    forks: Forks | None = None,
+) -> dict[str, Any]:
+    """The peak memory of a rank, from three steps of the script on this machine's CPU.
+
+    Args:
+        spec: a JobSpec, or the path of a job.yaml, of its folder, or of a script.
+        batch_sizes: samples of a rank in a batch; none: the script's, half and double.
+        memory: bytes of the GPU; None: by resources.gpu_type.
+        folder: what relative paths of the spec start from; None: that of the job.yaml.
+        forks: the process that starts the script; None: an own one.
+
+    Returns:
+        JSON data: ranks, optimizer, batch (the script's), gpu_memory and allowance (bytes), rows
+        (strategy, batch, peak, fits, parts), largest (batch by strategy), advice.
+
+    Raises:
+        SpecError: the spec is not valid, or runs no Python script.
+        BackendError: it cannot be started here, it fails, or it trains nothing.
+    """
+    spec, folder = load_spec(spec, folder, here=True)
+    if not (spec.run.script or spec.run.module):
+        raise SpecError([Problem("run.command",
+            "fit needs a Python script; set run.script or run.module in place of run.command",
+        )])  # fmt: skip
+    memory = memory or gpu_memory(spec.resources.gpu_type or "")
+    gpu = bool(memory or spec.resources.gpus)
+    ranks, strategy = spec.world_size, spec.strategy
+    options = {"foreach": gpu, "blocks": list(getattr(strategy, "blocks", ()) or ())}
+    shape = {"workers": 0, "nproc_per_node": 1, "elastic": None}
+    alone = spec.with_(
+        replicas=shape,
+        resources={"gpus": 0, "gpu_type": None, "master": None},
+        target="pytorchjob",
+    )
+    plan = plan_run(alone, folder)
+    with TemporaryDirectory(prefix="k8sjob-fit-") as temporary, forks or Forks() as forking:
+        first, name = _run(plan, Path(temporary, "1"), forking, {**options, "scale": 1})
+        second, _ = _run(plan, Path(temporary, "2"), forking, {**options, "scale": 2})
+    other = second if second.batch != first.batch else None
+    half = max(first.batch // 2, 1)
+    sizes = sorted(set(batch_sizes or (half, first.batch, 2 * first.batch)))
+    if other is None:
+        if batch_sizes and sizes != [first.batch]:
+            raise BackendError(
+                f"--batch-sizes: the script has batches of {first.batch} that come from no"
+                " DataLoader, or are as large as its data; set its own batch size instead"
+            )
+        sizes = [first.batch]
+    room = None if memory is None else memory - ALLOWANCE
+    rows = []
+    for kind in STRATEGIES:
+        for batch in sizes:
+            parts = peak(first.at(batch, other), kind, ranks)
+            total = parts.pop("total")
+            rows.append({"strategy": kind, "batch": batch, "peak": total,
+                         "fits": None if room is None else total <= room,
+                         "largest": max(parts, key=parts.__getitem__), "parts": parts})  # fmt: skip
+    best = {kind: None if room is None else largest_batch(first, other, kind, ranks, room)
+            for kind in STRATEGIES}  # fmt: skip
+    return {"ranks": ranks, "optimizer": name, "batch": first.batch, "gpu_memory": memory,
+            "allowance": ALLOWANCE, "rows": rows, "largest": best,
+            "advice": _advice(rows, best, known=room is not None)}  # fmt: skip
+
+
+def _advice(
+    rows: Sequence[Mapping[str, Any]], best: Mapping[str, int | None], *, known: bool
+) -> str:
+    if not known:
+        return "Give --gpu-memory, or set resources.gpu_type, to see what fits."
+    fitting = [row["strategy"] for row in rows if row["fits"]]
+    if "ddp" in fitting:
+        most = best["ddp"]
+        return "ddp fits" + (f", with batches of up to {most} a rank." if most else ".")
+    if fitting:
+        return "ddp does not fit; set strategy.kind: fsdp."
+    smaller = next((kind for kind, most in best.items() if most), None)
+    if smaller:
+        return f"Make batches smaller: {smaller} fits with {best[smaller]} a rank."
+    return "Nothing fits: take more ranks with fsdp, a larger GPU, or checkpoint_activations."
+
+
+def _run(plan: Plan, root: Path, forks: Forks, options: Mapping[str, Any]) -> tuple[Measured, str]:
+    places = Places(plan, root, root / "checkpoints", Store())
+    launch = prepare(places, places.job).launches["master-0"]
+    folder = root / "record"
+    answer = forks.run({
+        "argv": launch.argv[len(AGENT) :], "env": launch.env, "cwd": launch.cwd,
+        "folder": str(folder), "ranks": 1, "quiet": _QUIET, "silent": _LIMIT, "limit": _LIMIT,
+        "options": {"memory": dict(options)},
+    })  # fmt: skip
+    script = plan.spec.run.script or plan.spec.run.module
+    file = folder / "memory.json"
+    if not file.exists():
+        places_seen = "".join(f" at {place}" for place in answer["places"].values() if place)
+        raise BackendError(
+            f"{script}: three optimizer steps did not end within {_LIMIT:.0f} seconds"
+            f"{places_seen}; give it a smaller model or batch"
+        )
+    found = json.loads(file.read_text())
+    if "error" in found:
+        raise BackendError(f"{script} fails: {found['error']}")
+    if "parameters" not in found:
+        raise BackendError(
+            f"{script}: no optimizer step was seen; fit needs a script that trains a torch.nn"
+            " module with an optimizer of torch.optim, in the process that it is started in"
+        )
+    name = found.pop("optimizer_class")
+    return Measured(**{**found, "blocks": tuple(found["blocks"])}), name

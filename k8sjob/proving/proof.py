@@ -1,0 +1,245 @@
+"""The proof: the runs of a script on this machine, and what they show."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import nullcontext, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from k8sjob.backends.local.prepare import Places, prepare
+from k8sjob.backends.local.store import Store
+from k8sjob.contract import AGENT
+from k8sjob.errors import BackendError, Problem, SpecError
+from k8sjob.jobs.plan import load_spec, plan_run
+from k8sjob.proving.rules import NEXT, Cause, Difference, Evidence, first_difference
+from k8sjob.proving.trace import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from k8sjob.backends.api import Plan
+    from k8sjob.spec import JobSpec
+
+_STEPS: Final = 200
+_SECONDS: Final = 25.0
+"""CPU time of training on rank 0, in each run."""
+_QUIET: Final = 8.0
+"""Seconds without work after which the ranks wait for each other."""
+_SILENT: Final = 100.0
+"""Seconds of work without a batch, loss or step after which a run is ended."""
+_LIMIT: Final = 300.0
+"""Seconds of one run."""
+_DATA_PARALLEL: Final = frozenset({"ddp", "fsdp"})
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """Whether a training gives the same numbers on one process and on several.
+
+    Attributes:
+        equal: it does.
+        cause: a Cause, or None.
+        tensor: what differs first: input, loss, gradient, buffer, weight or evaluation.
+        name: of the parameter or buffer.
+        step: optimizer steps done before.
+        rank: that differs from the others.
+        values: what was compared: on one process, on several.
+        message: what was seen.
+        next: how to correct it.
+        steps: optimizer steps that were compared with one process.
+        processes: of the run with several.
+    """
+
+    equal: bool
+    cause: str | None = None
+    tensor: str | None = None
+    name: str | None = None
+    step: int | None = None
+    rank: int | None = None
+    values: tuple[Any, Any] | None = None
+    message: str = ""
+    next: str = ""
+    steps: int = 0
+    processes: int = 2
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON data."""
+        return asdict(self)
+
+
+def prove(
+    spec: JobSpec | str | Path,
+    *,
+    nproc: int | None = None,
+    steps: int | None = None,
+    folder: str | Path | None = None,
+    progress: Callable[[str], object] = lambda _text: None,
+    forks: Forks | None = None,
+) -> Proof:
+    """Compare a training on one process with the same training on several, on this machine.
+
+    Args:
+        spec: a JobSpec, or the path of a job.yaml, of its folder, or of a script.
+        nproc: processes of the run with several; None: replicas.nproc_per_node, at least 2.
+        steps: optimizer steps to compare at most; None: 200, or as many as fit in 25 seconds.
+        folder: what relative paths of the spec start from; None: that of the job.yaml.
+        progress: called with a line before each run.
+        forks: the process that starts the ranks, to be used for several proofs; None: an own one.
+
+    Raises:
+        SpecError: the spec is not valid, or not one of data-parallel training by a script.
+        BackendError: it cannot be started here.
+    """
+    spec, folder = load_spec(spec, folder, here=True)
+    nproc = max(spec.replicas.nproc_per_node or 2, 2) if nproc is None else nproc
+    _check(spec, nproc)
+    shape: dict[str, Any] = {"workers": 0, "nproc_per_node": nproc, "elastic": None}
+    spec = spec.with_(replicas=shape, resources={"gpus": 0}, target="pytorchjob")
+    plan = plan_run(spec, folder)
+    started = Forks() if forks is None else nullcontext(forks)
+    with TemporaryDirectory(prefix="k8sjob-prove-") as temporary, started as forking:
+        runs = _Runs(plan, Path(temporary), forking, steps or _STEPS, progress)
+        return _proof(runs.evidence(nproc), nproc)
+
+
+_LINES: Final = {
+    "many": "training on {} processes",
+    "one": "training on {} process with the same batches",
+    "again": "training on {} processes once more",
+    "resumed": "training on {} processes from the first checkpoint",
+}
+
+
+def _check(spec: JobSpec, nproc: int) -> None:
+    if nproc < 2:
+        message = f"--nproc {nproc}: one process is compared with several; give at least 2"
+        raise SpecError([Problem("", message)])
+    if not (spec.run.script or spec.run.module):
+        message = (
+            "prove needs a Python script; set run.script or run.module in place of run.command"
+        )
+        raise SpecError([Problem("run.command", message)])
+    if spec.strategy.kind not in _DATA_PARALLEL:
+        message = (
+            f"prove compares data-parallel training (ddp, fsdp), and strategy.kind is"
+            f" {spec.strategy.kind}"
+        )
+        raise SpecError([Problem("strategy.kind", message)])
+
+
+def _proof(evidence: Evidence, nproc: int) -> Proof:
+    found, single = first_difference(evidence), evidence.single
+    asked, nproc = nproc, evidence.size  # a script with mp.spawn starts as many as it likes
+    if found is None and single is not None and single.end["how"] == "error":
+        text = f"with one process the script fails: {single.end['type']}: {single.end['message']}"
+        found = Difference(Cause.ERROR, None, None, text)
+    common, (compared, reason) = evidence.common, evidence.compared
+    if found is not None:
+        fields = found._asdict() | {"cause": str(found.cause), "next": NEXT[found.cause]}
+        return Proof(equal=False, **fields, steps=compared, processes=nproc)
+    if not compared:
+        message = f"the {nproc} ranks agree over {common} steps, and none can be compared with one"
+        raise BackendError(f"{message} process: {reason}")
+    text = f"equal over {compared} steps on 1 and on {nproc} processes"
+    if compared < common:
+        text += f"; the ranks agree over {common} steps, and {reason} with one process"
+    if nproc != asked:
+        text += f"; the script starts {nproc} itself, whatever --nproc is"
+    return Proof(equal=True, message=text, steps=compared, processes=nproc)
+
+
+class _Runs:
+    """The runs of one script, each in a folder of its own."""
+
+    def __init__(
+        self, plan: Plan, root: Path, forks: Forks, steps: int, progress: Callable[[str], object]
+    ) -> None:
+        self._plan, self._root, self._forks = plan, root, forks
+        self._steps, self._progress = steps, progress
+
+    def evidence(self, nproc: int) -> Evidence:
+        """What the runs show; after one that fails there are no others."""
+        many = self._run("many", nproc, save=True, snapshot=True)
+        if many.answer["hung"] or any(trace.end["how"] == "error" for trace in many.traces):
+            return Evidence(many)
+        done = min(len(trace.steps) for trace in many.traces)
+        if not max(len(trace.steps) for trace in many.traces):
+            run, ended = self._plan.spec.run, ""
+            if many.answer["places"]:  # it was ended
+                rank, place = next(iter(many.answer["places"].items()))
+                ended = f" in {_SILENT:.0f} seconds, and rank {rank} still runs ({place})"
+            raise BackendError(
+                f"{run.script or run.module}: no optimizer step was seen{ended}; prove needs a"
+                " script that trains with an optimizer of torch.optim"
+            )
+        records = str(self._root / "records" / "many")
+        limit = done if many.traces[0].end["how"] == "enough" else self._steps
+        one = self._run("one", 1, replay=records, parts=len(many.traces), steps=limit)
+        again = self._run("again", nproc)
+        resumed = None
+        kept = next(iter(many.traces[0].of("snapshot")), None)
+        if kept is not None:
+            resumed = self._run("resumed", nproc, files=Path(kept["folder"]))
+        return Evidence(many, one, again, resumed)
+
+    def _run(self, name: str, ranks: int, *, files: Path | None = None, **options: Any) -> Run:
+        places = Places(self._plan, self._root / name, self._root / name / "checkpoints", Store())
+        launch = prepare(places, places.job).launches["master-0"]
+        if files is not None:
+            shutil.copytree(files, launch.cwd, dirs_exist_ok=True)
+        self._progress(_LINES[name].format(ranks))
+        folder = self._root / "records" / name
+        answer = self._forks.run({
+            "argv": launch.argv[len(AGENT) :], "env": launch.env, "cwd": launch.cwd,
+            "folder": str(folder), "ranks": ranks,
+            "quiet": _QUIET, "silent": _SILENT, "limit": _LIMIT,
+            "options": {"steps": self._steps, "seconds": _SECONDS, **options},
+        })  # fmt: skip
+        return Run.read(folder, answer)
+
+
+class Forks:
+    """A process that has torch imported, and forks the ranks of each run."""
+
+    def __enter__(self) -> Self:
+        env = {
+            **os.environ,
+            "PYTHONHASHSEED": "0",
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+        home = str(Path(__file__).parents[2])
+        env["PYTHONPATH"] = os.pathsep.join([home, *filter(None, [env.get("PYTHONPATH")])])
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "k8sjob.runtime.prover"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, process_group=0,
+        )  # fmt: skip
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:  # Ctrl-C, which the terminal sends to this process alone
+            self._process.terminate()
+        with suppress(BrokenPipeError):
+            self._process.communicate()
+
+    def run(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Run a script; see k8sjob.runtime.prover.
+
+        Raises:
+            BackendError: the process has died.
+        """
+        requests, answers = self._process.stdin, self._process.stdout
+        with suppress(BrokenPipeError):
+            print(json.dumps(request), file=requests, flush=True)
+        answer = answers.readline() if answers else ""
+        if not answer:
+            raise BackendError("the processes could not be started; see the lines above")
+        found: dict[str, Any] = json.loads(answer)
+        return found

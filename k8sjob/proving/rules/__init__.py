@@ -1,0 +1,51 @@
+"""The causes of a difference: a table of rules over what the runs recorded.
+
+A rule yields where it sees its cause, the first place first. The first difference of a training is
+that of the earliest step; in one step the order of the table is the causal order: data, model,
+gradient, weight.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.proving.rules import data, gradients, runs
+from k8sjob.proving.rules.evidence import NEXT, Cause, Difference, Evidence
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["NEXT", "Cause", "Difference", "Evidence", "first_difference"]
+
+_RULES: Final[tuple[Callable[[Evidence], Iterator[Difference]], ...]] = (
+    data.not_sharded,
+    data.overlap,
+    data.divided_twice,
+    data.without_loader,
+    data.not_reseeded,
+    runs.determinism,
+    gradients.model_init,
+    gradients.random_numbers,
+    gradients.rates,
+    gradients.skipped,
+    gradients.kept,
+    gradients.buffers,
+    data.uneven,
+    gradients.gradient,
+    gradients.weights,
+    runs.evaluation,
+    runs.checkpoint,
+    runs.hang,
+    runs.error,
+)
+
+
+def first_difference(evidence: Evidence) -> Difference | None:
+    """The first difference of several processes from one; None: they are equal."""
+    if runs.failed_alike(evidence):
+        return next(runs.error(evidence))
+    found = [difference for rule in _RULES if (difference := next(rule(evidence), None))]
+    return min(
+        found, key=lambda one: math.inf if one.step is None else one.step, default=None
+    )  # the first of equal ones

@@ -1,0 +1,187 @@
+"""Rules over the data: which samples each rank trains on, and in which order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import islice, pairwise
+from typing import TYPE_CHECKING
+
+from k8sjob.proving.rules.evidence import Cause, Difference
+from k8sjob.proving.rules.sketches import shares
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from k8sjob.proving.rules.evidence import Evidence
+    from k8sjob.proving.trace import Pass
+
+_MOST = 0.6
+"""The part of the samples that ranks without their own data have in common, at least."""
+
+
+def identified(rows: Sequence[Pass]) -> tuple[str, list[list[int]]]:
+    """By what samples are known on all ranks ("ids" of one data set, or contents), and those."""
+    same = len({row.about["data"] for row in rows}) == 1 and rows[0].about["data"] is not None
+    kind = "ids" if same and all(row.samples("ids") for row in rows) else "digests"
+    return kind, [row.samples(kind) for row in rows]
+
+
+def _training(evidence: Evidence) -> Iterator[list[Pass]]:
+    """Each pass over training data, by rank."""
+    for key, first in evidence.ranks[0].passes.items():
+        rows = [trace.passes[key] for trace in evidence.ranks if key in trace.passes]
+        if first.trained and len(rows) == evidence.size:
+            yield rows
+
+
+def _shards(evidence: Evidence) -> Iterator[tuple[str, list[list[int]], list[Pass]]]:
+    for rows in _training(evidence):
+        kind, samples = identified(rows)
+        if all(samples):
+            yield kind, samples, rows
+
+
+def _shared(samples: Sequence[Sequence[int]]) -> int:
+    """The number of samples that more than one rank has."""
+    counts = Counter(one for rank in samples for one in set(rank))
+    return sum(1 for count in counts.values() if count > 1)
+
+
+def _drawn(kind: str, samples: Sequence[Sequence[int]], rows: Sequence[Pass]) -> bool:
+    """Whether a sampler draws with replacement: ranks may then have the same sample."""
+    repeats = all(len(set(rank)) < len(rank) for rank in samples)
+    return kind == "ids" and rows[0].about["replicas"] is None and repeats
+
+
+def not_sharded(evidence: Evidence) -> Iterator[Difference]:
+    """The ranks train on the same samples."""
+    for kind, samples, rows in _shards(evidence):
+        about = rows[0].about
+        length, size, batches = about["length"], about["batch_size"], about["batches"]
+        shared, least = _shared(samples), min(len(set(one)) for one in samples)
+        if _drawn(kind, samples, rows):
+            rounds = [*zip(*samples, strict=False)]
+            shared, least = sum(len(set(row)) < len(row) for row in rounds), len(rounds)
+        whole = kind == "ids" and length and batches and size and batches * size >= length > size
+        if shared >= _MOST * least or (whole and shared):
+            text = (
+                f"all ranks train on the same data: {shared} of {least} samples of rank 0 are those"
+                " of other ranks, too"
+            )
+            yield Difference(Cause.NOT_SHARDED, rows[0].step, "input", text, values=(0, shared))
+
+
+def without_loader(evidence: Evidence) -> Iterator[Difference]:
+    """The same where no DataLoader makes the batches: known by what the model is called with."""
+    if any(row.trained for trace in evidence.ranks for row in trace.passes.values()):
+        return
+    inputs = [[event["digests"] or [] for event in trace.of("input")] for trace in evidence.ranks]
+    for row in zip(*inputs, strict=False):  # later ones may be of another epoch
+        shared, least = _shared(row), min(len(set(one)) for one in row)
+        if least > 1 and shared >= _MOST * least:
+            text = f"all ranks train on the same data: {shared} of {least} samples of a batch"
+            yield Difference(Cause.NOT_SHARDED, 0, "input", text, values=(0, shared))
+        return
+
+
+def overlap(evidence: Evidence) -> Iterator[Difference]:
+    """The ranks' parts overlap, or do not cover the data."""
+    for kind, samples, rows in _shards(evidence):
+        about = rows[0].about
+        unique = len({one for rank in samples for one in rank})
+        twice = sum(map(len, samples)) - unique
+        inside = sum(len(rank) - len(set(rank)) for rank in samples)
+        complete = all(row.complete for row in rows)
+        if _drawn(kind, samples, rows):
+            continue
+        if kind == "ids" and (_shared(samples) or (twice and not inside)):
+            text = "the ranks' parts of the data overlap"
+            if complete and twice < evidence.size and about["length"]:
+                text = "the sampler repeats samples so that all ranks have as many"
+            text += f": {twice} samples of a pass are used twice"
+            at = _first_repeated(samples, rows)
+            yield Difference(Cause.OVERLAP, at, "input", text, values=(0, twice))
+        length = about["length"] if kind == "ids" and not about["iterable"] else None
+        chosen = about["sampler"] == "RandomSampler" or "Subset" in str(about["sampler"])
+        if not complete or not length or twice or chosen:
+            continue
+        missing = length - unique
+        batch = (about["batch_size"] or rows[0].batches[0].size) * evidence.size
+        incomplete = about["drop_last"] or missing == length % batch
+        if missing > length % evidence.size and not (incomplete and missing < batch):
+            text = f"{missing} of {length} samples are on no rank in a pass"
+            yield Difference(Cause.OVERLAP, rows[0].step, "input", text, values=(0, missing))
+
+
+def divided_twice(evidence: Evidence) -> Iterator[Difference]:
+    """A sampler divides data sets that are not the same on all ranks."""
+    for rows in _training(evidence):
+        known = [row.about["own"] for row in rows]
+        if (rows[0].about["replicas"] or 1) < 2 or None in known:
+            continue
+        for rank, one in enumerate(known):
+            if one != known[0]:
+                text = (
+                    f"the data set of rank {rank} is not that of rank 0, and the sampler gives each"
+                    f" rank 1/{evidence.size} of its own: the rest is on no rank"
+                )
+                yield Difference(Cause.OVERLAP, rows[0].step, "input", text, rank=rank)
+
+
+def _first_repeated(samples: Sequence[Sequence[int]], rows: Sequence[Pass]) -> int:
+    """The step of the first sample that is used twice."""
+    seen: set[int] = set()
+    left = [iter(rank) for rank in samples]
+    for at in range(max(len(row.batches) for row in rows)):
+        for row, rank in zip(rows, left, strict=True):
+            for one in islice(rank, row.batches[at].size if at < len(row.batches) else 0):
+                if one in seen:
+                    return row.step + at
+                seen.add(one)
+    return rows[0].step
+
+
+def uneven(evidence: Evidence) -> Iterator[Difference]:
+    """A pass in which a rank does steps that others have no batch for."""
+    for rows in _training(evidence):
+        counts = [sum(batch.trained for batch in row.batches) for row in rows]
+        most, least = counts.index(max(counts)), min(counts)
+        alone = rows[most].step + least
+        steps = evidence.ranks[most].steps
+        if len({row.step for row in rows}) > 1 or not all(row.complete for row in rows):
+            return
+        if counts[most] == least or alone >= len(steps) or steps[alone].sizes == []:
+            continue
+        (share,), _ = shares(steps[alone].grads, [steps[alone].local])
+        if share < 0.95:
+            text = (
+                f"rank {most} has {counts[most]} batches and another rank {least}: the gradient of"
+                f" a batch without one on the others has the weight {share:.3g} in place of 1"
+            )
+            yield Difference(
+                Cause.LAST_BATCH, alone, "gradient", text, rank=most, values=(1.0, share)
+            )
+
+
+def not_reseeded(evidence: Evidence) -> Iterator[Difference]:
+    """A shuffled order comes again."""
+    loaders: dict[int, list[Pass]] = {}
+    for (loader, _), row in evidence.ranks[0].passes.items():
+        if row.trained and row.samples("raw"):
+            loaders.setdefault(loader, []).append(row)
+    for rows in loaders.values():
+        for one, other in pairwise(rows):
+            mine, following = one.samples("raw"), other.samples("raw")
+            size = min(len(mine), len(following))
+            shuffled = any(a > b for a, b in pairwise(mine[:size]))
+            if size > 3 and shuffled and mine[:size] == following[:size]:
+                text = "the samples of this pass come in the same order as those of the one before"
+                yield Difference(Cause.NOT_RESEEDED, other.step, "input", text, rank=0)
+    orders, steps = set[int](), 0
+    for event in evidence.ranks[0].events:
+        steps += event["kind"] == "step"
+        if event["kind"] == "order":
+            if event["digest"] in orders:
+                text = f"torch.randperm gives the same order of {event['size']} again"
+                yield Difference(Cause.NOT_RESEEDED, steps, "input", text, rank=0)
+            orders.add(event["digest"])

@@ -1,0 +1,173 @@
+"""What a rule reads and gives: the runs of one script, and a difference with its cause."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from k8sjob.proving.trace import Run, Step, Trace
+
+
+class Cause(StrEnum):
+    """Why one process and several differ; docs/reference/prove.md says what each one means."""
+
+    ERROR = "error"
+    HANG = "hang"
+    NOT_SHARDED = "sampler-not-sharded"
+    OVERLAP = "sampler-overlap"
+    NOT_RESEEDED = "sampler-not-reseeded"
+    NON_DETERMINISM = "non-determinism"
+    MODEL_INIT = "model-init-differs"
+    DROPOUT = "dropout-seed"
+    BATCHNORM = "batchnorm-statistics"
+    RANK_DEPENDENT = "rank-dependent-model"
+    LAST_BATCH = "last-batch"
+    LOSS_SCALING = "loss-scaling"
+    CLIPPING = "gradient-clipping-local"
+    ACCUMULATION = "accumulation"
+    NOT_AVERAGED = "gradient-not-averaged"
+    AVERAGED_TWICE = "gradient-averaged-twice"
+    LEARNING_RATE = "learning-rate-scaled"
+    SKIPS_STEP = "rank-skips-step"
+    EVALUATION = "evaluation-double-counted"
+    CHECKPOINT = "checkpoint-incomplete"
+
+
+NEXT: Final = {
+    Cause.ERROR: "correct the script; `k8sjob run` shows the whole traceback",
+    Cause.HANG: "let all ranks call the same collectives in the same order",
+    Cause.NOT_SHARDED: "give each rank its part: DataLoader(..., sampler=DistributedSampler(data))",
+    Cause.OVERLAP: "let all ranks divide one order of the data, from the same seed, into parts that"
+    " cover it once; drop_last=True, or a size that divides, repeats nothing",
+    Cause.NOT_RESEEDED: "call sampler.set_epoch(epoch) at the start of each epoch",
+    Cause.NON_DETERMINISM: "take every random number from a seed: torch.manual_seed, random.seed,"
+    " numpy.random.default_rng(seed)",
+    Cause.MODEL_INIT: "start all ranks with the same weights: load them before the model is wrapped"
+    " in DistributedDataParallel, or broadcast them from rank 0",
+    Cause.DROPOUT: "seed each rank differently once the model is made:"
+    " torch.manual_seed(seed + rank)",
+    Cause.BATCHNORM: "use statistics of all ranks: SyncBatchNorm.convert_sync_batchnorm(model) on"
+    " GPUs, `strategy.sync_batchnorm: true` under k8sjob.runtime, or another normalization",
+    Cause.RANK_DEPENDENT: "let all ranks compute with the same model: do it on every rank, or"
+    " broadcast what rank 0 computed",
+    Cause.LAST_BATCH: "let all ranks have equally many samples in each batch (drop_last=True), or"
+    " weigh each rank's loss by its samples",
+    Cause.LOSS_SCALING: "use the mean over this rank's samples; DDP averages over the ranks. With"
+    " unequal counts divide by the count of all ranks and multiply by the world size",
+    Cause.CLIPPING: "clip after the gradients are averaged: after backward() under DDP, after the"
+    " all_reduce by hand",
+    Cause.ACCUMULATION: "synchronise once, in the backward of the last micro-batch of each step,"
+    " also of an incomplete one; no_sync() only for those before it",
+    Cause.NOT_AVERAGED: "average every gradient once: call the DistributedDataParallel module"
+    " itself, with all parameters in it, or all_reduce and divide by the world size",
+    Cause.AVERAGED_TWICE: "average once: DistributedDataParallel divides by the world size itself",
+    Cause.LEARNING_RATE: "use the same rate for the same global batch",
+    Cause.SKIPS_STEP: "let the ranks decide together: all_reduce the condition",
+    Cause.EVALUATION: "count each sample once over all ranks: without padding, and with one"
+    " all_reduce of sums and counts",
+    Cause.CHECKPOINT: "save and restore weights, optimizer, scheduler, epoch and random numbers",
+}
+
+
+class Difference(NamedTuple):
+    """What differs first, and why.
+
+    Attributes:
+        step: optimizer steps done before; None: it concerns no step.
+        values: on one process (or what is expected), on several.
+    """
+
+    cause: Cause
+    step: int | None
+    tensor: str | None
+    message: str
+    name: str | None = None
+    rank: int | None = None
+    values: tuple[Any, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The runs of one script.
+
+    Attributes:
+        many: on all ranks.
+        one: on one process, with the same batches; None where it could not be run.
+        again: as many, once more.
+        resumed: as many, restarted from the files of its first checkpoint.
+    """
+
+    many: Run
+    one: Run | None = None
+    again: Run | None = None
+    resumed: Run | None = None
+
+    @property
+    def ranks(self) -> list[Trace]:
+        """The traces of all ranks."""
+        return self.many.traces
+
+    @property
+    def single(self) -> Trace | None:
+        """The trace of the one process."""
+        return self.one.traces[0] if self.one else None
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return len(self.ranks)
+
+    @property
+    def common(self) -> int:
+        """Steps that all ranks do together: until they begin a pass over data apart."""
+        apart = [
+            min(starts)
+            for key in self.ranks[0].passes
+            if len(starts := {t.passes[key].step for t in self.ranks if key in t.passes}) > 1
+        ]
+        return min([*apart, *(len(trace.steps) for trace in self.ranks)])
+
+    @property
+    def compared(self) -> tuple[int, str]:
+        """Steps that can be compared with one process, and why not more of the common ones."""
+        if self.single is None or self.single.end["how"] == "error":
+            return 0, "the script fails"
+        for at in range(self.common):
+            if at >= len(self.single.steps):
+                return at, f"there are {at} steps"
+            reason = _unlike(self.single.steps[at], [trace.steps[at] for trace in self.ranks])
+            if reason:
+                return at, f"at step {at} {reason}"
+        return self.common, ""
+
+    def steps(self) -> Iterator[tuple[int, list[Step], Step | None]]:
+        """Each common step, with that of the one process where they can be compared."""
+        compared, _ = self.compared
+        for at in range(self.common):
+            one = self.single.steps[at] if self.single and at < compared else None
+            yield at, [trace.steps[at] for trace in self.ranks], one
+
+    def tolerance(self, step: int) -> float:
+        """The largest relative difference that is rounding."""
+        low = any(t.steps[step].autocast for t in self.ranks if len(t.steps) > step) or any(
+            "float16" in kind for t in self.ranks for model in t.models for kind in model["dtype"]
+        )
+        return (0.05 if low else 2e-3) * min(1 + step / 10, 10)
+
+
+def _unlike(one: Step, row: list[Step]) -> str:
+    """Why a step of one process is not that of the ranks; "": it is."""
+    samples = sum(size for step in row for size in step.sizes)
+    if one.names != row[0].names:
+        return "it trains other parameters"
+    if len(one.losses) != len(row[0].losses):
+        return f"it has {len(one.losses)} backward passes and each rank {len(row[0].losses)}"
+    if one.sizes and sum(one.sizes) != samples:
+        return f"it has {sum(one.sizes)} samples and the ranks together {samples}"
+    if one.inputs and sorted(one.inputs) != sorted(i for step in row for i in step.inputs):
+        return "the model is called with other samples"
+    return ""

@@ -1,0 +1,310 @@
+"""Rules over the model: its weights, buffers and random numbers, and how gradients are reduced."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from k8sjob.proving.rules.evidence import Cause, Difference
+from k8sjob.proving.rules.sketches import (
+    changed,
+    distance,
+    length,
+    mean,
+    norm,
+    shares,
+    shown,
+    worst,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from k8sjob.proving.rules.evidence import Evidence
+    from k8sjob.proving.trace import Sketch, Step, Trace
+
+
+def model_init(evidence: Evidence) -> Iterator[Difference]:
+    """The ranks begin with different weights."""
+    every = [] if evidence.many.sharded else [trace.models for trace in evidence.ranks]
+    for first, *others in zip(*every, strict=False):
+        for rank, model in enumerate(others, 1):
+            for name, mine in first["weights"].items():
+                other = model["weights"].get(name)
+                if changed(mine, other):
+                    text = f"{name} of rank {rank} is not that of rank 0 when training begins"
+                    pair = norm(mine), norm(other)
+                    yield Difference(Cause.MODEL_INIT, 0, "weight", text, name, rank, pair)
+
+
+def random_numbers(evidence: Evidence) -> Iterator[Difference]:
+    """The ranks use the same random numbers for different samples."""
+    for at, row, _ in evidence.steps():
+        first = row[0].draws
+        if first and all(step.draws == first for step in row):
+            text = (
+                f"all ranks draw the same random numbers in forward ({first[0][0]}): the same masks"
+                " for other samples"
+            )
+            yield Difference(Cause.DROPOUT, at, "input", text)
+
+
+def buffers(evidence: Evidence) -> Iterator[Difference]:
+    """The ranks' buffers differ, and that of rank 0 is not that of one process."""
+    for at, row, one in evidence.steps():
+        for name, mine in row[0].buffers.items():
+            expected = one.buffers.get(name) if one else None
+            if expected is not None and distance(expected, mine) <= 1e-6 * norm(mine):
+                continue
+            for rank, step in enumerate(row[1:], 1):
+                other = step.buffers.get(name)
+                if other is None or distance(mine, other) <= evidence.tolerance(at) * norm(mine):
+                    continue
+                statistics = any(word in name for word in ("mean", "var", "std", "running"))
+                cause = Cause.BATCHNORM if statistics else Cause.RANK_DEPENDENT
+                text = (
+                    f"buffer {name} of rank {rank} is not that of rank 0: each has seen its own"
+                    " samples alone"
+                )
+                pair = norm(expected or mine), norm(other)
+                yield Difference(cause, at, "buffer", text, name, rank, pair)
+
+
+def rates(evidence: Evidence) -> Iterator[Difference]:
+    """The learning rate differs between ranks, or from that of one process."""
+    for at, row, _ in evidence.steps():
+        first = row[0].rates
+        for rank, step in enumerate(row):
+            if step.rates != first:
+                text = f"the rate of rank {rank} is {step.rates[0]:g}, of rank 0 {first[0]:g}"
+                pair = first[0], step.rates[0]
+                yield Difference(Cause.LEARNING_RATE, at, "weight", text, rank=rank, values=pair)
+        steps = evidence.single.steps if evidence.single else []
+        for mine, theirs in zip(steps[at].rates, first, strict=False) if at < len(steps) else ():
+            if mine and theirs and abs(theirs / mine - 1) > 1e-3:
+                text = (
+                    f"the rate is {theirs:g} with {evidence.size} processes and {mine:g} with one,"
+                    " for the same global batch"
+                )
+                pair = mine, theirs
+                yield Difference(Cause.LEARNING_RATE, at, "weight", text, values=pair)
+
+
+def skipped(evidence: Evidence) -> Iterator[Difference]:
+    """A backward pass is followed by a step on some ranks only."""
+    counts = [len(trace.steps) for trace in evidence.ranks]
+    sequences = [_stepped(trace) for trace in evidence.ranks]
+    for at, after in enumerate(zip(*sequences, strict=False)):
+        if len(set(after)) > 1:
+            rank, other = after.index(False), after.index(True)
+            text = f"rank {rank} does no optimizer step where rank {other} does one"
+            step, pair = sum(sequences[other][:at]), (counts[other], counts[rank])
+            yield Difference(Cause.SKIPS_STEP, step, "weight", text, rank=rank, values=pair)
+
+
+def _stepped(trace: Trace) -> list[bool]:
+    """For each backward pass, whether a step of an optimizer came before the next one."""
+    found: list[bool] = []
+    for event in trace.events:
+        if event["kind"] == "backward":
+            found.append(False)
+        elif event["kind"] == "step" and found:
+            found[-1] = True
+    if trace.end["how"] != "done" and found and not found[-1]:
+        found.pop()  # the process has ended before the step
+    return found
+
+
+def kept(evidence: Evidence) -> Iterator[Difference]:
+    """Gradients of the step before are left on some ranks only."""
+    for row in zip(*(trace.of("backward") for trace in evidence.ranks), strict=False):
+        left = [event["kept"] for event in row]
+        if len(set(left)) > 1:
+            rank = left.index(True)
+            text = (
+                f"rank {rank} adds to the gradients of the step before, and rank"
+                f" {left.index(False)} has cleared them"
+            )
+            yield Difference(Cause.ACCUMULATION, row[0]["step"], "gradient", text, rank=rank)
+
+
+def weights(evidence: Evidence) -> Iterator[Difference]:
+    """The ranks' weights differ although their gradients do not."""
+    seen: set[int] = set()
+    begun = {name for model in evidence.ranks[0].models for name in model["weights"]}
+    for at, row, _ in evidence.steps() if not evidence.many.sharded else ():
+        floor = max(0.03 * length(row[0].before), 1e-12)
+        for rank, step in enumerate(row[1:], 1):
+            for what in ("before", "after"):
+                mine, other = getattr(row[0], what), getattr(step, what)
+                found = worst(mine, other, evidence.tolerance(at), floor)
+                if found is None:
+                    continue
+                name = row[0].names[found]
+                text = f"{name} of rank {rank} is not that of rank 0"
+                cause = Cause.RANK_DEPENDENT
+                if what == "after":
+                    text += " after the step, and their gradients are equal"
+                elif row[0].optimizer in seen or name in begun:
+                    text += ": it was changed outside the optimizer"
+                else:
+                    cause = Cause.MODEL_INIT
+                pair = shown(mine[found], other[found])
+                yield Difference(cause, at, "weight", text, name, rank, pair)
+        seen.add(row[0].optimizer)
+
+
+def gradient(evidence: Evidence) -> Iterator[Difference]:
+    """The first gradient that differs: between ranks, or from that of one process."""
+    largest: dict[int, float] = {}
+    for at, row, one in evidence.steps():
+        tolerance, grads = evidence.tolerance(at), evidence.many.whole(at, "grads")
+        size = length(grads)
+        largest[row[0].optimizer] = max(largest.get(row[0].optimizer, 0.0), size)
+        floor = max(0.03 * size, 1e-3 * largest[row[0].optimizer], 1e-12)
+        for rank, step in enumerate(row) if not evidence.many.sharded else ():
+            found = worst(row[0].grads, step.grads, tolerance, floor)
+            if found is not None:
+                yield _between_ranks(evidence, at, row, rank, found)
+        expected = one.grads if one else None
+        if evidence.single is None and not evidence.many.sharded:
+            expected = mean([step.local for step in row])
+        found = None if expected is None else worst(expected, grads, tolerance, floor)
+        if expected is not None and found is not None:
+            yield _from_one(evidence, at, row, one, expected, grads, found)
+
+
+def _between_ranks(
+    evidence: Evidence, at: int, row: Sequence[Step], rank: int, found: int
+) -> Difference:
+    """The ranks step with different gradients."""
+    first, name = row[0], row[0].names[found]
+    own, left = shares(first.grads, [step.local for step in row])
+    if _accumulates(evidence):
+        cause, why = Cause.ACCUMULATION, "not every micro-batch was averaged"
+    elif first.clips and left < 0.01 and min(own) > 0.2 * max(own):
+        cause, why = Cause.CLIPPING, "each rank clips by its own norm"
+    else:
+        cause, why = Cause.NOT_AVERAGED, "it was not averaged"
+    text = f"the gradient of {name} on rank {rank} is not that of rank 0: {why}"
+    pair = shown(first.grads[found], row[rank].grads[found])
+    return Difference(cause, at, "gradient", text, name, rank, pair)
+
+
+def _accumulates(evidence: Evidence) -> bool:
+    return any(len(step.losses) > 1 for trace in evidence.ranks for step in trace.steps)
+
+
+def _from_one(  # noqa: PLR0917 - what the caller has
+    evidence: Evidence,
+    at: int,
+    row: Sequence[Step],
+    one: Step | None,
+    expected: Sequence[Sketch | None],
+    grads: Sequence[Sketch | None],
+    found: int,
+) -> Difference:
+    """All ranks step with the same gradient, and it is not that of one process."""
+    size, name, partial = len(row), row[0].names[found], _partial(row)
+    # Each rank's part of the gradient, over that of one process in its own: 1/size is right.
+    parts, unexplained = [1 / size] * size, 0.0
+    if not evidence.many.sharded:
+        parts, unexplained = shares(grads, [step.local for step in row])
+        base = shares(one.grads, [one.local])[0][0] if one else 1.0
+        parts = [share / (base or 1.0) for share in parts]
+    part = sum(parts) / size
+    even = max(parts) - min(parts) <= 0.02 * max(map(abs, parts))
+
+    def every(share: float) -> bool:
+        return even and abs(part / share - 1) < 0.05
+
+    (scale,), askew = shares(grads, [expected])
+    clipped = any(step.clips for step in row)
+    parallel = askew <= 0.02 and not clipped
+    sizes = tuple(sum(step.sizes) for step in row)
+    alike = len(set(sizes)) == 1
+    losses = _losses(row, one)
+    same = losses is not None and math.isclose(*losses, rel_tol=1e-5)
+    wrappers = {model["wrapper"] for model in evidence.ranks[0].models}
+    again = "DistributedDataParallel" in wrappers and row[0].reduced
+    twice = not every(1 / size) and (every(1 / size**2) or (every(1) and again))
+    alone, rest = shares([grads[found]], [[step.local[found]] for step in row])
+    once_more = rest < 0.02 and all(abs(share * size**2 - 1) < 0.05 for share in alone)
+    gradient = f"the gradient of {name}"
+    weighs = f"each rank's gradient of {name} has the weight {part:.3g} in place of 1/{size}"
+    causes = (  # in this order
+        (
+            partial is not None,
+            Cause.RANK_DEPENDENT,
+            f"{partial} has a gradient on some ranks only: the ranks train different models",
+        ),
+        (
+            _accumulates(evidence) and (unexplained > 0.02 or every(1)),
+            Cause.ACCUMULATION,
+            f"{gradient} is not the mean of what the micro-batches of the ranks add up to",
+        ),
+        (
+            once_more and not (twice or clipped or evidence.many.sharded),
+            Cause.AVERAGED_TWICE,
+            f"{gradient} is 1/{size} of the mean of the ranks' own ones; others are the mean",
+        ),
+        (
+            unexplained > 0.05 or (not even and alike),
+            Cause.CLIPPING,
+            f"{gradient} is no mean of the ranks' own ones: they were changed before it",
+        ),
+        (twice, Cause.AVERAGED_TWICE, weighs),
+        (even and not every(1 / size), Cause.NOT_AVERAGED, weighs),
+        (
+            not alike,
+            Cause.LAST_BATCH,
+            f"the ranks have {sizes} samples in this batch, and each rank has the same weight",
+        ),
+        (
+            same and parallel and abs(scale * size - 1) < 0.02,
+            Cause.AVERAGED_TWICE,
+            f"the losses agree, and {gradient} is 1/{size} of that on one process",
+        ),
+        (
+            same,
+            Cause.CLIPPING,
+            f"the losses agree, and {gradient} does not: each rank changes its own",
+        ),
+        (
+            parallel and abs(scale - 1) > 0.02,
+            Cause.LOSS_SCALING,
+            f"the gradient is {scale:.3g} times that of one process: the loss is not a mean",
+        ),
+        (
+            any(kind != "SyncBatchNorm" for kind in evidence.many.norms),
+            Cause.BATCHNORM,
+            "each rank normalizes by the statistics of its own samples",
+        ),
+        (
+            True,
+            Cause.LOSS_SCALING,
+            "the mean of the ranks' losses is not the loss of their joined batch",
+        ),
+    )
+    cause, text = next((cause, text) for holds, cause, text in causes if holds)
+    tensor = {Cause.LOSS_SCALING: "loss", Cause.BATCHNORM: "buffer"}.get(cause, "gradient")
+    pair = losses if tensor == "loss" and losses else shown(expected[found], grads[found])
+    return Difference(cause, at, tensor, text, partial or name, None, pair)
+
+
+def _losses(row: Sequence[Step], one: Step | None) -> tuple[float, float] | None:
+    """The loss on one process, and the mean of the ranks' losses; None: one is not known."""
+    mine = one.losses if one is not None else []
+    theirs = [loss for step in row for loss in step.losses]
+    known = [loss for loss in (*mine, *theirs) if loss is not None]
+    if not mine or len(known) < len(mine) + len(theirs):
+        return None
+    return sum(known[: len(mine)]), sum(known[len(mine) :]) / len(row)
+
+
+def _partial(row: Sequence[Step]) -> str | None:
+    """A parameter without a gradient on some ranks."""
+    for name, *local in zip(row[0].names, *(step.local for step in row), strict=False):
+        if None in local and any(local):
+            return str(name)
+    return None

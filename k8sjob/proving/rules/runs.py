@@ -1,0 +1,210 @@
+"""Rules over evaluations and runs as wholes: repeated, restarted, failed or waiting."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob.proving.rules.data import identified
+from k8sjob.proving.rules.evidence import Cause, Difference
+from k8sjob.proving.rules.sketches import changed, length, norm, shown, worst
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from k8sjob.proving.rules.evidence import Evidence
+    from k8sjob.proving.trace import Evaluation, Step, Trace
+
+    _Pair = tuple[Any, Any]
+
+_NUMBER: Final = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
+
+
+def evaluation(evidence: Evidence) -> Iterator[Difference]:
+    """An evaluation gives another result, for samples are counted twice or not at all."""
+    single = evidence.single.evaluations if evidence.single else []
+    for many, one in zip(evidence.ranks[0].evaluations, single, strict=False):
+        found = _miscounted(evidence, many, one)
+        if found is not None:
+            text, pair = found
+            rank = None if many.reductions else 0
+            yield Difference(Cause.EVALUATION, many.step, "evaluation", text, None, rank, pair)
+
+
+def _miscounted(
+    evidence: Evidence, many: Evaluation, one: Evaluation
+) -> tuple[str, tuple[float, float]] | None:
+    samples: list[list[int]] = []
+    for key in many.passes:
+        samples += identified([t.passes[key] for t in evidence.ranks if key in t.passes])[1]
+    total = sum(map(len, samples))
+    unique = len({sample for rank in samples for sample in rank})
+    divided = bool(samples) and max(map(len, samples)) < unique
+    printed = _printed(many.text, one.text)
+    if not many.reductions:
+        text = (
+            f"rank 0 reports what it found in {len(samples[0]) if samples else 0} of {unique}"
+            " samples; nothing is reduced over the ranks"
+        )
+        return (text, printed) if divided and printed else None
+    reduced = _reduced(evidence.size, many, one)
+    if total > unique and divided:
+        counted = (unique, total) if (one.largest, many.largest) == (unique, total) else None
+        seen = reduced or printed or counted
+        if seen:
+            return f"{total} samples are counted and there are {unique}: some are repeated", seen
+    if total > unique and not divided and printed:
+        text = f"every rank evaluates all {unique} samples, and their results are added up"
+        return text, printed
+    text = (
+        "what the ranks reduce is not what one process finds: a mean of means, or parts of the data"
+        " that are counted more than once"
+    )
+    return (text, reduced) if reduced else None
+
+
+def _reduced(size: int, many: Evaluation, one: Evaluation) -> tuple[float, float] | None:
+    """The first reduced value that is neither that of one process nor that of all added up."""
+    for theirs, mine in zip(many.reduced, one.reduced, strict=False):
+        for value, expected in zip(theirs, mine, strict=False):
+            right = expected, size * expected
+            near = any(abs(value - r) <= 0.02 * abs(r) + 1e-6 for r in right)
+            count = expected.is_integer() and expected == max(mine) and len(mine) > 1
+            if not near or (count and value not in right):
+                return expected, value
+    return None
+
+
+def _printed(many: str, one: str) -> tuple[float, float] | None:
+    """The first number that is printed otherwise."""
+    if _NUMBER.sub("#", many) != _NUMBER.sub("#", one):
+        return None
+    for theirs, mine in zip(_NUMBER.findall(many), _NUMBER.findall(one), strict=True):
+        rounding = 1.5 * 10.0 ** -len(mine.partition(".")[2])
+        if abs(float(theirs) - float(mine)) > 0.02 * abs(float(mine)) + rounding:
+            return float(mine), float(theirs)
+    return None
+
+
+def determinism(evidence: Evidence) -> Iterator[Difference]:
+    """The same run once more is another one."""
+    traces = evidence.again.traces if evidence.again else []
+    for rank, (trace, other) in enumerate(zip(evidence.ranks, traces, strict=False)):
+        for tensor, step, name, pair in _unrepeated(trace, other):
+            what = "batch" if tensor == "input" else " ".join(filter(None, (tensor, name)))
+            text = (
+                f"two equal runs with the {what} of rank {rank} different: a random number does not"
+                " come from a seed"
+            )
+            yield Difference(Cause.NON_DETERMINISM, step, tensor, text, name, rank, pair)
+
+
+def _unrepeated(trace: Trace, other: Trace) -> Iterator[tuple[str, int, str | None, _Pair | None]]:
+    """What differs in a run of the same: tensor, step, name and values."""
+    for one, two in zip(trace.models, other.models, strict=False):
+        for name, mine in one["weights"].items():
+            twin = two["weights"].get(name)
+            if changed(mine, twin):
+                yield "weight", 0, name, (norm(mine), norm(twin))
+    for at, (first, second) in enumerate(zip(trace.steps, other.steps, strict=False)):
+        if first.samples and first.samples != second.samples:
+            yield "input", at, None, None
+        for loss, again in zip(first.losses, second.losses, strict=False):
+            if loss is None or again is None:
+                continue
+            if abs(loss - again) > 1e-3 * (abs(loss) + 1e-3):
+                yield "loss", at, None, (loss, again)
+
+
+def checkpoint(evidence: Evidence) -> Iterator[Difference]:
+    """A restart from the first checkpoint is not as the run that was not interrupted."""
+    if evidence.resumed is None:
+        return
+    trace, other = evidence.ranks[0], evidence.resumed.traces[0]
+    loads = [event for event in other.of("load") if event["step"] == 0]
+    begin = next((event["step"] for event in trace.of("save") if event["step"]), None)
+    if not loads or begin is None or not other.steps:
+        return
+    pairs = zip(evidence.ranks, evidence.resumed.traces, strict=False)
+    ranks = [zip(mine.steps[begin:], its.steps, strict=False) for mine, its in pairs]
+    for at, row in enumerate(zip(*ranks, strict=False)):
+        for rank, (kept, again) in enumerate(row):
+            found = _restarted(kept, again, evidence.tolerance(0) / 10, first=not at)
+            if found is not None:
+                tensor, text, name, pair = found
+                text = f"restarted from the checkpoint of step {begin}, {text}"
+                yield Difference(Cause.CHECKPOINT, begin + at, tensor, text, name, rank, pair)
+    expected, done = len(trace.steps) - begin, len(other.steps)
+    if trace.end["how"] == other.end["how"] == "done" and done > expected:
+        text = (
+            f"restarted from the checkpoint of step {begin}, {done} steps are done in place of"
+            f" {expected}: the epoch is not restored"
+        )
+        at, pair = begin + expected, (expected, done)
+        yield Difference(Cause.CHECKPOINT, at, "weight", text, None, 0, pair)
+
+
+def _restarted(
+    kept: Step, again: Step, tolerance: float, *, first: bool
+) -> tuple[str, str, str | None, _Pair | None] | None:
+    """What differs in a step after a restart: tensor, message, name and values."""
+    floor = max(0.01 * length(kept.before), 1e-12)
+    found = worst(kept.before, again.before, tolerance, floor)
+    if kept.names == again.names and found is not None:
+        text = "the state of the optimizer is not restored"
+        if first:
+            text = "the weights are not those of the run that was not interrupted"
+        return "weight", text, kept.names[found], shown(kept.before[found], again.before[found])
+    if kept.rates != again.rates:
+        text = "the learning rate is not restored (scheduler)"
+        return "weight", text, None, (kept.rates[0], again.rates[0])
+    if kept.samples != again.samples:
+        text = "the batches are other ones (epoch, sampler or random numbers)"
+        return "input", text, None, None
+    return None
+
+
+def hang(evidence: Evidence) -> Iterator[Difference]:
+    """The ranks wait for each other."""
+    answer = evidence.many.answer
+    if not answer["hung"]:
+        return
+    places = {int(rank): place for rank, place in answer["places"].items()}
+    where = [
+        f"rank {rank} is at {places[rank] or 'no line of the script'}" for rank in sorted(places)
+    ]
+    ended = [str(rank) for rank in range(evidence.size) if rank not in places]
+    if ended:
+        where.append(f"ended: rank {', '.join(ended)}")
+    steps = min(len(trace.steps) for trace in evidence.ranks)
+    text = f"the ranks wait for each other: {'; '.join(where)}"
+    yield Difference(Cause.HANG, steps, None, text)
+
+
+def error(evidence: Evidence) -> Iterator[Difference]:
+    """A rank raises an exception; that it lost the others comes after what made those end."""
+    if evidence.many.answer["hung"]:
+        return
+    failed = [
+        (_lost(trace.end["message"]), rank)
+        for rank, trace in enumerate(evidence.ranks)
+        if trace.end["how"] == "error"
+    ]
+    for _, rank in sorted(failed):
+        trace = evidence.ranks[rank]
+        first = (trace.end["message"].strip().splitlines() or [""])[0]
+        text = f"{trace.end['type']}: {first} at {trace.end['where']}"
+        yield Difference(Cause.ERROR, len(trace.steps), None, text, rank=rank)
+
+
+def failed_alike(evidence: Evidence) -> bool:
+    """Whether all ranks raise the same exception at the same place."""
+    ends = [trace.end for trace in evidence.ranks]
+    if any(end["how"] != "error" or _lost(end["message"]) for end in ends):
+        return False
+    return len({(end["type"], end["where"]) for end in ends}) == 1
+
+
+def _lost(message: str) -> bool:
+    """Whether an exception is about the connection to another rank."""
+    return "onnection" in message

@@ -1,0 +1,253 @@
+"""What the processes of a run recorded, by steps, passes over data and evaluations."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    _Event = Mapping[str, Any]
+
+Sketch = list[float]
+"""The sum of squares of a tensor, and linear projections of it; see k8sjob.runtime.prover."""
+_REDUCING: Final = frozenset({
+    "all_reduce", "reduce", "all_gather", "gather", "all_gather_into_tensor", "all_gather_object",
+    "gather_object",
+})  # fmt: skip
+
+
+@dataclass(slots=True)
+class Batch:
+    """A batch that a loader gave.
+
+    Attributes:
+        ids: indices of its samples in the data set itself; None: not known.
+        raw: indices that the sampler gave.
+        digests: of the contents.
+        trained: a loss of it was differentiated.
+    """
+
+    size: int
+    ids: list[int] | None
+    raw: list[int] | None
+    digests: list[int] | None
+    trained: bool = False
+
+
+@dataclass(slots=True)
+class Pass:
+    """One pass over a loader."""
+
+    about: Mapping[str, Any]
+    step: int
+    batches: list[Batch] = field(default_factory=list)
+    complete: bool = False
+
+    @property
+    def trained(self) -> bool:
+        """Whether it was for training."""
+        return any(batch.trained for batch in self.batches)
+
+    def samples(self, kind: str) -> list[int]:
+        """Its samples, as "ids", "raw" or "digests"."""
+        return [one for batch in self.batches for one in getattr(batch, kind) or ()]
+
+
+@dataclass(slots=True)
+class Step:
+    """One step of an optimizer, with what led to it.
+
+    Attributes:
+        about: the event: weights before and after, gradients, buffers, rates.
+        inputs: digests of the samples of the first forward pass, where no DataLoader made them.
+        clips: the script clips gradients.
+        reduced: the script calls all_reduce after the last backward pass.
+    """
+
+    about: Mapping[str, Any] = field(default_factory=dict)
+    losses: list[float | None] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
+    draws: list[tuple[str, int]] = field(default_factory=list)
+    inputs: list[int] = field(default_factory=list)
+    clips: bool = False
+    autocast: bool = False
+    reduced: bool = False
+
+    def __getattr__(self, name: str) -> Any:
+        return self.about[name]
+
+
+@dataclass(slots=True)
+class Evaluation:
+    """What happened without gradients between two steps.
+
+    Attributes:
+        passes: over loaders: (loader, number).
+        reductions: collectives that gather or reduce.
+        text: what was printed.
+    """
+
+    step: int
+    passes: list[tuple[int, int]] = field(default_factory=list)
+    reductions: list[Mapping[str, Any]] = field(default_factory=list)
+    text: str = ""
+
+    @property
+    def reduced(self) -> list[list[float]]:
+        """The values that each all_reduce gives; large tensors are left out."""
+        return [e["after"] for e in self.reductions if e["name"] == "all_reduce" and e["after"]]
+
+    @property
+    def largest(self) -> float:
+        """The largest reduced value: mostly the number of samples."""
+        return max((value for values in self.reduced for value in values), default=0.0)
+
+
+class Trace:
+    """The record of one rank."""
+
+    def __init__(self, file: Path) -> None:
+        self.steps: list[Step] = []
+        self.passes: dict[tuple[int, int], Pass] = {}
+        self.models: list[_Event] = []
+        self.evaluations: list[Evaluation] = []
+        self.events: list[_Event] = []
+        self.end: _Event = {"how": "killed"}
+        self._batch: Batch | None = None
+        self._evaluation: Evaluation | None = None
+        self._since = Step()
+        for line in file.read_text().splitlines() if file.exists() else ():
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue  # the process was killed while it wrote
+            self.events.append(event)
+            fold = getattr(self, f"_on_{event['kind']}", None)
+            if fold is not None:
+                fold(event)
+        self._close_evaluation()
+
+    def _evaluating(self) -> Evaluation:
+        self._evaluation = self._evaluation or Evaluation(len(self.steps))
+        return self._evaluation
+
+    def _close_evaluation(self) -> None:
+        found, self._evaluation = self._evaluation, None
+        if found is not None:
+            found.passes = [key for key in found.passes if not self.passes[key].trained]
+            if found.passes or found.reductions:
+                self.evaluations.append(found)
+
+    # --- one for each kind of event ---------------------------------------------------------------
+
+    def _on_pass(self, event: _Event) -> None:
+        self.passes[event["loader"], event["number"]] = Pass(event, len(self.steps))
+
+    def _on_batch(self, event: _Event) -> None:
+        key = (event["loader"], event["number"])
+        self._batch = Batch(event["size"], event["ids"], event["raw"], event["digests"])
+        self.passes[key].batches.append(self._batch)
+        if not event["index"]:
+            self._evaluating().passes.append(key)
+
+    def _on_over(self, event: _Event) -> None:
+        self.passes[event["loader"], event["number"]].complete = True
+
+    def _on_mode(self, event: _Event) -> None:
+        if not event["grad"]:
+            self._evaluating()
+
+    def _on_backward(self, event: _Event) -> None:
+        self._close_evaluation()
+        since, batch = self._since, self._batch
+        since.reduced = False
+        since.losses.append(event["loss"])
+        since.autocast = since.autocast or event["autocast"]
+        if batch is not None and not batch.trained:
+            batch.trained = True
+            since.sizes.append(batch.size)
+            since.samples += batch.digests or []
+
+    def _on_draw(self, event: _Event) -> None:
+        self._since.draws.append((event["name"], event["digest"]))
+
+    def _on_clip(self, _event: _Event) -> None:
+        self._since.clips = True
+
+    def _on_input(self, event: _Event) -> None:
+        self._since.inputs = self._since.inputs or event["digests"] or []
+
+    def _on_collective(self, event: _Event) -> None:
+        if self._evaluation is None:
+            self._since.reduced = self._since.reduced or event["name"] == "all_reduce"
+        elif event["name"] in _REDUCING:
+            self._evaluation.reductions.append(event)
+
+    def _on_text(self, event: _Event) -> None:
+        if self._evaluation is not None:
+            self._evaluation.text += event["text"]
+
+    def _on_step(self, event: _Event) -> None:
+        since, self._since = self._since, Step()
+        if not since.losses and self.steps:  # of a second optimizer
+            since = self.steps[-1]
+        self.steps.append(replace(since, about=event))
+
+    def _on_model(self, event: _Event) -> None:
+        self.models.append(event)
+
+    def _on_end(self, event: _Event) -> None:
+        self.end = event
+
+    def of(self, kind: str) -> Iterator[Mapping[str, Any]]:
+        """The events of a kind."""
+        return (event for event in self.events if event["kind"] == kind)
+
+
+@dataclass(slots=True)
+class Run:
+    """All ranks of one run.
+
+    Attributes:
+        traces: by rank.
+        answer: how their processes ended; see k8sjob.runtime.prover.
+    """
+
+    traces: list[Trace]
+    answer: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path, answer: Mapping[str, Any]) -> Run:
+        """The run whose records are in a folder."""
+        traces = [Trace(folder / f"trace-{rank}.jsonl") for rank in range(answer["ranks"])]
+        return cls(traces, answer)
+
+    @property
+    def sharded(self) -> bool:
+        """Whether the ranks have parts of the parameters."""
+        return any(model["sharded"] for trace in self.traces for model in trace.models)
+
+    @property
+    def norms(self) -> set[str]:
+        """The kinds of batch normalisation in the models."""
+        return {name for trace in self.traces for model in trace.models for name in model["norms"]}
+
+    def whole(self, step: int, what: str) -> list[Sketch | None]:
+        """The sketches of all parameters at a step: "before", "grads" or "after"."""
+        mine: Sequence[Sketch | None] = getattr(self.traces[0].steps[step], what)
+        if not self.sharded:
+            return list(mine)
+        rows = [
+            getattr(trace.steps[step], what) for trace in self.traces if len(trace.steps) > step
+        ]
+        return [
+            None
+            if any(one is None for one in column)
+            else [sum(v) for v in zip(*column, strict=True)]
+            for column in zip(*rows, strict=True)
+        ]

@@ -1,0 +1,327 @@
+"""Metrics of a run over all ranks: loss, pace and cost of training, and evaluations.
+
+No GPU waits for the host every step: losses add up on the device, and about once a second they are
+reduced over the ranks, which is when the host waits for them. All ranks must do so at the same
+step, and their clocks differ: so the next such step is computed from the reduced time, which is the
+same number everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+import weakref
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.utils.data import DataLoader
+
+from k8sjob.contract import EventKind
+from k8sjob.runtime.data import move, strided
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch import Tensor
+
+    from k8sjob.runtime.base.report import Reporter
+    from k8sjob.runtime.comm.process_group import Group
+    from k8sjob.runtime.strategies import Strategy
+
+_SYNC: Final = "sync"
+
+
+class Waiting:
+    """How long a rank waited for the others, from the phases that the watchdog sees too.
+
+    Where forward or backward communicate, a "sync" phase includes computation, which is the rank's
+    own time: see Computing.
+    """
+
+    def __init__(self, computed: Callable[[], float] = lambda: 0.0) -> None:
+        """Start at zero; `computed` is a clock that advances while this thread computes."""
+        self._computed = computed
+        self.seconds = 0.0
+        self._since: tuple[float, float] | None = None
+
+    def phase(self, phase: str) -> None:
+        """A phase begins, "sync" or another."""
+        if phase == _SYNC:
+            self._since = self._since or (time.monotonic(), self._computed())
+        elif self._since is not None:
+            (began, computed), self._since = self._since, None
+            self.seconds += max(0.0, time.monotonic() - began - (self._computed() - computed))
+
+    def reset(self) -> None:
+        """Start at zero again."""
+        self.seconds = 0.0
+
+
+class Computing:
+    """A clock that advances while its thread runs on a core, or waits for one.
+
+    Other processes or the container's CPU limit may make it wait for a core: the other ranks then
+    wait for this one as if it had more to compute. Only Linux measures that (the second number of
+    schedstat in proc). GPU time is not included.
+    """
+
+    def __init__(self) -> None:
+        self._schedstat: int | None = None
+        with suppress(OSError):
+            self._schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, self._schedstat)
+
+    def __call__(self) -> float:
+        """Seconds since an arbitrary moment."""
+        waited = 0
+        if self._schedstat is not None:
+            with suppress(OSError):  # the thread has ended
+                waited = int(os.pread(self._schedstat, 80, 0).split()[1])
+        return time.thread_time() + waited / 1e9
+
+
+def lost_time(own: Sequence[float]) -> tuple[float, int]:
+    """(mean seconds that ranks waited for the slowest, the slowest rank).
+
+    Ranks meet at every step, so each waits for the one that needs most of its `own` seconds.
+    """
+    slowest = max(range(len(own)), key=lambda rank: own[rank])
+    return own[slowest] - sum(own) / len(own), slowest
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes that this process has held: of torch on its GPU, else in memory."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    import resource  # Unix alone has it
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+_EVERY_S = 1.0
+_GROWTH = 8
+"""The distance between two reports grows by this factor at most: the first steps are slow."""
+
+
+class Progress:
+    """Counts the steps and losses of a run, and reports them.
+
+    Attributes:
+        loss: mean loss over the samples of the epoch so far, over all ranks; nan before the first.
+    """
+
+    def __init__(self, group: Group, reporter: Reporter, waiting: Waiting) -> None:
+        self._group, self._reporter, self._waiting = group, reporter, waiting
+        self._pending = torch.zeros((), dtype=_sum_type(group.device), device=group.device)
+        self._pending_count = 0
+        self._distance = 1
+        self.begin(0, 1, 0, 0)
+
+    def begin(
+        self, epoch: int, epochs: int, steps: int, step: int, *, loss: float = 0.0, count: float = 0
+    ) -> None:
+        """Begin an epoch, counted from 0, or continue one.
+
+        Args:
+            epoch: its number.
+            epochs: how many there will be.
+            steps: optimizer steps of this epoch.
+            step: how many of them are done.
+            loss: sum of the losses of the samples that are done, over all ranks.
+            count: number of these samples.
+        """
+        self._epoch, self._epochs, self._steps, self._step = epoch, epochs, steps, step
+        self._total, self._count = loss, count
+        self._next = step + self._distance
+        self._mark(time.monotonic())
+
+    @property
+    def loss(self) -> float:
+        """See the class."""
+        return self._total / self._count if self._count else math.nan
+
+    @property
+    def sums(self) -> tuple[float, float]:
+        """(sum of losses, samples) of the epoch so far, over all ranks; what begin() takes."""
+        return self._total, self._count
+
+    def add(self, loss: Tensor, count: int) -> None:
+        """Add a batch: its mean loss over this rank's `count` samples."""
+        if count:
+            self._pending.add_(loss, alpha=count)
+            self._pending_count += count
+
+    @property
+    def due(self) -> bool:
+        """Whether the step that comes now is one to report; the same on all ranks."""
+        return self._step + 1 in {self._next, self._steps}
+
+    def step(self, grad_norm: Tensor | None = None) -> None:
+        """An optimizer step is done, with this norm of its gradients; report if it is time to."""
+        due = self.due
+        self._step += 1
+        if due:
+            self._report(grad_norm)
+
+    def settle(self) -> None:
+        """Reduce what is pending. All ranks call it at the same step."""
+        self._reduce()
+
+    def _mark(self, now: float) -> None:
+        self._since, self._from_step = now, self._step
+        self._waiting.reset()
+        self._recent, self._recent_count = 0.0, 0.0
+
+    def _reduce(self) -> list[list[float]]:
+        """Add up what is pending; by rank: seconds since the mark, its own, bytes of memory."""
+        pending = float(self._pending), float(self._pending_count)  # waits for the GPU's steps
+        elapsed = time.monotonic() - self._since
+        own = elapsed - self._waiting.seconds
+        rows = self._group.table([*pending, elapsed, own, peak_memory(self._group.device)])
+        self._pending.zero_()
+        self._pending_count = 0
+        loss, count = (sum(row[at] for row in rows) for at in (0, 1))
+        self._total, self._count = self._total + loss, self._count + count
+        self._recent, self._recent_count = self._recent + loss, self._recent_count + count
+        return [row[2:] for row in rows]
+
+    def _report(self, grad_norm: Tensor | None) -> None:
+        elapsed, own, memory = zip(*self._reduce(), strict=True)
+        seconds = max(sum(elapsed) / len(elapsed), 1e-9)
+        done = self._step - self._from_step
+        pace = done / seconds
+        left = self._steps - self._step + (self._epochs - self._epoch - 1) * self._steps
+        loss = self._recent / self._recent_count if self._recent_count else math.nan
+        more: dict[str, float] = {"memory_bytes": int(max(memory))}
+        if len(own) > 1:
+            lost, slowest = lost_time(own)
+            more |= {"wait_s": lost / done, "slowest": slowest}
+        if grad_norm is not None:
+            more["grad_norm"] = float(grad_norm)
+        if self._step == self._steps:
+            more["epoch_loss"] = self.loss
+        self._reporter.emit(
+            EventKind.PROGRESS,
+            epoch=self._epoch,
+            epochs=self._epochs,
+            step=self._step,
+            steps=self._steps,
+            loss=loss,
+            samples_per_s=self._recent_count / seconds,
+            step_s=seconds / done,
+            eta_s=left / pace,
+            **more,
+        )
+        wanted = max(1, round(pace * _EVERY_S))
+        self._distance = min(wanted, self._distance * _GROWTH)
+        self._next = self._step + self._distance
+        self._mark(time.monotonic())
+
+
+def _sum_type(device: torch.device) -> torch.dtype:
+    """float64 wherever the device has it: sums of many small losses stay exact."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+# --- evaluation -----------------------------------------------------------------------------------
+
+
+def evaluate(
+    strategy: Strategy,
+    loss: Callable[..., Tensor],
+    dataset: Any,
+    *,
+    batch_size: int,
+    metrics: Mapping[str, Callable[..., Tensor]] | None,
+    between: Callable[[], None],
+    **loader_options: Any,
+) -> dict[str, float]:
+    """Mean loss and metrics over all samples; the same numbers on all ranks.
+
+    The model is in eval mode meanwhile, and each of its modules in its own mode again afterwards.
+
+    Args:
+        strategy: the model, settled: equal on all ranks.
+        loss: loss(output, *targets) -> the mean over the batch.
+        dataset: a map-style data set whose batches are (inputs, *targets).
+        batch_size: samples of one rank in one batch.
+        metrics: name -> f(output, *targets); None for the accuracy where it makes sense.
+        between: called before each batch, equally often on all ranks.
+        loader_options: for DataLoader.
+    """
+    mesh, model, group = strategy.mesh, strategy.model, strategy.mesh.group
+    batches = strided(dataset, mesh.data_rank, mesh.data_size, batch_size)
+    # A rank that has nothing left computes all the same: others may wait for its part of the model.
+    loader = DataLoader(
+        dataset, batch_sampler=[batch or [0] for batch in batches], **loader_options
+    )
+    wanted = {"accuracy": accuracy} if metrics is None else dict(metrics)
+    tally = _Tally(["loss", *wanted], group)
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            for batch, loaded in zip(batches, loader, strict=True):
+                between()
+                inputs, *targets = move(loaded, group.device)
+                output = strategy.forward(inputs)
+                if not batch or not strategy.counts:
+                    continue
+                tally.add("loss", loss(output, *targets), len(batch))
+                for name, metric in wanted.items():
+                    tally.add(name, metric(output, *targets), len(batch))
+    finally:
+        for module, training in modes:
+            module.training = training
+    return tally.means()
+
+
+def accuracy(output: Any, *targets: Any) -> Tensor | None:
+    """1 for each sample whose largest output is the target; None where that has no meaning."""
+    if len(targets) != 1 or not isinstance(output, torch.Tensor):
+        return None
+    target = targets[0]
+    classes = isinstance(target, torch.Tensor) and target.ndim == 1
+    if output.ndim != 2 or not classes or target.is_floating_point():
+        return None
+    hits: Tensor = output.argmax(dim=1) == target
+    return hits
+
+
+class _Tally:
+    """(sum, count) of each number, on the device until the end."""
+
+    def __init__(self, names: list[str], group: Group) -> None:
+        self._names, self._group = names, group
+        self._sums = {name: torch.zeros((), device=group.device) for name in names}
+        if group.device.type != "mps":
+            self._sums = {name: value.double() for name, value in self._sums.items()}
+        self._counts = dict.fromkeys(names, 0)
+
+    def add(self, name: str, value: Tensor | None, samples: int) -> None:
+        if value is None:
+            return
+        if value.ndim > 1 or (value.ndim == 1 and value.shape[0] != samples):
+            raise ValueError(
+                f"metric {name!r} gave {tuple(value.shape)} for {samples} samples: return their "
+                "mean, or one value for each"
+            )
+        # A mean counts for all its samples.
+        self._sums[name] += value.sum() if value.ndim else value * samples
+        self._counts[name] += samples
+
+    def means(self) -> dict[str, float]:
+        """Over all ranks; a number that no rank has is left out."""
+        mine = [float(self._sums[name]) for name in self._names]
+        mine += [float(self._counts[name]) for name in self._names]
+        total = self._group.sums(mine)
+        sums, counts = total[: len(self._names)], total[len(self._names) :]
+        return {
+            name: value / count
+            for name, value, count in zip(self._names, sums, counts, strict=True)
+            if count
+        }

@@ -1,1 +1,0 @@
-"""Loss, metrics and progress of a run, and where they are reported."""

@@ -1,0 +1,193 @@
+"""`python -P -m k8sjob.runtime.prover`: imports torch once, and forks the ranks of each run."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from k8sjob.runtime.agent.rank_main import die_with_parent, run_as_main
+from k8sjob.runtime.base.env import export, node_env
+from k8sjob.runtime.base.network import reserve
+from k8sjob.runtime.comm import rng
+from k8sjob.runtime.prover.recorder import SEED, Recorder
+from k8sjob.runtime.prover.wraps import install
+
+_LOOK: Final = 0.02
+_SAMPLE: Final = 0.1
+_GRACE: Final = 2.0
+"""Idle seconds that other ranks have to end after one has failed."""
+_FRAME: Final = re.compile(r'  File "(.+)", line (\d+) in (.+)')
+
+
+def run_group(request: dict[str, Any]) -> dict[str, Any]:
+    """Run a script in several processes, and wait for their end.
+
+    Args:
+        request: argv, env, cwd, folder, ranks; options, see Recorder; quiet (seconds without a
+            record and without work after which the group hangs), silent (seconds without a record
+            after which it is ended), limit (seconds in all).
+
+    Returns:
+        ranks (their number), hung, and the places in the script where those are that did not end.
+    """
+    folder, ranks = Path(request["folder"]), request["ranks"]
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        port = stack.enter_context(reserve("127.0.0.1")).getsockname()[1]
+        children = {}
+        try:
+            for rank in range(ranks):
+                pid = os.fork()
+                if not pid:
+                    _be_rank(request, rank, port)
+                children[rank] = pid
+            return _watch(children, folder, request)
+        finally:
+            for pid in children.values():
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)  # also workers that a rank has left
+
+
+def _be_rank(request: dict[str, Any], rank: int, port: int) -> None:
+    code = 1
+    try:
+        os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        die_with_parent(signal.SIGKILL)
+        folder = Path(request["folder"])
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for stream, name in ((1, "out"), (2, "err")):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+            os.dup2(os.open(folder / f"{name}-{rank}", flags, 0o600), stream)
+        env = {
+            **request["env"],
+            "PET_NPROC_PER_NODE": str(request["ranks"]),
+            "WORLD_SIZE": str(request["ranks"]),
+            "RANK": "0",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+        env |= {name: "1" for name in ("PET_NNODES",) if name in env}
+        own = node_env(env).process(rank)
+        for name, value in {**env, **own}.items():
+            export(name, value)
+        faulthandler.register(
+            signal.SIGUSR2, (folder / f"stack-{rank}").open("w"), all_threads=False
+        )
+        os.chdir(request["cwd"])
+        torch.set_num_threads(1)
+        rng.seed_all(SEED, rank)
+        if "memory" in request["options"]:
+            from k8sjob.runtime.prover.memory import measure
+
+            code = measure(
+                folder, request["options"]["memory"], lambda: run_as_main(request["argv"])
+            )
+            return
+        recorder = Recorder(folder, rank, request["options"])
+        recorder.event("start", rank=rank)
+        install(recorder)
+        code = recorder.run(lambda: run_as_main(request["argv"]))
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _watch(children: dict[int, int], folder: Path, request: dict[str, Any]) -> dict[str, Any]:
+    alive, failed, hung, seen = dict(children), False, False, (0, 0)
+    begun = quiet_since = looked = recorded = time.monotonic()
+    while True:
+        for rank, pid in list(alive.items()):
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if found:
+                del alive[rank]
+                failed = failed or status != 0
+        now = time.monotonic()
+        if not alive or now - begun > request["limit"] or now - recorded > request["silent"]:
+            break
+        if now - looked > _SAMPLE:
+            looked = now
+            sizes = [file.stat().st_size for file in folder.glob("trace-*.jsonl")]
+            if sum(sizes) != seen[0]:
+                recorded = now
+            if (sum(sizes), len(alive)) != seen or any(map(_works, alive.values())):
+                seen, quiet_since = (sum(sizes), len(alive)), now
+        if now - quiet_since > (_GRACE if failed else request["quiet"]):
+            hung = not failed
+            break
+        time.sleep(_LOOK)
+    places = {rank: _place(pid, folder / f"stack-{rank}") for rank, pid in alive.items()}
+    for pid in alive.values():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    spawned = folder / "spawned"
+    count = int(spawned.read_text()) if spawned.exists() else len(children)
+    return {"hung": hung, "places": places, "ranks": count}
+
+
+def _works(pid: int) -> bool:
+    """Whether the main thread of a process, or of a child, runs, could run, or reads a disk.
+
+    Those of a backend wake up now and then while the main thread waits.
+    """
+    with contextlib.suppress(OSError, IndexError):
+        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "RD":
+            return True
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return any(_works(int(child)) for child in children)
+    return False
+
+
+def _place(pid: int, file: Path) -> str:
+    """Where in the user's code a process is."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGUSR2)
+    for _ in range(50):
+        if file.exists() and file.stat().st_size:
+            break
+        time.sleep(_LOOK)
+    time.sleep(_LOOK)
+    inside = (f"{os.sep}torch{os.sep}", f"{os.sep}k8sjob{os.sep}runtime{os.sep}", "<frozen")
+    for line in file.read_text().splitlines() if file.exists() else ():
+        found = _FRAME.fullmatch(line)
+        if found and not any(part in found[1] for part in inside):
+            return f"{Path(found[1]).name}:{found[2]} in {found[3]}"
+    return ""
+
+
+def serve() -> None:
+    """Answer requests, one a line, from standard input until it ends."""
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the ranks, too
+    die_with_parent(signal.SIGTERM)
+    _warm()
+    for line in sys.stdin:
+        answer = run_group(json.loads(line))
+        os.write(answers, (json.dumps(answer) + "\n").encode())
+
+
+def _warm() -> None:
+    """Import what the first step of an optimizer would import in each process."""
+    with contextlib.suppress(ImportError):
+        import numpy as np  # noqa: F401 - a script has its own random numbers of it seeded
+    weight = torch.zeros(1, requires_grad=True)
+    weight.grad = torch.ones(1)
+    torch.optim.SGD([weight], lr=0.1).step()
+
+
+if __name__ == "__main__":
+    serve()

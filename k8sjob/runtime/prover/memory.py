@@ -1,0 +1,239 @@
+"""Memory of a training step, for `k8sjob fit`: what one process allocates, by kind."""
+
+from __future__ import annotations
+
+import json
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import distributed_c10d
+from torch.nn.modules import module as modules
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import optimizer as optimizers
+from torch.utils import _pytree as pytree
+from torch.utils import data
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from k8sjob.runtime.agent.rank_main import exit_code, reason_of
+from k8sjob.runtime.data import ShardSampler
+from k8sjob.runtime.prover.replay import Enough
+from k8sjob.runtime.prover.wraps import _around
+from k8sjob.runtime.strategies.blocks import find_blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+_STEPS: Final = 3
+"""Optimizer steps; the first makes the optimizer's state."""
+
+
+def measure(folder: Path, options: dict[str, Any], function: Callable[[], Any]) -> int:
+    """Run a script for three optimizer steps, write memory.json into a folder; the exit code.
+
+    Args:
+        folder: of this run.
+        options: scale (factor for batch sizes), foreach (optimizers compute with lists of tensors,
+            as on GPUs), blocks (patterns, see find_blocks).
+        function: runs the script.
+    """
+    meter = Meter(options)
+    found: dict[str, Any] = {}
+    code = 0
+    try:
+        with meter:
+            function()
+    except Enough:
+        pass
+    except BaseException as error:  # noqa: BLE001 - nothing is above it
+        code = exit_code(error)
+        reason = reason_of(error, code)
+        if code:
+            found["error"] = f"{reason.where}: {reason.type}: {reason.message[:2000]}"
+            sys.excepthook(type(error), error, error.__traceback__)
+    (folder / "memory.json").write_text(json.dumps({**found, **meter.found}))
+    return code
+
+
+class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it so
+    """Bytes of the storages that training steps make, while they live.
+
+    A step is from the first forward pass with gradients to the optimizer's step. What exists
+    before, as a data set in memory, does not count, but parameters, buffers and the batch do.
+
+    Attributes:
+        found: bytes by kind, after the last step; empty before one.
+    """
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it so
+        self.found: dict[str, Any] = {}
+        self._options = options
+        self._roots: list[nn.Module] = []
+        self._hooked = weakref.WeakSet[Tensor]()
+        self._optimizers: list[optimizers.Optimizer] = []
+        self._live: dict[int, int] = {}
+        self._gradients: dict[int, int] = {}
+        self._depth, self._steps, self._batch = 0, 0, 0
+        self._active = False
+        self._inputs = self._read = 0
+        self._peak = {"all": 0, "rest": 0, "step": 0}
+        self._install()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Compute, and count the storages of the result that are new."""
+        known = {id(s) for s in _storages((args, kwargs))} if self._active else set()
+        result = func(*args, **(kwargs or {}))
+        if self._active:
+            for storage in _storages(result):
+                if id(storage) not in known and id(storage) not in self._live:
+                    self._live[id(storage)] = storage.nbytes()
+                    weakref.finalize(storage, self._free, id(storage)).atexit = False
+            self._look()
+        return result
+
+    def _free(self, key: int) -> None:
+        self._live.pop(key, None)
+        self._gradients.pop(key, None)
+
+    def _look(self) -> None:
+        total, gradients = sum(self._live.values()), sum(self._gradients.values())
+        kind = "step" if self._stepping else "rest"
+        self._peak[kind] = max(self._peak[kind], total - gradients)
+        if not self._stepping:
+            self._peak["all"] = max(self._peak["all"], total)
+
+    _stepping = False
+
+    # --- hooks
+
+    def _install(self) -> None:
+        modules.register_module_forward_pre_hook(self._before_forward)
+        modules.register_module_forward_hook(self._after_forward, always_call=True)
+        optimizers.register_optimizer_step_pre_hook(self._before_step)
+        optimizers.register_optimizer_step_post_hook(self._after_step)
+        scale = self._options["scale"]
+
+        def larger(original: Any, loader: Any, *args: Any, **options: Any) -> None:
+            if scale != 1 and type(options.get("batch_size")) is int:
+                options["batch_size"] *= scale
+            elif scale != 1 and len(args) > 1 and type(args[1]) is int:
+                args = (args[0], args[1] * scale, *args[2:])
+            original(loader, *args, **options)
+
+        def batches(original: Any, loader: Any) -> Any:
+            for batch in original(loader):
+                self._read = sum(_bytes(pytree.tree_leaves(batch)))
+                yield batch
+
+        def bypass(_original: Any, model: Any, *args: Any, **options: Any) -> Any:
+            return model.module(*args, **options)
+
+        def start(original: Any, backend: Any = None, *args: Any, **options: Any) -> Any:
+            if "nccl" in str(backend):
+                backend = "gloo"
+            return original(backend, *args, **options)
+
+        _around(data.DataLoader, "__init__", larger)
+        _around(data.DataLoader, "__iter__", batches)
+        _around(ShardSampler, "__init__", larger)
+        _around(DistributedDataParallel, "forward", bypass)  # its buckets are computed
+        _around((distributed_c10d, dist), "init_process_group", start)
+        _around(torch, "compile", lambda _, model=None, **__: model or (lambda one: one))
+
+    def _before_forward(self, module: nn.Module, args: Any) -> None:
+        self._depth += 1
+        if self._depth > 1 or not torch.is_grad_enabled() or not module.training:
+            return
+        if not any(True for _ in module.parameters()):
+            return
+        if module not in self._roots:
+            self._roots.append(module)
+            for parameter in module.parameters():
+                if parameter.requires_grad and parameter not in self._hooked:
+                    self._hooked.add(parameter)
+                    parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]  # as above
+        tensors = [one for one in pytree.tree_leaves(args) if isinstance(one, Tensor)]
+        if not self._active:
+            self._inputs = max(sum(_bytes(tensors)), self._read)
+            self._batch = max(self._batch, next((len(t) for t in tensors if t.dim()), 1))
+        self._active = True
+
+    def _after_forward(self, _module: nn.Module, _args: Any, _output: Any) -> None:
+        self._depth -= 1
+
+    def _accumulated(self, parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            for storage in _storages(parameter.grad):
+                if id(storage) in self._live:
+                    self._gradients[id(storage)] = storage.nbytes()
+
+    def _before_step(self, optimizer: optimizers.Optimizer, *_: Any) -> None:
+        self._stepping = True
+        if optimizer not in self._optimizers:
+            self._optimizers.append(optimizer)
+        for group in optimizer.param_groups if self._options["foreach"] else ():
+            if "foreach" in group and group["foreach"] is None and not group.get("fused"):
+                group["foreach"] = True
+
+    def _after_step(self, optimizer: optimizers.Optimizer, *_: Any) -> None:
+        self._stepping, self._steps = False, self._steps + 1
+        if not self._roots:
+            return
+        state = {id(s): s.nbytes() for o in self._optimizers for s in _storages(o.state)}
+        if self._steps == 1:  # the state is made in this step, and counts as such
+            self._peak["step"] = max(self._peak["step"] - sum(state.values()), 0)
+        self._write(optimizer, sum(state.values()))
+        for key in state:
+            self._live.pop(key, None)
+        self._active = False
+        if self._steps >= _STEPS * len(self._optimizers):
+            raise Enough
+        self._peak = dict.fromkeys(self._peak, 0)
+
+    def _write(self, optimizer: optimizers.Optimizer, state: int) -> None:
+        owned = [p for o in self._optimizers for g in o.param_groups for p in g["params"]]
+        parameters = {id(p): p for p in [*(p for m in self._roots for p in m.parameters()), *owned]}
+        buffers = {id(b): b for m in self._roots for b in m.buffers()}
+        trained = [p for p in parameters.values() if p.requires_grad]
+        model = max(self._roots, key=lambda m: sum(_bytes(m.parameters())))
+        model = model.module if isinstance(model, DistributedDataParallel) else model
+        try:
+            blocks = [
+                sum(_bytes(b.parameters()))
+                for b in find_blocks(model, self._options["blocks"]).values()
+            ]
+        except ValueError:
+            blocks = []
+        self.found = {
+            "batch": self._batch,
+            "optimizer_class": type(optimizer).__name__,
+            "parameters": sum(_bytes(parameters.values())),
+            "buffers": sum(_bytes(buffers.values())),
+            "gradients": sum(_bytes(trained)),
+            "optimizer": state,
+            "inputs": self._inputs,
+            "activations": max(self._peak["rest"], self.found.get("activations", 0)),
+            "retained": max(self._peak["all"], self.found.get("retained", 0)),
+            "step": self._peak["step"],
+            "blocks": blocks,
+            "copies": any(
+                isinstance(m, DistributedDataParallel) and not m.gradient_as_bucket_view
+                for m in self._roots
+            ),
+        }
+
+
+def _storages(values: Any) -> list[torch.UntypedStorage]:
+    if isinstance(values, Tensor):
+        return [values.untyped_storage()]
+    leaves = pytree.tree_leaves(dict(values) if isinstance(values, dict) else values)
+    return [leaf.untyped_storage() for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def _bytes(tensors: Iterable[Any]) -> list[int]:
+    return [t.numel() * t.element_size() for t in tensors if isinstance(t, Tensor)]

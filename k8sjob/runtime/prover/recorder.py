@@ -1,0 +1,469 @@
+"""The record of one process: its batches, losses, gradients, weights, evaluations and files.
+
+Everything is seen through torch's hooks and functions of torch that are wrapped before the script
+starts; the script is not changed. In a reference run of one process the recorded batches and random
+numbers of all ranks are given to the script, joined.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils import data
+
+from k8sjob.runtime.agent.rank_main import exit_code, reason_of
+from k8sjob.runtime.comm import rng
+from k8sjob.runtime.prover.replay import Enough, Replay
+from k8sjob.runtime.prover.sketch import digest, digests, join_draws, size_of, sketch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_MAX_SAVED: Final = 1 << 30
+"""Bytes of batches that are kept for the reference run."""
+_MAX_FILES: Final = 1 << 29
+"""Bytes of the working folder that are kept for a restart."""
+_INPUTS: Final = 100
+"""Steps whose input is looked at where it comes from no DataLoader."""
+_MAX_TEXT: Final = 200_000
+SEED: Final = 20250
+
+
+class Recorder:
+    """What this process does, as lines of JSON.
+
+    Attributes:
+        rank: among all ranks.
+        replay: the run whose batches this process is given; None where it loads its own.
+        fetching: the data set computes; its random numbers are not the model's.
+        depth: modules whose forward runs.
+    """
+
+    def __init__(self, folder: Path, rank: int, options: dict[str, Any]) -> None:
+        """A record that begins.
+
+        Args:
+            folder: of this run.
+            rank: of this process.
+            options: steps (the most), seconds (of training), replay (folder of another run),
+                parts (its ranks), save (keep batches for such a run), snapshot (keep files).
+        """
+        self.folder, self.rank, self.options = folder, rank, options
+        self._open()
+        known = "replay" in options
+        self.replay = Replay(Path(options["replay"]), options["parts"]) if known else None
+        self.fetching, self.depth = False, 0
+        self.steps, self._begun = 0, 0.0
+        self._limit: int = options["steps"]
+        self._passes: dict[int, int] = {}
+        self._current: tuple[str, Any, int] | None = None
+        self._saved, self._text = 0, 0
+        self._roots: dict[int, int] = {}
+        self._names: dict[int, str] = {}
+        self._buffers: dict[str, tuple[nn.Module, str]] = {}
+        self._local: dict[int, list[float]] = {}
+        self._optimizers: dict[int, int] = {}
+        self._stepping: list[int] = []
+        self._stepped: list[Tensor] = []
+        self._draws: list[Tensor] = []
+        self._drawn, self._given = 0, list[list[Tensor]]()
+        self._mode: tuple[bool, bool] | None = None
+        self._autocast = False
+        self._unsaved, self._started = False, time.time()
+
+    def _open(self) -> None:
+        path = self.folder / f"trace-{self.rank}.jsonl"
+        path.unlink(missing_ok=True)  # the process that has forked this one may have it open
+        self._file = path.open("w", buffering=1)
+        self._pid = os.getpid()
+
+    @property
+    def active(self) -> bool:
+        """Whether this process is a rank, not a worker that it has forked."""
+        return os.getpid() == self._pid
+
+    def leave(self) -> None:
+        """This process is no rank any more: those that it starts are."""
+        self._pid = 0
+
+    def become(self, rank: int) -> None:
+        """This process is another rank, forked by the script itself."""
+        self.rank = rank
+        self._open()
+        self._passes = {}
+        rng.seed_all(SEED, rank)
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Write one line."""
+        if self.active:
+            self._file.write(json.dumps({"kind": kind, **fields}) + "\n")
+
+    def run(self, function: Callable[[], Any]) -> int:
+        """Run a part of a script to its end; the exit code."""
+        code = 0
+        try:
+            function()
+            self._end("done")
+        except Enough:
+            self._end("enough")
+        except BaseException as error:  # noqa: BLE001 - nothing is above it
+            code = exit_code(error)
+            if code:
+                reason = reason_of(error, code)
+                message = reason.message[:2000]
+                self._end("error", type=reason.type, message=message, where=reason.where)
+                sys.excepthook(type(error), error, error.__traceback__)
+            else:
+                self._end("done")
+        return code
+
+    def _end(self, how: str, **fields: Any) -> None:
+        self._keep_draws()
+        self.event("end", how=how, **fields)
+
+    def text(self, text: str) -> None:
+        """What the script prints."""
+        if self.active and self._text < _MAX_TEXT and text.strip():
+            self._text += len(text)
+            self.event("text", text=text)
+
+    # --- batches
+
+    def batches(self, loader: Any, original: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
+        """The batches of one pass over a DataLoader, recorded, or those recorded before."""
+        site = getattr(loader, "_k8sjob_site", 0)
+        number = self.replay.loader(site) if self.replay else site
+        at = self._passes.get(number, 0)
+        self._passes[number] = at + 1
+        where = {"loader": number, "number": at}
+        self.event("pass", **where, **self._describe(loader))
+        again = self.replay.batches(number, at) if self.replay else None
+        for index, (batch, ids, raw) in enumerate(again or self._fetched(loader, original)):
+            key = f"{number}-{at}-{index}"
+            self._keep_draws()
+            about = {"ids": ids, "raw": raw, "digests": _or_none(digests, batch)}
+            self.event("batch", **where, index=index, size=size_of(batch), **about)
+            self._current = (key, batch, 0)
+            self._begin_draws(key)
+            yield batch
+        self._keep_draws()
+        self._current = None
+        self.event("over", **where)
+
+    def _fetched(
+        self, loader: Any, original: Callable[[Any], Iterator[Any]]
+    ) -> Iterator[tuple[Any, Any, Any]]:
+        source, base = original(loader), _Base(loader)
+        asked: deque[Any] = vars(source).setdefault("_k8sjob_asked", deque())
+        while True:
+            self.fetching = True
+            try:
+                batch = next(source)
+            except StopIteration:
+                return
+            finally:
+                self.fetching = False
+            raw = asked.popleft() if asked else None
+            raw = raw if isinstance(raw, list) else None if raw is None else [raw]
+            if raw is not None and not all(isinstance(one, int) for one in raw):
+                raw = [int(one) for one in raw] if all(hasattr(o, "__int__") for o in raw) else None
+            yield batch, None if raw is None else [base.of(one) for one in raw], raw
+
+    def _describe(self, loader: Any) -> dict[str, Any]:
+        sampler = getattr(loader, "sampler", None)
+        inner = getattr(getattr(loader, "batch_sampler", None), "sampler", None) or sampler
+        base: Any = _Base(loader).dataset
+        known, _ = own = self._fingerprint(base)
+        if base is not loader.dataset:
+            own = self._fingerprint(loader.dataset)
+        return {
+            "length": _or_none(len, loader.dataset),
+            "batches": _or_none(len, loader),
+            "batch_size": getattr(loader, "batch_size", None),
+            "drop_last": bool(getattr(loader, "drop_last", False)),
+            "iterable": isinstance(loader.dataset, data.IterableDataset),
+            "sampler": type(inner).__name__,
+            "replicas": getattr(inner, "num_replicas", None),
+            "data": known,
+            "own": own[0] if own[1] else None,
+        }
+
+    def _fingerprint(self, source: Any) -> tuple[int | None, bool]:
+        """A data set, known by some of its samples; None: unknown.
+
+        And whether it gives the same samples when asked again with the same random numbers.
+        """
+        if isinstance(source, data.IterableDataset):
+            return None, False
+        kept, self.fetching = rng.capture(torch.device("cpu")), True
+        try:
+            size, seen = len(source), [list[int](), list[int]()]
+            for one in seen:
+                for index in sorted({0, size // 3, size // 2, size - 1}):
+                    rng.seed_all(index)
+                    one.append(digest(source[index]))
+            return digest([type(source).__name__, size, *seen[0]]), seen[0] == seen[1]
+        except Exception:  # noqa: BLE001 - a data set may be anything
+            return None, False
+        finally:
+            self.fetching = False
+            rng.restore(kept, torch.device("cpu"))
+
+    # --- random numbers
+
+    def _begin_draws(self, key: str) -> None:
+        self._drawn, self._given = 0, []
+        if self.replay is not None:
+            self._given = self.replay.draws(key)
+
+    def _keep_draws(self) -> None:
+        if self._draws and self._current and self._current[2] and self.options.get("save"):
+            torch.save(self._draws, self.folder / f"draws-{self.rank}-{self._current[0]}.pt")
+        self._draws = []
+
+    def draw(self, result: Tensor, name: str) -> Tensor:
+        """Random numbers that a step has drawn: recorded, or replaced by those of all ranks."""
+        if self.fetching or not self.active or not torch.is_tensor(result):
+            return result
+        if name == "randperm" and result.numel() > 3:
+            self.event("order", digest=digest(result), size=result.numel())
+        if self._current is None:
+            return result
+        at, self._drawn = self._drawn, self._drawn + 1
+        if self.options.get("save") and result.numel() <= 1 << 22:
+            self._draws.append(result.detach().clone())
+        seen = at < 64 and result.numel() > 3 and torch.is_grad_enabled()
+        if seen and (self.depth or name == "dropout"):
+            self.event("draw", name=name, digest=digest(result))
+        if self._given and all(at < len(each) for each in self._given):
+            joined = join_draws([each[at] for each in self._given], result.shape)
+            if joined is not None and joined.dtype == result.dtype:
+                with torch.no_grad():
+                    result.copy_(joined)
+        return result
+
+    # --- modules
+
+    def forward(self, module: nn.Module, args: Any) -> None:
+        """A module is called."""
+        self.depth += 1
+        self._autocast = self._autocast or torch.is_autocast_enabled("cpu")
+        if self.depth > 1 or not self.active:
+            return
+        if self._current is None and torch.is_grad_enabled() and args and self.steps < _INPUTS:
+            self.event("input", digests=_or_none(digests, args[0]))
+        mode = (module.training, torch.is_grad_enabled())
+        if mode != self._mode:
+            self._mode = mode
+            self.event("mode", grad=mode[1])
+        trains = any(mode) and any(p.requires_grad for p in module.parameters())
+        if trains and id(module) not in self._roots:
+            self._meet(module)
+
+    def _meet(self, module: nn.Module) -> None:
+        """A model's first call in training."""
+        number = self._roots[id(module)] = len(self._roots)
+        prefix, file = f"{number}:" if number else "", f"model-{number}.pt"
+        named = {_plain(name): p for name, p in module.named_parameters()}
+        sharded = any(hasattr(p, "to_local") for p in named.values())
+        if not sharded:
+            values = {**named, **{_plain(name): b for name, b in module.named_buffers()}}
+            if self.replay is not None:
+                self.replay.restore(file, values)
+            if self.options.get("save") and self.rank == 0:
+                torch.save({k: v.detach().clone() for k, v in values.items()}, self.folder / file)
+        for name, parameter in named.items():
+            self._names.setdefault(id(parameter), prefix + name)
+            if parameter.requires_grad and parameter.is_leaf and not hasattr(parameter, "to_local"):
+                parameter.register_hook(self._hook(parameter))  # type: ignore[no-untyped-call]
+        parts = list(module.named_modules())
+        for path, part in parts:
+            # By its owner: it may be replaced later.
+            for name, buffer in part._buffers.items():  # noqa: SLF001 - own ones alone
+                if buffer is not None and not isinstance(part, _BatchNorm):
+                    own = _plain(f"{path}.{name}" if path else name)
+                    self._buffers[prefix + own] = (part, name)
+        norms = {type(part).__name__ for _, part in parts if isinstance(part, _BatchNorm)}
+        self.event(
+            "model",
+            wrapper=type(module).__name__,
+            norms=sorted(norms),
+            sharded=sharded,
+            dtype=sorted({str(p.dtype) for p in named.values()}),
+            weights={prefix + name: sketch(p) for name, p in named.items()},
+        )
+
+    def _hook(self, parameter: Tensor) -> Callable[[Tensor], None]:
+        def seen(grad: Tensor) -> None:
+            if not self.active:
+                return
+            mine = sketch(grad)
+            before = self._local.get(id(parameter))
+            if before is not None and parameter.grad is not None and bool(parameter.grad.any()):
+                total = [a + b for a, b in zip(before, mine, strict=True)]
+                total[0] = max(before[0], mine[0])  # the squares do not add; only a scale
+                mine = total
+            self._local[id(parameter)] = mine
+
+        return seen
+
+    def backward(self, loss: Any) -> None:
+        """A loss is about to be differentiated."""
+        if not self.active or not isinstance(loss, Tensor):
+            return
+        if self._current is not None:
+            key, batch, seen = self._current
+            if not seen and self.options.get("save") and self._saved < _MAX_SAVED:
+                file = self.folder / f"batch-{self.rank}-{key}.pt"
+                torch.save(batch, file)
+                self._saved += file.stat().st_size
+            self._current = (key, batch, 1)
+        value = float(loss.detach().to(torch.float64).sum()) if loss.numel() < 1 << 20 else None
+        kept = any(p.grad is not None and sketch(p.grad)[0] > 0 for p in self._stepped)
+        self._stepped = []
+        self.event("backward", loss=value, autocast=self._autocast, step=self.steps, kept=kept)
+
+    # --- optimizers
+
+    def before_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        """optimizer.step() begins."""
+        if not self.active:
+            return
+        self._stepping.append(id(optimizer))
+        if len(self._stepping) > 1:  # one that an optimizer has inside, as ZeroRedundancyOptimizer
+            return
+        parameters = _parameters(optimizer)
+        for parameter in parameters:
+            self._names.setdefault(id(parameter), f"parameter {len(self._names)}")
+        self._snapshot()
+        number = self._optimizers.setdefault(id(optimizer), len(self._optimizers))
+        self._rates = [group.get("lr") for group in optimizer.param_groups]
+        self._step = {
+            "optimizer": number,
+            "step": self.steps,
+            "rates": [None if rate is None else float(rate) for rate in self._rates],
+            "names": [self._names[id(p)] for p in parameters],
+            "before": [sketch(p) for p in parameters],
+            "grads": [None if p.grad is None else sketch(p.grad) for p in parameters],
+        }
+        recorded = self.replay.rates.get((number, self.steps)) if self.replay else None
+        if recorded and len(recorded) == len(optimizer.param_groups):
+            for group, rate in zip(optimizer.param_groups, recorded, strict=True):
+                if isinstance(group.get("lr"), float) and group["lr"] != rate:
+                    group["lr"] = rate
+
+    def after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        """optimizer.step() has ended.
+
+        Raises:
+            Enough: it was the last step to be seen.
+        """
+        if not self.active:
+            return
+        del self._stepping[self._stepping.index(id(optimizer)) :]
+        if self._stepping:
+            return
+        parameters = _parameters(optimizer)
+        self.event(
+            "step",
+            **self._step,
+            local=[self._local.pop(id(p), None) for p in parameters],
+            after=[sketch(p) for p in parameters],
+            buffers={
+                name: sketch(buffer)
+                for name, (part, key) in self._buffers.items()
+                if isinstance(buffer := part._buffers.get(key), Tensor)  # noqa: SLF001 - see _meet
+            },
+        )
+        for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
+            if self.replay and isinstance(rate, float):
+                group["lr"] = rate
+        self._stepped = parameters
+        self.steps += 1
+        self._begun = self._begun or time.process_time()
+        if self.steps >= self._last_step():
+            raise Enough
+
+    def _last_step(self) -> int:
+        """The step after which this run ends, which the ranks agree on through a file."""
+        file = self.folder / "last-step"
+        if file.exists():
+            return min(self._limit, int(file.read_text() or self._limit))
+        if self.rank == 0 and time.process_time() - self._begun > self.options["seconds"]:
+            draft = self.folder / "last-step.new"
+            draft.write_text(str(self.steps + 3))
+            draft.replace(file)
+        return self._limit
+
+    # --- files
+
+    def saved(self) -> None:
+        """A checkpoint is written."""
+        self.event("save", step=self.steps)
+        self._unsaved = self._unsaved or self.steps > 0
+
+    def loaded(self) -> None:
+        """A checkpoint is read."""
+        self.event("load", step=self.steps)
+
+    def _snapshot(self) -> None:
+        """Keep the files of the first checkpoint, once training continues after it."""
+        if not self._unsaved or not self.options.pop("snapshot", False):
+            return
+        here, kept = Path.cwd(), self.folder / f"files-{self.rank}"
+        size = 0
+        for file in here.rglob("*"):
+            stat = file.lstat()
+            if not file.is_file() or file.is_symlink() or stat.st_mtime < self._started - 1:
+                continue
+            size += stat.st_size
+            if size > _MAX_FILES:
+                return
+            target = kept / file.relative_to(here)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, target)
+        self.event("snapshot", step=self.steps, folder=str(kept))
+
+
+class _Base:
+    """The data set under subsets of it."""
+
+    def __init__(self, loader: Any) -> None:
+        self.dataset, self._maps = loader.dataset, list[Any]()
+        while isinstance(self.dataset, data.Subset):
+            self._maps.append(self.dataset.indices)
+            self.dataset = self.dataset.dataset
+
+    def of(self, index: int) -> int:
+        """The index there."""
+        for indices in self._maps:
+            index = int(indices[index])
+        return index
+
+
+def _parameters(optimizer: Any) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _plain(name: str) -> str:
+    parts = [p for p in name.split(".") if p not in {"_orig_mod", "_fsdp_wrapped_module"}]
+    while parts and parts[0] == "module" and len(parts) > 1:
+        parts = parts[1:]
+    return ".".join(parts)
+
+
+def _or_none(function: Callable[[Any], Any], value: Any) -> Any:
+    try:
+        return function(value)
+    except Exception:  # noqa: BLE001 - a loader without a length, a batch of anything
+        return None

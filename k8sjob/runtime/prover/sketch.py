@@ -1,0 +1,170 @@
+"""Small linear images of tensors, and batches of several ranks joined to one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor
+
+_randint = torch.randint  # what a script calls is wrapped
+_MAX: Final = 1 << 20
+"""Elements of a tensor that are looked at."""
+
+
+@lru_cache(maxsize=256)
+def _signs(size: int) -> Tensor:
+    """Three rows of `size` signs, the same in every process."""
+    bits = _randint(0, 2, (3, size), generator=torch.Generator().manual_seed(size))
+    return bits.to(torch.float64) * 2 - 1
+
+
+def sketch(tensor: Tensor) -> list[float]:
+    """The sum of squares, and three projections that are linear in the tensor.
+
+    Of a DTensor it is that of this rank's part: the sum over the ranks is that of the whole.
+    """
+    tensor = tensor.detach()
+    if hasattr(tensor, "to_local"):
+        return _sketch_of_part(tensor)
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    return _project(tensor.flatten())
+
+
+def _sketch_of_part(tensor: Any) -> list[float]:
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    local = tensor.to_local()
+    shape, offset = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
+    if not local.numel():
+        return [0.0] * 4
+    here = tuple(slice(o, o + s) for o, s in zip(offset, shape, strict=True))
+    signs = _signs(tensor.numel()).reshape(3, *tensor.shape)[(slice(None), *here)]
+    return _project(local.flatten(), signs.reshape(3, -1))
+
+
+def _project(flat: Tensor, signs: Tensor | None = None) -> list[float]:
+    if signs is None:
+        if flat.numel() > _MAX:
+            flat = flat[:: -(-flat.numel() // _MAX)]
+        signs = _signs(flat.numel())
+    values = flat.to("cpu", torch.float64)
+    return [float(values @ values), *(signs @ values).tolist()]
+
+
+def digest(value: Any) -> int:
+    """A number by which equal values are known."""
+    found = hashlib.blake2b(digest_size=6)
+    _feed(found, value)
+    return int.from_bytes(found.digest(), "big")
+
+
+def _feed(found: Any, value: Any) -> None:
+    if isinstance(value, Tensor):
+        tensor = value.detach().to("cpu").contiguous()
+        if tensor.dtype is torch.bfloat16:
+            tensor = tensor.to(torch.float32)
+        found.update(str(tuple(tensor.shape)).encode())
+        found.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    elif isinstance(value, Mapping):
+        for key in value:
+            _feed(found, value[key])
+    elif isinstance(value, list | tuple):
+        for one in value:
+            _feed(found, one)
+    elif (kind := cast("Any", type(value))).__repr__ is object.__repr__:  # has an address
+        found.update(kind.__name__.encode())
+    else:
+        found.update(repr(value).encode())
+
+
+def _leaves(batch: Any) -> list[Any]:
+    if isinstance(batch, Mapping):
+        return [leaf for key in batch for leaf in _leaves(batch[key])]
+    if isinstance(batch, list | tuple) and any(
+        isinstance(one, Tensor | Mapping | list | tuple) for one in batch
+    ):
+        return [leaf for one in batch for leaf in _leaves(one)]
+    return [batch]
+
+
+def size_of(batch: Any) -> int:
+    """The number of samples in a batch: the first dimension of its first tensor."""
+    for leaf in _leaves(batch):
+        if isinstance(leaf, Tensor) and leaf.dim():
+            return leaf.shape[0]
+        if isinstance(leaf, list | tuple):
+            return len(leaf)
+    return 1
+
+
+def digests(batch: Any) -> list[int]:
+    """One number for each sample of a batch."""
+    size = size_of(batch)
+    rows = [
+        leaf
+        for leaf in _leaves(batch)
+        if (isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] == size)
+        or (isinstance(leaf, list | tuple) and len(leaf) == size)
+    ]
+    return [digest([leaf[at] for leaf in rows]) for at in range(size)]
+
+
+def join(parts: list[Any], sizes: list[int]) -> Any:  # noqa: PLR0911 - one for each type
+    """The batches of several ranks as one, samples along the dimension that has them."""
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return _join_tensors(parts, sizes)
+    if isinstance(first, Mapping):
+        joined = {key: join([part[key] for part in parts], sizes) for key in first}
+        try:
+            return type(first)(joined)  # type: ignore[call-arg]
+        except TypeError:
+            return joined
+    if isinstance(first, list | tuple):
+        if not any(isinstance(one, Tensor | Mapping | list | tuple) for one in first):
+            return type(first)(one for part in parts for one in part)
+        if any(len(part) != len(first) for part in parts):
+            return type(first)(one for part in parts for one in part)
+        members = [join(list(each), sizes) for each in zip(*parts, strict=True)]
+        return type(first)(*members) if hasattr(first, "_fields") else type(first)(members)
+    if hasattr(first, "__dict__"):
+        copy = object.__new__(type(first))
+        copy.__dict__.update(join([vars(part) for part in parts], sizes))
+        return copy
+    return first
+
+
+def _join_tensors(parts: list[Tensor], sizes: list[int]) -> Tensor:
+    if not parts[0].dim():
+        return parts[0]
+    along = [
+        d
+        for d in range(parts[0].dim())
+        if all(part.shape[d] == size for part, size in zip(parts, sizes, strict=True))
+    ]
+    at = along[0] if along else 0
+    longest = [max(part.shape[d] for part in parts) for d in range(parts[0].dim())]
+    padded = []
+    for part in parts:
+        pads: list[int] = []
+        for d in reversed(range(part.dim())):
+            pads += [0, 0 if d == at else longest[d] - part.shape[d]]
+        padded.append(torch.nn.functional.pad(part, pads) if any(pads) else part)
+    return torch.cat(padded, at)
+
+
+def join_draws(parts: list[Tensor], wanted: torch.Size) -> Tensor | None:
+    """Random numbers of several ranks as those of one process; None: they do not fit its shape."""
+    for at in range(len(wanted)):
+        others = {(*part.shape[:at], *part.shape[at + 1 :]) for part in parts}
+        fits = others == {(*wanted[:at], *wanted[at + 1 :])}
+        if fits and sum(part.shape[at] for part in parts) == wanted[at]:
+            return torch.cat(parts, at)
+    return parts[0] if parts[0].shape == wanted else None

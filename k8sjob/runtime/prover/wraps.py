@@ -1,0 +1,323 @@
+"""The functions of torch that are wrapped, so that a Recorder sees what a script does."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import io
+import multiprocessing.context
+import os
+import sys
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.multiprocessing
+from torch import Tensor, nn
+from torch.distributed import distributed_c10d
+from torch.nn import functional
+from torch.nn.modules import module as modules
+from torch.optim import optimizer as optimizers
+from torch.utils import data
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from k8sjob.runtime.prover.sketch import digest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from k8sjob.runtime.prover.recorder import Recorder
+
+_DRAWS: Final = [
+    *("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like"),
+    *("bernoulli", "normal", "multinomial"),
+]
+_METHODS: Final = [
+    *("bernoulli", "bernoulli_", "normal_", "uniform_", "exponential_", "random_", "multinomial"),
+    *("log_normal_", "cauchy_"),
+]
+_COLLECTIVES: Final = [
+    *("all_reduce", "reduce", "all_gather", "gather", "all_gather_into_tensor"),
+    *("all_gather_object", "gather_object"),
+]
+_SHOWN: Final = 16
+"""Elements of a tensor that is shown whole."""
+_SIZES: Final = ("world", "nproc", "num_proc", "n_gpu", "size")
+"""Parts of the names by which scripts call the number of processes."""
+
+
+def install(recorder: Recorder) -> None:
+    """Wrap them, in this process and those that it forks."""
+    for part in (
+        _wrap_modules,
+        _wrap_optimizers,
+        _wrap_loaders,
+        _wrap_random,
+        _wrap_collectives,
+        _wrap_group,
+        _wrap_files,
+        _wrap_processes,
+    ):
+        part(recorder)
+    sys.stdout, sys.stderr = _Stream(sys.stdout, recorder), _Stream(sys.stderr, recorder)
+
+
+def _around(owners: Any, names: Any, function: Callable[..., Any]) -> None:
+    """Call function(original, ...) in place of a function; several owners may have it."""
+    owners = owners if isinstance(owners, tuple) else (owners,)
+    for name in [names] if isinstance(names, str) else names:
+        original = getattr(owners[0], name, None)
+        if original is None:
+            continue
+
+        def wrapped(*args: Any, _original: Any = original, **options: Any) -> Any:
+            return function(_original, *args, **options)
+
+        functools.update_wrapper(wrapped, original, updated=())
+        for owner in owners:
+            setattr(owner, name, wrapped)
+
+
+def _wrap_modules(recorder: Recorder) -> None:
+    def before(module: nn.Module, args: Any) -> None:
+        if isinstance(module, nn.RNNBase) and module.dropout:
+            module.dropout = 0.0
+        recorder.forward(module, args)
+
+    def after(_module: nn.Module, _args: Any, _output: Any) -> None:
+        recorder.depth -= 1
+
+    def backward(original: Any, tensor: Any, *args: Any, **options: Any) -> Any:
+        recorder.backward(tensor)
+        return original(tensor, *args, **options)
+
+    modules.register_module_forward_pre_hook(before)
+    modules.register_module_forward_hook(after, always_call=True)
+    _around(Tensor, "backward", backward)
+    _around(
+        torch,
+        "compile",
+        lambda _original, model=None, **_: (lambda one: one) if model is None else model,
+    )
+
+
+def _wrap_optimizers(recorder: Recorder) -> None:
+    def clip(original: Any, *args: Any, **options: Any) -> Any:
+        recorder.event("clip")
+        return original(*args, **options)
+
+    optimizers.register_optimizer_step_pre_hook(recorder.before_step)
+    optimizers.register_optimizer_step_post_hook(recorder.after_step)
+    _around(nn.utils, ("clip_grad_norm_", "clip_grad_value_"), clip)
+
+
+# --- batches and random numbers -------------------------------------------------------------------
+
+
+def _wrap_loaders(recorder: Recorder) -> None:
+    def batches(original: Any, loader: Any) -> Any:
+        return recorder.batches(loader, original) if recorder.active else original(loader)
+
+    def asked(original: Any, iterator: Any) -> Any:
+        indices = original(iterator)
+        vars(iterator).setdefault("_k8sjob_asked", deque()).append(indices)
+        return indices
+
+    def create(original: Any, loader: Any, *args: Any, **options: Any) -> None:
+        site = _site()
+        size = recorder.replay.batch_size(site) if recorder.replay and recorder.active else None
+        if size and options.get("batch_sampler") is None and len(args) < 5:
+            # The batch of all ranks together: len() is then that of their loaders.
+            if len(args) > 1:
+                args = (args[0], size, *args[2:])
+            else:
+                options["batch_size"] = size
+        original(loader, *args, **options)
+        object.__setattr__(loader, "_k8sjob_site", site)
+
+    _around(data.DataLoader, "__iter__", batches)
+    _around(data.DataLoader, "__init__", create)
+    _around(_BaseDataLoaderIter, "_next_index", asked)
+    if recorder.replay:
+        from k8sjob.runtime.data import ShardSampler
+
+        parts = recorder.replay.parts
+
+        def larger(original: Any, sampler: Any, *args: Any, **options: Any) -> None:
+            if options.get("batch_size") is not None:
+                options["batch_size"] *= parts
+            original(sampler, *args, **options)
+
+        _around(ShardSampler, "__init__", larger)
+
+
+def _site() -> int:
+    """The place of the code that makes a loader, by all its callers."""
+    frame, places = sys._getframe(3), list[str]()  # noqa: SLF001 - documented
+    while frame is not None:
+        places.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
+        if frame.f_globals.get("__name__") == "__main__" and frame.f_code.co_name == "<module>":
+            break
+        frame = frame.f_back  # type: ignore[assignment]
+    return digest("\n".join(places)) % 1_000_000
+
+
+def _wrap_random(recorder: Recorder) -> None:
+    rand = torch.rand
+
+    def drawn(name: str) -> Callable[..., Any]:
+        return lambda original, *args, **options: recorder.draw(original(*args, **options), name)
+
+    def dropout(original: Any, *args: Any, **options: Any) -> Any:
+        bound = inspect.signature(original).bind(*args, **options)
+        bound.apply_defaults()
+        tensor, p = bound.args[:2]
+        if not bound.arguments["training"] or not 0 < p < 1 or not recorder.active:
+            return original(*args, **options)
+        shape = tensor.shape
+        if original.__name__ != "dropout":  # of whole channels
+            shape = torch.Size([*shape[:2], *[1] * (tensor.dim() - 2)])
+        numbers = recorder.draw(rand(shape, device=tensor.device), "dropout")
+        mask = (numbers >= p).to(tensor.dtype) / (1 - p)
+        return tensor.mul_(mask) if bound.arguments["inplace"] else tensor * mask
+
+    def attention(original: Any, *args: Any, dropout_p: float = 0.0, **options: Any) -> Any:
+        if len(args) > 4:
+            dropout_p, args = args[4], (*args[:4], 0.0, *args[5:])
+        if dropout_p:
+            recorder.draw(rand(16), "dropout")
+        return original(*args, **options)
+
+    _around(functional, ("dropout", "dropout1d", "dropout2d", "dropout3d"), dropout)
+    _around(functional, "scaled_dot_product_attention", attention)
+    for name in _DRAWS:
+        _around(torch, name, drawn(name))
+    for name in _METHODS:
+        _around(Tensor, name, drawn(name))
+
+
+# --- collectives, files, processes ----------------------------------------------------------------
+
+
+def _wrap_collectives(recorder: Recorder) -> None:
+    def called(name: str) -> Callable[..., Any]:
+        def call(original: Any, *args: Any, **options: Any) -> Any:
+            tensor = args[0] if args else options.get("tensor")
+            result = original(*args, **options)
+            after = _values(tensor) if result is None else None
+            recorder.event("collective", name=name, after=after)
+            return result
+
+        return call
+
+    def start(original: Any, *args: Any, **options: Any) -> Any:
+        bound = inspect.signature(original).bind(*args, **options).arguments
+        if "nccl" in str(bound.get("backend")) and not torch.cuda.is_available():
+            bound["backend"] = "gloo"
+        if recorder.replay and bound.get("world_size", -1) > 1:
+            bound["world_size"] = 1
+        return original(**bound)
+
+    for name in _COLLECTIVES:
+        _around((distributed_c10d, dist), name, called(name))
+    _around((distributed_c10d, dist), "init_process_group", start)
+
+
+def _values(tensor: Any) -> list[float] | None:
+    small = isinstance(tensor, Tensor) and tensor.numel() <= _SHOWN
+    return [float(one) for one in tensor.detach().flatten().tolist()] if small else None
+
+
+def _wrap_group(recorder: Recorder) -> None:
+    """The reductions of k8sjob.runtime in one process, which calls no collective for them."""
+    from k8sjob.runtime.comm.process_group import Group
+
+    def alone(original: Any, group: Group, *args: Any, **options: Any) -> Any:
+        result = original(group, *args, **options)
+        if group.world_size == 1:
+            after = result if isinstance(result, list) else _values(result)
+            recorder.event("collective", name="all_reduce", after=after)
+        return result
+
+    _around(Group, ("all_reduce", "sums"), alone)
+
+
+def _wrap_files(recorder: Recorder) -> None:
+    def noted(record: Callable[[], None], at: int) -> Callable[..., Any]:
+        def call(original: Any, *args: Any, **options: Any) -> Any:
+            named = [*args[at : at + 1], options.get("f"), options.get("checkpoint_id")]
+            target = next((one for one in named if one is not None), None)
+            result = original(*args, **options)
+            path = target if isinstance(target, str | os.PathLike) else getattr(target, "name", "")
+            own = f"{recorder.folder.parent}{os.sep}"
+            if recorder.active and path and not str(path).startswith(own):
+                record()
+            return result
+
+        return call
+
+    for owner in (torch, dcp):
+        _around(owner, "save", noted(recorder.saved, 1))
+        _around(owner, "load", noted(recorder.loaded, 0))
+
+
+def _wrap_processes(recorder: Recorder) -> None:
+    """Processes that the script spawns are forked: torch and what is wrapped is in them at once."""
+    context: Any = multiprocessing.context
+    forked = staticmethod(context.ForkProcess._Popen)  # noqa: SLF001 - there is no public form
+    context.SpawnProcess._Popen = forked  # noqa: SLF001 - likewise
+
+    def spawn(
+        original: Any, fn: Any, args: Any = (), nprocs: int = 1, *more: Any, **options: Any
+    ) -> Any:
+        if recorder.rank:
+            os._exit(0)  # rank 0's process starts them all
+        (recorder.folder / "spawned").write_text(str(nprocs))
+        recorder.leave()
+        if recorder.replay:
+            args, nprocs = _alone(fn, tuple(args), nprocs), 1
+
+        def run(rank: int, *given: Any) -> None:
+            recorder.become(rank)
+            code = recorder.run(lambda: fn(rank, *given))
+            if code:
+                sys.exit(code)
+
+        return original(run, tuple(args), nprocs, *more, **options)
+
+    _around((torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"]), "spawn", spawn)
+
+
+def _alone(fn: Any, args: tuple[Any, ...], size: int) -> tuple[Any, ...]:
+    """The arguments of a function that one process runs in place of `size`; also its globals."""
+
+    def is_size(name: str, value: Any) -> bool:
+        named = any(part in name.lower() for part in _SIZES) and "batch" not in name.lower()
+        return type(value) is int and value == size and named
+
+    for name, value in list(vars(sys.modules[fn.__module__]).items()):
+        if is_size(name, value):
+            setattr(sys.modules[fn.__module__], name, 1)
+    names = [*inspect.signature(fn).parameters][1:]
+    names += [""] * (len(args) - len(names))
+    pairs = zip(names, args, strict=False)
+    return tuple(1 if is_size(name, value) else value for name, value in pairs)
+
+
+class _Stream(io.TextIOBase):
+    """A stream whose text the recorder sees, too."""
+
+    def __init__(self, stream: Any, recorder: Recorder) -> None:
+        self._stream, self._recorder = stream, recorder
+
+    def write(self, text: str) -> int:
+        self._recorder.text(text)
+        return int(self._stream.write(text))
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in {"write", "_stream", "_recorder", "writable", "writelines"}:
+            return object.__getattribute__(self, name)
+        return getattr(self._stream, name)

@@ -1,0 +1,430 @@
+"""Trackers of experiments: rank 0 sends its numbers to MLflow, W&B, Trackio and TensorBoard.
+
+Training neither waits for a tracker nor fails with it: each has a thread and a bounded queue, and
+what goes wrong is one warning. A run continues where its checkpoints do: its id lies beside them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import queue
+import secrets
+import socket
+import struct
+import threading
+import time
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
+
+from k8sjob.contract import TRACKER_PACKAGES
+from k8sjob.runtime.base.config import TIMEOUTS
+from k8sjob.runtime.base.errors import first_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+_QUEUE: Final = 1000
+"""Points that wait for a slow tracker; later ones are dropped."""
+_BATCH: Final = 200
+"""Points that one call takes."""
+_PAUSE: Final = 60.0
+"""Seconds between two tries to reach a tracker, at most."""
+_IDS: Final = "tracking.json"
+_T = TypeVar("_T")
+
+
+class Point(NamedTuple):
+    """Numbers of one step of the whole run, by name, at seconds since the epoch."""
+
+    step: int
+    values: Mapping[str, float]
+    at: float
+
+
+class Run(NamedTuple):
+    """What a tracker is to show as one run.
+
+    Attributes:
+        name: the job's.
+        id: what the tracker called the run in an earlier attempt; empty: there was none.
+        parameters: shown beside its curves.
+    """
+
+    name: str
+    id: str
+    parameters: Mapping[str, str]
+
+
+class Client(Protocol):
+    """One run in one tracker; used by one thread. It may raise anything."""
+
+    id: str
+
+    def log(self, points: Sequence[Point]) -> None:
+        """Send numbers."""
+
+    def close(self, state: str) -> None:
+        """End the run: "finished", "failed" or "stopped"."""
+
+
+class _MlflowRun:
+    """A run on an MLflow tracking server, or in a folder of it."""
+
+    def __init__(self, settings: Mapping[str, Any], run: Run) -> None:
+        mlflow = importlib.import_module("mlflow")
+        entities = importlib.import_module("mlflow.entities")
+        self._metric = entities.Metric
+        self._client = mlflow.MlflowClient(tracking_uri=settings.get("uri"))
+        if run.id:
+            self._client.get_run(run.id)  # so that one that was deleted is an error here
+            self._client.update_run(run.id, status="RUNNING")
+            self.id = run.id
+            return
+        experiment = self._experiment(settings.get("experiment") or run.name)
+        made = self._client.create_run(experiment, run_name=run.name)
+        self.id = made.info.run_id
+        given = [entities.Param(key, value[:500]) for key, value in run.parameters.items()]
+        self._client.log_batch(self.id, params=given)
+
+    def _experiment(self, name: str) -> str:
+        if found := self._client.get_experiment_by_name(name):
+            return str(found.experiment_id)
+        try:
+            return str(self._client.create_experiment(name))
+        except Exception:
+            if found := self._client.get_experiment_by_name(name):  # another job made it
+                return str(found.experiment_id)
+            raise
+
+    def log(self, points: Sequence[Point]) -> None:
+        metrics = [
+            self._metric(name, value, int(point.at * 1000), point.step)
+            for point in points
+            for name, value in point.values.items()
+        ]
+        for at in range(0, len(metrics), 1000):
+            self._client.log_batch(self.id, metrics=metrics[at : at + 1000])
+
+    def close(self, state: str) -> None:
+        status = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}[state]
+        self._client.set_terminated(self.id, status)
+
+
+class _WandbRun:
+    """A run of Weights & Biases, online or in files for `wandb sync`."""
+
+    def __init__(self, settings: Mapping[str, Any], run: Run) -> None:
+        wandb = importlib.import_module("wandb")
+        self.id = run.id or secrets.token_hex(4)
+        self._run = wandb.init(
+            project=settings.get("project") or run.name,
+            entity=settings.get("entity"),
+            mode="offline" if settings.get("offline") else "online",
+            id=self.id,
+            resume="allow",
+            name=run.name,
+            config=dict(run.parameters),
+            settings=wandb.Settings(silent=True, console="off", login_timeout=30),
+        )
+        # A resumed run repeats steps, which the axis of its own does not take.
+        self._run.define_metric("*", step_metric="train_step")
+
+    def log(self, points: Sequence[Point]) -> None:
+        for point in points:
+            self._run.log({**point.values, "train_step": point.step})
+
+    def close(self, state: str) -> None:
+        self._run.finish(exit_code=0 if state == "finished" else 1)
+
+
+class _TrackioRun:
+    """A run of Trackio, in its folder on this machine or in a Space."""
+
+    def __init__(self, settings: Mapping[str, Any], run: Run) -> None:
+        trackio = importlib.import_module("trackio")
+        self.id = run.id or f"{run.name}-{secrets.token_hex(4)}"
+        self._run = trackio.init(
+            project=settings.get("project") or run.name,
+            name=self.id,
+            space_id=settings.get("space"),
+            config=dict(run.parameters),
+            resume="allow",
+            embed=False,
+        )
+
+    def log(self, points: Sequence[Point]) -> None:
+        for point in points:
+            self._run.log(dict(point.values), step=point.step)
+
+    def close(self, state: str) -> None:  # noqa: ARG002 - Trackio's runs have no state
+        self._run.finish()
+
+
+_CLIENTS: Final[Mapping[str, Callable[[Mapping[str, Any], Run], Client]]] = {
+    "mlflow": _MlflowRun,
+    "wandb": _WandbRun,
+    "trackio": _TrackioRun,
+}
+
+
+class Tracker:
+    """One tracker, with the thread that sends to it."""
+
+    def __init__(
+        self,
+        name: str,
+        settings: Mapping[str, Any],
+        run: Run,
+        *,
+        warn: Callable[[str], None],
+        opened: Callable[[str, str], None] = lambda _name, _id: None,
+    ) -> None:
+        """Start the thread, which connects.
+
+        Args:
+            name: a key of _CLIENTS.
+            settings: of the spec's `tracking.NAME`.
+            run: what to show.
+            warn: called from the thread, once for each kind of trouble.
+            opened: called from the thread with the tracker's name and the run's id.
+        """
+        self._name, self._settings, self._run = name, settings, run
+        self._warn, self._opened = warn, opened
+        self._points: queue.Queue[Point | str] = queue.Queue(_QUEUE)
+        self._ending = threading.Event()
+        self._dropped = self._warned = self._down = self._absent = False
+        self._thread = threading.Thread(target=self._send, name=f"tracking-{name}", daemon=True)
+        self._thread.start()
+
+    def add(self, point: Point) -> None:
+        """Send numbers, without waiting; those that find the queue full are dropped."""
+        try:
+            self._points.put_nowait(point)
+        except queue.Full:
+            if not (self._dropped or self._absent):
+                self._warn(f"tracking.{self._name} is slow or away: numbers are dropped")
+            self._dropped = True
+
+    def close(self, state: str, deadline: float) -> None:
+        """Send what waits, and end the run; give up at `deadline` of the monotonic clock."""
+        if self._down:  # it may be for hours: one more try
+            deadline = min(deadline, time.monotonic() + TIMEOUTS.join)
+        self._ending.set()
+        with suppress(queue.Full):
+            self._points.put(state, timeout=max(0.0, deadline - time.monotonic()))
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive():
+            self._warn(f"tracking.{self._name} did not take the last numbers in time")
+
+    def _send(self) -> None:
+        try:
+            client = self._retried(lambda: _CLIENTS[self._name](self._settings, self._run))
+        except ModuleNotFoundError as error:
+            self._absent = True
+            package = TRACKER_PACKAGES[self._name]
+            self._warn(
+                f"tracking.{self._name}: {first_line(error)}; training continues without it; add"
+                f" {package} to image.pip, or install it where `k8sjob run` trains"
+            )
+            return
+        self._opened(self._name, client.id)
+        state = ""
+        while not state:
+            points, state = self._next()
+            if points:
+                self._retried(partial(client.log, points))
+                self._ending.wait(TIMEOUTS.track_every)
+        self._retried(partial(client.close, state))
+
+    def _retried(self, call: Callable[[], _T]) -> _T:
+        """What a call of the tracker returns, once it works; a tracker that is down may return."""
+        pause = TIMEOUTS.retry
+        while True:
+            try:
+                result = call()
+            except ModuleNotFoundError:
+                raise
+            except BaseException as error:  # noqa: BLE001 - a tracker's own, sys.exit() included
+                self._down = True
+                if not self._warned:
+                    self._warn(
+                        f"tracking.{self._name}: {first_line(error)}; training continues, and the"
+                        " tracker is tried again"
+                    )
+                self._warned = True
+                if self._ending.wait(pause):
+                    time.sleep(TIMEOUTS.retry)
+                pause = min(2 * pause, _PAUSE)
+            else:
+                self._down = False
+                return result
+
+    def _next(self) -> tuple[list[Point], str]:
+        """Points that wait, and the run's end where it is reached; waits for the first."""
+        points: list[Point] = []
+        found = self._points.get()
+        with suppress(queue.Empty):
+            while isinstance(found, Point):
+                points.append(found)
+                if len(points) == _BATCH:
+                    break
+                found = self._points.get_nowait()
+            else:
+                return points, found
+        return points, ""
+
+
+class Tracking:
+    """All trackers of a session; see Reporter.sink."""
+
+    def __init__(self, warn: Callable[[str], None] = lambda _message: None) -> None:
+        self._warn = warn
+        self._files: list[ScalarFile] = []
+        self._trackers: list[Tracker] = []
+        self._lock = threading.Lock()
+
+    def write_files(self, folder: Path) -> None:
+        """Also write files for TensorBoard."""
+        try:
+            self._files.append(ScalarFile(folder))
+        except OSError as error:
+            self._warn(f"no files for TensorBoard: {error}; training continues without them")
+
+    def open(
+        self,
+        wanted: Mapping[str, Mapping[str, Any]],
+        job: str,
+        parameters: Mapping[str, Any],
+        folder: Path | None,
+    ) -> None:
+        """Start the trackers that the spec names; one that this version does not know is ignored.
+
+        Args:
+            wanted: name -> settings.
+            job: the job's name.
+            parameters: of the run.
+            folder: of the checkpoints, beside which the runs' ids lie; None: each attempt is a run.
+        """
+        known = _read_ids(folder)
+        shown = {key: str(value) for key, value in parameters.items()}
+
+        def opened(name: str, run_id: str) -> None:
+            with self._lock:
+                known[name] = run_id
+                if folder is not None:
+                    _write_ids(folder, known)
+
+        for name in wanted.keys() & _CLIENTS.keys():
+            run = Run(job, known.get(name, ""), shown)
+            self._trackers.append(Tracker(name, wanted[name], run, warn=self._warn, opened=opened))
+
+    def __call__(self, step: int, values: Mapping[str, float], at: float) -> None:
+        """Pass on the numbers of a step."""
+        for tracker in self._trackers:
+            tracker.add(Point(step, values, at))
+        try:
+            for file in self._files:
+                file.add(step, values, at)
+        except OSError as error:
+            self._files.clear()
+            self._warn(f"no more files for TensorBoard: {error}; training continues without them")
+
+    def close(self, state: str) -> None:
+        """End the runs: "finished", "failed" or "stopped"; waits for TIMEOUTS.track at most."""
+        seconds = TIMEOUTS.exit / 2 if state == "failed" else TIMEOUTS.track
+        deadline = time.monotonic() + seconds
+        for tracker in self._trackers:
+            tracker.close(state, deadline)
+
+
+def _read_ids(folder: Path | None) -> dict[str, str]:
+    if folder is None:
+        return {}
+    try:
+        found = json.loads((folder / _IDS).read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    known = found.items() if isinstance(found, dict) else ()
+    return {key: value for key, value in known if isinstance(value, str)}
+
+
+def _write_ids(folder: Path, ids: Mapping[str, str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = folder / f".{_IDS}.{os.getpid()}"
+    draft.write_text(json.dumps(ids))
+    draft.replace(folder / _IDS)
+
+
+# --- numbers for TensorBoard ---------------------------------------------------------------------
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+"""Wire types of protocol buffers."""
+
+
+class ScalarFile:
+    """One file of a run; every start makes another, and TensorBoard joins those of a folder.
+
+    A file is a row of records (tensorflow/core/lib/io/record_writer.h), each an Event in the wire
+    format of protocol buffers (tensorflow/core/util/event.proto, framework/summary.proto). Nothing
+    stays open between two writes, so that what was written is on a shared volume too.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Begin a file; OSError where it cannot be made."""
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
+        self.path = folder / name
+        self._record(time.time(), _field(3, _BYTES, b"brain.Event:2"))
+
+    def add(self, step: int, values: Mapping[str, float], at: float) -> None:
+        """Write numbers by their names, and out to the disk; OSError where that fails.
+
+        Args:
+            step: where they stand along the axis.
+            values: name -> number, in single precision.
+            at: seconds since the epoch.
+        """
+        pairs = (
+            _field(1, _BYTES, name.encode()) + _field(2, _FIXED32, struct.pack("<f", value))
+            for name, value in values.items()
+        )
+        summary = b"".join(_field(1, _BYTES, pair) for pair in pairs)
+        self._record(at, _field(2, _VARINT, _varint(step)) + _field(5, _BYTES, summary))
+
+    def _record(self, at: float, rest: bytes) -> None:
+        event = _field(1, _FIXED64, struct.pack("<d", at)) + rest
+        length = struct.pack("<Q", len(event))
+        with self.path.open("ab") as file:
+            file.write(length + _checksum(length) + event + _checksum(event))
+
+
+def crc32c(content: bytes) -> int:
+    """The checksum of Castagnoli (RFC 3720, B.4), which zlib does not have."""
+    value = 0xFFFFFFFF
+    for byte in content:
+        value ^= byte
+        for _ in range(8):
+            value = value >> 1 ^ 0x82F63B78 * (value & 1)
+    return value ^ 0xFFFFFFFF
+
+
+def _checksum(content: bytes) -> bytes:
+    value = crc32c(content)  # rotated and shifted, so that a record may hold records
+    return struct.pack("<I", ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def _field(number: int, kind: int, content: bytes) -> bytes:
+    length = _varint(len(content)) if kind == _BYTES else b""
+    return _varint(number << 3 | kind) + length + content
+
+
+def _varint(value: int) -> bytes:
+    parts = bytearray()
+    while value > 0x7F:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*parts, value])

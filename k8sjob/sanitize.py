@@ -1,0 +1,86 @@
+"""Text and numbers of a job or a cluster, made harmless for a terminal.
+
+Whoever writes a log line must not be able to move the cursor, set the window's title, fill the
+clipboard, hide text or show it in another order.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, Final
+
+# Any introducer ends a control string, as in a terminal. So no character is looked at more than
+# twice, however many strings are begun and never ended.
+_SEQUENCES: Final = re.compile(
+    r"""
+    (?: \x1b\[ | \x9b ) [0-?]*+ [\ -/]*+ [@-~]                    # CSI: colours, cursor, modes
+  | (?: \x1b\] | \x9d ) [^\x07\x1b\x80-\x9f]*+ (?: \x07 | \x1b\\ | \x9c )  # OSC: title, link
+  | (?: \x1b[PX^_] | [\x90\x98\x9e\x9f] )                        # DCS, SOS, PM, APC
+    [^\x1b\x80-\x9f]*+ (?: \x1b\\ | \x9c )
+  | \x1b [\ -/]*+ [0-~]                                           # all other escapes
+    """,
+    re.VERBOSE,
+)
+_INVISIBLE: Final = re.compile(
+    "["
+    "\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters but the tab and the newline
+    "\u061c\u200b\u200e\u200f\u202a-\u202e\u2066-\u206f"  # order of writing, zero width
+    "\u2028\u2029\ufeff\ufff9-\ufffb"  # line breaks that are none, byte order marks, annotations
+    "\U000e0000-\U000e007f"  # tags: a second text nobody sees
+    "]"
+)
+_SURROGATES: Final = re.compile("[\ud800-\udfff]")
+
+
+def safe_line(text: str) -> str:
+    r"""The text as one printable line, as a terminal would have left it.
+
+    Control sequences and characters that act without being seen are removed; of a line that was
+    written over (`\r`, as progress bars do) the last version stays; line breaks become spaces.
+    """
+    if text.isascii() and text.isprintable():  # nearly every line
+        return text
+    text = _SEQUENCES.sub("", text)
+    if "\r" in text:
+        text = next((part for part in reversed(text.split("\r")) if part.strip("\n")), "")
+    text = _SURROGATES.sub("\ufffd", _INVISIBLE.sub("", text))
+    return text.replace("\n", " ").expandtabs(4)
+
+
+def safe_text(text: str) -> str:
+    r"""The same for text of several lines; `\r\n` counts as one line break."""
+    lines = text.replace("\r\n", "\n").split("\n")
+    return "\n".join(safe_line(line) for line in lines)
+
+
+def flat(data: dict[str, Any]) -> dict[str, str | float]:
+    """The numbers and texts of a JSON object, harmless; nested ones are left out."""
+    values: dict[str, str | float] = {}
+    for key, value in data.items():
+        if isinstance(value, bool | str):
+            values[text(key)] = text(value)
+        elif (as_number := real(value)) is not None:
+            values[text(key)] = as_number
+    return values
+
+
+def text(value: object) -> str:
+    """A value as one harmless line; empty for None."""
+    return "" if value is None else safe_line(str(value))
+
+
+def real(value: object) -> float | None:
+    """A JSON number as a float, or None; integers that no float holds become infinite."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def integer(value: object) -> int | None:
+    """A JSON number as an int, or None."""
+    as_float = real(value)
+    return int(as_float) if as_float is not None and abs(as_float) < 2**53 else None

@@ -1,0 +1,335 @@
+"""The events of a job as views show them: each error once, and one line an epoch.
+
+The log of a replica has all that it wrote; these filters shorten what is on the screen.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob.contract import RUNTIME_HOME, Event, EventKind
+from k8sjob.sanitize import flat, integer, real, text
+from k8sjob.view.lines import duration, file_name, number
+from k8sjob.view.summary import REPEATS, JobSummary
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+
+class ShownEvents:
+    """All filters of a view, and the summary of what has passed them.
+
+    Args:
+        job: the job as its user calls it.
+        pace: the line of an epoch has the samples per second and the ETA.
+        verbose: leave tracebacks as they came.
+    """
+
+    def __init__(self, job: str, *, pace: bool = False, verbose: bool = False) -> None:
+        self.summary = JobSummary(job)
+        self._errors, self._epochs = Errors(verbose=verbose), Epochs(pace=pace)
+
+    def take(self, events: Iterable[Event]) -> Iterator[Event]:
+        """The events to show now; to be called several times a second, with none too."""
+        yield from self._pass(self._errors.take(events))
+        yield from self._epochs.late()
+
+    def rest(self) -> Iterator[Event]:
+        """What is held back, at the end."""
+        yield from self._pass(self._errors.rest())
+        yield from self._epochs.rest()
+
+    def _pass(self, events: Iterable[Event]) -> Iterator[Event]:
+        for event in events:
+            self.summary.add(event)
+            yield from self._epochs.take(event)
+
+
+# --- errors -------------------------------------------------------------------------------------
+
+_LINE: Final = re.compile(r"(?:\[rank (\d{1,9})\] )?(.*)", re.DOTALL)
+"""A line; the runtime puts the rank in front of each line of a traceback."""
+_HEAD: Final = "Traceback (most recent call last):"
+_FRAME: Final = re.compile(r'  File "(?P<file>[^"\n]+)", line \d+(?:, in .*)?')
+_LIBRARY: Final = re.compile(
+    r"/(?:site|dist)-packages/(?P<package>[^/]+)"
+    rf"|(?:/runtime|{re.escape(RUNTIME_HOME)})/(?P<runtime>k8sjob)/"
+    r"|/lib/python3[\d.]*/(?!(?:site|dist)-packages/)|^<frozen "
+)
+_AGAIN: Final = re.compile(r"\[rank \d{1,9}\] (?:.*: )?the same traceback as of another rank")
+_AGENT: Final = re.compile(r"k8sjob: rank \d{1,9}: (.*)", re.DOTALL)
+"""An agent's line about the end of a rank."""
+_MODULE: Final = re.compile(r"^(?:[A-Za-z_]\w*\.)+(?=[A-Za-z_]\w*(?::|$))")
+_PATIENCE_S: Final = 1.0
+"""Seconds after its last line after which a traceback counts as complete."""
+_MOST_LINES: Final = 1000
+"""Lines of a traceback that are held back at most, and errors that are remembered."""
+_LONGEST_LINE: Final = 4000
+_NAMED: Final = 5
+
+
+@dataclass(eq=False, slots=True)
+class _Block:
+    """A traceback that is being written.
+
+    Attributes:
+        written: when its last line was.
+        users: of one whose first lines were shown already: whether a frame of the user's was
+            among them; else None.
+    """
+
+    written: float
+    users: bool | None = None
+    lines: list[str] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+
+class Errors:
+    """Shows a traceback once, without the frames of libraries.
+
+    A script that fails on all ranks fails in the same way on each. So a traceback is held back
+    until it is complete, and left out if another replica has written the same one.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, *, verbose: bool = False
+    ) -> None:
+        self._clock, self._verbose = clock, verbose
+        self._open: dict[tuple[str, str | None], _Block] = {}
+        self._broken: dict[tuple[str, str | None], bool] = {}
+        self._raised = dict[str, None]()
+        self._first: dict[str, str] = {}
+        self._named = set[str]()
+        self._out: list[Event] = []
+        self._alike: dict[str, list[str]] = {}
+
+    def take(self, events: Iterable[Event]) -> Sequence[Event]:
+        """The events to show now; to be called several times a second, with none too."""
+        for event in events:
+            self._take(event)
+        late = self._clock() - _PATIENCE_S
+        return self._given([key for key, block in self._open.items() if block.written <= late])
+
+    def rest(self) -> Sequence[Event]:
+        """What is still held back, at the end."""
+        return self._given(list(self._open), last=True)
+
+    def _given(
+        self, complete: Iterable[tuple[str, str | None]], *, last: bool = False
+    ) -> list[Event]:
+        for key in complete:
+            self._close(key, last=last)
+        notes = [_alike(names, first) for first, names in self._alike.items()]
+        given, self._out, self._alike = self._out + notes, [], {}
+        return given
+
+    def _take(self, event: Event) -> None:
+        written = str(event.data.get("text") or "") if event.kind == EventKind.LOG else ""
+        found = _LINE.fullmatch(written)
+        rank, line = (found[1], found[2]) if found else (None, written)
+        key = event.replica, rank
+        block = self._open.get(key)
+        fits = block and len(block.lines) < _MOST_LINES and len(written) <= _LONGEST_LINE
+        users = self._broken.pop(key, None) if event.kind == EventKind.LOG else None
+        starts = not block and (line == _HEAD or users is not None)
+        if event.kind == EventKind.LOG and (fits or starts):
+            block = self._open.setdefault(key, _Block(self._clock(), users))
+            block.written = self._clock()
+            block.lines.append(line)
+            block.events.append(event)
+            if rank is None and line != _HEAD and not _is_in_frame(line):  # the error itself
+                self._close(key)
+            return
+        for other in [one for one in self._open if one[0] == event.replica or not event.replica]:
+            self._close(other)
+        if self._verbose or not _AGAIN.fullmatch(written):
+            self._show(event, written)
+
+    def _show(self, event: Event, written: str) -> None:
+        """Show an event, but of an agent's lines about an end only what is new in them."""
+        found = _AGENT.fullmatch(written)
+        if not found or len(written) > _LONGEST_LINE:
+            self._out.append(event)
+            return
+        end, replica = found[1], event.replica
+        first = self._first_of(end, replica)
+        named = replica in self._named
+        self._named.discard(replica)
+        if first != replica:
+            if not named:
+                self._alike.setdefault(first, []).append(replica)
+            return
+        known = (one for one in self._raised if end.startswith(one))
+        error = next((one for one in known if end[len(one) :][:1] in {"", " ", ","}), "")
+        self._out.append(replace(event, data={**event.data, REPEATS: error}) if error else event)
+
+    def _close(self, key: tuple[str, str | None], *, last: bool = False) -> None:
+        """Show a traceback as far as it has come; the rest of it may follow, unless it is over."""
+        block, (replica, rank) = self._open.pop(key), key
+        words = "\n".join(block.lines)
+        first = replica if rank is None else self._first_of(words, replica)
+        if first != replica:
+            self._named.add(replica)
+            self._alike.setdefault(first, []).append(replica)
+        else:
+            self._out += block.events if self._verbose else self._shortened(key, block, last=last)
+
+    def _first_of(self, words: str, replica: str) -> str:
+        """The replica that wrote these words first: this one, if none has."""
+        if len(self._first) >= _MOST_LINES:
+            self._first.clear()
+        return self._first.setdefault(words, replica)
+
+    def _shortened(self, key: tuple[str, str | None], block: _Block, *, last: bool) -> list[Event]:
+        """The lines of a traceback, with one for each run of library frames in place of these.
+
+        A traceback without any frame of the user's stays whole.
+        """
+        shown: list[Event] = []
+        hidden: list[Event] = []
+        libraries: Counter[str] = Counter()
+        rank, inside, users = key[1], block.users is not None, bool(block.users)
+        for line, event in zip(block.lines, block.events, strict=True):
+            frame = _FRAME.fullmatch(line) if inside else None
+            library = frame and _library(frame["file"])
+            in_frame = inside and _is_in_frame(line)
+            if library or (hidden and in_frame and not frame):
+                libraries.update([library] if library else [])
+                hidden.append(event)
+                continue
+            users = users or bool(frame)
+            if hidden:
+                shown += [_note(rank, hidden[0], libraries)] if users else hidden
+                hidden, libraries = [], Counter()
+            shown.append(event)
+            if inside and not in_frame and line.strip() and len(self._raised) < _MOST_LINES:
+                self._raised[_MODULE.sub("", line)] = None
+            inside, users = (in_frame, users) if inside else (line == _HEAD, False)
+        if inside and not last:
+            self._broken[key] = users
+            if hidden and users:
+                return [*shown, _note(rank, hidden[0], libraries)]
+        return shown + hidden
+
+
+def _is_in_frame(line: str) -> bool:
+    return bool(_FRAME.fullmatch(line)) or line.startswith(("    ", "  [Previous line repeated"))
+
+
+def _library(file: str) -> str:
+    """The package that a file belongs to, "Python" for its own; empty for the user's code."""
+    found = _LIBRARY.search(file)
+    return (found["package"] or found["runtime"] or "Python") if found else ""
+
+
+def _note(rank: str | None, first: Event, libraries: Counter[str]) -> Event:
+    count, names = libraries.total(), ", ".join(libraries)
+    prefix = "" if rank is None else f"[rank {rank}] "
+    line = f"{prefix}  ... {count} frame{'s' * (count > 1)} in {names}"
+    return replace(first, data={**first.data, "text": line})
+
+
+def _alike(replicas: Sequence[str], first: str) -> Event:
+    names = ", ".join(map(text, replicas[:_NAMED]))
+    more = f" and {len(replicas) - _NAMED} more" if len(replicas) > _NAMED else ""
+    return Event(EventKind.LOG, {"text": f"{names}{more}: the same error as {text(first)}"})
+
+
+# --- epochs -------------------------------------------------------------------------------------
+
+_HOLD_S: Final = 60.0
+"""Seconds for which the line of an epoch waits for the evaluation behind it."""
+_LONE_S: Final = 10.0
+"""Seconds for which a checkpoint waits for the end of an epoch."""
+_BESIDE: Final = frozenset({EventKind.STARTING, EventKind.FINISHED})
+"""Kinds without a line of their own."""
+
+
+class Epochs:
+    """Joins a job's events about the end of an epoch into one METRICS event."""
+
+    def __init__(self, *, pace: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        self._pace, self._clock = pace, clock
+        self._epoch: dict[str, Any] = {}
+        self._logged = set[str]()
+        self._last: Event | None = None
+        self._since = 0.0
+        self._checkpoint: Event | None = None
+        self._written = 0.0
+
+    def take(self, event: Event) -> Iterator[Event]:
+        """The events to show now that this one has come."""
+        match event.kind:
+            case EventKind.PROGRESS if _ends_epoch(event):
+                yield from self._close()
+                self._open(event)
+            case EventKind.PROGRESS:
+                yield from self._close()
+                yield event
+            case EventKind.METRICS if self._last and self._last.replica == event.replica:
+                own = flat(event.data)
+                own = {name: own[name] for name in own if name not in {"epoch", "step"}}
+                if self._logged & own.keys():  # of the next epoch already
+                    yield from self._close()
+                    yield event
+                else:
+                    self._epoch |= own
+                    self._logged |= own.keys()
+            case EventKind.CHECKPOINT:
+                if self._checkpoint:
+                    yield self._checkpoint
+                self._checkpoint, self._written = event, self._clock()
+            case kind if kind in _BESIDE:
+                yield event
+            case EventKind.LOG if not self._last or event.replica != self._last.replica:
+                yield event
+            case _:
+                yield from self.rest()
+                yield event
+
+    def late(self) -> Iterator[Event]:
+        """What has been held back for too long; to be called several times a second."""
+        now = self._clock()
+        if self._last and now - self._since >= _HOLD_S:
+            yield from self._close()
+        if self._checkpoint and not self._last and now - self._written >= _LONE_S:
+            yield from self.rest()
+
+    def rest(self) -> Iterator[Event]:
+        """What is held back, at the end."""
+        yield from self._close()
+        if self._checkpoint:
+            yield self._checkpoint
+            self._checkpoint = None
+
+    def _open(self, event: Event) -> None:
+        data, self._last, self._since = event.data, event, self._clock()
+        self._logged = set()
+        epoch, epochs = integer(data.get("epoch")) or 0, integer(data.get("epochs")) or 0
+        self._epoch = {"epoch": f"{epoch + 1}/{epochs}" if epochs > 0 else epoch + 1}
+        loss = real(data.get("epoch_loss", data.get("loss")))
+        if loss is not None:
+            self._epoch["loss"] = loss
+
+    def _close(self) -> Iterator[Event]:
+        if self._last is None:
+            return
+        last, self._last = self._last, None
+        pace, left = (real(last.data.get(key)) for key in ("samples_per_s", "eta_s"))
+        if self._pace and pace is not None:
+            self._epoch["samples/s"] = number(round(pace, 1))
+        if self._pace and left is not None:
+            self._epoch["ETA"] = duration(left)
+        if self._checkpoint:
+            self._epoch["checkpoint"] = file_name(self._checkpoint)
+            self._checkpoint = None
+        yield Event(EventKind.METRICS, self._epoch, last.time, last.replica)
+
+
+def _ends_epoch(event: Event) -> bool:
+    step, steps = (integer(event.data.get(key)) for key in ("step", "steps"))
+    return bool(steps) and step == steps

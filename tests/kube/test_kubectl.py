@@ -1,0 +1,260 @@
+"""The transport over kubectl: what it is asked, and its words read back."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from k8sjob.errors import BackendError
+from k8sjob.kube.client.kubeconfig import access
+from k8sjob.kube.client.kubectl import KubectlTransport
+from k8sjob.kube.client.transport import ApiError
+
+JOB = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs/one"
+NOISE = "E1121 16:00:00.000000   12 memcache.go:265] not now\nWarning: deprecated\n"
+TWO = """The PyTorchJob "one" is invalid:\x20
+* spec.nprocPerNode: Invalid value: "integer": must be of type string
+* spec.b: Required value"""
+
+
+@pytest.fixture
+def fake(tmp_path, kubeconfig):
+    """A program in kubectl's place: prints what it is told, and writes down how it was called."""
+
+    def make(stdout="", stderr="", code=0, user=None):
+        calls = tmp_path / "calls"
+        program = tmp_path / "kubectl"
+        program.write_text(
+            f"#!{sys.executable}\n"
+            "import json, os, sys\n"
+            f"stdin = sys.stdin.read() if '-f' in sys.argv else ''\n"
+            f"open({str(calls)!r}, 'a').write(json.dumps([sys.argv[1:], stdin,"
+            " os.environ.get('KUBECONFIG')]) + '\\n')\n"
+            f"print({stdout!r}, end='', flush=True)\n"
+            f"print({stderr!r}, end='', file=sys.stderr)\n"
+            f"sys.exit({code})\n"
+        )
+        program.chmod(0o755)
+        transport = KubectlTransport(access(kubeconfig=kubeconfig(user)), str(program))
+        return transport, lambda: [json.loads(line) for line in calls.read_text().splitlines()]
+
+    return make
+
+
+REFUSED = "Error from server ({}): "
+CANNOT = "Unable to connect to the server: "
+NO_FILE = "unable to read client-cert /a for u due to open /a: no such file or directory"
+BROKEN = "read: connection reset by peer"
+LATE = "context deadline exceeded"
+
+
+@pytest.mark.parametrize(
+    ("stderr", "code", "reason", "detail"),
+    [
+        (
+            REFUSED.format("NotFound") + 'jobs "one" not found',
+            404,
+            "NotFound",
+            'jobs "one" not found',
+        ),
+        (REFUSED.format("Expired") + "too old: 1 (7)", 410, "Expired", "too old: 1 (7)"),
+        ("Error from server: something", 500, "", "something"),
+        (REFUSED.format("Unauthorized") + "no", 401, "Unauthorized", "Unauthorized"),
+        (
+            REFUSED.format("Forbidden") + "Unauthorized, x509",
+            403,
+            "Forbidden",
+            "Unauthorized, x509",
+        ),
+        (f"{NOISE}Error from server (Forbidden): no\nat all", 403, "Forbidden", "no\nat all"),
+        ("error: You must be logged in to the server (...)", 401, "Unauthorized", "Unauthorized"),
+        (
+            "The connection to the server x:1 was refused - d",
+            0,
+            "Unreachable",
+            "Connection refused",
+        ),
+        (
+            f"{CANNOT}dial tcp: lookup x: no such host",
+            0,
+            "Unreachable",
+            "dial tcp: lookup x: no such host",
+        ),
+        (
+            f'Get "https://x/": {BROKEN} - error from a previous attempt: EOF',
+            0,
+            "Unreachable",
+            BROKEN,
+        ),
+        ("error: unexpected EOF", 0, "Unreachable", "unexpected EOF"),
+        (f"{CANNOT}tls: failed to verify: x509: by nobody", 0, "Untrusted", "by nobody"),
+        (f"error: {NO_FILE}", 0, "Unusable", NO_FILE),
+        ("", 0, "Unreachable", "kubectl gives no reason"),
+        (f'Get "https://x/": {LATE}', 0, "Unreachable", LATE),
+        ("error: unknown flag: --raw", 0, "", "fails: error: unknown flag: --raw"),
+    ],
+)
+def test_its_words_are_read_back(fake, stderr, code, reason, detail):
+    transport, _ = fake(stderr=stderr, code=1)
+    for ask in (transport.request, lambda _, path: list(transport.stream(path))):
+        with pytest.raises(ApiError) as told:
+            ask("GET", JOB)
+        assert (told.value.code, told.value.reason, told.value.detail) == (code, reason, detail)
+
+
+def test_the_fields_that_are_wrong(fake):
+    transport, _ = fake(stderr=TWO, code=1)
+    with pytest.raises(ApiError) as told:
+        transport.request("POST", JOB, body={})
+    assert (told.value.code, told.value.reason) == (422, "Invalid")
+    assert told.value.causes == [
+        ("spec.nprocPerNode", 'Invalid value: "integer": must be of type string'),
+        ("spec.b", "Required value"),
+    ]
+
+
+def test_a_plugin_that_fails_is_told_with_its_own_words(fake):
+    stderr = (
+        "SSO session expired, token=abcdef012345\n"
+        "Unable to connect to the server: getting credentials: exec: executable aws failed with"
+        " exit code 1\nhelp\n"
+    )
+    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": "aws"}
+    transport, _ = fake(stderr=stderr, code=1, user={"exec": plugin})
+    with pytest.raises(ApiError) as told:
+        transport.request("GET", JOB)
+    assert told.value.code == 401
+    assert "'aws', which gives none: exec: executable aws failed with exit code 1: SSO" in str(
+        told.value
+    )
+    assert "abcdef012345" not in str(told.value)
+
+
+def test_without_any_credentials_kubectl_would_ask_a_person(fake):
+    transport, _ = fake(stdout="Please enter Username: ", stderr="error: EOF", code=1)
+    with pytest.raises(ApiError, match="does not accept the credentials of context here"):
+        transport.request("GET", JOB)
+
+
+def test_a_patch_is_asked_of_the_object_itself(fake, kubeconfig):
+    transport, calls = fake(stdout='{"kind": "PyTorchJob"}')
+    body = {"spec": {"runPolicy": {"suspend": True}}}
+    found = transport.request("PATCH", JOB, body=body)
+    assert found == {"kind": "PyTorchJob"}
+    ((argv, _, files),) = calls()
+    assert argv == [
+        *("--context", "here", "patch", "pytorchjobs.v1.kubeflow.org", "one"),
+        *("--namespace", "team", "--type=merge", f"--patch={json.dumps(body)}", "--output=json"),
+    ]
+    assert files == str(kubeconfig())
+
+
+def test_of_an_object_that_only_has_to_be_there_no_contents_are_asked_for(fake):
+    transport, calls = fake(stdout="hf-token   Opaque   1   5d\n")
+    found = transport.request("GET", "/api/v1/namespaces/team/secrets/hf-token", metadata_only=True)
+    assert found == {"kind": "PartialObjectMetadata", "metadata": {"name": "hf-token"}}
+    ((argv, _, _),) = calls()
+    assert argv[2:6] == ["get", "secrets", "hf-token", "--namespace"]
+    assert not [word for word in argv if word.startswith(("-o", "--output", "--raw"))]
+
+
+def test_what_is_sent_goes_to_its_standard_input(fake):
+    transport, calls = fake(stdout="{}")
+    transport.request("POST", JOB, body={"a": "ü"}, query={"dryRun": "All"})
+    ((argv, sent, _),) = calls()
+    assert argv[2:] == ["create", "--raw", f"{JOB}?dryRun=All", "-f", "-"]
+    assert json.loads(sent) == {"a": "ü"}
+
+
+def test_in_a_pod_kubectl_finds_its_account_by_itself(fake, monkeypatch):
+    from k8sjob.kube.client.kubeconfig import IN_CLUSTER, Access
+
+    _, calls = fake(stdout="{}")
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    program = fake(stdout="{}")[0]._argv[0]
+    KubectlTransport(Access(IN_CLUSTER, "https://10.96.0.1:443"), program).request("GET", JOB)
+    ((argv, _, files),) = calls()
+    assert argv == ["get", "--raw", JOB], "with more kubectl would not look for it"
+    assert files is None
+
+
+def test_an_answer_that_is_no_json(fake):
+    transport, _ = fake(stdout="hello")
+    with pytest.raises(
+        ApiError, match=r"kubectl prints no JSON: 'hello'; check it with: .* version"
+    ):
+        transport.request("GET", JOB)
+
+
+def test_without_kubectl_it_is_named(kubeconfig):
+    transport = KubectlTransport(access(kubeconfig=kubeconfig()), "/nowhere/kubectl")
+    with pytest.raises(BackendError, match="/nowhere/kubectl cannot be started"):
+        transport.request("GET", JOB)
+    with pytest.raises(BackendError, match="install kubectl"):
+        list(transport.stream(JOB, stop=threading.Event()))
+
+
+READER = """
+import os, signal, sys, threading
+from k8sjob.kube.client.kubeconfig import access
+from k8sjob.kube.client.kubectl import KubectlTransport
+
+transport = KubectlTransport(access(kubeconfig=sys.argv[1]), sys.argv[2])
+first = threading.Event()
+
+def read():
+    for line in transport.stream("/api"):
+        print(line.decode(), end="", flush=True)
+        first.set()
+
+threading.Thread(target=read, daemon=True).start()
+assert first.wait(30)
+os.kill(os.getpid(), int(sys.argv[3]))
+"""
+LINUX_ALONE = pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
+
+
+@pytest.mark.parametrize("end", [0, pytest.param(signal.SIGKILL, marks=LINUX_ALONE)])
+def test_no_kubectl_outlives_a_program_that_ends_in_the_middle_of_a_stream(
+    end, kubeconfig, tmp_path
+):
+    program = tmp_path / "kubectl"
+    program.write_text("#!/bin/sh\necho $$\nexec sleep 600\n")
+    program.chmod(0o755)
+    argv = [sys.executable, "-c", READER, str(kubeconfig()), str(program), str(int(end))]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (-end, "")
+    wait_for_the_end_of(done.stdout.strip())
+
+
+def test_a_request_that_takes_too_long_ends_with_all_that_it_started(kubeconfig, tmp_path):
+    """A plugin that hangs is kubectl's child, and holds the pipes that are read."""
+    program, written = tmp_path / "kubectl", tmp_path / "pid"
+    program.write_text(f"#!/bin/sh\nsleep 600 &\necho $! > {written}.new\n"
+                       f"mv {written}.new {written}\nwait\n")  # fmt: skip
+    program.chmod(0o755)
+    transport = KubectlTransport(access(kubeconfig=kubeconfig()), str(program))
+    seconds = 1.0
+    while not written.exists():  # a slow machine may not have started it in time
+        with pytest.raises(ApiError, match="it does not answer in time"):
+            transport.request("GET", JOB, timeout=seconds)
+        seconds *= 2
+    wait_for_the_end_of(written.read_text().strip())
+
+
+def wait_for_the_end_of(pid):
+    deadline = time.monotonic() + 60
+    while lives(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def lives(pid):
+    """Whether the process is there and is not merely waited for."""
+    argv = ["ps", "-o", "stat=", "-p", pid]
+    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=False)
+    return done.stdout != "" and not done.stdout.startswith("Z")

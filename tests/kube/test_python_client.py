@@ -1,0 +1,208 @@
+"""The transport over the Python client: credentials that change, and what is asked again."""
+
+import json
+import logging
+import subprocess
+import sys
+
+import pytest
+
+from k8sjob.errors import BackendError
+from k8sjob.kube.client.transport import ApiError
+
+NODES = "/api/v1/nodes"
+DENIED = (401, {"kind": "Status", "code": 401, "reason": "Unauthorized", "message": "no"})
+GOOD = (200, {"kind": "NodeList"})
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    """A program that gives the token that stands in a file, and whether it ran, by a line each."""
+    token, ran = tmp_path / "token", tmp_path / "ran"
+    token.write_text("first-token")
+    program = tmp_path / "plugin"
+    credential = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential"}
+    program.write_text(
+        f"#!{sys.executable}\n"
+        "import json\n"
+        f"open({str(ran)!r}, 'a').write('ran\\n')\n"
+        f"token = open({str(token)!r}).read()\n"
+        f"print(json.dumps({{**{credential!r}, 'status': {{'token': token}}}}))\n"
+    )
+    program.chmod(0o755)
+    api = credential["apiVersion"]
+    user = {"exec": {"command": str(program), "apiVersion": api, "interactiveMode": "Never"}}
+    return user, token, ran
+
+
+def tokens(apiserver):
+    return [headers["Authorization"] for _, _, headers, _ in apiserver.asked]
+
+
+def test_a_token_that_is_not_taken_any_more_is_asked_for_again(python, apiserver, plugin):
+    user, token, ran = plugin
+    there = python(user)
+    apiserver.on(GOOD)
+    there.request("GET", NODES)
+    token.write_text("second-token")
+    apiserver.on(DENIED, GOOD)
+    assert there.request("GET", NODES) == GOOD[1]
+    assert tokens(apiserver) == ["Bearer first-token", "Bearer second-token"]
+    apiserver.on(GOOD)
+    there.request("GET", NODES)
+    assert tokens(apiserver) == ["Bearer second-token"]
+    assert ran.read_text().count("ran") == 2
+
+
+def test_so_is_one_that_a_watch_is_begun_with(python, apiserver, plugin):
+    user, token, _ = plugin
+    there = python(user)
+    token.write_text("second-token")
+
+    def body(piece):
+        piece(b"line\n")
+        return True
+
+    apiserver.on(DENIED, (200, body))
+    assert list(there.stream(NODES)) == [b"line\n"]
+    assert tokens(apiserver) == ["Bearer first-token", "Bearer second-token"]
+
+
+def test_a_token_in_a_file_is_read_again(python, apiserver, tmp_path):
+    file = tmp_path / "token-file"
+    file.write_text("first-token")
+    there = python({"tokenFile": str(file)})
+    file.write_text("second-token")
+    apiserver.on(DENIED, GOOD)
+    there.request("GET", NODES)
+    assert tokens(apiserver) == ["Bearer first-token", "Bearer second-token"]
+
+
+def test_credentials_are_asked_for_once_a_request(python, apiserver, plugin):
+    user, _, ran = plugin
+    there = python(user)
+    apiserver.on(DENIED)
+    with pytest.raises(ApiError, match="log in again with"):
+        there.request("GET", NODES)
+    assert len(apiserver.asked) == 2
+    assert ran.read_text().count("ran") == 2
+
+
+def test_a_plugin_that_fails_is_told_and_nothing_is_printed(python, apiserver, plugin, capfd):
+    user, _, _ = plugin
+    there = python(user)
+    apiserver.on(DENIED)
+    script = "echo it is expired: token=abcdef012345 >&2; exit 1"
+    broken = {"exec": {**user["exec"], "command": "sh", "args": ["-c", script]}}
+    with pytest.raises(ApiError) as told:
+        python(broken)
+    assert "come from 'sh', which gives none: exec: process returned 1. it is" in str(told.value)
+    assert "abcdef012345" not in str(told.value)
+    with pytest.raises(ApiError):  # and one that fails later
+        there.request("GET", NODES)
+    assert capfd.readouterr() == ("", "")
+    assert not logging.getLogger().handlers or all(
+        type(handler) is not logging.StreamHandler for handler in logging.getLogger().handlers
+    )
+
+
+def test_a_plugin_that_is_missing_is_told_with_how_to_install_it(python, apiserver, plugin):
+    user, _, _ = plugin
+    missing = {"command": "/nowhere/aws", "installHint": "brew install aws"}
+    with pytest.raises(ApiError, match=r"install it \(brew install aws\), or log in again"):
+        python({"exec": {**user["exec"], **missing}})
+
+
+@pytest.mark.parametrize("where", ["kubeconfig", "plugin"])
+@pytest.mark.parametrize("token", ["s3cr3t\n", "s3cr3t\r\nX-Other: y", "s3cr3t\u0101"])
+def test_a_token_that_no_header_can_hold(python, apiserver, plugin, where, token):
+    user, file, _ = plugin
+    file.write_bytes(token.encode())
+    there = python(user if where == "plugin" else {"token": token})
+    with pytest.raises(ApiError, match="no HTTP header") as told:
+        there.request("GET", NODES)
+    assert told.value.reason == "Unusable"
+    assert "s3cr3t" not in str(told.value)
+    assert not apiserver.asked
+
+
+def test_to_act_as_somebody_else(python, apiserver):
+    there = python({"token": "t", "as": "bob", "as-groups": ["a", "b"]})
+    apiserver.on(GOOD)
+    there.request("GET", NODES)
+    ((_, _, headers, _),) = apiserver.asked
+    assert headers["Impersonate-User"] == "bob"
+    assert headers.get_all("Impersonate-Group") == ["a", "b"]
+
+
+def test_a_server_that_says_when_to_come_again_is_asked_again(python, apiserver):
+    there = python()
+    apiserver.on((429, "later", {"Retry-After": "0"}), (503, "later", {"Retry-After": "0"}), GOOD)
+    assert there.request("POST", NODES, body={}) == GOOD[1]
+    assert len(apiserver.asked) == 3
+    apiserver.on((429, "later", {"Retry-After": "0"}))
+    with pytest.raises(ApiError) as told:
+        there.request("GET", NODES)
+    assert told.value.code == 429
+    assert len(apiserver.asked) == 4
+
+
+def test_what_reads_is_asked_again_on_a_broken_connection_and_nothing_else_is(python, apiserver):
+    there = python()
+    apiserver.on((0, ""), GOOD)
+    assert there.request("GET", NODES) == GOOD[1]
+    apiserver.on((0, ""), GOOD)
+    with pytest.raises(ApiError, match="Remote end closed connection"):
+        there.request("POST", NODES, body={})
+    assert len(apiserver.asked) == 1
+
+
+def test_a_patch_names_its_kind_and_metadata_alone_is_asked_for(python, apiserver):
+    there = python()
+    apiserver.on(GOOD)
+    patch = "application/merge-patch+json"
+    there.request("PATCH", NODES, body={"spec": None})
+    there.request("GET", NODES, metadata_only=True)
+    (_, _, changed, body), (_, _, read, _) = apiserver.asked
+    assert (changed["Content-Type"], json.loads(body)) == (patch, {"spec": None})
+    assert "as=PartialObjectMetadata" in read["Accept"]
+
+
+def test_an_answer_in_another_language_is_told(python, apiserver):
+    there = python()
+    apiserver.on((502, "<html>\nBad   Gateway</html>"))
+    with pytest.raises(ApiError, match="answers 502: <html> Bad Gateway</html>"):
+        there.request("GET", NODES)
+    apiserver.on((200, "<html>log in</html>"))
+    with pytest.raises(ApiError, match="answers 200: <html>log in</html>"):
+        there.request("GET", NODES)
+
+
+def test_a_kubeconfig_that_the_client_cannot_use(python, apiserver):
+    with pytest.raises(ApiError, match=r"context here cannot be used: .*/nowhere"):
+        python(server="https://127.0.0.1:1", **{"certificate-authority": "/nowhere"})
+
+
+def test_without_the_client_its_package_is_named(kubeconfig):
+    code = (
+        "import sys; sys.modules['kubernetes'] = None\n"
+        "from k8sjob.backends.connect import connect\n"
+        f"connect(kubeconfig={str(kubeconfig())!r}, client='python')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    last = done.stderr.splitlines()[-1]
+    assert BackendError.__name__ in last
+    assert "pip install 'k8sjob[cluster]', or use --client=kubectl" in last
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from k8sjob.kube.client.kubeconfig import configured; configured()",
+        "from k8sjob.backends.connect import connect; connect(kubeconfig={!r}, client='kubectl')",
+    ],
+)
+def test_the_client_is_loaded_for_its_transport_alone(kubeconfig, statement):
+    code = f"{statement.format(str(kubeconfig()))}\nimport sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert not {"kubernetes", "urllib3", "requests"} & set(done.stdout.split())

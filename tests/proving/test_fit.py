@@ -1,0 +1,118 @@
+"""`k8sjob fit`: the arithmetic, and what one process is measured to need."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from k8sjob.proving.fit import Measured, gpu_memory, largest_batch, peak
+
+MIB = 2**20
+ONE = Measured(batch=8, parameters=100, buffers=4, gradients=100, optimizer=200, inputs=8,
+               activations=80, retained=150, step=0, blocks=(20, 40))  # fmt: skip
+TWICE = Measured(batch=16, parameters=100, buffers=4, gradients=100, optimizer=200, inputs=16,
+                 activations=150, retained=220, step=0, blocks=(20, 40))  # fmt: skip
+
+
+def test_ddp_has_all_buckets_when_activations_are_at_their_peak():
+    assert peak(ONE, "ddp", 2)["total"] == 100 + 4 + 100 + 200 + 8 + 80
+
+
+def test_ddp_with_copies_has_gradients_and_buckets():
+    copies = Measured(**{**vars_of(ONE), "copies": True})
+    assert peak(copies, "ddp", 2)["total"] == 100 + 4 + 200 + 200 + 8 + 50
+
+
+def vars_of(one):
+    return {name: getattr(one, name) for name in Measured.__slots__}
+
+
+def test_fsdp_divides_the_model_and_gathers_two_blocks():
+    found = peak(ONE, "fsdp", 4)
+    assert (found["parameters"], found["gradients"], found["optimizer"]) == (25, 25, 50)
+    assert found["gathered"] == (100 - 60) + 2 * 40 + 20
+    assert peak(ONE, "fsdp", 4, reshard=False)["gathered"] == 100 + 40
+
+
+def test_one_rank_shards_and_copies_nothing():
+    assert peak(ONE, "fsdp", 1) == peak(ONE, "ddp", 1)
+
+
+def test_an_optimizers_temporaries_are_a_peak_of_their_own():
+    large = Measured(**{**vars_of(ONE), "step": 90})
+    found = peak(large, "ddp", 2)
+    assert (found["workspace"], found["activations"]) == (90, 0)
+    assert found["total"] == 100 + 4 + 100 + 200 + 8 + 90
+
+
+def test_two_measurements_give_every_batch_size():
+    found = ONE.at(32, TWICE)
+    assert (found.batch, found.inputs, found.activations) == (32, 32, 80 + 3 * 70)
+    with pytest.raises(ValueError, match="one batch size"):
+        ONE.at(9, None)
+
+
+def test_the_largest_batch_is_the_last_that_fits():
+    room = peak(ONE.at(20, TWICE), "ddp", 2)["total"]
+    assert largest_batch(ONE, TWICE, "ddp", 2, room) == 20
+    assert largest_batch(ONE, TWICE, "ddp", 2, 100) == 0
+    assert largest_batch(ONE, None, "ddp", 2, room) is None
+
+
+@pytest.mark.parametrize(
+    ("label", "gigabytes"),
+    [("NVIDIA-A100-SXM4-80GB", 80), ("NVIDIA-L40S", 48), ("Tesla-T4", 16), ("NVIDIA-H100-NVL", 80)],
+)
+def test_memory_by_the_label_of_a_gpu(label, gigabytes):
+    assert gpu_memory(label) == gigabytes * 10**9
+
+
+def test_an_unknown_gpu_has_no_memory():
+    assert gpu_memory("Vendor-X1") is None
+
+
+SCRIPT = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+x = torch.randn(512, 256)
+model = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 1))
+optimizer = torch.optim.Adam(model.parameters())
+for (batch,) in DataLoader(TensorDataset(x), batch_size=32):
+    optimizer.zero_grad()
+    model(batch).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def fit(folder, script, *args):
+    (folder / "main.py").write_text(script)
+    words = [sys.executable, "-m", "k8sjob", "fit", "main.py", *args]
+    return subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.dist
+def test_parts_of_a_model_that_can_be_counted_by_hand(tmp_path):
+    found = json.loads(fit(tmp_path, SCRIPT, "--nproc", "2", "-o", "json").stdout)
+    weights = 4 * (256 * 1024 + 1024 + 1024 + 1)
+    row = next(r for r in found["rows"] if (r["strategy"], r["batch"]) == ("ddp", 32))
+    assert found["batch"] == 32
+    assert row["parts"]["parameters"] == row["parts"]["gradients"] == weights
+    assert row["parts"]["optimizer"] == pytest.approx(2 * weights, rel=0.001)
+    assert row["parts"]["inputs"] == 32 * 256 * 4
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("print('nothing')", "main.py: no optimizer step was seen"),
+        ("raise ValueError('my own')", "main.py:1: ValueError: my own"),
+    ],
+)
+def test_a_script_that_cannot_be_measured(tmp_path, script, message):
+    found = fit(tmp_path, script)
+    assert found.returncode == 1
+    assert found.stderr.count("error:") == 1
+    assert message in found.stderr

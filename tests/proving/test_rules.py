@@ -1,0 +1,318 @@
+"""The causes, from records that are written by hand: what two ranks and one process did."""
+
+import json
+
+import pytest
+
+from k8sjob.errors import BackendError
+from k8sjob.proving.proof import _proof
+from k8sjob.proving.rules import Evidence, first_difference
+from k8sjob.proving.trace import Run
+
+RATE = 0.1
+
+
+def vector(*values):
+    """A tensor of three elements, as the prover writes it."""
+    return [sum(v * v for v in values), *values]
+
+
+def scaled(sketch, factor):
+    return [sketch[0] * factor**2, *[v * factor for v in sketch[1:]]]
+
+
+OWN = (vector(1.0, 2.0, 4.0), vector(3.0, -2.0, 1.0))
+MEAN = vector(2.0, 0.0, 2.5)
+
+
+def batch(samples, index=0, number=0):
+    event = {"kind": "batch", "loader": 1, "number": number, "index": index, "size": len(samples)}
+    return {**event, "ids": samples, "raw": samples, "digests": samples}
+
+
+def begin(number=0, **changes):
+    about = {
+        "length": 16,
+        "batches": 2,
+        "batch_size": 4,
+        "drop_last": False,
+        "iterable": False,
+        "sampler": "DistributedSampler",
+        "replicas": 2,
+        "data": 7,
+        "own": 7,
+    }
+    return {"kind": "pass", "loader": 1, "number": number, **about, **changes}
+
+
+def over(number=0):
+    return {"kind": "over", "loader": 1, "number": number}
+
+
+def backward(loss=1.0, **more):
+    return {"kind": "backward", "loss": loss, "autocast": False, "step": 0, "kept": False, **more}
+
+
+def step(at, grad, local, *, rate=RATE, before=None, after=None, buffers=None):
+    weight = vector(1.0, 1.0, 1.0)
+    return {
+        "kind": "step",
+        "optimizer": 0,
+        "step": at,
+        "rates": [rate],
+        "names": ["weight"],
+        "before": [before or weight],
+        "local": [local],
+        "grads": [grad],
+        "after": [after or weight],
+        "buffers": buffers or {},
+    }
+
+
+def model(weight=None, norms=()):
+    weights = {"weight": weight or vector(1.0, 1.0, 1.0)}
+    event = {"kind": "model", "number": 0, "wrapper": "", "norms": list(norms), "sharded": False}
+    return {**event, "dtype": ["torch.float32"], "weights": weights}
+
+
+DONE = {"kind": "end", "how": "done", "steps": 1}
+SHARDS = ([0, 2, 4, 6], [1, 3, 5, 7])
+
+
+def many(grads=(MEAN, MEAN), own=OWN, shards=SHARDS, more=((), ()), **options):
+    """The records of two ranks that do one step."""
+    return [
+        [
+            model(),
+            begin(batches=1, length=8),
+            batch(shards[rank]),
+            backward(),
+            *more[rank],
+            step(0, grads[rank], own[rank], **options),
+            over(),
+            DONE,
+        ]
+        for rank in range(2)
+    ]
+
+
+def one(grad=MEAN, loss=1.0, **options):
+    return [[model(), batch([*range(8)]), backward(loss), step(0, grad, grad, **options), DONE]]
+
+
+@pytest.fixture
+def evidence(tmp_path):
+    def read(name, ranks, **answer):
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        for rank, events in enumerate(ranks):
+            first = [] if any(event["kind"] == "pass" for event in events) else [begin()]
+            text = "".join(json.dumps(event) + "\n" for event in [*first, *events])
+            (folder / f"trace-{rank}.jsonl").write_text(text)
+        return Run.read(folder, {"ranks": len(ranks), "hung": False, "places": {}, **answer})
+
+    def made(ranks, single=None, again=None, **answer):
+        return Evidence(
+            read("many", ranks, **answer),
+            read("one", single) if single else None,
+            read("again", again) if again else None,
+        )
+
+    return made
+
+
+@pytest.fixture
+def cause(evidence):
+    def found(*runs, **answer):
+        difference = first_difference(evidence(*runs, **answer))
+        return difference and str(difference.cause)
+
+    return found
+
+
+def test_equal(cause):
+    assert cause(many(), one(), many()) is None
+
+
+@pytest.mark.parametrize(
+    ("ranks", "single", "expected"),
+    [
+        (many(shards=([0, 1, 2, 3], [0, 1, 2, 3])), one(), "sampler-not-sharded"),
+        (many(shards=([0, 1, 2, 3], [3, 4, 5, 6])), one(), "sampler-overlap"),
+        (many(shards=([0, 1, 2, 3], [4, 5])), one(), "sampler-overlap"),
+        (many(grads=OWN), one(), "gradient-not-averaged"),
+        (many(grads=[scaled(MEAN, 2)] * 2), one(), "gradient-not-averaged"),
+        (many(grads=[scaled(MEAN, 0.5)] * 2), one(), "gradient-averaged-twice"),
+        (many(grads=[vector(1.25, 1.0, 2.25)] * 2), one(), "gradient-clipping-local"),
+        (many(), one(scaled(MEAN, 2), loss=2.0), "loss-scaling"),
+        (many(), one(scaled(MEAN, 3)), "gradient-clipping-local"),
+        (many(rate=0.2), one(), "learning-rate-scaled"),
+    ],
+)
+def test_a_cause_is_known_by_what_was_recorded(cause, ranks, single, expected):
+    assert cause(ranks, single) == expected
+
+
+def test_weights_that_differ_when_training_begins(cause):
+    ranks = many()
+    ranks[1][0] = model(vector(1.0, 1.0, 2.0))
+    assert cause(ranks, one()) == "model-init-differs"
+
+
+def test_the_same_order_in_the_next_pass(cause):
+    samples = ([6, 0, 4, 2], [1, 7, 5, 3])
+    twice = [
+        [
+            model(),
+            begin(length=8, batches=1),
+            batch(samples[rank]),
+            backward(),
+            step(0, MEAN, OWN[rank]),
+            over(),
+            begin(1, length=8, batches=1),
+            batch(samples[rank], number=1),
+            backward(),
+            step(1, MEAN, OWN[rank]),
+            over(1),
+            DONE,
+        ]
+        for rank in range(2)
+    ]
+    assert cause(twice) == "sampler-not-reseeded"
+
+
+def test_the_same_masks_on_all_ranks(cause):
+    drawn = [{"kind": "draw", "name": "dropout", "digest": 5}]
+    assert cause(many(more=(drawn, drawn)), one()) == "dropout-seed"
+
+
+def test_two_equal_runs_that_differ(cause):
+    assert cause(many(), one(), many(shards=([0, 2, 4, 1], [6, 3, 5, 7]))) == "non-determinism"
+
+
+def test_a_hang_names_the_places(cause):
+    assert cause(many(), hung=True, places={"0": "main.py:3 in f"}) == "hang"
+
+
+@pytest.mark.parametrize(("weight", "expected"), [(0.5, "last-batch"), (1, None)])
+def test_a_batch_that_the_other_rank_has_not(cause, weight, expected):
+    def rank(parts, grads):
+        yield from (model(), begin(length=6))
+        for at, (part, grad) in enumerate(zip(parts, grads, strict=True)):
+            yield from (batch(part, at), backward(), step(at, grad, OWN[0]))
+        yield from (over(), DONE)
+
+    first = rank(([0, 2], [4, 5]), (OWN[0], scaled(OWN[0], weight)))
+    assert cause([[*first], [*rank(([1, 3],), (OWN[0],))]]) == expected
+
+
+def test_a_sampler_over_a_data_set_of_each_rank(cause):
+    ranks = many(shards=([0, 2, 4, 6], [0, 2, 4, 6]))
+    for rank, events in enumerate(ranks):
+        events[1] = begin(batches=1, length=8, data=rank, own=rank)
+        events[2] |= {"digests": [one + 100 * rank for one in events[2]["digests"]]}
+    assert cause(ranks, one()) == "sampler-overlap"
+    for events in ranks:
+        events[1]["own"] = None
+    assert cause(ranks, one()) is None
+
+
+def test_weights_that_differ_only_once_the_training_runs(cause):
+    ranks = many()
+    ranks[1][-3]["after"] = [vector(1.0, 1.0, 2.0)]
+    assert cause(ranks, one()) == "rank-dependent-model"
+    ranks[1][-3]["before"] = [vector(1.0, 1.0, 2.0)]
+    assert cause(ranks, one()) == "rank-dependent-model"
+
+
+def test_a_loss_that_is_divided_and_shown_whole(cause):
+    assert cause(many(), one(scaled(MEAN, 2), loss=1.0)) == "gradient-averaged-twice"
+
+
+def test_gradients_that_one_rank_does_not_clear(cause):
+    ranks = many()
+    ranks[1][3] = backward(kept=True)
+    assert cause(ranks, one()) == "accumulation"
+
+
+def test_reduced_by_hand_after_ddp(cause):
+    reduce = {"kind": "collective", "name": "all_reduce", "before": None, "after": None}
+    ranks = many(grads=[scaled(MEAN, 2)] * 2)
+    for events in ranks:
+        events[0] = {**events[0], "wrapper": "DistributedDataParallel"}
+        events.insert(4, reduce)
+    assert cause(ranks, one()) == "gradient-averaged-twice"
+
+
+def test_an_error_on_all_ranks_is_the_cause(cause):
+    failed = {"kind": "end", "how": "error", "type": "RuntimeError", "where": "main.py:3"}
+    ranks = [
+        [*events[:-1], {**failed, "message": "unused parameters"}] for events in many(grads=OWN)
+    ]
+    assert cause(ranks) == "error"
+
+
+def test_what_can_be_compared_with_one_process(evidence):
+    everything = evidence(many(), one())
+    assert (everything.common, everything.compared) == (1, (1, ""))
+
+
+@pytest.mark.parametrize(
+    ("single", "reason"),
+    [
+        ([[model(), DONE]], "there are 0 steps"),
+        (
+            [[batch([*range(6)]), backward(), step(0, MEAN, MEAN), DONE]],
+            "at step 0 it has 6 samples and the ranks together 8",
+        ),
+        (
+            [[backward(), backward(), step(0, MEAN, MEAN), DONE]],
+            "at step 0 it has 2 backward passes and each rank 1",
+        ),
+    ],
+)
+def test_what_cannot_be_compared_has_a_reason(evidence, single, reason):
+    assert evidence(many(), single).compared == (0, reason)
+
+
+def test_a_proof_of_nothing_is_none(evidence):
+    with pytest.raises(BackendError, match="none can be compared with one process: there are 0"):
+        _proof(evidence(many(), [[model(), DONE]]), 2)
+
+
+def test_ranks_that_draw_with_replacement_may_have_the_same_sample(cause):
+    shards = ([0, 2, 2, 6], [2, 3, 5, 3])
+    ranks, same = many(shards=shards), many(shards=(shards[0], shards[0]))
+    for events in (*ranks, *same):
+        events[1] |= {"replicas": None, "sampler": "WeightedRandomSampler"}
+    assert cause(ranks, one()) is None
+    assert cause(same, one()) == "sampler-not-sharded"
+
+
+def test_one_of_two_gradients_that_is_divided_once_more(cause):
+    ranks = many()
+    for rank, events in enumerate(ranks):
+        events[-3] |= {
+            "names": ["first", "second"],
+            "local": [OWN[rank], scaled(OWN[1 - rank], 2)],
+            "grads": [MEAN, MEAN],  # of the second: half of its mean
+        }
+    single = one()
+    both = [MEAN, scaled(MEAN, 2)]
+    single[0][-2] |= {"names": ["first", "second"], "local": both, "grads": both}
+    assert cause(ranks, single) == "gradient-averaged-twice"
+
+
+def test_a_script_that_starts_other_processes_than_asked(evidence):
+    proof = _proof(evidence(many(), one()), 3)
+    assert (proof.equal, proof.processes) == (True, 2)
+    assert "the script starts 2 itself" in proof.message
+
+
+def test_a_proof_says_which_steps_were_compared(evidence):
+    ranks = many()
+    for events in ranks:
+        events[-1:] = [backward(), step(1, MEAN, MEAN), DONE]
+    proof = _proof(evidence(ranks, one()), 2)
+    assert (proof.equal, proof.steps) == (True, 1)
+    assert "the ranks agree over 2 steps, and there are 1 steps with one process" in proof.message

@@ -1,0 +1,275 @@
+"""The agent, the watchdog and torch together: ranks that die, fail or hang, over gloo."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from k8sjob.contract import ExitCode
+
+pytestmark = pytest.mark.dist
+
+MEET = """
+    import ctypes, os, pathlib, signal, sys, time
+    from datetime import timedelta
+    import torch
+    import torch.distributed as dist
+    from k8sjob.runtime.base import config
+    from k8sjob.runtime.base.env import dist_env
+    from k8sjob.runtime.comm.watchdog import SYNC, Watchdog
+
+    env = dist_env(os.environ)
+    pathlib.Path(f"start-{env.restart}-{env.rank}").touch()
+    limit = float(os.environ.get("LIMIT", "60"))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=limit))
+
+    def watch(timeout):
+        store = dist.TCPStore(env.master_addr, env.master_port, is_master=False)
+        dog = Watchdog(dist.PrefixStore("dog", store), env, timeout=timeout,
+                       error_file=config.error_file())
+        dog.begin()
+        return dog
+
+    def together():
+        dist.all_reduce(torch.ones(4))
+"""
+
+
+@pytest.fixture
+def nodes(group):
+    """nodes(script, nnodes, nproc=1, **settings) -> [(code, stderr, reason)], one for each node."""
+
+    def run(script, nnodes, nproc=1, limit=60, meet=MEET, **settings):
+        environ = {"LIMIT": str(limit), "GLOO_SOCKET_IFNAME": "lo"}
+        how = {"environ": environ, "timeouts": {"kill_grace": 3.0}, **settings}
+        ends = [node.finish(300) for node in group([meet, script], nnodes, nproc, **how)]
+        return [(end.code, end.err, end.reason) for end in ends]
+
+    return run
+
+
+def test_a_finished_group_ends_well(nodes):
+    """Its process group was there for a moment, and that is enough to have met."""
+    results = nodes("together(); dist.destroy_process_group()", 2, nproc=2)
+    assert [(code, reason) for code, _, reason in results] == [(0, None)] * 2
+
+
+def test_a_host_of_the_store_that_dies_is_a_lost_peer(nodes):
+    script = """
+        together()
+        if env.rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(1)
+        dist.distributed_c10d._get_default_store().get("never")
+    """
+    (killed, _, _), (lost, err, _) = nodes(script, 2)
+    assert (killed, lost) == (137, ExitCode.PEER_LOST), err
+
+
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.essential)])
+def test_a_group_meets_again_after_a_kill(nodes, tmp_path, victim):
+    """Both agents start their rank anew, in place; rank 0 brings the store back."""
+    script = f"""
+        for step in range(60):
+            if env.restart == 0 and env.rank == {victim} and step == 5:
+                os.kill(os.getpid(), signal.SIGKILL)
+            together()
+            time.sleep(0.02)
+    """
+    results = nodes(script, 2, max_restarts=3)
+    assert [code for code, _, _ in results] == [0, 0], results
+    assert {path.name for path in tmp_path.glob("start-*")} >= {"start-1-0", "start-1-1"}
+
+
+def test_a_users_error_on_one_node_ends_all_in_bounded_time(nodes):
+    script = """
+        together()
+        if env.rank == 1:
+            raise ValueError("no such class: 11")
+        together()
+    """
+    (lost, err, left), (failed, _, why) = nodes(script, 2, limit=3, max_restarts=1)
+    assert (lost, failed) == (ExitCode.PEER_LOST, 1), err
+    assert (left.type, left.message[:24]) == ("PeerLost", "another rank went away: "), left
+    assert "restart 1 of 1" in err
+    assert (why.type, why.message) == ("ValueError", "no such class: 11")
+
+
+@pytest.mark.parametrize(
+    "hang",
+    [
+        pytest.param("time.sleep(100)", marks=pytest.mark.essential),
+        "ctypes.PyDLL(None).sleep(100)",
+    ],
+    ids=["asleep", "holds the lock"],
+)
+def test_a_rank_that_hangs_is_named_and_ended(nodes, tmp_path, hang):
+    script = f"""
+        dog = watch(3)
+        for step in range(100000):
+            dog.beat(step)
+            time.sleep(0.01)
+            if step == 20 and env.rank == 1:
+                {hang}
+            dog.beat(step, SYNC)
+            together()
+    """
+    results = nodes(script, 3, hang_timeout=3.0)
+    assert [code for code, _, _ in results] == [ExitCode.HUNG] * 3, results
+    for rank, (_, err, reason) in enumerate(results):
+        assert reason.culprits == (1,)
+        assert f'File "{tmp_path}/main.py"' in err, f"the stacks of rank {rank}"
+    assert results[0][2].message.startswith("no progress for ")
+    assert "rank 1 " in results[0][2].message
+
+
+def test_a_group_that_hung_meets_again(nodes, tmp_path):
+    script = """
+        dog = watch(3)
+        for step in range(30):
+            dog.beat(step)
+            if step == 20 and env.rank == 1 and env.restart == 0:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            dog.beat(step, SYNC)
+            together()
+    """
+    results = nodes(script, 2, hang_timeout=3.0, max_restarts=2)
+    assert [code for code, _, _ in results] == [0, 0], results
+    assert "rank 1: Hang" in results[1][1]
+    for rank, (_, err, _) in enumerate(results):
+        assert f'File "{tmp_path}/main.py"' in err, f"the stacks of rank {rank}"
+
+
+def test_a_hang_at_the_same_step_is_not_tried_a_third_time(nodes, tmp_path):
+    script = """
+        dog = watch(1)
+        for step in range(30):
+            dog.beat(step)
+            if step == 20 and env.rank == 1:
+                time.sleep(100)
+            dog.beat(step, SYNC)
+            together()
+    """
+    results = nodes(script, 2, hang_timeout=1.0, max_restarts=3)
+    assert [code for code, _, _ in results] == [ExitCode.RESTARTS_SPENT] * 2, results
+    assert len(list(tmp_path.glob("start-*-0"))) == 2
+    for _, _, reason in results:
+        assert (reason.exit_code, reason.culprits, reason.step) == (ExitCode.HUNG, (1,), 20)
+        assert reason.where.startswith(f"{tmp_path}/main.py:")
+        assert reason.message.endswith("twice at the same step, so it is not tried again")
+
+
+@pytest.mark.parametrize("nnodes", [1, 2])
+def test_a_collective_that_one_rank_does_not_reach(nodes, tmp_path, nnodes):
+    """Whoever waits for it fails once, and says at which step and for whom."""
+    script = """
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(5 + env.rank):
+            together()
+            optimizer.step()
+        dist.destroy_process_group()
+    """
+    results = nodes(script, nnodes, nproc=2 // nnodes, max_restarts=3)
+    assert {code for code, _, _ in results} == {ExitCode.RESTARTS_SPENT}, results
+    for _, err, reason in results:
+        assert (reason.type, reason.rank, reason.culprits, reason.step) == ("Left", 1, (0,), 4), err
+        assert "it waited for rank 0, which had ended with exit code 0" in reason.message
+    assert len(list(tmp_path.glob("start-*-1"))) == 1
+
+
+RAW = """
+    import os, signal, time, torch
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+
+    def together():
+        dist.all_reduce(torch.ones(4))
+
+    together()
+"""
+
+
+class TestScriptWithoutSession:
+    """Nobody beats there: the agents see where the main threads are blocked."""
+
+    @pytest.fixture
+    def raw(self, nodes):
+        """raw(script, ...): as nodes(), for a script that imports nothing of k8sjob."""
+        return partial(nodes, meet=RAW)
+
+    @pytest.mark.parametrize(
+        ("nnodes", "nproc", "wait"),
+        [
+            (1, 2, "model(torch.ones(2, 4)).sum().backward()"),
+            (1, 2, "dist.all_reduce(torch.ones(4), async_op=True).wait()"),
+            (2, 1, "dist.barrier()"),
+        ],
+    )
+    def test_a_rank_that_does_not_come_is_named(self, raw, nnodes, nproc, wait):
+        script = f"""
+            model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+            def prepare():
+                time.sleep(600)  # here
+            if rank == 1:
+                prepare()
+            {wait}
+        """
+        for code, err, why in raw(script, nnodes, nproc, hang_timeout=3.0):
+            assert (code, why.type, why.culprits, why.rank) == (ExitCode.HUNG, "Hang", (1,), 1), err
+            assert f"{why.where} in prepare; rank 0 has waited" in why.message
+            file, _, line = why.where.rpartition(":")
+            assert "# here" in Path(file).read_text().splitlines()[int(line) - 1]
+
+    def test_no_alarm_without_a_hang(self, raw, tmp_path):
+        """Each case takes longer than hang_timeout, and rank 0 gets to the next one."""
+        script = """
+            import threading
+            from datetime import timedelta
+
+            def late():
+                for _ in range(4):
+                    time.sleep(rank * 0.8)
+                    together()
+
+            def asleep():
+                time.sleep(2)
+
+            def computing():
+                end = time.monotonic() + 2
+                while time.monotonic() < end:
+                    torch.ones(9).sum()
+
+            def waiting_for_a_thread():
+                threading.Event().wait(2)
+
+            def most_of_the_time_in_one_line():
+                for _ in range(20):
+                    time.sleep(rank * 0.1)
+                    together()
+
+            def training_alone():
+                model = torch.nn.Linear(2, 2)
+                optimizer = torch.optim.SGD(model.parameters(), 0.1)
+                for _ in range(rank * 15):
+                    optimizer.step()
+                    time.sleep(0.2)
+                dist.barrier()
+
+            def with_a_longer_timeout_of_its_own():
+                patient = dist.new_group(timeout=timedelta(hours=1))
+                time.sleep(rank * 3)
+                dist.barrier(patient)
+
+            for case in [late, asleep, computing, waiting_for_a_thread,
+                         most_of_the_time_in_one_line, training_alone,
+                         with_a_longer_timeout_of_its_own]:
+                together()
+                open("cases", "a").write(f"{case.__name__}\\n")
+                case()
+        """
+        [(code, err, why)] = raw(script, 1, 2, hang_timeout=1.5)
+        assert (code, why) == (0, None), (err, (tmp_path / "cases").read_text())

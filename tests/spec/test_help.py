@@ -1,0 +1,73 @@
+"""What Python itself says of a spec: signatures, docstrings, completion, errors of assignments."""
+
+import inspect
+import pydoc
+
+import pytest
+
+import k8sjob
+from k8sjob.spec import Checkpoint, JobSpec, Volume
+from k8sjob.spec.load import schema
+
+SPEC = JobSpec(
+    name="x",
+    image="r/x:1",
+    run={"script": "main.py"},
+    replicas={"workers": 2, "elastic": {"min": 2, "max": 4}},
+    volumes=[{"name": "data", "mount": "/data", "empty_dir": {}}],
+)
+
+
+def test_a_signature_has_the_fields_as_one_writes_them():
+    shown = str(inspect.signature(JobSpec))
+    assert shown.startswith("(*, name: str, image: str | Image, run: Run, namespace: str | None =")
+    assert "volumes: Sequence[Volume] = ()" in shown
+    assert "policy: Policy = Policy()" in shown
+    assert "hang_timeout: int | str = 600" in str(inspect.signature(k8sjob.spec.Run))
+    assert str(inspect.signature(Checkpoint)) == (
+        "(*, dir: str = '/checkpoints', every: Literal['epoch'] | int = 'epoch', keep: int = 3,"
+        " format: Literal['auto', 'full', 'sharded'] = 'auto')"
+    )
+
+
+def test_the_help_has_all_fields_and_nothing_of_pydantic():
+    text = pydoc.render_doc(JobSpec, renderer=pydoc.plaintext)
+    assert "replicas (Replicas, default Replicas()): How many replicas" in text
+    assert "to_yaml(self)" in text
+    assert "workers (int, pods, default 0): Workers beside" in inspect.getdoc(k8sjob.spec.Replicas)
+    assert "(int | str, seconds, or text as '10m', default 600)" in inspect.getdoc(k8sjob.spec.Run)
+    assert not [word for word in ("model_", "Annotated", "validator") if word in text]
+    assert "Args:" not in str(schema()), "the schema has the fields themselves"
+
+
+def test_completion_offers_fields_and_methods():
+    offered = {name for name in dir(SPEC) if not name.startswith("_")}
+    assert {"name", "replicas", "with_", "to_yaml", "world_size"} <= offered
+    assert not [name for name in offered if name.startswith(("model_", "parse_", "json"))]
+
+
+@pytest.mark.parametrize("name", [n for n in k8sjob.__all__ if not n.startswith("_")])
+def test_what_is_public_has_a_docstring_and_a_readable_signature(name):
+    thing = getattr(k8sjob, name)
+    assert inspect.getdoc(thing)
+    if isinstance(thing, type) and issubclass(thing, Exception):
+        return
+    assert "Annotated" not in str(inspect.signature(thing))
+    assert "data: 'Any'" not in str(inspect.signature(thing))
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "error"),
+    [
+        (SPEC, "name", "spec.with_(name=3)"),
+        (SPEC.replicas, "workers", "spec.with_(replicas={'workers': 3})"),
+        (SPEC.replicas.elastic, "min", "spec.with_(replicas={'elastic': {..., 'min': 3}})"),
+        (SPEC.volumes[0], "mount", "spec.with_(volumes=[...])"),
+        (SPEC, "nmae", "did you mean 'name'?"),
+        (Volume(name="a", mount="/a", empty_dir={}), "zzz", "valid fields: name, mount, "),
+    ],
+)
+def test_setting_a_field_shows_the_call_that_makes_another_spec(part, name, error):
+    with pytest.raises(AttributeError) as raised:
+        setattr(part, name, 3)
+    assert error in str(raised.value)

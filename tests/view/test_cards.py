@@ -1,0 +1,125 @@
+"""The card of a job in a notebook, without a kernel: what is published, how often, and escaped."""
+
+import io
+import sys
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from k8sjob.contract import Event, EventKind
+from k8sjob.view import notebook as module
+from k8sjob.view.notebook import NotebookView, notebook
+from k8sjob.view.views import PlainView, close_with_report, viewer
+
+
+@pytest.fixture
+def published():
+    return []
+
+
+@pytest.fixture
+def publish(published):
+    def show(data, _metadata, *, transient, update):
+        published.append((data["text/html"], transient["display_id"], update))
+
+    return show
+
+
+def test_a_kernel_gets_a_card_and_other_shells_lines(monkeypatch, publish):
+    assert notebook() is None
+    terminal = SimpleNamespace(get_ipython=SimpleNamespace)
+    monkeypatch.setitem(sys.modules, "IPython", terminal)
+    assert isinstance(viewer(), PlainView)
+    shell = SimpleNamespace(kernel=None, display_pub=SimpleNamespace(publish=publish))
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    assert isinstance(viewer(), NotebookView)
+    assert isinstance(viewer(out=io.StringIO()), PlainView)
+    assert isinstance(viewer("plain"), PlainView)
+
+
+def test_a_card_is_drawn_in_its_place_and_not_too_often(publish, published, life, capsys):
+    view = NotebookView(publish, "digits")
+    for event in life:
+        for _ in range(50):
+            view.show([event])
+    close_with_report(view)
+    view.close()
+    assert 2 <= len(published) < 10
+    assert len({shown[1] for shown in published}) == 1
+    assert [shown[2] for shown in published] == [False] + [True] * (len(published) - 1)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_card_shows_the_training_and_the_end_of_its_output(publish, published, progress):
+    view = NotebookView(publish, "digits")
+    lines = [Event("log", {"text": f"line {at}"}, replica="master-0") for at in range(5000)]
+    tests = [Event("metrics", {"test_loss": value}, 1.0, "master-0") for value in (0.7, 0.6)]
+    trained = [progress(step=5), tests[0], progress(step=10), tests[1]]
+    view.show([Event("job", {"state": "Running"}), *trained, *lines])
+    view.close()
+    page = published[-1][0]
+    assert "epoch 1/2  step 10/20  loss 0.5" in page
+    assert page.count("<polyline") == 2
+    assert "test_loss: 0.7 to 0.6, lowest 0.6" in page
+    assert "line 4999" in page
+    assert "line 4800" not in page
+    assert "<details open>" in page
+    view.show([Event("job", {"state": "Succeeded"})])
+    view.close()
+    assert "<details open>" not in published[-1][0]
+    assert len(page) < 20_000
+
+
+def test_a_card_of_a_failure_says_why(publish, published, failure):
+    view = NotebookView(publish, "digits")
+    view.show(failure)
+    view.close()
+    assert "why:" in published[-1][0]
+    assert "next:" in published[-1][0]
+
+
+HOSTILE = st.sampled_from(
+    ["<script>", "<img onerror=x>", '"><b onload=y>', "\x1b[31m", "\u202e", "\x00", "\ud800", "&"]
+)
+VALUES = HOSTILE | st.floats() | st.integers() | st.none() | st.lists(HOSTILE) | st.booleans()
+NAMES = st.sampled_from(
+    ["state", "message", "reason", "text", "loss", "epoch", "epochs", "step", "steps", "phase",
+     "exit_code", "restarts", "path", "cause", "next_step", "world_size", "backend", "created",
+     "started", "finished", "replicas", "slowest", "wait_s", "step_s"]
+)  # fmt: skip
+
+
+@given(
+    st.lists(
+        st.builds(
+            Event,
+            st.sampled_from(list(EventKind)) | HOSTILE,
+            st.dictionaries(NAMES | HOSTILE, VALUES),
+            st.just(1.0),
+            HOSTILE | st.just("master-0"),
+        ),
+        max_size=20,
+    )
+)
+def test_no_event_becomes_markup_or_breaks_a_card(events):
+    published = []
+    view = NotebookView(lambda data, _meta, **_: published.append(data["text/html"]), "<script>")
+    view.show(events)
+    view.close()
+    for page in published:
+        page.encode()
+        for mark in ("<script", "<img", "<b onload", "\x1b", "\u202e", "\x00"):
+            assert mark not in page
+
+
+def test_a_card_that_did_not_change_is_not_sent_again(publish, published, monkeypatch):
+    monkeypatch.setattr(module, "EVERY_S", 0.0)
+    view = NotebookView(publish, "digits")
+    done = {"state": "Succeeded", "created": 1.0, "started": 2.0, "finished": 3.0}
+    view.show([Event("job", done)])
+    before = len(published)
+    for _ in range(10):
+        view.show([])
+    assert len(published) == before
