@@ -91,12 +91,16 @@ def test_progress_and_metrics_are_drawn_along_the_steps_of_the_run(tmp_path, cap
     place = {"epochs": 3, "steps": 10, "eta_s": 1.0, "slowest": 1}
     reporter.emit(EventKind.PROGRESS, epoch=1, step=4, loss=0.5, **place)
     reporter.emit(EventKind.METRICS, epoch=2, accuracy=0.75, note="fine", best=True)
+    reporter.emit(EventKind.METRICS, epoch=2, steps=7, accuracy=0.875)
+    reporter.emit(EventKind.METRICS, epoch="last", steps=7, step=1, accuracy=1.0)
     reporter.emit(EventKind.WARNING, message="look")
     assert list(events(tmp_path)) == [
         (14, {"loss": 0.5}),
         (14, {"accuracy": 0.75}),
+        (14, {"accuracy": 0.875}),
+        (14, {"accuracy": 1.0}),
     ]
-    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert len(capsys.readouterr().out.splitlines()) == 5
 
 
 def test_a_session_has_a_switch_for_them(tmp_path):

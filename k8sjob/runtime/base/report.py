@@ -73,6 +73,8 @@ class Reporter:
         else:
             self._line(_SENTENCES.get(kind, _pairs)(plain))
         if self.sink and kind in {EventKind.PROGRESS, EventKind.METRICS}:
+            if kind is EventKind.PROGRESS:  # metrics have a user's keys
+                self._step = plain["epoch"] * plain["steps"] + plain["step"]
             self._pass_on(self.sink, plain)
 
     def warn(self, message: str) -> None:
@@ -97,9 +99,7 @@ class Reporter:
             )
 
     def _pass_on(self, sink: Sink, data: dict[str, Any]) -> None:
-        """Numbers by the steps of the whole run; metrics are of the step before them."""
-        if "steps" in data:
-            self._step = data["epoch"] * data["steps"] + data["step"]
+        """The numbers that make a curve, by the step of the whole run."""
         numbers = {
             key: float(value)
             for key, value in data.items()
