@@ -1060,11 +1060,38 @@ def test_a_volume_without_a_provisioner_is_reported_although_the_scheduler_is_si
     chosen = claim(**{"volume.kubernetes.io/selected-node": "node-3"})
     (finding,) = diagnose(job, {}, [chosen], now=NOW)
     assert "its volume is awaited on node node-3" in finding.message
+    gave_up = 'running PreBind plugin "VolumeBinding": binding volumes: context deadline exceeded'
+    later = pending(make_pod, "master-0", "SchedulerError", gave_up)
+    later["spec"]["volumes"] = pod["spec"]["volumes"]
+    retried = snapshot("Created", pods=[later], replicas={"Master": 1})
+    (finding,) = diagnose(retried, {}, [claim(), event], now=NOW)
+    assert finding.cause == "volume-claim"
+    assert finding.message.startswith("master-0: the claim 'data' has no volume: Waiting for a")
     first = "waiting for first consumer to be created before binding"
     early = about("PersistentVolumeClaim", "data", "WaitForFirstConsumer", first)
     for related in ([claim("Bound"), event], [claim(), early], [claim()], []):
         (finding,) = diagnose(job, {}, related, now=NOW)
         assert finding.cause == "waiting"
+
+
+@pytest.mark.parametrize(
+    ("reasons", "cause"),
+    [
+        (["FailedMount"], "volume"),
+        (["FailedMount", "FailedCreatePodSandBox"], "sandbox"),
+        (["FailedCreatePodSandBox", "FailedMount"], "volume"),
+        (["FailedMount", "Pulling"], "waiting"),
+        (["FailedCreatePodSandBox", "Pulling"], "waiting"),
+    ],
+)
+def test_a_step_of_the_kubelet_that_succeeded_later_is_no_cause(reasons, cause, snapshot, make_pod):
+    pod = make_pod("master-0", "Pending", waiting={"reason": "ContainerCreating"})
+    events = [
+        about("Pod", "job-master-0", reason, "tried", at=f"2026-01-01T00:0{minute}:00Z")
+        for minute, reason in enumerate(reasons)
+    ]
+    job = snapshot("Created", pods=[pod], events=events, replicas={"Master": 1})
+    assert [finding.cause for finding in diagnose(job, {}, now=NOW)] == [cause]
 
 
 def test_of_past_ends_the_newest_failure_is_reported(snapshot, make_pod):

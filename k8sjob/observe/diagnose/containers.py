@@ -18,7 +18,7 @@ from k8sjob.observe.diagnose.finding import (
     grouped,
     one_line,
 )
-from k8sjob.observe.diagnose.volumes import missing_reference
+from k8sjob.observe.diagnose.volumes import AFTER_MOUNTS, missing_reference
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -158,8 +158,12 @@ def bad_container(facts: Facts, pod: Pod) -> ReplicaFinding | None:
 
 def bad_sandbox(_facts: Facts, pod: Pod) -> ReplicaFinding | None:
     """A node that cannot create the Pod's network or its sandbox."""
-    event = pod.last_event("FailedCreatePodSandBox")
-    if not event or pod.phase != "Pending" or any(c.status.get("started") for c in pod.containers):
+    event = pod.last_event(*AFTER_MOUNTS)
+    if (
+        event.get("reason") != "FailedCreatePodSandBox"
+        or pod.phase != "Pending"
+        or any(c.status.get("started") for c in pod.containers)
+    ):
         return None
     if any(c.state.keys() & {"running", "terminated"} for c in pod.containers):
         return None

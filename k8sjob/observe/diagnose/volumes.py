@@ -12,8 +12,13 @@ from k8sjob.observe.diagnose.finding import Cause, ReplicaFinding, Rule, first_m
 if TYPE_CHECKING:
     from k8sjob.observe.diagnose.facts import Facts, Pod
 
+AFTER_MOUNTS: Final = ("FailedCreatePodSandBox", "Pulling", "Pulled", "Created")
+"""Reasons of the kubelet's Events about a Pod whose volumes are mounted."""
+_NOT_MOUNTED: Final = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
 _AWAITS_POD: Final = re.compile(r"waiting for (?:first consumer|pod \S+ to be scheduled)")
 """In an Event about a claim, before the scheduler has chosen a node for its Pod."""
+_AWAITS_VOLUME: Final = "unbound|find available persistent volumes|non-existent p|binding volumes"
+"""In the scheduler's message; it gives up binding after ten minutes, and tries again."""
 _CHOSEN: Final = "volume.kubernetes.io/selected-node"
 """An annotation of a claim: the node for which the scheduler asks for its volume."""
 _OR_CORRECT: Final = ", or correct its name in the job; the replica starts by itself then"
@@ -76,7 +81,7 @@ def unbound(facts: Facts, pod: Pod, message: str) -> ReplicaFinding | None:
     """A claim that is missing or has no volume, where the scheduler waits for it."""
     if found := first_match(_CLAIMS, message, namespace=facts.namespace):
         return ReplicaFinding(*found, pod.replica)
-    if not re.search(r"unbound|find available persistent volumes|non-existent p", message):
+    if not re.search(_AWAITS_VOLUME, message):
         return None
     claim, why = _pending_claim(facts, pod)
     return _without_volume(facts, pod, claim, why or message.partition(": ")[2] or message)
@@ -138,8 +143,8 @@ def not_mounted(facts: Facts, pod: Pod) -> ReplicaFinding | None:
     trainer = pod.trainer
     if pod.phase != "Pending" or not pod.node or (trainer and trainer.status.get("started")):
         return None
-    event = pod.last_event("FailedMount", "FailedAttachVolume", "FailedMapVolume")
-    if not event:
+    event = pod.last_event(*_NOT_MOUNTED, *AFTER_MOUNTS)
+    if event.get("reason") not in _NOT_MOUNTED:
         return None
     message = event.get("message", "")
     if "context deadline exceeded" in message or "timed out waiting" in message:
