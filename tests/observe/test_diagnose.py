@@ -1094,6 +1094,16 @@ def test_a_step_of_the_kubelet_that_succeeded_later_is_no_cause(reasons, cause, 
     assert [finding.cause for finding in diagnose(job, {}, now=NOW)] == [cause]
 
 
+@pytest.mark.parametrize(("count", "seconds"), [(1, 4), (2, 4), (1, 20)])
+def test_a_mount_that_the_kubelet_has_not_retried_is_no_cause(count, seconds, snapshot, make_pod):
+    pod = make_pod("master-0", "Pending", waiting={"reason": "ContainerCreating"})
+    stamp = f"2026-01-01T00:09:{60 - seconds}Z"
+    event = about("Pod", "job-master-0", "FailedMount", "no token", at=stamp) | {"count": count}
+    job = snapshot("Created", pods=[pod], events=[event], replicas={"Master": 1})
+    cause = "waiting" if (count, seconds) == (1, 4) else "volume"
+    assert [finding.cause for finding in diagnose(job, {}, now=NOW)] == [cause]
+
+
 def test_of_past_ends_the_newest_failure_is_reported(snapshot, make_pod):
     def again(name, code, message, at):
         reason = Reason(code, 0, "ValueError", message).encode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.kube.objects import event_time
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 AFTER_MOUNTS: Final = ("FailedCreatePodSandBox", "Pulling", "Pulled", "Created")
 """Reasons of the kubelet's Events about a Pod whose volumes are mounted."""
 _NOT_MOUNTED: Final = ("FailedMount", "FailedAttachVolume", "FailedMapVolume")
+_RETRIED: Final = timedelta(seconds=10)
+"""A mount that failed once while caches were behind has succeeded or failed again by then."""
 _AWAITS_POD: Final = re.compile(r"waiting for (?:first consumer|pod \S+ to be scheduled)")
 """In an Event about a claim, before the scheduler has chosen a node for its Pod."""
 _AWAITS_VOLUME: Final = "unbound|find available persistent volumes|non-existent p|binding volumes"
@@ -145,6 +148,8 @@ def not_mounted(facts: Facts, pod: Pod) -> ReplicaFinding | None:
         return None
     event = pod.last_event(*_NOT_MOUNTED, *AFTER_MOUNTS)
     if event.get("reason") not in _NOT_MOUNTED:
+        return None
+    if event.get("count", 1) == 1 and facts.now - event_time(event) < _RETRIED:
         return None
     message = event.get("message", "")
     if "context deadline exceeded" in message or "timed out waiting" in message:
