@@ -25,6 +25,8 @@ _OTHERS: Final = 2
 _MOST_METRICS: Final = 30
 _WIDEST_LABEL: Final = 30
 """Columns of a label; a longer one moves its value alone."""
+_LONG: Final = 80
+"""Characters of an error that is not repeated where a traceback above has it."""
 _FEW: Final = 8
 """Points from which their distribution counts."""
 Point = tuple[float, float]
@@ -41,8 +43,9 @@ def report(
     lines.append(_outcome(summary))
     for found in summary.findings:
         message = found.message
-        for error in summary.raised:  # a traceback above has it in full
-            message = message.replace(error, error.partition(":")[0])
+        for error in summary.raised:
+            if len(error) > _LONG:
+                message = message.replace(error, error.partition(":")[0])
         lines += finding_lines(replace(found, message=message))
     logged = [name for name in summary.metrics if name not in {"epoch", "step"}]
     rows = {

@@ -219,22 +219,25 @@ def shown(events, **options):
     return text.replace("master-0 | ", "")
 
 
-def test_an_error_is_shown_once():
+@pytest.mark.parametrize("detail", ["", ": " + "torch tried to allocate 2 GiB, " * 3])
+def test_a_long_error_is_shown_once_and_a_short_one_as_the_cause_too(detail):
+    trace, end = [*TRACE[:-1], ERROR + detail], END.replace(" (/home", f"{detail} (/home")
     again = "[rank 1] OutOfMemoryError: CUDA out of memory: the same traceback as of another rank"
     failed = {"phase": "Failed", "exit_code": 1, "message": "CUDA out of memory"}
-    why = {"message": f"exit code 1: {END[16:-13]}", "next_step": "less"}
+    why = {"message": f"exit code 1: {end[16:-13]}", "next_step": "less"}
     events = [
-        *(log(f"[rank 0] {line}") for line in TRACE),
+        *(log(f"[rank 0] {line}") for line in trace),
         log(again),
-        log(END),
+        log(end),
         Event(EventKind.REPLICA, failed, 0.0, "master-0"),
         Event(EventKind.FINDING, why, 0.0, "master-0"),
     ]
     text = shown(events)
-    assert text.count("CUDA out of memory") == 1
+    cause = "OutOfMemoryError" if detail else "OutOfMemoryError: CUDA out of memory"
+    assert text.count("CUDA out of memory") == (1 if detail else 2)
     assert "[rank 0]   ... 4 frames in k8sjob, torch\n" in text
     assert "Failed, exit code 1\n" in text
-    assert "why: master-0: exit code 1: OutOfMemoryError (/home/me/net.py:3)" in text
+    assert f"why: master-0: exit code 1: {cause} (/home/me/net.py:3)" in text
     assert "module.py" in shown(events, verbose=True)
 
 
