@@ -102,11 +102,13 @@ class Snapshot:
             k8sjob.targets.api.Target.
         pods: its Pods, by replica type (Master first) and index.
         events: the Events of the job and of its pods, oldest first.
+        at: the moment, where it was not just now.
     """
 
     job: Json
     pods: Sequence[Json] = field(default_factory=tuple)
     events: Sequence[Json] = field(default_factory=tuple)
+    at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,7 @@ class Backend(Protocol):
     """Where jobs run. Errors: JobNotFound, JobExists, BackendError."""
 
     name: str
-    """"local" or "kubernetes"."""
+    """"local", "kubernetes" or "record"."""
 
     def create(self, plan: Plan) -> JobRef:
         """Start a job; JobExists if one of that name has not ended."""

@@ -9,6 +9,7 @@ import threading
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -184,13 +185,18 @@ def find(job: str, place: Place) -> tuple[Backend, JobRef]:
     """The back end that has the job, and the job there.
 
     A name alone is looked for on this machine and in the cluster, if one is configured. NAME@RUN
-    distinguishes runs of one name on this machine.
+    distinguishes runs of one name on this machine. FILE.k8sjob is the record of a job.
 
     Raises:
         JobNotFound: there is none of that name.
         BackendError: the cluster cannot be asked.
         click.UsageError: the name is not one, is ambiguous, or the options say another place.
     """
+    if job.endswith(".k8sjob"):
+        from k8sjob.backends.record import RecordBackend  # noqa: PLC0415 - for records alone
+
+        record = RecordBackend(Path(job))
+        return record, record.find("")
     namespace, _, name = job.rpartition("/")
     if not _NAME.fullmatch(name) or ("/" in job and not is_namespace(namespace)):
         raise click.UsageError(

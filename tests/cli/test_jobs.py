@@ -328,3 +328,28 @@ def test_the_live_screen_on_a_terminal(job, tmp_path):
     assert "rank 1 [bold]here[/bold] red" in plain
     assert "tiny Succeeded after" in plain
     assert "\x1b]0;title" not in text
+
+
+def test_a_record_is_read_in_place_of_its_job(job, k8sjob, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    k8sjob("run", job("fail", "replicas: {workers: 1}", "policy: {restart_policy: Never}"))
+    reading = [("why",), ("logs", "-o", "json"), ("status", "-o", "json")]
+    live = [k8sjob(command, "tiny", *options).out for command, *options in reading]
+    written = k8sjob("archive", "tiny")
+    assert (written.code, written.out, written.err) == (0, "tiny.k8sjob\n", "")
+    assert "--force to replace it" in k8sjob("archive", "tiny").err
+    assert k8sjob("archive", "tiny", "-o", "tiny.zip").code == 2
+    assert "cannot be written: No such file" in k8sjob("archive", "tiny", "-o", "no/a.k8sjob").err
+    assert k8sjob("delete", "tiny").code == 0
+    recorded = [k8sjob(command, "tiny.k8sjob", *options).out for command, *options in reading]
+    assert recorded == live
+    watched = k8sjob("watch", "tiny.k8sjob")
+    assert (watched.code, "rank 0 [bold]here[/bold] red\n" in watched.out) == (100, True)
+    for command in ("delete", "suspend"):
+        refused = k8sjob(command, "tiny.k8sjob")
+        assert (refused.code, refused.out) == (1, "")
+        assert "tiny.k8sjob is the record of a job" in refused.err
+    (tmp_path / "x.k8sjob").write_text("x")
+    damaged = k8sjob("why", "x.k8sjob")
+    assert damaged.code == 1
+    assert damaged.err.startswith("error: x.k8sjob cannot be read as a record of a job: ")

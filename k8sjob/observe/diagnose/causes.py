@@ -56,9 +56,9 @@ def diagnose(
         snapshot: the job and its objects.
         logs: the last lines of each replica's output, by its name; replicas may be missing.
         related: objects beside the job's own (see Backend.related), as far as they could be read.
-        now: the moment that "for 40 s" is counted to, with a time zone; this one if not given.
+        now: the moment that "for 40 s" is counted to, with a time zone; the snapshot's by default.
     """
-    facts = Facts(snapshot, logs, related, now or datetime.now(UTC))
+    facts = Facts(snapshot, logs, related, now or snapshot.at or datetime.now(UTC))
     state = facts.status.state
     if state is JobState.DELETING:  # no controller works on it any more
         return [finding for cause in _WHILE_DELETING for finding in cause(facts)]

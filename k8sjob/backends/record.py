@@ -1,0 +1,236 @@
+"""Records: one file with all that was known of a job, read as a back end is.
+
+A record is a zip archive. `record.json` has the Snapshot, the related objects and the moment of
+both; `logs/REPLICA` has a line of JSON for each line of output. It may come from somebody else:
+nothing is unpacked, sizes are limited, and what it contains is data alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import tempfile
+import zipfile
+import zlib
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final, NoReturn
+
+from k8sjob.backends.api import JobRef, LogLine, Snapshot
+from k8sjob.contract import __version__
+from k8sjob.errors import BackendError
+from k8sjob.targets.jobs import replica_names, target_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from threading import Event
+
+    from k8sjob.backends.api import Backend, Plan
+    from k8sjob.kube.objects import Json
+
+SUFFIX: Final = ".k8sjob"
+_FORMAT: Final = 1
+_OBJECTS: Final = "record.json"
+_MOST_OBJECTS: Final = 1 << 28
+"""Bytes of record.json; a job of 10,000 Pods has about a tenth."""
+_MOST_OUTPUT: Final = 1 << 30
+"""Bytes of one replica's output, as JSON, that are written or read."""
+_MOST_LINE: Final = 1 << 24
+_MOST_REPLICAS: Final = 100_000
+_DAMAGE: Final = (
+    OSError, ValueError, KeyError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error
+)  # fmt: skip
+
+
+def write_record(
+    backend: Backend, ref: JobRef, path: Path, unread: Callable[[str, str], object]
+) -> None:
+    """Write the record of a job, whole or not at all; a file that is there is replaced.
+
+    Args:
+        backend: where the job lives.
+        ref: the job.
+        path: the file.
+        unread: called with a replica and the reason where its output cannot be read.
+
+    Raises:
+        BackendError: the job cannot be read.
+        OSError: the file cannot be written.
+    """
+    snapshot = backend.snapshot(ref)
+    related = list(backend.related(snapshot))
+    objects = {
+        "format": _FORMAT,
+        "k8sjob": __version__,
+        "at": (snapshot.at or datetime.now(UTC)).isoformat(),
+        "job": _shown(snapshot.job),
+        "pods": [_shown(pod) for pod in snapshot.pods],
+        "events": [_shown(event) for event in snapshot.events],
+        "related": [_shown(one) for one in related],
+    }
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}-", delete=False) as new:
+        try:
+            with zipfile.ZipFile(new, "w", zipfile.ZIP_DEFLATED) as archive:
+                archive.writestr(_OBJECTS, json.dumps(objects))
+                for replica in replica_names(snapshot.job):
+                    with archive.open(f"logs/{replica}", "w", force_zip64=True) as out:
+                        try:
+                            _write_lines(backend.logs(ref, replica), out)
+                        except BackendError as error:
+                            unread(replica, str(error))
+            new.flush()
+            os.fsync(new.fileno())
+            Path(new.name).replace(path)
+        except BaseException:
+            Path(new.name).unlink()
+            raise
+
+
+def _shown(one: Json) -> Json:
+    """An object without its managedFields, which are most of its size."""
+    meta = {k: v for k, v in (one.get("metadata") or {}).items() if k != "managedFields"}
+    return {**one, "metadata": meta} if "metadata" in one else one
+
+
+def _write_lines(lines: Iterator[LogLine], out: IO[bytes]) -> None:
+    size = 0
+    for line in lines:
+        text = json.dumps(_encoded(line)).encode() + b"\n"
+        size += len(text)
+        if size > _MOST_OUTPUT or len(text) > _MOST_LINE:
+            note = replace(line, text="the record has no more of this output", gap=True, raw=b"")
+            out.write(json.dumps(_encoded(note)).encode() + b"\n")
+            return
+        out.write(text)
+
+
+def _encoded(line: LogLine) -> list[Any]:
+    raw = base64.b64encode(line.raw).decode()
+    return [line.attempt, line.timestamp, line.text, line.gap, *([raw] if raw else [])]
+
+
+def _decoded(replica: str, text: bytes) -> LogLine:
+    attempt, stamp, shown, gap, *raw = json.loads(text)
+    datetime.fromisoformat(stamp)
+    if type(attempt) is not int or not isinstance(shown, str):
+        raise ValueError("no line of a log")
+    return LogLine(replica, attempt, stamp, shown, bool(gap), base64.b64decode(*raw or [""]))
+
+
+class RecordBackend:
+    """The job of a record, as a back end that changes nothing."""
+
+    name = "record"
+
+    def __init__(self, path: Path) -> None:
+        """Open a record.
+
+        Raises:
+            BackendError: it cannot be read, or is no record, or one of a newer k8sjob.
+        """
+        self.path = path
+        try:
+            with zipfile.ZipFile(path) as archive, archive.open(_OBJECTS) as file:
+                text = file.read(_MOST_OBJECTS + 1)
+            if len(text) > _MOST_OBJECTS:
+                raise ValueError(f"its objects have over {_MOST_OBJECTS} bytes")
+            found = json.loads(text)
+            version = found["format"]
+            if version == _FORMAT:
+                lists = [[dict(one) for one in found[key]] for key in ("pods", "events", "related")]
+                job, moment = dict(found["job"]), datetime.fromisoformat(found["at"])
+                if sum(one.count for one in target_of(job).replicas(job)) > _MOST_REPLICAS:
+                    raise ValueError(f"it has over {_MOST_REPLICAS} replicas")
+        except (*_DAMAGE, TypeError, AttributeError) as error:
+            self._fail(error)
+        if version != _FORMAT:
+            raise BackendError(
+                f"{path} is a record of format {version!r}, and this k8sjob ({__version__}) reads"
+                f" format {_FORMAT}; use the k8sjob that wrote it"
+            )
+        self._snapshot = Snapshot(job, lists[0], lists[1], moment)
+        self._related = lists[2]
+
+    def _fail(self, error: Exception) -> NoReturn:
+        detail = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise BackendError(
+            f"{self.path} cannot be read as a record of a job: {detail}; `k8sjob archive NAME`"
+            " writes one"
+        ) from error
+
+    def find(self, name: str) -> JobRef:
+        """The job that the record is of, whatever its name."""
+        del name
+        return JobRef.of(self._snapshot.job)
+
+    def jobs(self) -> Sequence[Snapshot]:
+        """The one job."""
+        return [self._snapshot]
+
+    def snapshot(self, ref: JobRef) -> Snapshot:
+        """The job when the record was written."""
+        del ref
+        return self._snapshot
+
+    def watch(self, ref: JobRef, *, stop: Event | None = None) -> Iterator[Snapshot]:
+        """The same, once."""
+        del stop
+        yield self.snapshot(ref)
+
+    def logs(
+        self,
+        ref: JobRef,
+        replica: str,
+        *,
+        follow: bool = False,
+        previous: bool = False,
+        tail: int | None = None,
+        since: datetime | None = None,
+        stop: Event | None = None,
+    ) -> Iterator[LogLine]:
+        """The recorded output of a replica; see Backend."""
+        del ref, follow, tail, since, stop
+        lines = self._lines(replica)
+        if not previous:
+            return lines
+        attempts = sorted({line.attempt for line in self._lines(replica)})
+        if len(attempts) < 2:
+            raise BackendError(f"{replica} was started once only; leave --previous out")
+        return (line for line in lines if line.attempt == attempts[-2])
+
+    def _lines(self, replica: str) -> Iterator[LogLine]:
+        try:
+            with zipfile.ZipFile(self.path) as archive, archive.open(f"logs/{replica}") as file:
+                while text := file.readline(_MOST_LINE + 1):
+                    if file.tell() > _MOST_OUTPUT + _MOST_LINE:
+                        raise ValueError(f"the output of {replica} has over 1 GiB")
+                    yield _decoded(replica, text)
+        except _DAMAGE as error:
+            self._fail(error)
+
+    def related(self, snapshot: Snapshot) -> Sequence[Json]:
+        """The related objects when the record was written."""
+        del snapshot
+        return self._related
+
+    def create(self, plan: Plan) -> JobRef:
+        """Not of a record."""
+        del plan
+        self._refuse()
+
+    def suspend(
+        self, ref: JobRef, *, value: bool, waiting: Callable[[float], object] | None = None
+    ) -> None:
+        """Not of a record."""
+        del ref, value, waiting
+        self._refuse()
+
+    def delete(self, ref: JobRef) -> None:
+        """Not of a record."""
+        del ref
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise BackendError(f"{self.path} is the record of a job, which this command cannot change")

@@ -1,0 +1,181 @@
+"""Records: what is read from one is what was read from the job."""
+
+import io
+import json
+import zipfile
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from k8sjob.backends.api import JobRef, LogLine, Snapshot
+from k8sjob.backends.record import RecordBackend, write_record
+from k8sjob.errors import BackendError
+from k8sjob.observe.diagnose import diagnose
+from k8sjob.observe.logs import last_lines
+
+RECORDED = Path(__file__).resolve().parents[1] / "observe/recorded"
+STAMP = "2026-01-01T00:05:00.000000000Z"
+
+
+class Seen:
+    """A back end that shows one job."""
+
+    def __init__(self, seen, lines=()):
+        at = datetime.fromisoformat(seen["now"])
+        self.shown = Snapshot(seen["job"], seen.get("pods", []), seen.get("events", []), at)
+        self.found, self.output, self.lines = seen.get("related", []), seen.get("logs", {}), lines
+
+    def snapshot(self, _ref):
+        return self.shown
+
+    def related(self, _snapshot):
+        return self.found
+
+    def logs(self, _ref, replica, **_options):
+        if replica == "lost":
+            raise BackendError("no")
+        yield from (line for line in self.lines if line.replica == replica)
+        for line in self.output.get(replica, ()):
+            yield LogLine(replica, 0, STAMP, line)
+
+
+def recorded(name="crash"):
+    return json.loads((RECORDED / f"{name}.json").read_text())
+
+
+def written(seen, path, lines=()):
+    unread = []
+    write_record(Seen(seen, lines), None, path, lambda *what: unread.append(what))
+    assert not unread
+    return RecordBackend(path)
+
+
+def why(backend):
+    snapshot = backend.snapshot(None)
+    return diagnose(snapshot, last_lines(backend, snapshot), backend.related(snapshot))
+
+
+@pytest.mark.parametrize("name", sorted(file.stem for file in RECORDED.glob("*.json")))
+def test_the_causes_are_those_of_the_job(name, tmp_path):
+    seen = recorded(name)
+    found = why(written(seen, tmp_path / "job.k8sjob"))
+    assert found
+    assert found == why(Seen(seen))
+
+
+def test_output_is_read_as_it_was_written(tmp_path):
+    lines = [
+        LogLine("master-0", 0, STAMP, "first"),
+        LogLine("master-0", 1, STAMP, "\x1b[31mred \u2028 é"),
+        LogLine("master-0", 2, STAMP, "gone", gap=True),
+        LogLine.of("master-0", 2, STAMP, b"\xff no text"),
+    ]
+    record = written(recorded(), tmp_path / "job.k8sjob", lines)
+    ref = record.find("any")
+    assert ref == JobRef.of(recorded()["job"])
+    assert list(record.logs(ref, "master-0"))[:4] == lines
+    assert list(record.logs(ref, "master-0", previous=True)) == lines[1:2]
+    assert [one.job["metadata"]["name"] for one in record.watch(ref)] == [ref.name]
+
+
+def test_what_the_cluster_keeps_for_itself_is_left_out(tmp_path):
+    seen = recorded()
+    seen["job"]["metadata"]["managedFields"] = [{"manager": "kubectl"}]
+    record = written(seen, tmp_path / "job.k8sjob")
+    assert "managedFields" not in record.snapshot(None).job["metadata"]
+
+
+def test_output_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("k8sjob.backends.record.replica_names", lambda _job: ["lost", "master-0"])
+    unread = []
+    write_record(Seen(recorded()), None, tmp_path / "a.k8sjob", lambda *one: unread.append(one))
+    assert unread == [("lost", "no")]
+    assert list(RecordBackend(tmp_path / "a.k8sjob").logs(None, "master-0"))
+
+
+def test_output_is_limited(tmp_path, monkeypatch):
+    lines = [LogLine("master-0", 0, STAMP, "x" * 100) for _ in range(50)]
+    monkeypatch.setattr("k8sjob.backends.record._MOST_OUTPUT", 1000)
+    kept = list(written(recorded(), tmp_path / "job.k8sjob", lines).logs(None, "master-0"))
+    assert 1 < len(kept) < 10
+    assert (kept[-1].gap, kept[-1].text) == (True, "the record has no more of this output")
+    monkeypatch.setattr("k8sjob.backends.record._MOST_OUTPUT", 100)
+    monkeypatch.setattr("k8sjob.backends.record._MOST_LINE", 200)
+    with pytest.raises(BackendError, match="has over"):
+        list(RecordBackend(tmp_path / "job.k8sjob").logs(None, "master-0"))
+
+
+def test_a_record_that_cannot_be_written_leaves_nothing(tmp_path):
+    class Broken(Seen):
+        def logs(self, *_args, **_options):
+            raise KeyboardInterrupt
+
+    file = tmp_path / "job.k8sjob"
+    file.write_text("before")
+    with pytest.raises(KeyboardInterrupt):
+        write_record(Broken(recorded()), None, file, print)
+    assert [one.name for one in tmp_path.iterdir()] == ["job.k8sjob"]
+    assert file.read_text() == "before"
+
+
+def zipped(**members):
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in members.items():
+            archive.writestr(name.replace("__", "."), text)
+    return out.getvalue()
+
+
+WELL = {"format": 1, "at": STAMP, "pods": [], "events": [], "related": []}
+MANY = {"kind": "Job", "metadata": {"name": "x"}, "spec": {"completions": 10**12}}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "File is not a zip file"),
+        (zipped(other="{}"), "record.json"),
+        (zipped(record__json="{"), "cannot be read"),
+        (zipped(record__json="[]"), "cannot be read"),
+        (zipped(record__json="[" * 100_000), "cannot be read"),
+        (zipped(record__json=json.dumps(WELL)), "cannot be read"),
+        (zipped(record__json=json.dumps({**WELL, "job": [], "at": "x"})), "cannot be read"),
+        (zipped(record__json=json.dumps({**WELL, "job": {}, "pods": 3})), "cannot be read"),
+        (zipped(record__json=json.dumps({**WELL, "job": MANY})), "over 100000 replicas"),
+        (zipped(record__json=json.dumps({**WELL, "format": 2})), "reads format 1"),
+        (zipped(record__json=" " * (10**6 + 1)), "over 1000000 bytes"),
+    ],
+    ids=range(11),
+)
+def test_what_is_no_record_is_refused(content, message, tmp_path, monkeypatch):
+    monkeypatch.setattr("k8sjob.backends.record._MOST_OBJECTS", 10**6)
+    file = tmp_path / "x.k8sjob"
+    file.write_bytes(content)
+    with pytest.raises(BackendError, match=message):
+        RecordBackend(file)
+
+
+def test_damage_is_noticed_wherever_it_is(tmp_path):
+    lines = [LogLine("master-0", 0, STAMP, f"line {n}") for n in range(50)]
+    file = tmp_path / "job.k8sjob"
+    before = [written(recorded(), file, lines), *Seen(recorded(), lines).logs(None, "master-0")][1:]
+    whole = file.read_bytes()
+    for at in range(0, len(whole), 7):
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
+        try:
+            found = list(RecordBackend(file).logs(None, "master-0"))
+        except BackendError:
+            continue
+        assert found == before  # the damage is in a date of the archive's
+
+
+def test_nothing_of_it_can_be_changed(tmp_path):
+    record = written(recorded(), tmp_path / "job.k8sjob")
+    for change in (
+        lambda: record.create(None),
+        lambda: record.suspend(None, value=True),
+        lambda: record.delete(None),
+    ):
+        with pytest.raises(BackendError, match="is the record of a job"):
+            change()
