@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import tempfile
 import zipfile
 import zlib
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, NoReturn
 
 from k8sjob.backends.api import JobRef, LogLine, Snapshot
@@ -25,6 +22,7 @@ from k8sjob.targets.jobs import replica_names, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
     from threading import Event
 
     from k8sjob.backends.api import Backend, Plan
@@ -45,14 +43,14 @@ _DAMAGE: Final = (
 
 
 def write_record(
-    backend: Backend, ref: JobRef, path: Path, unread: Callable[[str, str], object]
+    backend: Backend, ref: JobRef, file: IO[bytes], unread: Callable[[str, str], object]
 ) -> None:
-    """Write the record of a job, whole or not at all; a file that is there is replaced.
+    """Write the record of a job.
 
     Args:
         backend: where the job lives.
         ref: the job.
-        path: the file.
+        file: where it is written to; it can seek.
         unread: called with a replica and the reason where its output cannot be read.
 
     Raises:
@@ -70,22 +68,14 @@ def write_record(
         "events": [_shown(event) for event in snapshot.events],
         "related": [_shown(one) for one in related],
     }
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}-", delete=False) as new:
-        try:
-            with zipfile.ZipFile(new, "w", zipfile.ZIP_DEFLATED) as archive:
-                archive.writestr(_OBJECTS, json.dumps(objects))
-                for replica in replica_names(snapshot.job):
-                    with archive.open(f"logs/{replica}", "w", force_zip64=True) as out:
-                        try:
-                            _write_lines(backend.logs(ref, replica), out)
-                        except BackendError as error:
-                            unread(replica, str(error))
-            new.flush()
-            os.fsync(new.fileno())
-            Path(new.name).replace(path)
-        except BaseException:
-            Path(new.name).unlink()
-            raise
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(_OBJECTS, json.dumps(objects))
+        for replica in replica_names(snapshot.job):
+            with archive.open(f"logs/{replica}", "w", force_zip64=True) as out:
+                try:
+                    _write_lines(backend.logs(ref, replica), out)
+                except BackendError as error:
+                    unread(replica, str(error))
 
 
 def _shown(one: Json) -> Json:

@@ -1,28 +1,66 @@
-"""`k8sjob archive`: the record of a job."""
+"""`k8sjob archive` and `k8sjob report`: what is known of a job, as a file."""
 
 from __future__ import annotations
 
+import os
+import tempfile
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
 from k8sjob.backends.record import SUFFIX, write_record
+from k8sjob.card import card, curve, folded, moments, paragraph, table
 from k8sjob.cli.naming import Place, find, job_argument, place_options
 from k8sjob.cli.output import line, warn
+from k8sjob.cli.why import findings
+from k8sjob.contract import Event
 from k8sjob.errors import K8sJobError
+from k8sjob.jobs.result import Reached, read_reached
+from k8sjob.observe.logs import last_lines
+from k8sjob.observe.status import job_status
+from k8sjob.observe.timing import read_output_times, timing
+from k8sjob.targets.jobs import sent
+from k8sjob.yamldoc import dump
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from k8sjob.backends.api import Backend, Snapshot
+    from k8sjob.card import Html
+
+_MOST_CURVES: Final = 24
+_NO_CURVE: Final = frozenset({"time", "epoch", "step"})
+_HEAD: Final = """\
+<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>k8sjob report</title>
+<style>body{font:16px/1.5 system-ui,sans-serif;margin:2em auto;max-width:64em;padding:0 1em}
+h2{font-size:1.1em;margin:1.5em 0 .3em}</style>
+"""
+
+
+def _file_options(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The options about the file that is written."""
+    path = click.Path(path_type=Path)
+    help_text = f"The file, default {default}."
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        force = click.option("--force", is_flag=True, help="Replace an existing file.")
+        output = click.option("-o", "--output", "path", metavar="FILE", type=path, help=help_text)
+        return output(force(command))
+
+    return decorate
 
 
 @click.command("archive")
 @job_argument()
-@click.option(
-    "-o",
-    "--output",
-    "path",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="The file, default NAME.k8sjob.",
-)
-@click.option("--force", is_flag=True, help="Replace an existing file.")
+@_file_options("NAME.k8sjob")
 @place_options()
 def archive_command(job: str, path: Path | None, force: bool, place: Place) -> None:
     """Write all that is known of a job as one file: its state, its objects and its output.
@@ -31,18 +69,111 @@ def archive_command(job: str, path: Path | None, force: bool, place: Place) -> N
     machines. It has the job's manifest and output as they are: check them for secrets before you
     give the file to others.
     """
+    if path and path.suffix != SUFFIX:
+        raise click.UsageError(f"-o {path}: the name of a record ends with {SUFFIX}")
     backend, ref = find(job, place)
-    file = path or Path(f"{ref.name}{SUFFIX}")
-    if file.suffix != SUFFIX:
-        raise click.UsageError(f"-o {file}: the name of a record ends with {SUFFIX}")
-    if file.exists() and not force:
-        raise K8sJobError(f"{file} exists; give another name with -o, or --force to replace it")
 
     def unread(replica: str, reason: str) -> None:
         warn(f"the record has not all of the output of {replica}: {reason}")
 
+    with _whole(path or Path(f"{ref.name}{SUFFIX}"), force=force) as out:
+        write_record(backend, ref, out, unread)
+
+
+@click.command("report")
+@job_argument()
+@_file_options("NAME.html")
+@place_options()
+def report_command(job: str, path: Path | None, force: bool, place: Place) -> None:
+    """Write a page about a job: its state, what `why` finds, curves, times, output, manifest.
+
+    The page is one HTML file that loads nothing and runs no script. NAME may be a record, too. It
+    has the job's manifest and last output as they are: check them for secrets before you give the
+    file to others.
+    """
+    backend, ref = find(job, place)
+    text = page(backend, backend.snapshot(ref))
+    with _whole(path or Path(f"{ref.name}.html"), force=force) as out:
+        out.write(text.encode(errors="replace"))
+
+
+@contextmanager
+def _whole(path: Path, *, force: bool) -> Iterator[IO[bytes]]:
+    """A file to write, which gets its name once it is complete; then the name is printed."""
+    if path.exists() and not force:
+        raise K8sJobError(f"{path} exists; give another name with -o, or --force to replace it")
+    draft = ""
     try:
-        write_record(backend, ref, file, unread)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".k8sjob-", delete=False) as out:
+            draft = out.name
+            yield out
+            out.flush()
+            os.fsync(out.fileno())
+        Path(draft).replace(path)
+        draft = ""
     except OSError as error:
-        raise K8sJobError(f"{file} cannot be written: {error.strerror or error}") from error
-    line(file)
+        raise K8sJobError(f"{path} cannot be written: {error.strerror or error}") from error
+    finally:
+        if draft:
+            Path(draft).unlink(missing_ok=True)
+    line(path)
+
+
+def page(backend: Backend, snapshot: Snapshot) -> str:
+    """A job as an HTML page; what the job and its cluster wrote is escaped."""
+    status, reached = job_status(snapshot), read_reached(backend, snapshot)
+    found = findings(backend, snapshot)
+    times = moments(created=status.created, started=status.started, finished=status.finished)
+    rows: dict[str, object] = {
+        "message": "" if found else status.message,
+        **times,
+        **moments(recorded=snapshot.at),
+        "checkpoint": reached.checkpoint,
+        **reached.metrics,
+    }
+    why = [
+        paragraph(label, text, bad=label == "why:")
+        for one in found
+        for label, text in (("why:", one.message), ("next:", one.next_step))
+    ]
+    parts = [
+        card(str(status.ref), rows, *why, subtitle=snapshot.job.get("kind", ""), state=status.state)
+    ]
+    sections = {
+        "Training": list(_curves(reached)),
+        "Replicas": [status.replica_table()] if status.replicas else [],
+        "Time to the first step": _start(backend, snapshot),
+        "Output": list(_output(backend, snapshot)),
+        "Manifest": [folded(snapshot.job.get("kind", ""), dump(sent(snapshot.job)))],
+    }
+    for title, content in sections.items():
+        if content:
+            parts += [f"<h2>{title}</h2>", *content]
+    return _HEAD + "\n".join(parts) + "\n"
+
+
+def _curves(reached: Reached) -> Iterator[Html]:
+    """The numbers of the training in the order of their reports."""
+    names = dict.fromkeys(name for row in reached.history for name in row if name not in _NO_CURVE)
+    for name in list(names)[:_MOST_CURVES]:
+        values = [row[name] for row in reached.history if name in row]
+        points = enumerate(value for value in values if isinstance(value, int | float))
+        if drawn := curve(points, name):
+            yield drawn
+
+
+def _start(backend: Backend, snapshot: Snapshot) -> list[Html]:
+    took = timing(snapshot, read_output_times(backend, snapshot))
+    rows = [
+        [one.phase.replace("+", ", "), f"{one.seconds:.2f} s", one.replica, one.detail]
+        for one in took.phases
+    ]
+    return [table(("phase", "seconds", "replica", ""), rows)] if rows else []
+
+
+def _output(backend: Backend, snapshot: Snapshot) -> Iterator[Html]:
+    """The end of each replica's output, without the reports of k8sjob's runtime."""
+    for replica, lines in last_lines(backend, snapshot).items():
+        written = [text for text in lines if Event.decode(text) is None]
+        if written:
+            yield folded(replica, "\n".join(written))

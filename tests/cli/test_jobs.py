@@ -349,7 +349,46 @@ def test_a_record_is_read_in_place_of_its_job(job, k8sjob, tmp_path, monkeypatch
         refused = k8sjob(command, "tiny.k8sjob")
         assert (refused.code, refused.out) == (1, "")
         assert "tiny.k8sjob is the record of a job" in refused.err
+    assert k8sjob("report", "tiny.k8sjob").out == "tiny.html\n"
+    page = (tmp_path / "tiny.html").read_text()
+    assert "why:" in page
+    assert "rank 1 [bold]here[/bold] red" in page
     (tmp_path / "x.k8sjob").write_text("x")
     damaged = k8sjob("why", "x.k8sjob")
     assert damaged.code == 1
     assert damaged.err.startswith("error: x.k8sjob cannot be read as a record of a job: ")
+
+
+def test_a_page_shows_what_others_wrote_as_text(job, k8sjob, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = '</pre><script>alert("x")</script>'
+    losses = [
+        Event(EventKind.PROGRESS, {"epoch": 0, "step": step, "loss": loss, words: 1.5 * loss}, 1.0)
+        for step, loss in enumerate((2.5, 1.25, 0.5))
+    ]
+    lines = [words, *(loss.encode() for loss in losses)]
+    file = job("end", f"annotations: {{words: {words!r}}}")
+    (tmp_path / "program.py").write_text(f"print({chr(10).join(lines)!r})\n")
+    assert k8sjob("run", file).code == 0
+    assert k8sjob("report", "tiny", "-o", "page.html").code == 0
+    page = (tmp_path / "page.html").read_text()
+    assert "<script" not in page
+    assert page.count("&lt;script&gt;") >= 3  # the output, the manifest, the name of a curve
+    assert "loss: 2.5 to 0.5, lowest 0.5" in page
+    assert "default-src 'none'; style-src 'unsafe-inline'" in page
+    assert not re.search(r"src=|href=|url\(|@import", page)
+
+
+def test_a_file_that_cannot_be_completed_leaves_what_was_there(job, k8sjob, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    k8sjob("run", job("end"))
+    (tmp_path / "tiny.k8sjob").write_text("before")
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("k8sjob.cli.archive.write_record", interrupted)
+    before = sorted(tmp_path.iterdir())
+    assert k8sjob("archive", "tiny", "--force").code == 130
+    assert sorted(tmp_path.iterdir()) == before
+    assert (tmp_path / "tiny.k8sjob").read_text() == "before"
