@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import click
 
 from k8sjob.backends.record import SUFFIX, write_record
-from k8sjob.card import card, curve, folded, moments, paragraph, table
+from k8sjob.card import Html, card, curve, folded, moments, paragraph, table
 from k8sjob.cli.naming import Place, find, job_argument, place_options
 from k8sjob.cli.output import line, warn
 from k8sjob.cli.why import findings
@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from k8sjob.backends.api import Backend, Snapshot
-    from k8sjob.card import Html
 
 _MOST_CURVES: Final = 24
-_NO_CURVE: Final = frozenset({"time", "epoch", "step"})
+_POSITION: Final = frozenset({"time", "epoch", "epochs", "step", "steps", "eta_s", "slowest"})
+_SPEED: Final = ("samples_per_s", "step_s", "wait_s", "memory_bytes")
+"""What the runtime adds to each report; these curves come last."""
 _HEAD: Final = """\
 <!doctype html>
 <html lang="en">
@@ -41,7 +42,8 @@ _HEAD: Final = """\
 <meta name="color-scheme" content="light dark">
 <title>k8sjob report</title>
 <style>body{font:16px/1.5 system-ui,sans-serif;margin:2em auto;max-width:64em;padding:0 1em}
-h2{font-size:1.1em;margin:1.5em 0 .3em}</style>
+h2{font-size:1.1em;margin:1.5em 0 .3em}
+figure{display:inline-block;margin:0 2em 1em 0;max-width:100%}svg{max-width:100%}</style>
 """
 
 
@@ -129,7 +131,7 @@ def page(backend: Backend, snapshot: Snapshot) -> str:
         **times,
         **moments(recorded=snapshot.at),
         "checkpoint": reached.checkpoint,
-        **reached.metrics,
+        **{name: value for name, value in reached.metrics.items() if name not in _POSITION},
     }
     why = [
         paragraph(label, text, bad=label == "why:")
@@ -154,12 +156,12 @@ def page(backend: Backend, snapshot: Snapshot) -> str:
 
 def _curves(reached: Reached) -> Iterator[Html]:
     """The numbers of the training in the order of their reports."""
-    names = dict.fromkeys(name for row in reached.history for name in row if name not in _NO_CURVE)
-    for name in list(names)[:_MOST_CURVES]:
+    names = dict.fromkeys(name for row in reached.history for name in row if name not in _POSITION)
+    for name in sorted(names, key=_SPEED.__contains__)[:_MOST_CURVES]:
         values = [row[name] for row in reached.history if name in row]
         points = enumerate(value for value in values if isinstance(value, int | float))
         if drawn := curve(points, name):
-            yield drawn
+            yield Html(f"<figure>{drawn}</figure>")
 
 
 def _start(backend: Backend, snapshot: Snapshot) -> list[Html]:
