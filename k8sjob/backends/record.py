@@ -165,9 +165,16 @@ class RecordBackend:
         return self._snapshot
 
     def watch(self, ref: JobRef, *, stop: Event | None = None) -> Iterator[Snapshot]:
-        """The same, once."""
+        """The same, once.
+
+        Raises:
+            BackendError: it had not ended then, so there is no end to wait for.
+        """
         del stop
         yield self.snapshot(ref)
+        job = self._snapshot.job
+        if not target_of(job).state(job)[0].finished:
+            raise BackendError(f"{self.path} is the record of a job that had not ended then")
 
     def logs(
         self,

@@ -77,7 +77,14 @@ def test_output_is_read_as_it_was_written(tmp_path):
     assert ref == JobRef.of(recorded()["job"])
     assert list(record.logs(ref, "master-0"))[:4] == lines
     assert list(record.logs(ref, "master-0", previous=True)) == lines[1:2]
-    assert [one.job["metadata"]["name"] for one in record.watch(ref)] == [ref.name]
+
+
+def test_the_end_of_a_job_is_followed_and_nothing_else(tmp_path):
+    done = written(recorded("leftover"), tmp_path / "done.k8sjob")
+    assert list(done.watch(None)) == [done.snapshot(None)]
+    waits = written(recorded("gpus"), tmp_path / "waits.k8sjob")
+    with pytest.raises(BackendError, match="that had not ended then"):
+        list(waits.watch(None))
 
 
 def test_what_the_cluster_keeps_for_itself_is_left_out(tmp_path):

@@ -332,7 +332,7 @@ def test_the_live_screen_on_a_terminal(job, tmp_path):
 
 def test_a_record_is_read_in_place_of_its_job(job, k8sjob, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    k8sjob("run", job("fail", "replicas: {workers: 1}", "policy: {restart_policy: Never}"))
+    k8sjob("run", job("fail", "policy: {restart_policy: Never}"))
     reading = [("why",), ("logs", "-o", "json"), ("status", "-o", "json")]
     live = [k8sjob(command, "tiny", *options).out for command, *options in reading]
     written = k8sjob("archive", "tiny")
@@ -352,7 +352,7 @@ def test_a_record_is_read_in_place_of_its_job(job, k8sjob, tmp_path, monkeypatch
     assert k8sjob("report", "tiny.k8sjob").out == "tiny.html\n"
     page = (tmp_path / "tiny.html").read_text()
     assert "why:" in page
-    assert "rank 1 [bold]here[/bold] red" in page
+    assert "rank 0 [bold]here[/bold] red" in page
     (tmp_path / "x.k8sjob").write_text("x")
     damaged = k8sjob("why", "x.k8sjob")
     assert damaged.code == 1
