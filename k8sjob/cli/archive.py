@@ -14,7 +14,6 @@ from k8sjob.backends.record import SUFFIX, write_record
 from k8sjob.card import Html, card, curve, folded, moments, paragraph, table
 from k8sjob.cli.naming import Place, find, job_argument, place_options
 from k8sjob.cli.output import line, warn
-from k8sjob.cli.why import findings
 from k8sjob.contract import Event
 from k8sjob.errors import K8sJobError
 from k8sjob.jobs.result import Reached, read_reached
@@ -22,6 +21,7 @@ from k8sjob.observe.logs import last_lines
 from k8sjob.observe.status import job_status
 from k8sjob.observe.timing import read_output_times, timing
 from k8sjob.targets.jobs import sent
+from k8sjob.view.documents import findings
 from k8sjob.yamldoc import dump
 
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ from k8sjob.backends.api import LOCAL, Backend, JobRef, Snapshot
 from k8sjob.cli.naming import Place, jobs_here, local_backend, place_options
 from k8sjob.cli.options import format_option, selector_option
 from k8sjob.cli.output import document, fail, line, say, table
-from k8sjob.cli.status import image, record, times
+from k8sjob.cli.status import times
 from k8sjob.errors import BackendError
 from k8sjob.observe.status import JobStatus, job_status
+from k8sjob.view.documents import image, job_document
 from k8sjob.view.progress import progress_of
 
 if TYPE_CHECKING:
@@ -46,7 +47,9 @@ def list_command(labels: str, output: str, place: Place) -> int:
             for status, *_ in found:
                 line(_named(status.ref, runs))
         case "json" | "yaml":
-            document([record(one, trains.get(status.ref)) for status, one, _ in found], output)
+            document(
+                [job_document(one, trains.get(status.ref)) for status, one, _ in found], output
+            )
         case _ if not found:
             if not failed:
                 say(_nothing(labels, place, asked))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,14 +12,11 @@ from k8sjob.cli.naming import Place, find, job_argument, place_options
 from k8sjob.cli.options import format_option
 from k8sjob.cli.output import count, document, line, table
 from k8sjob.errors import BackendError
-from k8sjob.kube.labels import IMAGE_ORIGIN
-from k8sjob.kube.objects import training
 from k8sjob.observe.diagnose import diagnose
 from k8sjob.observe.logs import tail_lines
 from k8sjob.observe.status import JobStatus, ReplicaStatus, job_status, speaker
-from k8sjob.provenance import Provenance
 from k8sjob.targets.api import JobState
-from k8sjob.targets.jobs import pod_specs
+from k8sjob.view.documents import findings, image, job_document, provenance, running_digest
 from k8sjob.view.lines import duration, last_line
 from k8sjob.view.progress import progress_of
 
@@ -30,8 +26,6 @@ if TYPE_CHECKING:
     from k8sjob.backends.api import Backend, Snapshot
     from k8sjob.kube.objects import Json
     from k8sjob.view.progress import JobProgress
-
-_DIGEST: Final = re.compile(r"@(sha256:[0-9a-f]{64})$")
 
 
 @click.command("status")
@@ -52,45 +46,13 @@ def status_command(job: str, output: str, exit_code: bool, place: Place) -> int:
         case "name":
             line(status.ref)
         case "json" | "yaml":
-            document({**record(snapshot, trains), "checkpoints": saved and str(saved)}, output)
+            document(
+                {**job_document(snapshot, trains), "checkpoints": saved and str(saved)}, output
+            )
         case _:
             _show(status, snapshot, saved, trains)
             _explain(backend, status, snapshot)
     return status.exit_code if exit_code else 0
-
-
-def record(snapshot: Snapshot, progress: JobProgress | None = None) -> dict[str, Any]:
-    """A job's status as JSON; docs/reference/json.md describes each field."""
-    status = job_status(snapshot)
-    return {
-        "name": status.ref.name,
-        "namespace": status.ref.namespace,
-        "uid": status.ref.uid,
-        "state": str(status.state),
-        "reason": status.reason,
-        "message": status.message,
-        "exit_code": status.exit_code,
-        "created": _stamp(status.created),
-        "started": _stamp(status.started),
-        "finished": _stamp(status.finished),
-        "image": image(snapshot.job),
-        "origin": made_of.as_dict() if (made_of := _provenance(snapshot.job)) else None,
-        "counts": dict(status.counts),
-        "progress": progress.as_dict() if progress else None,
-        "replicas": [
-            {
-                "name": replica.name,
-                "phase": replica.phase,
-                "node": replica.node,
-                "restarts": replica.restarts,
-                "reason": replica.reason,
-                "exit_code": replica.exit_code,
-                "message": replica.message,
-                "digest": _digest(pod),
-            }
-            for replica, pod in zip(status.replicas, snapshot.pods, strict=True)
-        ],
-    }
 
 
 def _show(
@@ -104,7 +66,7 @@ def _show(
         click.echo()
         table(["PROGRESS"], [[progress]])
     click.echo()
-    digests = sorted({digest for pod in snapshot.pods if (digest := _digest(pod))})
+    digests = sorted({digest for pod in snapshot.pods if (digest := running_digest(pod))})
     reference = image(snapshot.job) or ""
     runs = [f"  runs as {digest}" for digest in digests if digest not in reference]
     table(["IMAGE"], [[line] for line in (reference, *runs, *_made_of(snapshot.job))])
@@ -126,7 +88,7 @@ def _explain(backend: Backend, status: JobStatus, snapshot: Snapshot) -> None:
             logs[name] = tail_lines(backend, status.ref, name)
     related = backend.related(snapshot) if status.state is JobState.QUEUED else ()
     if diagnose(snapshot, logs, related):
-        from k8sjob.cli.why import findings, show_finding  # noqa: PLC0415 - of no use for a list
+        from k8sjob.cli.why import show_finding  # noqa: PLC0415 - of no use for a list
 
         for finding in findings(backend, snapshot)[:1]:
             click.echo()
@@ -139,25 +101,11 @@ def _replica_row(replica: ReplicaStatus) -> list[object]:
     return [replica.name, replica.phase, *numbers, replica.node, replica.reason, message]
 
 
-def image(job: Json) -> str | None:
-    """The image that the manifest gives the job's first replica."""
-    for _, _, spec in pod_specs(job):
-        return training(spec.get("containers")).get("image")
-    return None
-
-
-def _provenance(job: Json) -> Provenance | None:
-    """What the image was made of, if the job says so and still runs that image."""
-    annotations = (job.get("metadata") or {}).get("annotations") or {}
-    found = Provenance.decode(annotations.get(IMAGE_ORIGIN))
-    return found if found and found.image == image(job) else None
-
-
 def _made_of(job: Json) -> list[str]:
     """The layers of the image, the highest first, and its base."""
     from k8sjob.image.layer.context import shown_size  # noqa: PLC0415 - of no use for a list
 
-    made_of = _provenance(job)
+    made_of = provenance(job)
     if made_of is None:
         return []
     lines = []
@@ -172,13 +120,6 @@ def _made_of(job: Json) -> list[str]:
     return [*lines, f"  {'base':12}  {made_of.base or 'not known'}"]
 
 
-def _digest(pod: Json) -> str | None:
-    """The digest of the image that a pod really runs, as its node reports it."""
-    status = training((pod.get("status") or {}).get("containerStatuses"))
-    found = _DIGEST.search(status.get("imageID") or "")
-    return found[1] if found else None
-
-
 def times(status: JobStatus) -> tuple[str, str]:
     """How long ago the job was created, and how long it has been running or has run."""
     now = datetime.now(UTC)
@@ -186,7 +127,3 @@ def times(status: JobStatus) -> tuple[str, str]:
     if not status.started:
         return age, ""
     return age, duration(((status.finished or now) - status.started).total_seconds())
-
-
-def _stamp(moment: datetime | None) -> str | None:
-    return moment.isoformat().replace("+00:00", "Z") if moment else None

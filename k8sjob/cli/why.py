@@ -13,11 +13,10 @@ from k8sjob.cli.naming import Place, find, job_argument, place_options
 from k8sjob.cli.options import format_option
 from k8sjob.cli.output import document, line, table
 from k8sjob.contract import Event, EventKind
-from k8sjob.observe.diagnose import Finding, diagnose
-from k8sjob.observe.logs import last_lines
 from k8sjob.observe.status import job_status
 from k8sjob.observe.timing import Phase, Row, Timing, read_output_times, timing
 from k8sjob.targets.api import JobState
+from k8sjob.view.documents import findings
 from k8sjob.view.lines import finding_lines
 from k8sjob.view.summary import finding
 from k8sjob.view.views import console_for
@@ -25,7 +24,8 @@ from k8sjob.view.views import console_for
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from k8sjob.backends.api import Backend, Snapshot
+    from k8sjob.observe.diagnose import Finding
+
 
 _PHASE_ENDS: Final = {
     "suspended": "suspended or queued",
@@ -75,11 +75,6 @@ def why_command(job: str, timed: bool, output: str, place: Place) -> None:
     if not found:
         succeeded = state is JobState.SUCCEEDED
         line(f"{ref} succeeded" if succeeded else f"{ref} is {state}; nothing wrong was found")
-
-
-def findings(backend: Backend, snapshot: Snapshot) -> list[Finding]:
-    """What `why` and `status` find, from all that can be read of a job."""
-    return diagnose(snapshot, last_lines(backend, snapshot), backend.related(snapshot))
 
 
 def show_finding(found: Finding) -> None:

@@ -63,9 +63,11 @@ class Reached:
         metrics: the last loss, and the last value of each name that the script logged.
         history: see RunResult.
         checkpoint: path of the newest one, as the training knows it; may be empty.
+        group: the process group: world_size, backend, device, strategy, ...
     """
 
     def __init__(self) -> None:
+        self.group: dict[str, str | float] = {}
         self.metrics: dict[str, str | float] = {}
         self.history: list[dict[str, str | float]] = []
         self.checkpoint = ""
@@ -93,6 +95,8 @@ class Reached:
             self._add(event, row)
         elif event.kind in {EventKind.CHECKPOINT, EventKind.RESUMED}:
             self.checkpoint = text(event.data.get("path"))
+        elif event.kind == EventKind.STARTED:
+            self.group = _numbers(event.data)
 
     def _add(self, event: Event, row: dict[str, str | float]) -> None:
         epoch, step = self._now

@@ -67,7 +67,12 @@ _CONSEQUENCES: Final = frozenset({0, ExitCode.PEER_LOST, ExitCode.STOPPED})
 
 
 def watch(
-    backend: Backend, ref: JobRef, *, logs: bool = True, patience: float = PATIENCE_SECONDS
+    backend: Backend,
+    ref: JobRef,
+    *,
+    logs: bool = True,
+    patience: float = PATIENCE_SECONDS,
+    stop: threading.Event | None = None,
 ) -> Iterator[Event]:
     """Everything that happens to a job, from its beginning until it has ended or is gone.
 
@@ -81,6 +86,7 @@ def watch(
         ref: the job.
         logs: read the replicas' output too; without it there are no runtime events.
         patience: seconds for which a problem must have lasted.
+        stop: set from another thread to detach within a second.
 
     Raises:
         JobNotFound: there is no such job.
@@ -93,6 +99,8 @@ def watch(
         readers = _Readers(backend, ref, merge) if logs else None
         item = None
         while not watcher.settled(merge.open, item):
+            if stop and stop.is_set():
+                return
             item = merge.get(0.1)
             if isinstance(item, Snapshot):
                 yield from watcher.changed(item, readers)

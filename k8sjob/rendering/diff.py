@@ -24,6 +24,7 @@ _BOOKKEEPING: Final = frozenset({MANIFEST_DIGEST, IMAGE_ORIGIN, _KUBECTL})
 """Annotations that repeat what stands elsewhere in the object."""
 _IDENTITY: Final = ("name", "namespace", "labels", "annotations")
 """All of an object's metadata that its author writes."""
+_LABELS: Final = ("labels", "annotations")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,23 +57,31 @@ def difference(there: _Json | None, wanted: _Json) -> Difference:
         wanted: the job that the cluster would make of a manifest, its defaults filled in.
     """
     new = _written(wanted)
+    planned = f"{_name(new)} as it would be"
     if there is None:
-        return Difference(_unified([], new, "/dev/null"), is_new=True)
+        return Difference(_unified([], new, ("/dev/null", planned)), is_new=True)
     old = _written(there)
     paths = list(differing(old, new, ()))
     target = target_of(wanted)
     at_once = [path for path in paths if path[0] == "metadata" or target.takes_at_once(path)]
     return Difference(
-        _unified(yamldoc.dump(old).splitlines(), new, f"{_name(old)} in the cluster"),
+        _unified(yamldoc.dump(old).splitlines(), new, (f"{_name(old)} in the cluster", planned)),
         tuple(field_path(path) for path in paths if path not in at_once),
         tuple(field_path(path) for path in at_once),
     )
 
 
-def _unified(old: list[str], new: _Json, heading: str) -> tuple[str, ...]:
+def lines_between(one: _Json, other: _Json) -> tuple[str, ...]:
+    """A unified diff of what the authors of two jobs wrote, as YAML; empty where that is alike."""
+    old, new = _written(one), _written(other)
+    for job in (old, new):  # another name is no difference
+        job["metadata"] = {k: v for k, v in job.get("metadata", {}).items() if k in _LABELS}
+    return _unified(yamldoc.dump(old).splitlines(), new, (_name(one), _name(other)))
+
+
+def _unified(old: list[str], new: _Json, headings: tuple[str, str]) -> tuple[str, ...]:
     lines = yamldoc.dump(new).splitlines()
-    wanted = f"{_name(new)} as it would be"
-    return tuple(difflib.unified_diff(old, lines, heading, wanted, lineterm=""))
+    return tuple(difflib.unified_diff(old, lines, *headings, lineterm=""))
 
 
 def _name(job: _Json) -> str:

@@ -14,6 +14,7 @@ import uuid
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import LOCAL, JobRef, Snapshot
@@ -38,7 +39,6 @@ from k8sjob.targets.pytorchjob.reconcile import DeleteJob, reconcile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
     from threading import Event
 
     from k8sjob.backends.api import LogLine, Plan
@@ -124,6 +124,7 @@ class LocalBackend:
             launch = {
                 "checkpoints": identity,
                 "source": source,
+                "spec": plan.spec.to_yaml(),
                 "max_restarts": plan.spec.policy.max_restarts,
                 "replicas": {name: asdict(one) for name, one in prepared.launches.items()},
             }
@@ -261,6 +262,18 @@ class LocalBackend:
         """
         uid = ref.uid or self.find(ref.name).uid
         return self._store.folder(ref.name, uid)
+
+    def launched(self, ref: JobRef) -> tuple[str, Path]:
+        """The spec that a job was started from, as YAML, and its folder.
+
+        Raises:
+            JobNotFound: there is no such job.
+            BackendError: a k8sjob that kept no spec has started it.
+        """
+        launch = launch_of(self.folder(ref))
+        if "spec" not in launch or not launch.get("source"):
+            raise BackendError(f"an earlier k8sjob started {ref} and kept no spec; run it again")
+        return str(launch["spec"]), Path(str(launch["source"]))
 
     # --- changing ---------------------------------------------------------------------------------
 

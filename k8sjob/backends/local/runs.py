@@ -104,6 +104,7 @@ _STATE: Final = {
 _LAUNCH: Final = {
     "checkpoints": str,
     "source": str,
+    "spec": str,
     "replicas": {ANY: {"env": {ANY: str}, "grace": float}},
 }
 """The shape of launch.json, as far as it is read here."""

@@ -1,0 +1,61 @@
+"""`k8sjob ui`: jobs on a page in the browser."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from k8sjob.cli.naming import Place, local_backend, place_options
+from k8sjob.cli.output import line, say, warn
+from k8sjob.errors import BackendError, K8sJobError
+
+if TYPE_CHECKING:
+    from k8sjob.backends.cluster import ClusterBackend
+
+
+@click.command("ui")
+@click.argument("records", nargs=-1, metavar="[RECORD.k8sjob]...", type=click.Path(path_type=Path))
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Default: a free one.")
+@click.option("--read-only", is_flag=True, help="Show jobs, and refuse to change any.")
+@place_options(everywhere=True)
+def ui_command(records: tuple[Path, ...], port: int, read_only: bool, place: Place) -> None:
+    """Show jobs on a page in the browser: their state, curves and output, and why they fail.
+
+    The page has the jobs of this machine and, if one is configured, of the cluster, and those of
+    records. Its address, with a token, is printed; it is reached from this machine alone. Ctrl-C
+    ends it; the jobs continue.
+    """
+    if not all(map(importlib.util.find_spec, ("starlette", "uvicorn"))):
+        raise K8sJobError("the page needs two more packages: pip install 'k8sjob[ui]'")
+    from k8sjob.backends.record import RecordBackend  # noqa: PLC0415 - once the packages are there
+    from k8sjob.ui.jobs import Jobs  # noqa: PLC0415 - the same
+    from k8sjob.ui.server import HOST, Page, Server, listen, new_token  # noqa: PLC0415 - the same
+
+    stored = [RecordBackend(path) for path in records]
+    jobs = Jobs(
+        None if place.is_cluster else local_backend(),
+        _cluster(place),
+        stored,
+        all_namespaces=place.all_namespaces,
+    )
+    with listen(port) as listener:
+        token = new_token()
+        line(f"http://{HOST}:{listener.getsockname()[1]}/#token={token}")
+        say("Open this address in a browser; whoever has it can change your jobs. Ctrl-C ends it.")
+        Server(Page(jobs, place.connect, read_only=read_only), token).run(sockets=[listener])
+
+
+def _cluster(place: Place) -> ClusterBackend | None:
+    """The cluster; None where there is none, or it cannot be used while others are shown."""
+    if not place.asks_cluster:
+        return None
+    try:
+        return place.connect()
+    except BackendError as error:
+        if place.is_cluster:
+            raise
+        warn(str(error))
+        return None

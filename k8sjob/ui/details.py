@@ -1,0 +1,187 @@
+"""One job on the page, part by part; what differs between two jobs; what can be done to one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob.adopt import adopt
+from k8sjob.backends.api import LOCAL
+from k8sjob.backends.local import LocalBackend
+from k8sjob.backends.record import RecordBackend
+from k8sjob.errors import BackendError, JobNotFound
+from k8sjob.jobs.plan import plan_job, plan_run
+from k8sjob.jobs.result import read_reached
+from k8sjob.jobs.submit import submit_plan
+from k8sjob.observe.logs import logs, select
+from k8sjob.observe.timing import read_output_times, timing
+from k8sjob.rendering.diff import lines_between
+from k8sjob.sanitize import safe_text
+from k8sjob.spec import JobSpec
+from k8sjob.targets.jobs import keyed, replica_names, sent, target_of
+from k8sjob.view.documents import findings, job_document
+from k8sjob.yamldoc import dump
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from k8sjob.backends.api import Snapshot
+    from k8sjob.backends.cluster import ClusterBackend
+    from k8sjob.ui.jobs import Entry
+
+MOST_POINTS: Final = 2000
+"""Points of a curve that are sent: more than a screen has columns for."""
+MOST_LINES: Final = 5000
+"""Lines of a replica's output that are sent at once."""
+
+
+def plain(value: Any) -> Any:
+    """JSON for a browser: text without control characters, null for numbers that JSON lacks."""
+    match value:
+        case str():
+            return safe_text(value)
+        case float():
+            return value if math.isfinite(value) else None
+        case dict():
+            return {safe_text(str(key)): plain(part) for key, part in value.items()}
+        case list() | tuple():
+            return [plain(part) for part in value]
+        case _:
+            return value
+
+
+def status(entry: Entry, snapshot: Snapshot) -> dict[str, Any]:
+    """The job as `status -o json` has it, with its kind and the names of all its replicas."""
+    names = list(replica_names(snapshot.job))
+    return {**job_document(snapshot), "kind": entry.ref.kind, "names": names, "can": can(entry)}
+
+
+def can(entry: Entry) -> list[str]:
+    """What can be done to the job; nothing to that of a record."""
+    return [] if isinstance(entry.backend, RecordBackend) else list(ACTIONS)
+
+
+def history(entry: Entry, snapshot: Snapshot) -> dict[str, Any]:
+    """The curves of the training by name, as [[epochs], [values]], and its process group."""
+    reached = read_reached(entry.backend, snapshot)
+    curves: dict[str, tuple[list[float], list[Any]]] = {}
+    steps = max((one["step"] for one in reached.history if _real(one["step"])), default=0) or 1
+    for at, row in enumerate(reached.history):
+        epoch, step = row["epoch"], row["step"]
+        x = float(epoch) - 1 + float(step) / float(steps) if epoch else float(at)
+        for name, value in row.items():
+            if name not in {"time", "epoch", "epochs", "step", "steps"} and _real(value):
+                xs, ys = curves.setdefault(name, ([], []))
+                xs.append(x)
+                ys.append(value)
+    thinned = {
+        name: [part[:: -(-len(part) // MOST_POINTS)] for part in curve]
+        for name, curve in curves.items()
+    }
+    return {"curves": thinned, "group": reached.group, "metrics": reached.metrics}
+
+
+def _real(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+PARTS: Final[dict[str, Callable[[Entry, Snapshot], Any]]] = {
+    "status": status,
+    "history": history,
+    "why": lambda entry, snapshot: [one.as_dict() for one in findings(entry.backend, snapshot)],
+    "timing": lambda entry, snapshot: timing(
+        snapshot, read_output_times(entry.backend, snapshot)
+    ).as_dict(),
+    "manifest": lambda _entry, snapshot: {"text": dump(sent(snapshot.job))},
+}
+"""What the page asks of a job: the part's name, and the function that reads it."""
+
+
+def part(entry: Entry, name: str) -> Any:
+    """A part of a job as it is now.
+
+    Raises:
+        KeyError: there is no such part.
+        BackendError: the job is gone, or cannot be read.
+    """
+    read = PARTS[name]
+    return plain(read(entry, entry.backend.snapshot(entry.ref)))
+
+
+def output(entry: Entry, replica: str) -> list[dict[str, Any]]:
+    """The last lines of a replica's output.
+
+    Raises:
+        BackendError: there is no such replica, or its output cannot be read.
+    """
+    chosen = select(entry.snapshot.job, [replica])
+    found = logs(entry.backend, entry.ref, chosen, tail=MOST_LINES)
+    return [
+        {"replica": one.replica, "text": safe_text(one.text), "timestamp": one.timestamp}
+        for one in found
+    ]
+
+
+def compared(entries: Sequence[Entry]) -> dict[str, Any]:
+    """What differs between the first job and each of the others: the lines of their manifests."""
+    jobs = []
+    for entry in entries:
+        with suppress(JobNotFound):
+            jobs.append(entry.backend.snapshot(entry.ref).job)
+    return {"manifests": [list(lines_between(jobs[0], job)) for job in jobs[1:]]}
+
+
+Connect = Callable[[str], "ClusterBackend"]
+"""The cluster in one of its namespaces."""
+
+
+def _delete(entry: Entry, _connect: Connect) -> str:
+    entry.backend.delete(entry.ref)
+    return f"{entry.ref} deleted" + "; its checkpoints remain" * (entry.ref.namespace == LOCAL)
+
+
+def _suspend(entry: Entry, _connect: Connect) -> str:
+    entry.backend.suspend(entry.ref, value=True)
+    return f"{entry.ref} is being suspended"
+
+
+def _resume(entry: Entry, _connect: Connect) -> str:
+    entry.backend.suspend(entry.ref, value=False)
+    return f"{entry.ref} is being resumed"
+
+
+def _again(entry: Entry, connect: Connect) -> str:
+    if isinstance(entry.backend, LocalBackend):
+        spec, folder = entry.backend.launched(entry.ref)
+        plan = plan_run(JobSpec.from_yaml(spec), folder)
+        return f"{LocalBackend(detached=True).create(plan)} started"
+    job = entry.backend.snapshot(entry.ref).job
+    companion = keyed(target_of(job))
+    parts = [sent(job), *([job[companion.key]] if companion and companion.key in job else [])]
+    plan = plan_job(adopt("---\n".join(map(dump, parts))).spec)
+    made = submit_plan(plan, connect(entry.ref.namespace), replace=True)
+    return f"{made.ref} {made.outcome}"
+
+
+ACTIONS: Final[dict[str, Callable[[Entry, Connect], str]]] = {
+    "suspend": _suspend,
+    "resume": _resume,
+    "again": _again,
+    "delete": _delete,
+}
+"""What the page can do to a job: the action's name, and the function that does it."""
+
+
+def act(entry: Entry, action: str, connect: Connect) -> str:
+    """Change a job; what was done, as a sentence.
+
+    Raises:
+        KeyError: there is no such action.
+        K8sJobError: it could not be done.
+    """
+    change = ACTIONS[action]
+    if action not in can(entry):
+        raise BackendError(f"{entry.ref} is the job of a record, which cannot be changed")
+    return safe_text(change(entry, connect))

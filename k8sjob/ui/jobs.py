@@ -1,0 +1,255 @@
+"""The jobs of all places that the page shows, kept up to date by threads.
+
+The jobs of this machine are read again and again, but only while somebody looks; those of a cluster
+are listed and watched without their Pods, so that thousands cost one connection a kind of job.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob.backends.api import LOCAL, JobRef, Snapshot
+from k8sjob.errors import BackendError
+from k8sjob.kube.client.listwatch import Kind
+from k8sjob.observe.status import job_status
+from k8sjob.targets.api import JobState
+from k8sjob.view.documents import stamp
+from k8sjob.view.progress import progress_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from k8sjob.backends.api import Backend
+    from k8sjob.backends.cluster import ClusterBackend
+    from k8sjob.kube.client.listwatch import Change
+
+LOCAL_SECONDS: Final = 1.0
+"""Between two looks at the jobs of this machine."""
+PROGRESS_SECONDS: Final = 5.0
+"""Between two looks at the progress of running jobs, which reads their output."""
+RETRY_SECONDS: Final = 5.0
+"""Until a cluster that refused is asked again."""
+CLUSTER: Final = "cluster"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A job on the page.
+
+    Attributes:
+        key: what its address on the page is made of: its place and its uid.
+        backend: where it lives.
+        snapshot: its objects, as far as a list has them.
+        row: what the list shows of it, as JSON.
+        version: larger than that of any earlier row.
+    """
+
+    key: str
+    backend: Backend
+    snapshot: Snapshot
+    row: dict[str, Any]
+    version: int
+
+    @property
+    def ref(self) -> JobRef:
+        """The reference to the job."""
+        return JobRef.of(self.snapshot.job)
+
+
+class Jobs:
+    """All jobs of the page.
+
+    Args:
+        local: this machine; None: its jobs are not shown.
+        cluster: the cluster; None: there is none.
+        records: jobs of records.
+        all_namespaces: the cluster's jobs of all namespaces.
+
+    Attributes:
+        problems: why a place cannot be read now, by its name.
+        closed: set when the places are not read any more.
+    """
+
+    def __init__(
+        self,
+        local: Backend | None,
+        cluster: ClusterBackend | None = None,
+        records: Sequence[Backend] = (),
+        *,
+        all_namespaces: bool = False,
+    ) -> None:
+        self._local, self._cluster, self._all = local, cluster, all_namespaces
+        self.problems: dict[str, str] = {}
+        self._entries: dict[str, Entry] = {}
+        self._progress: dict[str, dict[str, Any]] = {}
+        self._versions = count(1)
+        self._lock = threading.RLock()
+        self._viewers = 0
+        self._viewed = threading.Event()
+        self.closed = threading.Event()
+        for number, backend in enumerate(records):
+            self._replace(f"record-{number}", backend, backend.jobs())
+
+    def start(self) -> None:
+        """Read the places from now on."""
+        for follow in (self._follow_local, self._follow_cluster, self._follow_progress):
+            threading.Thread(target=follow, name=follow.__name__, daemon=True).start()
+
+    def close(self) -> None:
+        """Stop to read them."""
+        self.closed.set()
+        self._viewed.set()
+
+    @contextmanager
+    def viewed(self) -> Iterator[None]:
+        """The jobs of this machine are read while somebody is in this context."""
+        with self._lock:
+            self._viewers += 1
+            self._viewed.set()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._viewers -= 1
+                if not self._viewers:
+                    self._viewed.clear()
+
+    def find(self, key: str) -> Entry | None:
+        """The job of a key."""
+        return self._entries.get(key)
+
+    def news(self, seen: dict[str, int]) -> dict[str, Any]:
+        """What has changed for a reader, who then has seen it: rows, keys that are gone, problems.
+
+        Args:
+            seen: the version of each key that the reader has; it is brought up to date.
+        """
+        with self._lock:
+            entries = dict(self._entries)
+        gone = [key for key in seen if key not in entries]
+        for key in gone:
+            del seen[key]
+        changed = [one for one in entries.values() if seen.get(one.key) != one.version]
+        seen.update((one.key, one.version) for one in changed)
+        rows = [one.row for one in changed]
+        return {"jobs": rows, "gone": gone, "problems": dict(self.problems)}
+
+    # --- the places -------------------------------------------------------------------------------
+
+    def _follow_local(self) -> None:
+        if self._local is None:
+            return
+        while not self.closed.is_set():
+            self._viewed.wait()
+            with self._problem(LOCAL):
+                self._replace(LOCAL, self._local, self._local.jobs())
+            self.closed.wait(LOCAL_SECONDS)
+
+    def _follow_cluster(self) -> None:
+        if self._cluster is None:
+            return
+        while not self.closed.is_set():
+            with self._problem(CLUSTER):
+                changes = self._cluster.watch_jobs(
+                    stop=self.closed, all_namespaces=self._all, namespace=self._cluster.namespace
+                )
+                self._take(changes, self._cluster)
+            self.closed.wait(RETRY_SECONDS)
+
+    def _take(self, changes: Iterable[Change], backend: ClusterBackend) -> None:
+        listed: set[str] | None = set()
+        for change in changes:
+            match change.kind:
+                case Kind.ADDED | Kind.MODIFIED:
+                    key = self._put(CLUSTER, backend, Snapshot(change.object))
+                    if listed is not None:
+                        listed.add(key)
+                case Kind.DELETED:
+                    with self._lock:
+                        self._entries.pop(_key(CLUSTER, change.object), None)
+                case Kind.SYNCED:
+                    self.problems.pop(CLUSTER, None)
+                    if listed is not None:  # what was there before the watch began, and is gone
+                        self._keep(CLUSTER, listed)
+                    listed = None
+                case Kind.LOST:
+                    self.problems[CLUSTER] = f"the connection is lost, trying again: {change.why}"
+                case Kind.RESTORED:
+                    self.problems.pop(CLUSTER, None)
+
+    def _follow_progress(self) -> None:
+        while not self.closed.wait(PROGRESS_SECONDS):
+            self._viewed.wait()
+            running = [
+                one for one in self._entries.values() if one.row["state"] == JobState.RUNNING
+            ]
+            running.sort(key=lambda one: one.row["created"] or "", reverse=True)
+            found = progress_of((one.backend, one.snapshot) for one in running)
+            now = time.time()
+            self._progress = {
+                one.key: {**made.as_dict(), "age": now - made.time, "text": str(made)}
+                for one in running
+                if (made := found.get(one.ref))
+            }
+            for one in running:
+                with self._lock:
+                    if now_there := self._entries.get(one.key):
+                        self._put(one.row["place"], one.backend, now_there.snapshot)
+
+    # --- the rows ---------------------------------------------------------------------------------
+
+    def _replace(self, place: str, backend: Backend, snapshots: Iterable[Snapshot]) -> None:
+        self._keep(place, {self._put(place, backend, one) for one in snapshots})
+
+    def _keep(self, place: str, keys: set[str]) -> None:
+        with self._lock:
+            for key in list(self._entries):
+                if key.startswith(f"{place}:") and key not in keys:
+                    del self._entries[key]
+
+    def _put(self, place: str, backend: Backend, snapshot: Snapshot) -> str:
+        key = _key(place, snapshot.job)
+        row = {"key": key, "place": place, **_row(snapshot), "progress": self._progress.get(key)}
+        with self._lock:
+            before = self._entries.get(key)
+            same = before is not None and before.row == row
+            version = before.version if before and same else next(self._versions)
+            self._entries[key] = Entry(key, backend, snapshot, row, version)
+        return key
+
+    @contextmanager
+    def _problem(self, place: str) -> Iterator[None]:
+        """What keeps a place from being read is kept for the page."""
+        try:
+            yield
+        except BackendError as error:
+            self.problems[place] = str(error)
+        else:
+            self.problems.pop(place, None)
+
+
+def _key(place: str, job: dict[str, Any]) -> str:
+    return f"{place}:{JobRef.of(job).uid}"
+
+
+def _row(snapshot: Snapshot) -> dict[str, Any]:
+    """What the list shows of a job."""
+    status = job_status(snapshot)
+    return {
+        "name": status.ref.name,
+        "namespace": status.ref.namespace,
+        "uid": status.ref.uid,
+        "kind": status.ref.kind,
+        "state": str(status.state),
+        "reason": status.reason,
+        "message": status.message,
+        "created": stamp(status.created),
+        "started": stamp(status.started),
+        "finished": stamp(status.finished),
+        "counts": dict(status.counts),
+    }

@@ -1,0 +1,333 @@
+"""The server of the page: who may ask, what is answered, and the streams of events.
+
+It listens on the loopback interface alone, where other users of the machine and any page in the
+browser can reach it, too. So every request needs the token, which a page of another origin cannot
+have; a request that names another host (DNS rebinding) or comes from another origin is refused.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+import socket
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+import uvicorn
+from anyio import CancelScope, CapacityLimiter, to_thread
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from k8sjob.contract import Event
+from k8sjob.errors import BackendError, JobNotFound, K8sJobError
+from k8sjob.observe.merge import Ended, Merge
+from k8sjob.observe.watch import watch
+from k8sjob.sanitize import safe_text
+from k8sjob.ui.details import ACTIONS, PARTS, act, compared, output, part, plain
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from types import FrameType
+
+    from starlette.requests import Request
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from k8sjob.ui.details import Connect
+    from k8sjob.ui.jobs import Entry, Jobs
+
+HOST: Final = "127.0.0.1"
+_HOSTS: Final = frozenset({HOST, "localhost", "::1"})
+_STATIC: Final = Path(__file__).with_name("static")
+_STREAMS: Final = 64
+"""Streams that are open at a time; a browser opens six at most."""
+_MOST_COMPARED: Final = 8
+_BATCH: Final = 500
+"""Events that are sent together."""
+_QUIET_SECONDS: Final = 0.05
+"""After so long without an event those that wait are sent."""
+_BEAT_SECONDS: Final = 10.0
+"""A stream without events sends a comment so often, which notices a reader that is gone."""
+_LIST_SECONDS: Final = 1.0
+"""Between two looks at what has changed in the list."""
+_HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self';"
+    " connect-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none';"
+    " frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class Guard:
+    """Lets through what the page itself asks, and sets the headers of every answer.
+
+    Args:
+        app: what answers.
+        token: what a request below /api/ must carry.
+        read_only: refuse requests that change something.
+    """
+
+    def __init__(self, app: ASGIApp, token: str, *, read_only: bool) -> None:
+        self._app, self._token, self._read_only = app, token, read_only
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer or refuse."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers[name] = value
+            await send(message)
+
+        code, why = self._refusal(scope)
+        app = JSONResponse({"error": why}, code) if code else self._app
+        await app(scope, receive, answer)
+
+    def _refusal(self, scope: Scope) -> tuple[int, str]:
+        headers, method = Headers(scope=scope), scope["method"]
+        host = headers.get("host", "")
+        if _hostname(host) not in _HOSTS:
+            return 403, f"this page is for 127.0.0.1 and localhost, not for {host!r}"
+        own = headers.get("origin", f"http://{host}") == f"http://{host}"
+        if not own or headers.get("sec-fetch-site", "none") not in {"same-origin", "none"}:
+            return 403, "requests of other pages are refused"
+        if method not in {"GET", "HEAD", "POST"}:
+            return 405, f"{method} is not known here"
+        if scope["path"].startswith("/api/"):
+            given = headers.get("authorization", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(given.encode(), self._token.encode()):
+                return 401, "the token is missing; open the address that `k8sjob ui` printed"
+        if method == "POST" and self._read_only:
+            return 403, "`k8sjob ui --read-only` changes nothing"
+        return 0, ""
+
+
+def _hostname(host: str) -> str:
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+class Page:
+    """What the page asks for.
+
+    Args:
+        jobs: all jobs.
+        connect: the cluster in a namespace, where jobs are submitted again.
+        read_only: whether nothing may be changed.
+    """
+
+    def __init__(self, jobs: Jobs, connect: Connect, *, read_only: bool) -> None:
+        self._jobs, self._connect, self._read_only = jobs, connect, read_only
+        self._streams = CapacityLimiter(_STREAMS)
+
+    def app(self, token: str) -> ASGIApp:
+        """The application."""
+
+        @asynccontextmanager
+        async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+            self._jobs.start()
+            yield
+            self.close()
+
+        routes = [
+            Route("/", partial(_file, "index.html")),
+            Route("/api/events", self.list_events),
+            Route("/api/compare", self.compare),
+            Route("/api/jobs/{key}/events", self.job_events),
+            Route("/api/jobs/{key}/output/{replica}", self.output),
+            Route("/api/jobs/{key}/{part}", self.part),
+            Route("/api/jobs/{key}/{action}", self.act, methods=["POST"]),
+            Mount("/static", StaticFiles(directory=_STATIC)),
+        ]
+        app = Starlette(routes=routes, lifespan=lifespan)
+        return Guard(app, token, read_only=self._read_only)
+
+    def close(self) -> None:
+        """End the streams, and stop to read the jobs."""
+        self._jobs.close()
+
+    async def list_events(self, _request: Request) -> Response:
+        """The list, and what changes about it, as server-sent events."""
+        return self._stream(self._list())
+
+    async def job_events(self, request: Request) -> Response:
+        """Everything that happens to a job: the events of `watch`, as server-sent events."""
+        entry = self._jobs.find(request.path_params["key"])
+        return self._stream(_events(entry, self._jobs.closed)) if entry else _gone()
+
+    async def part(self, request: Request) -> Response:
+        """A part of a job."""
+        name = request.path_params["part"]
+        if name not in PARTS:
+            return JSONResponse({"error": f"{name!r} is no part of a job"}, 404)
+        return await self._of_job(request, lambda entry: part(entry, name))
+
+    async def output(self, request: Request) -> Response:
+        """The last lines of a replica."""
+        replica = request.path_params["replica"]
+        return await self._of_job(request, lambda entry: output(entry, replica))
+
+    async def act(self, request: Request) -> Response:
+        """Change a job."""
+        action = request.path_params["action"]
+        if action not in ACTIONS:
+            return JSONResponse({"error": f"{action!r} is no action"}, 404)
+        return await self._of_job(
+            request, lambda entry: {"done": act(entry, action, self._connect)}
+        )
+
+    async def compare(self, request: Request) -> Response:
+        """What differs between jobs."""
+        keys = request.query_params.getlist("job")[:_MOST_COMPARED]
+        entries = [entry for key in keys if (entry := self._jobs.find(key))]
+        if len(entries) < 2:
+            return JSONResponse({"error": "fewer than two of these jobs are there"}, 404)
+        return await _answer(lambda: compared(entries))
+
+    async def _of_job(self, request: Request, read: Callable[[Entry], Any]) -> Response:
+        entry = self._jobs.find(request.path_params["key"])
+        return await _answer(lambda: read(entry)) if entry else _gone()
+
+    def _list(self) -> Iterator[str]:
+        seen: dict[str, int] = {}
+        problems: dict[str, str] | None = None
+        with self._jobs.viewed():
+            yield _encoded("settings", {"read_only": self._read_only})
+            while not self._jobs.closed.is_set():
+                news = self._jobs.news(seen)
+                if news["jobs"] or news["gone"] or news["problems"] != problems:
+                    problems = news["problems"]
+                    yield _encoded("jobs", plain(news))
+                else:
+                    yield ":\n\n"
+                self._jobs.closed.wait(_LIST_SECONDS)
+
+    def _stream(self, lines: Iterator[str]) -> Response:
+        if self._streams.borrowed_tokens >= _STREAMS - 1:
+            return JSONResponse({"error": "too many pages are open; close some"}, 503)
+        return StreamingResponse(_in_thread(lines, self._streams), media_type="text/event-stream")
+
+
+def _events(entry: Entry, closed: threading.Event) -> Iterator[str]:
+    """The events of a job in batches, until it has ended or the server closes."""
+    with Merge[Event]() as merge:
+        merge.add("", lambda stop: watch(entry.backend, entry.ref, stop=stop))
+        batch: list[dict[str, Any]] = []
+        silent = 0.0
+        while merge.open or batch:
+            if closed.is_set():
+                return
+            item = merge.get(_QUIET_SECONDS) if merge.open else None
+            if isinstance(item, Event):
+                batch.append(asdict(item))
+            elif isinstance(item, Ended) and item.error:
+                problem = safe_text(str(item.error))
+                yield _encoded("problem", {"message": problem})
+            if batch and (item is None or len(batch) >= _BATCH):
+                yield _encoded("events", plain(batch))
+                batch, silent = [], 0.0
+            silent = silent + _QUIET_SECONDS if item is None else 0.0
+            if silent > _BEAT_SECONDS:
+                silent = 0.0
+                yield ":\n\n"
+    yield _encoded("end", {})
+
+
+async def _in_thread(lines: Iterator[str], limiter: CapacityLimiter) -> AsyncIterator[str]:
+    """The items of a blocking iterator, which is closed when the reader goes."""
+    try:
+        while (line := await to_thread.run_sync(next, lines, None, limiter=limiter)) is not None:
+            yield line
+    finally:
+        with CancelScope(shield=True):
+            await to_thread.run_sync(getattr(lines, "close"), limiter=limiter)  # noqa: B009
+
+
+def _encoded(name: str, data: object) -> str:
+    """A server-sent event."""
+    return f"event: {name}\ndata: {json.dumps(data)}\n\n"
+
+
+async def _file(name: str, _request: Request) -> Response:
+    return FileResponse(_STATIC / name)
+
+
+async def _answer(read: Callable[[], Any]) -> Response:
+    try:
+        return JSONResponse(await run_in_threadpool(read))
+    except JobNotFound as error:
+        return JSONResponse({"error": safe_text(str(error))}, 404)
+    except K8sJobError as error:
+        return JSONResponse({"error": safe_text(str(error))}, 502)
+
+
+def _gone() -> Response:
+    return JSONResponse({"error": "this job is not there any more"}, 404)
+
+
+def listen(port: int) -> socket.socket:
+    """A socket on the loopback interface.
+
+    Raises:
+        BackendError: the port is taken.
+    """
+    try:
+        return socket.create_server((HOST, port))
+    except OSError as error:
+        raise BackendError(
+            f"port {port} of {HOST} cannot be used: {error.strerror}; choose another by --port, or"
+            " leave it out for a free one"
+        ) from error
+
+
+def new_token() -> str:
+    """A token that cannot be guessed."""
+    return secrets.token_urlsafe(32)
+
+
+class Server(uvicorn.Server):
+    """Answers requests until an interrupt comes: `Server(page, token).run(sockets=[listen(0)])`.
+
+    Its streams end with it; without that uvicorn would wait for them, and then report each as an
+    error.
+    """
+
+    def __init__(self, page: Page, token: str) -> None:
+        super().__init__(_config(page, token))
+        self._page = page
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Called by a signal."""
+        self._page.close()
+        super().handle_exit(sig, frame)
+
+
+def _config(page: Page, token: str) -> uvicorn.Config:
+    return uvicorn.Config(
+        page.app(token),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=3,
+        limit_concurrency=2 * _STREAMS,
+    )

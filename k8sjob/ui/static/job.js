@@ -1,0 +1,205 @@
+// One job: its state, why it is in trouble, its training, replicas, output, and how it was made.
+
+import { chart, grouped, label } from "./chart.js";
+import { confirmed, duration, h, notice, number, stateBadge, table } from "./dom.js";
+import { logView } from "./logs.js";
+import { change, follow, jobPath, read } from "./server.js";
+
+const DRAW_MS = 500;
+const WHY_MS = 3000;
+const POSITION = new Set(["epoch", "epochs", "step", "steps", "eta_s", "slowest", "step_s"]);
+const ACTIONS = {
+  suspend: ["Suspend", "Its replicas are stopped after a checkpoint; the job stays.", (s) => ["Running", "Created", "Restarting"].includes(s)],
+  resume: ["Resume", "Its replicas start again, from the newest checkpoint.", (s) => s === "Suspended"],
+  again: ["Submit again", "A new run of the same job starts; in a cluster the job of this name is replaced.", (s) => ["Failed", "Succeeded", "Stopped"].includes(s)],
+  delete: ["Delete", "It is stopped and removed with its output; its checkpoints remain.", () => true],
+};
+
+export function jobView(view, key, { state, place }) {
+  let job = null, facts = null, latest = {}, at = 0, curves = new Map(), replicas = new Map(), group = {}, starting = "";
+  let drawTimer = 0, whyTimer = 0, closed = false, logScale = false;
+  const charts = new Map();
+  const head = h("div", { className: "row head" }), why = h("section", { className: "why", ariaLive: "polite" });
+  const numbers = h("div", { className: "tiles" }), figures = h("div", { className: "charts" });
+  const parts = h("section"), events = h("ul", { className: "events" });
+  const scale = h("label", { hidden: true }, h("input", { type: "checkbox", onchange: (event) => { logScale = event.target.checked; for (const one of charts.values()) one.logarithmic(logScale); } }), " log scale");
+  const output = logView(key);
+  const details = h("section", {}, ...[["Time to the first step", "timing", timing], ["Manifest", "manifest", (data) => h("pre", {}, data.text)], ["Image", "status", image]].map(([title, part, make]) => folded(title, part, make)));
+  view.append(head, why, numbers, h("div", { className: "row" }, scale), figures, parts, output.section, h("section", {}, h("h2", {}, "Events"), events), details);
+
+  // --- what the server sends ---------------------------------------------------------------------
+
+  function reset() {
+    [latest, at, curves, replicas, group] = [{}, 0, new Map(), new Map(), {}];
+    output.clear();
+    events.replaceChildren();
+  }
+
+  function take(batch) {
+    const lines = [];
+    for (const { kind, data, replica, time } of batch) {
+      if (kind === "log") lines.push({ replica, ...data });
+      else if (kind === "progress") advance(data);
+      else if (kind === "metrics") { measure(data); latest = { ...latest, ...data }; }
+      else if (kind === "replica") { replicas.set(replica, data); look(); }
+      else if (kind === "job") { job = data; look(); }
+      else if (kind === "started") { group = data; starting = ""; }
+      else if (kind === "starting") starting = data.phase === "running" ? "" : { importing: "importing torch", python: "starting Python", waiting: `waiting for ${data.missing} of ${data.world_size} processes` }[data.phase] ?? "";
+      if (kind === "checkpoint" && events.firstElementChild?.dataset.kind === kind) events.firstElementChild.remove();
+      if (["warning", "checkpoint", "resumed", "stopping", "job", "started"].includes(kind)) events.prepend(h("li", { "data-kind": kind }, h("time", {}, new Date(time * 1000).toLocaleTimeString([], { hour12: false })), " ", replica && h("b", {}, `${replica} `), phrase(kind, data)));
+    }
+    while (events.childElementCount > 200) events.lastElementChild.remove();
+    if (lines.length) output.add(lines);
+    if (!drawTimer) drawTimer = setTimeout(draw, DRAW_MS);
+  }
+
+  function advance(data) {
+    const epoch = typeof data.epoch === "number" ? data.epoch : 0;
+    at = epoch + (data.steps ? Math.min(data.step / data.steps, 1) : 0);
+    latest = { ...latest, ...data, epoch: epoch + 1 };
+    measure(data);
+  }
+
+  function measure(data) {
+    for (const [name, value] of Object.entries(data)) {
+      if (POSITION.has(name) || (typeof value !== "number" && value !== null)) continue;
+      if (!curves.has(name)) curves.set(name, { name, xs: [], ys: [] });
+      const { xs, ys } = curves.get(name);
+      while (xs.length && xs[xs.length - 1] >= at) { xs.pop(); ys.pop(); } // a restart repeats steps
+      xs.push(at);
+      ys.push(value);
+    }
+  }
+
+  /** Ask why, soon: what has changed may have a reason. */
+  function look() {
+    if (!whyTimer) whyTimer = setTimeout(explain, job ? WHY_MS : 0);
+  }
+
+  async function explain() {
+    whyTimer = 0;
+    try {
+      const found = await read(jobPath(key, "why"));
+      if (closed) return;
+      why.replaceChildren(...found.map((one, index) => h("div", { className: index ? "cause" : "cause first" },
+        h("p", {}, h("b", {}, "Why "), one.message), h("p", {}, h("b", {}, "Next "), one.next_step))));
+    } catch (error) {
+      if (!closed && error.status !== 404) notice(error.message);
+    }
+  }
+
+  // --- what is shown -----------------------------------------------------------------------------
+
+  function draw() {
+    drawTimer = 0;
+    if (closed) return;
+    heading();
+    tiles();
+    for (const [title, names] of grouped([...curves.keys()].filter((name) => curves.get(name).xs.length > 1))) {
+      if (!charts.has(title)) {
+        const made = chart(title);
+        made.logarithmic(logScale);
+        charts.set(title, made);
+        figures.append(made.figure);
+      }
+      charts.get(title).draw(names.map((name) => curves.get(name)));
+    }
+    scale.hidden = !charts.size;
+    const rows = [...replicas].map(([name, one]) => [name, one.phase, one.reason, one.node, one.restarts || "", one.exit_code ?? "", one.message]);
+    if (rows.length) parts.replaceChildren(h("h2", {}, "Replicas"), table(["Replica", "Phase", "Reason", "Node", "Restarts", "Exit code", "Message"], rows, { label: "Replicas" }));
+  }
+
+  function heading() {
+    if (!facts) return;
+    const now = job?.state ?? facts.state;
+    const span = job ? [job.created, job.started, job.finished] : [null, null, null];
+    const ran = span[1] ? duration((span[2] ?? Date.now() / 1000) - span[1]) : "";
+    const note = job?.message && now !== "Succeeded" ? h("p", { className: "dim message" }, job.message) : null;
+    const focused = document.activeElement?.dataset?.action;
+    head.replaceChildren(
+      h("h1", {}, facts.name), stateBadge(now), h("span", { className: "dim" }, [facts.kind, facts.namespace, ran && `ran ${ran}`].filter(Boolean).join(" · ")),
+      h("span", { className: "row actions" }, facts.can.filter((name) => ACTIONS[name][2](now)).map((name) => h("button", { type: "button", "data-action": name, className: name === "delete" ? "danger" : "", onclick: () => act(name) }, ACTIONS[name][0]))),
+      note ?? "");
+    if (focused) head.querySelector(`[data-action="${focused}"]`)?.focus();
+  }
+
+  function tiles() {
+    const n = latest, shown = [];
+    const add = (title, value, more) => value !== "" && value !== null && value !== undefined && shown.push(h("div", { className: "tile" }, h("span", { className: "label" }, title), h("span", { className: "value" }, value), more));
+    if (starting) add("start", starting);
+    if (n.epoch) add("epoch", n.epochs ? `${n.epoch} of ${n.epochs}` : n.epoch, n.epochs && h("progress", { max: n.epochs, value: Math.min(at, n.epochs), ariaLabel: "Training done" }));
+    if (n.steps) add("step", `${n.step} of ${n.steps}`);
+    if (n.eta_s && job?.state === "Running") add("time left", duration(n.eta_s));
+    if (typeof n.loss === "number") add("loss", number(n.loss));
+    for (const [name, value] of Object.entries(latest)) if (!POSITION.has(name) && !["loss", "epoch_loss", "samples_per_s", "grad_norm", "memory_bytes", "wait_s"].includes(name)) add(name, number(value, name));
+    for (const name of ["samples_per_s", "grad_norm", "memory_bytes"]) if (typeof n[name] === "number") add(label(name), number(n[name], name));
+    if (typeof n.slowest === "number" && n.step_s) add("slowest rank", `${n.slowest} (others wait ${Math.round((100 * (n.wait_s ?? 0)) / n.step_s)} %)`);
+    if (group.world_size) add("processes", `${group.world_size}, ${group.strategy ?? ""} on ${group.device ?? "?"}`);
+    numbers.replaceChildren(...shown.slice(0, 24));
+  }
+
+  function phrase(kind, data) {
+    if (kind === "job") return [data.state, data.message && data.state !== "Running" ? `: ${data.message}` : ""].join("");
+    if (kind === "checkpoint") return `checkpoint ${data.path ?? ""}`;
+    if (kind === "resumed") return `resumed from ${data.path ?? ""}`;
+    if (kind === "stopping") return `stopping after ${data.signal ?? "a request"}`;
+    if (kind === "started") return `${data.world_size ?? ""} processes met: ${data.strategy ?? ""} over ${data.backend ?? ""} on ${data.device ?? ""}`;
+    return data.message ?? kind;
+  }
+
+  function folded(title, part, make) {
+    const inside = h("div", {}, "Loading...");
+    return h("details", { ontoggle: async (event) => {
+      if (!event.target.open) return;
+      try { inside.replaceChildren(make(await read(jobPath(key, part)))); } catch (error) { inside.replaceChildren(error.message); }
+    } }, h("summary", {}, title), inside);
+  }
+
+  async function act(name) {
+    const [title, text] = ACTIONS[name];
+    if (!(await confirmed(`${title} ${facts.name}?`, text, title))) return;
+    try {
+      const { done } = await change(jobPath(key, name));
+      notice(done, "done");
+      if (name === "delete" || name === "again") location.hash = "#/";
+    } catch (error) {
+      notice(error.message);
+    }
+  }
+
+  const stream = follow(jobPath(key, "events"), { open: reset, events: take, problem: ({ message }) => notice(message), state });
+  read(jobPath(key, "status")).then((found) => {
+    facts = found;
+    place(`${found.namespace}/${found.name}`);
+    output.replicas(found.names);
+    draw();
+    look();
+  }).catch((error) => { if (!closed) view.replaceChildren(h("p", { className: "empty" }, error.message)); });
+  const again = setInterval(() => { if (job && !["Succeeded", "Failed", "Stopped"].includes(job.state)) { heading(); look(); } }, 15000);
+  return {
+    close() {
+      closed = true;
+      stream.close();
+      clearInterval(again);
+      clearTimeout(drawTimer);
+      clearTimeout(whyTimer);
+      for (const one of charts.values()) one.close();
+    },
+  };
+}
+
+function timing(found) {
+  const whole = found.seconds === null ? "No first training step is known." : `About ${Math.round(found.seconds)} s from the submission to the first training step.`;
+  return h("div", {}, h("p", {}, whole),
+    table(["Until", "Took", "Replica", ""], found.phases.map((one) => [one.phase.replaceAll("+", ", "), `${number(one.seconds)} s`, one.replica, one.detail]), { label: "Phases" }),
+    [...found.notes, ...found.missing.map((text) => `not known: ${text}`)].map((text) => h("p", { className: "dim" }, text)));
+}
+
+function image(found) {
+  const origin = found.origin;
+  const rows = [["image", found.image ?? "not known"]];
+  for (const layer of origin?.layers ?? []) rows.push([layer.kind, `${layer.digest}  ${number(layer.size, "_bytes")}`]);
+  if (origin) rows.push(["files", origin.files], ["installed", origin.installed], ["base", origin.base || "not known"], ["platform", origin.platform]);
+  for (const one of found.replicas.filter((replica) => replica.digest)) rows.push([one.name, `runs ${one.digest}`]);
+  return table(["", ""], rows, { label: "Image" });
+}

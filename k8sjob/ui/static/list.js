@@ -1,0 +1,132 @@
+// The list of jobs: filters, one row a job, and the choice of jobs to compare.
+
+import { h, number, seconds, stateBadge, times } from "./dom.js";
+import { follow } from "./server.js";
+
+const ACTIVE = new Set(["Created", "Running", "Restarting", "Suspended", "Queued", "Deleting"]);
+const STATES = { all: () => true, active: (job) => ACTIVE.has(job.state), failed: (job) => job.state === "Failed" || job.state === "Stopped", succeeded: (job) => job.state === "Succeeded" };
+const REFRESH_MS = 5000;
+const filters = { text: "", state: "all", where: "" }; // kept while the page is open
+
+export function jobList(view, { state }) {
+  const jobs = new Map(), rows = new Map(), chosen = new Set();
+  let loaded = false;
+
+  const text = h("input", { type: "search", placeholder: "Filter by name, state, message  ( / )", ariaLabel: "Filter jobs", value: filters.text, oninput: () => { filters.text = text.value; filter(); } });
+  const states = h("select", { ariaLabel: "State", onchange: () => { filters.state = states.value; filter(); } },
+    Object.keys(STATES).map((name) => h("option", { value: name, selected: name === filters.state }, name)));
+  const where = h("select", { ariaLabel: "Namespace", onchange: () => { filters.where = where.value; filter(); } }, h("option", { value: "" }, "all places"));
+  const compare = h("button", { type: "button", disabled: true, onclick: () => { location.hash = `#/compare/${[...chosen].join(",")}`; } }, "Compare");
+  const counted = h("span", { className: "dim", role: "status" });
+  const problems = h("div");
+  const body = h("tbody");
+  const empty = h("p", { className: "empty" }, "Loading...");
+  view.append(
+    h("h1", {}, "Jobs"),
+    h("div", { className: "row filters" }, text, states, where, compare, counted),
+    problems,
+    h("table", { className: "jobs" },
+      h("thead", {}, h("tr", {}, ["", "Name", "State", "Progress", "Replicas", "Age", "Time"].map((title) => h("th", { scope: "col" }, title || h("span", { className: "hidden" }, "Compare"))))),
+      body),
+    empty);
+
+  function row(job) {
+    const clock = times(job);
+    const box = h("input", { type: "checkbox", ariaLabel: `Compare ${job.name}`, checked: chosen.has(job.key), onchange: () => choose(job.key, box.checked) });
+    const note = ["Failed", "Queued", "Suspended", "Restarting", "Deleting"].includes(job.state) ? job.message : "";
+    const counts = Object.entries(job.counts).map(([what, count]) => `${count} ${what}`).join(", ");
+    return h("tr", {},
+      h("td", {}, box),
+      h("td", { className: "name" },
+        h("a", { href: `#/job/${encodeURIComponent(job.key)}` }, job.name), " ",
+        h("span", { className: "dim" }, job.place.startsWith("record") ? "record" : job.place === "local" ? `local @${job.uid.slice(0, 8)}` : job.namespace),
+        note && h("div", { className: "dim message" }, note)),
+      h("td", {}, stateBadge(job.state)),
+      h("td", { className: "progress" }, progress(job.progress)),
+      h("td", { className: "counts" }, counts),
+      h("td", { className: "age", title: job.created ?? "" }, clock.age),
+      h("td", { className: "time" }, clock.time));
+  }
+
+  function choose(key, yes) {
+    if (yes) chosen.add(key); else chosen.delete(key);
+    compare.disabled = chosen.size < 2 || chosen.size > 8;
+  }
+
+  function fits(job) {
+    const words = filters.text.toLowerCase().split(/\s+/).filter(Boolean);
+    const about = [job.name, job.namespace, job.state, job.kind, job.reason, job.message].join(" ").toLowerCase();
+    return STATES[filters.state](job) && (!filters.where || job.namespace === filters.where) && words.every((word) => about.includes(word));
+  }
+
+  function filter() {
+    let shown = 0;
+    for (const [key, job] of jobs) {
+      const fit = fits(job);
+      rows.get(key).hidden = !fit;
+      shown += fit;
+    }
+    const all = `${jobs.size} ${jobs.size === 1 ? "job" : "jobs"}`;
+    counted.textContent = shown === jobs.size ? all : `${shown} of ${all}`;
+    empty.hidden = shown > 0;
+    empty.textContent = !loaded ? "Loading..." : jobs.size ? "No job fits the filter." : "No jobs yet. Start one with k8sjob run or k8sjob submit.";
+  }
+
+  function places() {
+    const names = [...new Set([...jobs.values()].map((job) => job.namespace))].sort();
+    if (filters.where && !names.includes(filters.where)) names.push(filters.where);
+    if (where.options.length === names.length + 1) return;
+    where.replaceChildren(h("option", { value: "" }, "all places"), ...names.map((name) => h("option", { value: name, selected: name === filters.where }, name)));
+  }
+
+  function update({ jobs: changed, gone, problems: why }) {
+    for (const key of gone) {
+      rows.get(key)?.remove();
+      rows.delete(key);
+      jobs.delete(key);
+      choose(key, false);
+    }
+    for (const job of changed) {
+      const made = row(job), before = rows.get(job.key);
+      jobs.set(job.key, job);
+      rows.set(job.key, made);
+      if (before) before.replaceWith(made);
+    }
+    if (changed.some((job) => !rows.get(job.key).isConnected)) {
+      const order = [...jobs.values()].sort((a, b) => (seconds(b.created) ?? 0) - (seconds(a.created) ?? 0));
+      const focused = document.activeElement;
+      body.replaceChildren(...order.map((job) => rows.get(job.key)));
+      if (focused?.isConnected) focused.focus({ preventScroll: true });
+    }
+    loaded = true;
+    problems.replaceChildren(...Object.entries(why).map(([place, message]) => h("div", { className: "notice error" }, `${place}: ${message}`)));
+    places();
+    filter();
+  }
+
+  const stream = follow("/api/events", {
+    open() { jobs.clear(); rows.clear(); body.replaceChildren(); loaded = false; },
+    jobs: update,
+    state,
+  });
+  const clock = setInterval(() => {
+    for (const [key, job] of jobs) {
+      if (rows.get(key).hidden) continue;
+      const now = times(job);
+      rows.get(key).querySelector(".age").textContent = now.age;
+      rows.get(key).querySelector(".time").textContent = now.time;
+    }
+  }, REFRESH_MS);
+  const keys = (event) => {
+    if (event.key === "/" && !/input|select|textarea/i.test(event.target.tagName)) { event.preventDefault(); text.focus(); }
+  };
+  addEventListener("keydown", keys);
+  return { close() { stream.close(); clearInterval(clock); removeEventListener("keydown", keys); } };
+}
+
+function progress(now) {
+  if (!now) return null;
+  const done = now.epochs ? Math.min((Math.max(now.epoch - 1, 0) + (now.steps ? now.step / now.steps : 0)) / now.epochs, 1) : null;
+  return [done === null ? null : h("progress", { max: 1, value: done, ariaLabel: `${Math.round(done * 100)} % done` }),
+    h("span", {}, now.text || number(done ?? 0))];
+}
