@@ -86,6 +86,9 @@ class Jobs:
         self._local, self._cluster, self._all = local, cluster, all_namespaces
         self.problems: dict[str, str] = {}
         self._entries: dict[str, Entry] = {}
+        self._unread = {
+            name for name, place in ((LOCAL, local), (CLUSTER, cluster)) if place is not None
+        }
         self._progress: dict[str, dict[str, Any]] = {}
         self._versions = count(1)
         self._lock = threading.RLock()
@@ -124,7 +127,10 @@ class Jobs:
         return self._entries.get(key)
 
     def news(self, seen: dict[str, int]) -> dict[str, Any]:
-        """What has changed for a reader, who then has seen it: rows, keys that are gone, problems.
+        """What has changed for a reader, who then has seen it.
+
+        It has `jobs` (rows), `gone` (keys), `problems`, and `unread`: places whose first list has
+        not come.
 
         Args:
             seen: the version of each key that the reader has; it is brought up to date.
@@ -137,7 +143,8 @@ class Jobs:
         changed = [one for one in entries.values() if seen.get(one.key) != one.version]
         seen.update((one.key, one.version) for one in changed)
         rows = [one.row for one in changed]
-        return {"jobs": rows, "gone": gone, "problems": dict(self.problems)}
+        unread = sorted(self._unread - self.problems.keys())
+        return {"jobs": rows, "gone": gone, "problems": dict(self.problems), "unread": unread}
 
     # --- the places -------------------------------------------------------------------------------
 
@@ -148,6 +155,7 @@ class Jobs:
             self._viewed.wait()
             with self._problem(LOCAL):
                 self._replace(LOCAL, self._local, self._local.jobs())
+                self._unread.discard(LOCAL)
             self.closed.wait(LOCAL_SECONDS)
 
     def _follow_cluster(self) -> None:
@@ -173,6 +181,7 @@ class Jobs:
                     with self._lock:
                         self._entries.pop(_key(CLUSTER, change.object), None)
                 case Kind.SYNCED:
+                    self._unread.discard(CLUSTER)
                     self.problems.pop(CLUSTER, None)
                     if listed is not None:  # what was there before the watch began, and is gone
                         self._keep(CLUSTER, listed)

@@ -59,6 +59,8 @@ _BEAT_SECONDS: Final = 10.0
 """A stream without events sends a comment so often, which notices a reader that is gone."""
 _LIST_SECONDS: Final = 1.0
 """Between two looks at what has changed in the list."""
+_UNREAD_SECONDS: Final = 0.05
+"""The same, before its first jobs are there."""
 _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self';"
     " connect-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none';"
@@ -180,7 +182,13 @@ class Page:
         name = request.path_params["part"]
         if name not in PARTS:
             return JSONResponse({"error": f"{name!r} is no part of a job"}, 404)
-        return await self._of_job(request, lambda entry: part(entry, name))
+        return await self._of_job(request, lambda entry: self._part(entry, name))
+
+    def _part(self, entry: Entry, name: str) -> Any:
+        found = part(entry, name)
+        if name == "status" and self._read_only:
+            found["can"] = []
+        return found
 
     async def output(self, request: Request) -> Response:
         """The last lines of a replica."""
@@ -210,17 +218,17 @@ class Page:
 
     def _list(self) -> Iterator[str]:
         seen: dict[str, int] = {}
-        problems: dict[str, str] | None = None
+        places: object = None
         with self._jobs.viewed():
-            yield _encoded("settings", {"read_only": self._read_only})
             while not self._jobs.closed.is_set():
                 news = self._jobs.news(seen)
-                if news["jobs"] or news["gone"] or news["problems"] != problems:
-                    problems = news["problems"]
+                now = news["problems"], news["unread"]
+                if news["jobs"] or news["gone"] or now != places:
+                    places = now
                     yield _encoded("jobs", plain(news))
                 else:
                     yield ":\n\n"
-                self._jobs.closed.wait(_LIST_SECONDS)
+                self._jobs.closed.wait(_UNREAD_SECONDS if news["unread"] else _LIST_SECONDS)
 
     def _stream(self, lines: Iterator[str]) -> Response:
         if self._streams.borrowed_tokens >= _STREAMS - 1:

@@ -79,7 +79,7 @@ export function jobList(view, { state }) {
     where.replaceChildren(h("option", { value: "" }, "all places"), ...names.map((name) => h("option", { value: name, selected: name === filters.where }, name)));
   }
 
-  function update({ jobs: changed, gone, problems: why }) {
+  function update({ jobs: changed, gone, problems: why, unread }) {
     for (const key of gone) {
       rows.get(key)?.remove();
       rows.delete(key);
@@ -98,7 +98,7 @@ export function jobList(view, { state }) {
       body.replaceChildren(...order.map((job) => rows.get(job.key)));
       if (focused?.isConnected) focused.focus({ preventScroll: true });
     }
-    loaded = true;
+    loaded = !unread.length;
     problems.replaceChildren(...Object.entries(why).map(([place, message]) => h("div", { className: "notice error" }, `${place}: ${message}`)));
     places();
     filter();

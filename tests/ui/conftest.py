@@ -1,0 +1,164 @@
+"""The page's server over back ends in memory, and a client for it."""
+
+import json
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+import urllib3
+
+from k8sjob.backends.api import JobRef, LogLine, Snapshot
+from k8sjob.contract import Event
+from k8sjob.errors import BackendError, JobNotFound
+from k8sjob.ui.jobs import Jobs
+from k8sjob.ui.server import Page, Server, listen
+
+STAMP = "2026-01-01T00:00:{:02}.000000000Z"
+TOKEN = "the-token"
+
+
+def job(name, state="Running", message="", **more):
+    meta = {
+        "name": name,
+        "namespace": "team",
+        "uid": f"uid-{name}",
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+    }
+    condition = {"type": state, "status": "True", "reason": "R", "message": message}
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {**meta, **more},
+        "spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 1}, "Worker": {"replicas": 1}}},
+        "status": {"conditions": [condition], "startTime": "2026-01-01T00:00:01Z"},
+    }
+
+
+class InMemory:
+    """A back end of jobs that a test gives it, with the lines of their Master."""
+
+    name = "memory"
+
+    def __init__(self, **jobs):
+        self.there, self.lines, self.asked = dict(jobs), {}, []
+        self.problem = None
+
+    def write(self, name, *texts):
+        """Lines, or events, of a job's Master."""
+        lines = self.lines.setdefault(name, [])
+        for text in texts:
+            written = text.encode() if isinstance(text, Event) else text
+            lines.append(LogLine("master-0", 0, STAMP.format(len(lines) % 60), written))
+
+    def jobs(self):
+        if self.problem:
+            raise BackendError(self.problem)
+        return [Snapshot(one) for one in self.there.values()]
+
+    def snapshot(self, ref):
+        if ref.name not in self.there:
+            raise JobNotFound(f"no job {ref.name}")
+        return Snapshot(self.there[ref.name])
+
+    def watch(self, ref, *, stop=None):
+        seen = None
+        while not stop.is_set() and ref.name in self.there:
+            if self.there[ref.name] is not seen:
+                seen = self.there[ref.name]
+                yield Snapshot(seen)
+            time.sleep(0.01)
+
+    def logs(self, ref, replica, *, follow=False, stop=None, **_options):
+        at = 0
+        while True:
+            lines = self.lines.get(ref.name, []) if replica == "master-0" else []
+            yield from lines[at:]
+            at = len(lines)
+            if not follow or stop.is_set():
+                return
+            time.sleep(0.01)
+
+    def related(self, _snapshot):
+        return ()
+
+    def suspend(self, ref, *, value, waiting=None):
+        self.asked.append(("suspend" if value else "resume", ref.name))
+
+    def delete(self, ref):
+        self.asked.append(("delete", ref.name))
+        del self.there[ref.name]
+
+    def find(self, name):
+        return JobRef.of(self.there[name])
+
+
+class Client:
+    """Asks the server as the page does, unless a test says otherwise."""
+
+    def __init__(self, port):
+        self.port = port
+        self._http = urllib3.PoolManager(retries=False)
+
+    def ask(self, path, method="GET", **headers):
+        """The answer: status, headers, and the body as JSON where it is."""
+        given = {"Host": f"127.0.0.1:{self.port}", "Authorization": f"Bearer {TOKEN}"}
+        given |= {name.replace("_", "-"): value for name, value in headers.items()}
+        url = f"http://127.0.0.1:{self.port}{path}"
+        sent = {name: value for name, value in given.items() if value}
+        answer = self._http.request(method, url, headers=sent, timeout=20)
+        body = answer.data
+        kind = answer.headers.get("content-type", "")
+        return answer.status, answer.headers, json.loads(body) if "json" in kind else body
+
+    @contextmanager
+    def stream(self, path):
+        """The events of a stream, as (name, data)."""
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        url = f"http://127.0.0.1:{self.port}{path}"
+        answer = self._http.request("GET", url, headers=headers, preload_content=False, timeout=20)
+
+        def events():
+            rest = ""
+            while chunk := answer.read1():
+                *blocks, rest = (rest + chunk.decode()).split("\n\n")
+                for block in blocks:
+                    if block.startswith("event"):
+                        name, data = block.split("\n", 1)
+                        yield name[7:], json.loads(data[6:])
+
+        try:
+            yield events()
+        finally:
+            answer.close()
+
+    def close(self):
+        self._http.clear()
+
+
+@pytest.fixture
+def serve():
+    """`serve(local, ...)` gives a client of a server that shows these back ends."""
+    ended = []
+
+    def start(local=None, cluster=None, records=(), *, read_only=False, connect=None):
+        jobs = Jobs(local, cluster, records)
+        server = Server(Page(jobs, connect or (lambda _ns: cluster), read_only=read_only), TOKEN)
+        listener = listen(0)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        client = Client(listener.getsockname()[1])
+
+        def end():
+            client.close()
+            server.handle_exit(2, None)
+            thread.join(15)
+            listener.close()
+            assert not thread.is_alive()
+
+        ended.append(end)
+        return client
+
+    yield start
+    for end in ended:
+        end()

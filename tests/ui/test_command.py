@@ -1,0 +1,101 @@
+"""`k8sjob ui` as a process."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import urllib3
+from ui.conftest import Client
+
+
+@pytest.fixture
+def ui(tmp_path):
+    """Starts the command; the address that it prints comes back with the process."""
+    started = []
+
+    def start(*args):
+        env = {
+            **os.environ,
+            "K8SJOB_STATE": str(tmp_path / "state"),
+            "KUBECONFIG": str(tmp_path / "none"),
+        }
+        command = [sys.executable, "-m", "k8sjob", "ui", *map(str, args)]
+        process = subprocess.Popen(
+            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_the_page_is_served_until_an_interrupt_comes(ui):
+    process = ui()
+    url = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/#token=([\w-]{43})\n", process.stdout.readline())
+    assert url
+    http = urllib3.PoolManager()
+    bearer = {"Authorization": f"Bearer {url[2]}"}
+    address = f"http://127.0.0.1:{url[1]}"
+    stream = http.request(
+        "GET", f"{address}/api/events", headers=bearer, preload_content=False, timeout=20
+    )
+    assert stream.status == 200
+    assert b'"jobs": []' in stream.read1()
+    process.send_signal(signal.SIGINT)
+    begun = time.monotonic()
+    out, err = process.communicate(timeout=20)
+    stream.close()
+    http.clear()
+    assert time.monotonic() - begun < 15
+    assert process.returncode == 130
+    assert out == ""
+    assert len(err.strip().splitlines()) == 1  # nothing but the note below the address
+    assert "Traceback" not in err
+
+
+def test_a_port_that_is_taken_is_one_error(ui):
+    process = ui()
+    port = process.stdout.readline().split("/#")[0].rpartition(":")[2]
+    other = ui("--port", port)
+    out, err = other.communicate(timeout=60)
+    assert (other.returncode, out) == (1, "")
+    assert f"port {port} of 127.0.0.1 cannot be used: Address already in use" in err
+    client = Client(int(port))
+    assert client.ask("/")[0] == 200
+    client.close()
+
+
+def test_a_record_that_is_none_is_one_error(ui, tmp_path):
+    path = tmp_path / "x.k8sjob"
+    path.write_text("no record")
+    out, err = ui(path).communicate(timeout=60)
+    assert out == ""
+    assert "cannot be read as a record of a job" in err
+
+
+@pytest.mark.parametrize("package", ["starlette", "uvicorn"])
+def test_without_its_packages_the_command_says_what_to_install(package):
+    code = (
+        "import sys, importlib.util as u; find = u.find_spec\n"
+        f"u.find_spec = lambda name, *a: None if name == {package!r} else find(name, *a)\n"
+        "from k8sjob.cli import main; main(['ui'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "pip install 'k8sjob[ui]'" in done.stderr
+
+
+def test_other_commands_do_not_load_the_servers_packages():
+    code = (
+        "import sys\nfrom k8sjob.cli import archive, list, run, status\n"
+        "print(sorted({'starlette', 'uvicorn', 'anyio'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,265 @@
+"""What the page's server answers, and to whom."""
+
+import math
+
+import pytest
+from ui.conftest import InMemory, job
+
+from k8sjob.backends.record import RecordBackend, write_record
+from k8sjob.contract import Event, EventKind
+
+KEY = "local:uid-digits"
+
+
+def rows(events):
+    """What the list has shown so far, by name, from the first whole list on."""
+    shown = {}
+    for name, data in events:
+        if name == "jobs":
+            shown |= {row["name"]: row for row in data["jobs"]}
+            if not data["unread"]:
+                yield shown, data
+
+
+def first_list(client):
+    with client.stream("/api/events") as events:
+        return next(rows(events))[0]
+
+
+@pytest.fixture
+def digits():
+    backend = InMemory(digits=job("digits"))
+    backend.write(
+        "digits",
+        Event(EventKind.STARTED, {"world_size": 2, "strategy": "ddp"}, 1.0),
+        Event(EventKind.PROGRESS, {"epoch": 0, "step": 1, "steps": 2, "loss": 2.0}, 2.0),
+        Event(EventKind.PROGRESS, {"epoch": 0, "step": 2, "steps": 2, "loss": 1.0}, 3.0),
+        Event(EventKind.METRICS, {"test_accuracy": 0.5, "note": "x"}, 4.0),
+        "\x1b[31mred\x1b[0m <b>\u202ebold",
+    )
+    return backend
+
+
+# --- who is answered ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ({}, 200),
+        ({"Host": "localhost:80"}, 200),
+        ({"Host": "[::1]:8080"}, 200),
+        ({"Authorization": ""}, 401),
+        ({"Authorization": "Bearer wrong"}, 401),
+        ({"Authorization": "Bearer \u00e9"}, 401),
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "127.0.0.1.evil.example"}, 403),
+        ({"Host": "localhost@evil.example"}, 403),
+        ({"Host": "[::1"}, 403),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://127.0.0.1:1"}, 403),
+        ({"Sec_Fetch_Site": "cross-site"}, 403),
+        ({"Sec_Fetch_Site": "same-site"}, 403),
+        ({"Sec_Fetch_Site": "same-origin"}, 200),
+    ],
+)
+def test_only_the_page_itself_is_answered(serve, digits, headers, code):
+    client = serve(digits)
+    first_list(client)
+    assert client.ask(f"/api/jobs/{KEY}/status", **headers)[0] == code
+
+
+def test_nothing_of_the_interface_is_reached_without_the_token(serve, digits):
+    client = serve(digits)
+    first_list(client)
+    for path in ("/api/events", f"/api/jobs/{KEY}/events", "/api/compare", "/api/anything"):
+        assert client.ask(path, Authorization="")[0] == 401
+    for action in ("suspend", "delete"):
+        assert client.ask(f"/api/jobs/{KEY}/{action}", "POST", Authorization="")[0] == 401
+    assert digits.asked == []
+
+
+def test_the_page_may_run_its_own_scripts_alone(serve):
+    client = serve(InMemory())
+    for path in ("/", "/static/main.js", "/api/events", "/nothing"):
+        code, headers, _ = client.ask(path, Authorization="")
+        assert code in {200, 401, 404}
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'; script-src 'self'; style-src 'self'" in policy
+        assert "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["cache-control"] == "no-store"
+        assert "access-control-allow-origin" not in headers
+
+
+@pytest.mark.parametrize(
+    "path", ["/static/../server.py", "/static/%2e%2e/server.py", "/static/..%2fserver.py"]
+)
+def test_no_file_outside_of_the_pages_own_is_served(serve, path):
+    assert serve(InMemory()).ask(path)[0] == 404
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "OPTIONS", "TRACE"])
+def test_other_methods_are_refused(serve, method):
+    assert serve(InMemory()).ask("/", method)[0] == 405
+
+
+# --- the list -------------------------------------------------------------------------------------
+
+
+def test_the_list_shows_jobs_and_what_changes_about_them(serve, digits):
+    client = serve(digits)
+    with client.stream("/api/events") as events:
+        seen = rows(events)
+        shown, _ = next(seen)
+        assert shown["digits"]["state"] == "Running"
+        assert shown["digits"]["key"] == KEY
+        digits.there["digits"] = job("digits", "Failed", "no\x1b[2J more")
+        digits.there["other"] = job("other")
+        while len(shown) < 2 or shown["digits"]["state"] == "Running":
+            shown, _ = next(seen)
+        assert shown["digits"]["message"] == "no more"
+        del digits.there["other"]
+        gone = []
+        while not gone:
+            gone = next(seen)[1]["gone"]
+        assert gone == ["local:uid-other"]
+
+
+def test_a_place_that_cannot_be_read_is_named_until_it_can(serve, digits):
+    digits.problem = "the state folder is gone"
+    client = serve(digits)
+    with client.stream("/api/events") as events:
+        problems = (data["problems"] for name, data in events if name == "jobs")
+        while next(problems) != {"local": "the state folder is gone"}:
+            pass
+        digits.problem = None
+        while next(problems):
+            pass
+
+
+def test_the_progress_of_running_jobs_is_in_the_list(serve, digits, monkeypatch):
+    monkeypatch.setattr("k8sjob.ui.jobs.PROGRESS_SECONDS", 0.05)
+    client = serve(digits)
+    with client.stream("/api/events") as events:
+        for shown, _ in rows(events):
+            if now := shown["digits"]["progress"]:
+                break
+    assert (now["epoch"], now["loss"]) == (1, 1.0)
+    assert now["text"].startswith("epoch 1")
+
+
+# --- one job --------------------------------------------------------------------------------------
+
+
+def test_a_job_is_followed_to_its_end(serve, digits):
+    client = serve(digits)
+    first_list(client)
+    with client.stream(f"/api/jobs/{KEY}/events") as events:
+        found = []
+        for name, data in events:
+            if name == "events":
+                found += data
+            if any(one["kind"] == "log" for one in found):
+                digits.there["digits"] = job("digits", "Succeeded", "done")
+            if name == "end":
+                break
+    kinds = [one["kind"] for one in found]
+    assert kinds.count("progress") == 2
+    assert [one["data"]["text"] for one in found if one["kind"] == "log"] == ["red <b>bold"]
+    assert [one["data"]["state"] for one in found if one["kind"] == "job"][-1] == "Succeeded"
+
+
+def test_numbers_that_json_lacks_do_not_break_the_stream(serve):
+    backend = InMemory(digits=job("digits", "Succeeded"))
+    line = Event(EventKind.PROGRESS, {"epoch": 0, "step": 1, "loss": math.nan}, 2.0).encode()
+    backend.write("digits", line, line.replace("NaN", "1e999"))
+    client = serve(backend)
+    first_list(client)
+    with client.stream(f"/api/jobs/{KEY}/events") as events:
+        found = [one for name, data in events if name == "events" for one in data]
+    losses = [one["data"]["loss"] for one in found if one["kind"] == "progress"]
+    assert losses == [None, None]
+
+
+def test_a_job_in_its_parts(serve, digits):
+    client = serve(digits)
+    first_list(client)
+    parts = {
+        part: client.ask(f"/api/jobs/{KEY}/{part}")[2]
+        for part in ("status", "history", "why", "timing", "manifest", "output/master-0")
+    }
+    assert parts["status"]["names"] == ["master-0", "worker-0"]
+    assert parts["status"]["can"] == ["suspend", "resume", "again", "delete"]
+    assert parts["history"]["curves"]["loss"] == [[0.5, 1.0], [2.0, 1.0]]
+    assert parts["history"]["curves"]["test_accuracy"] == [[1.0], [0.5]]
+    assert parts["history"]["group"]["strategy"] == "ddp"
+    assert "kind: PyTorchJob" in parts["manifest"]["text"]
+    assert parts["output/master-0"][-1]["text"] == "red <b>bold"
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("/api/jobs/local:nobody/status", 404),
+        (f"/api/jobs/{KEY}/secrets", 404),
+        (f"/api/jobs/{KEY}/output/worker-9", 502),
+        (f"/api/compare?job={KEY}", 404),
+    ],
+)
+def test_what_is_not_there_is_an_error_with_its_reason(serve, digits, path, code):
+    client = serve(digits)
+    first_list(client)
+    answered, _, body = client.ask(path)
+    assert answered == code
+    assert body["error"]
+
+
+def test_jobs_are_compared_by_what_their_authors_wrote(serve, digits):
+    digits.there["other"] = job("other", labels={"team": "red"})
+    client = serve(digits)
+    first_list(client)
+    code, _, body = client.ask(f"/api/compare?job={KEY}&job=local:uid-other")
+    assert code == 200
+    (lines,) = body["manifests"]
+    assert "+    team: red" in lines
+    assert not any("uid" in line or "startTime" in line for line in lines)
+
+
+# --- changes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("action", ["suspend", "resume", "delete"])
+def test_a_job_is_changed(serve, digits, action):
+    client = serve(digits)
+    first_list(client)
+    code, _, body = client.ask(f"/api/jobs/{KEY}/{action}", "POST")
+    assert (code, digits.asked) == (200, [(action, "digits")])
+    assert "digits" in body["done"]
+    assert client.ask(f"/api/jobs/{KEY}/{action}")[0] == 404  # a GET changes nothing
+    assert client.ask(f"/api/jobs/{KEY}/explode", "POST")[0] == 404
+
+
+def test_read_only_changes_nothing(serve, digits):
+    client = serve(digits, read_only=True)
+    first_list(client)
+    code, _, body = client.ask(f"/api/jobs/{KEY}/delete", "POST")
+    assert (code, digits.asked) == (403, [])
+    assert "--read-only" in body["error"]
+    assert client.ask(f"/api/jobs/{KEY}/status")[2]["can"] == []
+
+
+def test_the_job_of_a_record_is_shown_and_not_changed(serve, digits, tmp_path):
+    path = tmp_path / "digits.k8sjob"
+    digits.there["digits"] = job("digits", "Succeeded")
+    with path.open("wb") as out:
+        write_record(digits, digits.find("digits"), out, lambda *_: None)
+    client = serve(records=[RecordBackend(path)])
+    shown = first_list(client)
+    key = shown["digits"]["key"]
+    assert key == "record-0:uid-digits"
+    assert client.ask(f"/api/jobs/{key}/status")[2]["can"] == []
+    assert client.ask(f"/api/jobs/{key}/history")[2]["curves"]["loss"][1] == [2.0, 1.0]
+    assert client.ask(f"/api/jobs/{key}/delete", "POST")[0] == 502
