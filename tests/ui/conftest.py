@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import urllib3
@@ -18,20 +19,17 @@ STAMP = "2026-01-01T00:00:{:02}.000000000Z"
 TOKEN = "the-token"
 
 
-def job(name, state="Running", message="", **more):
-    meta = {
-        "name": name,
-        "namespace": "team",
-        "uid": f"uid-{name}",
-        "creationTimestamp": "2026-01-01T00:00:00Z",
-    }
+def job(name, state="Running", message="", *, minutes=25, **more):
+    """A PyTorchJob that was created, and started, so many minutes ago."""
+    began = (datetime.now(UTC) - timedelta(minutes=minutes)).isoformat(timespec="seconds")
+    meta = {"name": name, "namespace": "team", "uid": f"uid-{name}", "creationTimestamp": began}
     condition = {"type": state, "status": "True", "reason": "R", "message": message}
     return {
         "apiVersion": "kubeflow.org/v1",
         "kind": "PyTorchJob",
         "metadata": {**meta, **more},
         "spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 1}, "Worker": {"replicas": 1}}},
-        "status": {"conditions": [condition], "startTime": "2026-01-01T00:00:01Z"},
+        "status": {"conditions": [condition], "startTime": began},
     }
 
 
@@ -96,13 +94,13 @@ class InMemory:
 class Client:
     """Asks the server as the page does, unless a test says otherwise."""
 
-    def __init__(self, port):
-        self.port = port
+    def __init__(self, port, token=TOKEN):
+        self.port, self._token = port, token
         self._http = urllib3.PoolManager(retries=False)
 
     def ask(self, path, method="GET", **headers):
         """The answer: status, headers, and the body as JSON where it is."""
-        given = {"Host": f"127.0.0.1:{self.port}", "Authorization": f"Bearer {TOKEN}"}
+        given = {"Host": f"127.0.0.1:{self.port}", "Authorization": f"Bearer {self._token}"}
         given |= {name.replace("_", "-"): value for name, value in headers.items()}
         url = f"http://127.0.0.1:{self.port}{path}"
         sent = {name: value for name, value in given.items() if value}
@@ -114,7 +112,7 @@ class Client:
     @contextmanager
     def stream(self, path):
         """The events of a stream, as (name, data)."""
-        headers = {"Authorization": f"Bearer {TOKEN}"}
+        headers = {"Authorization": f"Bearer {self._token}"}
         url = f"http://127.0.0.1:{self.port}{path}"
         answer = self._http.request("GET", url, headers=headers, preload_content=False, timeout=20)
 
@@ -151,12 +149,14 @@ def serve():
 
         def end():
             client.close()
-            server.handle_exit(2, None)
+            if thread.is_alive():
+                server.handle_exit(2, None)
             thread.join(15)
             listener.close()
             assert not thread.is_alive()
 
         ended.append(end)
+        client.end = end
         return client
 
     yield start

@@ -113,11 +113,11 @@ export function jobView(view, key, { state, place }) {
     if (!facts) return;
     const now = job?.state ?? facts.state;
     const span = job ? [job.created, job.started, job.finished] : [null, null, null];
-    const ran = span[1] ? duration((span[2] ?? Date.now() / 1000) - span[1]) : "";
+    const ran = span[1] ? `${span[2] ? "ran" : "running"} for ${duration((span[2] ?? Date.now() / 1000) - span[1])}` : "";
     const note = job?.message && now !== "Succeeded" ? h("p", { className: "dim message" }, job.message) : null;
     const focused = document.activeElement?.dataset?.action;
     head.replaceChildren(
-      h("h1", {}, facts.name), stateBadge(now), h("span", { className: "dim" }, [facts.kind, facts.namespace, ran && `ran ${ran}`].filter(Boolean).join(" · ")),
+      h("h1", {}, facts.name), stateBadge(now), h("span", { className: "dim" }, [facts.kind, facts.namespace, ran].filter(Boolean).join(" · ")),
       h("span", { className: "row actions" }, facts.can.filter((name) => ACTIONS[name][2](now)).map((name) => h("button", { type: "button", "data-action": name, className: name === "delete" ? "danger" : "", onclick: () => act(name) }, ACTIONS[name][0]))),
       note ?? "");
     if (focused) head.querySelector(`[data-action="${focused}"]`)?.focus();

@@ -40,7 +40,7 @@ export function logView(key) {
     const found = (stored ?? lines).filter(fits);
     pane.replaceChildren(...found.slice(-SHOWN).map(element));
     const more = found.length > SHOWN ? `, the last ${SHOWN} shown` : "";
-    counted.textContent = search.value || more ? `${found.length} lines${more}` : "";
+    counted.textContent = search.value || more ? `${found.length} ${found.length === 1 ? "line" : "lines"}${more}` : "";
     if (follow.checked) toEnd();
   }
 

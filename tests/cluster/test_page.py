@@ -1,0 +1,59 @@
+"""The page of `k8sjob ui` over a real cluster: the list, a job, and what it changes."""
+
+import re
+from urllib.parse import quote
+
+from ui.conftest import Client
+
+from k8sjob.observe.status import JobState
+
+
+def page(desk, *args):
+    """A client of the page, and its token."""
+    process = desk.start("ui", "-n", desk.namespace, *args, *desk.by)
+    port, token = re.fullmatch(
+        r"http://127\.0\.0\.1:(\d+)/#token=([\w-]+)\n", process.stdout.readline()
+    ).groups()
+    return Client(int(port), token)
+
+
+def test_a_job_on_the_page(either, eventually):
+    either.call("submit", either.file("echo hello; sleep 600 & wait"))
+    client = page(either)
+    with client.stream("/api/events") as events:
+        rows = {}
+        for name, data in events:
+            rows |= {row["name"]: row for row in data["jobs"]} if name == "jobs" else {}
+            if "tiny" in rows and rows["tiny"]["counts"] == {"Running": 2}:
+                break
+        key = quote(rows["tiny"]["key"])
+        assert rows["tiny"]["namespace"] == either.namespace
+        with client.stream(f"/api/jobs/{key}/events") as of_job:
+            found = []
+            for _, data in of_job:
+                found += data
+                if [one["data"].get("text") for one in found].count("hello") == 2:
+                    break
+        status = client.ask(f"/api/jobs/{key}/status")[2]
+        assert {one["node"] for one in status["replicas"]} > {""} or status["replicas"][0]["node"]
+        assert "kind: PyTorchJob" in client.ask(f"/api/jobs/{key}/manifest")[2]["text"]
+
+        assert client.ask(f"/api/jobs/{key}/suspend", "POST")[0] == 200
+        eventually(lambda: either.status().state is JobState.SUSPENDED, "the suspension")
+        eventually(lambda: not either.objects("pods"), "the end of its pods")
+        assert client.ask(f"/api/jobs/{key}/resume", "POST")[0] == 200
+        eventually(lambda: either.status().counts == {"Running": 2}, "its replicas")
+
+        uid = either.uid()
+        code, _, body = client.ask(f"/api/jobs/{key}/again", "POST")
+        assert (code, body) == (200, {"done": f"{either.namespace}/tiny replaced"})
+        assert either.uid() != uid
+        assert either.call("diff", either.file("echo hello; sleep 600 & wait")) == ("", "")
+        for name, data in events:
+            rows |= {row["key"]: row for row in data["jobs"]} if name == "jobs" else {}
+            new = f"cluster:{either.uid()}"
+            if new in rows:
+                break
+        assert client.ask(f"/api/jobs/{quote(new)}/delete", "POST")[0] == 200
+        eventually(lambda: not either.objects("pytorchjobs"), "its end")
+    client.close()

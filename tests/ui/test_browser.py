@@ -1,0 +1,302 @@
+"""The page in a real browser: what it shows, by keyboard alone, narrow and wide, light and dark."""
+
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+from ui.conftest import TOKEN, InMemory, job
+
+from k8sjob.contract import Event, EventKind
+
+pytestmark = pytest.mark.system
+webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: make .venv/.dev")
+PICTURE = Path(__file__).resolve().parents[2] / "docs/images/ui.png"
+MARKUP = "<img src=x onerror=document.title='broken'><script>document.title='broken'</script>"
+
+
+@pytest.fixture(scope="module")
+def driver():
+    chromium, chromedriver = map(shutil.which, ("chromium", "chromedriver"))
+    if not (chromium and chromedriver):
+        pytest.skip("needs Debian's chromium and chromium-driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    made = webdriver.Chrome(options=options, service=webdriver.ChromeService(chromedriver))
+    yield made
+    made.quit()
+
+
+class Screen:
+    """The browser, as a person uses it."""
+
+    def __init__(self, driver, width, *, dark, pictures):
+        self._driver, self._width, self._pictures = driver, width, pictures
+        self._size(1000)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+
+    def _size(self, height):
+        size = {"width": self._width, "height": height, "deviceScaleFactor": 1}
+        self._driver.execute_cdp_cmd(
+            "Emulation.setDeviceMetricsOverride", {**size, "mobile": self._width < 600}
+        )
+
+    def open(self, client):
+        self._driver.get("about:blank")
+        self._driver.get(f"http://127.0.0.1:{client.port}/#token={TOKEN}")
+        self.see("Jobs")
+
+    def go(self, fragment):
+        self.run(f"location.hash = {fragment!r}")
+
+    def run(self, script):
+        return self._driver.execute_script(script)
+
+    @property
+    def text(self):
+        return self.run("return document.body.innerText")
+
+    def see(self, *texts, absent=()):
+        """Wait until the page shows these texts, and none of the others."""
+        from selenium.common.exceptions import TimeoutException
+        from selenium.webdriver.support.ui import WebDriverWait
+
+        def shown(_driver):
+            return all(text in self.text for text in texts) and not any(
+                text in self.text for text in absent
+            )
+
+        try:
+            WebDriverWait(self._driver, 15, 0.1).until(shown)
+        except TimeoutException:
+            pytest.fail(f"{texts} without {absent} is not shown, but: {self.text}")
+
+    def press(self, *keys):
+        """Press keys, wherever the focus is; names of selenium's Keys or characters."""
+        from selenium.webdriver import ActionChains, Keys
+
+        for key in keys:
+            ActionChains(self._driver).send_keys(getattr(Keys, key, key)).perform()
+
+    def tab_to(self, label):
+        """Press Tab until the focused element has this text or label."""
+        named = (
+            "const e = document.activeElement;"
+            " return (e.ariaLabel || e.innerText || e.placeholder || '').trim()"
+        )
+        for _ in range(60):
+            self.press("TAB")
+            if self.run(named) == label:
+                visible = "return getComputedStyle(document.activeElement).outlineStyle"
+                assert self.run(visible) != "none"
+                return
+        pytest.fail(f"Tab never reaches {label!r}")
+
+    def overflow(self):
+        """Pixels by which the page is wider than the screen."""
+        return self.run("return document.documentElement.scrollWidth - innerWidth")
+
+    def errors(self):
+        return [one["message"] for one in self._driver.get_log("browser")]
+
+    def picture(self, file, height):
+        """Write the screen as a picture of the documentation, if pytest has --regenerate."""
+        import base64
+
+        if self._pictures:
+            self._size(height)
+            shot = self._driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})
+            file.write_bytes(base64.b64decode(shot["data"]))
+
+
+@pytest.fixture
+def screen(driver, pytestconfig):
+    def make(width=1400, *, dark=False):
+        pictures = pytestconfig.getoption("regenerate")
+        return Screen(driver, width, dark=dark, pictures=pictures)
+
+    yield make
+    severe = [text for text in make().errors() if "favicon" not in text]
+    assert severe == []  # no script failed, and nothing broke the policy
+
+
+def pod(name, replica, node, phase="Running", **state):
+    role, _, index = replica.rpartition("-")
+    labels = {"replica-type": role, "replica-index": index}
+    return {
+        "metadata": {
+            "name": f"{name}-{replica}",
+            "labels": {f"training.kubeflow.org/{key}": value for key, value in labels.items()},
+        },
+        "spec": {"nodeName": node},
+        "status": {
+            "phase": phase,
+            "containerStatuses": [{"name": "pytorch", "restartCount": 0, "state": state}],
+        },
+    }
+
+
+class WithPods(InMemory):
+    """Jobs with the pods that a test gives them."""
+
+    def __init__(self, **jobs):
+        super().__init__(**jobs)
+        self.pods = {}
+
+    def snapshot(self, ref):
+        from dataclasses import replace
+
+        return replace(super().snapshot(ref), pods=self.pods.get(ref.name, ()))
+
+    def watch(self, ref, *, stop=None):
+        for _ in super().watch(ref, stop=stop):
+            yield self.snapshot(ref)
+
+
+def train(backend, name, epochs=12, rate=1.0):
+    """The events of a training."""
+    events = [Event(EventKind.STARTED, {"world_size": 4, "strategy": "ddp", "device": "cuda"}, 1.0)]
+    for epoch in range(epochs):
+        loss = 2.3 * math.exp(-rate * epoch / 4) + 0.05 + 0.03 * math.sin(7 * epoch)
+        numbers = {"epoch": epoch, "epochs": 20, "step": 100, "steps": 100, "loss": loss}
+        numbers |= {"samples_per_s": 8100 + 90 * math.sin(epoch), "step_s": 0.11, "wait_s": 0.02}
+        numbers |= {"grad_norm": loss / 2, "memory_bytes": 31 << 30, "slowest": 3, "eta_s": 5400.0}
+        events.append(
+            Event(EventKind.PROGRESS, {**numbers, "epoch_loss": loss + 0.05}, 60.0 * epoch)
+        )
+        accuracy = 1 - 0.6 * math.exp(-rate * epoch / 3)
+        events.append(Event(EventKind.METRICS, {"test_accuracy": accuracy}, 60.0 * epoch + 1))
+    backend.write(name, *events)
+
+
+@pytest.fixture
+def jobs():
+    backend = WithPods(
+        digits=job("digits"),
+        other=job("other", "Succeeded", labels={"team": "red"}),
+        broken=job("broken", "Failed", "the limit of restarts is reached"),
+    )
+    train(backend, "digits")
+    train(backend, "other", rate=0.6)
+    backend.write("broken", "first line", f"second {MARKUP}", "ValueError: the batch is empty")
+    backend.pods["digits"] = [
+        pod("digits", "master-0", "gpu-node-1", running={}),
+        pod("digits", "worker-0", "gpu-node-2", running={}),
+    ]
+    ended = {"exitCode": 1, "reason": "Error", "message": f"ValueError: {MARKUP}"}
+    backend.pods["broken"] = [pod("broken", "master-0", "node", "Failed", terminated=ended)]
+    return backend
+
+
+def test_by_keyboard_from_the_list_to_a_deletion(serve, screen, jobs):
+    page = screen()
+    page.open(serve(jobs))
+    page.see("3 jobs", "digits", "broken", "the limit of restarts is reached", "live")
+    assert TOKEN not in page.run("return location.href")
+    page.press("/", *"brok")
+    page.see("1 of 3 jobs", absent=("digits",))
+    page.tab_to("broken")
+    page.press("ENTER")
+    page.see("Failed", "Why", "Next", "ended")
+    page.tab_to("Delete")
+    page.press("ENTER")
+    page.see("Delete broken?", "its checkpoints remain")
+    page.press("ESCAPE")
+    page.see("Delete", absent=("Delete broken?",))
+    assert jobs.asked == []
+    page.tab_to("Delete")
+    page.press("ENTER")
+    page.see("Delete broken?")
+    page.tab_to("Delete")
+    page.press("ENTER")
+    page.see("team/broken deleted", "Jobs")
+    assert jobs.asked == [("delete", "broken")]
+    page.press("/", *["BACKSPACE"] * 4)
+    page.see("2 jobs", absent=("brok",))
+
+
+def test_text_of_jobs_is_never_markup(serve, screen, jobs):
+    page = screen()
+    page.open(serve(jobs))
+    page.go("#/job/local:uid-broken")
+    page.see(f"second {MARKUP}", f"ValueError: {MARKUP}")
+    assert page.run("return document.title") == "team/broken · k8sjob"
+    assert page.run("return document.querySelectorAll('img, main script').length") == 0
+
+
+def test_the_output_is_searched(serve, screen, jobs):
+    page = screen()
+    page.open(serve(jobs))
+    page.go("#/job/local:uid-broken")
+    page.see("first line", "ValueError")
+    page.tab_to("Search the output")
+    page.press(*"SECOND")
+    page.see("1 line", absent=("first line",))
+    assert page.run("return document.querySelector('.log mark').innerText") == "second"
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [1400, 400])
+def test_a_running_job(serve, screen, jobs, width, dark):
+    page = screen(width, dark=dark)
+    page.open(serve(jobs))
+    page.see("digits")
+    assert page.overflow() <= 0
+    page.go("#/job/local:uid-digits")
+    page.see("12 of 20", "gradient norm", "31.0 GiB", "3 (others wait 18 %)", "gpu-node-2")
+    page.see("loss", "test_accuracy", "samples/s", "live")
+    assert page.overflow() <= 0
+    background = page.run("return getComputedStyle(document.body).backgroundColor")
+    assert background == ("rgb(20, 23, 27)" if dark else "rgb(255, 255, 255)")
+    described = "return [...document.querySelectorAll('figure')].map((f) => f.ariaLabel)"
+    assert "test_accuracy: last test_accuracy 0.9847" in page.run(described)
+    drawn = "return [...document.querySelectorAll('canvas')].every((c) => c.width > 200)"
+    assert page.run(drawn)
+    train(jobs, "digits", epochs=13)
+    page.see("13 of 20")
+    if (width, dark) == (1400, False):
+        page.picture(PICTURE, 900)
+
+
+def test_jobs_side_by_side(serve, screen, jobs):
+    page = screen()
+    page.open(serve(jobs))
+    for name in ("digits", "other"):
+        page.tab_to(f"Compare {name}")
+        page.press("SPACE")
+    page.tab_to("Compare")
+    page.press("ENTER")
+    page.see("Comparison", "digits@uid-digi", "other@uid-othe", "state ≠", "+    team: red")
+    page.see("test_accuracy", absent=("Loading",))
+
+
+def test_a_server_that_ends_is_noticed_and_a_token_that_is_wrong(serve, screen, jobs, driver):
+    page = screen()
+    client = serve(jobs)
+    driver.get(f"http://127.0.0.1:{client.port}/#token=wrong")
+    page.see("the token is missing; open the address that `k8sjob ui` printed")
+    assert page.errors()  # the browser reports the refusal itself
+    page.open(client)
+    page.see("live")
+    client.end()
+    page.see("k8sjob ui does not answer; is it still running?")
+    page.errors()
+
+
+def test_what_a_job_is_made_of_is_read_when_it_is_asked_for(serve, screen, jobs):
+    page = screen()
+    page.open(serve(jobs))
+    page.go("#/job/local:uid-other")
+    page.see("Succeeded", "ended")
+    for title, text in (
+        ("Time to the first step", "not known"),
+        ("Manifest", "kind: PyTorchJob"),
+        ("Image", "image"),
+    ):
+        page.tab_to(title)
+        page.press("ENTER")
+        page.see(text)

@@ -1,0 +1,97 @@
+"""The list of a cluster's jobs, kept by what its watch reports."""
+
+import queue
+import time
+
+import pytest
+from ui.conftest import InMemory, job
+
+from k8sjob.errors import BackendError
+from k8sjob.kube.client.listwatch import Change, Kind
+from k8sjob.ui import jobs as module
+from k8sjob.ui.jobs import Jobs
+
+
+class Cluster(InMemory):
+    """A cluster whose watch reports what a test puts into it; an error ends the watch."""
+
+    namespace = "team"
+
+    def __init__(self):
+        super().__init__()
+        self.changes = queue.Queue()
+
+    def watch_jobs(self, *, stop, namespace, all_namespaces):
+        assert namespace == "team"
+        assert not all_namespaces
+        while not stop.is_set():
+            try:
+                change = self.changes.get(timeout=0.02)
+            except queue.Empty:
+                continue
+            if isinstance(change, BackendError):
+                raise change
+            yield change
+
+    def put(self, kind, *names, why=""):
+        for name in names or [""]:
+            self.changes.put(Change(kind, job(name) if name else {}, why=why))
+
+
+@pytest.fixture
+def cluster():
+    return Cluster()
+
+
+@pytest.fixture
+def listed(cluster, monkeypatch):
+    """`listed()` is what a reader has seen by now; with an argument it waits until that holds."""
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.02)
+    jobs = Jobs(None, cluster)
+    jobs.start()
+    seen, names, state = {}, set(), {}
+
+    def look(until):
+        deadline = time.monotonic() + 10
+        while True:
+            news = jobs.news(seen)
+            names.difference_update(key.removeprefix("cluster:uid-") for key in news["gone"])
+            names.update(row["name"] for row in news["jobs"])
+            state.update(news)
+            if until(names, state):
+                return
+            assert time.monotonic() < deadline, (names, state)
+            time.sleep(0.01)
+
+    yield look
+    jobs.close()
+
+
+def test_jobs_come_and_go(cluster, listed):
+    listed(lambda names, state: names == set() and state["unread"] == ["cluster"])
+    cluster.put(Kind.ADDED, "one", "two")
+    cluster.put(Kind.SYNCED)
+    listed(lambda names, state: names == {"one", "two"} and state["unread"] == [])
+    cluster.put(Kind.DELETED, "one")
+    listed(lambda names, _: names == {"two"})
+
+
+def test_a_lost_connection_is_named_until_it_is_back(cluster, listed):
+    cluster.put(Kind.ADDED, "one")
+    cluster.put(Kind.SYNCED)
+    cluster.put(Kind.LOST, why="connection refused")
+    lost = "the connection is lost, trying again: connection refused"
+    listed(lambda names, state: names == {"one"} and state["problems"] == {"cluster": lost})
+    cluster.put(Kind.RESTORED)
+    listed(lambda names, state: names == {"one"} and state["problems"] == {})
+
+
+def test_after_a_refusal_the_list_is_read_again(cluster, listed):
+    cluster.put(Kind.ADDED, "one", "two")
+    cluster.put(Kind.SYNCED)
+    cluster.changes.put(BackendError("you may not list pytorchjobs"))
+    refused = {"cluster": "you may not list pytorchjobs"}
+    listed(lambda names, state: names == {"one", "two"} and state["problems"] == refused)
+    cluster.put(Kind.ADDED, "two", "three")
+    cluster.put(Kind.SYNCED)
+    listed(lambda names, state: names == {"two", "three"} and state["problems"] == {})
