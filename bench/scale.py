@@ -1,6 +1,6 @@
 """Thousands of nodes and pods: what list, watch and the doctor cost there.
 
-    python bench/scale.py [--nodes 1000] [--jobs 1000] [--replicas 10] [--big 1000]
+    python bench/scale.py [--nodes 1000] [--jobs 1000] [--replicas 10] [--big 1000] [--only page]
 
 Starts a cluster of its own (see tests/cluster/bed; root on Linux) with the real apiserver,
 scheduler and training operator, and with nodes of kwok's, whose pods run without a machine. All of
@@ -12,11 +12,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -27,7 +29,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 from cluster.bed import Bed  # noqa: E402 - of the tests
-from cluster.bed.build import go, module_folder  # noqa: E402 - as the line before
+from cluster.bed.build import go  # noqa: E402 - as the line before
+from gomodules import source  # noqa: E402 - as the line before
 
 from k8sjob.backends.connect import connect  # noqa: E402 - as the line before
 
@@ -78,7 +81,7 @@ def add_nodes(bed: Bed, count: int) -> None:
     """Add nodes of 8 GPUs without machines: kwok says that they are ready, and their pods run."""
     if not (bed.bin / "kwok").exists():
         go("kwok", ["install", "-trimpath", KWOK.replace("@", "/cmd/kwok@")], bed.bin, bed.bin)
-    stages = module_folder(KWOK) / "kustomize/stage"
+    stages = source(KWOK) / "kustomize/stage"
     files = [
         file for part in ("node", "pod") for file in sorted(stages.glob(f"{part}/fast/*.yaml"))
     ]
@@ -262,6 +265,50 @@ def big_job(bed: Bed, workers: int) -> dict[str, float]:
     return results
 
 
+def page(jobs: int) -> dict[str, dict[str, float]]:
+    """`k8sjob ui` in Chromium: until the page has painted, and until all jobs are on it.
+
+    The first time the server has just begun to list the jobs; then it knows them.
+    """
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium")
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage"):
+        options.add_argument(argument)
+    service = webdriver.ChromeService(shutil.which("chromedriver"))
+    results = {}
+    with webdriver.Chrome(options=options, service=service) as driver:
+        driver.get("about:blank")
+        child = Child("-m", "k8sjob", "ui", "-A", "--client", "python")
+        until(lambda: child.lines, "the address of the page", 60)
+        address = child.lines[0][1].strip()
+        for turn in ("first", "second", "third"):
+            driver.get("about:blank")
+            driver.get(address)
+            driver.set_script_timeout(120)
+            seconds = driver.execute_async_script(_ALL_ROWS, jobs)
+            painted = driver.execute_script(
+                "return performance.getEntriesByName('first-contentful-paint')[0].startTime"
+            )
+            results[turn] = {"painted": painted / 1000, "all": seconds / 1000}
+            note = f"painted after {painted / 1000:.2f} s, all jobs after {seconds / 1000:.2f} s"
+            print(f"{f'ui, {turn} look':<32}{note}; server {child.sample():.0f} MB")
+    _, peak, cpu = child.end(ask=True)
+    print(f"{'ui':<32}{peak:.0f} MB at the peak, {cpu:.1f} s CPU")
+    return results | {"server": {"peak_mb": peak, "cpu_s": cpu}}
+
+
+_ALL_ROWS = """
+    const [jobs, done] = arguments;
+    const look = () => {
+      if (document.querySelectorAll(".jobs tbody tr").length < jobs) return setTimeout(look, 5);
+      requestAnimationFrame(() => setTimeout(() => done(performance.now()), 0));
+    };
+    look();
+"""
+
+
 def _patch(bed: Bed, path: str, change: dict) -> None:
     code, note = bed.access.request("PATCH", path, change, "application/merge-patch+json")
     if code != 200:
@@ -323,6 +370,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name, default in (("nodes", 1000), ("jobs", 1000), ("replicas", 10), ("big", 1000)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--only", choices=("commands", "watch", "big", "page"))
     asked = parser.parse_args()
     results: dict[str, object] = {"load_before": os.getloadavg(), **vars(asked)}
     with start() as bed:
@@ -333,9 +381,15 @@ def main() -> None:
             f"{asked.nodes} nodes, {asked.jobs} jobs, {asked.jobs * asked.replicas} pods:"
             f" running after {results['fill_seconds']:.0f} s"
         )
-        results["commands"] = commands()
-        results["watch_all"] = watch_all(bed, asked.jobs)
-        results["big_job"] = big_job(bed, asked.big)
+        measurements = {
+            "commands": commands,
+            "page": partial(page, asked.jobs),
+            "watch": partial(watch_all, bed, asked.jobs),
+            "big": partial(big_job, bed, asked.big),
+        }
+        for name, measure in measurements.items():
+            if asked.only in {None, name}:
+                results[name] = measure()
     results["load_after"] = os.getloadavg()
     results["cores"] = os.cpu_count()
     (ROOT / "bench/results-scale.json").write_text(json.dumps(results, indent=1) + "\n")

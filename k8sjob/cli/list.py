@@ -37,7 +37,7 @@ def list_command(labels: str, output: str, place: Place) -> int:
     If the cluster cannot be reached, the jobs of this machine are listed all the same, with an
     error and the exit code 1.
     """
-    jobs, failed, asked = _all(labels, place)
+    jobs, failed, asked = all_jobs(labels, place)
     found = [(job_status(snapshot), snapshot, backend) for backend, snapshot in jobs]
     found.sort(key=lambda one: one[0].created or _EPOCH, reverse=True)
     trains = {} if output == "name" else progress_of((place, one) for _, one, place in found)
@@ -69,7 +69,7 @@ def list_command(labels: str, output: str, place: Place) -> int:
     return int(failed)
 
 
-def _all(labels: str, place: Place) -> tuple[list[tuple[Backend, Snapshot]], bool, str]:
+def all_jobs(labels: str, place: Place) -> tuple[list[tuple[Backend, Snapshot]], bool, str]:
     """The jobs of all places.
 
     Returns:

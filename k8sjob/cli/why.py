@@ -15,6 +15,7 @@ from k8sjob.cli.output import document, line, table
 from k8sjob.contract import Event, EventKind
 from k8sjob.observe.status import job_status
 from k8sjob.observe.timing import Phase, Row, Timing, read_output_times, timing
+from k8sjob.observe.usage import read_usage
 from k8sjob.targets.api import JobState
 from k8sjob.view.documents import findings
 from k8sjob.view.lines import finding_lines
@@ -72,9 +73,12 @@ def why_command(job: str, timed: bool, output: str, place: Place) -> None:
     for one in found:
         show_finding(one)
     state = job_status(snapshot).state
-    if not found:
-        succeeded = state is JobState.SUCCEEDED
-        line(f"{ref} succeeded" if succeeded else f"{ref} is {state}; nothing wrong was found")
+    if found:
+        return
+    succeeded = state is JobState.SUCCEEDED
+    line(f"{ref} succeeded" if succeeded else f"{ref} is {state}; nothing wrong was found")
+    if succeeded and (note := read_usage(backend, snapshot).note):
+        line(note)
 
 
 def show_finding(found: Finding) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from k8sjob.backends.api import Backend, Snapshot
     from k8sjob.kube.objects import Json
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 TAIL_LINES: Final = 200
@@ -234,7 +235,7 @@ def _timestamp(line: LogLine) -> str:
     return line.timestamp
 
 
-def in_parallel(read: Callable[[str], T], replicas: Sequence[str]) -> list[T]:
-    """What a function reads of each replica, several of them at a time."""
+def in_parallel(read: Callable[[S], T], every: Sequence[S]) -> list[T]:
+    """What a function reads of each replica, or job, several of them at a time."""
     with ThreadPoolExecutor(_READERS) as pool:
-        return list(pool.map(read, replicas))
+        return list(pool.map(read, every))

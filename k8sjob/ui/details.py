@@ -17,6 +17,7 @@ from k8sjob.jobs.result import read_reached
 from k8sjob.jobs.submit import submit_plan
 from k8sjob.observe.logs import logs, select
 from k8sjob.observe.timing import read_output_times, timing
+from k8sjob.observe.usage import read_usage
 from k8sjob.rendering.diff import lines_between
 from k8sjob.sanitize import safe_text
 from k8sjob.spec import JobSpec
@@ -94,6 +95,7 @@ PARTS: Final[dict[str, Callable[[Entry, Snapshot], Any]]] = {
     "timing": lambda entry, snapshot: timing(
         snapshot, read_output_times(entry.backend, snapshot)
     ).as_dict(),
+    "usage": lambda entry, snapshot: read_usage(entry.backend, snapshot).as_dict(),
     "manifest": lambda _entry, snapshot: {"text": dump(sent(snapshot.job))},
 }
 """What the page asks of a job: the part's name, and the function that reads it."""

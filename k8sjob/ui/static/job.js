@@ -24,7 +24,7 @@ export function jobView(view, key, { state, place }) {
   const parts = h("section"), events = h("ul", { className: "events" });
   const scale = h("label", { hidden: true }, h("input", { type: "checkbox", onchange: (event) => { logScale = event.target.checked; for (const one of charts.values()) one.logarithmic(logScale); } }), " log scale");
   const output = logView(key);
-  const details = h("section", {}, ...[["Time to the first step", "timing", timing], ["Manifest", "manifest", (data) => h("pre", {}, data.text)], ["Image", "status", image]].map(([title, part, make]) => folded(title, part, make)));
+  const details = h("section", {}, ...[["Time to the first step", "timing", timing], ["Where the time went", "usage", usage], ["Manifest", "manifest", (data) => h("pre", {}, data.text)], ["Image", "status", image]].map(([title, part, make]) => folded(title, part, make)));
   view.append(head, why, numbers, h("div", { className: "row" }, scale), figures, parts, output.section, h("section", {}, h("h2", {}, "Events"), events), details);
 
   // --- what the server sends ---------------------------------------------------------------------
@@ -193,6 +193,12 @@ function timing(found) {
   return h("div", {}, h("p", {}, whole),
     table(["Until", "Took", "Replica", ""], found.phases.map((one) => [one.phase.replaceAll("+", ", "), `${number(one.seconds)} s`, one.replica, one.detail]), { label: "Phases" }),
     [...found.notes, ...found.missing.map((text) => `not known: ${text}`)].map((text) => h("p", { className: "dim" }, text)));
+}
+
+function usage(found) {
+  const whole = Object.values(found.seconds).reduce((sum, one) => sum + one, 0) || 1;
+  const rows = Object.entries(found.seconds).map(([use, one]) => [use, h("progress", { max: whole, value: one, ariaLabel: use }), `${((100 * one) / whole).toFixed(1)} %`, `${number(one / 3600)} ${found.device} hours`]);
+  return h("div", {}, found.note && h("p", {}, found.note), table(["Use", "", "Part", "Time"], rows, { label: "Where the time went" }));
 }
 
 function image(found) {

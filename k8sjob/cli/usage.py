@@ -1,0 +1,158 @@
+"""`k8sjob usage`: where the GPU hours of jobs went."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from k8sjob.backends.api import JobRef
+from k8sjob.cli.list import all_jobs
+from k8sjob.cli.naming import Place, find_all, job_argument, place_options
+from k8sjob.cli.options import ago, format_option, selector_option
+from k8sjob.cli.output import count, document, line, say, some, table
+from k8sjob.observe.logs import in_parallel
+from k8sjob.observe.usage import Usage, Use, read_usage, shown_hours, slow_nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from datetime import datetime
+
+    from k8sjob.backends.api import Backend, Snapshot
+
+_BY: Final = re.compile(r"job|namespace|node|label:(?P<label>[A-Za-z0-9][\w./-]*)")
+_MOST_NAMED: Final = 5
+_Groups = dict[tuple[str, str], dict[Use, float]]
+
+
+@click.command("usage")
+@job_argument("jobs", many=True, required=False)
+@selector_option
+@click.option("--by", default="job", metavar="WHAT", help="job, namespace, node or label:KEY.")
+@click.option("--since", metavar="AGE", callback=ago, help="Only the time since then: 12h or 7d.")
+@click.option(
+    "--price",
+    type=click.FloatRange(min=0),
+    envvar="K8SJOB_PRICE",
+    help="Of a GPU for an hour, or of a CPU; adds the costs. Default: $K8SJOB_PRICE.",
+)
+@format_option("table", "json", "yaml")
+@place_options(everywhere=True)
+def usage_command(  # noqa: PLR0917 - click hands them over by name
+    jobs: tuple[str, ...],
+    labels: str,
+    by: str,
+    since: datetime | None,
+    price: float | None,
+    output: str,
+    place: Place,
+) -> int:
+    """Show where the GPU hours of jobs went; CPU hours of jobs without GPUs.
+
+    Without NAMES all jobs are counted that are there, of this machine and of the cluster; NAME may
+    be a record, for jobs that are gone. Each hour has one use: queued, starting, training, waiting
+    for the slowest rank, repeated after a failure, stalled, idle at the end; or running, where the
+    script reports no steps.
+    """
+    group = _BY.fullmatch(by)
+    if group is None:
+        raise click.UsageError(f"--by {by!r}: give job, namespace, node or label:KEY")
+    if jobs and labels:
+        raise click.UsageError("name jobs, or select them by -l SELECTOR")
+    chosen: Sequence[tuple[Backend, Snapshot]]
+    failed = False
+    if jobs:
+        chosen = [(backend, backend.snapshot(ref)) for backend, ref in find_all(jobs, place)]
+    else:
+        chosen, failed, _ = all_jobs(labels, place)
+    found = in_parallel(lambda one: read_usage(*_whole(one), since=since), chosen)
+    found = [one for one in found if one.total]
+    if output != "table":
+        document([_document(one, price) for one in found], output)
+    elif not found:
+        say("no job has used anything in that time")
+    else:
+        _show(_grouped(found, by, group["label"]), price)
+        _advise(found)
+    return int(failed)
+
+
+def _whole(one: tuple[Backend, Snapshot]) -> tuple[Backend, Snapshot]:
+    """A job with its Pods, which a list has of running jobs alone."""
+    backend, snapshot = one
+    return backend, backend.snapshot(JobRef.of(snapshot.job))
+
+
+def _document(one: Usage, price: float | None) -> dict[str, Any]:
+    cost = None if price is None else round(one.held / 3600 * price, 2)
+    return {**one.as_dict(), "cost": cost}
+
+
+def _grouped(found: Iterable[Usage], by: str, label: str | None) -> _Groups:
+    """Device seconds by use, of each group and kind of device."""
+    groups: _Groups = {}
+    for one in found:
+        if by == "node":
+            for node, seconds in one.nodes.items():
+                _add(groups.setdefault((node or "(not known)", one.device), {}), seconds)
+            continue
+        names = {"job": str(one.ref), "namespace": one.ref.namespace}
+        name = one.labels.get(label, f"(no {label})") if label else names[by]
+        _add(groups.setdefault((name, one.device), {}), one.seconds)
+    return groups
+
+
+def _add(to: dict[Use, float], more: Mapping[Use, float]) -> None:
+    for use, seconds in more.items():
+        to[use] = to.get(use, 0.0) + seconds
+
+
+def _show(groups: _Groups, price: float | None) -> None:
+    """A row a group, and their sum: hours, and the part of each use."""
+    known = [use for use in Use if any(seconds.get(use) for seconds in groups.values())]
+    rows = [
+        (name, device, seconds)
+        for (name, device), seconds in sorted(groups.items(), key=lambda one: -sum(one[1].values()))
+    ]
+    devices = dict.fromkeys(device for _, device, _ in rows)
+    for device in devices if len(rows) > len(devices) else ():
+        every: dict[Use, float] = {}
+        for _, of, seconds in rows:
+            _add(every, seconds if of == device else {})
+        rows.append(("all", device, every))
+    header = ["NAME", "HOURS", *(use.upper() for use in known), *["COST"] * (price is not None)]
+    table(header, [_row(name, device, seconds, known, price) for name, device, seconds in rows])
+
+
+def _row(
+    name: str, device: str, seconds: dict[Use, float], known: Iterable[Use], price: float | None
+) -> list[object]:
+    whole = sum(seconds.values())
+    parts = [f"{seconds[use] / whole:.1%}" if seconds.get(use) else "" for use in known]
+    held = whole - seconds.get(Use.QUEUED, 0.0)
+    cost = [] if price is None else [f"{held / 3600 * price:.2f}"]
+    return [name, f"{shown_hours(whole)} {device}", *parts, *cost]
+
+
+def _advise(found: Sequence[Usage]) -> None:
+    """The largest part of all that could be less, and nodes that were slow again and again."""
+    for device in dict.fromkeys(one.device for one in found):
+        alike = [one for one in found if one.device == device]
+        every: dict[Use, float] = {}
+        for one in alike:
+            _add(every, one.seconds)
+        largest = replace(alike[0], seconds=every)
+        if use := largest.avoidable:
+            most = max(alike, key=lambda one: one.seconds.get(use, 0.0))
+            click.echo()
+            line(f"{largest.note}" + (f"; most of it: {most.ref}" if len(alike) > 1 else ""))
+    for node, jobs in slow_nodes(found).items():
+        lost = shown_hours(sum(one.slowed[node] for one in jobs))
+        named = some([str(one.ref) for one in jobs], _MOST_NAMED)
+        click.echo()
+        line(
+            f"node {node} was the slowest of {count(len(jobs), 'job')}: the others waited {lost}"
+            f" {jobs[0].device} hours for it ({named}); have it checked"
+        )

@@ -1,0 +1,414 @@
+"""Where a job's GPU hours went: the time of each replica's devices, split by what the job did.
+
+Time is that of the job's objects and of the lines of its output. Of a job that trains, the reports
+of the replica that trains first stand for all: they compute the same step. Every second from the
+creation to a replica's end has exactly one use, so that the parts sum to the whole.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob.backends.api import JobRef
+from k8sjob.contract import Event, EventKind
+from k8sjob.errors import BackendError
+from k8sjob.kube.capacity import amounts
+from k8sjob.kube.objects import Object, Pod, moment, training, true_conditions
+from k8sjob.observe.logs import replica_of_rank
+from k8sjob.observe.status import job_status, speaker
+from k8sjob.sanitize import integer, real
+from k8sjob.targets.jobs import pod_specs, replica_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from k8sjob.backends.api import Backend, LogLine, Snapshot
+    from k8sjob.kube.objects import Json
+
+_SILENT: Final = 10.0
+"""So many times the usual time between two reports, and at least so many seconds, are a stall."""
+
+
+class Use(StrEnum):
+    """What a device was held, or waited for, for."""
+
+    QUEUED = "queued"
+    """Nothing was held: the job was suspended, or the replica waited for a node."""
+    STARTING = "starting"
+    """From a node to the first step: image, init containers, imports, meeting; again after each
+    failure."""
+    TRAINING = "training"
+    WAITING = "waiting"
+    """In steps, lost to the slowest rank."""
+    REPEATED = "repeated"
+    """Training that a later start did again, from an older checkpoint."""
+    STALLED = "stalled"
+    """After the last report of a start that made no more progress."""
+    IDLE = "idle"
+    """After the training, until the replica ended."""
+    RUNNING = "running"
+    """Of a script that reports no steps."""
+
+
+NEXT_STEPS: Final = {
+    Use.QUEUED: "ask for fewer devices, or use another queue or priority; `why` says what it"
+    " waits for",
+    Use.STARTING: "`why --timing` shows what took the time; a smaller image or fewer imports help",
+    Use.WAITING: "one rank is slower than the others: look at its node, or give each the same work",
+    Use.REPEATED: "save checkpoints more often (checkpoint.every), or find what fails by `why`",
+    Use.STALLED: "a lower run.hang_timeout ends a hang sooner; `why` says what hangs",
+    Use.IDLE: "end the script when its training is done",
+}
+"""What helps against a use that could be less."""
+_NOTABLE: Final = 0.05
+"""A smaller part of the whole is not worth a note."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The device seconds of a job.
+
+    Attributes:
+        ref: the job.
+        device: "GPU", or "CPU" where no replica asks for GPUs.
+        seconds: device seconds by use; uses without any are left out.
+        nodes: the same of each node.
+        slowed: device seconds that waited for the ranks on a node, by node.
+        labels: the job's labels.
+    """
+
+    ref: JobRef
+    device: str
+    seconds: Mapping[Use, float]
+    nodes: Mapping[str, Mapping[Use, float]] = field(default_factory=dict)
+    slowed: Mapping[str, float] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def total(self) -> float:
+        """Device seconds of all uses."""
+        return sum(self.seconds.values())
+
+    @property
+    def held(self) -> float:
+        """Device seconds in which a device was held."""
+        return self.total - self.seconds.get(Use.QUEUED, 0.0)
+
+    @property
+    def avoidable(self) -> Use | None:
+        """The largest use that could be less; None where none is notable."""
+        found = {use: self.seconds.get(use, 0.0) for use in NEXT_STEPS}
+        most = max(found, key=found.__getitem__)
+        return most if found[most] > _NOTABLE * self.total else None
+
+    @property
+    def note(self) -> str:
+        """The largest avoidable part in a sentence; empty without one."""
+        if (use := self.avoidable) is None:
+            return ""
+        part = self.seconds[use] / self.total
+        hours = shown_hours(self.seconds[use])
+        return f"{hours} {self.device} hours ({part:.0%}) went to {use}; {NEXT_STEPS[use]}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as JSON; docs/reference/json.md describes each field."""
+        return {
+            "name": self.ref.name,
+            "namespace": self.ref.namespace,
+            "device": self.device,
+            "seconds": _rounded(self.seconds),
+            "nodes": {name: _rounded(uses) for name, uses in self.nodes.items() if name},
+            "slowed": _rounded(self.slowed),
+            "avoidable": self.avoidable,
+            "note": self.note,
+        }
+
+
+def _rounded(seconds: Mapping[Any, float]) -> dict[str, float]:
+    return {str(name): round(value, 3) for name, value in seconds.items()}
+
+
+def shown_hours(seconds: float) -> str:
+    """Hours in three digits."""
+    return f"{seconds / 3600:.3g}"
+
+
+def slow_nodes(usages: Iterable[Usage]) -> dict[str, list[Usage]]:
+    """The nodes that were the slowest in two jobs or more, each with these jobs.
+
+    A node counts in a job of several nodes whose ranks waited notably, mostly for that node.
+    """
+    found: dict[str, list[Usage]] = defaultdict(list)
+    for one in usages:
+        waited = one.seconds.get(Use.WAITING, 0.0)
+        trained = waited + one.seconds.get(Use.TRAINING, 0.0)
+        several = len([name for name in one.nodes if name]) > 1
+        for name, seconds in one.slowed.items():
+            if several and waited > _NOTABLE * trained and seconds > waited / 2:
+                found[name].append(one)
+    return {name: jobs for name, jobs in found.items() if len(jobs) > 1}
+
+
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """A progress event: when it was written, and what it says."""
+
+    time: float
+    position: tuple[int, int]
+    waits: float
+    slowest: int | None
+
+
+@dataclass(slots=True)
+class _Session:
+    """One start of the group, as the output of the replica that reports shows it."""
+
+    begin: float
+    end: float
+    attempt: int
+    met: bool = False
+    finished: float | None = None
+    reports: list[_Report] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """A time with one use, but for the part of it that waits for the slowest rank."""
+
+    begin: float
+    end: float
+    use: Use
+    waits: float = 0.0
+    slowest: int | None = None
+
+
+def read_usage(backend: Backend, snapshot: Snapshot, *, since: datetime | None = None) -> Usage:
+    """The usage of a job, from its objects and the output of the replica that reports.
+
+    Args:
+        backend: where the job lives.
+        snapshot: the job with its Pods.
+        since: what was before is left out.
+    """
+    lines: Iterable[LogLine] = ()
+    with suppress(BackendError):
+        lines = list(_marked(backend.logs(JobRef.of(snapshot.job), speaker(snapshot.job))))
+    return usage(snapshot, lines, since=since)
+
+
+def _marked(lines: Iterable[LogLine]) -> Iterator[LogLine]:
+    """The lines that say something: events, and the first and last line of each attempt."""
+    before: LogLine | None = None
+    for line in lines:
+        if line.gap:
+            continue
+        new = before is None or before.attempt != line.attempt
+        if new and before is not None:
+            yield before
+        if new or Event.decode(line.text):
+            yield line
+        before = line
+    if before is not None:
+        yield before
+
+
+def usage(snapshot: Snapshot, lines: Iterable[LogLine], *, since: datetime | None = None) -> Usage:
+    """Split the device seconds of a job.
+
+    Args:
+        snapshot: the job with its Pods.
+        lines: the output of the replica that reports; what says nothing may be missing.
+        since: what was before is left out.
+    """
+    job, status = snapshot.job, job_status(snapshot)
+    now = (status.finished or snapshot.at or datetime.now(UTC)).timestamp()
+    created = status.created.timestamp() if status.created else now
+    begin = max(created, since.timestamp()) if since else created
+    sessions = list(_sessions(lines))
+    spans = list(_spans(sessions, now, ended=status.state.finished))
+    device, held_by = _devices(job)
+    seconds: dict[Use, float] = defaultdict(float)
+    nodes: dict[str, dict[Use, float]] = defaultdict(lambda: defaultdict(float))
+    slowed: dict[str, float] = defaultdict(float)
+    pods = {replica_of(pod): Pod(pod) for pod in snapshot.pods}
+    on = {name: pod.node for name, pod in pods.items()}
+    for name, amount in held_by.items():
+        held = list(_held(pods.get(name), created, now))
+        # What is known of its Pods may have expired; where the group trained, it had devices.
+        held += [(one.begin, one.end) for one in sessions]
+        for span in _replica_spans(held, spans, (begin, created, now)):
+            if (long := (span.end - max(span.begin, begin)) * amount) <= 0:
+                continue
+            for use, part in ((Use.WAITING, span.waits), (span.use, 1 - span.waits)):
+                if part:
+                    seconds[use] += long * part
+                    nodes[on.get(name, "")][use] += long * part
+            if span.waits and (slow := _node_of(job, span.slowest, on)):
+                slowed[slow] += long * span.waits
+    return Usage(status.ref, device, seconds, nodes, slowed, Object(job).labels)
+
+
+def _devices(job: Json) -> tuple[str, dict[str, float]]:
+    """The kind of device, and how many each replica asks for."""
+    gpus, cpus = dict[str, float](), dict[str, float]()
+    for role, count, spec in pod_specs(job):
+        resources = training(spec.get("containers")).get("resources") or {}
+        asked = {**amounts(resources.get("limits")), **amounts(resources.get("requests"))}
+        found = sum(float(n) for name, n in asked.items() if name.endswith("/gpu"))
+        for index in range(count):
+            name = f"{role.lower()}-{index}"
+            gpus[name], cpus[name] = found, float(asked.get("cpu", 1))
+    return ("GPU", gpus) if any(gpus.values()) else ("CPU", cpus)
+
+
+def _node_of(job: Json, rank: int | None, on: Mapping[str, str]) -> str:
+    if rank is None:
+        return ""
+    try:
+        return on.get(replica_of_rank(job, rank), "")
+    except BackendError:
+        return ""
+
+
+# --- what the group did ---------------------------------------------------------------------------
+
+
+def _sessions(lines: Iterable[LogLine]) -> Iterator[_Session]:
+    """The starts of the group: a container's, and those within a container after a failure."""
+    session: _Session | None = None
+    for line in lines:
+        at = datetime.fromisoformat(line.timestamp).timestamp()
+        event = Event.decode(line.text)
+        again = event is not None and event.kind == EventKind.STARTED and session and session.met
+        if session is None or line.attempt != session.attempt or again:
+            if session:
+                yield session
+            begin = session.end if session and again else at
+            session = _Session(begin, at, line.attempt)
+        session.end = max(session.end, at)
+        if event is None:
+            continue
+        if event.kind == EventKind.STARTED:
+            session.met = True
+        elif event.kind == EventKind.FINISHED:
+            session.finished = at
+        elif event.kind == EventKind.PROGRESS and (report := _report(at, event.data)):
+            session.reports.append(report)
+    if session:
+        yield session
+
+
+def _report(at: float, data: dict[str, Any]) -> _Report | None:
+    epoch, step = integer(data.get("epoch")), integer(data.get("step"))
+    if epoch is None or step is None:
+        return None
+    took, wait = real(data.get("step_s")), real(data.get("wait_s"))
+    known = took is not None and wait is not None and 0 <= wait <= took < math.inf
+    waits = wait / took if known and took and wait else 0.0
+    return _Report(at, (epoch, step), waits, integer(data.get("slowest")))
+
+
+def _spans(sessions: Sequence[_Session], now: float, *, ended: bool) -> Iterator[_Span]:
+    """What the group did, in order, without gaps from its first line on."""
+    for number, session in enumerate(sessions):
+        last = number == len(sessions) - 1
+        until = sessions[number + 1].begin if not last else max(now, session.end)
+        end = session.end if not last or ended else until
+        if not session.reports:
+            trains = any(one.reports for one in sessions) or session.met
+            yield _Span(session.begin, until, Use.STARTING if trains else Use.RUNNING)
+            continue
+        first = session.reports[0]
+        done_again = None if last else _resumed_at(sessions[number + 1 :])
+        yield _Span(session.begin, first.time, Use.STARTING)
+        for before, report in pairwise(session.reports):
+            lost = done_again is not None and report.position > done_again
+            use, waits = (Use.REPEATED, 0.0) if lost else (Use.TRAINING, report.waits)
+            yield _Span(before.time, report.time, use, waits, report.slowest)
+        newest = session.reports[-1]
+        if session.finished is not None:
+            yield _Span(newest.time, session.finished, Use.TRAINING)
+            yield _Span(session.finished, until, Use.IDLE)
+            continue
+        lost = done_again is not None and newest.position > done_again
+        stalled = end - newest.time > _patience(session.reports)
+        tail = Use.STALLED if stalled else Use.REPEATED if lost else Use.TRAINING
+        yield _Span(newest.time, end, tail)
+        yield _Span(end, until, Use.IDLE if last else Use.STARTING)
+
+
+def _resumed_at(later: Iterable[_Session]) -> tuple[int, int] | None:
+    """Where the training went on after a failure."""
+    return next((one.reports[0].position for one in later if one.reports), None)
+
+
+def _patience(reports: Sequence[_Report]) -> float:
+    """Seconds without a report that are a stall."""
+    gaps = [after.time - before.time for before, after in pairwise(reports)]
+    return _SILENT * max(statistics.median(gaps) if gaps else 0.0, 1.0) + _SILENT
+
+
+# --- what a replica held --------------------------------------------------------------------------
+
+
+def _held(pod: Pod | None, created: float, now: float) -> Iterator[tuple[float, float]]:
+    """When a replica's Pod had its node, as far as the Pod tells."""
+    if pod is None:
+        return
+    bound = true_conditions(pod.status).get("PodScheduled", {}).get("lastTransitionTime")
+    ended = pod.terminated.get("finishedAt") if not pod.live else None
+    begin, end = moment(bound or pod.created), moment(ended)
+    if pod.node:
+        yield begin.timestamp() if begin else created, end.timestamp() if end else now
+
+
+def _replica_spans(
+    held: Sequence[tuple[float, float]], spans: Sequence[_Span], times: tuple[float, float, float]
+) -> Iterator[_Span]:
+    """What a replica's devices were for, from the job's creation to the replica's end."""
+    _, created, now = times
+    end = min(max((end for _, end in held), default=now), now)
+    at = created
+    for begin, stop in _joined(held):
+        if begin > at:
+            yield _Span(at, min(begin, end), Use.QUEUED)
+        yield from _used(max(begin, at), min(stop, end), spans)
+        at = max(at, stop)
+    if at < end:
+        yield _Span(at, end, Use.QUEUED)
+
+
+def _joined(intervals: Iterable[tuple[float, float]]) -> Iterator[tuple[float, float]]:
+    """The same times, in order, without overlaps."""
+    begin = end = None
+    for start, stop in sorted(intervals):
+        if begin is None or end is None or start > end:
+            if begin is not None and end is not None:
+                yield begin, end
+            begin, end = start, stop
+        end = max(end, stop)
+    if begin is not None and end is not None:
+        yield begin, end
+
+
+def _used(begin: float, end: float, spans: Sequence[_Span]) -> Iterator[_Span]:
+    """The spans of the group within a time; what is before them, or between, is a start."""
+    at = begin
+    for span in spans:
+        start, stop = max(span.begin, at), min(span.end, end)
+        if stop <= start:
+            continue
+        if start > at:
+            yield _Span(at, start, Use.STARTING)
+        yield _Span(start, stop, span.use, span.waits, span.slowest)
+        at = stop
+    if at < end:
+        yield _Span(at, end, Use.IDLE if spans else Use.RUNNING)

@@ -1,0 +1,85 @@
+"""`k8sjob usage` over records of jobs."""
+
+import json
+
+import pytest
+from trainings import finished, job, line, met, pod, step
+
+from k8sjob.backends.api import JobRef, Snapshot
+from k8sjob.backends.record import write_record
+
+
+class Recorded:
+    """A job, its pods and the output of its Master."""
+
+    def __init__(self, made, pods, lines):
+        self.shown, self.lines = Snapshot(made, pods), lines
+
+    def snapshot(self, _ref):
+        return self.shown
+
+    def related(self, _snapshot):
+        return ()
+
+    def logs(self, _ref, replica, **_options):
+        return iter(self.lines if replica == "master-0" else ())
+
+
+@pytest.fixture
+def records(tmp_path):
+    """Two jobs of two GPUs; the second one waits for the node of its worker, too."""
+    pods = [pod("master-0", 100, 3600, "a"), pod("worker-0", 0, 3600, "b")]
+    lines = [line(100), met(100), step(200, 1), step(3200, 2, wait=0.25, slowest=1), finished(3600)]
+    paths = []
+    for name in ("one", "two"):
+        paths.append(tmp_path / f"{name}.k8sjob")
+        with paths[-1].open("wb") as out:
+            backend = Recorded(job(end=3600, name=name), pods, lines)
+            write_record(backend, JobRef(name, "team"), out, lambda *_: None)
+    return paths
+
+
+def test_a_table_with_what_could_be_less(k8sjob, records):
+    done = k8sjob("usage", *records, "--price", "2")
+    assert done.err == ""
+    table, note, slow = done.out.split("\n\n")
+    header, *rows = (one.split() for one in table.splitlines())
+    assert header == ["NAME", "HOURS", "QUEUED", "STARTING", "TRAINING", "WAITING", "COST"]
+    assert rows[0] == ["team/one", "2", "GPU", "1.4%", "4.2%", "73.6%", "20.8%", "3.94"]
+    assert rows[2] == ["all", "4", "GPU", "1.4%", "4.2%", "73.6%", "20.8%", "7.89"]
+    assert note.startswith("0.833 GPU hours (21%) went to waiting; one rank is slower")
+    assert slow.startswith("node b was the slowest of 2 jobs: the others waited 0.833 GPU hours")
+
+
+@pytest.mark.parametrize(
+    ("by", "names"),
+    [
+        ("namespace", {"team"}),
+        ("label:team", {"red"}),
+        ("label:cost/centre", {"(no"}),
+        ("node", {"a", "b", "all"}),
+    ],
+)
+def test_other_groups(k8sjob, records, by, names):
+    out = k8sjob("usage", *records, "--by", by).out
+    assert {row.split()[0] for row in out.split("\n\n")[0].splitlines()[1:]} == names
+
+
+def test_as_json(k8sjob, records):
+    one, _ = json.loads(k8sjob("usage", *records, "-o", "json").out)
+    assert sum(one["seconds"].values()) == 7200
+    assert one["slowed"] == {"b": 1500}
+    assert one["cost"] is None
+
+
+def test_errors(k8sjob, records, tmp_path):
+    done = k8sjob("usage", *records, "--by", "team")
+    assert (done.code, done.out) == (2, "")
+    assert "--by 'team': give job, namespace, node or label:KEY" in done.err
+    assert "selector" in k8sjob("usage", "x", "-l", "a=b").err.lower()
+    assert k8sjob("usage", *records, "--price", "-1").code == 2
+    assert k8sjob("usage", tmp_path / "none.k8sjob").code == 1
+    assert (
+        k8sjob("usage", *records, "--since", "1h").err == "no job has used anything in that time\n"
+    )
+    assert k8sjob("usage").err == "no job has used anything in that time\n"

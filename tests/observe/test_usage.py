@@ -1,0 +1,148 @@
+"""Where the hours of a job went; in each case the uses sum to the whole."""
+
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from trainings import BEGIN, finished, job, line, met, pod, step
+
+from k8sjob.backends.api import Snapshot
+from k8sjob.contract import Event, EventKind
+from k8sjob.observe.usage import Use, slow_nodes, usage
+
+
+def split(made, pods, lines, **options):
+    now = BEGIN + timedelta(seconds=1000)
+    found = usage(Snapshot(made, pods, at=now), lines, **options)
+    return {str(use): round(seconds, 3) for use, seconds in found.seconds.items()}
+
+
+def test_a_job_from_the_queue_to_its_end():
+    pods = [pod("master-0", 100, 230), pod("worker-0", 110, 220)]
+    lines = [line(120), met(140), step(150, 1), step(180, 2, wait=0.5), finished(200), line(210)]
+    assert split(job(end=230), pods, lines) == {
+        "queued": 100 + 110,
+        "starting": 50 + 40,
+        "training": 2 * (15 + 20),
+        "waiting": 2 * 15,
+        "idle": 30 + 20,
+    }
+
+
+def test_devices_are_counted_and_cpus_where_there_is_no_gpu():
+    pods = [pod("master-0", 0, 100), pod("worker-0", 0, 100)]
+    eight = usage(Snapshot(job(end=100, gpus=8), pods), [line(0), step(0, 1), finished(100)])
+    assert (eight.device, eight.seconds[Use.TRAINING]) == ("GPU", 1600)
+    none = usage(Snapshot(job(end=100, gpus=0), pods), [line(0), step(0, 1), finished(100)])
+    assert (none.device, none.seconds[Use.TRAINING]) == ("CPU", 400)
+
+
+@pytest.mark.parametrize("attempt", [0, 1])  # again within the container, or in a new start of it
+def test_what_a_later_start_does_again_is_repeated(attempt):
+    lines = [line(0), met(10), step(20, 1), step(30, 2), step(40, 3), line(42, "error")]
+    lines += [met(60, attempt), step(70, 2, attempt), step(80, 4, attempt), finished(90, attempt)]
+    found = split(job(end=90, workers=0), [pod("master-0", 0, 90)], lines)
+    assert found == {"starting": 20 + 28, "training": 10 + 10 + 10, "repeated": 10 + 2}
+
+
+def test_a_hang_is_a_stall_up_to_the_end_of_its_start():
+    lines = [line(0), met(10), step(20, 1), step(21, 2), line(321, "hung")]
+    lines += [line(330, attempt=1), met(340, 1), step(350, 3, 1), finished(360, 1)]
+    found = split(job(end=360, workers=0), [pod("master-0", 0, 360)], lines)
+    assert found == {"starting": 20 + 29, "training": 1 + 10, "stalled": 300}
+
+
+def test_a_job_that_runs_is_counted_until_now():
+    lines = [line(0), met(10), step(20, 1), step(990, 2)]
+    found = split(job(workers=0), [pod("master-0", 0)], lines)
+    assert found == {"starting": 20, "training": 980}
+    stalled = split(job(workers=0), [pod("master-0", 0)], [*lines[:3], step(21, 2)])
+    assert stalled == {"starting": 20, "training": 1, "stalled": 979}
+
+
+def test_a_script_that_reports_no_steps():
+    found = split(job(end=100, workers=0), [pod("master-0", 10, 100)], [line(20), line(90)])
+    assert found == {"queued": 10, "starting": 10, "running": 80}
+
+
+def test_without_output_only_the_pods_are_known():
+    found = split(job(end=100, workers=0), [pod("master-0", 10, 100)], [])
+    assert found == {"queued": 10, "running": 90}
+
+
+def test_where_pods_are_gone_the_output_tells_what_was_held():
+    lines = [line(40), met(50), step(60, 1), step(70, 2), finished(80)]
+    found = split(job(end=100, workers=0), [], lines)
+    assert found == {"queued": 40, "starting": 20, "training": 20}
+
+
+def test_only_the_time_since_a_moment():
+    lines = [line(0), met(10), step(20, 1), step(120, 2), finished(120)]
+    since = BEGIN + timedelta(seconds=70)
+    found = split(job(end=120, workers=0), [pod("master-0", 0, 120)], lines, since=since)
+    assert found == {"training": 50}
+
+
+def test_nodes_that_others_wait_for():
+    pods = [pod("master-0", 0, 100, "a"), pod("worker-0", 0, 100, "b")]
+    lines = [line(0), step(0, 1), step(50, 2, wait=0.4, slowest=1), step(100, 3), finished(100)]
+    ones = [usage(Snapshot(job(end=100, name=name), pods), lines) for name in ("one", "two")]
+    assert ones[0].slowed == {"b": 40}
+    assert ones[0].nodes["a"][Use.WAITING] == 20
+    assert slow_nodes(ones) == {"b": ones}
+    assert slow_nodes(ones[:1]) == {}
+    alone = [pod("master-0", 0, 100, "b"), pod("worker-0", 0, 100, "b")]
+    same = [usage(Snapshot(job(end=100), alone), lines)] * 2
+    assert slow_nodes(same) == {}
+
+
+def test_the_largest_avoidable_part_is_named_with_what_helps():
+    lines = [line(0), met(10), step(80, 1), step(100, 2), finished(100)]
+    found = usage(Snapshot(job(end=100, workers=0), [pod("master-0", 0, 100)]), lines)
+    assert found.avoidable is Use.STARTING
+    assert found.note.startswith("0.0222 GPU hours (80%) went to starting; `why --timing`")
+    fine = [line(0), step(1, 1), step(100, 2), finished(100)]
+    assert not usage(Snapshot(job(end=100, workers=0), [pod("master-0", 0, 100)]), fine).note
+
+
+moments = st.integers(0, 1000)
+event_lines = st.tuples(
+    moments,
+    st.sampled_from([EventKind.STARTED, EventKind.PROGRESS, EventKind.FINISHED, "text"]),
+    st.integers(0, 3),
+    st.integers(0, 5),
+    st.floats(allow_nan=True),
+)
+
+
+@given(
+    st.lists(event_lines, max_size=30),
+    st.lists(st.tuples(moments, moments), min_size=2, max_size=2),
+    st.none() | st.integers(1, 1000),
+    st.none() | moments,
+)
+def test_every_second_has_exactly_one_use(said, times, end, since):
+    lines = []
+    attempts = 0
+    for moment, kind, attempt, number, wait in sorted(said, key=lambda one: (one[0], str(one[1]))):
+        attempts = max(attempts, attempt)  # the kubelet counts upwards
+        data = {"epoch": 0, "step": number, "step_s": 1.0, "wait_s": wait, "slowest": number}
+        event = "text" if kind == "text" else Event(kind, data, 1.0)
+        lines.append(line(moment, event, attempts))
+    pods = [
+        pod(name, min(pair), max(pair) if end else None)
+        for name, pair in zip(("master-0", "worker-0"), times, strict=True)
+    ]
+    made = job(end=end) if end else job()
+    now = BEGIN + timedelta(seconds=end or 1000)
+    begin = BEGIN + timedelta(seconds=since) if since is not None else None
+    found = usage(Snapshot(made, pods, at=now), lines, since=begin)
+    assert all(seconds > 0 for seconds in found.seconds.values())
+    longest = 2 * max((now - max(begin or BEGIN, BEGIN)).total_seconds(), 0)
+    assert found.total <= longest + 1e-6
+    by_node = sum(sum(uses.values()) for uses in found.nodes.values())
+    assert by_node == pytest.approx(found.total)
+    held_ends = [min(max(pair), end) if end else 1000 for pair in times]
+    if not lines and since is None:
+        assert found.total == pytest.approx(sum(held_ends))
