@@ -213,15 +213,15 @@ def _keras_not_training(script: Script) -> Iterator[Hit]:
             )
 
 
+_CLEARS: Final = frozenset({"zero_grad", "zero_", "_foreach_zero_", "grad"})
+"""What clears gradients, or may: as an attribute, or as text for getattr and setattr."""
+
+
 @RULES.warning
 def _gradients_not_cleared(script: Script) -> Iterator[Hit]:
     """backward() adds to the gradients that are there; only zero_grad() clears them."""
-    clears = any(
-        node.attr in ("zero_grad", "zero_")  # of the optimizer, or p.grad.zero_()
-        or (node.attr == "grad" and not isinstance(node.ctx, ast.Load))  # p.grad = None
-        for node in script.nodes
-        if isinstance(node, ast.Attribute)
-    )
+    words = (getattr(node, "attr", constant(node)) for node in script.nodes)
+    clears = any(word in _CLEARS for word in words if isinstance(word, str))
     if clears or script.modules & MANAGED or not script.self_contained or script.has_runtime:
         return
     for call in script.method_calls("step"):

@@ -276,6 +276,12 @@ def test_a_keras_model_in_a_loop_of_ones_own(step, found):
         ("model.zero_grad(set_to_none=True)", False),
         ("for p in model.parameters():\n        p.grad = None", False),
         ("p.grad.zero_()", False),
+        ("p.grad.fill_(0)", False),
+        ("setattr(p, 'grad', None)", False),
+        ("getattr(optimizer, 'zero_grad')()", False),
+        ("torch._foreach_zero_(gradients)", False),
+        ("torch._foreach_mul_([p.grad for p in model.parameters()], 0)", False),
+        ("torch.nn.utils.clip_grad_norm_(model.parameters(), 1)", True),
     ],
 )
 def test_gradients_that_are_never_cleared(clear, found):
