@@ -164,7 +164,15 @@ class Code:
 
     def _scope(self, node: ast.AST) -> ast.AST:
         around = (parent for _, parent in self.ancestors(node) if isinstance(parent, Definition))
-        return next(around, self.module(node).tree)
+        inner, outer = next(around, None), self.module(node).tree
+        is_global = isinstance(node, ast.Name) and (inner, node.id) in self._globals
+        return outer if inner is None or is_global else inner
+
+    @cached_property
+    def _globals(self) -> set[tuple[ast.AST | None, str]]:
+        """Functions with the names that they declare to be global."""
+        found = [node for node in self.nodes if isinstance(node, ast.Global)]
+        return {(self.function(node), name) for node in found for name in node.names}
 
     def variable(self, use: ast.expr) -> Variable | None:
         """The variable that a name or `self.name` means here; None: imported, or never set."""
@@ -186,7 +194,8 @@ class Code:
         if isinstance(use, ast.Call):
             made = self.definition(use.func)
             nodes = ast.walk(made) if isinstance(made, Function) else ()
-            return [one.value for one in nodes if isinstance(one, ast.Return) and one.value]
+            ends = (one for one in nodes if isinstance(one, ast.Return))
+            return [one.value for one in ends if one.value and self.function(one) is made]
         found = self.variable(use)
         return found.values if found and not found.unknown and not found.parameter_of else []
 
@@ -325,12 +334,16 @@ class Code:
             if function is None:
                 return False
             seen.add(function)
-            ways += self._uses.get(function.name, ())
+            ways += self.uses(function.name)
         return True
 
+    def uses(self, name: str) -> Sequence[ast.Name | ast.Attribute]:
+        """Where a name is read, alone or as the last part of one."""
+        return self._uses.get(name, ())
+
     @cached_property
-    def _uses(self) -> dict[str, list[ast.AST]]:
-        uses: dict[str, list[ast.AST]] = defaultdict(list)
+    def _uses(self) -> dict[str, list[ast.Name | ast.Attribute]]:
+        uses: dict[str, list[ast.Name | ast.Attribute]] = defaultdict(list)
         for node in self.nodes:
             if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
                 uses[self.last_name(node)].append(node)

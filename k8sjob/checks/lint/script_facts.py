@@ -10,7 +10,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.lint.finding import Hit
-from k8sjob.checks.lint.script_code import Code, is_main_guard, keyword, parameters
+from k8sjob.checks.lint.script_code import Code, is_main_guard, parameters
+from k8sjob.checks.lint.script_origins import Origins
 from k8sjob.checks.lint.script_ranks import Ranks
 
 if TYPE_CHECKING:
@@ -112,6 +113,11 @@ class Script(Code):
     def kinds(self) -> Kinds:
         """Which of its objects are sessions, trainers or wrapped models."""
         return Kinds(self)
+
+    @cached_property
+    def origins(self) -> Origins:
+        """Where its values come from."""
+        return Origins(self)
 
     @cached_property
     def calls(self) -> Sequence[tuple[str, ast.Call]]:
@@ -237,18 +243,10 @@ class Kinds:
 
     def _parameter(self, function: Function, name: str) -> str:
         """What the program's calls pass as a parameter, or else what its type or its name says."""
-        given = parameters(function)
-        names = [one.arg for one in given if one.arg not in ("self", "cls")]
-        position = names.index(name) if name in names else None
-        calls = self._script.method_calls(function.name)
-        passed = (
-            keyword(call, name, position)
-            for call in calls
-            if self._script.definition(call.func) is function
-        )
+        passed = self._script.origins.passed(function, name)
         if known := {kind for value in passed if value and (kind := self._passed(value))}:
             return known.pop() if len(known) == 1 else ""
-        annotation = next(one.annotation for one in given if one.arg == name)
+        annotation = next(one.annotation for one in parameters(function) if one.arg == name)
         if annotation is not None:
             return _kind_named(self._script.name(annotation))
         if name == "accelerator":

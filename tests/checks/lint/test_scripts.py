@@ -121,6 +121,35 @@ def test_an_address_of_rpc_or_of_a_store(body, found):
     assert ids(body, Setting(nodes=1)) == []
 
 
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("a = 'localhost'\nos.environ['MASTER_ADDR'] = a", True),
+        ("a = 'local'\nos.environ['MASTER_ADDR'] = f'{a}host'", True),
+        ("def f(a='localhost'):\n    os.environ['MASTER_ADDR'] = a\n\nf()", True),
+        ("def f(*, a):\n    os.environ['MASTER_ADDR'] = a\n\nf(a='127.0.0.1')", True),
+        ("def a():\n    return 'localhost'\n\nb = a()\nos.environ['MASTER_ADDR'] = b", True),
+        ("os.environ |= {'MASTER_ADDR': 'localhost'}", True),
+        ("os.environ.update(dict(MASTER_ADDR='localhost'))", True),
+        ("dist.TCPStore(f'{host}', port)", False),
+        ("p = free()\no = dist.rpc.Options(init_method=f'tcp://localhost:{p}')", True),
+        ("o = dist.rpc.Options(init_method='tcp://{}:{:d}'.format('localhost', port))", True),
+        ("o = dist.rpc.Options(init_method='tcp://{h}:{0}'.format(1, h='::1'))", True),
+        ("import torch.distributed.rpc as r\nr.O(init_method='tcp://localhost:' + p)", True),
+        ("a = 'localhost'\nif b:\n    a = 'host'\nos.environ['MASTER_ADDR'] = a", False),
+        ("def f(a='localhost'):\n    os.environ['MASTER_ADDR'] = a\n\nf(host)", False),
+        ("def f(a='localhost'):\n    os.environ['MASTER_ADDR'] = a\n\nf(**k)", False),
+        ("def f(a='localhost'):\n    os.environ['MASTER_ADDR'] = a\n\nf()\nrun(f)", False),
+        ("@cli\ndef f(a='localhost'):\n    os.environ['MASTER_ADDR'] = a\n\nf()", False),
+        ("a = '::1'\ndef f():\n    global a\n    a = b\nos.environ['MASTER_ADDR'] = a", False),
+        ("a = 'localhost'\na = f'{a}.net'\nos.environ['MASTER_ADDR'] = a", False),
+        ("if d:\n    dist.init_process_group('gloo', 'tcp://localhost:1')", False),
+    ],
+)
+def test_an_address_is_followed_to_its_constant(body, found):
+    assert ids(f"import os\n{body}") == (["hard-coded-address"] if found else [])
+
+
 SPAWN = """\
 import torch.distributed as dist
 import torch.multiprocessing as mp
