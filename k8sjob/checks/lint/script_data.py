@@ -188,29 +188,44 @@ _MODES: Final = frozenset(
     {"Dropout", "SpatialDropout1D", "SpatialDropout2D", "GaussianNoise", "BatchNormalization"}
 )
 """Layers of Keras that do something else while the model is trained."""
+_TRAINED: Final = frozenset({"parameters", "trainable_weights", "trainable_variables"})
+"""What an optimizer is given of a model, unless the model is only asked, as a teacher is."""
 
 
 @RULES.warning
 def _keras_not_training(script: Script) -> Iterator[Hit]:
     """Outside of fit, Keras calls a model for inference unless training=True is passed."""
-    names = {name.rpartition(".")[2] for name, _ in script.calls if name.startswith("keras.")}
-    if not names & _MODES or script.has_runtime:
+    if script.has_runtime or "keras" not in script.modules:
         return
+    attributes = (node for node in script.nodes if isinstance(node, ast.Attribute))
+    trained = {script.name(node.value) for node in attributes if node.attr in _TRAINED}
     backward = [script.function(call) for call in script.method_calls("backward")]
-    for call in (
-        call for _, call in script.calls if isinstance(call.func, ast.Name | ast.Attribute)
-    ):
-        trained = script.function(call) in backward and script.loops(call)
-        if not trained or keyword(call, "training") or not script.is_keras_model(call.func):
+    for call in (call for name, call in script.calls if name in trained - {""}):
+        given = any(one.arg in (None, "training") for one in call.keywords)
+        if given or script.function(call) not in backward or not script.loops(call):
             continue
         contexts = [ast.unparse(one) for one in script.contexts(call)]
-        if not any("no_grad" in one or "inference_mode" in one for one in contexts):
+        if any("no_grad" in one or "inference_mode" in one for one in contexts):
+            continue
+        if layers := script.is_keras_model(call.func) and _modes(script, call.func):
             yield script.at(
                 call,
                 f"`{ast.unparse(call.func)}(...)` in a training loop of your own runs the model "
-                f"for inference, so {min(names & _MODES)} does not do what it does in training; "
+                f"for inference, so {min(layers)} does not do what it does in training; "
                 "pass training=True",
             )
+
+
+def _modes(script: Script, model: ast.expr) -> set[str]:
+    """The layers of _MODES that a model seems to have, unless it sets their mode by itself."""
+    found: set[str] = set()
+    for made in script.origins.of(model):
+        listed = isinstance(made, ast.Call) and made.args and isinstance(made.args[0], ast.List)
+        whole = made if listed else script.function(made) or script.module(made).tree
+        text = ast.unparse(script.instance(made) or whole)
+        if not re.search(r"training(: bool)? ?= ?True", text):
+            found |= set(re.findall(r"\w+", text)) & _MODES
+    return found
 
 
 _CLEARS: Final = frozenset({"zero_grad", "zero_", "_foreach_zero_", "grad"})

@@ -65,6 +65,9 @@ _MAKERS: Final = (
     ("zero", re.compile(r"torch\.(\w+\.)*ZeroRedundancyOptimizer")),
 )
 """What makes an object of a kind, or is its type."""
+_KERAS_MODEL: Final = re.compile(
+    r"keras\.((models|saving)\.)?(Sequential|Model|Functional|\w+_model)|keras\.applications\..+"
+)
 _SAME: Final = frozenset({"to", "cuda", "cpu", "train", "eval", "float", "half", "bfloat16"})
 """Methods of a model that give the model."""
 
@@ -193,13 +196,13 @@ class Script(Code):
         ]
 
     def is_keras_model(self, node: ast.expr) -> bool:
-        """Whether a variable holds nothing but what Keras, or a subclass of it, makes."""
-        values = [node] if isinstance(node, ast.Call) else self.values(node)
+        """Whether a value is always a model of Keras, or of a subclass."""
+        values = self.origins.of(node)
 
         def is_keras(value: ast.expr) -> bool:
             made = self.instance(value)
             bases = made.bases if made else [value.func] if isinstance(value, ast.Call) else []
-            return any(self.name(base).startswith("keras.") for base in bases)
+            return any(_KERAS_MODEL.fullmatch(self.name(base)) for base in bases)
 
         return bool(values) and all(map(is_keras, values))
 

@@ -288,13 +288,37 @@ def test_fit_in_each_pod_trains_alone(imports, body, found):
         ("model(x).sum().backward()", True),
         ("model(x, training=True).sum().backward()", False),
         ("other(x).sum().backward()", False),
+        ("model(x, **given).sum().backward()", False),
+        ("loss(x, model(x, training=True)).backward()", False),
+        ("f(model(x, training=True), teacher(x).detach()).backward()", False),
         ("with torch.no_grad():\n        model(x)\n    other(x).backward()", False),
     ],
 )
 def test_a_keras_model_in_a_loop_of_ones_own(step, found):
-    text = f"import torch\n{KERAS}{LOOP}{step}\n    optimizer.step()\n    optimizer.zero_grad()\n"
-    assert ids(text, group=False) == (["keras-not-training"] if found else [])
+    others = "loss = keras.losses.MeanSquaredError()\nteacher = keras.models.clone_model(model)\n"
+    text = f"{KERAS}{others}{LOOP}{step}\n    optimizer.step()\n    optimizer.zero_grad()\n"
+    assert ids(f"import torch\n{text}", group=False) == (["keras-not-training"] if found else [])
     assert ids(text.replace("Dropout(0.5)", "Dense(2)"), group=False) == []
+
+
+@pytest.mark.parametrize(
+    ("made", "found"),
+    [
+        ("def build():\n    return keras.Model(x, Dropout(0.5)(x))", True),
+        ("def build():\n    return keras.Model(x, Dense(2)(x))", False),
+        ("class build(keras.Model):\n    def call(self, x): Dropout(x)", True),
+        ("class build(keras.Model):\n    def call(self, x, training=True): Dropout(x)", False),
+        ("class build(keras.Model):\n    def call(self, x): Dropout(x, training=True)", False),
+    ],
+)
+def test_a_keras_model_is_followed_to_where_it_is_made(made, found):
+    text = (
+        f"import keras, torch\nfrom keras.layers import Dropout\n{made}\n"
+        "def train(model, data):\n    optimizer = torch.optim.SGD(model.parameters())\n"
+        "    for x in data:\n        optimizer.zero_grad()\n        model(x).sum().backward()\n"
+        "        optimizer.step()\n\ntrain(build(), [])\n"
+    )
+    assert ids(text, group=False) == (["keras-not-training"] if found else [])
 
 
 @pytest.mark.parametrize(
