@@ -358,6 +358,16 @@ class Code:
             if isinstance(parent, ast.For | ast.While) and self.function(parent) is function
         ]
 
+    def all_loops(self, node: ast.AST) -> set[ast.For | ast.While]:
+        """The loops around a node, and around what leads to its function."""
+        ways, seen = [node], set[Function]()
+        for way in ways:
+            function = self.function(way)
+            if function and function not in seen:
+                seen.add(function)
+                ways += self.uses(function.name)
+        return {loop for way in ways for loop in self.loops(way)}
+
 
 def is_main_guard(node: ast.AST) -> bool:
     """`if __name__ == "__main__":`, which is true in every process."""

@@ -239,16 +239,22 @@ def _gradients_not_cleared(script: Script) -> Iterator[Hit]:
     clears = any(word in _CLEARS for word in words if isinstance(word, str))
     if clears or script.modules & MANAGED or not script.self_contained or script.has_runtime:
         return
-    for call in script.method_calls("step"):
-        if not isinstance(call.func, ast.Attribute) or not script.loops(call):
-            continue
-        values = script.values(call.func.value)
-        made = [value for value in values if isinstance(value, ast.Call)]
-        # One that is created for each step finds no older gradients in the model made with it.
-        kept = [value for value in made if set(script.loops(call)) - set(script.loops(value))]
-        if script.trains and any(_OPTIMIZER.fullmatch(script.name(one.func)) for one in kept):
-            yield script.at(
-                call,
-                "no zero_grad() in this program: each step adds its gradients to those of all "
-                "earlier ones; call zero_grad() of the optimizer before backward(), once a step",
-            )
+
+    def is_optimizer(node: ast.expr) -> bool:
+        made_by = script.name(node.func) if isinstance(node, ast.Call) else ""
+        return bool(_OPTIMIZER.fullmatch(made_by))
+
+    for call in script.method_calls("step") if script.trains else ():
+        # The optimizer, or a GradScaler with the optimizer.
+        given = [getattr(call.func, "value", None), *call.args[:1]]
+        origins = [script.origins.of(one) if one else [] for one in given]
+        for made in (one for one in origins if one and all(map(is_optimizer, one))):
+            # One that is created for each step finds no older gradients in the model made with it.
+            within = {loop for value in made for loop in script.all_loops(value)}
+            if script.all_loops(call) - within:
+                yield script.at(
+                    call,
+                    "no zero_grad() in this program: each step adds its gradients to those of all"
+                    " earlier ones; call zero_grad() of the optimizer before backward(), once a "
+                    "step",
+                )

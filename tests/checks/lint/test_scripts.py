@@ -348,6 +348,80 @@ def test_gradients_that_are_never_cleared(clear, found):
     assert ids(anew, group=False) == []
 
 
+KEPT_OPTIMIZERS = [
+    """
+    def step(opt):
+        loss().backward()
+        opt.step()
+
+    o = SGD(p)
+    for x in data:
+        step(o)
+    """,
+    """
+    def make(p):
+        return SGD(p)
+
+    o = make(p)
+    while True:
+        loss().backward()
+        o.step()
+    """,
+    """
+    o, s = SGD(p), torch.amp.GradScaler()
+    for x in data:
+        s.scale(loss()).backward()
+        s.step(o)
+        s.update()
+    """,
+    """
+    class A:
+        def __init__(self, o):
+            self.o = o
+        def fit(self):
+            for x in data:
+                loss().backward()
+                self.o.step()
+
+    A(SGD(p)).fit()
+    """,
+]
+NEW_OPTIMIZERS = [
+    """
+    def fit(opt):
+        loss().backward()
+        opt.step()
+
+    for seed in range(3):
+        fit(SGD(p))
+    for seed in range(3):
+        fit(SGD(q))
+    """,
+    """
+    def fit():
+        o = SGD(p)
+        loss().backward()
+        o.step()
+
+    for seed in range(3):
+        fit()
+    """,
+    """
+    o = SGD(p) if p else Own(p)
+    for x in data:
+        loss().backward()
+        o.step()
+    """,
+]
+
+
+@pytest.mark.parametrize("body", KEPT_OPTIMIZERS + NEW_OPTIMIZERS, ids=range(7))
+def test_an_optimizer_is_followed_to_where_it_is_made(body):
+    text = f"import torch\nfrom torch.optim import SGD\n{dedent(body)}"
+    expected = ["gradients-not-cleared"] if body in KEPT_OPTIMIZERS else []
+    assert ids(text, group=False) == expected
+
+
 def test_a_comment_silences_its_line_alone():
     save = "torch.save(m, 'm.pt')"
     assert ids(f"{save}  # k8sjob: ignore[save-on-every-rank]\n{save}") == ["save-on-every-rank"]
