@@ -188,8 +188,6 @@ _MODES: Final = frozenset(
     {"Dropout", "SpatialDropout1D", "SpatialDropout2D", "GaussianNoise", "BatchNormalization"}
 )
 """Layers of Keras that do something else while the model is trained."""
-_TRAINED: Final = frozenset({"parameters", "trainable_weights", "trainable_variables"})
-"""What an optimizer is given of a model, unless the model is only asked, as a teacher is."""
 
 
 @RULES.warning
@@ -197,12 +195,15 @@ def _keras_not_training(script: Script) -> Iterator[Hit]:
     """Outside of fit, Keras calls a model for inference unless training=True is passed."""
     if script.has_runtime or "keras" not in script.modules:
         return
-    attributes = (node for node in script.nodes if isinstance(node, ast.Attribute))
-    trained = {script.name(node.value) for node in attributes if node.attr in _TRAINED}
-    backward = [script.function(call) for call in script.method_calls("backward")]
-    for call in (call for name, call in script.calls if name in trained - {""}):
+    trained = {
+        script.last_name(node.value)
+        for node in script.nodes
+        if isinstance(node, ast.Attribute) and _is_optimized(script, node)
+    }
+    steps = {loop for call in script.method_calls("backward") for loop in script.loops(call)}
+    for call in (call for name, call in script.calls if name.rpartition(".")[2] in trained - {""}):
         given = any(one.arg in (None, "training") for one in call.keywords)
-        if given or script.function(call) not in backward or not script.loops(call):
+        if given or not steps.intersection(script.loops(call)[:1]):
             continue
         contexts = [ast.unparse(one) for one in script.contexts(call)]
         if any("no_grad" in one or "inference_mode" in one for one in contexts):
@@ -214,6 +215,14 @@ def _keras_not_training(script: Script) -> Iterator[Hit]:
                 f"for inference, so {min(layers)} does not do what it does in training; "
                 "pass training=True",
             )
+
+
+def _is_optimized(script: Script, weights: ast.Attribute) -> bool:
+    """Whether these are the weights of a model that learns, and not of a teacher or an average."""
+    calls = (one.func for _, one in script.ancestors(weights) if isinstance(one, ast.Call))
+    return weights.attr in ("trainable_weights", "trainable_variables") or (
+        weights.attr == "parameters" and any("optim" in script.name(one).lower() for one in calls)
+    )
 
 
 def _modes(script: Script, model: ast.expr) -> set[str]:

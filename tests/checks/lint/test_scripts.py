@@ -291,11 +291,13 @@ def test_fit_in_each_pod_trains_alone(imports, body, found):
         ("model(x, **given).sum().backward()", False),
         ("loss(x, model(x, training=True)).backward()", False),
         ("f(model(x, training=True), teacher(x).detach()).backward()", False),
+        ("model(x, training=True).backward()\n    for x in held_out:\n        model(x)", False),
         ("with torch.no_grad():\n        model(x)\n    other(x).backward()", False),
     ],
 )
 def test_a_keras_model_in_a_loop_of_ones_own(step, found):
     others = "loss = keras.losses.MeanSquaredError()\nteacher = keras.models.clone_model(model)\n"
+    others += "for p in teacher.parameters():\n    p.requires_grad = False\n"
     text = f"{KERAS}{others}{LOOP}{step}\n    optimizer.step()\n    optimizer.zero_grad()\n"
     assert ids(f"import torch\n{text}", group=False) == (["keras-not-training"] if found else [])
     assert ids(text.replace("Dropout(0.5)", "Dense(2)"), group=False) == []
