@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _UNKNOWN: Final = "{}"
 """A part of a text that is not known."""
 _FIELD: Final = re.compile(r"\{(\w*)[^{}]*\}")
-_MAX_DEPTH: Final = 8
+_MAX_TEXT: Final = 200
 
 
 class Origins:
@@ -31,6 +31,7 @@ class Origins:
     def __init__(self, code: Code) -> None:
         self._code = code
         self._known: dict[ast.expr, list[ast.expr]] = {}
+        self._texts: dict[ast.expr, str] = {}
 
     def of(self, node: ast.expr) -> list[ast.expr]:
         """All that a value can come from; empty if some of it is not known."""
@@ -46,13 +47,15 @@ class Origins:
         if isinstance(node, ast.Call):
             if not isinstance(code.definition(node.func), Function):
                 return [node]
+        elif isinstance(node, ast.Name) and node.id in code.module(node).aliases:
+            return [node]  # imported, perhaps instead
         elif found is None or found.definitions:
             return [node]
         elif found.parameter_of and isinstance(node, ast.Name):
             assigned = found.values or found.unknown
             values = [] if assigned else self.passed(found.parameter_of, node.id)
         several = [self.of(value) if value else [] for value in values]
-        return [one for each in several for one in each] if all(several) else []
+        return list(dict.fromkeys(chain(*several))) if all(several) else []
 
     def passed(self, function: Function, name: str) -> list[ast.expr | None]:
         """What the program passes as a parameter, or its default; None is what is not known."""
@@ -74,14 +77,23 @@ class Origins:
                 found.append(None)
         return found
 
-    def text(self, node: ast.expr | None, depth: int = 0) -> str:
+    def text(self, node: ast.expr | None) -> str:
         """The text that an expression is, with `{}` for each part of it that is not known."""
+        if node is None:
+            return _UNKNOWN
+        if node not in self._texts:
+            self._texts[node] = _UNKNOWN  # for one that is made of itself
+            with suppress(RecursionError):
+                self._texts[node] = self._text(node)[:_MAX_TEXT]
+        return self._texts[node]
+
+    def _text(self, node: ast.expr) -> str:
         parts: Sequence[ast.expr]
         match node:
             case ast.Constant(value=value):
                 return str(value)
-            case ast.Name() if depth < _MAX_DEPTH:
-                texts = {self.text(one, depth + 1) for one in self.of(node) if one is not node}
+            case ast.Name():
+                texts = {self.text(one) for one in self.of(node)}
                 return texts.pop() if len(texts) == 1 else _UNKNOWN
             case ast.Call(
                 func=ast.Attribute(value=ast.Constant(value=str(pattern)), attr="format"),
@@ -91,7 +103,7 @@ class Origins:
                 at, given = count(), {str(number): one for number, one in enumerate(args)}
                 given |= {str(one.arg): one.value for one in named}
                 return _FIELD.sub(
-                    lambda field: self.text(given.get(field[1] or str(next(at))), depth), pattern
+                    lambda field: self.text(given.get(field[1] or str(next(at)))), pattern
                 )
             case ast.JoinedStr(values=parts):
                 pass
@@ -101,7 +113,7 @@ class Origins:
                 parts = [inner]
             case _:
                 return _UNKNOWN
-        return "".join(self.text(part, depth) for part in parts)
+        return "".join(map(self.text, parts))
 
 
 def _default(function: Function, name: str) -> ast.expr | None:

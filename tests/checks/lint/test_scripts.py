@@ -144,6 +144,7 @@ def test_an_address_of_rpc_or_of_a_store(body, found):
         ("a = '::1'\ndef f():\n    global a\n    a = b\nos.environ['MASTER_ADDR'] = a", False),
         ("a = 'localhost'\na = f'{a}.net'\nos.environ['MASTER_ADDR'] = a", False),
         ("if d:\n    dist.init_process_group('gloo', 'tcp://localhost:1')", False),
+        ("from b import a\na = '::1'\nos.environ['MASTER_ADDR'] = a", False),
     ],
 )
 def test_an_address_is_followed_to_its_constant(body, found):
@@ -518,6 +519,12 @@ def test_in_a_session_the_fit_of_a_model_is_told_and_that_of_the_session_is_not(
     setting = Setting(gpus=0, processes=2, launcher="k8sjob")
     found = [hit for hit in lint_script(text, setting=setting) if hit.id == "keras-fit-diverges"]
     assert [hit.line for hit in found] == [6]
+
+
+@pytest.mark.parametrize("line", ["a{1} = a{0}\na{1} = a{0}\n", "a{1} = a{0} + a{0}\n"])
+def test_a_text_made_of_itself_many_times_takes_no_long_time(line):
+    lines = "".join(line.format(n, n + 1) for n in range(60))
+    assert lint_script(f"import os\na0 = 'x'\n{lines}os.environ['MASTER_ADDR'] = a60\n") == []
 
 
 def test_many_assignments_of_one_variable_take_no_long_time():
