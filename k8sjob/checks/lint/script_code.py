@@ -325,17 +325,20 @@ class Code:
         Ways are followed through the functions of the program; one that nothing in it uses is
         taken for one that is reached in the asked way.
         """
+        return all(self.function(way) or holds(way) for way in self._ways(node, holds))
+
+    def _ways(
+        self, node: ast.AST, stop: Callable[[ast.AST], bool] = lambda _: False
+    ) -> Iterator[ast.AST]:
+        """A node and what leads to its function, and so on, but for what leads to a stop."""
         ways: list[ast.AST] = [node]
         seen: set[Function] = set()
         for way in ways:
+            yield way
             function = self.function(way)
-            if holds(way) or function in seen:
-                continue
-            if function is None:
-                return False
-            seen.add(function)
-            ways += self.uses(function.name)
-        return True
+            if function and function not in seen and not stop(way):
+                seen.add(function)
+                ways += self.uses(function.name)
 
     def uses(self, name: str) -> Sequence[ast.Name | ast.Attribute]:
         """Where a name is read, alone or as the last part of one."""
@@ -360,13 +363,7 @@ class Code:
 
     def all_loops(self, node: ast.AST) -> set[ast.For | ast.While]:
         """The loops around a node, and around what leads to its function."""
-        ways, seen = [node], set[Function]()
-        for way in ways:
-            function = self.function(way)
-            if function and function not in seen:
-                seen.add(function)
-                ways += self.uses(function.name)
-        return {loop for way in ways for loop in self.loops(way)}
+        return {loop for way in self._ways(node) for loop in self.loops(way)}
 
 
 def is_main_guard(node: ast.AST) -> bool:
