@@ -122,8 +122,11 @@ def _restart_policy_in_template(job: Job) -> Iterator[Hit]:
         if value is not None and value != acts:
             yield job.at(
                 (*replica.pod_path, "restartPolicy"),
-                f"restartPolicy {value!r} in the pod template is overwritten by {acts!r}; set it "
-                f"beside `replicas` of the {replica.role}",
+                f"restartPolicy {value!r} in the pod template is overwritten by {acts!r}; "
+                + job.step(
+                    f"set it beside `replicas` of the {replica.role}",
+                    "take it out, and set policy.restart_policy",
+                ),
             )
 
 

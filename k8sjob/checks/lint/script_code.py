@@ -164,7 +164,15 @@ class Code:
 
     def _scope(self, node: ast.AST) -> ast.AST:
         around = (parent for _, parent in self.ancestors(node) if isinstance(parent, Definition))
-        return next(around, self.module(node).tree)
+        inner, outer = next(around, None), self.module(node).tree
+        is_global = isinstance(node, ast.Name) and (inner, node.id) in self._globals
+        return outer if inner is None or is_global else inner
+
+    @cached_property
+    def _globals(self) -> set[tuple[ast.AST | None, str]]:
+        """Functions with the names that they declare to be global."""
+        found = [node for node in self.nodes if isinstance(node, ast.Global)]
+        return {(self.function(node), name) for node in found for name in node.names}
 
     def variable(self, use: ast.expr) -> Variable | None:
         """The variable that a name or `self.name` means here; None: imported, or never set."""
@@ -186,7 +194,8 @@ class Code:
         if isinstance(use, ast.Call):
             made = self.definition(use.func)
             nodes = ast.walk(made) if isinstance(made, Function) else ()
-            return [one.value for one in nodes if isinstance(one, ast.Return) and one.value]
+            ends = (one for one in nodes if isinstance(one, ast.Return))
+            return [one.value for one in ends if one.value and self.function(one) is made]
         found = self.variable(use)
         return found.values if found and not found.unknown and not found.parameter_of else []
 
@@ -316,21 +325,28 @@ class Code:
         Ways are followed through the functions of the program; one that nothing in it uses is
         taken for one that is reached in the asked way.
         """
+        return all(self.function(way) or holds(way) for way in self._ways(node, holds))
+
+    def _ways(
+        self, node: ast.AST, stop: Callable[[ast.AST], bool] = lambda _: False
+    ) -> Iterator[ast.AST]:
+        """A node and what leads to its function, and so on, but for what leads to a stop."""
         ways: list[ast.AST] = [node]
         seen: set[Function] = set()
         for way in ways:
+            yield way
             function = self.function(way)
-            if holds(way) or function in seen:
-                continue
-            if function is None:
-                return False
-            seen.add(function)
-            ways += self._uses.get(function.name, ())
-        return True
+            if function and function not in seen and not stop(way):
+                seen.add(function)
+                ways += self.uses(function.name)
+
+    def uses(self, name: str) -> Sequence[ast.Name | ast.Attribute]:
+        """Where a name is read, alone or as the last part of one."""
+        return self._uses.get(name, ())
 
     @cached_property
-    def _uses(self) -> dict[str, list[ast.AST]]:
-        uses: dict[str, list[ast.AST]] = defaultdict(list)
+    def _uses(self) -> dict[str, list[ast.Name | ast.Attribute]]:
+        uses: dict[str, list[ast.Name | ast.Attribute]] = defaultdict(list)
         for node in self.nodes:
             if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
                 uses[self.last_name(node)].append(node)
@@ -344,6 +360,10 @@ class Code:
             for _, parent in self.ancestors(node)
             if isinstance(parent, ast.For | ast.While) and self.function(parent) is function
         ]
+
+    def all_loops(self, node: ast.AST) -> set[ast.For | ast.While]:
+        """The loops around a node, and around what leads to its function."""
+        return {loop for way in self._ways(node) for loop in self.loops(way)}
 
 
 def is_main_guard(node: ast.AST) -> bool:

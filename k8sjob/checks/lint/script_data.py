@@ -193,47 +193,77 @@ _MODES: Final = frozenset(
 @RULES.warning
 def _keras_not_training(script: Script) -> Iterator[Hit]:
     """Outside of fit, Keras calls a model for inference unless training=True is passed."""
-    names = {name.rpartition(".")[2] for name, _ in script.calls if name.startswith("keras.")}
-    if not names & _MODES or script.has_runtime:
+    if script.has_runtime or "keras" not in script.modules:
         return
-    backward = [script.function(call) for call in script.method_calls("backward")]
-    for call in (
-        call for _, call in script.calls if isinstance(call.func, ast.Name | ast.Attribute)
-    ):
-        trained = script.function(call) in backward and script.loops(call)
-        if not trained or keyword(call, "training") or not script.is_keras_model(call.func):
+    trained = {
+        script.last_name(node.value)
+        for node in script.nodes
+        if isinstance(node, ast.Attribute) and _is_optimized(script, node)
+    }
+    steps = {loop for call in script.method_calls("backward") for loop in script.loops(call)}
+    for call in (call for name, call in script.calls if name.rpartition(".")[2] in trained - {""}):
+        given = any(one.arg in (None, "training") for one in call.keywords)
+        if given or not steps.intersection(script.loops(call)[:1]):
             continue
         contexts = [ast.unparse(one) for one in script.contexts(call)]
-        if not any("no_grad" in one or "inference_mode" in one for one in contexts):
+        if any("no_grad" in one or "inference_mode" in one for one in contexts):
+            continue
+        if layers := script.is_keras_model(call.func) and _modes(script, call.func):
             yield script.at(
                 call,
                 f"`{ast.unparse(call.func)}(...)` in a training loop of your own runs the model "
-                f"for inference, so {min(names & _MODES)} does not do what it does in training; "
+                f"for inference, so {min(layers)} does not do what it does in training; "
                 "pass training=True",
             )
+
+
+def _is_optimized(script: Script, weights: ast.Attribute) -> bool:
+    """Whether these are the weights of a model that learns, and not of a teacher or an average."""
+    calls = (one.func for _, one in script.ancestors(weights) if isinstance(one, ast.Call))
+    return weights.attr in ("trainable_weights", "trainable_variables") or (
+        weights.attr == "parameters" and any("optim" in script.name(one).lower() for one in calls)
+    )
+
+
+def _modes(script: Script, model: ast.expr) -> set[str]:
+    """The layers of _MODES that a model seems to have, unless it sets their mode by itself."""
+    found: set[str] = set()
+    for made in script.origins.of(model):
+        listed = isinstance(made, ast.Call) and made.args and isinstance(made.args[0], ast.List)
+        whole = made if listed else script.function(made) or script.module(made).tree
+        text = ast.unparse(script.instance(made) or whole)
+        if not re.search(r"training(: bool)? ?= ?True", text):
+            found |= set(re.findall(r"\w+", text)) & _MODES
+    return found
+
+
+_CLEARS: Final = frozenset({"zero_grad", "zero_", "_foreach_zero_", "grad"})
+"""What clears gradients, or may: as an attribute, or as text for getattr and setattr."""
 
 
 @RULES.warning
 def _gradients_not_cleared(script: Script) -> Iterator[Hit]:
     """backward() adds to the gradients that are there; only zero_grad() clears them."""
-    clears = any(
-        node.attr in ("zero_grad", "zero_")  # of the optimizer, or p.grad.zero_()
-        or (node.attr == "grad" and not isinstance(node.ctx, ast.Load))  # p.grad = None
-        for node in script.nodes
-        if isinstance(node, ast.Attribute)
-    )
+    words = (getattr(node, "attr", constant(node)) for node in script.nodes)
+    clears = any(word in _CLEARS for word in words if isinstance(word, str))
     if clears or script.modules & MANAGED or not script.self_contained or script.has_runtime:
         return
-    for call in script.method_calls("step"):
-        if not isinstance(call.func, ast.Attribute) or not script.loops(call):
-            continue
-        values = script.values(call.func.value)
-        made = [value for value in values if isinstance(value, ast.Call)]
-        # One that is created for each step finds no older gradients in the model made with it.
-        kept = [value for value in made if set(script.loops(call)) - set(script.loops(value))]
-        if script.trains and any(_OPTIMIZER.fullmatch(script.name(one.func)) for one in kept):
-            yield script.at(
-                call,
-                "no zero_grad() in this program: each step adds its gradients to those of all "
-                "earlier ones; call zero_grad() of the optimizer before backward(), once a step",
-            )
+
+    def is_optimizer(node: ast.expr) -> bool:
+        made_by = script.name(node.func) if isinstance(node, ast.Call) else ""
+        return bool(_OPTIMIZER.fullmatch(made_by))
+
+    for call in script.method_calls("step") if script.trains else ():
+        # The optimizer, or a GradScaler with the optimizer.
+        given = [getattr(call.func, "value", None), *call.args[:1]]
+        origins = [script.origins.of(one) if one else [] for one in given]
+        for made in (one for one in origins if one and all(map(is_optimizer, one))):
+            # One that is created for each step finds no older gradients in the model made with it.
+            within = {loop for value in made for loop in script.all_loops(value)}
+            if script.all_loops(call) - within:
+                yield script.at(
+                    call,
+                    "no zero_grad() in this program: each step adds its gradients to those of all"
+                    " earlier ones; call zero_grad() of the optimizer before backward(), once a "
+                    "step",
+                )

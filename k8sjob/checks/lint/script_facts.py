@@ -10,7 +10,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.lint.finding import Hit
-from k8sjob.checks.lint.script_code import Code, is_main_guard, keyword, parameters
+from k8sjob.checks.lint.script_code import Code, is_main_guard, parameters
+from k8sjob.checks.lint.script_origins import Origins
 from k8sjob.checks.lint.script_ranks import Ranks
 
 if TYPE_CHECKING:
@@ -64,6 +65,9 @@ _MAKERS: Final = (
     ("zero", re.compile(r"torch\.(\w+\.)*ZeroRedundancyOptimizer")),
 )
 """What makes an object of a kind, or is its type."""
+_KERAS_MODEL: Final = re.compile(
+    r"keras\.((models|saving)\.)?(Sequential|Model|Functional|\w+_model)|keras\.applications\..+"
+)
 _SAME: Final = frozenset({"to", "cuda", "cpu", "train", "eval", "float", "half", "bfloat16"})
 """Methods of a model that give the model."""
 
@@ -112,6 +116,11 @@ class Script(Code):
     def kinds(self) -> Kinds:
         """Which of its objects are sessions, trainers or wrapped models."""
         return Kinds(self)
+
+    @cached_property
+    def origins(self) -> Origins:
+        """Where its values come from."""
+        return Origins(self)
 
     @cached_property
     def calls(self) -> Sequence[tuple[str, ast.Call]]:
@@ -187,13 +196,13 @@ class Script(Code):
         ]
 
     def is_keras_model(self, node: ast.expr) -> bool:
-        """Whether a variable holds nothing but what Keras, or a subclass of it, makes."""
-        values = [node] if isinstance(node, ast.Call) else self.values(node)
+        """Whether a value is always a model of Keras, or of a subclass."""
+        values = self.origins.of(node)
 
         def is_keras(value: ast.expr) -> bool:
             made = self.instance(value)
             bases = made.bases if made else [value.func] if isinstance(value, ast.Call) else []
-            return any(self.name(base).startswith("keras.") for base in bases)
+            return any(_KERAS_MODEL.fullmatch(self.name(base)) for base in bases)
 
         return bool(values) and all(map(is_keras, values))
 
@@ -237,18 +246,10 @@ class Kinds:
 
     def _parameter(self, function: Function, name: str) -> str:
         """What the program's calls pass as a parameter, or else what its type or its name says."""
-        given = parameters(function)
-        names = [one.arg for one in given if one.arg not in ("self", "cls")]
-        position = names.index(name) if name in names else None
-        calls = self._script.method_calls(function.name)
-        passed = (
-            keyword(call, name, position)
-            for call in calls
-            if self._script.definition(call.func) is function
-        )
+        passed = self._script.origins.passed(function, name)
         if known := {kind for value in passed if value and (kind := self._passed(value))}:
             return known.pop() if len(known) == 1 else ""
-        annotation = next(one.annotation for one in given if one.arg == name)
+        annotation = next(one.annotation for one in parameters(function) if one.arg == name)
         if annotation is not None:
             return _kind_named(self._script.name(annotation))
         if name == "accelerator":

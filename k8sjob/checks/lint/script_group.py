@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 RULES: Final = Rules["Script"]("script")
 
-_LOOPBACK: Final = re.compile(r"^(tcp://)?(localhost|127\.\d+\.\d+\.\d+|\[?::1\]?)(:\d+)?$")
+_LOOPBACK: Final = re.compile(r"^(tcp://)?(localhost|127\.\d+\.\d+\.\d+|\[?::1\]?)(:(\d+|\{\}))?$")
 _NODE_NAMES: Final = re.compile(
     r"NODE_?RANK|GROUP_RANK|NODEID|node[-_]?rank|machine[-_]?rank|^RANK$|^-?-?nr$"
 )
@@ -24,19 +24,22 @@ _NODE_NAMES: Final = re.compile(
 def _environ_writes(script: Script) -> Iterator[tuple[str, ast.expr]]:
     """Variables that the script sets for itself, with their values."""
     for node in script.nodes:
+        given: ast.AST | None = None
         match node:
             case ast.Assign(targets=[ast.Subscript(value=owner, slice=key), *_], value=value):
-                if script.name(owner) == "os.environ":
-                    yield str(constant(key)), value
-            case ast.Call(func=function, args=args, keywords=named):
+                given = ast.Dict([key], [value]) if script.name(owner) == "os.environ" else None
+            case ast.AugAssign(target=owner, op=ast.BitOr(), value=value):
+                given = value if script.name(owner) == "os.environ" else None
+            case ast.Call(func=function, args=[*args]):
                 if script.name(function) == "os.environ.update":
-                    yield from ((str(given.arg), given.value) for given in named)
-                    for given in (one for one in args if isinstance(one, ast.Dict)):
-                        yield from zip(
-                            map(str, map(constant, given.keys)), given.values, strict=True
-                        )
+                    yield from ((str(one.arg), one.value) for one in node.keywords)
+                    given = next(iter(args), None)
             case _:
                 pass
+        if isinstance(given, ast.Dict):
+            yield from zip(map(str, map(constant, given.keys)), given.values, strict=True)
+        elif isinstance(given, ast.Call) and script.name(given.func) == "dict":
+            yield from ((str(one.arg), one.value) for one in given.keywords)
 
 
 def _spawns(script: Script) -> list[ast.Call]:
@@ -92,33 +95,33 @@ def _hard_coded_address(script: Script) -> Iterator[Hit]:
         return
     consequence = "every pod waits for itself until the rendezvous times out; "
     for name, value in _environ_writes(script):
-        address = constant(value)
-        if name != "MASTER_ADDR" or not isinstance(address, str) or script.conditional(value):
-            continue
-        if _LOOPBACK.match(address):
+        address = script.origins.text(value)
+        if name == "MASTER_ADDR" and _LOOPBACK.match(address) and not script.conditional(value):
             step = (
                 'leave the injected MASTER_ADDR, or use os.environ.setdefault("MASTER_ADDR", ...)'
             )
             yield script.at(value, f"MASTER_ADDR is set to {address!r}: {consequence}{step}")
-    for node, method in _init_methods(script):
-        if isinstance(method, str) and _LOOPBACK.match(method):
+    several = len(script.torch_calls("init_process_group")) > 1  # one of them for a debug run
+    for node, given in _init_methods(script):
+        method = script.origins.text(given)
+        if _LOOPBACK.match(method) and not (several and script.conditional(node)):
             step = 'use "env://", or the injected MASTER_ADDR and MASTER_PORT'
             yield script.at(node, f"the rendezvous address is {method!r}: {consequence}{step}")
 
 
-def _init_methods(script: Script) -> Iterator[tuple[ast.expr, object]]:
+def _init_methods(script: Script) -> Iterator[tuple[ast.expr, ast.expr | None]]:
     """Rendezvous addresses: init_method of groups and of RPC's options, and TCPStore."""
     for name, call in script.calls:
         if not name.startswith("torch.distributed."):
             continue
         position = {"init_process_group": 1, "TCPStore": 0}.get(name.rpartition(".")[2])
-        yield call, constant(keyword(call, "init_method", position))
+        yield call, keyword(call, "init_method", position)
         if position == 0:
-            yield call, constant(keyword(call, "host_name"))
+            yield call, keyword(call, "host_name")
     for node in script.nodes:
         match node:
             case ast.Assign(targets=[ast.Attribute(attr="init_method")], value=value):
-                yield value, constant(value)
+                yield value, value
             case _:
                 pass
 

@@ -230,6 +230,8 @@ def test_a_script_that_an_image_used_as_it_is_may_have(job, script, found):
     assert ids(job) == (["script-not-here"] if found else [])
 
 
+PAIR = "replicas: {workers: 1}\n"
+KEPT = "pod_template: {spec: {containers: [{name: pytorch, imagePullPolicy: IfNotPresent}]}}"
 ADVICE = {
     "resources.shm": ("resources: {gpus: 1, shm: 0}", "resources: {gpus: 1, shm: 8Gi}"),
     "policy.clean_pod_policy: Running": (
@@ -250,6 +252,32 @@ ADVICE = {
     ),
     "take a newer image": ("image: 'python:3.9'", "image: 'python:3.12'"),
     "did you mean 'docker.io'": ("image: docker.oi/a/b:1", "image: docker.io/a/b:1"),
+    "take it out, and set policy.restart_policy": (
+        "pod_template: {spec: {restartPolicy: Always}}",
+        "policy: {restart_policy: Always}",
+    ),
+    "a native sidecar": (
+        "pod_template: {spec: {containers: [{name: pytorch}, {name: nginx, image: nginx:1}]}}",
+        "pod_template: {spec: {initContainers: [{name: a, image: nginx, restartPolicy: Always}]}}",
+    ),
+    "or use a name of your own": (
+        "pod_template: {spec: {containers: [{name: pytorch, env: [{name: RANK, value: '3'}]}]}}",
+        "pod_template: {spec: {containers: [{name: pytorch, env: [{name: R, value: '3'}]}]}}",
+    ),
+    "or a digest": (f"image: x:latest\n{KEPT}", f"image: x@sha256:{'0' * 64}\n{KEPT}"),
+    "leave it out": (
+        "run: {command: [torchrun, --standalone, main.py]}\nreplicas: {workers: 1}",
+        "run: {command: [torchrun, main.py]}\nreplicas: {workers: 1}",
+    ),
+    "exchange them": (
+        f"{PAIR}overlay: {{spec: {{elasticPolicy: {{minReplicas: 2, maxReplicas: 1}}}}}}",
+        f"{PAIR}overlay: {{spec: {{elasticPolicy: {{minReplicas: 1, maxReplicas: 2}}}}}}",
+    ),
+    "did you mean 'Running'": (
+        "overlay: {spec: {runPolicy: {cleanPodPolicy: Runing}}}",
+        "overlay: {spec: {runPolicy: {cleanPodPolicy: Running}}}",
+    ),
+    'write "2"': ("overlay: {spec: {nprocPerNode: 2}}", "overlay: {spec: {nprocPerNode: '2'}}"),
     "did you mean run.script: main.py": ("run: {script: mian.py}", "run: {script: main.py}"),
 }
 

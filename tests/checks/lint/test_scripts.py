@@ -121,6 +121,36 @@ def test_an_address_of_rpc_or_of_a_store(body, found):
     assert ids(body, Setting(nodes=1)) == []
 
 
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("a = 'localhost'\nos.environ['MASTER_ADDR'] = a", True),
+        ("a = 'local'\nos.environ['MASTER_ADDR'] = f'{a}host'", True),
+        ("def f(a='localhost'):\n    os.environ['MASTER_ADDR'] = a\n\nf()", True),
+        ("def f(*, a):\n    os.environ['MASTER_ADDR'] = a\n\nf(a='127.0.0.1')", True),
+        ("def a():\n    return 'localhost'\n\nb = a()\nos.environ['MASTER_ADDR'] = b", True),
+        ("os.environ |= {'MASTER_ADDR': 'localhost'}", True),
+        ("os.environ.update(dict(MASTER_ADDR='localhost'))", True),
+        ("dist.TCPStore(f'{host}', port)", False),
+        ("p = free()\no = dist.rpc.Options(init_method=f'tcp://localhost:{p}')", True),
+        ("o = dist.rpc.Options(init_method='tcp://{}:{:d}'.format('localhost', port))", True),
+        ("o = dist.rpc.Options(init_method='tcp://{h}:{0}'.format(1, h='::1'))", True),
+        ("import torch.distributed.rpc as r\nr.O(init_method='tcp://localhost:' + p)", True),
+        ("a = 'localhost'\nif b:\n    a = 'host'\nos.environ['MASTER_ADDR'] = a", False),
+        ("def f(a='localhost'):\n    os.environ['MASTER_ADDR'] = a\n\nf(host)", False),
+        ("def f(a='localhost'):\n    os.environ['MASTER_ADDR'] = a\n\nf(**k)", False),
+        ("def f(a='localhost'):\n    os.environ['MASTER_ADDR'] = a\n\nf()\nrun(f)", False),
+        ("@cli\ndef f(a='localhost'):\n    os.environ['MASTER_ADDR'] = a\n\nf()", False),
+        ("a = '::1'\ndef f():\n    global a\n    a = b\nos.environ['MASTER_ADDR'] = a", False),
+        ("a = 'localhost'\na = f'{a}.net'\nos.environ['MASTER_ADDR'] = a", False),
+        ("if d:\n    dist.init_process_group('gloo', 'tcp://localhost:1')", False),
+        ("from b import a\na = '::1'\nos.environ['MASTER_ADDR'] = a", False),
+    ],
+)
+def test_an_address_is_followed_to_its_constant(body, found):
+    assert ids(f"import os\n{body}") == (["hard-coded-address"] if found else [])
+
+
 SPAWN = """\
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -259,13 +289,39 @@ def test_fit_in_each_pod_trains_alone(imports, body, found):
         ("model(x).sum().backward()", True),
         ("model(x, training=True).sum().backward()", False),
         ("other(x).sum().backward()", False),
+        ("model(x, **given).sum().backward()", False),
+        ("loss(x, model(x, training=True)).backward()", False),
+        ("f(model(x, training=True), teacher(x).detach()).backward()", False),
+        ("model(x, training=True).backward()\n    for x in held_out:\n        model(x)", False),
         ("with torch.no_grad():\n        model(x)\n    other(x).backward()", False),
     ],
 )
 def test_a_keras_model_in_a_loop_of_ones_own(step, found):
-    text = f"import torch\n{KERAS}{LOOP}{step}\n    optimizer.step()\n    optimizer.zero_grad()\n"
-    assert ids(text, group=False) == (["keras-not-training"] if found else [])
+    others = "loss = keras.losses.MeanSquaredError()\nteacher = keras.models.clone_model(model)\n"
+    others += "for p in teacher.parameters():\n    p.requires_grad = False\n"
+    text = f"{KERAS}{others}{LOOP}{step}\n    optimizer.step()\n    optimizer.zero_grad()\n"
+    assert ids(f"import torch\n{text}", group=False) == (["keras-not-training"] if found else [])
     assert ids(text.replace("Dropout(0.5)", "Dense(2)"), group=False) == []
+
+
+@pytest.mark.parametrize(
+    ("made", "found"),
+    [
+        ("def build():\n    return keras.Model(x, Dropout(0.5)(x))", True),
+        ("def build():\n    return keras.Model(x, Dense(2)(x))", False),
+        ("class build(keras.Model):\n    def call(self, x): Dropout(x)", True),
+        ("class build(keras.Model):\n    def call(self, x, training=True): Dropout(x)", False),
+        ("class build(keras.Model):\n    def call(self, x): Dropout(x, training=True)", False),
+    ],
+)
+def test_a_keras_model_is_followed_to_where_it_is_made(made, found):
+    text = (
+        f"import keras, torch\nfrom keras.layers import Dropout\n{made}\n"
+        "def train(model, data):\n    optimizer = torch.optim.SGD(model.parameters())\n"
+        "    for x in data:\n        optimizer.zero_grad()\n        model(x).sum().backward()\n"
+        "        optimizer.step()\n\ntrain(build(), [])\n"
+    )
+    assert ids(text, group=False) == (["keras-not-training"] if found else [])
 
 
 @pytest.mark.parametrize(
@@ -276,6 +332,12 @@ def test_a_keras_model_in_a_loop_of_ones_own(step, found):
         ("model.zero_grad(set_to_none=True)", False),
         ("for p in model.parameters():\n        p.grad = None", False),
         ("p.grad.zero_()", False),
+        ("p.grad.fill_(0)", False),
+        ("setattr(p, 'grad', None)", False),
+        ("getattr(optimizer, 'zero_grad')()", False),
+        ("torch._foreach_zero_(gradients)", False),
+        ("torch._foreach_mul_([p.grad for p in model.parameters()], 0)", False),
+        ("torch.nn.utils.clip_grad_norm_(model.parameters(), 1)", True),
     ],
 )
 def test_gradients_that_are_never_cleared(clear, found):
@@ -287,6 +349,80 @@ def test_gradients_that_are_never_cleared(clear, found):
     start, loop = LOOP.splitlines(keepends=True)[:2]
     anew = text.replace(start + loop, f"{loop}    {start}")
     assert ids(anew, group=False) == []
+
+
+KEPT_OPTIMIZERS = [
+    """
+    def step(opt):
+        loss().backward()
+        opt.step()
+
+    o = SGD(p)
+    for x in data:
+        step(o)
+    """,
+    """
+    def make(p):
+        return SGD(p)
+
+    o = make(p)
+    while True:
+        loss().backward()
+        o.step()
+    """,
+    """
+    o, s = SGD(p), torch.amp.GradScaler()
+    for x in data:
+        s.scale(loss()).backward()
+        s.step(o)
+        s.update()
+    """,
+    """
+    class A:
+        def __init__(self, o):
+            self.o = o
+        def fit(self):
+            for x in data:
+                loss().backward()
+                self.o.step()
+
+    A(SGD(p)).fit()
+    """,
+]
+NEW_OPTIMIZERS = [
+    """
+    def fit(opt):
+        loss().backward()
+        opt.step()
+
+    for seed in range(3):
+        fit(SGD(p))
+    for seed in range(3):
+        fit(SGD(q))
+    """,
+    """
+    def fit():
+        o = SGD(p)
+        loss().backward()
+        o.step()
+
+    for seed in range(3):
+        fit()
+    """,
+    """
+    o = SGD(p) if p else Own(p)
+    for x in data:
+        loss().backward()
+        o.step()
+    """,
+]
+
+
+@pytest.mark.parametrize("body", KEPT_OPTIMIZERS + NEW_OPTIMIZERS, ids=range(7))
+def test_an_optimizer_is_followed_to_where_it_is_made(body):
+    text = f"import torch\nfrom torch.optim import SGD\n{dedent(body)}"
+    expected = ["gradients-not-cleared"] if body in KEPT_OPTIMIZERS else []
+    assert ids(text, group=False) == expected
 
 
 def test_a_comment_silences_its_line_alone():
@@ -383,6 +519,12 @@ def test_in_a_session_the_fit_of_a_model_is_told_and_that_of_the_session_is_not(
     setting = Setting(gpus=0, processes=2, launcher="k8sjob")
     found = [hit for hit in lint_script(text, setting=setting) if hit.id == "keras-fit-diverges"]
     assert [hit.line for hit in found] == [6]
+
+
+@pytest.mark.parametrize("line", ["a{1} = a{0}\na{1} = a{0}\n", "a{1} = a{0} + a{0}\n"])
+def test_a_text_made_of_itself_many_times_takes_no_long_time(line):
+    lines = "".join(line.format(n, n + 1) for n in range(60))
+    assert lint_script(f"import os\na0 = 'x'\n{lines}os.environ['MASTER_ADDR'] = a60\n") == []
 
 
 def test_many_assignments_of_one_variable_take_no_long_time():
