@@ -133,7 +133,7 @@ class EventKind(StrEnum):
     JOB = "job"
     """The job's state changed: state, reason, message, exit_code."""
     REPLICA = "replica"
-    """A replica changed: phase, reason, restarts, node, exit_code, message."""
+    """A replica changed: phase, reason, restarts, node, exit_code, message, waiting."""
     LOG = "log"
     """One line of a replica's output: text, attempt, timestamp."""
     FINDING = "finding"

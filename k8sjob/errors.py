@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+_T = TypeVar("_T")
 _INNER = re.compile(f"{re.escape(__file__.removesuffix('errors.py'))}|.*/pydantic/")
 _SECRETS = re.compile(
     r"""(?x)
@@ -115,6 +116,18 @@ class Problem:
     message: str
     line: int = 0
     column: int = 0
+
+
+MAX_PROBLEMS: Final = 100
+"""Most problems in one error: nobody reads more, and each takes up to a millisecond to explain."""
+
+
+def first_problems(found: Sequence[_T], explain: Callable[[_T], Problem]) -> list[Problem]:
+    """The first of what was found, explained, and the number of the others."""
+    made = [explain(one) for one in found[:MAX_PROBLEMS]]
+    if more := len(found) - len(made):
+        made.append(Problem("", f"{more} more problems; correct these first"))
+    return made
 
 
 class SpecError(K8sJobError):

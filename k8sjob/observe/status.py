@@ -28,6 +28,14 @@ if TYPE_CHECKING:
 _NUMBER: Final = re.compile("[0-9]{1,4}")
 
 
+def situation(phase: str, reason: str, *, waiting: bool) -> str:
+    """A replica's phase, or the reason why it waits.
+
+    A Pod whose container crashes again and again has the phase Running all the time.
+    """
+    return reason if waiting and reason and phase != "Terminating" else phase
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
     """One replica, as its Pod shows it.
@@ -44,7 +52,8 @@ class ReplicaStatus:
             "OOMKilled", "Error"); may be empty.
         exit_code: of the container, the last attempt's while a newer one runs; None before.
         message: its termination message, or the back end's about it.
-        waiting: whether its training container does not run and has not ended; `reason` says why.
+        waiting: whether its training container does not run although its Pod has not ended;
+            `reason` says why.
     """
 
     role: Role
@@ -64,12 +73,8 @@ class ReplicaStatus:
 
     @property
     def situation(self) -> str:
-        """Its phase, or what it waits for where the phase hides that.
-
-        A Pod whose container crashes again and again has the phase Running all the time.
-        """
-        hidden = self.waiting and self.reason and self.phase != "Terminating"
-        return self.reason if hidden else self.phase
+        """Its phase, or what it waits for where the phase hides that."""
+        return situation(self.phase, self.reason, waiting=self.waiting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,25 +210,26 @@ def _replica(pod: Pod, made: Mapping[str, int]) -> ReplicaStatus:
 def _wait(pod: Pod) -> tuple[bool, str, str, int]:
     """Whether the Pod waits, for what, the message, and the init containers' restarts."""
     status = pod.status
-    for condition in status.get("conditions") or []:
+    for condition in (status.get("conditions") or []) if pod.live else []:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return True, condition.get("reason", ""), condition.get("message", ""), 0
     inits: Sequence[Json] = status.get("initContainerStatuses") or []
     for done, init in enumerate(inits):
         ended = Object(init).part("state", "terminated")
-        if ended.get("exitCode") == 0 or status.get("phase") != "Pending":
+        failed = pod.phase == "Failed" and bool(ended) and not pod.terminated
+        if ended.get("exitCode") == 0 or not (failed or pod.phase == "Pending"):
             continue
         waiting = Object(init).part("state", "waiting")
         why = waiting.get("reason", "")
         why = why if why and why != "PodInitializing" else ended.get("reason", "")
         return (
-            True,
+            pod.live,
             f"Init:{why or f'{done}/{len(inits)}'}",
             waiting.get("message") or ended.get("message", ""),
             int(init.get("restartCount", 0)),
         )
     waiting = pod.container.part("state", "waiting")
-    if not waiting:
+    if not pod.live or not (waiting or pod.terminated):
         return False, "", "", 0
     return True, waiting.get("reason", ""), waiting.get("message", ""), 0
 

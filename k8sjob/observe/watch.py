@@ -209,7 +209,7 @@ class _Watcher:
             yield Event(EventKind.JOB, _job_data(status), time.time())
 
     def _replicas(self, status: JobStatus) -> Iterator[Event]:
-        fields = ("phase", "reason", "restarts", "node", "exit_code", "message")
+        fields = ("phase", "reason", "restarts", "node", "exit_code", "message", "waiting")
         for replica in status.replicas:
             if self._reported_replicas.get(replica.name) != replica:
                 self._reported_replicas[replica.name] = replica

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import CONTAINER_NAMES
-from k8sjob.errors import Problem, SpecError, field_path
+from k8sjob.errors import Problem, SpecError, field_path, first_problems
 from k8sjob.kube.objects import at_path, training
 from k8sjob.kube.pod_security import FieldPath, restricted_violations
 from k8sjob.targets.jobs import TARGETS, keyed, target_of
@@ -21,7 +21,7 @@ from k8sjob.targets.jobs import TARGETS, keyed, target_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from k8sjob.targets.api import Target
+    from k8sjob.targets.api import Replicas, Target
 
 _Json = dict[str, Any]
 # Two mounts of one volume share its name, so where a mount path is given it distinguishes them.
@@ -75,7 +75,9 @@ def apply_overlay(
         merged = merge(merged, overlay)
         changes = {"overlay": overlay, "pod_template": pod_template}
         templates = [one.path for one in target.replicas(manifest)]
-        problems = [_blamed(one, merged, changes, templates) for one in target.problems(merged)]
+        problems = first_problems(
+            target.problems(merged), lambda one: _blamed(one, merged, changes, templates)
+        )
         if image_is_built and not problems and _image(merged) != _image(manifest):
             problems.append(Problem("overlay", _REPLACED.format(_image(merged))))
         if restricted and not problems:
@@ -191,20 +193,25 @@ def _taken(overlay: Any, at: str = "overlay") -> Iterator[Problem]:
             )
 
 
-def _violations(merged: _Json, overlay: _Json, pod_template: _Json) -> Iterator[Problem]:
+def _violations(merged: _Json, overlay: _Json, pod_template: _Json) -> list[Problem]:
     """What breaks the standard, at the path that it has in the overlay or in pod_template."""
-    for replicas in target_of(merged).replicas(merged):
-        pod, of_pod = replicas.pod, ("overlay", *replicas.path, "spec")
-        for path, value, wanted in restricted_violations(pod):
-            changes = at_path(overlay, *of_pod[1:])
-            if at_path(changes, str(path[0])) is None and pod_template:
-                changes, of_pod = at_path(pod_template, "spec"), ("pod_template", "spec")
-            at = field_path(_as_given(changes, pod, path))
-            yield Problem(
-                f"{field_path(of_pod)}.{at}",
-                f"{'absent' if value is None else repr(value)}, and security: restricted wants"
-                f" {wanted}; change it, or set security: default",
-            )
+
+    def explain(found: tuple[Replicas, tuple[FieldPath, Any, str]]) -> Problem:
+        replicas, (path, value, wanted) = found
+        of_pod = ("overlay", *replicas.path, "spec")
+        changes = at_path(overlay, *of_pod[1:])
+        if at_path(changes, str(path[0])) is None and pod_template:
+            changes, of_pod = at_path(pod_template, "spec"), ("pod_template", "spec")
+        at = field_path(_as_given(changes, replicas.pod, path))
+        return Problem(
+            f"{field_path(of_pod)}.{at}",
+            f"{'absent' if value is None else repr(value)}, and security: restricted wants"
+            f" {wanted}; change it, or set security: default",
+        )
+
+    all_replicas = target_of(merged).replicas(merged)
+    found = [(one, each) for one in all_replicas for each in restricted_violations(one.pod)]
+    return first_problems(found, explain)
 
 
 def _blamed(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args, get_origin
 from pydantic import ValidationError
 
 from k8sjob.contract import did_you_mean
-from k8sjob.errors import Problem, RenderError, field_path
+from k8sjob.errors import Problem, RenderError, field_path, first_problems
 from k8sjob.spec.base import UNEXPLAINED, Loc, Part, part_types, seen
 from k8sjob.spec.run import Run, shell_words, started_by
 from k8sjob.yamldoc import Document, flow
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 
-MAX_PROBLEMS: Final = 100
-"""Most problems in one error: nobody reads more, and each takes half a millisecond to explain."""
 _KEY: Final = "[key]"  # pydantic's mark for an error in a mapping's key
 _BARE: Final = re.compile(r"(?:[0-9]+[A-Za-z]+)+")  # 32Gi, 1h30m: text without quotes, too
 _LONGEST: Final = 200  # characters of a value in a hint
@@ -43,15 +41,12 @@ def problems(root: type[Part], error: ValidationError, document: Document | None
         for at, message in _found(detail):
             place = document.place(at, key=at_key) if document else (0, 0)
             found.append((place, at, message, detail))
-    found.sort(key=lambda one: one[0])
-    made = [
-        Problem(field_path(at), message or _message(root, at, detail), *place)
-        for place, at, message, detail in found[:MAX_PROBLEMS]
-    ]
-    if len(found) > MAX_PROBLEMS:
-        more = f"{len(found) - MAX_PROBLEMS} more problems; correct these first"
-        made.append(Problem("", more))
-    return made
+
+    def explain(one: tuple[tuple[int, int], Loc, str | None, ErrorDetails]) -> Problem:
+        place, at, message, detail = one
+        return Problem(field_path(at), message or _message(root, at, detail), *place)
+
+    return first_problems(sorted(found, key=lambda one: one[0]), explain)
 
 
 def frozen(part: Part, name: str, value: str) -> AttributeError:

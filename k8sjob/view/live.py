@@ -120,9 +120,9 @@ class Panel:
         if len(replicas) <= rows:
             shown, rest = list(replicas), Counter[str]()
         else:
-            odd = [name for name, replica in replicas.items() if replica.phase != "Running"]
+            odd = [name for name, one in replicas.items() if one.situation != "Running"]
             shown = odd[: max(rows - 1, 0)]
-            rest = Counter(replica.phase for name, replica in replicas.items() if name not in shown)
+            rest = Counter(one.situation for name, one in replicas.items() if name not in shown)
         width = max([NAME_WIDTH, *map(len, shown)])
         for name in shown:
             yield Text(f"{name:{width}}  ", style=colour(name)).append_text(

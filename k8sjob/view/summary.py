@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from k8sjob.contract import Event, EventKind
 from k8sjob.observe.diagnose import Finding
+from k8sjob.observe.status import situation
 from k8sjob.sanitize import flat, integer, real, safe_text, text
 
 MAX_POINTS = 4096
@@ -39,6 +40,12 @@ class Replica:
     node: str = ""
     exit_code: int | None = None
     message: str = ""
+    waiting: bool = False
+
+    @property
+    def situation(self) -> str:
+        """Its phase, or what it waits for; see ReplicaStatus."""
+        return situation(self.phase, self.reason, waiting=self.waiting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +215,7 @@ class JobSummary:
             node=text(data.get("node")),
             exit_code=integer(data.get("exit_code")),
             message=text(data.get("message")),
+            waiting=data.get("waiting") is True,
         )
         if self.replicas[name].phase != "Running":
             self._forget_start(name)

@@ -375,6 +375,7 @@ def _plain(error: yaml.MarkedYAMLError) -> str:
         "expected the node content, but found '<stream end>'": "a bracket is never closed",
         "found undefined alias": "an alias (*name) without its anchor (&name); quote a text that"
         " starts with '*'",
+        "second occurrence": "an anchor (&name) that is there twice; give each its own name",
         "expected <block end>, but found": "this does not belong here; align it with the"
         " lines around it, or quote the whole text",
     }

@@ -96,6 +96,40 @@ def test_the_job_itself(snapshot, condition, cause, step):
             "crash",
             "exit code 7: the last line",
         ),
+        (
+            ended(2, Reason(2, 5, "SystemExit", "sys.exit(2)", "main.py:3").encode()),
+            [
+                "usage: main.py [-h] [--lr LR]",
+                "main.py: error: unrecognized arguments: --rl 1",
+                "k8sjob: rank 5: SystemExit: sys.exit(2) (main.py:3), exit code 2",
+            ],
+            "crash",
+            "exit code 2: main.py: error: unrecognized arguments: --rl 1 (main.py:3)$",
+        ),
+        (
+            ended(4, Reason(4, 5, "SystemExit", "sys.exit(4)", "main.py:3").encode()),
+            ["k8sjob: 0.1.0, job x, node 1 of 2, 1 process of 2, Python 3.12.1"],
+            "crash",
+            "worker-0, rank 5: exit code 4 (main.py:3)$",
+        ),
+        (
+            ended(1, Reason(1, 5, "SystemExit", "no data in /data", "main.py:3").encode()),
+            ["the last line"],
+            "crash",
+            "exit code 1: SystemExit: no data in /data (main.py:3)$",
+        ),
+        (
+            ended(1, Reason(1, 5, "AssertionError", "", "main.py:3").encode()),
+            ["the last line"],
+            "crash",
+            "exit code 1: AssertionError (main.py:3)$",
+        ),
+        (
+            ended(1),
+            ["Traceback (most recent call last):", "  x", "UsageError: ", "", "no key", "see x"],
+            "crash",
+            "exit code 1: UsageError: no key$",
+        ),
         (ended(128, "cannot start 'x'", "StartError"), [], "start", "cannot start 'x'"),
         (ended(127), ["sh: nothing: not found"], "start", "nothing: not found"),
         (

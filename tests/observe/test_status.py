@@ -143,6 +143,21 @@ STARTING = {"waiting": {"reason": "PodInitializing"}}
             "",
             0,
         ),
+        # Another container keeps the Pod running.
+        (
+            waiting_pod(phase="Running", terminated={"exitCode": 1, "reason": "Error"}),
+            "Error",
+            "",
+            0,
+        ),
+        # What a Pod waited for before it failed is past.
+        (waiting_pod(phase="Failed", waiting={"reason": "ContainerCreating"}), "Failed", "", 0),
+        (
+            waiting_pod(phase="Failed", conditions=[UNSCHEDULABLE]),
+            "Failed",
+            "",
+            0,
+        ),
         (waiting_pod(phase="Running", running={}), "Running", "", 0),
         (waiting_pod(), "Pending", "", 0),
     ],
@@ -152,6 +167,14 @@ def test_what_a_replica_waits_for(snapshot, pod, situation, message, restarts):
     (replica,) = status.replicas
     assert (replica.situation, replica.message, replica.restarts) == (situation, message, restarts)
     assert status.counts == {situation: 1}
+
+
+def test_a_pod_whose_init_container_failed_has_failed(snapshot):
+    ended = init(terminated={"exitCode": 3, "reason": "Error", "message": "no data"})
+    pod = waiting_pod(phase="Failed", inits=[ended], **STARTING)
+    (replica,) = job_status(snapshot("Running", pods=[pod])).replicas
+    assert (replica.situation, replica.reason) == ("Failed", "Init:Error")
+    assert replica.message == "no data"
 
 
 def test_a_running_replica_shows_its_last_end_and_is_running(snapshot, make_pod):

@@ -49,6 +49,14 @@ def test_events_of_the_runtime_are_decoded_from_the_output(script, snapshot, lin
     assert ordinary.time == pytest.approx(1767225600)
 
 
+def test_a_replica_says_whether_it_waits(script, snapshot, make_pod, ref):
+    crashing = make_pod("worker-1", waiting={"reason": "CrashLoopBackOff"})
+    pods = [make_pod("worker-0", running={}), crashing]
+    events = list(watch(script([snapshot("Succeeded", pods=pods)]), ref))
+    replicas = {event.replica: event.data["waiting"] for event in of_kind(events, "replica")}
+    assert replicas == {"worker-0": False, "worker-1": True}
+
+
 def test_a_failed_job_ends_with_its_findings(script, snapshot, make_pod, line, ref):
     end = {"exitCode": 1, "reason": "Error", "finishedAt": "2026-01-01T00:00:00Z"}
     pods = [make_pod("worker-1", "Failed", terminated=end)]

@@ -6,6 +6,7 @@ from typing import get_args
 import pytest
 
 from k8sjob import SpecError
+from k8sjob.errors import MAX_PROBLEMS
 from k8sjob.rendering import manifest, render
 from k8sjob.rendering.overlay import merge
 from k8sjob.spec.names import TargetName
@@ -257,6 +258,26 @@ def test_an_overlay_keeps_to_the_standard(job, overlay, field):
         render(job(overlay=overlay, security="restricted"))
     fields = [problem.field for problem in caught.value.problems]
     assert f"overlay.spec.pytorchReplicaSpecs.Master.template.spec.{field}" in fields
+
+
+def test_each_violation_is_named_where_it_was_written(job):
+    template = {"spec": {"hostNetwork": True}}
+    with pytest.raises(SpecError) as caught:
+        render(job(overlay=of_pod(hostPID=True), pod_template=template, security="restricted"))
+    at = "overlay.spec.pytorchReplicaSpecs.Master.template.spec"
+    fields = {problem.field for problem in caught.value.problems}
+    assert fields == {"pod_template.spec.hostNetwork", f"{at}.hostPID"}
+
+
+@pytest.mark.parametrize(
+    ("security", "container"), [("default", {}), ("restricted", {"image": "x"})]
+)
+def test_of_very_many_containers_the_first_problems_are_told(job, security, container):
+    template = {"spec": {"containers": [{"name": f"c{i}", **container} for i in range(500)]}}
+    with pytest.raises(SpecError) as caught:
+        render(job(pod_template=template, security=security))
+    assert len(caught.value.problems) == MAX_PROBLEMS + 1
+    assert caught.value.problems[0].field.startswith("pod_template.spec.containers[")
 
 
 @pytest.mark.parametrize(

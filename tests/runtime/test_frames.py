@@ -96,6 +96,10 @@ StopIteration
     ("message", "inner"),
     [
         (SPAWNED, ("ParserError", "row 3: too long", "/app/train.py:31")),
+        (
+            SPAWNED.replace(": row 3", ": \n\nrow 3"),
+            ("ParserError", "row 3: too long", "/app/train.py:31"),
+        ),
         (LOADER, ("StopIteration", "", "")),
         ("a plain message", None),
         ("Traceback (most recent call last):\n", None),

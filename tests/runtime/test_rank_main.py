@@ -12,7 +12,7 @@ import pytest
 import k8sjob.runtime
 from k8sjob.contract import PATHS_ENV, SOURCE_ENV, WORKDIR, ExitCode, Reason
 from k8sjob.runtime.agent.rank_main import exit_code, reason_of
-from k8sjob.runtime.base.errors import EnvError, PeerLost
+from k8sjob.runtime.base.errors import EnvError, PeerLost, first_line
 from k8sjob.runtime.base.termination import read_reason, write_reason
 
 LOOK = """
@@ -264,6 +264,11 @@ class TestReason:
         assert reason.message == "another rank went away: Connection closed by peer [127.0.0.1]:1"
         assert reason_of(PeerLost("gone", (2, 3)), 138).culprits == (2, 3)
         assert reason_of(SystemExit(143), 143).type == "Stopped"
+
+    def test_a_message_may_begin_with_empty_lines(self):
+        error = ValueError("\n\nno key\nsee the manual\n")
+        assert reason_of(error, 1).message == "no key\nsee the manual"
+        assert first_line(error) == "ValueError: no key"
 
     def test_the_place_is_in_the_users_own_code(self, run, tmp_path):
         result = run("import json\n\njson.loads('{')\n")

@@ -57,6 +57,10 @@ def test_the_last_change_counts_and_arguments_are_added(file):
         ),
         ("=3", "--set: '=3' does not change a field"),
         *((f"{field}=x", f"--set: '{field}=x' does not") for field in (".name", "name.", "name[]")),
+        *(
+            (f"{field}=x", f"--set: '{field}=x' does not")
+            for field in ("overlay" + ".a" * 20_000, "a" + "[0]" * 20_000, f"a[{'9' * 5000}]")
+        ),
         (
             "labels[a.io/b]=c",
             """--set: 'labels[a.io/b]=c' does not change a field; write FIELD=VALUE, as \

@@ -3,9 +3,8 @@ import sys
 
 import pytest
 
-from k8sjob.errors import Problem, SpecError
+from k8sjob.errors import MAX_PROBLEMS, Problem, SpecError
 from k8sjob.spec import JobSpec, load
-from k8sjob.spec.errors import MAX_PROBLEMS
 from k8sjob.spec.load import located
 
 TEXT = "name: x\nimage: r/x:1\nrun: {script: main.py}\n"

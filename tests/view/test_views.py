@@ -211,7 +211,13 @@ def test_the_bar_fills_as_the_epochs_go(progress):
 def test_many_replicas_become_counts():
     events = [Event("replica", {"phase": "Running"}, 0, f"worker-{i}") for i in range(100)]
     events[42] = Event("replica", {"phase": "Pending", "reason": "Unschedulable"}, 0, "worker-42")
-    assert screen(events)[1:] == ["worker-42  Pending    Unschedulable", "and 99 Running"]
+    crashing = {"phase": "Running", "reason": "CrashLoopBackOff", "restarts": 3, "waiting": True}
+    events[70] = Event("replica", crashing, 0, "worker-70")
+    assert screen(events)[1:] == [
+        "worker-42  Pending    Unschedulable",
+        "worker-70  Running    3 restarts  CrashLoopBackOff",
+        "and 98 Running",
+    ]
 
 
 def test_no_character_beyond_ascii_where_only_ascii_can_be_shown(life):

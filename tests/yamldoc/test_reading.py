@@ -129,6 +129,7 @@ def test_a_byte_order_mark_and_windows_line_ends_are_read():
         ("a: !!bool maybe", 1, 4, "is not what its tag 'bool' says"),
         ("a: &x [*x]", 1, 8, "inside its own anchor"),
         ("&x a: *y", 1, 7, "without its anchor"),
+        ("a: &x 1\nb: &x 2", 2, 4, "an anchor (&name) that is there twice"),
         ("%YAML 3.0\n---\na", 1, 1, "not YAML"),
         ("{" * 5000, 1, 65, "nested more than 64 deep"),
         ("- " * 5000, 1, None, "nested more than 64 deep"),

@@ -137,9 +137,10 @@ def _sidecar_holds_the_job(job: Job) -> Iterator[Hit]:
     """A pod has succeeded when all its containers have ended, and the job with it."""
     deciding: list[Replica] = [r for r in job.replicas if r.role == Role.MASTER]
     for replica in deciding or job.replicas:
+        trainer = replica.trainer
         for container in replica.containers():
             words = " ".join([*container.argv, str(container.data.get("image"))])
-            if container != replica.trainer and _SERVERS.search(words):
+            if container != trainer and _SERVERS.search(words):
                 yield job.at(
                     container.path,
                     f"container {container.name!r} never ends by itself, so the {replica.role} "

@@ -151,7 +151,7 @@ def explained(
         text = "the cluster refuses the {what}: {fields}"
         words["fields"] = _list([": ".join(filter(None, cause)) for cause in causes])
     elif "fields" in words:
-        words["fields"] = _fields(words["fields"])
+        words["fields"] = _fields(words["fields"], strict=error.code == 400)
     if "why" in words:
         words["why"] = " ".join(words["why"].split())
     webhook = words.get("webhook", "")
@@ -191,11 +191,13 @@ def is_absent(error: ApiError) -> bool:
     return error.code == 404 and not re.search(_NO_SUCH_PATH, error.detail)
 
 
-def _fields(why: str) -> str:
+def _fields(why: str, *, strict: bool) -> str:
     """A webhook's errors, several in brackets, or those of a strict decoder."""
+    if strict:
+        return _list(re.split(r", (?=unknown field|duplicate field)", why))
     if why.startswith("[") and why.rstrip().endswith("]"):
         return _list(re.split(r", (?=spec|metadata)", why.strip()[1:-1]))
-    return _list(re.split(r", (?=unknown field|duplicate field)", why))
+    return why
 
 
 def _list(parts: list[str]) -> str:

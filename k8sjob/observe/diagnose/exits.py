@@ -12,6 +12,7 @@ from k8sjob.observe.diagnose.finding import SAME_STEPS, Cause, Explanation, Find
 from k8sjob.observe.diagnose.output import (
     LastOutput,
     explain_output,
+    is_bare_exit,
     last_output,
     timed_out_ranks,
 )
@@ -106,8 +107,8 @@ def _absent_from_rendezvous(facts: Facts, end: End) -> Finding | None:
 
 
 def _misconfigured(facts: Facts, end: End) -> Finding | None:
-    if end.exit_code != ExitCode.CONFIG or not end.reason:
-        return None
+    if end.exit_code != ExitCode.CONFIG or not end.reason or is_bare_exit(end.reason):
+        return None  # argparse and click leave with the same code
     step = _field_to_change(end) or "correct the job's settings"
     step = f"{step}; restarting will not help ({facts.job_argument})"
     return _finding(end, Cause.CONFIGURATION, end.reason.message, step)
@@ -281,12 +282,14 @@ def _refused_checkpoint(facts: Facts, end: End) -> Finding | None:
 
 
 def _crashed(facts: Facts, end: End) -> Finding:
+    step = _field_to_change(end) or "correct the script"
+    if end.exit_code == ExitCode.CONFIG:
+        step += ", or its arguments (run.args)"
     return _finding(
         end,
         Cause.CRASH,
         f"exit code {end.exit_code}{_error(facts, end)}",
-        f"{_field_to_change(end) or 'correct the script'}; its output:"
-        f" k8sjob logs {facts.job_argument} -r {end.replica}",
+        f"{step}; its output: k8sjob logs {facts.job_argument} -r {end.replica}",
     )
 
 
@@ -298,13 +301,14 @@ def _field_to_change(end: End) -> str:
 
 def _error(facts: Facts, end: End) -> str:
     """`: ` and the error as it was written, or the last line of the output."""
-    if end.reason and end.reason.type != "Exit":
-        kind = f"{end.reason.type}: " if end.reason.type not in ("", "Signal", "Left") else ""
-        where = f" ({end.reason.where})" if end.reason.where else ""
-        return f": {kind}{end.reason.message}{where}"
+    where = f" ({end.reason.where})" if end.reason and end.reason.where else ""
+    if end.reason and not is_bare_exit(end.reason):
+        kind = end.reason.type if end.reason.type not in ("Signal", "Left") else ""
+        return "".join(f": {part}" for part in (kind, end.reason.message.strip()) if part) + where
     output = _output(facts, end)
-    line = (output.error[0] if output.error else output.last).strip()
-    return f": {line}" if line else ""
+    error = output.error or (output.last,)
+    line = " ".join(error[: 2 if error[0].endswith(":") else 1]).strip()
+    return (f": {line}" if line else "") + where
 
 
 def _reported(end: End) -> str:

@@ -21,7 +21,7 @@ _REPLICA_IDENTIFIERS: Final = re.compile(
     r"|\d+ times over"
 )
 SAME_STEPS: Final = (
-    "let all ranks take the same number of steps, in the same order: run.batches and a"
+    "let all ranks take the same number of steps, in the same order: run.batches() and a"
     " DistributedSampler give each as many batches; torch's Join stands in for ranks that are done"
 )
 """The next step where a rank was done before the others."""

@@ -16,9 +16,10 @@ from k8sjob.observe.diagnose.finding import Cause, Explanation, Rule
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from k8sjob.contract import Reason
     from k8sjob.observe.diagnose.facts import End
 
-_NO_EXCEPTION: Final = frozenset({"", "Exit", "Signal"})
+_NO_EXCEPTION: Final = frozenset({"", "Signal"})
 """Types of a Reason where the process reported no exception."""
 _RANK: Final = re.compile(r"^\[\w+\]:\s?")
 """The rank that torch and torchrun put in front of a line."""
@@ -40,9 +41,11 @@ _LIBRARY_LINE: Final = re.compile(
 )
 """A line of NCCL, gloo or torch, a warning, or part of an exception."""
 _NO_REASON: Final = re.compile(
-    r"k8sjob: (rank \d+: )?(Exit: it gave no reason|(Exit: )?exited with code)"
+    r"k8sjob: (?:\d\S*, job |(?:rank \d+: )?(?:SystemExit: sys\.exit\(|Exit: it gave no reason"
+    r"|(?:Exit: )?exited with code))"
 )
-"""The agent's line about a process that left no exception; older runtimes wrote the first one."""
+"""The agent's first line, and its line about a process that left no exception. Older runtimes wrote
+"it gave no reason"."""
 _TRAINING: Final = re.compile(
     r"(?!.*(?:Error|NCCL))(?:\S.*\b(?:epoch|steps?|iter(?:ation)?s?|batch|loss)\b|epoch|step|iter"
     r"|loss)[^A-Za-z]{0,4}\d|.*\d%\|",
@@ -262,12 +265,18 @@ class LastOutput:
         return any(_PEER_LOST.search(line) for line in self.context[-8:])
 
 
+def is_bare_exit(reason: Reason) -> bool:
+    """Whether a process only left with an exit code, and said why in its output, if at all."""
+    by_number = reason.type == "SystemExit" and reason.message.startswith("sys.exit(")
+    return by_number or reason.type == "Exit"
+
+
 def last_output(end: End, lines: Sequence[str], *, ranks: int) -> LastOutput:
     """What the report and the output of a container say about its end."""
     bars = sum(1 for _ in takewhile(_REDRAWN_BAR.fullmatch, reversed(lines)))
     lines = lines[: len(lines) - bars] if bars <= _MAX_REDRAWN_BARS else lines
     context = tuple(since_training(lines))
-    if end.reason and end.reason.type not in _NO_EXCEPTION:
+    if end.reason and end.reason.type not in _NO_EXCEPTION and not is_bare_exit(end.reason):
         return LastOutput(tuple(f"{end.reason.type}: {end.reason.message}".splitlines()), context)
     written = [_RANK.sub("", line) for line in lines if _is_text(line)]
     if end.message and not end.reason:  # from the script, or taken from the log by the kubelet

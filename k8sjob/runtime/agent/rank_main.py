@@ -89,7 +89,7 @@ def exit_code(error: BaseException) -> int:
 
 def reason_of(error: BaseException, code: int) -> Reason:
     """The Reason for the agent, from the exception that ended the program."""
-    kind, message, place = type(error).__qualname__, str(error), where(error)
+    kind, message, place = type(error).__qualname__, str(error).strip(), where(error)
     if inner := embedded(message):
         kind, message, place = inner.kind, inner.message, inner.where or place
     elif isinstance(error, SystemExit):

@@ -69,7 +69,7 @@ _LATE: Final = re.compile(r"[Tt]imed out|[Tt]imeout|failed to pass")
 
 def first_line(error: BaseException) -> str:
     """An exception's class and the first line of its message."""
-    text = str(error).splitlines()
+    text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
 

@@ -31,14 +31,14 @@ _COLLECTIVES: Final = (
 _PACKAGES: Final = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 """Of any environment: of the user, of a venv's base, of the system."""
 _FRAME: Final = re.compile(r'^ +File "([^"\n]+)", line (\d+)', re.MULTILINE)
-_RAISED: Final = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*)(?:: (.*))?$", re.MULTILINE)
+_RAISED: Final = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*)(?::\s+(.*))?$", re.MULTILINE)
 
 
 class Inner(NamedTuple):
     """An exception of another process, found in the message of one of this process."""
 
     kind: str  # its class
-    message: str  # its first line
+    message: str  # its first line that is not empty
     where: str  # the last line of the user's code, as file:line; empty if there is none
 
 

@@ -57,6 +57,7 @@ QUOTA = (
             WEBHOOK + "[spec.x: no, spec.y: a, b]",
             "\n  spec.x: no\n  spec.y: a, b",
         ),
+        (403, "Forbidden", WEBHOOK + "a, unknown field b", "refuses the job: a, unknown field b"),
         (403, "Forbidden", WEBHOOK.replace("training-", "x"), "the webhook validator.pytorchjob.x"),
         (403, "Forbidden", QUOTA, "quota of namespace team is used up: gpus, requested"),
         (403, "Forbidden", "x because it is being terminated", "team is being deleted"),

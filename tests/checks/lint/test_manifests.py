@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import examples, job_specs
 
-from k8sjob.checks.lint import lint, lint_manifest
+from k8sjob.checks.lint import lint, lint_manifest, manifest_pods
+from k8sjob.checks.lint.manifest_facts import Job
 from k8sjob.rendering import render
 from k8sjob.spec import JobSpec
-from k8sjob.targets.jobs import TARGETS
+from k8sjob.targets.jobs import DEFAULT, TARGETS
 from k8sjob.yamldoc import dump
 
 
@@ -21,6 +22,15 @@ def ids(manifest):
 def test_a_sound_job_gives_nothing(pytorchjob):
     assert ids(pytorchjob()) == []
     assert ids(pytorchjob(workers=0)) == []
+
+
+@pytest.mark.timeout(60)
+def test_many_containers_take_linear_time(pytorchjob):
+    job = pytorchjob()
+    pod = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+    pod["containers"] += [{"name": f"c{i}", "image": "tensorboard"} for i in range(20_000)]
+    found = list(manifest_pods.RULES.hits(Job(DEFAULT, job, lambda _path: (1, 1))))
+    assert len(found) == 20_000
 
 
 @given(job_specs())
