@@ -194,6 +194,7 @@ def test_the_end_of_a_container(snapshot, make_pod, end, lines, cause, note):  #
     finding = why(snapshot, make_pod, end, lines)
     assert finding.cause == cause
     assert note in finding.message + "$"
+    assert finding.next_step.startswith("correct run.args") == (lines[-1:] == USAGE[1:])
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,36 @@ def test_the_job_itself(snapshot, condition, cause, step):
             "crash",
             "exit code 7: the last line",
         ),
+        (
+            ended(2, Reason(2, 0, "Exit", "exited with code 2", "main.py:5").encode()),
+            ["usage: main.py [-h] --lr LR", "main.py: error: the following are required: --lr"],
+            "crash",
+            "exit code 2: main.py: error: the following are required: --lr (main.py:5)$",
+        ),
+        (
+            ended(2, Reason(2, 0, "Exit", "exited with code 2", "main.py:5").encode()),
+            ["no data", "k8sjob: rank 0: exited with code 2 (main.py:5)"],
+            "crash",
+            "exit code 2: no data (main.py:5)",
+        ),
+        (
+            ended(1, Reason(1, 0, "Exit", "exited with code 1", "main.py:5").encode()),
+            ["Traceback (most recent call last):", "  File 'x'", "KeyError: 'handled'", "bye"],
+            "crash",
+            "exit code 1: KeyError: 'handled' (main.py:5)",
+        ),
+        (
+            ended(1, Reason(1, 0, "AssertionError", "", "main.py:5").encode()),
+            [],
+            "crash",
+            "exit code 1: AssertionError (main.py:5)$",
+        ),
+        (
+            ended(2, Reason(2, -1, "Exit", "exited with code 2").encode()),
+            ["k8sjob: cannot start 'torchrum': No such file or directory"],
+            "start",
+            "cannot start 'torchrum'",
+        ),
         (ended(128, "cannot start 'x'", "StartError"), [], "start", "cannot start 'x'"),
         (ended(127), ["sh: nothing: not found"], "start", "nothing: not found"),
         (

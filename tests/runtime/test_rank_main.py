@@ -265,6 +265,13 @@ class TestReason:
         assert reason_of(PeerLost("gone", (2, 3)), 138).culprits == (2, 3)
         assert reason_of(SystemExit(143), 143).type == "Stopped"
 
+    def test_a_code_alone_is_no_error(self):
+        """argparse has said by itself what it refuses."""
+        for code in (2, True):
+            reason = reason_of(SystemExit(code), int(code))
+            assert (reason.type, reason.message) == ("Exit", f"exited with code {int(code)}")
+        assert reason_of(SystemExit("no data"), 1).message == "no data"
+
     def test_the_place_is_in_the_users_own_code(self, run, tmp_path):
         result = run("import json\n\njson.loads('{')\n")
         assert result.reason.type == "JSONDecodeError"

@@ -34,6 +34,8 @@ _TORCHRUN_SIGNAL: Final = re.compile(r"^\s*traceback : Signal (\d{1,2}) \(SIG\w+
 """How torchrun's summary names the signal that ended a process; torchrun itself exits with 1."""
 _EXEC_FORMAT: Final = re.compile(r"^exec \S+: exec format error$|: exec format error: unknown$")
 """The kernel's refusal in a container's output, and in the container runtime's message."""
+_ARGUMENTS_REFUSED: Final = re.compile(r"\S+\.py: error: ")
+"""How argparse ends a script."""
 _STATE_REFUSED: Final = re.compile(
     r"Error\(s\) in loading state_dict for|^\s*size mismatch for \S+:"
     r"|loaded state dict (?:has a different number of parameter groups|contains a parameter group)"
@@ -106,8 +108,8 @@ def _absent_from_rendezvous(facts: Facts, end: End) -> Finding | None:
 
 
 def _misconfigured(facts: Facts, end: End) -> Finding | None:
-    if end.exit_code != ExitCode.CONFIG or not end.reason:
-        return None
+    if end.exit_code != ExitCode.CONFIG or not end.reason or end.reason.type != "EnvError":
+        return None  # argparse ends a script with this code, too
     step = _field_to_change(end) or "correct the job's settings"
     step = f"{step}; restarting will not help ({facts.job_argument})"
     return _finding(end, Cause.CONFIGURATION, end.reason.message, step)
@@ -131,7 +133,8 @@ def _cannot_start(facts: Facts, end: End) -> Finding | None:
     step = f"correct run.command, or install the program {where}"
     what = "its command cannot be started"
     if end.why not in ("StartError", "ContainerCannotRun"):
-        if end.exit_code != 127:  # a shell's "no such program"
+        by_agent = _output(facts, end).last.startswith("k8sjob: cannot start ")
+        if end.exit_code != 127 and not by_agent:  # a shell's "no such program"
             return None
         return _finding(end, Cause.START, what + _error(facts, end), step)
     error = re.sub(
@@ -281,11 +284,13 @@ def _refused_checkpoint(facts: Facts, end: End) -> Finding | None:
 
 
 def _crashed(facts: Facts, end: End) -> Finding:
+    refused = any(_ARGUMENTS_REFUSED.match(line) for line in _output(facts, end).error)
+    step = "correct run.args, or the arguments after `--`" if refused else "correct the script"
     return _finding(
         end,
         Cause.CRASH,
         f"exit code {end.exit_code}{_error(facts, end)}",
-        f"{_field_to_change(end) or 'correct the script'}; its output:"
+        f"{_field_to_change(end) or step}; its output:"
         f" k8sjob logs {facts.job_argument} -r {end.replica}",
     )
 
@@ -298,13 +303,13 @@ def _field_to_change(end: End) -> str:
 
 def _error(facts: Facts, end: End) -> str:
     """`: ` and the error as it was written, or the last line of the output."""
+    where = f" ({end.reason.where})" if end.reason and end.reason.where else ""
     if end.reason and end.reason.type != "Exit":
-        kind = f"{end.reason.type}: " if end.reason.type not in ("", "Signal", "Left") else ""
-        where = f" ({end.reason.where})" if end.reason.where else ""
-        return f": {kind}{end.reason.message}{where}"
+        kind = end.reason.type if end.reason.type not in ("Signal", "Left") else ""
+        return f": {': '.join(filter(None, (kind, end.reason.message)))}{where}"
     output = _output(facts, end)
     line = (output.error[0] if output.error else output.last).strip()
-    return f": {line}" if line else ""
+    return f": {line}{where}" if line else where
 
 
 def _reported(end: End) -> str:

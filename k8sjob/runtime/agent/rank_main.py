@@ -93,8 +93,9 @@ def reason_of(error: BaseException, code: int) -> Reason:
     if inner := embedded(message):
         kind, message, place = inner.kind, inner.message, inner.where or place
     elif isinstance(error, SystemExit):
+        if not isinstance(error.code, str):  # what the script said about it is in its output
+            kind, message = "Exit", f"exited with code {code}"
         kind = "Stopped" if code == ExitCode.STOPPED else kind
-        message = message if isinstance(error.code, str) else f"sys.exit({error.code!r})"
     elif code == ExitCode.PEER_LOST:
         kind, message = "PeerLost", peer_loss(error) or message
     env = rank_or_none()
