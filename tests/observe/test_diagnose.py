@@ -78,6 +78,18 @@ def test_the_job_itself(snapshot, condition, cause, step):
             "killed",
             "worker-0, rank 5: ended by SIGSEGV$",
         ),
+        (
+            ended(139, Reason(139, 5, "Signal", "killed by SIGSEGV", "main.py:6").encode()),
+            [],
+            "killed",
+            "worker-0, rank 5: ended by SIGSEGV (main.py:6)$",
+        ),
+        (
+            ended(200, Reason(200, 5, "Exit", "exited with code 200", "main.py:6").encode()),
+            ["k8sjob: 0.1.0, job x, node 0 of 1, 1 process of 1"],
+            "crash",
+            "worker-0, rank 5: exit code 200 (main.py:6)$",
+        ),
         (  # as older runtimes wrote it
             ended(7, Reason(7, 5, "Exit", "it gave no reason").encode()),
             ["the last line", "k8sjob: rank 5: Exit: it gave no reason, exit code 7"],

@@ -372,6 +372,7 @@ class TestHang:
         result = run("import os; os.abort()", nproc=2)
         assert f'[rank 0]   File "{tmp_path}/main.py", line 1 in <module>' in result.err
         assert "[rank 0] Fatal Python error: Aborted" in result.err
+        assert result.reason.where == f"{tmp_path}/main.py:1"
 
     @pytest.mark.skipif(sys.platform != "linux", reason="tells a stopped process by /proc")
     def test_a_rank_that_is_stopped_before_its_first_beat_is_ended(self, run):

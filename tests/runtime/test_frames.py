@@ -114,3 +114,23 @@ def test_of_a_dump_the_users_threads_remain():
     idle, main = head + library + bottom, f"Current {head}{own}{library}"
     dump = "\n".join(["Fatal Python error: Aborted\n", head + own + bottom, theirs, idle, main])
     assert frames.users_threads(dump) == dump.replace(f"{head}{own}{bottom}\n", "")
+
+
+def test_of_a_fatal_error_the_users_line_is_found_without_what_is_below():
+    library = f'  File "{json.__file__}", line 1 in load\n'
+    start = f'  File "{frames.RUNTIME}runtime/agent/rank_main.py", line 9 in main\n'
+    start += '  File "<frozen runpy>", line 88 in _run_code\n'
+    head, end = "hread 0x01 (most recent call first):\n", "\nExtension modules: numpy (total: 1)\n"
+    other, main = ('  File "/app/main.py", line {} in <module>\n'.format(n) for n in (3, 7))  # noqa: UP032
+    rest = f"T{head}{other}\n"
+    for word, threads in (
+        ("C++ thread", f"{rest}T{head}{library}{main}{start}{end}"),
+        ("main thread", f"{rest}Current t{head}{main}{start}{end}"),
+        ("another one", f"Current t{head}{main}\nT{head}{other}{start}{end}"),
+    ):
+        dump = f"Fatal Python error: Aborted\n\n{threads}"
+        assert frames.fatal_place(dump) == "/app/main.py:7", word
+        shown = frames.users_threads(dump)
+        assert not any(noise in shown for noise in ("rank_main", "frozen", "Extension"))
+        assert shown.count("/app/main.py") == 2
+    assert frames.fatal_place("") == frames.fatal_place(f"T{head}{library}") == ""

@@ -240,9 +240,9 @@ def _done_before(facts: Facts, end: End) -> dict[str, str]:
 
 def _killed(facts: Facts, end: End) -> Finding | None:
     number = end.exit_code - 128 if end.reason else _signal(facts, end)
-    if number <= 0 or end.exit_code in (ExitCode.PEER_LOST, ExitCode.HUNG):
+    name = next((s.name for s in signal.Signals if s == number), "")
+    if not name or end.exit_code in (ExitCode.PEER_LOST, ExitCode.HUNG):
         return None
-    name = next((s.name for s in signal.Signals if s == number), f"signal {number}")
     killed = "find out what killed it: a person, or this machine's lack of memory (dmesg)"
     if not facts.local:
         killed = (
@@ -254,8 +254,7 @@ def _killed(facts: Facts, end: End) -> Finding | None:
         "SIGBUS": "a full /dev/shm does this: raise resources.shm, or use fewer loader workers",
         "SIGTERM": "something asked it to end; if it was the cluster, the job continues by itself",
     }.get(name, f"see its last lines: k8sjob logs {facts.job_argument} -r {end.replica}")
-    error = "" if end.reason and end.reason.type == "Signal" else _error(facts, end)
-    return _finding(end, Cause.KILLED, f"ended by {name}{error}", step)
+    return _finding(end, Cause.KILLED, f"ended by {name}{_error(facts, end)}", step)
 
 
 def _signal(facts: Facts, end: End) -> int:
@@ -304,8 +303,10 @@ def _field_to_change(end: End) -> str:
 def _error(facts: Facts, end: End) -> str:
     """`: ` and the error as it was written, or the last line of the output."""
     where = f" ({end.reason.where})" if end.reason and end.reason.where else ""
+    if end.reason and end.reason.type == "Signal":
+        return where
     if end.reason and end.reason.type != "Exit":
-        kind = end.reason.type if end.reason.type not in ("Signal", "Left") else ""
+        kind = end.reason.type if end.reason.type != "Left" else ""
         return f": {': '.join(filter(None, (kind, end.reason.message)))}{where}"
     output = _output(facts, end)
     line = (output.error[0] if output.error else output.last).strip()

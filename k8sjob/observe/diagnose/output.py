@@ -40,9 +40,9 @@ _LIBRARY_LINE: Final = re.compile(
 )
 """A line of NCCL, gloo or torch, a warning, or part of an exception."""
 _NO_REASON: Final = re.compile(
-    r"k8sjob: (rank \d+: )?(Exit: it gave no reason|(Exit: )?exited with code)"
+    r"k8sjob: (rank \d+: )?(Exit: it gave no reason|(Exit: )?exited with code|[\d.]+\S*, job )"
 )
-"""The agent's line about a process that left no exception; older runtimes wrote the first one."""
+"""The agent's lines about itself, and about a process that left no exception: old ones, too."""
 _TRAINING: Final = re.compile(
     r"(?!.*(?:Error|NCCL))(?:\S.*\b(?:epoch|steps?|iter(?:ation)?s?|batch|loss)\b|epoch|step|iter"
     r"|loss)[^A-Za-z]{0,4}\d|.*\d%\|",
@@ -173,6 +173,14 @@ _RULES: Final = (
         "see what the ranks that did not reach it were doing: an endless data loader, another"
         " number of steps, a save by one rank alone; if it may take so long, raise"
         " run.collective_timeout",
+    ),
+    Rule(
+        r"op\.preamble\.length <= op\.nbytes\. (?P<sent>\d+) vs (?P<fits>\d+)",
+        Cause.COLLECTIVE_MISMATCH,
+        "another rank sent {sent} bytes where a collective of this one takes {fits}: the ranks made"
+        " different calls, or passed tensors of different shapes or dtypes",
+        "let all ranks make the same calls in the same order, with tensors of the same shape and"
+        " dtype; TORCH_DISTRIBUTED_DEBUG=DETAIL in run.env lets torch name the calls",
     ),
     Rule(
         r"Timed out waiting (?P<ms>\d+)ms for (?P<op>send|recv) operation",

@@ -55,7 +55,7 @@ def describe(reason: Reason) -> str:
     who = f"rank {reason.rank}: " if reason.rank >= 0 else ""
     message = " ".join(reason.message.split())
     where = f" ({reason.where})" if reason.where and reason.where not in message else ""
-    if reason.type == "Exit" and message == f"exited with code {reason.exit_code}":
+    if reason.type == "Exit" and message.startswith(f"exited with code {reason.exit_code}"):
         return f"{who}{message}{where}"
     what = ": ".join(filter(None, (reason.type, message)))
     return f"{who}{what}{where}, exit code {reason.exit_code}"
