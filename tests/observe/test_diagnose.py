@@ -1071,8 +1071,20 @@ def test_a_loss_that_is_no_number_throughout(snapshot, make_pod, loss):
     (finding,) = diagnose(job, tail(loss, loss), now=NOW)
     assert finding.cause == "nan-loss"
     assert finding.message.startswith(f"the loss has been {loss} since epoch 2, step 0")
-    for fine in (tail(loss, 0.5), tail(loss, 1), tail(), tail("x"), tail(None)):
+    for fine in (tail(loss, 0.5), tail(loss, 1), tail(), tail("x"), tail(None), tail(0.5, loss)):
         assert diagnose(job, fine, now=NOW) == []
+    (finding,) = diagnose(job, tail(loss, 0.5, loss, loss), now=NOW)  # it does not recover
+    assert finding.message.startswith(f"the loss has been {loss} since epoch 2, step 2 or earlier")
+
+
+def test_a_loss_that_a_loop_of_ones_own_logs_counts_too(snapshot):
+    def tail(*losses):
+        return {"master-0": [Event("metrics", {"epoch": 3, "loss": x}).encode() for x in losses]}
+
+    job = snapshot("Succeeded", replicas={"Master": 1})
+    (finding,) = diagnose(job, tail(0.5, float("nan"), float("nan")), now=NOW)
+    assert finding.message.startswith("the loss has been nan since epoch 3 or earlier:")
+    assert diagnose(job, tail(float("nan"), 0.5), now=NOW) == []
 
 
 def claim(phase="Pending", **annotations):
