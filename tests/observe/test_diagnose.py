@@ -1016,6 +1016,10 @@ def test_all_replicas_that_ended_alike_are_concerned(snapshot, make_pod):
         "the job succeeded, but rank 0 had ended with exit code 0, and worker-0, rank 1 still"
         " waited for it after step 41: lost; 1 more ended with the same exit code"
     )
+    twice = left.replace("it waited", "after rank 0 had ended with exit code 0: it waited")
+    pods = [make_pod("master-0", "Failed", terminated=ended(138, twice))]
+    (finding,) = diagnose(snapshot("Failed:x:y", pods=pods), {}, now=NOW)
+    assert finding.message.endswith("still waited for it after step 41: lost")
 
 
 @pytest.mark.parametrize(

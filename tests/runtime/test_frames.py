@@ -40,6 +40,14 @@ def test_everything_else_is_the_users(file):
     assert frames.caller(frame_in(file)) == (file, 1)
 
 
+def test_an_error_comes_from_the_users_line_even_if_it_is_handled_below_that():
+    handled = "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    place = failed_at(error)"
+    for file, place in (("/app/main.py", "/app/main.py:2 in <module>"), (json.__file__, __file__)):
+        found = {"failed_at": frames.failed_at}
+        exec(compile(handled, file, "exec"), found)
+        assert found["place"].startswith(place)
+
+
 def test_the_users_path_is_shown_in_place_of_the_copy(monkeypatch, tmp_path):
     real, source = tmp_path / "real", tmp_path / "mine"
     real.mkdir()

@@ -156,6 +156,26 @@ class TestAsPython:
         reason = run(script).reason
         assert (reason.type, reason.message, reason.where) == ("OSError", "x", "/app/a.py:3")
 
+    def test_the_line_in_a_pools_worker_is_named(self, run, tmp_path):
+        script = """
+            from concurrent.futures import ProcessPoolExecutor
+            from multiprocessing import Pool
+            def half(n):
+                return 1 / n
+            if __name__ == "__main__":
+                with Pool(1) as pool:
+                    try:
+                        pool.map(half, [0])
+                    except ZeroDivisionError as error:
+                        print(type(error.__cause__).__name__)
+                with ProcessPoolExecutor(1) as pool:
+                    list(pool.map(half, [0]))
+        """
+        result = run(script)
+        assert result.out == "RemoteTraceback\n"
+        assert result.reason.message == "division by zero"
+        assert result.reason.where == f"{tmp_path}/main.py:5"
+
     def test_a_script_can_spawn_processes(self, run):
         script = """
             import multiprocessing as mp

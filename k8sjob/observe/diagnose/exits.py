@@ -210,8 +210,8 @@ def _left_early(facts: Facts, end: End) -> Finding | None:
         return None
     at = f" after step {end.reason.step}" if end.reason and end.reason.step >= 0 else ""
     error = _error(facts, end)
-    if end.reason and end.reason.type == "Left":  # its message begins with the same
-        error = "".join(error.partition("exit code 0")[2:])
+    if end.reason and end.reason.type == "Left":  # its message begins with the same, perhaps twice
+        error = error.rpartition("exit code 0")[2]
     replicas = tuple(dict.fromkeys((*left.values(), end.replica)))
     return Finding(
         Cause.LEFT_EARLY,

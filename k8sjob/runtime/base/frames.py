@@ -153,6 +153,19 @@ def _places(text: str) -> list[str]:
     return [f"{users_paths(file)}:{line}" for file, line in found if _is_users(file)]
 
 
+def failed_at(error: BaseException) -> str:
+    """The line of the user's code that an error comes from, as file:line in function.
+
+    Where an error is handled before it comes there, it is the line that is running now, without
+    the function; empty where there is none.
+    """
+    at = raised_at(error.__traceback__)
+    if at and _is_users(at.filename):
+        return f"{users_paths(at.filename)}:{at.lineno} in {at.name}"
+    file, line = caller(sys._getframe(1))  # noqa: SLF001 - documented
+    return f"{users_paths(file)}:{line}" if file else ""
+
+
 def raised_at(trace: TracebackType | None) -> traceback.FrameSummary | None:
     """The last frame of the user's code, else the last of all; None where there is no frame."""
     frames = traceback.extract_tb(trace)
