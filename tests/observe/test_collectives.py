@@ -213,6 +213,16 @@ def test_a_report_has_the_cause_of_its_text(snapshot, make_pod, kind, detail, ca
     assert why(snapshot, make_pod, report(kind, detail), ["step 3 loss 0.5"]).cause == cause
 
 
+@pytest.mark.parametrize("signal", ["Killed", "Segmentation fault"])
+def test_a_loaders_process_that_was_killed_is_named_by_the_cause_of_the_report(
+    snapshot, make_pod, signal
+):
+    end = report("RuntimeError", "DataLoader worker (pid(s) 7, 8) exited unexpectedly")
+    cause = f"RuntimeError: DataLoader worker (pid 7) is killed by signal: {signal}"
+    finding = why(snapshot, make_pod, end, [TRACEBACK, AT, cause])
+    assert finding.cause == ("memory" if signal == "Killed" else "crash")
+
+
 RESUMED = Event("resumed", {"path": "/checkpoints/step-4.pt", "step": 4}).encode()
 REFUSED = "Error(s) in loading state_dict for Net:\n\tsize mismatch for fc.weight: copying"
 

@@ -236,6 +236,20 @@ def test_the_next_step_on_this_machine_is_another_one(snapshot, make_pod, line, 
     assert there in steps[1]
 
 
+@pytest.mark.parametrize("namespace", ["local", "blue"])
+def test_a_package_that_was_found_need_not_be_installed(snapshot, make_pod, namespace):
+    """Python names the first part that it does not find."""
+    state = snapshot("Failed:x:why", pods=[make_pod("master-0", "Failed", terminated=ended(1))])
+    state.job["metadata"]["namespace"] = namespace
+    for more in ("", "; 'utils' is not a package"):
+        line = f"ModuleNotFoundError: No module named 'utils.data'{more}"
+        (finding,) = diagnose(state, {"master-0": [line]})
+        assert "no module named 'utils.data'" in finding.message
+        assert finding.next_step.startswith("'utils' was found, but not that module in it")
+        assert "rename a file utils.py" in finding.next_step
+        assert "install 'utils'" not in finding.next_step
+
+
 @pytest.mark.parametrize("kind", ["EnvError", "ValueError"])
 def test_a_setting_that_does_not_fit_is_a_field_of_the_job(snapshot, make_pod, kind):
     """The script is right, and job.yaml is not."""

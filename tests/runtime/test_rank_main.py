@@ -141,8 +141,9 @@ class TestAsPython:
 
     def test_the_users_own_path_is_shown_for_that_of_the_copy(self, run, tmp_path):
         environ = {SOURCE_ENV: "/home/me/job", PATHS_ENV: json.dumps({WORKDIR: str(tmp_path)})}
-        result = run("def f():\n    1 / 0\nf()", environ=environ)
+        result = run("def f():\n    1 / open(__file__ + 'x')\nf()", environ=environ)
         assert 'File "/home/me/job/main.py", line 2, in f' in result.err
+        assert result.reason.message.endswith("'/home/me/job/main.pyx'")
         assert result.reason.where == "/home/me/job/main.py:2"
         assert f"{tmp_path}/" not in result.err
 

@@ -106,7 +106,7 @@ def reason_of(error: BaseException, code: int) -> Reason:
         exit_code=code,
         rank=env.rank if env else -1,
         type=kind,
-        message=message,
+        message=users_paths(message),
         where=place,
         time=time.time(),
         culprits=tuple(getattr(error, "culprits", ())) if _is_k8sjobs(error) else (),
