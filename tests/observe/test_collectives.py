@@ -194,6 +194,7 @@ def test_the_end_of_a_container(snapshot, make_pod, end, lines, cause, note):  #
     finding = why(snapshot, make_pod, end, lines)
     assert finding.cause == cause
     assert note in finding.message + "$"
+    assert finding.next_step.startswith("correct run.args") == (lines[-1:] == USAGE[1:])
 
 
 @pytest.mark.parametrize(
@@ -210,6 +211,16 @@ def test_the_end_of_a_container(snapshot, make_pod, end, lines, cause, note):  #
 )
 def test_a_report_has_the_cause_of_its_text(snapshot, make_pod, kind, detail, cause):
     assert why(snapshot, make_pod, report(kind, detail), ["step 3 loss 0.5"]).cause == cause
+
+
+@pytest.mark.parametrize("signal", ["Killed", "Segmentation fault"])
+def test_a_loaders_process_that_was_killed_is_named_by_the_cause_of_the_report(
+    snapshot, make_pod, signal
+):
+    end = report("RuntimeError", "DataLoader worker (pid(s) 7, 8) exited unexpectedly")
+    cause = f"RuntimeError: DataLoader worker (pid 7) is killed by signal: {signal}"
+    finding = why(snapshot, make_pod, end, [TRACEBACK, AT, cause])
+    assert finding.cause == ("memory" if signal == "Killed" else "crash")
 
 
 RESUMED = Event("resumed", {"path": "/checkpoints/step-4.pt", "step": 4}).encode()

@@ -78,6 +78,18 @@ def test_the_job_itself(snapshot, condition, cause, step):
             "killed",
             "worker-0, rank 5: ended by SIGSEGV$",
         ),
+        (
+            ended(139, Reason(139, 5, "Signal", "killed by SIGSEGV", "main.py:6").encode()),
+            [],
+            "killed",
+            "worker-0, rank 5: ended by SIGSEGV (main.py:6)$",
+        ),
+        (
+            ended(200, Reason(200, 5, "Exit", "exited with code 200", "main.py:6").encode()),
+            ["k8sjob: 0.1.0, job x, node 0 of 1, 1 process of 1"],
+            "crash",
+            "worker-0, rank 5: exit code 200 (main.py:6)$",
+        ),
         (  # as older runtimes wrote it
             ended(7, Reason(7, 5, "Exit", "it gave no reason").encode()),
             ["the last line", "k8sjob: rank 5: Exit: it gave no reason, exit code 7"],
@@ -129,6 +141,36 @@ def test_the_job_itself(snapshot, condition, cause, step):
             ["Traceback (most recent call last):", "  x", "UsageError: ", "", "no key", "see x"],
             "crash",
             "exit code 1: UsageError: no key$",
+        ),
+        (
+            ended(2, Reason(2, 0, "Exit", "exited with code 2", "main.py:5").encode()),
+            ["usage: main.py [-h] --lr LR", "main.py: error: the following are required: --lr"],
+            "crash",
+            "exit code 2: main.py: error: the following are required: --lr (main.py:5)$",
+        ),
+        (
+            ended(2, Reason(2, 0, "Exit", "exited with code 2", "main.py:5").encode()),
+            ["no data", "k8sjob: rank 0: exited with code 2 (main.py:5)"],
+            "crash",
+            "exit code 2: no data (main.py:5)",
+        ),
+        (
+            ended(1, Reason(1, 0, "Exit", "exited with code 1", "main.py:5").encode()),
+            ["Traceback (most recent call last):", "  File 'x'", "KeyError: 'handled'", "bye"],
+            "crash",
+            "exit code 1: KeyError: 'handled' (main.py:5)",
+        ),
+        (
+            ended(1, Reason(1, 0, "AssertionError", "", "main.py:5").encode()),
+            [],
+            "crash",
+            "exit code 1: AssertionError (main.py:5)$",
+        ),
+        (
+            ended(2, Reason(2, -1, "Exit", "exited with code 2").encode()),
+            ["k8sjob: cannot start 'torchrum': No such file or directory"],
+            "start",
+            "cannot start 'torchrum'",
         ),
         (ended(128, "cannot start 'x'", "StartError"), [], "start", "cannot start 'x'"),
         (ended(127), ["sh: nothing: not found"], "start", "nothing: not found"),
@@ -226,6 +268,20 @@ def test_the_next_step_on_this_machine_is_another_one(snapshot, make_pod, line, 
     assert here in steps[0]
     assert there not in steps[0]
     assert there in steps[1]
+
+
+@pytest.mark.parametrize("namespace", ["local", "blue"])
+def test_a_package_that_was_found_need_not_be_installed(snapshot, make_pod, namespace):
+    """Python names the first part that it does not find."""
+    state = snapshot("Failed:x:why", pods=[make_pod("master-0", "Failed", terminated=ended(1))])
+    state.job["metadata"]["namespace"] = namespace
+    for more in ("", "; 'utils' is not a package"):
+        line = f"ModuleNotFoundError: No module named 'utils.data'{more}"
+        (finding,) = diagnose(state, {"master-0": [line]})
+        assert "no module named 'utils.data'" in finding.message
+        assert finding.next_step.startswith("'utils' was found, but not that module in it")
+        assert "rename a file utils.py" in finding.next_step
+        assert "install 'utils'" not in finding.next_step
 
 
 @pytest.mark.parametrize("kind", ["EnvError", "ValueError"])
@@ -1008,6 +1064,10 @@ def test_all_replicas_that_ended_alike_are_concerned(snapshot, make_pod):
         "the job succeeded, but rank 0 had ended with exit code 0, and worker-0, rank 1 still"
         " waited for it after step 41: lost; 1 more ended with the same exit code"
     )
+    twice = left.replace("it waited", "after rank 0 had ended with exit code 0: it waited")
+    pods = [make_pod("master-0", "Failed", terminated=ended(138, twice))]
+    (finding,) = diagnose(snapshot("Failed:x:y", pods=pods), {}, now=NOW)
+    assert finding.message.endswith("still waited for it after step 41: lost")
 
 
 @pytest.mark.parametrize(
@@ -1063,8 +1123,20 @@ def test_a_loss_that_is_no_number_throughout(snapshot, make_pod, loss):
     (finding,) = diagnose(job, tail(loss, loss), now=NOW)
     assert finding.cause == "nan-loss"
     assert finding.message.startswith(f"the loss has been {loss} since epoch 2, step 0")
-    for fine in (tail(loss, 0.5), tail(loss, 1), tail(), tail("x"), tail(None)):
+    for fine in (tail(loss, 0.5), tail(loss, 1), tail(), tail("x"), tail(None), tail(0.5, loss)):
         assert diagnose(job, fine, now=NOW) == []
+    (finding,) = diagnose(job, tail(loss, 0.5, loss, loss), now=NOW)  # it does not recover
+    assert finding.message.startswith(f"the loss has been {loss} since epoch 2, step 2 or earlier")
+
+
+def test_a_loss_that_a_loop_of_ones_own_logs_counts_too(snapshot):
+    def tail(*losses):
+        return {"master-0": [Event("metrics", {"epoch": 3, "loss": x}).encode() for x in losses]}
+
+    job = snapshot("Succeeded", replicas={"Master": 1})
+    (finding,) = diagnose(job, tail(0.5, float("nan"), float("nan")), now=NOW)
+    assert finding.message.startswith("the loss has been nan since epoch 3 or earlier:")
+    assert diagnose(job, tail(float("nan"), 0.5), now=NOW) == []
 
 
 def claim(phase="Pending", **annotations):

@@ -372,6 +372,7 @@ class TestHang:
         result = run("import os; os.abort()", nproc=2)
         assert f'[rank 0]   File "{tmp_path}/main.py", line 1 in <module>' in result.err
         assert "[rank 0] Fatal Python error: Aborted" in result.err
+        assert result.reason.where == f"{tmp_path}/main.py:1"
 
     @pytest.mark.skipif(sys.platform != "linux", reason="tells a stopped process by /proc")
     def test_a_rank_that_is_stopped_before_its_first_beat_is_ended(self, run):
@@ -398,5 +399,9 @@ def test_a_reason_in_one_line():
     reason = Reason(1, rank=2, type="ValueError", message="a\n  b", where="main.py:3")
     assert describe(reason) == "rank 2: ValueError: a b (main.py:3), exit code 1"
     assert describe(Reason(7, type="Exit", message="exited with code 7")) == "exited with code 7"
+    there = Reason(7, 0, "Exit", "exited with code 7", "main.py:2")
+    assert describe(there) == "rank 0: exited with code 7 (main.py:2)"
+    told = describe(Reason(1, 0, "AssertionError", "", "main.py:2"))
+    assert told == "rank 0: AssertionError (main.py:2), exit code 1"
     named_exit = Reason(1, type="Exit", message="no data", where="main.py:3")
     assert describe(named_exit) == "Exit: no data (main.py:3), exit code 1"

@@ -40,6 +40,14 @@ def test_everything_else_is_the_users(file):
     assert frames.caller(frame_in(file)) == (file, 1)
 
 
+def test_an_error_comes_from_the_users_line_even_if_it_is_handled_below_that():
+    handled = "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    place = failed_at(error)"
+    for file, place in (("/app/main.py", "/app/main.py:2 in <module>"), (json.__file__, __file__)):
+        found = {"failed_at": frames.failed_at}
+        exec(compile(handled, file, "exec"), found)
+        assert found["place"].startswith(place)
+
+
 def test_the_users_path_is_shown_in_place_of_the_copy(monkeypatch, tmp_path):
     real, source = tmp_path / "real", tmp_path / "mine"
     real.mkdir()
@@ -118,3 +126,23 @@ def test_of_a_dump_the_users_threads_remain():
     idle, main = head + library + bottom, f"Current {head}{own}{library}"
     dump = "\n".join(["Fatal Python error: Aborted\n", head + own + bottom, theirs, idle, main])
     assert frames.users_threads(dump) == dump.replace(f"{head}{own}{bottom}\n", "")
+
+
+def test_of_a_fatal_error_the_users_line_is_found_without_what_is_below():
+    library = f'  File "{json.__file__}", line 1 in load\n'
+    start = f'  File "{frames.RUNTIME}runtime/agent/rank_main.py", line 9 in main\n'
+    start += '  File "<frozen runpy>", line 88 in _run_code\n'
+    head, end = "hread 0x01 (most recent call first):\n", "\nExtension modules: numpy (total: 1)\n"
+    other, main = ('  File "/app/main.py", line {} in <module>\n'.format(n) for n in (3, 7))  # noqa: UP032
+    rest = f"T{head}{other}\n"
+    for word, threads in (
+        ("C++ thread", f"{rest}T{head}{library}{main}{start}{end}"),
+        ("main thread", f"{rest}Current t{head}{main}{start}{end}"),
+        ("another one", f"Current t{head}{main}\nT{head}{other}{start}{end}"),
+    ):
+        dump = f"Fatal Python error: Aborted\n\n{threads}"
+        assert frames.fatal_place(dump) == "/app/main.py:7", word
+        shown = frames.users_threads(dump)
+        assert not any(noise in shown for noise in ("rank_main", "frozen", "Extension"))
+        assert shown.count("/app/main.py") == 2
+    assert frames.fatal_place("") == frames.fatal_place(f"T{head}{library}") == ""

@@ -141,8 +141,9 @@ class TestAsPython:
 
     def test_the_users_own_path_is_shown_for_that_of_the_copy(self, run, tmp_path):
         environ = {SOURCE_ENV: "/home/me/job", PATHS_ENV: json.dumps({WORKDIR: str(tmp_path)})}
-        result = run("def f():\n    1 / 0\nf()", environ=environ)
+        result = run("def f():\n    1 / open(__file__ + 'x')\nf()", environ=environ)
         assert 'File "/home/me/job/main.py", line 2, in f' in result.err
+        assert result.reason.message.endswith("'/home/me/job/main.pyx'")
         assert result.reason.where == "/home/me/job/main.py:2"
         assert f"{tmp_path}/" not in result.err
 
@@ -155,6 +156,26 @@ class TestAsPython:
         """
         reason = run(script).reason
         assert (reason.type, reason.message, reason.where) == ("OSError", "x", "/app/a.py:3")
+
+    def test_the_line_in_a_pools_worker_is_named(self, run, tmp_path):
+        script = """
+            from concurrent.futures import ProcessPoolExecutor
+            from multiprocessing import Pool
+            def half(n):
+                return 1 / n
+            if __name__ == "__main__":
+                with Pool(1) as pool:
+                    try:
+                        pool.map(half, [0])
+                    except ZeroDivisionError as error:
+                        print(type(error.__cause__).__name__)
+                with ProcessPoolExecutor(1) as pool:
+                    list(pool.map(half, [0]))
+        """
+        result = run(script)
+        assert result.out == "RemoteTraceback\n"
+        assert result.reason.message == "division by zero"
+        assert result.reason.where == f"{tmp_path}/main.py:5"
 
     def test_a_script_can_spawn_processes(self, run):
         script = """
@@ -269,6 +290,13 @@ class TestReason:
         error = ValueError("\n\nno key\nsee the manual\n")
         assert reason_of(error, 1).message == "no key\nsee the manual"
         assert first_line(error) == "ValueError: no key"
+
+    def test_a_code_alone_is_no_error(self):
+        """argparse has said by itself what it refuses."""
+        for code in (2, True):
+            reason = reason_of(SystemExit(code), int(code))
+            assert (reason.type, reason.message) == ("Exit", f"exited with code {int(code)}")
+        assert reason_of(SystemExit("no data"), 1).message == "no data"
 
     def test_the_place_is_in_the_users_own_code(self, run, tmp_path):
         result = run("import json\n\njson.loads('{')\n")

@@ -91,6 +91,14 @@ def test_one_warning_for_a_loss_that_is_not_finite():
     assert warning.startswith("warning: the val_loss is inf in epoch 3: lower the learning rate")
 
 
+def test_the_epoch_of_that_warning_is_the_one_that_progress_shows():
+    speaker, out = reporter(events=False)
+    rest = {"samples_per_s": 1.0, "eta_s": 0.0, "loss": float("nan")}
+    speaker.emit(EventKind.PROGRESS, epoch=0, epochs=3, step=1, steps=4, **rest)
+    assert "warning: the loss is nan in epoch 1, step 1: " in out.getvalue()
+    assert "epoch 1/3  step 1/4" in out.getvalue()
+
+
 def test_stdout_is_looked_up_at_each_line(capsys):
     Reporter(active=True, events=False).warn("look")
     assert capsys.readouterr().out == "warning: look\n"

@@ -262,7 +262,7 @@ def test_a_loss_that_is_no_number_is_told_once(settings, told):
     settings()
     train(3, loss=lambda output, target: functional.cross_entropy(output, target) * math.nan)
     assert len(told("warning")) == 1
-    assert "the loss is nan in epoch 0" in told("warning")[0]["message"]
+    assert "the loss is nan in epoch 1" in told("warning")[0]["message"]
 
 
 def test_inputs_may_be_several(settings):

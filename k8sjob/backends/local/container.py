@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -19,7 +20,10 @@ from k8sjob.backends.local.store import open_file
 from k8sjob.contract import (
     LIFELINE_ENV,
     MAX_TERMINATION_BYTES,
+    PATHS_ENV,
+    SOURCE_ENV,
     TERMINATION_LOG_ENV,
+    WORKDIR,
     ExitCode,
     Reason,
 )
@@ -112,7 +116,9 @@ class Container:
         self._launch, self._attempt, self._folder = launch, attempt, folder
         self._termination_log = folder / "termination-log"
         _replace_by_empty_file(self._termination_log)
-        self._log: LogWriter | None = LogWriter(folder / "logs" / f"{attempt}.log")
+        copy = json.loads(env.get(PATHS_ENV, "{}")).get(WORKDIR, "")
+        log = folder / "logs" / f"{attempt}.log"
+        self._log: LogWriter | None = LogWriter(log, copy, env.get(SOURCE_ENV, copy))
         self.started = datetime.now(UTC)
         self._kill_at: float | None = None
         self._killed = False

@@ -1,11 +1,13 @@
 """A replica's output in files: one a start of its container, in the form that a kubelet writes.
 
 A line is `TIMESTAMP stdout F TEXT`; P instead of F marks a part of a line that is not whole. What
-the job wrote stays as it was, byte for byte: whoever shows it strips control sequences.
+the job wrote stays as it was, byte for byte, but for lines of code in the copy of the user's
+folder: these are named as in that folder. Whoever shows it strips control sequences.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections import deque
@@ -34,20 +36,30 @@ class LogWriter:
 
     Args:
         path: the file; its folder is made.
+        copy: the folder that the code runs in; empty where it is the user's own.
+        source: the user's own folder.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, copy: str = "", source: str = "") -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file: BinaryIO = path.open("ab", buffering=0)
         self._rest = b""
         self._in_line = False
+        self._source = os.fsencode(source)
+        self._copies = {os.fsencode(one) for one in (copy, os.path.realpath(copy)) if copy}
+        # As in tracebacks, or as in warnings and logs; the path of any other file stays.
+        places = b"|".join(map(re.escape, self._copies))
+        self._code = re.compile(b"(?:%s)" % places + rb'(?=/[^\s":]+(?:", line |:)\d)')
 
     def feed(self, data: bytes) -> None:
         """Some output; whole lines are written at once, the rest waits for its newline."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         head = _timestamp().encode() + b" stdout "
         written = bytearray()
-        for line in lines:
+        for output in lines:
+            line = output
+            if any(copy in line for copy in self._copies):
+                line = self._code.sub(lambda _: self._source, line)
             for start in range(0, max(len(line), 1), LONGEST_LINE):
                 part = line[start : start + LONGEST_LINE]
                 whole = start + LONGEST_LINE >= len(line)

@@ -35,6 +35,8 @@ _TORCHRUN_SIGNAL: Final = re.compile(r"^\s*traceback : Signal (\d{1,2}) \(SIG\w+
 """How torchrun's summary names the signal that ended a process; torchrun itself exits with 1."""
 _EXEC_FORMAT: Final = re.compile(r"^exec \S+: exec format error$|: exec format error: unknown$")
 """The kernel's refusal in a container's output, and in the container runtime's message."""
+_ARGUMENTS_REFUSED: Final = re.compile(r"\S+\.py: error: ")
+"""How argparse ends a script."""
 _STATE_REFUSED: Final = re.compile(
     r"Error\(s\) in loading state_dict for|^\s*size mismatch for \S+:"
     r"|loaded state dict (?:has a different number of parameter groups|contains a parameter group)"
@@ -132,7 +134,8 @@ def _cannot_start(facts: Facts, end: End) -> Finding | None:
     step = f"correct run.command, or install the program {where}"
     what = "its command cannot be started"
     if end.why not in ("StartError", "ContainerCannotRun"):
-        if end.exit_code != 127:  # a shell's "no such program"
+        by_agent = _output(facts, end).last.startswith("k8sjob: cannot start ")
+        if end.exit_code != 127 and not by_agent:  # a shell's "no such program"
             return None
         return _finding(end, Cause.START, what + _error(facts, end), step)
     error = re.sub(
@@ -208,8 +211,8 @@ def _left_early(facts: Facts, end: End) -> Finding | None:
         return None
     at = f" after step {end.reason.step}" if end.reason and end.reason.step >= 0 else ""
     error = _error(facts, end)
-    if end.reason and end.reason.type == "Left":  # its message begins with the same
-        error = "".join(error.partition("exit code 0")[2:])
+    if end.reason and end.reason.type == "Left":  # its message begins with the same, perhaps twice
+        error = error.rpartition("exit code 0")[2]
     replicas = tuple(dict.fromkeys((*left.values(), end.replica)))
     return Finding(
         Cause.LEFT_EARLY,
@@ -238,9 +241,9 @@ def _done_before(facts: Facts, end: End) -> dict[str, str]:
 
 def _killed(facts: Facts, end: End) -> Finding | None:
     number = end.exit_code - 128 if end.reason else _signal(facts, end)
-    if number <= 0 or end.exit_code in (ExitCode.PEER_LOST, ExitCode.HUNG):
+    name = next((s.name for s in signal.Signals if s == number), "")
+    if not name or end.exit_code in (ExitCode.PEER_LOST, ExitCode.HUNG):
         return None
-    name = next((s.name for s in signal.Signals if s == number), f"signal {number}")
     killed = "find out what killed it: a person, or this machine's lack of memory (dmesg)"
     if not facts.local:
         killed = (
@@ -252,8 +255,7 @@ def _killed(facts: Facts, end: End) -> Finding | None:
         "SIGBUS": "a full /dev/shm does this: raise resources.shm, or use fewer loader workers",
         "SIGTERM": "something asked it to end; if it was the cluster, the job continues by itself",
     }.get(name, f"see its last lines: k8sjob logs {facts.job_argument} -r {end.replica}")
-    error = "" if end.reason and end.reason.type == "Signal" else _error(facts, end)
-    return _finding(end, Cause.KILLED, f"ended by {name}{error}", step)
+    return _finding(end, Cause.KILLED, f"ended by {name}{_error(facts, end)}", step)
 
 
 def _signal(facts: Facts, end: End) -> int:
@@ -282,14 +284,17 @@ def _refused_checkpoint(facts: Facts, end: End) -> Finding | None:
 
 
 def _crashed(facts: Facts, end: End) -> Finding:
-    step = _field_to_change(end) or "correct the script"
-    if end.exit_code == ExitCode.CONFIG:
+    step = "correct the script"
+    if any(_ARGUMENTS_REFUSED.match(line) for line in _output(facts, end).error):
+        step = "correct run.args, or the arguments after `--`"
+    elif end.exit_code == ExitCode.CONFIG:
         step += ", or its arguments (run.args)"
     return _finding(
         end,
         Cause.CRASH,
         f"exit code {end.exit_code}{_error(facts, end)}",
-        f"{step}; its output: k8sjob logs {facts.job_argument} -r {end.replica}",
+        f"{_field_to_change(end) or step}; its output:"
+        f" k8sjob logs {facts.job_argument} -r {end.replica}",
     )
 
 
@@ -302,8 +307,10 @@ def _field_to_change(end: End) -> str:
 def _error(facts: Facts, end: End) -> str:
     """`: ` and the error as it was written, or the last line of the output."""
     where = f" ({end.reason.where})" if end.reason and end.reason.where else ""
+    if end.reason and end.reason.type == "Signal":
+        return where
     if end.reason and not is_bare_exit(end.reason):
-        kind = end.reason.type if end.reason.type not in ("Signal", "Left") else ""
+        kind = end.reason.type if end.reason.type != "Left" else ""
         return "".join(f": {part}" for part in (kind, end.reason.message.strip()) if part) + where
     output = _output(facts, end)
     error = output.error or (output.last,)

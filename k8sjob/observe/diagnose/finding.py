@@ -86,6 +86,7 @@ class Cause(StrEnum):
     NCCL_VERSION = "nccl-version"
     INFINIBAND = "infiniband"
     COLLECTIVE_TIMEOUT = "collective-timeout"
+    COLLECTIVE_MISMATCH = "collective-mismatch"
     CONNECTION = "connection"
     LEFT_EARLY = "left-early"
     NO_GROUP = "no-group"

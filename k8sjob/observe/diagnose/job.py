@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from datetime import timedelta
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import Event, EventKind, Reason
@@ -264,18 +265,26 @@ def no_group(facts: Facts) -> Iterator[Finding]:
 
 
 def nan_loss(facts: Facts) -> Iterator[Finding]:
-    """A loss that has not been a finite number in any known step."""
-    events = [Event.decode(line) for line in facts.logs.get(_speaker(facts), ())]
-    progress = [event.data for event in events if event and event.kind == EventKind.PROGRESS]
-    losses = [data["loss"] for data in progress if isinstance(data.get("loss"), int | float)]
-    if losses and not any(map(math.isfinite, losses)):
-        epoch, step = progress[0].get("epoch"), progress[0].get("step")
+    """A loss that has not been a finite number in any known step, or twice at last."""
+    told = [
+        event
+        for line in facts.logs.get(_speaker(facts), ())
+        if (event := Event.decode(line))
+        and event.kind in (EventKind.PROGRESS, EventKind.METRICS)
+        and isinstance(event.data.get("loss"), int | float)
+    ]
+    bad = list(takewhile(lambda event: not math.isfinite(event.data["loss"]), reversed(told)))
+    if bad and len(bad) >= min(2, len(told)):
+        first = bad[-1].data
+        epoch, step = first.get("epoch"), first.get("step")
+        counted = int(bad[-1].kind == EventKind.PROGRESS)  # from 0
         since = "in all known steps"
-        if isinstance(epoch, int) and isinstance(step, int):
-            since = f"since epoch {epoch + 1}, step {step} or earlier"
+        if isinstance(epoch, int):
+            at = f", step {step}" if isinstance(step, int) else ""
+            since = f"since epoch {epoch + counted}{at} or earlier"
         yield Finding(
             Cause.NAN_LOSS,
-            f"the loss has been {losses[-1]} {since}: the model learns nothing",
+            f"the loss has been {bad[0].data['loss']} {since}: the model learns nothing",
             "lower the learning rate, clip the gradients, or look for the first such value in the"
             " data and the model: torch.autograd.set_detect_anomaly(True)",
         )

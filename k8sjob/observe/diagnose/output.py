@@ -75,13 +75,27 @@ _RULES: Final = (
         exception_only=True,
     ),
     Rule(
+        r"No module named '?(?P<name>(?P<package>\w+)\.[\w.]+)'?",
+        Cause.MISSING_MODULE,
+        "no module named {name!r}",
+        "{package!r} was found, but not that module in it: if it is yours, check that .dockerignore"
+        " does not exclude the file; if it is a package, take a version that has the module, and"
+        " rename a file {package}.py of yours, which would hide it",
+        "{package!r} was found, but not that module in it: if it is yours, check that the file is"
+        " in image.context and that .dockerignore does not exclude it; if it is a package, install"
+        " a version that has the module, and rename a file {package}.py of yours, which would hide"
+        " it",
+        exception_only=True,
+    ),
+    Rule(
         r"No module named '?(?P<name>(?P<package>\w+)[\w.]*)'?",
         Cause.MISSING_MODULE,
         "no module named {name!r}",
         "if it is a package, add {package!r} (or the package that has it) to image.pip or the"
         " requirements; if it is a file of yours, check that .dockerignore does not exclude it",
         "if it is a package, install {package!r} (or the package that has it) in the environment"
-        " that k8sjob runs in; if it is a file of yours, check that it is in image.context",
+        " that k8sjob runs in; if it is a file of yours, check that it is in image.context and that"
+        " .dockerignore does not exclude it",
         exception_only=True,
     ),
     Rule(
@@ -178,6 +192,14 @@ _RULES: Final = (
         " run.collective_timeout",
     ),
     Rule(
+        r"op\.preamble\.length <= op\.nbytes\. (?P<sent>\d+) vs (?P<fits>\d+)",
+        Cause.COLLECTIVE_MISMATCH,
+        "another rank sent {sent} bytes where a collective of this one takes {fits}: the ranks made"
+        " different calls, or passed tensors of different shapes or dtypes",
+        "let all ranks make the same calls in the same order, with tensors of the same shape and"
+        " dtype; TORCH_DISTRIBUTED_DEBUG=DETAIL in run.env lets torch name the calls",
+    ),
+    Rule(
         r"Timed out waiting (?P<ms>\d+)ms for (?P<op>send|recv) operation",
         Cause.COLLECTIVE_TIMEOUT,
         "it waited {seconds} s for another rank ({op})",
@@ -226,8 +248,10 @@ _RULES: Final = (
         exception_only=True,
     ),
 )
-_BETWEEN_RANKS: Final = re.compile(r"NCCL|nccl|gloo|c10d|ProcessGroup|Dist\w*Error")
-"""In an exception's text: what NCCL or gloo wrote before it may say more."""
+_SAYS_LITTLE: Final = re.compile(
+    r"NCCL|nccl|gloo|c10d|ProcessGroup|Dist\w*Error|DataLoader worker \(\S+ [\d, ]+\) exited"
+)
+"""In an exception's text: what NCCL, gloo or its cause wrote before it may say more."""
 _NCCL: Final = re.compile(
     r"NCCL error.*?(unhandled (?:system|cuda) error|internal error|invalid usage|remote .*error)"
 )
@@ -356,7 +380,7 @@ def explain_output(output: LastOutput, *, local: bool) -> Explanation | None:
         return explain_lines(output.context, local=local) or _nccl_error(output.context)
     if found := _first(_RULES, output.error, local=local):
         return found
-    if not any(_BETWEEN_RANKS.search(line) for line in output.error):
+    if not any(_SAYS_LITTLE.search(line) for line in output.error):
         return None
     lines = [*output.error, *output.context]
     return explain_lines(lines, local=local) or _nccl_error(lines)

@@ -18,7 +18,7 @@ from k8sjob.contract import EventKind, ExitCode, Reason
 from k8sjob.runtime.agent.worker_group import Exit, Member, WorkerGroup, kill_children
 from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.errors import EnvError, ranks_in_words
-from k8sjob.runtime.base.frames import users_threads
+from k8sjob.runtime.base.frames import fatal_place, users_threads
 from k8sjob.runtime.base.observer import HeartbeatMonitor, Seen, hang_of, read_seen
 from k8sjob.runtime.base.report import start_phase, write_event
 from k8sjob.runtime.base.termination import by_rank, read_reason, read_stacks, seen_file
@@ -55,6 +55,8 @@ class Record:
     hang: Reason | None = None  # why the agent holds that the group hangs; None: it does not
     hang_time: float = _NEVER  # when the processes are to write their stacks for that
     sent: dict[int, float] = field(default_factory=dict)  # when which signal was sent to all
+    # by rank, where in the script a fatal error was
+    places: dict[int, str] = field(default_factory=dict)
     # by rank, the last state from its observer
     seen: Mapping[int, Seen] = field(default_factory=dict)
     # ranks that had written a reason before the agent's first signal, and so failed by themselves;
@@ -272,9 +274,10 @@ def _take_exits(group: WorkerGroup, members: Sequence[Member], record: Record) -
     for index in group.exits:
         member = members[index]
         if member.rank not in before:
-            stacks = by_rank(member.rank, users_threads(read_stacks(member.error_file)))
+            stacks = read_stacks(member.error_file)
+            record.places[member.rank] = fatal_place(stacks)
             with suppress(OSError, ValueError):
-                sys.stderr.write(stacks)
+                sys.stderr.write(by_rank(member.rank, users_threads(stacks)))
                 sys.stderr.flush()
 
 
@@ -306,7 +309,8 @@ def _reason(rank: int, end: Exit, record: Record) -> Reason:
     else:
         kind, message = "Exit", f"exited with code {end.code}"
     step = record.seen.get(rank, Seen()).step
-    return Reason(end.code, rank=rank, type=kind, message=message, time=end.time, step=step)
+    place = record.places.get(rank, "")
+    return Reason(end.code, rank, kind, message, place, end.time, step=step)
 
 
 def _look(members: Sequence[Member]) -> dict[int, Seen]:

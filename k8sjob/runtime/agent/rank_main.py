@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 _PR_SET_PDEATHSIG: Final = 1
 _KEPT: Final[list[Any]] = []
+_REMOTE: Final = {"RemoteTraceback", "_RemoteTraceback"}
+"""The cause of an exception of a worker of multiprocessing.Pool or of ProcessPoolExecutor."""
 _INTERRUPTED: Final = 128 + signal.SIGINT
 
 
@@ -90,11 +92,13 @@ def exit_code(error: BaseException) -> int:
 def reason_of(error: BaseException, code: int) -> Reason:
     """The Reason for the agent, from the exception that ended the program."""
     kind, message, place = type(error).__qualname__, str(error).strip(), where(error)
-    if inner := embedded(message):
+    remote = error.__cause__ if type(error.__cause__).__name__ in _REMOTE else None
+    if inner := embedded(message if remote is None else str(remote)):
         kind, message, place = inner.kind, inner.message, inner.where or place
     elif isinstance(error, SystemExit):
+        if not isinstance(error.code, str):  # what the script said about it is in its output
+            kind, message = "Exit", f"exited with code {code}"
         kind = "Stopped" if code == ExitCode.STOPPED else kind
-        message = message if isinstance(error.code, str) else f"sys.exit({error.code!r})"
     elif code == ExitCode.PEER_LOST:
         kind, message = "PeerLost", peer_loss(error) or message
     env = rank_or_none()
@@ -102,7 +106,7 @@ def reason_of(error: BaseException, code: int) -> Reason:
         exit_code=code,
         rank=env.rank if env else -1,
         type=kind,
-        message=message,
+        message=users_paths(message),
         where=place,
         time=time.time(),
         culprits=tuple(getattr(error, "culprits", ())) if _is_k8sjobs(error) else (),

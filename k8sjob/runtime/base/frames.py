@@ -31,6 +31,12 @@ _COLLECTIVES: Final = (
 _PACKAGES: Final = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 """Of any environment: of the user, of a venv's base, of the system."""
 _FRAME: Final = re.compile(r'^ +File "([^"\n]+)", line (\d+)', re.MULTILINE)
+_STARTED: Final = re.compile(
+    rf'^  File "(?:{re.escape(RUNTIME)}.*{os.sep}rank_main\.py|<frozen runpy>)", line .*\n'
+    r"|^\n?Extension modules: .*\n?",
+    re.MULTILINE,
+)
+"""The frames below a script's first one, and the list of compiled modules, in such a dump."""
 _RAISED: Final = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*)(?::\s+(.*))?$", re.MULTILINE)
 
 
@@ -106,9 +112,21 @@ def stacks() -> str:
 
 
 def users_threads(dump: str) -> str:
-    """A dump of faulthandler's with the user's paths, without k8sjob's threads."""
-    blocks = dump.split("\n\n")
+    """A dump of faulthandler's with the user's paths, without k8sjob's threads and first frames."""
+    blocks = _STARTED.sub("", dump).split("\n\n")
     return users_paths("\n\n".join(block for block in blocks if not _is_of_k8sjob(block)))
+
+
+def fatal_place(dump: str) -> str:
+    """Where in the user's code a fatal error was, as file:line, by a dump of faulthandler's.
+
+    Where a thread without Python frames failed, it is the main thread's place, the last of all.
+    """
+    _, found, rest = dump.rpartition("Current thread ")
+    threads = (rest if found else dump).split(" (most recent call first):\n")
+    if len(threads) < 2:
+        return ""
+    return next(iter(_places(threads[1 if found else -1].partition("\n\n")[0])), "")
 
 
 def _is_of_k8sjob(block: str) -> bool:
@@ -126,9 +144,26 @@ def embedded(message: str) -> Inner | None:
     raised = _RAISED.search(rest) if found else None
     if raised is None:
         return None
-    places = _FRAME.findall(rest[: raised.start()])
-    own = [f"{users_paths(file)}:{line}" for file, line in places if _is_users(file)]
-    return Inner(raised[1], raised[2] or "", own[-1] if own else "")
+    return Inner(raised[1], raised[2] or "", next(reversed(_places(rest[: raised.start()])), ""))
+
+
+def _places(text: str) -> list[str]:
+    """The frames of the user's code in a text, in their order, each as file:line."""
+    found = _FRAME.findall(text)
+    return [f"{users_paths(file)}:{line}" for file, line in found if _is_users(file)]
+
+
+def failed_at(error: BaseException) -> str:
+    """The line of the user's code that an error comes from, as file:line in function.
+
+    Where an error is handled before it comes there, it is the line that is running now, without
+    the function; empty where there is none.
+    """
+    at = raised_at(error.__traceback__)
+    if at and _is_users(at.filename):
+        return f"{users_paths(at.filename)}:{at.lineno} in {at.name}"
+    file, line = caller(sys._getframe(1))  # noqa: SLF001 - documented
+    return f"{users_paths(file)}:{line}" if file else ""
 
 
 def raised_at(trace: TracebackType | None) -> traceback.FrameSummary | None:

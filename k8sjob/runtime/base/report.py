@@ -67,7 +67,8 @@ class Reporter:
             return
         plain = {key: _plain(value) for key, value in data.items()}
         if kind in {EventKind.PROGRESS, EventKind.METRICS} and not self._diverged:
-            self._warn_of_divergence(plain)
+            counted = {"epoch": plain["epoch"] + 1} if kind is EventKind.PROGRESS else {}
+            self._warn_of_divergence({**plain, **counted})  # metrics count as their user does
         if self._events:
             self._line(Event(kind, plain, time.time()).encode())
         else:

@@ -54,10 +54,11 @@ def describe(reason: Reason) -> str:
     """A reason as one line for people."""
     who = f"rank {reason.rank}: " if reason.rank >= 0 else ""
     message = " ".join(reason.message.split())
-    if reason.type == "Exit" and not reason.where:  # by the agent; an exception has a place
-        return f"{who}{message}"
     where = f" ({reason.where})" if reason.where and reason.where not in message else ""
-    return f"{who}{reason.type}: {message}{where}, exit code {reason.exit_code}"
+    if reason.type == "Exit" and message.startswith(f"exited with code {reason.exit_code}"):
+        return f"{who}{message}{where}"
+    what = ": ".join(filter(None, (reason.type, message)))
+    return f"{who}{what}{where}, exit code {reason.exit_code}"
 
 
 def enable_stacks(file: Path | None) -> None:

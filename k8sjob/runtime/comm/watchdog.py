@@ -191,8 +191,7 @@ class Watchdog:
         """
         if self._timeout <= 0 or self._store is None or self._closed.is_set():
             return None
-        at = frames.raised_at(error.__traceback__)
-        self._waited = f"{frames.users_paths(at.filename)}:{at.lineno} in {at.name}" if at else ""
+        self._waited = frames.failed_at(error)
         if not late and not self._has_alarm():
             return None
         if not self._raise_alarm(message, by_main=True):

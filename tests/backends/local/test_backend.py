@@ -19,7 +19,7 @@ from k8sjob.backends.api import JobRef
 from k8sjob.backends.local import LocalBackend
 from k8sjob.backends.local.runs import resumed_checkpoints
 from k8sjob.backends.local.store import Store
-from k8sjob.contract import PATHS_ENV, TERMINATION_LOG_ENV
+from k8sjob.contract import PATHS_ENV, SOURCE_ENV, TERMINATION_LOG_ENV
 from k8sjob.errors import BackendError, JobExists, JobNotFound
 from k8sjob.observe.diagnose import diagnose
 from k8sjob.observe.status import JobState, job_status
@@ -27,6 +27,7 @@ from k8sjob.observe.status import JobState, job_status
 TELL_ENV = """
 import json, os, sys
 print(json.dumps({**os.environ, "python": sys.executable, "folder": os.getcwd()}), flush=True)
+import warnings; warnings.warn("look")
 """
 FOR_EVER = "import time; print('here', flush=True); time.sleep(100)"
 
@@ -55,6 +56,9 @@ def test_a_job_runs_to_its_end_with_the_environment_of_the_operator(
     assert [r.name for r in status.replicas] == ["master-0", "worker-0", "worker-1"]
     assert {r.exit_code for r in status.replicas} == {0}
     seen = [json.loads(wait.lines(ref, r.name)[0]) for r in status.replicas]
+    for env, replica in zip(seen, status.replicas, strict=True):
+        place = f"{env[SOURCE_ENV]}/main.py:4"  # and not that of the copy
+        assert f"{place}: UserWarning: look" in wait.lines(ref, replica.name)
     assert [env["RANK"] for env in seen] == ["0", "1", "2"]
     assert {env["WORLD_SIZE"] for env in seen} == {"3"}
     assert {env["MASTER_ADDR"] for env in seen} == {"127.0.0.1"}

@@ -86,6 +86,22 @@ def test_a_last_line_without_its_newline_is_a_line(tmp_path, size):
     assert [len(line.text) for line in read(tmp_path, "r", 0)] == [size]
 
 
+def test_lines_of_code_are_those_of_the_users_own_files(tmp_path):
+    """In tracebacks, warnings and logs, whatever wrote them; other paths are where they say."""
+    copy, mine = "/state/jobs/a+b/work", r"/home/me/my\1 job"
+    lines = [
+        '  File "{}/pkg/main.py", line 3, in load',
+        "{}/main.py:12: UserWarning: look",
+        "INFO {}/main.py:7 read; {}/main.py:8",
+    ]
+    same = [f"saved to {copy}/model.pt", f"{copy}: 3", f"{copy}-2/main.py:3: no", "x" * 99]
+    writer = LogWriter(tmp_path / "0.log", copy, mine)
+    writer.feed("\n".join([*(line.replace("{}", copy) for line in lines), *same]).encode())
+    writer.close()
+    expected = [*(line.replace("{}", mine) for line in lines), *same]
+    assert [line.text for line in read(tmp_path, "r", 0)] == expected
+
+
 def test_the_form_is_a_kubelets(tmp_path):
     writer = LogWriter(tmp_path / "0.log")
     writer.feed(b"hello\nrest")
