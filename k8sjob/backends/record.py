@@ -3,26 +3,34 @@
 A record is a zip archive. `record.json` has the Snapshot, the related objects and the moment of
 both; `logs/REPLICA` has a line of JSON for each line of output. It may come from somebody else:
 nothing is unpacked, sizes are limited, and what it contains is data alone.
+
+Of jobs in clusters records are kept in the state folder when their end is seen, so that a job can
+be explained when it is deleted.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import os
+import tempfile
 import zipfile
 import zlib
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, NoReturn
 
 from k8sjob.backends.api import JobRef, LogLine, Snapshot
+from k8sjob.backends.local.store import Store
 from k8sjob.contract import __version__
 from k8sjob.errors import BackendError
-from k8sjob.targets.jobs import replica_names, target_of
+from k8sjob.kube.objects import Pod
+from k8sjob.targets.jobs import replica_names, replica_of, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
     from threading import Event
 
     from k8sjob.backends.api import Backend, Plan
@@ -36,6 +44,13 @@ _MOST_OBJECTS: Final = 1 << 28
 _MOST_OUTPUT: Final = 1 << 30
 """Bytes of one replica's output, as JSON, that are written or read."""
 _MOST_LINE: Final = 1 << 24
+_KEPT_OUTPUT: Final = 1 << 25
+"""Bytes of one replica's output in a record that is kept without being asked for."""
+_KEPT_REPLICAS: Final = 32
+"""So many replicas' output is in such a record, those that failed first."""
+_KEPT_RECORDS: Final = 200
+_KEPT_BYTES: Final = 1 << 30
+"""So many records, of so many bytes together, are kept; the oldest give way."""
 _MOST_REPLICAS: Final = 100_000
 _DAMAGE: Final = (
     OSError, ValueError, KeyError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error
@@ -43,7 +58,12 @@ _DAMAGE: Final = (
 
 
 def write_record(
-    backend: Backend, ref: JobRef, file: IO[bytes], unread: Callable[[str, str], object]
+    backend: Backend,
+    ref: JobRef,
+    file: IO[bytes],
+    unread: Callable[[str, str], object],
+    *,
+    brief: bool = False,
 ) -> None:
     """Write the record of a job.
 
@@ -52,6 +72,7 @@ def write_record(
         ref: the job.
         file: where it is written to; it can seek.
         unread: called with a replica and the reason where its output cannot be read.
+        brief: leave out the output of most replicas of a large job, and of much output the end.
 
     Raises:
         BackendError: the job cannot be read.
@@ -70,10 +91,15 @@ def write_record(
     }
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(_OBJECTS, json.dumps(objects))
-        for replica in replica_names(snapshot.job):
+        replicas: Sequence[str] = replica_names(snapshot.job)
+        if brief:
+            failed = [replica_of(pod) for pod in snapshot.pods if Pod(pod).phase == "Failed"]
+            replicas = list(dict.fromkeys([*failed, *replicas]))[:_KEPT_REPLICAS]
+        most = _KEPT_OUTPUT if brief else _MOST_OUTPUT
+        for replica in replicas:
             with archive.open(f"logs/{replica}", "w", force_zip64=True) as out:
                 try:
-                    _write_lines(backend.logs(ref, replica), out)
+                    _write_lines(backend.logs(ref, replica), out, most)
                 except BackendError as error:
                     unread(replica, str(error))
 
@@ -84,12 +110,12 @@ def _shown(one: Json) -> Json:
     return {**one, "metadata": meta} if "metadata" in one else one
 
 
-def _write_lines(lines: Iterator[LogLine], out: IO[bytes]) -> None:
+def _write_lines(lines: Iterator[LogLine], out: IO[bytes], most: int) -> None:
     size = 0
     for line in lines:
         text = json.dumps(_encoded(line)).encode() + b"\n"
         size += len(text)
-        if size > _MOST_OUTPUT or len(text) > _MOST_LINE:
+        if size > most or len(text) > _MOST_LINE:
             note = replace(line, text="the record has no more of this output", gap=True, raw=b"")
             out.write(json.dumps(_encoded(note)).encode() + b"\n")
             return
@@ -107,6 +133,65 @@ def _decoded(replica: str, text: bytes) -> LogLine:
     if type(attempt) is not int or not isinstance(shown, str):
         raise ValueError("no line of a log")
     return LogLine(replica, attempt, stamp, shown, bool(gap), base64.b64decode(*raw or [""]))
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write, which gets its name once it is complete.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".k8sjob-", delete=False) as out:
+        try:
+            yield out
+            out.flush()
+            os.fsync(out.fileno())
+            Path(out.name).replace(path)
+        except BaseException:
+            Path(out.name).unlink(missing_ok=True)
+            raise
+
+
+class Records:
+    """The records that are kept in the state folder: records/NAMESPACE/NAME@RUN.k8sjob.
+
+    Raises:
+        BackendError: there is no state folder, and it cannot be made.
+    """
+
+    def __init__(self) -> None:
+        self._root = Store().root / "records"
+
+    def keep(self, backend: Backend, ref: JobRef) -> None:
+        """Keep a brief record of a job.
+
+        Raises:
+            BackendError: the job cannot be read.
+            OSError: the record cannot be written.
+        """
+        folder = self._root / ref.namespace
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with whole_file(folder / f"{ref.name}@{ref.uid[:8]}{SUFFIX}") as out:
+            write_record(backend, ref, out, lambda *_: None, brief=True)
+        size = 0
+        for number, (_, path) in enumerate(self._newest("*", "*")):
+            with suppress(FileNotFoundError):
+                size += path.stat().st_size
+                if number >= _KEPT_RECORDS or (size > _KEPT_BYTES and number):
+                    path.unlink()
+
+    def find(self, name: str, namespace: str = "*") -> Path | None:
+        """The newest record of a job of that name, in a namespace or in any."""
+        return next((path for _, path in self._newest(namespace, name)), None)
+
+    def _newest(self, namespace: str, name: str) -> list[tuple[float, Path]]:
+        """The records of these names, the newest first."""
+        found = []
+        for path in self._root.glob(f"{namespace}/{name}@*{SUFFIX}"):
+            with suppress(FileNotFoundError):
+                found.append((path.stat().st_mtime, path))
+        return sorted(found, reverse=True)
 
 
 class RecordBackend:
@@ -199,11 +284,14 @@ class RecordBackend:
 
     def _lines(self, replica: str) -> Iterator[LogLine]:
         try:
-            with zipfile.ZipFile(self.path) as archive, archive.open(f"logs/{replica}") as file:
-                while text := file.readline(_MOST_LINE + 1):
-                    if file.tell() > _MOST_OUTPUT + _MOST_LINE:
-                        raise ValueError(f"the output of {replica} has over 1 GiB")
-                    yield _decoded(replica, text)
+            with zipfile.ZipFile(self.path) as archive:
+                if f"logs/{replica}" not in archive.namelist():
+                    raise BackendError(f"{self.path} has nothing of what {replica} wrote")
+                with archive.open(f"logs/{replica}") as file:
+                    while text := file.readline(_MOST_LINE + 1):
+                        if file.tell() > _MOST_OUTPUT + _MOST_LINE:
+                            raise ValueError(f"the output of {replica} has over 1 GiB")
+                        yield _decoded(replica, text)
         except _DAMAGE as error:
             self._fail(error)
 

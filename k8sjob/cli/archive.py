@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
-from k8sjob.backends.record import SUFFIX, write_record
+from k8sjob.backends.record import SUFFIX, whole_file, write_record
 from k8sjob.card import Html, card, curve, folded, moments, paragraph, table
 from k8sjob.cli.naming import Place, find, job_argument, place_options
 from k8sjob.cli.output import line, warn
@@ -104,20 +102,11 @@ def _whole(path: Path, *, force: bool) -> Iterator[IO[bytes]]:
     """A file to write, which gets its name once it is complete; then the name is printed."""
     if path.exists() and not force:
         raise K8sJobError(f"{path} exists; give another name with -o, or --force to replace it")
-    draft = ""
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".k8sjob-", delete=False) as out:
-            draft = out.name
+        with whole_file(path) as out:
             yield out
-            out.flush()
-            os.fsync(out.fileno())
-        Path(draft).replace(path)
-        draft = ""
     except OSError as error:
         raise K8sJobError(f"{path} cannot be written: {error.strerror or error}") from error
-    finally:
-        if draft:
-            Path(draft).unlink(missing_ok=True)
     line(path)
 
 

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 import click
 
 from k8sjob.backends.api import LOCAL, Backend, JobRef, Snapshot
-from k8sjob.cli.naming import Place, find_all, job_argument, jobs_here, local_backend, place_options
+from k8sjob.cli.naming import (
+    Place,
+    find_all,
+    job_argument,
+    jobs_here,
+    keep_record,
+    local_backend,
+    place_options,
+)
 from k8sjob.cli.options import ago, selector_option
 from k8sjob.cli.output import line, say
 from k8sjob.errors import BackendError, JobNotFound
@@ -71,6 +79,8 @@ def _delete(backend: Backend, ref: JobRef, *, checkpoints: bool) -> None:
     from k8sjob.backends.local import LocalBackend  # noqa: PLC0415 - of no use for a cluster's jobs
 
     if not isinstance(backend, LocalBackend):
+        if job_status(backend.snapshot(ref)).state.finished:
+            keep_record(backend, ref)
         backend.delete(ref)
         kept = _kept(backend, ref)
         line(f"{ref}: {kept}" if kept else f"{ref} deleted")

@@ -181,11 +181,13 @@ def job_argument(
     )
 
 
-def find(job: str, place: Place) -> tuple[Backend, JobRef]:
+def find(job: str, place: Place, *, recorded: bool = True) -> tuple[Backend, JobRef]:
     """The back end that has the job, and the job there.
 
     A name alone is looked for on this machine and in the cluster, if one is configured. NAME@RUN
-    distinguishes runs of one name on this machine. FILE.k8sjob is the record of a job.
+    distinguishes runs of one name on this machine. FILE.k8sjob is the record of a job. Of a job
+    that is in neither place the newest record that was kept of it is shown, unless `recorded` is
+    off.
 
     Raises:
         JobNotFound: there is none of that name.
@@ -197,6 +199,31 @@ def find(job: str, place: Place) -> tuple[Backend, JobRef]:
 
         record = RecordBackend(Path(job))
         return record, record.find("")
+    try:
+        return _find(job, place)
+    except BackendError:
+        namespace, _, name = job.rpartition("/")
+        namespace = namespace or place.namespace or ""
+        if not recorded or namespace == LOCAL or place.is_local:
+            raise
+        if (found := _find_record(name, namespace)) is None:
+            raise
+        return found
+
+
+def _find_record(name: str, namespace: str) -> tuple[Backend, JobRef] | None:
+    from k8sjob.backends.record import RecordBackend, Records  # noqa: PLC0415 - as above
+
+    path = Records().find(name, *([namespace] if namespace else []))
+    if path is None:
+        return None
+    record = RecordBackend(path)
+    ref = record.find("")
+    warn(f"{ref} is not in the cluster, or cannot be read; this is its record: {path}")
+    return record, ref
+
+
+def _find(job: str, place: Place) -> tuple[Backend, JobRef]:
     namespace, _, name = job.rpartition("/")
     if not _NAME.fullmatch(name) or ("/" in job and not is_namespace(namespace)):
         raise click.UsageError(
@@ -218,9 +245,25 @@ def find(job: str, place: Place) -> tuple[Backend, JobRef]:
     return _find_anywhere(name, place)
 
 
-def find_all(jobs: Sequence[str], place: Place) -> list[tuple[Backend, JobRef]]:
+def find_all(
+    jobs: Sequence[str], place: Place, *, recorded: bool = False
+) -> list[tuple[Backend, JobRef]]:
     """All of the jobs, before anything is done to one: a wrong name stops everything."""
-    return [find(job, place) for job in dict.fromkeys(jobs)]
+    return [find(job, place, recorded=recorded) for job in dict.fromkeys(jobs)]
+
+
+def keep_record(backend: Backend, ref: JobRef) -> None:
+    """Keep a record of a job in a cluster that has ended; jobs of this machine have a folder."""
+    from k8sjob.backends.record import Records  # noqa: PLC0415 - as above
+
+    if backend.name != "kubernetes":
+        return
+    try:
+        Records().keep(backend, ref)
+    except JobNotFound:
+        return  # deleted by somebody, or after its ttl
+    except (BackendError, OSError) as error:
+        warn(f"no record is kept of {ref}: {error}")
 
 
 def _find_anywhere(name: str, place: Place) -> tuple[Backend, JobRef]:

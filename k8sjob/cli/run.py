@@ -10,7 +10,14 @@ import click
 
 from k8sjob.backends.local import LocalBackend
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
-from k8sjob.cli.naming import Place, find, job_argument, jobs_here, place_options
+from k8sjob.cli.naming import (
+    Place,
+    find,
+    job_argument,
+    jobs_here,
+    keep_record,
+    place_options,
+)
 from k8sjob.cli.options import selector_option, view_options
 from k8sjob.cli.output import fail, line, say
 from k8sjob.errors import JobNotFound
@@ -165,4 +172,6 @@ def attach(
     code = follow(backend, ref, output=kind, logs=logs, verbose=verbose, files=files)
     if code > 128:
         say(f"Detached; reattach with k8sjob watch {ref}{place.options}")
+    elif code in {JobState.SUCCEEDED.exit_code, JobState.FAILED.exit_code}:
+        keep_record(backend, ref)
     return code

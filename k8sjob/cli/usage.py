@@ -64,7 +64,8 @@ def usage_command(  # noqa: PLR0917 - click hands them over by name
     chosen: Sequence[tuple[Backend, Snapshot]]
     failed = False
     if jobs:
-        chosen = [(backend, backend.snapshot(ref)) for backend, ref in find_all(jobs, place)]
+        named = find_all(jobs, place, recorded=True)
+        chosen = [(backend, backend.snapshot(ref)) for backend, ref in named]
     else:
         chosen, failed, _ = all_jobs(labels, place)
     found = in_parallel(lambda one: read_usage(*_whole(one), since=since), chosen)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import zipfile
 from datetime import datetime
 from pathlib import Path
@@ -9,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from k8sjob.backends.api import JobRef, LogLine, Snapshot
-from k8sjob.backends.record import RecordBackend, write_record
+from k8sjob.backends.record import RecordBackend, Records, write_record
 from k8sjob.errors import BackendError
 from k8sjob.observe.diagnose import diagnose
 from k8sjob.observe.logs import last_lines
+from k8sjob.targets.jobs import replica_names
 
 RECORDED = Path(__file__).resolve().parents[1] / "observe/recorded"
 STAMP = "2026-01-01T00:05:00.000000000Z"
@@ -175,3 +177,67 @@ def test_nothing_of_it_can_be_changed(tmp_path):
     ):
         with pytest.raises(BackendError, match="is the record of a job"):
             change()
+
+
+class Gone(Seen):
+    """A job that is deleted while it is read."""
+
+    def related(self, _snapshot):
+        raise BackendError("gone")
+
+
+class TestRecordsThatAreKept:
+    @pytest.fixture(autouse=True)
+    def _state(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("K8SJOB_STATE", str(tmp_path / "state"))
+
+    def keep(self, name, uid="12345678-9", namespace="team"):
+        Records().keep(Seen(recorded()), JobRef(name, namespace, uid))
+
+    def test_the_newest_one_of_a_name_is_found(self):
+        assert Records().find("digits") is None
+        self.keep("digits", "aaaaaaaa-1")
+        self.keep("digits", "bbbbbbbb-1", "other")
+        self.keep("digits-2")
+        assert Records().find("digits").name == "digits@bbbbbbbb.k8sjob"
+        assert Records().find("digits", "team").name == "digits@aaaaaaaa.k8sjob"
+        assert Records().find("digit") is None
+        assert Records().find("digits", "nowhere") is None
+        assert why(RecordBackend(Records().find("digits"))) == why(Seen(recorded()))
+
+    def test_the_oldest_ones_give_way(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("k8sjob.backends.record._KEPT_RECORDS", 3)
+        for number in range(5):
+            self.keep(f"job-{number}")
+            os.utime(Records().find(f"job-{number}"), (number, number))
+        kept = sorted(path.stem for path in (tmp_path / "state/records/team").iterdir())
+        assert kept == [f"job-{number}@12345678" for number in (2, 3, 4)]
+        monkeypatch.setattr("k8sjob.backends.record._KEPT_BYTES", 1)
+        self.keep("large")
+        kept = [path.stem for path in (tmp_path / "state/records/team").iterdir()]
+        assert kept == ["large@12345678"]
+
+    def test_they_are_whole_and_for_their_user_alone(self):
+        self.keep("digits")
+        path = Records().find("digits")
+        assert path.stat().st_mode & 0o077 == 0
+        assert path.parent.stat().st_mode & 0o077 == 0
+        with pytest.raises(BackendError):
+            Records().keep(Gone(recorded()), JobRef("gone", "team", "12345678"))
+        assert [one.name for one in path.parent.iterdir()] == ["digits@12345678.k8sjob"]
+
+    def test_of_a_large_job_the_output_of_what_failed_is_kept(self, monkeypatch):
+        monkeypatch.setattr("k8sjob.backends.record._KEPT_REPLICAS", 1)
+        seen = recorded("leftover")
+        names = replica_names(seen["job"])
+        labels = seen["pods"][-1]["metadata"]["labels"]
+        labels["training.kubeflow.org/replica-type"] = names[-1].rpartition("-")[0]
+        labels["training.kubeflow.org/replica-index"] = names[-1].rpartition("-")[2]
+        seen["pods"][-1]["status"]["phase"] = "Failed"
+        lines = [LogLine(name, 0, STAMP, "x") for name in names]
+        Records().keep(Seen(seen, lines), JobRef("large", "team", "12345678"))
+        record = RecordBackend(Records().find("large"))
+        assert list(record.logs(None, names[-1]))
+        with pytest.raises(BackendError, match=f"has nothing of what {names[0]} wrote"):
+            list(record.logs(None, names[0]))
+        assert list(last_lines(record, record.snapshot(None))) == [names[-1]]

@@ -397,3 +397,33 @@ except SystemExit:
     )
     assert done.stdout.splitlines()[-1] == "set()"
     assert api.asked == []
+
+
+def test_a_job_that_has_ended_is_explained_after_its_deletion(there, api, k8sjob, tmp_path):
+    ended = {"type": "Failed", "status": "True", "reason": "R", "message": "no more restarts"}
+    there("ended")["status"] = {"conditions": [ended]}
+    there("runs")
+    assert k8sjob("delete", "ended", "runs").out == "blue/ended deleted\nblue/runs deleted\n"
+    record = tmp_path / "state/records/blue"
+    assert [path.name.partition("@")[0] for path in record.iterdir()] == ["ended"]
+    for name in ("ended", "blue/ended"):
+        done = k8sjob("status", name, "--exit-code")
+        assert done.code == 100
+        assert "no more restarts" in done.out
+        note = f"blue/ended is not in the cluster, or cannot be read; this is its record: {record}"
+        assert note in done.err
+    assert k8sjob("why", "ended", "-n", "blue").out.startswith("blue/ended is Failed")
+    for gone in (["ended", "-n", "green"], ["ended", "--local"], ["local/ended"], ["runs"]):
+        assert k8sjob("status", *gone).code == 102
+    for command in ("delete", "suspend"):  # these mean jobs that are there
+        assert k8sjob(command, "ended").code == 102
+
+
+def test_a_record_that_cannot_be_kept_does_not_keep_the_job(there, api, k8sjob, tmp_path):
+    ended = {"type": "Succeeded", "status": "True"}
+    there("ended")["status"] = {"conditions": [ended]}
+    (tmp_path / "state").mkdir(exist_ok=True)
+    (tmp_path / "state/records").write_text("a file")
+    done = k8sjob("delete", "ended")
+    assert done.out == "blue/ended deleted\n"
+    assert "no record is kept of blue/ended: " in done.err

@@ -67,6 +67,12 @@ def test_a_job_that_has_ended(either, eventually):
     assert "has ended and cannot be suspended" in err
     (listed,) = json.loads(either.call("list", *here, "-o", "json")[0])
     assert (listed["state"], set(listed["counts"])) == ("Succeeded", {"Succeeded"})
+    either.call("watch", "tiny", *here)
+    either.call("delete", "tiny", *here)
+    eventually(lambda: not either.objects("pytorchjobs"), "its end")
+    out, err = either.call("logs", "tiny", *here, "-r", "master-0")
+    assert (out, err.startswith("warning: ")) == ("done\n", True)
+    assert "tiny succeeded" in either.call("why", "tiny", *here)[0]
 
 
 def test_lists_of_one_namespace_of_all_and_by_label(either):

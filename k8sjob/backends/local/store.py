@@ -11,6 +11,7 @@ supervisor.log          why the supervisor failed, if it did
 replicas/REPLICA/       work/ (the working folder), logs/ATTEMPT.log, termination-log
 volumes/                folders of volumes that live as long as the job
 checkpoints/NAME/ID/      kept until removed by hand, or by `k8sjob delete --checkpoints`
+records/NAMESPACE/        records of jobs in clusters, see backends/record.py
 claims/NAME/              folders of persistent volume claims, kept until removed by hand
 """
 
