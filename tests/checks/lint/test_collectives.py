@@ -392,6 +392,14 @@ def a():
 
 if rank == 0:
     a()
+---
+def ready():
+    def alone():
+        return dist.get_rank() == 0
+    return True
+
+if ready():
+    dist.barrier()
 """
 
 
