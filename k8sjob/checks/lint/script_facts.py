@@ -247,7 +247,7 @@ class Kinds:
     def _parameter(self, function: Function, name: str) -> str:
         """What the program's calls pass as a parameter, or else what its type or its name says."""
         passed = self._script.origins.passed(function, name)
-        if known := {kind for value in passed if value and (kind := self._passed(value))}:
+        if any(known := {self._passed(value) for value in passed if value}):
             return known.pop() if len(known) == 1 else ""
         annotation = next(one.annotation for one in parameters(function) if one.arg == name)
         if annotation is not None:

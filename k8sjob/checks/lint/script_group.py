@@ -36,7 +36,7 @@ def _environ_writes(script: Script) -> Iterator[tuple[str, ast.expr]]:
                     given = next(iter(args), None)
             case _:
                 pass
-        if isinstance(given, ast.Dict):
+        if isinstance(given, ast.Dict) and None not in given.keys:  # {..., **os.environ}
             yield from zip(map(str, map(constant, given.keys)), given.values, strict=True)
         elif isinstance(given, ast.Call) and script.name(given.func) == "dict":
             yield from ((str(one.arg), one.value) for one in given.keywords)

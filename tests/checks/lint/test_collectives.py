@@ -392,6 +392,14 @@ def a():
 
 if rank == 0:
     a()
+---
+def ready():
+    def alone():
+        return dist.get_rank() == 0
+    return True
+
+if ready():
+    dist.barrier()
 """
 
 
@@ -465,6 +473,16 @@ def test_other_libraries(head, body, expected):
     assert found(body, head) == ([FOUND] if expected else [])
 
 
+ENGINE = """
+class Engine:
+    def __init__(self, m):
+        self.m = m
+    def test(self):
+        self.m(x)
+
+"""
+
+
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
@@ -474,6 +492,9 @@ def test_other_libraries(head, body, expected):
         ("def test(m):\n    m.eval()\n    m(x)\n\nif rank == 0:\n    test(model)", True),
         ("def test(m):\n    m.eval()\n    m(x)\n\nif rank == 0:\n    test(model.module)", False),
         ("def test(m):\n    m(x)\n\ntest(model)\nif rank == 0:\n    print(1)", False),
+        ("def test(m):\n    m(x)\n\ntest(model)\nif rank == 0:\n    test(net)", False),
+        (f"{ENGINE}e = Engine(model)\nif rank == 0:\n    e.test()", True),
+        (f"{ENGINE}e = Engine(model)\nif rank == 0:\n    Engine(net).test()", False),
         ("compiled = torch.compile(model)\nif rank == 0:\n    compiled(x)", True),
     ],
 )

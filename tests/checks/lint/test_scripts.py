@@ -132,6 +132,7 @@ def test_an_address_of_rpc_or_of_a_store(body, found):
         ("os.environ |= {'MASTER_ADDR': 'localhost'}", True),
         ("os.environ.update(dict(MASTER_ADDR='localhost'))", True),
         ("dist.TCPStore(f'{host}', port)", False),
+        ("os.environ |= {'MASTER_ADDR': 'localhost', **os.environ}", False),
         ("p = free()\no = dist.rpc.Options(init_method=f'tcp://localhost:{p}')", True),
         ("o = dist.rpc.Options(init_method='tcp://{}:{:d}'.format('localhost', port))", True),
         ("o = dist.rpc.Options(init_method='tcp://{h}:{0}'.format(1, h='::1'))", True),
