@@ -78,9 +78,6 @@ _RULES: Final = (
         r"No module named '?(?P<name>(?P<package>\w+)\.[\w.]+)'?",
         Cause.MISSING_MODULE,
         "no module named {name!r}",
-        "{package!r} was found, but not that module in it: if it is yours, check that .dockerignore"
-        " does not exclude the file; if it is a package, take a version that has the module, and"
-        " rename a file {package}.py of yours, which would hide it",
         "{package!r} was found, but not that module in it: if it is yours, check that the file is"
         " in image.context and that .dockerignore does not exclude it; if it is a package, install"
         " a version that has the module, and rename a file {package}.py of yours, which would hide"
