@@ -869,6 +869,38 @@ def test_the_log_of_an_init_container_is_that_of_an_existing_replica(snapshot, m
     assert finding.next_step == "see what it wrote: kubectl logs -n ns job-master-0 -c mine"
 
 
+def test_a_pod_is_called_by_its_own_name(snapshot, make_pod):
+    """Pods of an Indexed Job are not named like its replicas."""
+    pod = make_pod("worker-0", "Pending")
+    pod["metadata"]["name"] = "job-1-x7k2p"
+    pod["spec"]["initContainers"] = [{"name": "mine"}]
+    state = {"name": "mine", "state": {"terminated": ended(6)}}
+    pod["status"]["initContainerStatuses"] = [state]
+    state = snapshot("Running", pods=[pod], replicas={"Worker": 1})
+    (finding,) = diagnose(state, {}, now=NOW)
+    assert finding.next_step.endswith("kubectl logs -n ns job-1-x7k2p -c mine")
+
+
+@pytest.mark.parametrize(
+    ("phase", "keeps", "end", "step"),
+    [
+        ("Running", [], "09:10", "wait: it has until the end of its grace period"),
+        ("Running", [], "05:00", "kubectl delete pod --force -n ns job-worker-0 gives it up"),
+        ("Running", ["x/keep"], "05:00", "its node node-1 has not ended it"),
+        ("Succeeded", ["x/keep"], "05:00", "whoever set x/keep must remove it"),
+    ],
+)
+def test_what_keeps_a_pod_that_is_being_deleted(snapshot, make_pod, phase, keeps, end, step):  # noqa: PLR0917 - fixtures
+    pod = make_pod("worker-0", phase, dying=True, running={})
+    pod["metadata"] |= {"finalizers": keeps, "deletionTimestamp": f"2026-01-01T00:{end}Z"}
+    pods = [make_pod("master-0", running={}), pod]
+    (finding,) = diagnose(
+        snapshot("Running", pods=pods, replicas={"Master": 1, "Worker": 1}), {}, now=NOW
+    )
+    assert finding.message.startswith("worker-0: its pod is being ended")
+    assert step in finding.next_step
+
+
 def test_a_sidecar_keeps_a_pod_from_ending(snapshot, make_pod):
     pod = make_pod("master-0", terminated=ended(0))
     proxy = {"name": "istio-proxy", "state": {"running": {}}}

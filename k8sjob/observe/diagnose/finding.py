@@ -25,8 +25,8 @@ SAME_STEPS: Final = (
     " DistributedSampler give each as many batches; torch's Join stands in for ranks that are done"
 )
 """The next step where a rank was done before the others."""
-REPLICA: Final = "{replica}"
-"""In the next step of a ReplicaFinding: the first of the replicas that share it."""
+POD: Final = "{pod}"
+"""In the next step of a ReplicaFinding: the Pod of the first of the replicas that share it."""
 
 
 class Cause(StrEnum):
@@ -187,11 +187,12 @@ class ReplicaFinding:
     Attributes:
         cause: a Cause.
         what: what was seen, without the replica's name.
-        next_step: what to do now; see REPLICA.
+        next_step: what to do now; see POD.
         replica: "worker-2".
         since: when it began, where that is worth saying.
         at: when it happened, if it is past.
         over: whether the replica is running again.
+        pod: the name of its Pod, where the next step has it.
     """
 
     cause: Cause
@@ -201,6 +202,7 @@ class ReplicaFinding:
     since: datetime | None = None
     at: datetime | None = None
     over: bool = False
+    pod: str = ""
 
 
 def grouped(findings: Iterable[ReplicaFinding], now: datetime) -> list[Finding]:
@@ -224,7 +226,7 @@ def _merged(members: Sequence[ReplicaFinding], now: datetime) -> Finding:
     newest = max((one.at for one in members if one.at), default=None)
     message = f"{listed(replicas)}: {first.what}" + (f", for {age(begun, now)}" if begun else "")
     message += ago(newest, now, again=first.over)
-    step = first.next_step.replace(REPLICA, first.replica)
+    step = first.next_step.replace(POD, first.pod)
     return Finding(first.cause, message, step, first.replica, replicas, first.over)
 
 
