@@ -621,6 +621,20 @@ def test_a_deadline_that_the_operator_has_not_noticed(snapshot, make_pod):
     assert diagnose(late, {}, now=datetime(2026, 1, 1, 0, 7, 2, tzinfo=UTC)) == []
 
 
+@pytest.mark.parametrize(
+    ("message", "cause"),
+    [
+        ("the referenced runtime is not supported", "failed"),
+        ("jobset failed due to reaching max number of restarts", "restart-limit"),
+    ],
+)
+def test_a_failure_without_pods_has_the_words_of_its_controller(snapshot, message, cause):
+    (finding,) = diagnose(snapshot(f"Failed:Why:{message}"), {}, now=NOW)
+    assert finding.cause == cause
+    assert message in finding.message
+    assert finding.next_step
+
+
 def test_the_cause_of_a_deadline_comes_first(snapshot, make_pod):
     waiting = {"reason": "ErrImagePull", "message": "x: not found"}
     pods = [make_pod("master-0", "Pending", waiting=waiting)]

@@ -64,6 +64,8 @@ def diagnose(
         return [finding for cause in _WHILE_DELETING for finding in cause(facts)]
     causes = _AFTER_SUCCESS if state is JobState.SUCCEEDED else _CAUSES
     found = [finding for cause in causes for finding in cause(facts)]
+    if not found:
+        found = list(job.failed(facts))
     if not found and not state.finished:
         found = [*job.no_pods_yet(facts), *_at_pods(unprovisioned, slow)(facts)]
     explained = any("master-0" in finding.replicas for finding in found)

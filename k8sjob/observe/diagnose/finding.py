@@ -97,6 +97,7 @@ class Cause(StrEnum):
 
     RESTART_LIMIT = "restart-limit"
     DEADLINE = "deadline"
+    FAILED = "failed"
     LEFTOVER = "leftover"
     MASTER_AWAITED = "master-awaited"
     WAITING = "waiting"
