@@ -927,6 +927,16 @@ def test_a_sidecar_keeps_a_pod_from_ending(snapshot, make_pod):
     assert diagnose(state, {}, now=just_now) == []
 
 
+@pytest.mark.parametrize("state", [{"waiting": {"reason": "CrashLoopBackOff"}}, {"running": {}}])
+def test_a_training_that_succeeds_again_and_again(snapshot, make_pod, state):
+    pods = [make_pod("master-0", restarts=3, last=ended(0, reason="Completed"), **state)]
+    (finding,) = diagnose(snapshot("Running", pods=pods, replicas={"Master": 1}), {}, now=NOW)
+    assert finding.cause == "started-again"
+    assert "never succeeds" in finding.message
+    pods[0]["spec"]["restartPolicy"] = "OnFailure"
+    assert diagnose(snapshot("Running", pods=pods, replicas={"Master": 1}), {}, now=NOW) == []
+
+
 def test_a_pod_that_its_node_rejected(snapshot, make_pod):
     pod = make_pod("worker-0", "Failed")
     pod["status"] = {

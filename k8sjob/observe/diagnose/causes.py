@@ -16,6 +16,7 @@ from k8sjob.observe.diagnose.containers import (
     kept_by_sidecar,
     master_awaited,
     slow,
+    started_again,
 )
 from k8sjob.observe.diagnose.exits import explain_end, is_consequence
 from k8sjob.observe.diagnose.facts import Facts
@@ -208,7 +209,7 @@ _CAUSES: Final[tuple[Callable[[Facts], Iterator[Finding]], ...]] = (
     _between_ranks,
     job.no_group,
     job.nan_loss,
-    _at_pods(kept_by_sidecar),
+    _at_pods(kept_by_sidecar, started_again),
     job.left_over,
     job.deleting,
 )

@@ -227,6 +227,20 @@ def kept_by_sidecar(facts: Facts, pod: Pod) -> ReplicaFinding | None:
     )
 
 
+def started_again(_facts: Facts, pod: Pod) -> ReplicaFinding | None:
+    """A Pod whose training has succeeded and that its restart policy starts again."""
+    always = pod.spec.get("restartPolicy", "Always") == "Always"
+    if not always or not pod.live or pod.deleting or pod.terminated_before.get("exitCode") != 0:
+        return None
+    return ReplicaFinding(
+        Cause.STARTED_AGAIN,
+        "its training ended with exit code 0 and is started again each time, so the job never"
+        " succeeds",
+        "use OnFailure instead of Always: policy.restart_policy, in a manifest restartPolicy",
+        pod.replica,
+    )
+
+
 def master_awaited(facts: Facts, *, explained: bool) -> Iterator[Finding]:
     """Workers whose init container cannot find the Master's name yet.
 

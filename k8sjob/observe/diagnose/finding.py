@@ -70,6 +70,7 @@ class Cause(StrEnum):
     SANDBOX = "sandbox"
     INIT = "init"
     SIDECAR = "sidecar"
+    STARTED_AGAIN = "started-again"
 
     HUNG = "hung"
     RENDEZVOUS = "rendezvous"
