@@ -432,6 +432,19 @@ def test_pod_identifiers_do_not_split_a_finding(snapshot, make_pod):
     assert finding.message.endswith("container has runAsNonRoot")
 
 
+def test_names_of_pods_do_not_split_a_finding(snapshot, make_pod):
+    """Pods of an Indexed Job end with five random characters."""
+    pods, events = [], []
+    for replica, name in (("master-0", "job-0-x7k2p"), ("worker-0", "job-1-9fbzq")):
+        pods.append(make_pod(replica, "Pending"))
+        pods[-1]["metadata"] |= {"name": name, "uid": name}
+        note = f'failed to set up network: plugin type="calico" failed: pod "ns_{name}"'
+        events.append(about("Pod", name, "FailedCreatePodSandBox", note, uid=name))
+    state = snapshot("Created", pods=pods, events=events, replicas={"Master": 1, "Worker": 1})
+    (finding,) = diagnose(state, {}, now=NOW)
+    assert finding.replicas == ("master-0", "worker-0")
+
+
 def node(name, labels=None, **allocatable):
     return {
         "kind": "Node",

@@ -84,8 +84,12 @@ def _at_pods(
     """A cause that examines each Pod in turn; of several checks the first that finds something."""
 
     def cause(facts: Facts) -> Iterator[Finding]:
-        found = (next((f for c in checks if (f := c(facts, pod))), None) for pod in facts.pods)
-        yield from grouped((one for one in found if one), facts.now)
+        found = (
+            (pod, next((f for check in checks if (f := check(facts, pod))), None))
+            for pod in facts.pods
+        )
+        named = (replace(one, pod=pod.name) for pod, one in found if one)
+        yield from grouped(named, facts.now)
 
     return cause
 

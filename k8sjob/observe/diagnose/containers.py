@@ -203,7 +203,6 @@ def bad_init(facts: Facts, pod: Pod) -> ReplicaFinding | None:
             f"see what it wrote: kubectl logs -n {facts.namespace} {POD} -c {container.name}",
             pod.replica,
             moment(ended.get("finishedAt")),
-            pod=pod.name,
         )
     return None
 
@@ -313,7 +312,7 @@ def _ending(facts: Facts, pod: Pod) -> ReplicaFinding:
             f" node {pod.node}; kubectl delete pod --force -n {facts.namespace} {POD}"
             " gives it up"
         )
-    return ReplicaFinding(Cause.WAITING, what, step, pod.replica, since, pod=pod.name)
+    return ReplicaFinding(Cause.WAITING, what, step, pod.replica, since)
 
 
 def slow(facts: Facts, pod: Pod) -> ReplicaFinding | None:

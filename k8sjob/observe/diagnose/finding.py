@@ -194,7 +194,7 @@ class ReplicaFinding:
         since: when it began, where that is worth saying.
         at: when it happened, if it is past.
         over: whether the replica is running again.
-        pod: the name of its Pod, where the next step has it.
+        pod: the name of its Pod, where that is known.
     """
 
     cause: Cause
@@ -211,7 +211,8 @@ def grouped(findings: Iterable[ReplicaFinding], now: datetime) -> list[Finding]:
     """One finding for all replicas with the same problem, in the order of the first ones."""
     groups: dict[object, list[ReplicaFinding]] = {}
     for one in findings:
-        key = one.cause, without_replica(one.what), without_replica(one.next_step), one.over
+        texts = (text.replace(one.pod or POD, POD) for text in (one.what, one.next_step))
+        key = one.cause, *map(without_replica, texts), one.over
         groups.setdefault(key, []).append(one)
     return [_merged(members, now) for members in groups.values()]
 
