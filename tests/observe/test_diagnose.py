@@ -488,6 +488,19 @@ def test_pod_identifiers_do_not_split_a_finding(snapshot, make_pod):
     assert finding.message.endswith("container has runAsNonRoot")
 
 
+def test_names_of_pods_do_not_split_a_finding(snapshot, make_pod):
+    """Pods of an Indexed Job end with five random characters."""
+    pods, events = [], []
+    for replica, name in (("master-0", "job-0-x7k2p"), ("worker-0", "job-1-9fbzq")):
+        pods.append(make_pod(replica, "Pending"))
+        pods[-1]["metadata"] |= {"name": name, "uid": name}
+        note = f'failed to set up network: plugin type="calico" failed: pod "ns_{name}"'
+        events.append(about("Pod", name, "FailedCreatePodSandBox", note, uid=name))
+    state = snapshot("Created", pods=pods, events=events, replicas={"Master": 1, "Worker": 1})
+    (finding,) = diagnose(state, {}, now=NOW)
+    assert finding.replicas == ("master-0", "worker-0")
+
+
 def node(name, labels=None, **allocatable):
     return {
         "kind": "Node",
@@ -675,6 +688,20 @@ def test_a_deadline_that_the_operator_has_not_noticed(snapshot, make_pod):
     assert "its deadline of 60 s passed 3 min ago" in finding.message
     assert "kubectl label pytorchjob job -n ns" in finding.next_step
     assert diagnose(late, {}, now=datetime(2026, 1, 1, 0, 7, 2, tzinfo=UTC)) == []
+
+
+@pytest.mark.parametrize(
+    ("message", "cause"),
+    [
+        ("the referenced runtime is not supported", "failed"),
+        ("jobset failed due to reaching max number of restarts", "restart-limit"),
+    ],
+)
+def test_a_failure_without_pods_has_the_words_of_its_controller(snapshot, message, cause):
+    (finding,) = diagnose(snapshot(f"Failed:Why:{message}"), {}, now=NOW)
+    assert finding.cause == cause
+    assert message in finding.message
+    assert finding.next_step
 
 
 def test_the_cause_of_a_deadline_comes_first(snapshot, make_pod):
@@ -925,6 +952,38 @@ def test_the_log_of_an_init_container_is_that_of_an_existing_replica(snapshot, m
     assert finding.next_step == "see what it wrote: kubectl logs -n ns job-master-0 -c mine"
 
 
+def test_a_pod_is_called_by_its_own_name(snapshot, make_pod):
+    """Pods of an Indexed Job are not named like its replicas."""
+    pod = make_pod("worker-0", "Pending")
+    pod["metadata"]["name"] = "job-1-x7k2p"
+    pod["spec"]["initContainers"] = [{"name": "mine"}]
+    state = {"name": "mine", "state": {"terminated": ended(6)}}
+    pod["status"]["initContainerStatuses"] = [state]
+    state = snapshot("Running", pods=[pod], replicas={"Worker": 1})
+    (finding,) = diagnose(state, {}, now=NOW)
+    assert finding.next_step.endswith("kubectl logs -n ns job-1-x7k2p -c mine")
+
+
+@pytest.mark.parametrize(
+    ("phase", "keeps", "end", "step"),
+    [
+        ("Running", [], "09:10", "wait: it has until the end of its grace period"),
+        ("Running", [], "05:00", "kubectl delete pod --force -n ns job-worker-0 gives it up"),
+        ("Running", ["x/keep"], "05:00", "its node node-1 has not ended it"),
+        ("Succeeded", ["x/keep"], "05:00", "whoever set x/keep must remove it"),
+    ],
+)
+def test_what_keeps_a_pod_that_is_being_deleted(snapshot, make_pod, phase, keeps, end, step):  # noqa: PLR0917 - fixtures
+    pod = make_pod("worker-0", phase, dying=True, running={})
+    pod["metadata"] |= {"finalizers": keeps, "deletionTimestamp": f"2026-01-01T00:{end}Z"}
+    pods = [make_pod("master-0", running={}), pod]
+    (finding,) = diagnose(
+        snapshot("Running", pods=pods, replicas={"Master": 1, "Worker": 1}), {}, now=NOW
+    )
+    assert finding.message.startswith("worker-0: its pod is being ended")
+    assert step in finding.next_step
+
+
 def test_a_sidecar_keeps_a_pod_from_ending(snapshot, make_pod):
     pod = make_pod("master-0", terminated=ended(0))
     proxy = {"name": "istio-proxy", "state": {"running": {}}}
@@ -935,6 +994,16 @@ def test_a_sidecar_keeps_a_pod_from_ending(snapshot, make_pod):
     assert finding.message.endswith("'istio-proxy' keeps the pod running, for 5 min")
     just_now = datetime(2026, 1, 1, 0, 5, 3, tzinfo=UTC)
     assert diagnose(state, {}, now=just_now) == []
+
+
+@pytest.mark.parametrize("state", [{"waiting": {"reason": "CrashLoopBackOff"}}, {"running": {}}])
+def test_a_training_that_succeeds_again_and_again(snapshot, make_pod, state):
+    pods = [make_pod("master-0", restarts=3, last=ended(0, reason="Completed"), **state)]
+    (finding,) = diagnose(snapshot("Running", pods=pods, replicas={"Master": 1}), {}, now=NOW)
+    assert finding.cause == "started-again"
+    assert "never succeeds" in finding.message
+    pods[0]["spec"]["restartPolicy"] = "OnFailure"
+    assert diagnose(snapshot("Running", pods=pods, replicas={"Master": 1}), {}, now=NOW) == []
 
 
 def test_a_pod_that_its_node_rejected(snapshot, make_pod):

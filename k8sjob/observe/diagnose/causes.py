@@ -16,6 +16,7 @@ from k8sjob.observe.diagnose.containers import (
     kept_by_sidecar,
     master_awaited,
     slow,
+    started_again,
 )
 from k8sjob.observe.diagnose.exits import explain_end, is_consequence
 from k8sjob.observe.diagnose.facts import Facts
@@ -64,6 +65,8 @@ def diagnose(
         return [finding for cause in _WHILE_DELETING for finding in cause(facts)]
     causes = _AFTER_SUCCESS if state is JobState.SUCCEEDED else _CAUSES
     found = [finding for cause in causes for finding in cause(facts)]
+    if not found:
+        found = list(job.failed(facts))
     if not found and not state.finished:
         found = [*job.no_pods_yet(facts), *_at_pods(unprovisioned, slow)(facts)]
     explained = any("master-0" in finding.replicas for finding in found)
@@ -81,8 +84,12 @@ def _at_pods(
     """A cause that examines each Pod in turn; of several checks the first that finds something."""
 
     def cause(facts: Facts) -> Iterator[Finding]:
-        found = (next((f for c in checks if (f := c(facts, pod))), None) for pod in facts.pods)
-        yield from grouped((one for one in found if one), facts.now)
+        found = (
+            (pod, next((f for check in checks if (f := check(facts, pod))), None))
+            for pod in facts.pods
+        )
+        named = (replace(one, pod=pod.name) for pod, one in found if one)
+        yield from grouped(named, facts.now)
 
     return cause
 
@@ -206,7 +213,7 @@ _CAUSES: Final[tuple[Callable[[Facts], Iterator[Finding]], ...]] = (
     _between_ranks,
     job.no_group,
     job.nan_loss,
-    _at_pods(kept_by_sidecar),
+    _at_pods(kept_by_sidecar, started_again),
     job.left_over,
     job.deleting,
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.kube.objects import event_time, moment
 from k8sjob.observe.diagnose.finding import (
-    REPLICA,
+    POD,
     Cause,
     Explanation,
     Finding,
@@ -39,6 +39,8 @@ _PULLING: Final = frozenset(
 _MISCONFIGURED: Final = frozenset({"CreateContainerConfigError", "CreateContainerError"})
 _SIDECAR_ENDS: Final = timedelta(seconds=15)
 """Another container may end so long after the training one."""
+_KILLED_AFTER: Final = timedelta(seconds=60)
+"""A node ends a Pod so long after its grace period at most."""
 _RESOLVED: Final = timedelta(seconds=10)
 """The name of a Master that has been ready for so long can be resolved."""
 _WAIT: Final = "it continues when the Master is ready"
@@ -198,8 +200,7 @@ def bad_init(facts: Facts, pod: Pod) -> ReplicaFinding | None:
             Cause.INIT,
             f"its init container {container.name!r} ended with exit code {int(ended['exitCode'])}"
             f"{times}{f': {message}' * bool(message)}",
-            f"see what it wrote: kubectl logs -n {facts.namespace} {facts.name}-{REPLICA}"
-            f" -c {container.name}",
+            f"see what it wrote: kubectl logs -n {facts.namespace} {POD} -c {container.name}",
             pod.replica,
             moment(ended.get("finishedAt")),
         )
@@ -222,6 +223,20 @@ def kept_by_sidecar(facts: Facts, pod: Pod) -> ReplicaFinding | None:
         " k8sjob sets), or make it an init container of restartPolicy Always, which ends by itself",
         pod.replica,
         since,
+    )
+
+
+def started_again(_facts: Facts, pod: Pod) -> ReplicaFinding | None:
+    """A Pod whose training has succeeded and that its restart policy starts again."""
+    always = pod.spec.get("restartPolicy", "Always") == "Always"
+    if not always or not pod.live or pod.deleting or pod.terminated_before.get("exitCode") != 0:
+        return None
+    return ReplicaFinding(
+        Cause.STARTED_AGAIN,
+        "its training ended with exit code 0 and is started again each time, so the job never"
+        " succeeds",
+        "use OnFailure instead of Always: policy.restart_policy, in a manifest restartPolicy",
+        pod.replica,
     )
 
 
@@ -280,17 +295,33 @@ def _master(facts: Facts) -> tuple[str, str]:
     return f"{what}; the Master is {situation}", _WAIT
 
 
+def _ending(facts: Facts, pod: Pod) -> ReplicaFinding:
+    """A Pod that is being deleted, and what keeps it after its grace period."""
+    meta, what = pod.part("metadata"), "its pod is being ended"
+    finalizers = meta.get("finalizers") or ()
+    end = moment(meta.get("deletionTimestamp"))  # of its grace period
+    since = end - timedelta(seconds=meta.get("deletionGracePeriodSeconds") or 0) if end else None
+    if end is None or facts.now - end < _KILLED_AFTER:
+        step = "wait: it has until the end of its grace period to save what it has"
+    elif finalizers and not pod.live:
+        what += f"; it waits for its finalizers: {', '.join(finalizers)}"
+        step = f"whoever set {finalizers[0]} must remove it; check whether that controller runs"
+    else:
+        step = (
+            f"its grace period is over, and its node {pod.node} has not ended it: kubectl describe"
+            f" node {pod.node}; kubectl delete pod --force -n {facts.namespace} {POD}"
+            " gives it up"
+        )
+    return ReplicaFinding(Cause.WAITING, what, step, pod.replica, since)
+
+
 def slow(facts: Facts, pod: Pod) -> ReplicaFinding | None:
     """What a replica waits for that does not run yet, or is not gone yet."""
     if pod.deleting:
-        what = "its pod is being ended"
-        step = "wait: it has until the end of its grace period to save what it has"
-        end = moment(pod.part("metadata").get("deletionTimestamp"))  # of its grace period
-        grace = timedelta(seconds=pod.part("metadata").get("deletionGracePeriodSeconds") or 0)
-        since = end - grace if end else None
-    elif pod.phase != "Pending":
+        return _ending(facts, pod)
+    if pod.phase != "Pending":
         return None
-    elif not pod.node:
+    if not pod.node:
         scheduler = pod.spec.get("schedulerName", "default-scheduler")
         what = f"the scheduler {scheduler!r} has not looked at it"
         step = "wait; if it stays so, check whether that scheduler runs in the cluster"

@@ -25,8 +25,8 @@ SAME_STEPS: Final = (
     " DistributedSampler give each as many batches; torch's Join stands in for ranks that are done"
 )
 """The next step where a rank was done before the others."""
-REPLICA: Final = "{replica}"
-"""In the next step of a ReplicaFinding: the first of the replicas that share it."""
+POD: Final = "{pod}"
+"""In the next step of a ReplicaFinding: the Pod of the first of the replicas that share it."""
 
 
 class Cause(StrEnum):
@@ -70,6 +70,7 @@ class Cause(StrEnum):
     SANDBOX = "sandbox"
     INIT = "init"
     SIDECAR = "sidecar"
+    STARTED_AGAIN = "started-again"
 
     HUNG = "hung"
     RENDEZVOUS = "rendezvous"
@@ -98,6 +99,7 @@ class Cause(StrEnum):
 
     RESTART_LIMIT = "restart-limit"
     DEADLINE = "deadline"
+    FAILED = "failed"
     LEFTOVER = "leftover"
     MASTER_AWAITED = "master-awaited"
     WAITING = "waiting"
@@ -188,11 +190,12 @@ class ReplicaFinding:
     Attributes:
         cause: a Cause.
         what: what was seen, without the replica's name.
-        next_step: what to do now; see REPLICA.
+        next_step: what to do now; see POD.
         replica: "worker-2".
         since: when it began, where that is worth saying.
         at: when it happened, if it is past.
         over: whether the replica is running again.
+        pod: the name of its Pod, where that is known.
     """
 
     cause: Cause
@@ -202,13 +205,15 @@ class ReplicaFinding:
     since: datetime | None = None
     at: datetime | None = None
     over: bool = False
+    pod: str = ""
 
 
 def grouped(findings: Iterable[ReplicaFinding], now: datetime) -> list[Finding]:
     """One finding for all replicas with the same problem, in the order of the first ones."""
     groups: dict[object, list[ReplicaFinding]] = {}
     for one in findings:
-        key = one.cause, without_replica(one.what), without_replica(one.next_step), one.over
+        texts = (text.replace(one.pod or POD, POD) for text in (one.what, one.next_step))
+        key = one.cause, *map(without_replica, texts), one.over
         groups.setdefault(key, []).append(one)
     return [_merged(members, now) for members in groups.values()]
 
@@ -225,7 +230,7 @@ def _merged(members: Sequence[ReplicaFinding], now: datetime) -> Finding:
     newest = max((one.at for one in members if one.at), default=None)
     message = f"{listed(replicas)}: {first.what}" + (f", for {age(begun, now)}" if begun else "")
     message += ago(newest, now, again=first.over)
-    step = first.next_step.replace(REPLICA, first.replica)
+    step = first.next_step.replace(POD, first.pod)
     return Finding(first.cause, message, step, first.replica, replicas, first.over)
 
 

@@ -27,6 +27,7 @@ SUPERVISOR_GONE: Final = frozenset(
 """Reasons of the Failed condition where the replicas on this machine ended with their supervisor,
 or where nothing of them is known."""
 _DEADLINE: Final = ("longer than specified dead", "exceeded its active deadline")
+_LIMIT_REACHED: Final = ("backoff limit", "max_restarts is", "max number of restarts")
 _AGAIN: Final = "run the job again; with `checkpoint` in its spec it continues from the newest one"
 _ANSWER: Final = timedelta(seconds=5)
 """A running operator answers a new job within a second."""
@@ -103,13 +104,25 @@ def limits(facts: Facts) -> Iterator[Finding]:
             f"raise policy.active_deadline, or {_AGAIN}",
         )
     yield from _overdue(facts)
-    if facts.status.state is JobState.FAILED and (
-        "backoff limit" in message or "max_restarts is" in message
-    ):
+    if facts.status.state is JobState.FAILED and (any(one in message for one in _LIMIT_REACHED)):
         yield Finding(
             Cause.RESTART_LIMIT,
             message,
             "remove the cause of the restarts; policy.max_restarts allows more of them",
+        )
+
+
+def failed(facts: Facts) -> Iterator[Finding]:
+    """What the controller says of a failure of which nothing else is known."""
+    status = facts.status
+    if status.state is JobState.FAILED:
+        look = f"k8sjob logs {facts.job_argument}"
+        if not facts.local:
+            look += f"; kubectl describe {facts.kubectl_name}"
+        yield Finding(
+            Cause.FAILED,
+            f"the job failed: {status.message or status.reason}",
+            f"its pods, as far as they are left, show no cause: {look}",
         )
 
 
