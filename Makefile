@@ -103,7 +103,7 @@ cluster-down: | $(BIN)/python
 
 # What only root on Debian can have: image builds and a cluster. tests/needs.py tells others what is missing.
 SYSTEM := buildah gcc libc6-dev debootstrap skopeo containerd runc containernetworking-plugins docker-registry \
-	iproute2 iptables conntrack openssl util-linux ca-certificates chromium chromium-driver
+	iproute2 iptables conntrack openssl util-linux ca-certificates chromium chromium-driver prometheus
 system-packages:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		for p in $(SYSTEM); do dpkg-query -Wf'$${db:Status-Status}' $$p 2>/dev/null | grep -qx installed || missing="$$missing $$p"; done; \

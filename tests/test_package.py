@@ -104,7 +104,7 @@ def test_the_earlier_names_of_the_extras():
     ]
     now = {"torch": "run", "kubernetes": "cluster", "deps": "build", "safetensors": "export"}
     assert {name: extras[name] for name in now} == {k: [f"k8sjob[{v}]"] for k, v in now.items()}
-    assert extras["all"] == [f"k8sjob[{','.join([*now.values(), 'ui'])}]"]
+    assert extras["all"] == [f"k8sjob[{','.join([*now.values(), 'ui', 'metrics'])}]"]
 
 
 @pytest.mark.slow

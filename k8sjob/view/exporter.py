@@ -1,0 +1,125 @@
+"""Jobs as metrics, for Prometheus: docs/how-to/metrics.md has a table of them."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    InfoMetricFamily,
+)
+
+from k8sjob.backends.api import LOCAL
+from k8sjob.errors import BackendError
+from k8sjob.observe.status import job_status
+from k8sjob.observe.usage import usage
+from k8sjob.view.progress import progress_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from prometheus_client.core import Metric
+
+    from k8sjob.backends.api import Backend, JobRef, Snapshot
+    from k8sjob.observe.status import JobStatus
+    from k8sjob.view.progress import JobProgress
+
+_JOB: Final = ("namespace", "name", "run")
+_GAUGES: Final = {
+    "created_timestamp_seconds": "When the job was created.",
+    "started_timestamp_seconds": "When its replicas were first created.",
+    "finished_timestamp_seconds": "When it ended.",
+    "restarts": "Restarts of its containers, as far back as the cluster tells.",
+    "epoch": "The epoch that runs, from 1.",
+    "epochs": "All its epochs.",
+    "epochs_done": "Epochs that are done, with the part of the one that runs.",
+    "loss": "The loss of its last steps.",
+    "gradient_norm": "The norm of its last gradient.",
+    "samples_per_second": "Samples in a second, over all ranks.",
+    "waiting_ratio": "The part of a step that is lost to the slowest rank.",
+    "memory_bytes": "The peak of the rank that has most.",
+    "eta_seconds": "The time that is left.",
+}
+"""What is measured of a job, by the end of the metric's name."""
+
+
+class JobCollector:
+    """Reads the jobs whenever Prometheus asks.
+
+    Args:
+        read: the jobs, each with its back end, and whether a place could not be read.
+    """
+
+    def __init__(self, read: Callable[[], tuple[Sequence[tuple[Backend, Snapshot]], bool]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics of all jobs that are there; of training those of the jobs that run."""
+        up = GaugeMetricFamily("k8sjob_up", "Whether the jobs could be read.")
+        try:
+            jobs, failed = self._read()
+        except BackendError:
+            jobs, failed = [], True
+        up.add_metric([], not failed)
+        yield up
+        states = GaugeMetricFamily(
+            "k8sjob_job_state", "1 for the state that the job has.", labels=(*_JOB, "state")
+        )
+        about = InfoMetricFamily("k8sjob_job", "What the job is.", labels=_JOB)
+        replicas = GaugeMetricFamily(
+            "k8sjob_job_replicas", "Replicas by situation.", labels=(*_JOB, "situation")
+        )
+        devices = CounterMetricFamily(
+            "k8sjob_job_device_seconds",
+            "Seconds that its replicas have held their GPUs, or CPUs; while it runs.",
+            labels=(*_JOB, "device"),
+        )
+        gauges = {
+            name: GaugeMetricFamily(f"k8sjob_job_{name}", text, labels=_JOB)
+            for name, text in _GAUGES.items()
+        }
+        progress = progress_of(jobs)
+        for _, snapshot in jobs:
+            status = job_status(snapshot)
+            of = _labels(status.ref)
+            states.add_metric([*of, str(status.state)], 1)
+            about.add_metric(of, {"uid": status.ref.uid, "kind": status.ref.kind})
+            for situation, count in status.counts.items():
+                replicas.add_metric([*of, situation], count)
+            if not status.state.finished:
+                used = usage(snapshot, ())
+                devices.add_metric([*of, used.device], used.held)
+            for name, value in _numbers(status, progress.get(status.ref)).items():
+                if value is not None and math.isfinite(value):
+                    gauges[name].add_metric(of, value)
+        yield from (states, about, replicas, devices, *gauges.values())
+
+
+def _labels(ref: JobRef) -> list[str]:
+    """Of this machine there may be several runs of one name."""
+    return [ref.namespace, ref.name, ref.uid[:8] if ref.namespace == LOCAL else ""]
+
+
+def _numbers(status: JobStatus, progress: JobProgress | None) -> dict[str, Any]:
+    times = {name: getattr(status, name) for name in ("created", "started", "finished")}
+    found: dict[str, Any] = {
+        f"{name}_timestamp_seconds": at and at.timestamp() for name, at in times.items()
+    }
+    found["restarts"] = sum(replica.restarts for replica in status.replicas)
+    if progress is None or not progress.summary.progress.epoch:
+        return found
+    now = progress.summary.progress
+    return {
+        **found,
+        "epoch": now.epoch,
+        "epochs": now.epochs or None,
+        "epochs_done": now.at,
+        "loss": now.loss,
+        "gradient_norm": now.grad_norm,
+        "samples_per_second": now.samples_per_s,
+        "waiting_ratio": now.waited,
+        "memory_bytes": now.memory_bytes,
+        "eta_seconds": now.eta_s,
+    }
