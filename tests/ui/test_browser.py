@@ -300,3 +300,21 @@ def test_what_a_job_is_made_of_is_read_when_it_is_asked_for(serve, screen, jobs)
         page.tab_to(title)
         page.press("ENTER")
         page.see(text)
+
+
+def test_numbers_of_any_name_and_type(serve, screen, jobs):
+    names = ("__proto__", "constructor", "toString", "", "state", MARKUP)
+    for step in range(1, 4):
+        odd = {"list": [1], "dict": {"a": 1}, "none": None, **{name: step for name in names}}
+        numbers = {"epoch": 0, "epochs": "x", "step": step, "steps": 4, "loss": 0.5, **odd}
+        jobs.write("broken", Event(EventKind.PROGRESS, numbers, 1.0 * step))
+        jobs.write("broken", Event(EventKind.METRICS, odd, 1.0 * step))
+    many = {f"m{number}": number for number in range(2000)}
+    jobs.write("other", *(Event(EventKind.METRICS, many, 2.0) for _ in range(2)))
+    page = screen()
+    page.open(serve(jobs))
+    page.go("#/job/local:uid-broken")
+    page.see("constructor", "toString", "loss", absent=("[native code]", "[object Object]"))
+    page.go("#/compare/local:uid-broken,local:uid-other")
+    page.see("Comparison", "state ≠", "constructor ≠", absent=("[native code]", "Loading"))
+    assert page.run("return document.querySelectorAll('figure').length") <= 60

@@ -4,10 +4,17 @@ import { h, number } from "./dom.js";
 
 const COLOURS = ["--blue", "--orange", "--green", "--purple", "--red", "--teal", "--pink", "--brown"];
 const HEIGHT = 200;
-const LABELS = { samples_per_s: "samples/s", step_s: "seconds a step", wait_s: "seconds a step lost to the slowest rank", grad_norm: "gradient norm", memory_bytes: "memory, peak" };
+
+/** Names whose curves are drawn: thousands of figures would hang the browser. */
+export const MOST_CURVES = 60;
+
+const LABELS = new Map([["samples_per_s", "samples/s"], ["step_s", "seconds a step"], ["wait_s", "seconds a step lost to the slowest rank"], ["grad_norm", "gradient norm"], ["memory_bytes", "memory, peak"]]);
 
 /** What a number of the runtime's is called on the page. */
-export const label = (name) => LABELS[name] ?? name;
+export const label = (name) => LABELS.get(name) ?? name;
+
+/** Whether a line {xs, ys} has anything to draw. */
+export const drawn = ({ xs, ys }) => xs.length > 1 && ys.some((y) => y !== null);
 
 /**
  * A chart that is drawn again with `draw(lines)`; a line is {name, xs, ys}.
@@ -18,7 +25,7 @@ export function chart(title, xLabel = "epoch") {
   const place = h("div", { className: "plot" });
   const caption = h("figcaption", {}, label(title));
   const figure = h("figure", { className: "chart" }, caption, place);
-  let plot = null, drawn = "", logarithmic = false, last = [];
+  let plot = null, made = "", logarithmic = false, last = [];
 
   function make(names) {
     plot?.destroy();
@@ -44,7 +51,7 @@ export function chart(title, xLabel = "epoch") {
     last = lines;
     const names = lines.map((line) => line.name);
     const key = JSON.stringify([names, logarithmic]);
-    if (key !== drawn) { make(names); drawn = key; }
+    if (key !== made) { make(names); made = key; }
     const usable = (y) => y !== null && (!logarithmic || y > 0);
     const tables = lines.map(({ xs, ys }) => [xs, ys.map((y) => (usable(y) ? y : null))]);
     plot.setData(tables.length ? uPlot.join(tables) : [[]]);
@@ -55,7 +62,7 @@ export function chart(title, xLabel = "epoch") {
   const watcher = new ResizeObserver(() => plot?.setSize({ width: Math.max(place.clientWidth, 240), height: HEIGHT }));
   watcher.observe(place);
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  const redraw = () => { drawn = ""; draw(last); };
+  const redraw = () => { made = ""; draw(last); };
   dark.addEventListener("change", redraw);
   return {
     figure, draw,

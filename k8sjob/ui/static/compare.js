@@ -1,6 +1,6 @@
 // Jobs side by side: their curves over each other, and what differs between them.
 
-import { chart, grouped } from "./chart.js";
+import { chart, drawn, grouped, MOST_CURVES } from "./chart.js";
 import { duration, h, number, seconds, table } from "./dom.js";
 import { jobPath, read } from "./server.js";
 
@@ -21,10 +21,10 @@ export function compareView(view, keys, { state, place }) {
     const figures = h("div", { className: "charts" });
     const scale = h("label", {}, h("input", { type: "checkbox", onchange: (event) => charts.forEach((one) => one.logarithmic(event.target.checked)) }), " log scale");
     view.replaceChildren(h("h1", {}, "Comparison"), facts(jobs, labels), h("div", { className: "row" }, scale), figures, ...differences(manifests, labels));
-    const names = [...new Set(jobs.flatMap((job) => Object.keys(job.curves)))].filter((name) => !["eta_s", "slowest"].includes(name));
+    const names = namesOf(jobs, "curves").filter((name) => !["eta_s", "slowest"].includes(name)).slice(0, MOST_CURVES);
     for (const [, group] of grouped(names)) for (const name of group) {
-      const lines = jobs.flatMap((job, index) => (job.curves[name] ? [{ name: labels[index], xs: job.curves[name][0], ys: job.curves[name][1] }] : []));
-      if (!lines.some((line) => line.xs.length > 1)) continue;
+      const lines = jobs.flatMap((job, index) => (Object.hasOwn(job.curves, name) ? [{ name: labels[index], xs: job.curves[name][0], ys: job.curves[name][1] }] : []));
+      if (!lines.some(drawn)) continue;
       const made = chart(name);
       charts.push(made);
       figures.append(made.figure);
@@ -32,20 +32,22 @@ export function compareView(view, keys, { state, place }) {
     }
   }
 
-  load().catch((error) => { if (!closed) { state(error.message); view.append(h("p", { className: "empty" }, error.message)); } });
+  load().catch((error) => { if (!closed) { state(error.message); view.replaceChildren(h("p", { className: "empty" }, error.message)); } });
   return { close() { closed = true; charts.forEach((one) => one.close()); } };
 }
+
+const namesOf = (jobs, part) => [...new Set(jobs.flatMap((job) => Object.keys(job[part])))];
 
 function facts(jobs, labels) {
   const layer = (job, kind) => job.facts.origin?.layers.find((one) => one.kind === kind)?.digest;
   const ran = ({ facts: { started, finished } }) => (started ? duration((seconds(finished) ?? Date.now() / 1000) - seconds(started)) : "");
-  const rows = {
-    state: (job) => job.facts.state, "ran for": ran, image: (job) => job.facts.image, code: (job) => layer(job, "code"), dependencies: (job) => layer(job, "dependencies"),
-    base: (job) => job.facts.origin?.base, replicas: (job) => job.facts.names.length,
-  };
-  for (const name of ["world_size", "strategy", "backend", "device"]) rows[name] = (job) => job.group[name];
-  for (const name of new Set(jobs.flatMap((job) => Object.keys(job.metrics)))) rows[name] = (job) => (name in job.metrics ? number(job.metrics[name], name) : "");
-  const cells = Object.entries(rows).map(([name, value]) => [name, jobs.map((job) => String(value(job) ?? ""))]).filter(([, values]) => values.some(Boolean));
+  const rows = [
+    ["state", (job) => job.facts.state], ["ran for", ran], ["image", (job) => job.facts.image], ["code", (job) => layer(job, "code")], ["dependencies", (job) => layer(job, "dependencies")],
+    ["base", (job) => job.facts.origin?.base], ["replicas", (job) => job.facts.names.length],
+    ...["world_size", "strategy", "backend", "device"].map((name) => [name, (job) => job.group[name]]),
+    ...namesOf(jobs, "metrics").map((name) => [name, (job) => (Object.hasOwn(job.metrics, name) ? number(job.metrics[name], name) : "")]),
+  ];
+  const cells = rows.map(([name, value]) => [name, jobs.map((job) => String(value(job) ?? ""))]).filter(([, values]) => values.some(Boolean));
   return table(["", ...labels], cells.map(([name, values]) => {
     const differ = new Set(values).size > 1;
     return [differ ? h("b", {}, `${name} ≠`) : name, ...values];

@@ -1,12 +1,15 @@
 // One job: its state, why it is in trouble, its training, replicas, output, and how it was made.
 
-import { chart, grouped, label } from "./chart.js";
+import { chart, drawn, grouped, label, MOST_CURVES } from "./chart.js";
 import { confirmed, duration, h, notice, number, stateBadge, table } from "./dom.js";
 import { logView } from "./logs.js";
 import { change, follow, jobPath, read } from "./server.js";
 
 const DRAW_MS = 500;
 const WHY_MS = 3000;
+const MOST_TILES = 12; // of numbers that the script logs
+const STARTING = new Map([["importing", "importing torch"], ["python", "starting Python"]]);
+const OWN = new Set(["loss", "epoch_loss", "samples_per_s", "grad_norm", "memory_bytes", "wait_s"]);
 const POSITION = new Set(["epoch", "epochs", "step", "steps", "eta_s", "slowest", "step_s"]);
 const ACTIONS = {
   suspend: ["Suspend", "Its replicas are stopped after a checkpoint; the job stays.", (s) => ["Running", "Created", "Restarting"].includes(s)],
@@ -22,10 +25,11 @@ export function jobView(view, key, { state, place }) {
   const head = h("div", { className: "row head" }), why = h("section", { className: "why", ariaLive: "polite" });
   const numbers = h("div", { className: "tiles" }), figures = h("div", { className: "charts" });
   const parts = h("section"), events = h("ul", { className: "events" });
+  const many = h("p", { className: "dim", hidden: true }, `The curves of the first ${MOST_CURVES} names are shown.`);
   const scale = h("label", { hidden: true }, h("input", { type: "checkbox", onchange: (event) => { logScale = event.target.checked; for (const one of charts.values()) one.logarithmic(logScale); } }), " log scale");
   const output = logView(key);
   const details = h("section", {}, ...[["Time to the first step", "timing", timing], ["Where the time went", "usage", usage], ["Manifest", "manifest", (data) => h("pre", {}, data.text)], ["Image", "status", image]].map(([title, part, make]) => folded(title, part, make)));
-  view.append(head, why, numbers, h("div", { className: "row" }, scale), figures, parts, output.section, h("section", {}, h("h2", {}, "Events"), events), details);
+  view.append(head, why, numbers, h("div", { className: "row" }, scale, many), figures, parts, output.section, h("section", {}, h("h2", {}, "Events"), events), details);
 
   // --- what the server sends ---------------------------------------------------------------------
 
@@ -44,7 +48,7 @@ export function jobView(view, key, { state, place }) {
       else if (kind === "replica") { replicas.set(replica, data); look(); }
       else if (kind === "job") { job = data; look(); }
       else if (kind === "started") { group = data; starting = ""; }
-      else if (kind === "starting") starting = data.phase === "running" ? "" : { importing: "importing torch", python: "starting Python", waiting: `waiting for ${data.missing} of ${data.world_size} processes` }[data.phase] ?? "";
+      else if (kind === "starting") starting = data.phase === "waiting" ? `waiting for ${data.missing} of ${data.world_size} processes` : STARTING.get(data.phase) ?? "";
       if (kind === "checkpoint" && events.firstElementChild?.dataset.kind === kind) events.firstElementChild.remove();
       if (["warning", "checkpoint", "resumed", "stopping", "job", "started"].includes(kind)) events.prepend(h("li", { "data-kind": kind }, h("time", {}, new Date(time * 1000).toLocaleTimeString([], { hour12: false })), " ", replica && h("b", {}, `${replica} `), phrase(kind, data)));
     }
@@ -54,16 +58,20 @@ export function jobView(view, key, { state, place }) {
   }
 
   function advance(data) {
-    const epoch = typeof data.epoch === "number" ? data.epoch : 0;
-    at = epoch + (data.steps ? Math.min(data.step / data.steps, 1) : 0);
-    latest = { ...latest, ...data, epoch: epoch + 1 };
+    const [epoch, epochs, step, steps] = ["epoch", "epochs", "step", "steps"].map((name) => (Number.isInteger(data[name]) ? Math.max(data[name], 0) : 0));
+    at = epoch + (steps ? Math.min(step / steps, 1) : 0);
+    latest = { ...latest, ...data, epoch: epoch + 1, epochs, step, steps };
+    starting = "";
     measure(data);
   }
 
   function measure(data) {
     for (const [name, value] of Object.entries(data)) {
       if (POSITION.has(name) || (typeof value !== "number" && value !== null)) continue;
-      if (!curves.has(name)) curves.set(name, { name, xs: [], ys: [] });
+      if (!curves.has(name)) {
+        if (curves.size === MOST_CURVES) continue;
+        curves.set(name, { name, xs: [], ys: [] });
+      }
       const { xs, ys } = curves.get(name);
       while (xs.length && xs[xs.length - 1] >= at) { xs.pop(); ys.pop(); } // a restart repeats steps
       xs.push(at);
@@ -95,7 +103,7 @@ export function jobView(view, key, { state, place }) {
     if (closed) return;
     heading();
     tiles();
-    for (const [title, names] of grouped([...curves.keys()].filter((name) => curves.get(name).xs.length > 1))) {
+    for (const [title, names] of grouped([...curves.keys()].filter((name) => drawn(curves.get(name))))) {
       if (!charts.has(title)) {
         const made = chart(title);
         made.logarithmic(logScale);
@@ -105,6 +113,7 @@ export function jobView(view, key, { state, place }) {
       charts.get(title).draw(names.map((name) => curves.get(name)));
     }
     scale.hidden = !charts.size;
+    many.hidden = curves.size < MOST_CURVES;
     const rows = [...replicas].map(([name, one]) => [name, one.phase, one.reason, one.node, one.restarts || "", one.exit_code ?? "", one.message]);
     if (rows.length) parts.replaceChildren(h("h2", {}, "Replicas"), table(["Replica", "Phase", "Reason", "Node", "Restarts", "Exit code", "Message"], rows, { label: "Replicas" }));
   }
@@ -131,11 +140,11 @@ export function jobView(view, key, { state, place }) {
     if (n.steps) add("step", `${n.step} of ${n.steps}`);
     if (n.eta_s && job?.state === "Running") add("time left", duration(n.eta_s));
     if (typeof n.loss === "number") add("loss", number(n.loss));
-    for (const [name, value] of Object.entries(latest)) if (!POSITION.has(name) && !["loss", "epoch_loss", "samples_per_s", "grad_norm", "memory_bytes", "wait_s"].includes(name)) add(name, number(value, name));
+    for (const [name, value] of Object.entries(latest).filter(([name, value]) => !POSITION.has(name) && !OWN.has(name) && typeof value !== "object").slice(0, MOST_TILES)) add(name, number(value, name));
     for (const name of ["samples_per_s", "grad_norm", "memory_bytes"]) if (typeof n[name] === "number") add(label(name), number(n[name], name));
     if (typeof n.slowest === "number" && n.step_s) add("slowest rank", `${n.slowest} (others wait ${Math.round((100 * (n.wait_s ?? 0)) / n.step_s)} %)`);
     if (group.world_size) add("processes", `${group.world_size}, ${group.strategy ?? ""} on ${group.device ?? "?"}`);
-    numbers.replaceChildren(...shown.slice(0, 24));
+    numbers.replaceChildren(...shown);
   }
 
   function phrase(kind, data) {
