@@ -46,6 +46,8 @@ def ui_command(records: tuple[Path, ...], port: int, read_only: bool, place: Pla
         line(f"http://{HOST}:{listener.getsockname()[1]}/#token={token}")
         say("Open this address in a browser; whoever has it can change your jobs. Ctrl-C ends it.")
         Server(Page(jobs, place.connect, read_only=read_only), token).run(sockets=[listener])
+    # Only a signal ends it; where SIGINT was ignored before, the server's own is the only one.
+    raise KeyboardInterrupt
 
 
 def _cluster(place: Place) -> ClusterBackend | None:

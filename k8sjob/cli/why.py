@@ -43,6 +43,8 @@ _PHASE_ENDS: Final = {
 }
 """What each phase ends with."""
 _MOST_ROWS: Final = 16
+_WORTH_S: Final = 3600.0
+"""Device seconds of a job from which on it is worth a note where they went."""
 
 
 @click.command("why")
@@ -77,8 +79,11 @@ def why_command(job: str, timed: bool, output: str, place: Place) -> None:
         return
     succeeded = state is JobState.SUCCEEDED
     line(f"{ref} succeeded" if succeeded else f"{ref} is {state}; nothing wrong was found")
-    if succeeded and (note := read_usage(backend, snapshot).note):
-        line(note)
+    if not succeeded:
+        return
+    used = read_usage(backend, snapshot)
+    if used.total >= _WORTH_S and used.note:
+        line(used.note)
 
 
 def show_finding(found: Finding) -> None:
