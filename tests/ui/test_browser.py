@@ -305,7 +305,7 @@ def test_what_a_job_is_made_of_is_read_when_it_is_asked_for(serve, screen, jobs)
 def test_numbers_of_any_name_and_type(serve, screen, jobs):
     names = ("__proto__", "constructor", "toString", "", "state", MARKUP)
     for step in range(1, 4):
-        odd = {"list": [1], "dict": {"a": 1}, "none": None, **{name: step for name in names}}
+        odd = {"list": [1], "dict": {"a": 1}, "none": None, **dict.fromkeys(names, step)}
         numbers = {"epoch": 0, "epochs": "x", "step": step, "steps": 4, "loss": 0.5, **odd}
         jobs.write("broken", Event(EventKind.PROGRESS, numbers, 1.0 * step))
         jobs.write("broken", Event(EventKind.METRICS, odd, 1.0 * step))
