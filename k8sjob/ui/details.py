@@ -10,6 +10,7 @@ from k8sjob.adopt import adopt
 from k8sjob.backends.api import LOCAL
 from k8sjob.backends.local import LocalBackend
 from k8sjob.backends.record import RecordBackend
+from k8sjob.contract import Event
 from k8sjob.errors import BackendError
 from k8sjob.jobs.plan import plan_job, plan_run
 from k8sjob.jobs.result import read_reached
@@ -112,7 +113,7 @@ def part(entry: Entry, name: str) -> Any:
 
 
 def output(entry: Entry, replica: str) -> list[dict[str, Any]]:
-    """The last lines of a replica's output.
+    """The last lines of a replica's output, without the events of the runtime.
 
     Raises:
         BackendError: there is no such replica, or its output cannot be read.
@@ -122,6 +123,7 @@ def output(entry: Entry, replica: str) -> list[dict[str, Any]]:
     return [
         {"replica": one.replica, "text": safe_text(one.text), "timestamp": one.timestamp}
         for one in found
+        if not Event.decode(one.text)
     ]
 
 

@@ -363,3 +363,14 @@ def test_a_job_that_was_deleted_elsewhere(serve, screen, jobs):
     del jobs.there["digits"]
     page.see("Deleted", "ended", absent=("Suspend",))
     assert page.run("return document.querySelectorAll('.actions button').length") == 0
+
+
+def test_a_replica_that_was_chosen_before_its_first_line(serve, screen, jobs):
+    page = screen()
+    page.open(serve(jobs))
+    page.go("#/job/local:uid-digits")
+    page.see("12 of 20")
+    page.tab_to("Replica")
+    page.press("ARROW_DOWN")
+    jobs.write("digits", "a first line")
+    page.see("a first line")

@@ -206,7 +206,7 @@ def test_a_job_in_its_parts(serve, digits):
     assert parts["history"]["curves"]["test_accuracy"] == [[1.0], [0.5]]
     assert parts["history"]["group"]["strategy"] == "ddp"
     assert "kind: PyTorchJob" in parts["manifest"]["text"]
-    assert parts["output/master-0"][-1]["text"] == "red <b>bold"
+    assert [one["text"] for one in parts["output/master-0"]] == ["red <b>bold"]
 
 
 @pytest.mark.parametrize(

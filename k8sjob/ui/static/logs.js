@@ -58,7 +58,7 @@ export function logView(key) {
       const asked = replica.value;
       const found = await read(jobPath(key, `output/${encodeURIComponent(asked)}`));
       if (replica.value !== asked) return;
-      stored = found;
+      stored = found.length ? found : null; // one without lines yet is followed
     }
     renew();
   }
