@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.adopt import adopt
 from k8sjob.backends.api import LOCAL
 from k8sjob.backends.local import LocalBackend
 from k8sjob.backends.record import RecordBackend
-from k8sjob.errors import BackendError, JobNotFound
+from k8sjob.contract import Event
+from k8sjob.errors import BackendError
 from k8sjob.jobs.plan import plan_job, plan_run
 from k8sjob.jobs.result import read_reached
 from k8sjob.jobs.submit import submit_plan
@@ -113,7 +113,7 @@ def part(entry: Entry, name: str) -> Any:
 
 
 def output(entry: Entry, replica: str) -> list[dict[str, Any]]:
-    """The last lines of a replica's output.
+    """The last lines of a replica's output, without the events of the runtime.
 
     Raises:
         BackendError: there is no such replica, or its output cannot be read.
@@ -123,15 +123,17 @@ def output(entry: Entry, replica: str) -> list[dict[str, Any]]:
     return [
         {"replica": one.replica, "text": safe_text(one.text), "timestamp": one.timestamp}
         for one in found
+        if not Event.decode(one.text)
     ]
 
 
 def compared(entries: Sequence[Entry]) -> dict[str, Any]:
-    """What differs between the first job and each of the others: the lines of their manifests."""
-    jobs = []
-    for entry in entries:
-        with suppress(JobNotFound):
-            jobs.append(entry.backend.snapshot(entry.ref).job)
+    """What differs between the first job and each of the others: the lines of their manifests.
+
+    Raises:
+        BackendError: a job is gone, or cannot be read.
+    """
+    jobs = [entry.backend.snapshot(entry.ref).job for entry in entries]
     return {"manifests": [list(lines_between(jobs[0], job)) for job in jobs[1:]]}
 
 

@@ -194,9 +194,9 @@ class Jobs:
     def _follow_progress(self) -> None:
         while not self.closed.wait(PROGRESS_SECONDS):
             self._viewed.wait()
-            running = [
-                one for one in self._entries.values() if one.row["state"] == JobState.RUNNING
-            ]
+            with self._lock:
+                entries = list(self._entries.values())
+            running = [one for one in entries if one.row["state"] == JobState.RUNNING]
             running.sort(key=lambda one: one.row["created"] or "", reverse=True)
             found = progress_of((one.backend, one.snapshot) for one in running)
             now = time.time()
@@ -223,7 +223,8 @@ class Jobs:
 
     def _put(self, place: str, backend: Backend, snapshot: Snapshot) -> str:
         key = _key(place, snapshot.job)
-        row = {"key": key, "place": place, **_row(snapshot), "progress": self._progress.get(key)}
+        row = {"key": key, "place": place, **_row(snapshot)}
+        row["progress"] = self._progress.get(key) if row["state"] == JobState.RUNNING else None
         with self._lock:
             before = self._entries.get(key)
             same = before is not None and before.row == row

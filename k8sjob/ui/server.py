@@ -109,7 +109,9 @@ class Guard:
         if _hostname(host) not in _HOSTS:
             return 403, f"this page is for 127.0.0.1 and localhost, not for {host!r}"
         own = headers.get("origin", f"http://{host}") == f"http://{host}"
-        if not own or headers.get("sec-fetch-site", "none") not in {"same-origin", "none"}:
+        followed = scope["path"] == "/" and headers.get("sec-fetch-mode") == "navigate"
+        site = headers.get("sec-fetch-site", "none")
+        if not own or not (followed or site in {"same-origin", "none"}):
             return 403, "requests of other pages are refused"
         if method not in {"GET", "HEAD", "POST"}:
             return 405, f"{method} is not known here"

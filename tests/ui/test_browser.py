@@ -318,3 +318,59 @@ def test_numbers_of_any_name_and_type(serve, screen, jobs):
     page.go("#/compare/local:uid-broken,local:uid-other")
     page.see("Comparison", "state ≠", "constructor ≠", absent=("[native code]", "Loading"))
     assert page.run("return document.querySelectorAll('figure').length") <= 60
+
+
+def test_numbers_of_a_script_without_epochs_have_curves(serve, screen, jobs):
+    jobs.write("broken", *(Event(EventKind.METRICS, {"score": n}, 1.0 + n) for n in range(4)))
+    page = screen()
+    page.open(serve(jobs))
+    page.go("#/job/local:uid-broken")
+    page.see("score")
+    assert page.run("return document.querySelector('figure').ariaLabel") == "score: last score 3"
+
+
+def test_who_scrolls_up_by_keys_reads_on_while_lines_come(serve, screen, jobs):
+    jobs.write("digits", *(f"line {number}" for number in range(300)))
+    page = screen()
+    page.open(serve(jobs))
+    page.go("#/job/local:uid-digits")
+    page.see("12 of 20")
+    page.tab_to("Output")  # which scrolls to it: what is off the screen is not rendered
+    page.see("line 299")
+    page.press("PAGE_UP", "PAGE_UP")
+    jobs.write("digits", "more lines")
+    train(jobs, "digits", epochs=13)
+    page.see("13 of 20", absent=("more lines",))
+    page.press("END")
+    page.see("more lines")
+
+
+def test_the_focus_stays_in_the_row_of_a_job_that_changes(serve, screen, jobs):
+    page = screen()
+    page.open(serve(jobs))
+    page.see("digits")
+    page.tab_to("digits")
+    jobs.there["digits"] = job("digits", "Failed", "the node is gone")
+    page.see("the node is gone")
+    assert page.run("return document.activeElement.innerText") == "digits"
+
+
+def test_a_job_that_was_deleted_elsewhere(serve, screen, jobs):
+    page = screen()
+    page.open(serve(jobs))
+    page.go("#/job/local:uid-digits")
+    page.see("12 of 20", "Delete")
+    del jobs.there["digits"]
+    page.see("Deleted", "ended", absent=("Suspend",))
+    assert page.run("return document.querySelectorAll('.actions button').length") == 0
+
+
+def test_a_replica_that_was_chosen_before_its_first_line(serve, screen, jobs):
+    page = screen()
+    page.open(serve(jobs))
+    page.go("#/job/local:uid-digits")
+    page.see("12 of 20")
+    page.tab_to("Replica")
+    page.press("ARROW_DOWN")
+    jobs.write("digits", "a first line")
+    page.see("a first line")

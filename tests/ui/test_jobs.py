@@ -6,6 +6,7 @@ import time
 import pytest
 from ui.conftest import InMemory, job
 
+from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError
 from k8sjob.kube.client.listwatch import Change, Kind
 from k8sjob.ui import jobs as module
@@ -47,6 +48,7 @@ def cluster():
 def listed(cluster, monkeypatch):
     """`listed()` is what a reader has seen by now; with an argument it waits until that holds."""
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(module, "PROGRESS_SECONDS", 0.02)
     jobs = Jobs(None, cluster)
     jobs.start()
     seen, names, state = {}, set(), {}
@@ -63,6 +65,7 @@ def listed(cluster, monkeypatch):
             assert time.monotonic() < deadline, (names, state)
             time.sleep(0.01)
 
+    look.jobs = jobs
     yield look
     jobs.close()
 
@@ -95,3 +98,20 @@ def test_after_a_refusal_the_list_is_read_again(cluster, listed):
     cluster.put(Kind.ADDED, "two", "three")
     cluster.put(Kind.SYNCED)
     listed(lambda names, state: names == {"two", "three"} and state["problems"] == {})
+
+
+def test_a_job_that_has_ended_has_no_time_left(cluster, listed):
+    cluster.write("one", Event(EventKind.PROGRESS, {"epoch": 0, "step": 1, "eta_s": 60.0}, 1.0))
+    cluster.put(Kind.ADDED, "one")
+    cluster.put(Kind.SYNCED)
+    row = {}
+
+    def progress(_names, state):
+        row.update(*state["jobs"])
+        return row.get("progress")
+
+    with listed.jobs.viewed():
+        listed(progress)
+        cluster.changes.put(Change(Kind.MODIFIED, job("one", "Succeeded"), why=""))
+        listed(lambda *now: not progress(*now))
+        assert row["state"] == "Succeeded"

@@ -9,6 +9,7 @@ from k8sjob.backends.record import RecordBackend, write_record
 from k8sjob.contract import Event, EventKind
 
 KEY = "local:uid-digits"
+GONE = "local:uid-gone"
 
 
 def rows(events):
@@ -68,6 +69,14 @@ def test_only_the_page_itself_is_answered(serve, digits, headers, code):
     client = serve(digits)
     first_list(client)
     assert client.ask(f"/api/jobs/{KEY}/status", **headers)[0] == code
+
+
+def test_the_address_may_be_a_link_on_another_page(serve):
+    client = serve(InMemory())
+    link = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate"}
+    assert client.ask("/", **link)[0] == 200
+    assert client.ask("/", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="no-cors")[0] == 403
+    assert client.ask("/api/events", **link)[0] == 403
 
 
 def test_nothing_of_the_interface_is_reached_without_the_token(serve, digits):
@@ -197,7 +206,7 @@ def test_a_job_in_its_parts(serve, digits):
     assert parts["history"]["curves"]["test_accuracy"] == [[1.0], [0.5]]
     assert parts["history"]["group"]["strategy"] == "ddp"
     assert "kind: PyTorchJob" in parts["manifest"]["text"]
-    assert parts["output/master-0"][-1]["text"] == "red <b>bold"
+    assert [one["text"] for one in parts["output/master-0"]] == ["red <b>bold"]
 
 
 @pytest.mark.parametrize(
@@ -207,11 +216,14 @@ def test_a_job_in_its_parts(serve, digits):
         (f"/api/jobs/{KEY}/secrets", 404),
         (f"/api/jobs/{KEY}/output/worker-9", 502),
         (f"/api/compare?job={KEY}", 404),
+        (f"/api/compare?job={KEY}&job={GONE}", 404),
     ],
 )
 def test_what_is_not_there_is_an_error_with_its_reason(serve, digits, path, code):
+    digits.there["gone"] = job("gone")
     client = serve(digits)
     first_list(client)
+    del digits.there["gone"]
     answered, _, body = client.ask(path)
     assert answered == code
     assert body["error"]

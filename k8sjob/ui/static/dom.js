@@ -77,8 +77,10 @@ export function confirmed(title, text, button) {
   });
 }
 
+/** A message above the page until it is closed; one that stands there already is not repeated. */
 export function notice(text, kind = "error") {
   const place = document.getElementById("notices");
+  if ([...place.children].some((box) => box.firstChild.textContent === text)) return;
   const box = h("div", { className: `notice ${kind}` }, h("span", {}, text),
     h("button", { type: "button", ariaLabel: "Close this notice", onclick: () => box.remove() }, "×"));
   place.append(box);

@@ -11,11 +11,13 @@ const MOST_TILES = 12; // of numbers that the script logs
 const STARTING = new Map([["importing", "importing torch"], ["python", "starting Python"]]);
 const OWN = new Set(["loss", "epoch_loss", "samples_per_s", "grad_norm", "memory_bytes", "wait_s"]);
 const POSITION = new Set(["epoch", "epochs", "step", "steps", "eta_s", "slowest", "step_s"]);
+const STARTS = ["Created", "Running", "Restarting"];
+const ENDED = ["Succeeded", "Failed", "Stopped", "Deleted"];
 const ACTIONS = {
-  suspend: ["Suspend", "Its replicas are stopped after a checkpoint; the job stays.", (s) => ["Running", "Created", "Restarting"].includes(s)],
+  suspend: ["Suspend", "Its replicas are stopped after a checkpoint; the job stays.", (s) => STARTS.includes(s)],
   resume: ["Resume", "Its replicas start again, from the newest checkpoint.", (s) => s === "Suspended"],
   again: ["Submit again", "A new run of the same job starts; in a cluster the job of this name is replaced.", (s) => ["Failed", "Succeeded", "Stopped"].includes(s)],
-  delete: ["Delete", "It is stopped and removed with its output; its checkpoints remain.", () => true],
+  delete: ["Delete", "It is stopped and removed with its output; its checkpoints remain.", (s) => s !== "Deleted"],
 };
 
 export function jobView(view, key, { state, place }) {
@@ -44,9 +46,9 @@ export function jobView(view, key, { state, place }) {
     for (const { kind, data, replica, time } of batch) {
       if (kind === "log") lines.push({ replica, ...data });
       else if (kind === "progress") advance(data);
-      else if (kind === "metrics") { measure(data); latest = { ...latest, ...data }; }
+      else if (kind === "metrics") log(data);
       else if (kind === "replica") { replicas.set(replica, data); look(); }
-      else if (kind === "job") { job = data; look(); }
+      else if (kind === "job") { job = data; look(); if (!STARTS.includes(job.state)) starting = ""; }
       else if (kind === "started") { group = data; starting = ""; }
       else if (kind === "starting") starting = data.phase === "waiting" ? `waiting for ${data.missing} of ${data.world_size} processes` : STARTING.get(data.phase) ?? "";
       if (kind === "checkpoint" && events.firstElementChild?.dataset.kind === kind) events.firstElementChild.remove();
@@ -63,6 +65,13 @@ export function jobView(view, key, { state, place }) {
     latest = { ...latest, ...data, epoch: epoch + 1, epochs, step, steps };
     starting = "";
     measure(data);
+  }
+
+  /** What the script logs: at the place of the training, or one after the other without any. */
+  function log(data) {
+    measure(data);
+    if (!latest.epoch) at += 1;
+    latest = { ...latest, ...data, epoch: latest.epoch };
   }
 
   function measure(data) {
@@ -92,7 +101,7 @@ export function jobView(view, key, { state, place }) {
       why.replaceChildren(...found.map((one, index) => h("div", { className: index ? "cause" : "cause first" },
         h("p", {}, h("b", {}, "Why "), one.message), h("p", {}, h("b", {}, "Next "), one.next_step))));
     } catch (error) {
-      if (!closed && error.status !== 404) notice(error.message);
+      if (!closed && error.status === 502) notice(error.message); // the stream tells of all others
     }
   }
 
@@ -105,7 +114,7 @@ export function jobView(view, key, { state, place }) {
     tiles();
     for (const [title, names] of grouped([...curves.keys()].filter((name) => drawn(curves.get(name))))) {
       if (!charts.has(title)) {
-        const made = chart(title);
+        const made = chart(title, latest.epoch ? "epoch" : "number");
         made.logarithmic(logScale);
         charts.set(title, made);
         figures.append(made.figure);
@@ -184,7 +193,7 @@ export function jobView(view, key, { state, place }) {
     draw();
     look();
   }).catch((error) => { if (!closed) view.replaceChildren(h("p", { className: "empty" }, error.message)); });
-  const again = setInterval(() => { if (job && !["Succeeded", "Failed", "Stopped"].includes(job.state)) { heading(); look(); } }, 15000);
+  const again = setInterval(() => { if (job && !ENDED.includes(job.state)) { heading(); look(); } }, 15000);
   return {
     close() {
       closed = true;

@@ -10,7 +10,7 @@ const filters = { text: "", state: "all", where: "" }; // kept while the page is
 
 export function jobList(view, { state }) {
   const jobs = new Map(), rows = new Map(), chosen = new Set();
-  let loaded = false;
+  let loaded = false, stale = new Set(); // jobs of an earlier connection, until this one has told all
 
   const text = h("input", { type: "search", placeholder: "Filter by name, state, message  ( / )", ariaLabel: "Filter jobs", value: filters.text, oninput: () => { filters.text = text.value; filter(); } });
   const states = h("select", { ariaLabel: "State", onchange: () => { filters.state = states.value; filter(); } },
@@ -75,11 +75,14 @@ export function jobList(view, { state }) {
   function places() {
     const names = [...new Set([...jobs.values()].map((job) => job.namespace))].sort();
     if (filters.where && !names.includes(filters.where)) names.push(filters.where);
-    if (where.options.length === names.length + 1) return;
+    if ([...where.options].slice(1).map((one) => one.value).join() === names.join()) return;
     where.replaceChildren(h("option", { value: "" }, "all places"), ...names.map((name) => h("option", { value: name, selected: name === filters.where }, name)));
   }
 
   function update({ jobs: changed, gone, problems: why, unread }) {
+    for (const job of changed) stale.delete(job.key);
+    loaded = !unread.length;
+    if (loaded) [gone, stale] = [[...gone, ...stale], new Set()];
     for (const key of gone) {
       rows.get(key)?.remove();
       rows.delete(key);
@@ -88,9 +91,11 @@ export function jobList(view, { state }) {
     }
     for (const job of changed) {
       const made = row(job), before = rows.get(job.key);
+      const focused = before?.contains(document.activeElement) ? document.activeElement.tagName : "";
       jobs.set(job.key, job);
       rows.set(job.key, made);
       if (before) before.replaceWith(made);
+      if (focused) made.querySelector(focused).focus({ preventScroll: true });
     }
     if (changed.some((job) => !rows.get(job.key).isConnected)) {
       const order = [...jobs.values()].sort((a, b) => (seconds(b.created) ?? 0) - (seconds(a.created) ?? 0));
@@ -98,14 +103,13 @@ export function jobList(view, { state }) {
       body.replaceChildren(...order.map((job) => rows.get(job.key)));
       if (focused?.isConnected) focused.focus({ preventScroll: true });
     }
-    loaded = !unread.length;
     problems.replaceChildren(...Object.entries(why).map(([place, message]) => h("div", { className: "notice error" }, `${place}: ${message}`)));
     places();
     filter();
   }
 
   const stream = follow("/api/events", {
-    open() { jobs.clear(); rows.clear(); body.replaceChildren(); loaded = false; },
+    open() { stale = new Set(jobs.keys()); },
     jobs: update,
     state,
   });
@@ -118,7 +122,7 @@ export function jobList(view, { state }) {
     }
   }, REFRESH_MS);
   const keys = (event) => {
-    if (event.key === "/" && !/input|select|textarea/i.test(event.target.tagName)) { event.preventDefault(); text.focus(); }
+    if (event.key === "/" && event.target !== text) { event.preventDefault(); text.focus(); }
   };
   addEventListener("keydown", keys);
   return { close() { stream.close(); clearInterval(clock); removeEventListener("keydown", keys); } };

@@ -10,10 +10,17 @@ export function logView(key) {
   let lines = [], pending = 0, stored = null;
   const search = h("input", { type: "search", placeholder: "Search the output", ariaLabel: "Search the output", oninput: renew });
   const replica = h("select", { ariaLabel: "Replica", onchange: choose }, h("option", { value: "" }, "all replicas"));
-  const follow = h("input", { type: "checkbox", checked: true, onchange: () => follow.checked && toEnd() });
+  const follow = h("input", { type: "checkbox", checked: true, onchange: () => follow.checked && renew() });
   const counted = h("span", { className: "dim", role: "status" });
   const pane = h("div", { className: "log", tabIndex: 0, role: "log", ariaLabel: "Output", ariaLive: "off" });
-  pane.addEventListener("wheel", () => { follow.checked = pane.scrollTop + pane.clientHeight >= pane.scrollHeight - 20; }, { passive: true });
+  let top = 0; // who scrolls up, by any means, reads: the lines stay until the end is reached again
+  pane.addEventListener("scroll", () => {
+    if (!follow.checked && pane.scrollTop + pane.clientHeight >= pane.scrollHeight - 20) {
+      follow.checked = true;
+      renew();
+    } else if (pane.scrollTop < top) follow.checked = false;
+    top = pane.scrollTop;
+  }, { passive: true });
   const section = h("section", {}, h("h2", {}, "Output"),
     h("div", { className: "row" }, search, replica, h("label", {}, follow, " follow"), counted), pane);
 
@@ -51,7 +58,7 @@ export function logView(key) {
       const asked = replica.value;
       const found = await read(jobPath(key, `output/${encodeURIComponent(asked)}`));
       if (replica.value !== asked) return;
-      stored = found;
+      stored = found.length ? found : null; // one without lines yet is followed
     }
     renew();
   }
@@ -62,11 +69,11 @@ export function logView(key) {
       const chosen = replica.value;
       replica.replaceChildren(h("option", { value: "" }, "all replicas"), ...names.map((name) => h("option", { value: name, selected: name === chosen }, name)));
     },
-    clear() { lines = []; renew(); },
+    clear() { lines = []; follow.checked = true; renew(); },
     add(more) {
       lines.push(...more);
       if (lines.length > KEPT) lines = lines.slice(-KEPT);
-      if (!pending) pending = requestAnimationFrame(() => { pending = 0; if (!stored) renew(); });
+      if (!pending) pending = requestAnimationFrame(() => { pending = 0; if (!stored && follow.checked) renew(); });
     },
   };
 }
