@@ -198,26 +198,13 @@ def read_usage(backend: Backend, snapshot: Snapshot, *, since: datetime | None =
         snapshot: the job with its Pods.
         since: what was before is left out.
     """
-    lines: Iterable[LogLine] = ()
+    return usage(snapshot, _lines(backend, snapshot.job), since=since)
+
+
+def _lines(backend: Backend, job: Json) -> Iterator[LogLine]:
+    """The output of the replica that reports, as far as it can be read."""
     with suppress(BackendError):
-        lines = list(_marked(backend.logs(JobRef.of(snapshot.job), speaker(snapshot.job))))
-    return usage(snapshot, lines, since=since)
-
-
-def _marked(lines: Iterable[LogLine]) -> Iterator[LogLine]:
-    """The lines that say something: events, and the first and last line of each attempt."""
-    before: LogLine | None = None
-    for line in lines:
-        if line.gap:
-            continue
-        new = before is None or before.attempt != line.attempt
-        if new and before is not None:
-            yield before
-        if new or Event.decode(line.text):
-            yield line
-        before = line
-    if before is not None:
-        yield before
+        yield from (one for one in backend.logs(JobRef.of(job), speaker(job)) if not one.gap)
 
 
 def usage(snapshot: Snapshot, lines: Iterable[LogLine], *, since: datetime | None = None) -> Usage:
@@ -225,7 +212,7 @@ def usage(snapshot: Snapshot, lines: Iterable[LogLine], *, since: datetime | Non
 
     Args:
         snapshot: the job with its Pods.
-        lines: the output of the replica that reports; what says nothing may be missing.
+        lines: the output of the replica that reports.
         since: what was before is left out.
     """
     job, status = snapshot.job, job_status(snapshot)
@@ -244,7 +231,9 @@ def usage(snapshot: Snapshot, lines: Iterable[LogLine], *, since: datetime | Non
         held = list(_held(pods.get(name), created, now))
         # What is known of its Pods may have expired; where the group trained, it had devices.
         held += [(one.begin, one.end) for one in sessions]
-        for span in _replica_spans(held, spans, (begin, created, now)):
+        over = status.state.finished or (name in pods and not pods[name].live)
+        end = min(max((end for _, end in held), default=now), now) if over else now
+        for span in _replica_spans(held, spans, created, end):
             if (long := (span.end - max(span.begin, begin)) * amount) <= 0:
                 continue
             for use, part in ((Use.WAITING, span.waits), (span.use, 1 - span.waits)):
@@ -287,7 +276,7 @@ def _sessions(lines: Iterable[LogLine]) -> Iterator[_Session]:
     for line in lines:
         at = datetime.fromisoformat(line.timestamp).timestamp()
         event = Event.decode(line.text)
-        again = event is not None and event.kind == EventKind.STARTED and session and session.met
+        again = session is not None and session.met and _starts(event)
         if session is None or line.attempt != session.attempt or again:
             if session:
                 yield session
@@ -304,6 +293,14 @@ def _sessions(lines: Iterable[LogLine]) -> Iterator[_Session]:
             session.reports.append(report)
     if session:
         yield session
+
+
+def _starts(event: Event | None) -> bool:
+    """Whether the group starts: its agent starts processes, or these meet."""
+    if event is None:
+        return False
+    begins = event.kind == EventKind.STARTING and event.data.get("phase") == "python"
+    return begins or event.kind == EventKind.STARTED
 
 
 def _report(at: float, data: dict[str, Any]) -> _Report | None:
@@ -330,7 +327,7 @@ def _spans(sessions: Sequence[_Session], now: float, *, ended: bool) -> Iterator
         done_again = None if last else _resumed_at(sessions[number + 1 :])
         yield _Span(session.begin, first.time, Use.STARTING)
         for before, report in pairwise(session.reports):
-            lost = done_again is not None and report.position > done_again
+            lost = done_again is not None and report.position >= done_again
             use, waits = (Use.REPEATED, 0.0) if lost else (Use.TRAINING, report.waits)
             yield _Span(before.time, report.time, use, waits, report.slowest)
         newest = session.reports[-1]
@@ -338,7 +335,7 @@ def _spans(sessions: Sequence[_Session], now: float, *, ended: bool) -> Iterator
             yield _Span(newest.time, session.finished, Use.TRAINING)
             yield _Span(session.finished, until, Use.IDLE)
             continue
-        lost = done_again is not None and newest.position > done_again
+        lost = done_again is not None and newest.position >= done_again
         stalled = end - newest.time > _patience(session.reports)
         tail = Use.STALLED if stalled else Use.REPEATED if lost else Use.TRAINING
         yield _Span(newest.time, end, tail)
@@ -346,8 +343,8 @@ def _spans(sessions: Sequence[_Session], now: float, *, ended: bool) -> Iterator
 
 
 def _resumed_at(later: Iterable[_Session]) -> tuple[int, int] | None:
-    """Where the training went on after a failure."""
-    return next((one.reports[0].position for one in later if one.reports), None)
+    """The first step that was done again after a failure."""
+    return min((one.reports[0].position for one in later if one.reports), default=None)
 
 
 def _patience(reports: Sequence[_Report]) -> float:
@@ -371,11 +368,9 @@ def _held(pod: Pod | None, created: float, now: float) -> Iterator[tuple[float, 
 
 
 def _replica_spans(
-    held: Sequence[tuple[float, float]], spans: Sequence[_Span], times: tuple[float, float, float]
+    held: Iterable[tuple[float, float]], spans: Sequence[_Span], created: float, end: float
 ) -> Iterator[_Span]:
     """What a replica's devices were for, from the job's creation to the replica's end."""
-    _, created, now = times
-    end = min(max((end for _, end in held), default=now), now)
     at = created
     for begin, stop in _joined(held):
         if begin > at:

@@ -9,7 +9,8 @@ from trainings import BEGIN, finished, job, line, met, pod, step
 
 from k8sjob.backends.api import Snapshot
 from k8sjob.contract import Event, EventKind
-from k8sjob.observe.usage import Use, slow_nodes, usage
+from k8sjob.errors import BackendError
+from k8sjob.observe.usage import Use, read_usage, slow_nodes, usage
 
 
 def split(made, pods, lines, **options):
@@ -43,7 +44,43 @@ def test_what_a_later_start_does_again_is_repeated(attempt):
     lines = [line(0), met(10), step(20, 1), step(30, 2), step(40, 3), line(42, "error")]
     lines += [met(60, attempt), step(70, 2, attempt), step(80, 4, attempt), finished(90, attempt)]
     found = split(job(end=90, workers=0), [pod("master-0", 0, 90)], lines)
-    assert found == {"starting": 20 + 28, "training": 10 + 10 + 10, "repeated": 10 + 2}
+    assert found == {"starting": 20 + 28, "training": 10 + 10, "repeated": 10 + 10 + 2}
+
+
+def test_a_start_after_a_failure_begins_when_processes_are_started():
+    python = Event(EventKind.STARTING, {"phase": "python"}, 1.0)
+    importing = Event(EventKind.STARTING, {"phase": "importing"}, 1.0)
+    lines = [line(0), line(1, python), met(10), step(20, 1), step(30, 2), line(32, "error")]
+    lines += [line(40, python), line(50, importing), met(60), step(70, 3), finished(80)]
+    found = split(job(end=80, workers=0), [pod("master-0", 0, 80)], lines)
+    assert found == {"starting": 20 + 38, "training": 10 + 2 + 10}
+
+
+def test_what_is_said_before_a_new_start_ends_the_one_before():
+    class Output:
+        def logs(self, _ref, replica):
+            assert replica == "master-0"
+            yield from [line(0), met(10), step(20, 1), step(21, 2), line(321, "hung")]
+            yield from [met(330), step(340, 3), finished(350)]
+            raise BackendError("the rest is gone")
+
+    made = Snapshot(job(end=350, workers=0), [pod("master-0", 0, 350)])
+    found = read_usage(Output(), made).seconds
+    assert found == {"starting": 20 + 19, "training": 1 + 10, "stalled": 300}
+
+
+def test_an_older_checkpoint_repeats_what_all_starts_before_did():
+    lines = [line(0), met(0), step(0, 1), step(10, 2), step(20, 3), line(20, "error")]
+    lines += [met(20, 1), step(20, 4, 1), step(30, 5, 1), line(30, "error", 1)]
+    lines += [met(30, 2), step(30, 2, 2), step(40, 6, 2), finished(40, 2)]
+    found = split(job(end=40, workers=0), [pod("master-0", 0, 40)], lines)
+    assert found == {"training": 10, "repeated": 10 + 10 + 10}
+
+
+def test_a_job_that_is_suspended_waits_until_now():
+    lines = [line(0), met(10), step(20, 1), step(120, 2)]
+    found = split(job(workers=0), [], lines)
+    assert found == {"starting": 20, "training": 100, "queued": 880}
 
 
 def test_a_hang_is_a_stall_up_to_the_end_of_its_start():
