@@ -381,6 +381,13 @@ class Ward:
     def namespace(self, kind=""):
         return f"{self.mark}-{kind}".rstrip("-")
 
+    def wait_for_account(self, kind):
+        """Pods are refused until their namespace has one."""
+        where = self.namespace(kind)
+        while not self.cluster.read("serviceaccounts", "default", where):
+            assert time.monotonic() < self.until, f"{where} has no service account"
+            time.sleep(0.2)
+
     def apply(self, *objects, namespace=""):
         text = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})
         self.cluster.kubectl("apply", "-f", "-", "-n", self.namespace(namespace), stdin=text)
@@ -450,6 +457,8 @@ def ward(cluster):
             status = json.dumps({"status": node["status"]})
             name = node["metadata"]["name"]
             cluster.kubectl("patch", "node", name, "--subresource=status", "-p", status)
+        for kind in kinds:
+            ward.wait_for_account(kind)
         fill(ward)
         yield ward
     finally:
