@@ -25,7 +25,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, NoReturn
 from k8sjob.backends.api import JobRef, LogLine, Snapshot
 from k8sjob.backends.local.store import Store
 from k8sjob.contract import __version__
-from k8sjob.errors import BackendError
+from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.kube.objects import Pod
 from k8sjob.targets.jobs import replica_names, replica_of, target_of
 
@@ -192,6 +192,23 @@ class Records:
             with suppress(FileNotFoundError):
                 found.append((path.stat().st_mtime, path))
         return sorted(found, reverse=True)
+
+
+def keep_record_of(backend: Backend, ref: JobRef) -> str:
+    """Keep a record of a job in a cluster that has ended; jobs of this machine have a folder.
+
+    Returns:
+        Why there is none, as a sentence; empty where it is kept, or the job is gone.
+    """
+    if backend.name != "kubernetes":
+        return ""
+    try:
+        Records().keep(backend, ref)
+    except JobNotFound:
+        return ""  # deleted by somebody, or after its ttl
+    except (BackendError, OSError) as error:
+        return f"no record is kept of {ref}: {error}"
+    return ""
 
 
 class RecordBackend:

@@ -14,7 +14,7 @@ from k8sjob.cli.naming import Place, find, job_argument, place_options
 from k8sjob.cli.output import line, warn
 from k8sjob.contract import Event
 from k8sjob.errors import K8sJobError
-from k8sjob.jobs.result import Reached, read_reached
+from k8sjob.jobs.result import POSITION, Reached, read_reached
 from k8sjob.observe.logs import last_lines
 from k8sjob.observe.status import job_status
 from k8sjob.observe.timing import read_output_times, timing
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from k8sjob.backends.api import Backend, Snapshot
 
 _MOST_CURVES: Final = 24
-_POSITION: Final = frozenset({"time", "epoch", "epochs", "step", "steps", "eta_s", "slowest"})
 _SPEED: Final = ("samples_per_s", "step_s", "wait_s", "memory_bytes")
 """What the runtime adds to each report; these curves come last."""
 _HEAD: Final = """\
@@ -120,7 +119,7 @@ def page(backend: Backend, snapshot: Snapshot) -> str:
         **times,
         **moments(recorded=snapshot.at),
         "checkpoint": reached.checkpoint,
-        **{name: value for name, value in reached.metrics.items() if name not in _POSITION},
+        **{name: value for name, value in reached.metrics.items() if name not in POSITION},
     }
     why = [
         paragraph(label, text, bad=label == "why:")
@@ -145,7 +144,7 @@ def page(backend: Backend, snapshot: Snapshot) -> str:
 
 def _curves(reached: Reached) -> Iterator[Html]:
     """The numbers of the training in the order of their reports."""
-    names = dict.fromkeys(name for row in reached.history for name in row if name not in _POSITION)
+    names = dict.fromkeys(name for row in reached.history for name in row if name not in POSITION)
     for name in sorted(names, key=_SPEED.__contains__)[:_MOST_CURVES]:
         values = [row[name] for row in reached.history if name in row]
         points = enumerate(value for value in values if isinstance(value, int | float))

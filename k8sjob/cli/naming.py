@@ -254,16 +254,10 @@ def find_all(
 
 def keep_record(backend: Backend, ref: JobRef) -> None:
     """Keep a record of a job in a cluster that has ended; jobs of this machine have a folder."""
-    from k8sjob.backends.record import Records  # noqa: PLC0415 - as above
+    from k8sjob.backends.record import keep_record_of  # noqa: PLC0415 - as above
 
-    if backend.name != "kubernetes":
-        return
-    try:
-        Records().keep(backend, ref)
-    except JobNotFound:
-        return  # deleted by somebody, or after its ttl
-    except (BackendError, OSError) as error:
-        warn(f"no record is kept of {ref}: {error}")
+    if why_not := keep_record_of(backend, ref):
+        warn(why_not)
 
 
 def _find_anywhere(name: str, place: Place) -> tuple[Backend, JobRef]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from datetime import datetime
 
-    from k8sjob.backends.api import Backend, Snapshot
+    from k8sjob.backends.api import Backend
 
 _BY: Final = re.compile(r"job|namespace|node|label:(?P<label>[A-Za-z0-9][\w./-]*)")
 _MOST_NAMED: Final = 5
@@ -61,14 +62,18 @@ def usage_command(  # noqa: PLR0917 - click hands them over by name
         raise click.UsageError(f"--by {by!r}: give job, namespace, node or label:KEY")
     if jobs and labels:
         raise click.UsageError("name jobs, or select them by -l SELECTOR")
-    chosen: Sequence[tuple[Backend, Snapshot]]
     failed = False
     if jobs:
-        named = find_all(jobs, place, recorded=True)
-        chosen = [(backend, backend.snapshot(ref)) for backend, ref in named]
+        chosen = find_all(jobs, place, recorded=True)
     else:
-        chosen, failed, _ = all_jobs(labels, place)
-    found = in_parallel(lambda one: read_usage(*_whole(one), since=since), chosen)
+        listed, failed, _ = all_jobs(labels, place)
+        chosen = [(backend, JobRef.of(snapshot.job)) for backend, snapshot in listed]
+
+    def read(one: tuple[Backend, JobRef]) -> Usage:
+        backend, ref = one
+        return read_usage(backend, backend.snapshot(ref), since=since)  # a list lacks ended Pods
+
+    found = in_parallel(read, chosen)
     found = [one for one in found if one.total]
     if output != "table":
         document([_document(one, price) for one in found], output)
@@ -80,12 +85,6 @@ def usage_command(  # noqa: PLR0917 - click hands them over by name
     return int(failed)
 
 
-def _whole(one: tuple[Backend, Snapshot]) -> tuple[Backend, Snapshot]:
-    """A job with its Pods, which a list has of running jobs alone."""
-    backend, snapshot = one
-    return backend, backend.snapshot(JobRef.of(snapshot.job))
-
-
 def _document(one: Usage, price: float | None) -> dict[str, Any]:
     cost = None if price is None else round(one.held / 3600 * price, 2)
     return {**one.as_dict(), "cost": cost}
@@ -93,21 +92,24 @@ def _document(one: Usage, price: float | None) -> dict[str, Any]:
 
 def _grouped(found: Iterable[Usage], by: str, label: str | None) -> _Groups:
     """Device seconds by use, of each group and kind of device."""
-    groups: _Groups = {}
+    groups: dict[tuple[str, str], list[Mapping[Use, float]]] = defaultdict(list)
     for one in found:
         if by == "node":
             for node, seconds in one.nodes.items():
-                _add(groups.setdefault((node or "(not known)", one.device), {}), seconds)
+                groups[node or "(not known)", one.device].append(seconds)
             continue
         names = {"job": str(one.ref), "namespace": one.ref.namespace}
         name = one.labels.get(label, f"(no {label})") if label else names[by]
-        _add(groups.setdefault((name, one.device), {}), one.seconds)
-    return groups
+        groups[name, one.device].append(one.seconds)
+    return {group: _sum(parts) for group, parts in groups.items()}
 
 
-def _add(to: dict[Use, float], more: Mapping[Use, float]) -> None:
-    for use, seconds in more.items():
-        to[use] = to.get(use, 0.0) + seconds
+def _sum(many: Iterable[Mapping[Use, float]]) -> dict[Use, float]:
+    every: dict[Use, float] = {}
+    for seconds in many:
+        for use, value in seconds.items():
+            every[use] = every.get(use, 0.0) + value
+    return every
 
 
 def _show(groups: _Groups, price: float | None) -> None:
@@ -119,9 +121,7 @@ def _show(groups: _Groups, price: float | None) -> None:
     ]
     devices = dict.fromkeys(device for _, device, _ in rows)
     for device in devices if len(rows) > len(devices) else ():
-        every: dict[Use, float] = {}
-        for _, of, seconds in rows:
-            _add(every, seconds if of == device else {})
+        every = _sum(seconds for _, of, seconds in rows if of == device)
         rows.append(("all", device, every))
     header = ["NAME", "HOURS", *(use.upper() for use in known), *["COST"] * (price is not None)]
     table(header, [_row(name, device, seconds, known, price) for name, device, seconds in rows])
@@ -141,14 +141,11 @@ def _advise(found: Sequence[Usage]) -> None:
     """The largest part of all that could be less, and nodes that were slow again and again."""
     for device in dict.fromkeys(one.device for one in found):
         alike = [one for one in found if one.device == device]
-        every: dict[Use, float] = {}
-        for one in alike:
-            _add(every, one.seconds)
-        largest = replace(alike[0], seconds=every)
+        largest = replace(alike[0], seconds=_sum(one.seconds for one in alike))
         if use := largest.avoidable:
             most = max(alike, key=lambda one: one.seconds.get(use, 0.0))
             click.echo()
-            line(f"{largest.note}" + (f"; most of it: {most.ref}" if len(alike) > 1 else ""))
+            line(largest.note + (f"; most of it: {most.ref}" if len(alike) > 1 else ""))
     for node, jobs in slow_nodes(found).items():
         lost = shown_hours(sum(one.slowed[node] for one in jobs))
         named = some([str(one.ref) for one in jobs], _MOST_NAMED)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from k8sjob.backends.api import Backend, Snapshot
     from k8sjob.observe.diagnose import Finding
 
+POSITION: Final = frozenset({"time", "epoch", "epochs", "step", "steps", "eta_s", "slowest"})
+"""Keys of a row of a history that say where the training was, and are no curves."""
 MAX_ROWS: Final = 100_000
 """Rows of a history that are kept; of more every second one."""
 

@@ -13,7 +13,7 @@ from k8sjob.backends.record import RecordBackend
 from k8sjob.contract import Event
 from k8sjob.errors import BackendError
 from k8sjob.jobs.plan import plan_job, plan_run
-from k8sjob.jobs.result import read_reached
+from k8sjob.jobs.result import POSITION, read_reached
 from k8sjob.jobs.submit import submit_plan
 from k8sjob.observe.logs import logs, select
 from k8sjob.observe.timing import read_output_times, timing
@@ -73,7 +73,7 @@ def history(entry: Entry, snapshot: Snapshot) -> dict[str, Any]:
         epoch, step = row["epoch"], row["step"]
         x = float(epoch) - 1 + float(step) / float(steps) if epoch else float(at)
         for name, value in row.items():
-            if name not in {"time", "epoch", "epochs", "step", "steps"} and _real(value):
+            if name not in POSITION and _real(value):
                 xs, ys = curves.setdefault(name, ([], []))
                 xs.append(x)
                 ys.append(value)

@@ -36,7 +36,7 @@ from k8sjob.ui.details import ACTIONS, PARTS, act, compared, output, part, plain
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Generator
     from types import FrameType
 
     from starlette.requests import Request
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
     from k8sjob.ui.details import Connect
     from k8sjob.ui.jobs import Entry, Jobs
+
+    _Stream = Generator[str, None, None]
 
 HOST: Final = "127.0.0.1"
 _HOSTS: Final = frozenset({HOST, "localhost", "::1"})
@@ -218,7 +220,7 @@ class Page:
         entry = self._jobs.find(request.path_params["key"])
         return await _answer(lambda: read(entry)) if entry else _gone()
 
-    def _list(self) -> Iterator[str]:
+    def _list(self) -> _Stream:
         seen: dict[str, int] = {}
         places: object = None
         with self._jobs.viewed():
@@ -232,13 +234,13 @@ class Page:
                     yield ":\n\n"
                 self._jobs.closed.wait(_UNREAD_SECONDS if news["unread"] else _LIST_SECONDS)
 
-    def _stream(self, lines: Iterator[str]) -> Response:
+    def _stream(self, lines: _Stream) -> Response:
         if self._streams.borrowed_tokens >= _STREAMS - 1:
             return JSONResponse({"error": "too many pages are open; close some"}, 503)
         return StreamingResponse(_in_thread(lines, self._streams), media_type="text/event-stream")
 
 
-def _events(entry: Entry, closed: threading.Event) -> Iterator[str]:
+def _events(entry: Entry, closed: threading.Event) -> _Stream:
     """The events of a job in batches, until it has ended or the server closes."""
     with Merge[Event]() as merge:
         merge.add("", lambda stop: watch(entry.backend, entry.ref, stop=stop))
@@ -263,14 +265,14 @@ def _events(entry: Entry, closed: threading.Event) -> Iterator[str]:
     yield _encoded("end", {})
 
 
-async def _in_thread(lines: Iterator[str], limiter: CapacityLimiter) -> AsyncIterator[str]:
-    """The items of a blocking iterator, which is closed when the reader goes."""
+async def _in_thread(lines: _Stream, limiter: CapacityLimiter) -> AsyncIterator[str]:
+    """The items of a blocking generator, which is closed when the reader goes."""
     try:
         while (line := await to_thread.run_sync(next, lines, None, limiter=limiter)) is not None:
             yield line
     finally:
         with CancelScope(shield=True):
-            await to_thread.run_sync(getattr(lines, "close"), limiter=limiter)  # noqa: B009
+            await to_thread.run_sync(lines.close, limiter=limiter)
 
 
 def _encoded(name: str, data: object) -> str:

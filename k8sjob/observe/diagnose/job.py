@@ -279,15 +279,15 @@ def no_group(facts: Facts) -> Iterator[Finding]:
 
 def nan_loss(facts: Facts) -> Iterator[Finding]:
     """A loss that has not been a finite number in any known step, or twice at last."""
-    told = [
+    reports = [
         event
         for line in facts.logs.get(_speaker(facts), ())
         if (event := Event.decode(line))
         and event.kind in (EventKind.PROGRESS, EventKind.METRICS)
         and isinstance(event.data.get("loss"), int | float)
     ]
-    bad = list(takewhile(lambda event: not math.isfinite(event.data["loss"]), reversed(told)))
-    if bad and len(bad) >= min(2, len(told)):
+    bad = list(takewhile(lambda event: not math.isfinite(event.data["loss"]), reversed(reports)))
+    if bad and len(bad) >= min(2, len(reports)):
         first = bad[-1].data
         epoch, step = first.get("epoch"), first.get("step")
         counted = int(bad[-1].kind == EventKind.PROGRESS)  # from 0

@@ -287,7 +287,7 @@ class LastOutput:
 
 
 def is_bare_exit(reason: Reason) -> bool:
-    """Whether a process only left with an exit code, and said why in its output, if at all."""
+    """Whether a process only left with an exit code; its output has the reason, if there is one."""
     by_number = reason.type == "SystemExit" and reason.message.startswith("sys.exit(")
     return by_number or reason.type == "Exit"
 

@@ -96,7 +96,7 @@ def reason_of(error: BaseException, code: int) -> Reason:
     if inner := embedded(message if remote is None else str(remote)):
         kind, message, place = inner.kind, inner.message, inner.where or place
     elif isinstance(error, SystemExit):
-        if not isinstance(error.code, str):  # what the script said about it is in its output
+        if not isinstance(error.code, str):  # its output has the reason, if there is one
             kind, message = "Exit", f"exited with code {code}"
         kind = "Stopped" if code == ExitCode.STOPPED else kind
     elif code == ExitCode.PEER_LOST:

@@ -21,7 +21,7 @@ export function compareView(view, keys, { state, place }) {
     const figures = h("div", { className: "charts" });
     const scale = h("label", {}, h("input", { type: "checkbox", onchange: (event) => charts.forEach((one) => one.logarithmic(event.target.checked)) }), " log scale");
     view.replaceChildren(h("h1", {}, "Comparison"), facts(jobs, labels), h("div", { className: "row" }, scale), figures, ...differences(manifests, labels));
-    const names = namesOf(jobs, "curves").filter((name) => !["eta_s", "slowest"].includes(name)).slice(0, MOST_CURVES);
+    const names = namesOf(jobs, "curves").slice(0, MOST_CURVES);
     for (const [, group] of grouped(names)) for (const name of group) {
       const lines = jobs.flatMap((job, index) => (Object.hasOwn(job.curves, name) ? [{ name: labels[index], xs: job.curves[name][0], ys: job.curves[name][1] }] : []));
       if (!lines.some(drawn)) continue;

@@ -10,7 +10,7 @@ const filters = { text: "", state: "all", where: "" }; // kept while the page is
 
 export function jobList(view, { state }) {
   const jobs = new Map(), rows = new Map(), chosen = new Set();
-  let loaded = false, stale = new Set(); // jobs of an earlier connection, until this one has told all
+  let loaded = false, stale = new Set(); // jobs of an earlier connection, until this one has sent its whole list
 
   const text = h("input", { type: "search", placeholder: "Filter by name, state, message  ( / )", ariaLabel: "Filter jobs", value: filters.text, oninput: () => { filters.text = text.value; filter(); } });
   const states = h("select", { ariaLabel: "State", onchange: () => { filters.state = states.value; filter(); } },
