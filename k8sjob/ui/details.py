@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.adopt import adopt
 from k8sjob.backends.api import LOCAL
 from k8sjob.backends.local import LocalBackend
-from k8sjob.backends.record import RecordBackend
+from k8sjob.backends.record import RecordBackend, keep_record_of
 from k8sjob.contract import Event
 from k8sjob.errors import BackendError
 from k8sjob.jobs.plan import plan_job, plan_run
@@ -21,7 +21,7 @@ from k8sjob.observe.usage import read_usage
 from k8sjob.rendering.diff import lines_between
 from k8sjob.sanitize import safe_text
 from k8sjob.spec import JobSpec
-from k8sjob.targets.jobs import keyed, replica_names, sent, target_of
+from k8sjob.targets.jobs import has_ended, keyed, replica_names, sent, target_of
 from k8sjob.view.documents import findings, job_document
 from k8sjob.yamldoc import dump
 
@@ -142,8 +142,12 @@ Connect = Callable[[str], "ClusterBackend"]
 
 
 def _delete(entry: Entry, _connect: Connect) -> str:
+    kept = ""
+    if has_ended(entry.backend.snapshot(entry.ref).job):
+        kept = keep_record_of(entry.backend, entry.ref)
     entry.backend.delete(entry.ref)
-    return f"{entry.ref} deleted" + "; its checkpoints remain" * (entry.ref.namespace == LOCAL)
+    remains = "its checkpoints remain" if entry.ref.namespace == LOCAL else kept
+    return "; ".join(filter(None, (f"{entry.ref} deleted", remains)))
 
 
 def _suspend(entry: Entry, _connect: Connect) -> str:

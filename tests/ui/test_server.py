@@ -254,6 +254,18 @@ def test_a_job_is_changed(serve, digits, action):
     assert client.ask(f"/api/jobs/{KEY}/explode", "POST")[0] == 404
 
 
+@pytest.mark.parametrize("state", ["Failed", "Running"])
+def test_of_a_clusters_job_that_has_ended_a_record_remains(serve, tmp_path, monkeypatch, state):
+    monkeypatch.setenv("K8SJOB_STATE", str(tmp_path / "state"))
+    backend = InMemory(digits=job("digits", state))
+    backend.name = "kubernetes"
+    client = serve(backend)
+    first_list(client)
+    code, _, body = client.ask(f"/api/jobs/{KEY}/delete", "POST")
+    assert (code, body) == (200, {"done": "team/digits deleted"})
+    assert bool(list(tmp_path.glob("state/records/team/digits@*"))) == (state == "Failed")
+
+
 def test_read_only_changes_nothing(serve, digits):
     client = serve(digits, read_only=True)
     first_list(client)
