@@ -80,12 +80,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def begin(self, length):
         """A request to the real registry, whose body is still to come."""
         upstream = http.client.HTTPConnection(self.proxy.upstream.host, timeout=UPSTREAM)
-        upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
-        for name, value in self.headers.items():
-            if name.lower() not in {"content-length", "transfer-encoding", "authorization"}:
-                upstream.putheader(name, value)  # Host too, so that locations lead back here
-        upstream.putheader("Content-Length", str(length))
-        upstream.endheaders()
+        with contextlib.ExitStack() as unless_begun:
+            unless_begun.callback(upstream.close)
+            upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+            for name, value in self.headers.items():
+                if name.lower() not in {"content-length", "transfer-encoding", "authorization"}:
+                    upstream.putheader(name, value)  # Host too, so that locations lead back here
+            upstream.putheader("Content-Length", str(length))
+            upstream.endheaders()
+            unless_begun.pop_all()
         return upstream
 
     def forward(self, body):
@@ -143,9 +146,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def restarts(self, length):
         """The registry is killed when half of the body has arrived, and comes up again."""
-        upstream, half = self.begin(length), self.rfile.read(length // 2)
-        with contextlib.closing(upstream):
-            upstream.send(half)
+        with contextlib.closing(self.begin(length)) as upstream:
+            upstream.send(self.rfile.read(length // 2))
             self.proxy.upstream.stop()
         self.proxy.upstream.start()
         self.hang_up()

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 SETTLE_SECONDS: Final = 0.5
 """How long an ended job must have been silent until its output counts as complete."""
+CATCH_UP_SECONDS: Final = 15.0
+"""The same while output is still to come: of a replica that has ended, or that was not read yet."""
 PATIENCE_SECONDS: Final = 10.0
 """A problem that resolves itself sooner is not reported."""
 LOOK_SECONDS: Final = 0.5
@@ -63,6 +65,7 @@ _CAUSES_IN_STATE: Final = frozenset(
 """Causes that are no problem, or that the job's state names as well."""
 _LEAD: Final = re.compile(r'Error: |Failed to pull image "[^"]*": ')
 """What the kubelet puts before a message that the replica's own state has too."""
+_ENDED: Final = frozenset({"Succeeded", "Failed"})
 _CONSEQUENCES: Final = frozenset({0, ExitCode.PEER_LOST, ExitCode.STOPPED})
 
 
@@ -133,17 +136,28 @@ class _Watcher:
 
         The reader of the watch may be slow: as long as something waits to be read (`last`, None
         where nothing came), there may be more, however long ago the end was. What replicas write
-        after the end of their job is not waited for.
+        after the end of their job is not waited for; what they wrote before is, as a busy node or
+        apiserver may take seconds to begin with it.
         """
         if self._ended_at is None:
             return False
         if not sources - {""}:
             return True
         if last is None or (isinstance(last, LogLine) and last.timestamp > self._end_stamp):
-            return time.monotonic() - max(self._ended_at, self._last_line_at) > SETTLE_SECONDS
+            silent = time.monotonic() - max(self._ended_at, self._last_line_at)
+            return silent > (CATCH_UP_SECONDS if self._is_behind(sources) else SETTLE_SECONDS)
         if isinstance(last, LogLine):
             self._last_line_at = time.monotonic()
         return False
+
+    def _is_behind(self, sources: set[str]) -> bool:
+        """Whether a source is open whose replica has ended, or runs and was not read yet."""
+        open_ones = {source.partition(" ")[0] for source in sources}
+        return any(
+            one.name in open_ones
+            and (one.phase in _ENDED or (one.phase == "Running" and one.name not in self._tails))
+            for one in (self._status.replicas if self._status else ())
+        )
 
     def changed(self, snapshot: Snapshot, readers: _Readers | None) -> Iterator[Event]:
         """What is new in a snapshot; the terminal JOB event is kept for the end."""

@@ -267,6 +267,24 @@ def test_pods_that_end_after_their_job_are_not_waited_for(script, snapshot, make
     assert events[-1].data["state"] == "Succeeded"
 
 
+@pytest.mark.parametrize("phase", ["Running", "Succeeded"])
+def test_output_that_takes_long_to_begin_is_waited_for(
+    script, snapshot, make_pod, line, ref, phase
+):
+    """A busy node's kubectl needs seconds; the list of Pods may be older than the job's end."""
+
+    class Slow(script):
+        def logs(self, ref, replica, *, stop=None, **options):
+            time.sleep(SETTLE_SECONDS + 0.7)
+            yield from super().logs(ref, replica, **options)
+
+    state = {"running": {}} if phase == "Running" else {"terminated": {"exitCode": 0}}
+    pods = [make_pod("master-0", phase, **state)]
+    backend = Slow([snapshot("Succeeded", pods=pods)], [line("master-0", "hello")])
+    events = list(watch(backend, ref))
+    assert [event.data["text"] for event in of_kind(events, "log")] == ["hello"]
+
+
 def test_leaving_a_watch_ends_its_readers(script, snapshot, ref):
     backend = script([snapshot("Running")])
     events = watch(backend, ref)
