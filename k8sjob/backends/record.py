@@ -64,6 +64,7 @@ def write_record(
     unread: Callable[[str, str], object],
     *,
     brief: bool = False,
+    snapshot: Snapshot | None = None,
 ) -> None:
     """Write the record of a job.
 
@@ -73,12 +74,13 @@ def write_record(
         file: where it is written to; it can seek.
         unread: called with a replica and the reason where its output cannot be read.
         brief: leave out the output of most replicas of a large job, and of much output the end.
+        snapshot: the job, where it was read already.
 
     Raises:
         BackendError: the job cannot be read.
         OSError: the file cannot be written.
     """
-    snapshot = backend.snapshot(ref)
+    snapshot = snapshot or backend.snapshot(ref)
     related = list(backend.related(snapshot))
     objects = {
         "format": _FORMAT,
@@ -160,26 +162,39 @@ class Records:
         BackendError: there is no state folder, and it cannot be made.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = _KEPT_RECORDS, most_bytes: int = _KEPT_BYTES) -> None:
         self._root = Store().root / "records"
+        self._most, self._most_bytes = most, most_bytes
 
-    def keep(self, backend: Backend, ref: JobRef) -> None:
-        """Keep a brief record of a job.
+    def path(self, ref: JobRef) -> Path:
+        """Where the record of a job is, or would be."""
+        return self._root / ref.namespace / f"{ref.name}@{ref.uid[:8]}{SUFFIX}"
+
+    def keep(self, backend: Backend, ref: JobRef, snapshot: Snapshot | None = None) -> Path:
+        """Keep a brief record of a job; the oldest records give way.
+
+        Args:
+            backend: where the job lives.
+            ref: the job.
+            snapshot: the job, where it was read already.
 
         Raises:
             BackendError: the job cannot be read.
             OSError: the record cannot be written.
         """
-        folder = self._root / ref.namespace
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with whole_file(folder / f"{ref.name}@{ref.uid[:8]}{SUFFIX}") as out:
-            write_record(backend, ref, out, lambda *_: None, brief=True)
+        path = self.path(ref)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with whole_file(path) as out:
+            write_record(backend, ref, out, lambda *_: None, brief=True, snapshot=snapshot)
         size = 0
-        for number, (_, path) in enumerate(self._newest("*", "*")):
+        for number, (_, kept) in enumerate(self._newest("*", "*")):
             with suppress(FileNotFoundError):
-                size += path.stat().st_size
-                if number >= _KEPT_RECORDS or (size > _KEPT_BYTES and number):
-                    path.unlink()
+                size += kept.stat().st_size
+                if number >= self._most or (size > self._most_bytes and number):
+                    kept.unlink()
+                    for mark in kept.parent.glob(f"{kept.stem}.*"):
+                        mark.unlink(missing_ok=True)
+        return path
 
     def find(self, name: str, namespace: str = "*") -> Path | None:
         """The newest record of a job of that name, in a namespace or in any."""

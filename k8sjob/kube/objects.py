@@ -80,6 +80,11 @@ class Object:
         return self.part("metadata", "labels")
 
     @property
+    def annotations(self) -> dict[str, str]:
+        """metadata.annotations."""
+        return self.part("metadata", "annotations")
+
+    @property
     def created(self) -> str:
         """metadata.creationTimestamp, RFC 3339."""
         return str(self.part("metadata").get("creationTimestamp") or "")

@@ -191,8 +191,8 @@ class TestRecordsThatAreKept:
     def _state(self, tmp_path, monkeypatch):
         monkeypatch.setenv("K8SJOB_STATE", str(tmp_path / "state"))
 
-    def keep(self, name, uid="12345678-9", namespace="team"):
-        Records().keep(Seen(recorded()), JobRef(name, namespace, uid))
+    def keep(self, name, uid="12345678-9", namespace="team", **limits):
+        Records(**limits).keep(Seen(recorded()), JobRef(name, namespace, uid))
 
     def test_the_newest_one_of_a_name_is_found(self):
         assert Records().find("digits") is None
@@ -205,15 +205,13 @@ class TestRecordsThatAreKept:
         assert Records().find("digits", "nowhere") is None
         assert why(RecordBackend(Records().find("digits"))) == why(Seen(recorded()))
 
-    def test_the_oldest_ones_give_way(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("k8sjob.backends.record._KEPT_RECORDS", 3)
+    def test_the_oldest_ones_give_way(self, tmp_path):
         for number in range(5):
-            self.keep(f"job-{number}")
+            self.keep(f"job-{number}", most=3)
             os.utime(Records().find(f"job-{number}"), (number, number))
         kept = sorted(path.stem for path in (tmp_path / "state/records/team").iterdir())
         assert kept == [f"job-{number}@12345678" for number in (2, 3, 4)]
-        monkeypatch.setattr("k8sjob.backends.record._KEPT_BYTES", 1)
-        self.keep("large")
+        self.keep("large", most_bytes=1)
         kept = [path.stem for path in (tmp_path / "state/records/team").iterdir()]
         assert kept == ["large@12345678"]
 

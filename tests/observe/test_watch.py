@@ -268,9 +268,7 @@ def test_pods_that_end_after_their_job_are_not_waited_for(script, snapshot, make
 
 
 @pytest.mark.parametrize("phase", ["Running", "Succeeded"])
-def test_output_that_takes_long_to_begin_is_waited_for(
-    script, snapshot, make_pod, line, ref, phase
-):
+def test_output_that_takes_long_to_begin_is_waited_for(script, snapshot, make_pod, line, phase):
     """A busy node's kubectl needs seconds; the list of Pods may be older than the job's end."""
 
     class Slow(script):
@@ -281,7 +279,7 @@ def test_output_that_takes_long_to_begin_is_waited_for(
     state = {"running": {}} if phase == "Running" else {"terminated": {"exitCode": 0}}
     pods = [make_pod("master-0", phase, **state)]
     backend = Slow([snapshot("Succeeded", pods=pods)], [line("master-0", "hello")])
-    events = list(watch(backend, ref))
+    events = list(watch(backend, backend.find("job")))
     assert [event.data["text"] for event in of_kind(events, "log")] == ["hello"]
 
 

@@ -210,14 +210,18 @@ class ClusterBackend(Creation):
 
     def snapshot(self, ref: JobRef) -> Snapshot:
         """The job now, with its pods and all of their events; JobNotFound if it is gone."""
-        found = snapshot(self.transport, self._get(ref))
-        target, job = target_of(found.job), found.job
-        if not (companion := keyed(target)):
+        return self.snapshot_of(self._get(ref))
+
+    def snapshot_of(self, job: Json) -> Snapshot:
+        """A job as it was read, with the pods and events that are there now; it may be gone."""
+        found = snapshot(self.transport, job)
+        if not (companion := keyed(target_of(job))):
             return found
         beside = companion.path(*_at(JobRef.of(job)))
         with suppress(ApiError):  # what is not there, or may not be read, is left out
-            job = {**job, companion.key: slim(self.transport.request("GET", beside))}
-        return replace(found, job=job)
+            job = {**found.job, companion.key: slim(self.transport.request("GET", beside))}
+            return replace(found, job=job)
+        return found
 
     def watch(self, ref: JobRef, *, stop: Event | None = None) -> Iterator[Snapshot]:
         """The job now, and again after each change, ten times a second at most; see Backend.watch.

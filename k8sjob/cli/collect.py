@@ -1,0 +1,78 @@
+"""`k8sjob collect`: records of all jobs, and messages about their ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Final
+
+import click
+
+from k8sjob.cli.naming import Place, place_options
+from k8sjob.cli.options import selector_option
+from k8sjob.cli.output import line, say, warn
+from k8sjob.errors import K8sJobError, redacted
+from k8sjob.sanitize import safe_line
+
+_URL: Final = "K8SJOB_WEBHOOK_URL"
+_OCCASIONS: Final = ("failed", "succeeded", "stalled")
+_GIB: Final = 1 << 30
+
+
+@click.command("collect")
+@selector_option
+@click.option(
+    "--notify-on",
+    type=click.Choice(_OCCASIONS),
+    multiple=True,
+    help="What to send messages about; may be given more than once. Default: failed and stalled.",
+)
+@click.option(
+    "--max-records",
+    type=click.IntRange(min=1),
+    default=10_000,
+    show_default=True,
+    help="So many records are kept; the oldest are removed.",
+)
+@click.option(
+    "--max-size",
+    type=click.IntRange(min=1),
+    default=50,
+    show_default=True,
+    metavar="GIB",
+    help="So many GiB of records are kept.",
+)
+@place_options(everywhere=True, local=False)
+def collect_command(
+    labels: str, notify_on: tuple[str, ...], max_records: int, max_size: int, place: Place
+) -> None:
+    """Keep a record of each job of a cluster when it ends, and send messages, until Ctrl-C.
+
+    Records are kept in the folder `records` of K8SJOB_STATE; `why`, `status`, `logs` and `usage`
+    read them when the job is gone. Messages go to the webhook in the variable K8SJOB_WEBHOOK_URL,
+    of Slack's shape. manifests/collector runs this command in a cluster.
+    """
+    from k8sjob.backends.record import Records  # noqa: PLC0415 - once the options are right
+    from k8sjob.observe.collector import Collector  # noqa: PLC0415 - the same
+    from k8sjob.observe.webhook import Webhook  # noqa: PLC0415 - the same
+
+    url = os.environ.get(_URL, "").strip()
+    if notify_on and not url:
+        raise K8sJobError(f"--notify-on has no effect without a webhook; set {_URL} to its URL")
+    webhook = Webhook(url, lambda reason: warn(redacted(reason))) if url else None
+    records = Records(max_records, max_size * _GIB)
+    backend = place.connect()
+    stop = threading.Event()
+    changes = backend.watch_jobs(stop=stop, all_namespaces=place.all_namespaces, selector=labels)
+    occasions = notify_on or ("failed", "stalled")
+    collector = Collector(backend, records, webhook, occasions, lambda text: line(safe_line(text)))
+    # In a container it is process 1, which a signal does not end by itself.
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    sends = f"messages: {', '.join(occasions)}" if webhook else f"no messages: {_URL} is not set"
+    say(f"Collecting records; {sends}. Ctrl-C ends it; the jobs continue.")
+    try:
+        collector.run(changes, stop)
+    finally:
+        if webhook:
+            webhook.close()

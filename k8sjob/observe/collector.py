@@ -1,0 +1,236 @@
+"""Records of all jobs of a cluster, and messages about their ends, for jobs that nobody watches."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.backends.api import JobRef, Snapshot
+from k8sjob.backends.record import RecordBackend
+from k8sjob.errors import BackendError, JobNotFound
+from k8sjob.kube.client.listwatch import Kind
+from k8sjob.kube.labels import NOTIFY
+from k8sjob.kube.objects import Object, Pod
+from k8sjob.observe.diagnose import diagnose
+from k8sjob.observe.logs import last_lines
+from k8sjob.observe.status import job_status
+from k8sjob.observe.watch import Stalled
+from k8sjob.targets.api import JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+
+    from k8sjob.backends.cluster import ClusterBackend
+    from k8sjob.backends.record import Records
+    from k8sjob.kube.client.listwatch import Change
+    from k8sjob.kube.objects import Json
+    from k8sjob.observe.status import JobStatus
+    from k8sjob.observe.webhook import Webhook
+
+_READERS: Final = 4
+"""So many jobs are read at the same time."""
+_LOOK_SECONDS: Final = 30.0
+"""Between two looks at the jobs that have not ended."""
+_PATIENCE_SECONDS: Final = 300.0
+"""A problem that resolves itself sooner is not reported: images take minutes to pull."""
+_AGAIN_SECONDS: Final = 60.0
+"""Between two records of a job that runs."""
+_OLD: Final = timedelta(hours=1)
+"""An end that long ago is not reported: the collector was away, or is new."""
+
+
+class Occasion(StrEnum):
+    """What a message may be about; the values of --notify-on and of the job's annotation."""
+
+    FAILED = "failed"
+    SUCCEEDED = "succeeded"
+    STALLED = "stalled"
+
+
+_ENDS: Final = {JobState.FAILED: Occasion.FAILED, JobState.SUCCEEDED: Occasion.SUCCEEDED}
+
+
+@dataclass(slots=True)
+class _Job:
+    """What the collector knows of a job.
+
+    Attributes:
+        newest: its object.
+        is_complete: whether its end is recorded, and that of its Pods.
+        stalled: what has held it up, over several looks.
+        recorded: what was new when it was recorded last; None where it was not.
+        recorded_at: when that was, time.monotonic().
+        lock: held while it is read.
+    """
+
+    newest: Json
+    is_complete: bool = False
+    stalled: Stalled = field(default_factory=lambda: Stalled(_PATIENCE_SECONDS))
+    recorded: object = None
+    recorded_at: float = float("-inf")
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Collector:
+    """Keeps a record of each job, and sends messages about some.
+
+    A job is recorded when it ends, when it is deleted, and while it runs whenever its state or its
+    replicas' change, at most once a minute: of a job that is deleted together with its Pods the
+    newest of these remains.
+
+    Args:
+        backend: the cluster.
+        records: where they are kept.
+        webhook: where messages go; None: nowhere.
+        occasions: what they are about, where a job's annotation does not say it.
+        report: called with a line about what was done or failed, from several threads.
+    """
+
+    def __init__(
+        self,
+        backend: ClusterBackend,
+        records: Records,
+        webhook: Webhook | None,
+        occasions: Collection[str],
+        report: Callable[[str], object],
+    ) -> None:
+        self._backend, self._records, self._webhook = backend, records, webhook
+        self._occasions, self._report = frozenset(occasions), report
+        self._jobs: dict[str, _Job] = {}
+        self._readers = ThreadPoolExecutor(_READERS, "collector")
+
+    def run(self, changes: Iterable[Change], stop: threading.Event) -> None:
+        """Collect until there are no more changes; see ClusterBackend.watch_jobs.
+
+        Args:
+            changes: of the jobs.
+            stop: set here at the end, for whoever makes the changes.
+
+        Raises:
+            BackendError: the jobs cannot be read any more.
+        """
+        looks = threading.Thread(target=self._look_again, args=[stop], daemon=True)
+        looks.start()
+        try:
+            for change in changes:
+                self._changed(change)
+        finally:
+            stop.set()
+            self._readers.shutdown(cancel_futures=True)
+            looks.join()
+
+    def _changed(self, change: Change) -> None:
+        match change.kind:
+            case Kind.ADDED | Kind.MODIFIED:
+                uid = Object(change.object).uid
+                job = self._jobs.setdefault(uid, _Job(change.object))
+                job.newest = change.object
+                self._readers.submit(self._read, job)
+            case Kind.DELETED:
+                job = self._jobs.pop(Object(change.object).uid, _Job(change.object))
+                job.newest = change.object
+                self._readers.submit(self._read, job)
+            case Kind.LOST:
+                self._report(f"the connection to the cluster is lost, trying again: {change.why}")
+            case Kind.RESTORED:
+                self._report("the connection to the cluster is back")
+            case _:
+                pass
+
+    def _look_again(self, stop: threading.Event) -> None:
+        """Read the jobs that are not complete: nothing about them may change while they stall."""
+        while not stop.wait(_LOOK_SECONDS):
+            for job in list(self._jobs.values()):
+                if not job.is_complete:
+                    with suppress(RuntimeError):  # it is shut down
+                        self._readers.submit(self._read, job)
+
+    def _read(self, job: _Job) -> None:
+        ref = JobRef.of(job.newest)
+        try:
+            with job.lock:
+                if not job.is_complete:
+                    self._look_at(job, ref)
+        except (BackendError, OSError) as error:
+            self._report(f"{ref} could not be recorded: {error}")
+
+    def _look_at(self, job: _Job, ref: JobRef) -> None:
+        """Send the messages that are due about a job, and record it if anything is new."""
+        if job.recorded is None and self._is_recorded(ref):
+            job.is_complete = True  # by an earlier collector
+            return
+        try:
+            snapshot = self._backend.snapshot(ref)
+        except JobNotFound:
+            snapshot = self._backend.snapshot_of(_deleted(job.newest))
+            job.is_complete = True
+            if job.recorded and not snapshot.pods:
+                return  # the record before this one has more
+        status = job_status(snapshot)
+        if status.state in _ENDS:
+            self._report_end(snapshot, status)
+        elif not job.is_complete:
+            for event in job.stalled.look(snapshot, status, {}, time.monotonic()):
+                self._send(
+                    snapshot, Occasion.STALLED, f"makes no progress: {event.data['message']}"
+                )
+        has_ended = status.state.finished or Object(snapshot.job).deleting
+        may_wait = not has_ended and time.monotonic() - job.recorded_at < _AGAIN_SECONDS
+        if (news := _news(status)) != job.recorded and not may_wait:
+            path = self._records.keep(self._backend, ref, snapshot)
+            job.recorded, job.recorded_at = news, time.monotonic()
+            self._report(f"{ref} {status.state}: {path}")
+        if status.state.finished and not any(Pod(pod).live for pod in snapshot.pods):
+            job.is_complete = True
+
+    def _is_recorded(self, ref: JobRef) -> bool:
+        """Whether there is a record of the job's end."""
+        path = self._records.path(ref)
+        with suppress(BackendError):
+            return path.exists() and job_status(RecordBackend(path).snapshot(ref)).state.finished
+        return False
+
+    def _report_end(self, snapshot: Snapshot, status: JobStatus) -> None:
+        ended = status.finished or datetime.now(UTC)
+        if datetime.now(UTC) - ended > _OLD:
+            return
+        text = str(status.state).lower()
+        if status.started:
+            text += f" after {str(ended - status.started).partition('.')[0]}"
+        lines = last_lines(self._backend, snapshot)
+        for one in diagnose(snapshot, lines, self._backend.related(snapshot)):
+            text += f"\nwhy: {one.message}\nnext: {one.next_step}"
+        self._send(snapshot, _ENDS[status.state], text)
+
+    def _send(self, snapshot: Snapshot, occasion: Occasion, text: str) -> None:
+        """Send a message if the job wants it and it was not sent before."""
+        chosen = Object(snapshot.job).annotations.get(NOTIFY)
+        wanted = self._occasions if chosen is None else frozenset(chosen.split(","))
+        ref = JobRef.of(snapshot.job)
+        if self._webhook is None or occasion not in wanted:
+            return
+        mark = self._records.path(ref).with_suffix(f".{occasion}")
+        try:
+            mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            mark.touch(exist_ok=False)  # before it is sent: a message is never sent twice
+        except FileExistsError:
+            return
+        self._webhook.send(f"{ref} {text}", lambda: mark.unlink(missing_ok=True))
+
+
+def _deleted(job: Json) -> Json:
+    """The last object of a job that is gone, as one that is being deleted."""
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {**job, "metadata": {"deletionTimestamp": now, **job["metadata"]}}
+
+
+def _news(status: JobStatus) -> object:
+    """What a record must be written again for."""
+    replicas = [(one.name, one.phase, one.restarts, one.reason) for one in status.replicas]
+    return str(status.state), status.reason, status.message, replicas

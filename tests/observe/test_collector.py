@@ -1,0 +1,285 @@
+"""What `k8sjob collect` keeps and sends."""
+
+import http.server
+import json
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from k8sjob.backends.api import JobRef
+from k8sjob.backends.record import RecordBackend, Records
+from k8sjob.errors import JobNotFound, K8sJobError
+from k8sjob.kube.client.listwatch import Change, Kind
+from k8sjob.observe import collector, webhook
+from k8sjob.observe.collector import Collector
+from k8sjob.observe.status import job_status
+from k8sjob.observe.webhook import Webhook
+
+
+class Cluster:
+    """A back end of one job that tests change."""
+
+    name = "kubernetes"
+
+    def __init__(self, found, lines=()):
+        self.found, self.lines, self.gone = found, list(lines), False
+
+    def snapshot(self, ref):
+        if self.gone:
+            raise JobNotFound(f"{ref} is gone")
+        return self.found
+
+    def snapshot_of(self, job):
+        return type(self.found)(job, self.found.pods, self.found.events)
+
+    def related(self, snapshot):
+        return ()
+
+    def logs(self, ref, replica, **_):
+        return (line for line in self.lines if line.replica == replica)
+
+
+class Sent(list):
+    """A webhook that keeps its messages."""
+
+    def send(self, message, unsent):
+        self.append(message)
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path, monkeypatch):
+    monkeypatch.setenv("K8SJOB_STATE", str(tmp_path))
+    monkeypatch.setattr(collector, "_LOOK_SECONDS", 0.01)
+
+
+@pytest.fixture
+def collect():
+    def run(cluster, *kinds, sent=None, occasions=("failed", "stalled"), until=None):
+        """Collect until `until` holds, or all that was begun is done; the lines it reported."""
+        said, stop = [], threading.Event()
+
+        def changes():
+            for kind in kinds:
+                yield Change(kind, cluster.found.job)
+            end = time.monotonic() + 20
+            while not (until or said)() if callable(until) else not said:
+                assert time.monotonic() < end, said
+                time.sleep(0.01)
+
+        Collector(cluster, Records(), sent, occasions, said.append).run(changes(), stop)
+        assert stop.is_set()
+        return said
+
+    return run
+
+
+def ended(make_pod, code=1):
+    end = {"exitCode": code, "reason": "Error", "finishedAt": "2026-01-01T00:00:00Z"}
+    return make_pod("master-0", "Failed" if code else "Succeeded", terminated=end)
+
+
+def now(snapshot, *conditions, pods, minutes=0):
+    """A snapshot whose conditions have just become true."""
+    found = snapshot(*conditions, pods=pods, replicas={"Master": 1})
+    at = (datetime.now(UTC) - timedelta(minutes=minutes)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    for one in found.job["status"]["conditions"]:
+        one["lastTransitionTime"] = at
+    return found
+
+
+def record(ref):
+    return RecordBackend(Records().path(ref))
+
+
+def test_the_end_of_a_job_is_recorded_and_reported_once(collect, snapshot, make_pod, line, ref):
+    sent = Sent()
+    lines = [line("master-0", "ValueError: the <!channel> cause")]
+    cluster = Cluster(now(snapshot, "Failed", pods=[ended(make_pod)]), lines)
+    said = collect(cluster, Kind.ADDED, Kind.MODIFIED, sent=sent)
+    assert said == [f"ns/job Failed: {Records().path(ref)}"]
+    assert [one.text for one in record(ref).logs(ref, "master-0")] == [lines[0].text]
+    (message,) = sent
+    assert message.startswith("ns/job failed\nwhy: master-0: ")
+    assert "the <!channel> cause" in message
+    assert "\nnext: " in message
+    # Another collector, after this one was killed.
+    collect(cluster, Kind.ADDED, sent=sent, until=lambda: True)
+    assert len(sent) == 1
+
+
+def test_an_end_of_long_ago_is_recorded_and_not_reported(collect, snapshot, make_pod):
+    sent = Sent()
+    old = now(snapshot, "Failed", pods=[ended(make_pod)], minutes=61)
+    assert collect(Cluster(old), Kind.ADDED, sent=sent)
+    assert sent == []
+
+
+@pytest.mark.parametrize(
+    ("note", "count"), [(None, 0), ("succeeded", 1), ("failed,succeeded", 1), ("", 0)]
+)
+def test_a_job_chooses_what_it_is_reported_for(collect, snapshot, make_pod, note, count):
+    sent = Sent()
+    found = now(snapshot, "Succeeded", pods=[ended(make_pod, 0)])
+    if note is not None:
+        found.job["metadata"]["annotations"] = {"k8sjob/notify": note}
+    collect(Cluster(found), Kind.ADDED, sent=sent)
+    assert [one.partition("\n")[0] for one in sent] == ["ns/job succeeded"] * count
+
+
+def test_a_job_that_is_deleted_while_it_runs_leaves_a_record(
+    collect, snapshot, make_pod, line, ref
+):
+    pods = [make_pod("master-0", running={})]
+    cluster = Cluster(now(snapshot, "Running", pods=pods), [line("master-0", "step 1")])
+    cluster.gone = True
+    said = collect(cluster, Kind.DELETED)
+    assert said[0].startswith("ns/job Deleting: ")
+    assert job_status(record(ref).snapshot(ref)).state == "Deleting"
+    assert [one.text for one in record(ref).logs(ref, "master-0")] == ["step 1"]
+
+
+def test_without_its_pods_the_record_before_remains(collect, snapshot, make_pod, line, ref):
+    pods = [make_pod("master-0", running={})]
+    cluster = Cluster(now(snapshot, "Running", pods=pods), [line("master-0", "step 1")])
+
+    class Changes(list):
+        def __iter__(self):
+            yield Change(Kind.ADDED, cluster.found.job)
+            while not said:
+                time.sleep(0.01)
+            cluster.found, cluster.gone = type(cluster.found)(cluster.found.job), True
+            yield Change(Kind.DELETED, cluster.found.job)
+
+    said = []
+    Collector(cluster, Records(), None, (), said.append).run(Changes(), threading.Event())
+    assert [one.partition(":")[0] for one in said] == ["ns/job Running"]
+    assert [one.text for one in record(ref).logs(ref, "master-0")] == ["step 1"]
+
+
+def test_a_job_that_stalls_is_reported_once(collect, snapshot, make_pod, monkeypatch):
+    monkeypatch.setattr(collector, "_PATIENCE_SECONDS", 0.05)
+    sent = Sent()
+    waiting = {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "r/x:1"'}
+    pods = [make_pod("master-0", "Pending", waiting=waiting)]
+    cluster = Cluster(now(snapshot, "Created", pods=pods))
+    collect(cluster, Kind.ADDED, sent=sent, until=lambda: sent)
+    assert sent[0].startswith("ns/job makes no progress: master-0: ")
+    collect(cluster, Kind.ADDED, sent=sent, until=iter([False] * 20 + [True]).__next__)
+    assert len(sent) == 1
+
+
+def test_what_cannot_be_read_is_reported_and_tried_again(collect, snapshot, make_pod, monkeypatch):
+    cluster = Cluster(now(snapshot, "Failed", pods=[ended(make_pod)]))
+    whole, tries = cluster.related, []
+
+    def related(found):
+        tries.append(found)
+        if len(tries) == 1:
+            raise JobNotFound("for a moment")
+        return whole(found)
+
+    monkeypatch.setattr(cluster, "related", related)
+    said = []
+    done = lambda: any("Failed" in one for one in said)  # noqa: E731 - one expression
+
+    def changes():
+        yield Change(Kind.ADDED, cluster.found.job)
+        while not done():
+            time.sleep(0.01)
+
+    Collector(cluster, Records(), None, (), said.append).run(changes(), threading.Event())
+    assert said[0] == "ns/job could not be recorded: for a moment"
+
+
+# --- messages -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hook():
+    """A server that answers with these codes, then with 200; what it got, and its URL."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            server.got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            if (code := server.codes.pop(0) if server.codes else 200) == 0:
+                time.sleep(1)
+                self.close_connection = True
+                return
+            self.send_response(code)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.got, server.codes = [], []
+    server.url = f"http://127.0.0.1:{server.server_port}/services/SECRET"
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def send(hook, *messages):
+    failed, unsent = [], []
+    sender = Webhook(hook.url, failed.append)
+    for message in messages:
+        sender.send(message, lambda message=message: unsent.append(message))
+    sender.close()
+    assert "SECRET" not in "".join(failed)
+    return failed, unsent
+
+
+def test_a_message_has_no_markup_of_the_job(hook):
+    assert send(hook, "a <!channel> & b") == ([], [])
+    assert hook.got == [{"text": "a &lt;!channel&gt; &amp; b"}]
+
+
+def test_a_busy_server_is_asked_again(hook):
+    hook.codes = [503, 429]
+    assert send(hook, "one", "two") == ([], [])
+    assert [one["text"] for one in hook.got] == ["one", "one", "one", "two"]
+
+
+def test_a_message_that_may_have_arrived_is_not_sent_again(hook):
+    hook.codes = [0]
+    failed, unsent = send(hook, "one", "two")
+    assert [one["text"] for one in hook.got] == ["one", "two"]
+    assert len(failed) == 1
+    assert unsent == []
+
+
+def test_a_message_that_is_refused_may_be_sent_another_time(hook):
+    hook.codes = [404]
+    failed, unsent = send(hook, "one")
+    assert failed == ["a message was not sent to 127.0.0.1: it answered 404"]
+    assert unsent == ["one"]
+
+
+def test_nobody_listens(hook, monkeypatch):
+    monkeypatch.setattr(webhook, "_RETRY", webhook._RETRY.new(connect=1, backoff_factor=0))
+    hook.shutdown()
+    hook.server_close()
+    failed, unsent = send(hook, "one")
+    assert failed == ["a message was not sent to 127.0.0.1: NewConnectionError"]
+    assert unsent == ["one"]
+
+
+@pytest.mark.parametrize(
+    "url", ["hooks.example/x", "http://hooks.example/x", "ftp://x/y", "https:"]
+)
+def test_only_https_leaves_this_machine(url):
+    with pytest.raises(K8sJobError, match="https://"):
+        Webhook(url, print)
+
+
+def test_the_marks_of_a_record_go_with_it(snapshot, make_pod):
+    cluster = Cluster(now(snapshot, "Failed", pods=[ended(make_pod)]))
+    first, second = (JobRef(name, "ns", name * 8) for name in "ab")
+    old = Records(1).keep(cluster, first)
+    old.with_suffix(".failed").touch()
+    new = Records(1).keep(cluster, second)
+    assert list(new.parent.iterdir()) == [new]
