@@ -151,11 +151,16 @@ class _Watcher:
         return False
 
     def _is_behind(self, sources: set[str]) -> bool:
-        """Whether a source is open whose replica has ended, or runs and was not read yet."""
+        """Whether a source is open whose replica has ended, or runs and was not read yet.
+
+        A replica that runs when its job is deleted may have written nothing at all.
+        """
         open_ones = {source.partition(" ")[0] for source in sources}
+        behind = _ENDED if self._deleted else _ENDED | {"Running"}
         return any(
             one.name in open_ones
-            and (one.phase in _ENDED or (one.phase == "Running" and one.name not in self._tails))
+            and one.phase in behind
+            and (one.phase in _ENDED or one.name not in self._tails)
             for one in (self._status.replicas if self._status else ())
         )
 

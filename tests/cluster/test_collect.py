@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import signal
 import threading
 from pathlib import Path
 
@@ -93,7 +94,7 @@ def test_jobs_that_nobody_watched(either, kubeconfig, messages, eventually, monk
     assert f"this is its record: {next(records.glob('breaks@*.k8sjob'))}" in err
     assert "the last words\n" in either.call("logs", f"{either.namespace}/breaks")[0]
     assert "so far\n" in either.call("logs", f"{either.namespace}/runs")[0]
-    again.terminate()
+    again.send_signal(signal.SIGTERM)
     assert again.communicate(timeout=60)[1].endswith("the jobs continue.\n")
     assert again.returncode == 0
     (message,) = messages.got

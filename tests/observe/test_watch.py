@@ -283,6 +283,20 @@ def test_output_that_takes_long_to_begin_is_waited_for(script, snapshot, make_po
     assert [event.data["text"] for event in of_kind(events, "log")] == ["hello"]
 
 
+def test_a_deleted_job_that_wrote_nothing_is_not_waited_for(
+    script, snapshot, make_pod, ref, monkeypatch
+):
+    class Silent(script):
+        def logs(self, ref, replica, *, stop=None, **options):
+            stop.wait()
+            yield from ()
+
+    monkeypatch.setattr("k8sjob.observe.watch.CATCH_UP_SECONDS", float("inf"))
+    pods = [make_pod("master-0", "Running", running={})]
+    events = list(watch(Silent([snapshot("Running", pods=pods)], gone=True), ref))
+    assert events[-1].data["state"] == "Deleted"
+
+
 def test_leaving_a_watch_ends_its_readers(script, snapshot, ref):
     backend = script([snapshot("Running")])
     events = watch(backend, ref)
