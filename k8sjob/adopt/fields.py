@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.adopt.equivalence import Json, config_of, default_pull_policy, mappings, pods, same
 from k8sjob.contract import CONFIG_ENV, Role, after_agent, decode_object
-from k8sjob.kube.labels import ISTIO, MANAGED_BY, PRIORITY, QUEUE
+from k8sjob.kube.labels import ISTIO, MANAGED_BY, NOTIFY, PRIORITY, QUEUE
 from k8sjob.kube.objects import training
 from k8sjob.rendering.manifest import literal
 from k8sjob.rendering.overlay import merge
@@ -47,6 +47,7 @@ def fields(wanted: Json) -> Json:
         "run": _run(all_pods, lead),
         "labels": {k: v for k, v in _shared(labels).items() if k not in _OWN_LABELS},
         "annotations": _annotations(wanted),
+        "notify": _notify(metadata.get("annotations", {}).get(NOTIFY)),
         "replicas": of_kind["replicas"],
         "resources": _resources(by_role.get(Role.WORKER) or lead),
         "volumes": _volumes(all_pods, lead),
@@ -93,6 +94,13 @@ def _annotations(wanted: Json) -> Json:
         del shared[ISTIO]
         return shared
     return {**shared, ISTIO: shared.get(ISTIO)}
+
+
+def _notify(value: Any) -> list[str] | None:
+    """What messages are sent about; None where it is not given, or not in the words of the spec."""
+    occasions = value.split(",") if value else []
+    known = occasions and set(occasions) <= {"failed", "succeeded", "stalled"}
+    return occasions if known or value == "" else None
 
 
 def _image(lead: Json) -> Any:

@@ -30,6 +30,7 @@ from k8sjob.kube.labels import (
     ISTIO,
     MANAGED_BY,
     MANIFEST_DIGEST,
+    NOTIFY,
     PRIORITY,
     QUEUE,
     TOPOLOGY,
@@ -91,13 +92,15 @@ def manifest(
     if beside := keyed(target):
         given.append(fill(beside.template, **values))
         rendered[beside.key] = _parsed(given[-1])
+    notify = {} if spec.notify is None else {NOTIFY: ",".join(spec.notify)}
+    given += [f"{key}={value}" for key, value in notify.items()]
     annotations = {MANIFEST_DIGEST: hashlib.sha256("".join(given).encode()).hexdigest()}
     if beside:
         rendered[beside.key]["metadata"]["annotations"] = dict(annotations)
     if provenance is not None:
         annotations[IMAGE_ORIGIN] = provenance.encode()
     own = rendered["metadata"].get("annotations") or {}
-    rendered["metadata"]["annotations"] = {**own, **annotations}
+    rendered["metadata"]["annotations"] = {**own, **notify, **annotations}
     if not (spec.overlay or spec.pod_template):
         return rendered
     return apply_overlay(

@@ -98,6 +98,12 @@ class JobSpec(Part):
         [{"name": "data", "mount": "/data", "pvc": "datasets", "local": "./data"}],
         default=(),
     )
+    notify: tuple[Literal["failed", "succeeded", "stalled"], ...] | None = doc(
+        "What `k8sjob collect` sends messages about, where it runs in the cluster; []: nothing;"
+        " null: what its own options say.",
+        ["failed", "succeeded"],
+        default=None,
+    )
     service_account: ObjectName | None = doc(
         "ServiceAccount of the pods; null: the namespace's default.", "trainer", default=None
     )

@@ -5,8 +5,9 @@ import json
 import pytest
 import yaml
 
+from k8sjob.adopt import adopt
 from k8sjob.contract import RuntimeConfig
-from k8sjob.kube.labels import IMAGE_ORIGIN, MANIFEST_DIGEST
+from k8sjob.kube.labels import IMAGE_ORIGIN, MANIFEST_DIGEST, NOTIFY
 from k8sjob.provenance import Provenance
 from k8sjob.rendering import container_argv, container_env, manifest, render
 from k8sjob.rendering.manifest import literal
@@ -379,6 +380,18 @@ def test_scheduling(job, crd_problems):
             "kueue.x-k8s.io/podset-group-name": rendered["metadata"]["name"],
         }
     assert crd_problems(rendered) == []
+
+
+@pytest.mark.parametrize("target", ["pytorchjob", "job", "jobset", "trainjob"])
+def test_messages_that_a_job_chooses(job, target):
+    """They are the job's own annotation, part of what is compared, and come back by adopt."""
+    chosen = {notify: job(target=target, notify=notify) for notify in (None, (), ("failed",))}
+    made = {notify: manifest(spec)["metadata"]["annotations"] for notify, spec in chosen.items()}
+    assert [one.get(NOTIFY) for one in made.values()] == [None, "", "failed"]
+    assert len({one[MANIFEST_DIGEST] for one in made.values()}) == 3
+    for notify, spec in chosen.items():
+        again = adopt(render(spec)).spec
+        assert (again.notify, dict(again.overlay)) == (notify, {})
 
 
 def test_a_group_of_pods_has_two_parts(job):
