@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from k8sjob.card import card, folded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from datetime import datetime
     from pathlib import Path
     from threading import Event
@@ -62,6 +62,7 @@ class Plan:
         image: the image that the replicas run, with its digest where there is one.
         folder: the folder that relative paths of the spec (context, volumes[].local) start from.
         companion: the object that the job needs beside it, in a cluster; None: none.
+        code: the folder with the job's code on this machine; None: the one that the spec names.
     """
 
     spec: JobSpec
@@ -69,10 +70,13 @@ class Plan:
     image: str
     folder: Path
     companion: Json | None = None
+    code: Path | None = None
 
     @property
     def context(self) -> Path:
         """The folder with the job's code."""
+        if self.code is not None:
+            return self.code
         image = self.spec.image
         return self.folder / ("." if isinstance(image, str) else image.context)
 
@@ -91,6 +95,23 @@ class Plan:
         objects = "---\n".join(dump(one) for one in (*beside, sent(self.manifest)))
         kind = self.manifest["kind"]
         return card(self.spec.name, rows, folded("manifest", objects), subtitle=f"plan of a {kind}")
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """What a job of this machine was started from.
+
+    Attributes:
+        spec: the job, as YAML.
+        folder: the folder that relative paths of the spec started from.
+        code: the SHA-256 of each file of the code, by its name in the context; not of large ones.
+        copy: the run's own copy of the code; None: it is not on this machine.
+    """
+
+    spec: str
+    folder: Path
+    code: Mapping[str, str]
+    copy: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, NoReturn
 
-from k8sjob.backends.api import JobRef, LogLine, Snapshot
+from k8sjob.backends.api import JobRef, Launched, LogLine, Snapshot
+from k8sjob.backends.local import LocalBackend
 from k8sjob.backends.local.store import Store
 from k8sjob.contract import __version__
 from k8sjob.errors import BackendError, JobNotFound
@@ -91,6 +92,12 @@ def write_record(
         "events": [_shown(event) for event in snapshot.events],
         "related": [_shown(one) for one in related],
     }
+    with suppress(BackendError):
+        if isinstance(backend, LocalBackend | RecordBackend):
+            made = backend.launched(ref)
+            objects["launched"] = {
+                "spec": made.spec, "folder": str(made.folder), "code": dict(made.code)
+            }  # fmt: skip
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(_OBJECTS, json.dumps(objects))
         replicas: Sequence[str] = replica_names(snapshot.job)
@@ -104,6 +111,13 @@ def write_record(
                     _write_lines(backend.logs(ref, replica), out, most)
                 except BackendError as error:
                     unread(replica, str(error))
+
+
+def _launched(given: Any) -> Launched | None:
+    if given is None:
+        return None
+    code = {str(name): str(digest) for name, digest in given["code"].items()}
+    return Launched(str(given["spec"]), Path(given["folder"]), code)
 
 
 def _shown(one: Json) -> Json:
@@ -247,6 +261,7 @@ class RecordBackend:
             version = found["format"]
             if version == _FORMAT:
                 lists = [[dict(one) for one in found[key]] for key in ("pods", "events", "related")]
+                launched = _launched(found.get("launched"))
                 job, moment = dict(found["job"]), datetime.fromisoformat(found["at"])
                 if sum(one.count for one in target_of(job).replicas(job)) > _MOST_REPLICAS:
                     raise ValueError(f"it has over {_MOST_REPLICAS} replicas")
@@ -259,6 +274,7 @@ class RecordBackend:
             )
         self._snapshot = Snapshot(job, lists[0], lists[1], moment)
         self._related = lists[2]
+        self._launched = launched
 
     def _fail(self, error: Exception) -> NoReturn:
         detail = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -326,6 +342,17 @@ class RecordBackend:
                         yield _decoded(replica, text)
         except _DAMAGE as error:
             self._fail(error)
+
+    def launched(self, ref: JobRef) -> Launched:
+        """What a job of a machine was started from.
+
+        Raises:
+            BackendError: it is the record of a job in a cluster, or one of an earlier k8sjob.
+        """
+        del ref
+        if self._launched is None:
+            raise BackendError(f"{self.path} does not say what the job was started from")
+        return self._launched
 
     def related(self, snapshot: Snapshot) -> Sequence[Json]:
         """The related objects when the record was written."""

@@ -68,7 +68,6 @@ def run_command(  # noqa: PLR0917 - click hands them over by name
     """
     from k8sjob.cli.validate import show_lint_errors  # noqa: PLC0415 - of no use for watch
     from k8sjob.jobs.plan import plan_run  # noqa: PLC0415 - the same
-    from k8sjob.jobs.result import Reached, result  # noqa: PLC0415 - the same
 
     if detach and (quiet or verbose or no_logs or output != "auto"):
         raise click.UsageError(
@@ -86,25 +85,44 @@ def run_command(  # noqa: PLR0917 - click hands them over by name
         line(f"{ref} started")
         say(f"follow it: k8sjob watch {ref}; end it: k8sjob delete {ref}")
         return 0
+    shown = not (no_logs or quiet)
+    code = follow_here(backend, ref, output="" if quiet else output, logs=shown, verbose=verbose)
+    if code > 128 and spec.checkpoint and _was_stopped(backend, ref):
+        say("the same command resumes from the newest checkpoint, if there is one")
+    return code
+
+
+def follow_here(
+    backend: LocalBackend, ref: JobRef, *, output: str, logs: bool, verbose: bool
+) -> int:
+    """Follow a job of this machine to its end, which comes with its reader's; the exit code.
+
+    Args:
+        backend: what has created it.
+        ref: the job.
+        output: as of `follow`; "" shows nothing but why it failed.
+        logs: show its output.
+        verbose: show all of the runtime's events.
+    """
     try:
         code = follow(
             backend,
             ref,
-            output=(lambda _event: None) if quiet else cast("Output", output),
-            logs=not (no_logs or quiet),
+            output=cast("Output", output) if output else (lambda _event: None),
+            logs=logs,
             verbose=verbose,
             interrupted=stop_on_interrupt(backend, ref),
             files=backend.folder(ref).path,
         )
-        if quiet and code in {JobState.FAILED.exit_code, JobState.STOPPED.exit_code}:
+        if not output and code in {JobState.FAILED.exit_code, JobState.STOPPED.exit_code}:
+            from k8sjob.jobs.result import Reached, result  # noqa: PLC0415 - for this alone
+
             try:
                 result(backend, backend.snapshot(ref), Reached(), check=True)
             except JobNotFound:
                 fail(f"{ref}: Deleted")
     finally:
         backend.finish(ref)
-    if code > 128 and spec.checkpoint and _was_stopped(backend, ref):
-        say("the same command resumes from the newest checkpoint, if there is one")
     return code
 
 

@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.adopt import adopt
 from k8sjob.backends.api import LOCAL
 from k8sjob.backends.local import LocalBackend
 from k8sjob.backends.record import RecordBackend, keep_record_of
 from k8sjob.contract import Event
 from k8sjob.errors import BackendError
 from k8sjob.jobs.plan import plan_job, plan_run
+from k8sjob.jobs.rerun import spec_of
 from k8sjob.jobs.result import POSITION, read_reached
 from k8sjob.jobs.submit import submit_plan
 from k8sjob.observe.logs import logs, select
@@ -21,7 +21,7 @@ from k8sjob.observe.usage import read_usage
 from k8sjob.rendering.diff import lines_between
 from k8sjob.sanitize import safe_text
 from k8sjob.spec import JobSpec
-from k8sjob.targets.jobs import has_ended, keyed, replica_names, sent, target_of
+from k8sjob.targets.jobs import has_ended, replica_names, sent
 from k8sjob.view.documents import findings, job_document
 from k8sjob.yamldoc import dump
 
@@ -162,13 +162,10 @@ def _resume(entry: Entry, _connect: Connect) -> str:
 
 def _again(entry: Entry, connect: Connect) -> str:
     if isinstance(entry.backend, LocalBackend):
-        spec, folder = entry.backend.launched(entry.ref)
-        plan = plan_run(JobSpec.from_yaml(spec), folder)
+        launched = entry.backend.launched(entry.ref)
+        plan = plan_run(JobSpec.from_yaml(launched.spec), launched.folder)
         return f"{LocalBackend(detached=True).create(plan)} started"
-    job = entry.backend.snapshot(entry.ref).job
-    companion = keyed(target_of(job))
-    parts = [sent(job), *([job[companion.key]] if companion and companion.key in job else [])]
-    plan = plan_job(adopt("---\n".join(map(dump, parts))).spec)
+    plan = plan_job(spec_of(entry.backend.snapshot(entry.ref).job))
     made = submit_plan(plan, connect(entry.ref.namespace), replace=True)
     return f"{made.ref} {made.outcome}"
 

@@ -106,7 +106,12 @@ def test_version(k8sjob):
 
 def test_a_shell_completes_commands(complete):
     offered = [line.split("\t")[:2] for line in complete("k8sjob re").stdout.splitlines()]
-    assert offered == [["word", "render"], ["word", "report"], ["word", "resume"]]
+    assert offered == [
+        ["word", "render"],
+        ["word", "rerun"],
+        ["word", "report"],
+        ["word", "resume"],
+    ]
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,12 @@ def test_from_a_file_to_the_end_of_the_job_in_one_line(either):
     _, err = either.call("submit", file, code=1)
     assert "this job, ended (Succeeded); " in err
     assert either.call("diff", file) == ("", "")
+    out, _ = either.call("rerun", "tiny")
+    assert "master-0 | hello\n" in out
+    either.call("delete", "tiny")
+    out, err = either.call("rerun", "tiny")
+    assert "this is its record" in err
+    assert re.search(r"tiny-.{5} Succeeded after ", out)
 
 
 def test_code_gets_into_the_cluster_by_the_same_line(desk):

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.backends.api import LOCAL, JobRef, Snapshot
+from k8sjob.backends.api import LOCAL, JobRef, Launched, Snapshot
 from k8sjob.backends.local.logfiles import attempts, follow_lines, read, read_last
 from k8sjob.backends.local.runs import (
     LatestState,
@@ -263,17 +263,20 @@ class LocalBackend:
         uid = ref.uid or self.find(ref.name).uid
         return self._store.folder(ref.name, uid)
 
-    def launched(self, ref: JobRef) -> tuple[str, Path]:
-        """The spec that a job was started from, as YAML, and its folder.
+    def launched(self, ref: JobRef) -> Launched:
+        """What a job was started from.
 
         Raises:
             JobNotFound: there is no such job.
             BackendError: a k8sjob that kept no spec has started it.
         """
-        launch = launch_of(self.folder(ref))
+        folder = self.folder(ref)
+        launch = launch_of(folder)
         if "spec" not in launch or not launch.get("source"):
             raise BackendError(f"an earlier k8sjob started {ref} and kept no spec; run it again")
-        return str(launch["spec"]), Path(str(launch["source"]))
+        with suppress(OSError):
+            return Launched(launch["spec"], Path(launch["source"]), folder.code(), folder.work)
+        raise JobNotFound(f"{ref} is gone")
 
     # --- changing ---------------------------------------------------------------------------------
 

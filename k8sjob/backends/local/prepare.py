@@ -416,7 +416,8 @@ def copy_context(source: Path, targets: Sequence[Path], *, beside: Path) -> str:
     Args:
         source: the context.
         targets: the working folders, which are made.
-        beside: the state folder, which is left out if it is inside the context.
+        beside: the state folder, which is left out if it is inside the context; the copy of an
+            earlier run is in it.
 
     Returns:
         A warning, or empty.
@@ -432,7 +433,7 @@ def copy_context(source: Path, targets: Sequence[Path], *, beside: Path) -> str:
     files = (
         name
         for name in Ignore(f"{patterns}\n{_NEVER}").walk(source)
-        if not (source / name).is_relative_to(beside)
+        if source.is_relative_to(beside) or not (source / name).is_relative_to(beside)
     )
     names = list(islice(files, _TOO_MANY + 1))
     sizes = Counter({name: (source / name).lstat().st_size for name in names})

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -171,6 +172,23 @@ class JobFolder:
                 left -= size
                 if left < 0:
                     path.unlink(missing_ok=True)
+
+    @property
+    def work(self) -> Path:
+        """The Master's working folder, where its copy of the code is."""
+        return self.path / "replicas" / "master-0" / "work"
+
+    def code(self) -> dict[str, str]:
+        """The SHA-256 of each file of the code by its name, but for what `trim` removes."""
+        copied = self.launch.stat().st_mtime_ns
+        found, left = {}, _KEPT_COPIES
+        for size, path in sorted(_unchanged([self.work], copied)):
+            left -= size
+            if left >= 0 and not path.is_symlink():
+                with open_file(path) as file:
+                    digest = hashlib.sha256(file.read()).hexdigest()
+                found[str(path.relative_to(self.work))] = digest
+        return found
 
     def remove(self) -> None:
         """Remove the folder: renamed at once, then deleted."""

@@ -1,0 +1,93 @@
+"""A job once more: the same spec and the same code, from the job or from a record of it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.adopt import adopt
+from k8sjob.errors import BackendError
+from k8sjob.jobs.plan import plan_run, plan_submission
+from k8sjob.spec import JobSpec
+from k8sjob.targets.jobs import keyed, sent, target_of
+from k8sjob.yamldoc import dump
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from k8sjob.backends.api import Launched, Plan
+    from k8sjob.kube.objects import Json
+
+_NAMED: Final = 3
+"""So many files that differ are named."""
+
+
+def spec_of(job: Json) -> JobSpec:
+    """The spec of a job in a cluster; its image is the one that ran.
+
+    Raises:
+        SpecError: no job spec can express the job.
+    """
+    companion = keyed(target_of(job))
+    parts = [sent(job), *([job[companion.key]] if companion and companion.key in job else [])]
+    return adopt("---\n".join(map(dump, parts))).spec
+
+
+def plan_there(job: Json) -> Plan:
+    """The plan of a job in a cluster once more, under a new name, from the beginning.
+
+    Its checkpoints go to a folder of that name in the old folder: the old ones are of a training
+    that may be complete, and none of them is resumed.
+
+    Raises:
+        SpecError: no job spec can express the job, or its name is too long for a new one.
+    """
+    spec = plan_submission(spec_of(job), generate_name=True).spec
+    if spec.checkpoint:
+        spec = spec.with_(checkpoint={"dir": f"{spec.checkpoint.dir}/{spec.name}"})
+    return plan_submission(spec)
+
+
+def plan_here(launched: Launched, folder: Path | None = None) -> tuple[Plan, list[str]]:
+    """The plan of a job of this machine once more, and the files of its code that have changed.
+
+    Where a file has changed, the new run's code is the copy that the old run had.
+
+    Args:
+        launched: what the old run was started from.
+        folder: where the folder of its job.yaml is now; None: where it was.
+
+    Raises:
+        SpecError: the spec is not valid any more, or the script is not there.
+        BackendError: a file has changed or is gone, and the old run's copy is gone, too.
+    """
+    source = folder or launched.folder
+    if not source.is_dir():
+        raise BackendError(
+            f"{source}, where the job.yaml and the code were, is no folder on this machine; name"
+            " the one with the same code: --folder DIR"
+        )
+    spec = JobSpec.from_yaml(launched.spec)
+    plan = plan_run(spec, source)
+    changed = [
+        name for name, digest in launched.code.items() if _digest(plan.context / name) != digest
+    ]
+    if not changed:
+        return plan, []
+    if launched.copy is None:
+        more = f" and {len(changed) - _NAMED} more" if changed[_NAMED:] else ""
+        raise BackendError(
+            f"{', '.join(changed[:_NAMED])}{more} in {plan.context} is not what the job ran with;"
+            " name a folder with the same code by --folder DIR, or run what is there: k8sjob run"
+        )
+    return replace(plan, code=launched.copy), changed
+
+
+def _digest(path: Path) -> str | None:
+    """The SHA-256 of a file; None where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return None

@@ -1,0 +1,65 @@
+"""`k8sjob rerun` on this machine: what it runs, and what it refuses."""
+
+import pytest
+
+JOB = """\
+name: counts
+image: none
+run: {command: [python, train.py, /checkpoints]}
+checkpoint: {dir: /checkpoints}
+policy: {restart_policy: Never}
+"""
+TRAIN = """\
+import pathlib, sys
+folder = pathlib.Path(sys.argv[1])
+folder.mkdir(exist_ok=True)
+print("version 1,", len(list(folder.iterdir())), "checkpoints")
+(folder / "one").touch()
+"""
+
+
+@pytest.fixture
+def ran(k8sjob, tmp_path):
+    """The folder of a job that has run here."""
+    folder = tmp_path / "job"
+    folder.mkdir()
+    (folder / "job.yaml").write_text(JOB)
+    (folder / "train.py").write_text(TRAIN)
+    assert "master-0 | version 1, 0 checkpoints" in k8sjob("run", folder).out
+    return folder
+
+
+def test_the_code_of_that_run_from_the_beginning(k8sjob, ran):
+    assert "master-0 | version 1, 0 checkpoints" in k8sjob("rerun", "counts").out
+    (ran / "train.py").write_text(TRAIN.replace("version 1", "version 2"))
+    (ran / "new.py").touch()
+    done = k8sjob("rerun", "counts")
+    assert done.code == 0
+    assert "master-0 | version 1, 0 checkpoints" in done.out
+    assert "the code of that run is used; since then, changed: train.py\n" in done.err
+    assert "version 1" in k8sjob("rerun", "counts").out, "a rerun of a rerun"
+    (ran / "train.py").unlink()
+    assert "version 1" in k8sjob("rerun", "counts").out
+
+
+def test_a_record_runs_where_its_code_is(k8sjob, ran, tmp_path):
+    record = tmp_path / "counts.k8sjob"
+    k8sjob("archive", "counts", "-o", record)
+    k8sjob("delete", "counts")
+    assert "version 1" in k8sjob("rerun", record).out
+    there = ran.rename(tmp_path / "moved")
+    gone = k8sjob("rerun", record)
+    assert (gone.code, gone.out) == (1, "")
+    assert f"{ran}, where the job.yaml and the code were, is no folder" in gone.err
+    assert "version 1" in k8sjob("rerun", record, "--folder", there).out
+    (there / "train.py").write_text(TRAIN.replace("version 1", "version 2"))
+    other = k8sjob("rerun", record, "--folder", there)
+    assert (other.code, other.out) == (1, "")
+    assert f"train.py in {there} is not what the job ran with" in other.err
+
+
+def test_a_job_of_a_cluster_has_its_code_in_its_image(k8sjob, api, job_file, tmp_path):
+    k8sjob("submit", job_file())
+    done = k8sjob("rerun", "tiny", "--folder", tmp_path)
+    assert done.code == 2
+    assert "--folder: the code of a job in a cluster is in its image" in done.err
