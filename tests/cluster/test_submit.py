@@ -25,10 +25,11 @@ def test_from_a_file_to_the_end_of_the_job_in_one_line(either):
     _, err = either.call("submit", file, code=1)
     assert "this job, ended (Succeeded); " in err
     assert either.call("diff", file) == ("", "")
-    out, _ = either.call("rerun", "tiny")
+    tiny = f"{either.namespace}/tiny"
+    out, _ = either.call("rerun", tiny)
     assert "master-0 | hello\n" in out
-    either.call("delete", "tiny")
-    out, err = either.call("rerun", "tiny")
+    either.call("delete", tiny)
+    out, err = either.call("rerun", tiny)
     assert "this is its record" in err
     assert re.search(r"tiny-.{5} Succeeded after ", out)
 
