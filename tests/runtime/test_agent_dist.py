@@ -158,7 +158,7 @@ def test_a_hang_at_the_same_step_is_not_tried_a_third_time(nodes, tmp_path):
     for _, _, reason in results:
         assert (reason.exit_code, reason.culprits, reason.step) == (ExitCode.HUNG, (1,), 20)
         assert reason.where.startswith(f"{tmp_path}/main.py:")
-        assert reason.message.endswith("twice at the same step, so it is not tried again")
+        assert reason.message.endswith("twice at the same place, so it is not tried again")
 
 
 @pytest.mark.parametrize("nnodes", [1, 2])

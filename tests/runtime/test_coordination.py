@@ -70,6 +70,16 @@ class TestDone:
             note = ends[0].reason.message
             assert note.startswith("after rank 0 had ended with exit code 0: it waited for rank 0")
 
+    def test_another_pod_without_a_start_left(self, counted):
+        """It gives up before it hears that the other one has ended."""
+        script = f"""
+            if rank:
+                raise RuntimeError({LOST})
+            time.sleep(1)
+        """
+        first, _ = [node.finish() for node in counted(script, restart_policy="ExitCode")]
+        assert (first.reason.type, first.reason.culprits) == ("Left", (0,))
+
     def test_replicas_without_a_group_do_not_need_the_others(self, counted, tmp_path):
         """Replicas that each do work of their own: what one lacks is not what another has ended."""
         script = """
@@ -213,6 +223,7 @@ class TestUnmet:
 
 
 KILLED = Reason(137, rank=1, type="Signal", step=40)
+CRASHED = Reason(139, rank=1, type="Signal", where="main.py:3")
 HUNG = Reason(ExitCode.HUNG, rank=0, where="main.py:3", culprits=(1,), step=7)
 
 
@@ -225,6 +236,10 @@ HUNG = Reason(ExitCode.HUNG, rank=0, where="main.py:3", culprits=(1,), step=7)
         (KILLED, replace(KILLED, rank=0), False),
         (KILLED, replace(KILLED, exit_code=139), False),
         (replace(KILLED, step=-1), replace(KILLED, step=-1), False),
+        (CRASHED, CRASHED, True),
+        (CRASHED, replace(CRASHED, where=""), False),
+        (replace(KILLED, step=-1, where="main.py:3"),) * 2 + (False,),
+        (Reason(255, type="Exit", where="main.py:3"),) * 2 + (True,),
         (HUNG, replace(HUNG, rank=3), True),
         (HUNG, replace(HUNG, culprits=(2,)), False),
         (HUNG, replace(HUNG, where="main.py:4"), False),

@@ -75,6 +75,17 @@ def test_an_observer_is_seen_without_torch(monkeypatch, tmp_path):
     assert read_seen(tmp_path / "seen") == RUNS
 
 
+@pytest.mark.parametrize(("size", "ranks"), [("1", 1), ("4", 4), ("four", 2)])
+def test_a_group_that_is_gone_had_the_size_that_the_script_has_set(monkeypatch, size, ranks):
+    c10d = types.SimpleNamespace(is_initialized=lambda: False, _default_pg_init_method="env://")
+    monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", c10d)
+    monkeypatch.setenv("WORLD_SIZE", size)
+    observer = Observer(None, 2, 0)
+    assert observer.look().ranks == ranks
+    monkeypatch.setenv("WORLD_SIZE", "9")
+    assert observer.look().ranks == ranks
+
+
 def test_a_full_disk_is_no_hang(monkeypatch, tmp_path):
     file = tmp_path / "seen"
     observer = Observer(file, 1, 0)

@@ -6,13 +6,16 @@ import json
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 
 import k8sjob.runtime
 from k8sjob.contract import PATHS_ENV, SOURCE_ENV, WORKDIR, ExitCode, Reason
+from k8sjob.runtime.agent import rank_main
 from k8sjob.runtime.agent.rank_main import exit_code, reason_of
 from k8sjob.runtime.base.errors import EnvError, PeerLost, first_line
+from k8sjob.runtime.base.observer import Observer
 from k8sjob.runtime.base.termination import read_reason, write_reason
 
 LOOK = """
@@ -251,10 +254,45 @@ class TestTheEnd:
         assert (result.code, result.reason.message) == (1, "over")
         assert result.seconds < 60
 
+    def test_a_failing_str_or_excepthook_hides_nothing(self, run):
+        script = """
+            import sys
+            class Odd(Exception):
+                def __str__(self):
+                    return 1 / 0
+            sys.excepthook = lambda *_: 1 / 0
+            raise Odd
+        """
+        result = run(script)
+        assert (result.code, result.reason.type) == (1, "Odd")
+        assert result.reason.message == "(its __str__ raised ZeroDivisionError)"
+        assert result.reason.where.endswith("main.py:7")
+        assert "rank_main" not in result.err
+
     def test_a_failing_atexit_handler_changes_nothing(self, run):
         result = run("import atexit; atexit.register(lambda: 1 / 0)")
         assert result.code == 0
         assert "ZeroDivisionError" in result.err
+
+
+def test_what_a_signal_handler_raises_during_the_report_is_the_reason(monkeypatch, capsys):
+    """Torch's handler does so for a DataLoader's worker; the line is that of the program."""
+    written = []
+
+    def write(reason, _file):
+        if not written:
+            written.append(None)
+            raise RuntimeError("a worker has died")
+        written.append(reason)
+
+    monkeypatch.setattr(rank_main, "write_reason", write)
+    with pytest.raises(ZeroDivisionError) as caught:
+        1 / 0  # noqa: B018 - for its exception
+    line = caught.value.__traceback__.tb_lineno
+    assert rank_main._report(caught.value, Observer(None, 1, 0)) == ExitCode.USER_ERROR
+    assert written[1].message == "a worker has died"
+    assert written[1].where.endswith(f"{Path(__file__).name}:{line}")
+    assert "ZeroDivisionError" not in capsys.readouterr().err
 
 
 class TestReason:

@@ -9,6 +9,7 @@ Any other failure ends the node at once: restarting would not help. The agents s
 from __future__ import annotations
 
 import json
+import signal
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
 
 _PROC_NET: Final = ("/proc/net/tcp", "/proc/net/tcp6")
 _NEVER: Final = float("inf")
+_OWN_SIGNALS: Final = frozenset(
+    {signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGBUS}
+)
+"""Signals that come from what a process does."""
 
 
 def run_agent(
@@ -136,17 +141,19 @@ def repeats(before: Reason | None, now: Reason) -> bool:
 
     Only for failures whose cause is in the group itself: not for a lost peer, which another rank
     caused, and a connection may break twice in the line where all the time is spent. A signal may
-    come from outside, so its step must be known; a hang lasts too long to come by chance twice.
+    come from outside, so its step must be known, unless it is one that a process causes itself; a
+    hang lasts too long to come by chance twice.
     """
     if before is None or now.exit_code in {ExitCode.PEER_LOST, ExitCode.STOPPED}:
         return False
-    known = now.step >= 0 or now.exit_code == ExitCode.HUNG
+    own = now.type == "Exit" or now.exit_code - 128 in _OWN_SIGNALS
+    known = now.step >= 0 or now.exit_code == ExitCode.HUNG or (own and now.where)
     # Which of the ranks reports a hang first is chance.
     one, two = (
         (reason.exit_code, reason.culprits or (reason.rank,), reason.where, reason.step)
         for reason in (before, now)
     )
-    return known and one == two
+    return bool(known) and one == two
 
 
 class Coordinator:
@@ -228,7 +235,7 @@ class Coordinator:
         before, self._before = self._before, reason
         if not repeats(before, reason):
             return None
-        message = f"{reason.message}; twice at the same step, so it is not tried again"
+        message = f"{reason.message}; twice at the same place, so it is not tried again"
         return replace(reason, message=message)
 
     def _left(self, record: Record, reason: Reason) -> Reason | None:
@@ -243,13 +250,7 @@ class Coordinator:
             done += [r for r, end in record.exits.items() if not end.code and end.moment < sent]
             if not done:
                 return None
-            waited = f"it waited for {ranks_in_words(done)}, which had ended with exit code 0"
-            return replace(
-                reason,
-                type="Left",
-                message=f"{waited}: {reason.message}",
-                culprits=tuple(sorted(done)),
-            )
+            return _waited_for(tuple(sorted(done)), reason)
         if not done or not self._roster.own.met:
             return None
         ended = f"{ranks_in_words(done)} had ended with exit code 0"
@@ -276,8 +277,10 @@ class Coordinator:
             self._await_others(inbox)
         failure = self._roster.failure()
         if failure is not None:
-            ended = ranks_in_words(self._node.ranks(0))
-            message = f"after {ended} had ended with exit code 0: {failure.message}"
+            done = tuple(self._node.ranks(0))
+            if failure.exit_code in {ExitCode.PEER_LOST, ExitCode.HUNG} and not failure.culprits:
+                return _waited_for(done, failure)
+            message = f"after {ranks_in_words(done)} had ended with exit code 0: {failure.message}"
             return replace(failure, message=message)
         return self._unmet()
 
@@ -351,6 +354,12 @@ class Coordinator:
             self._node.master_port in (here[1], there[1]) and here[0] != there[0]
             for here, there in _connections()
         )
+
+
+def _waited_for(done: tuple[int, ...], reason: Reason) -> Reason:
+    """The reason of ranks that waited for some which had ended with 0."""
+    waited = f"it waited for {ranks_in_words(done)}, which had ended with exit code 0"
+    return replace(reason, type="Left", message=f"{waited}: {reason.message}", culprits=done)
 
 
 _Address = tuple[str, int]

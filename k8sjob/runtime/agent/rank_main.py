@@ -31,7 +31,7 @@ from k8sjob.contract import ExitCode, Reason
 from k8sjob.runtime.base import config
 from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.env import rank_or_none
-from k8sjob.runtime.base.errors import EnvError, first_line, peer_loss
+from k8sjob.runtime.base.errors import EnvError, first_line, message_of, peer_loss
 from k8sjob.runtime.base.frames import RUNTIME, embedded, raised_at, users_paths
 from k8sjob.runtime.base.observer import Observer
 from k8sjob.runtime.base.termination import (
@@ -51,6 +51,8 @@ _PR_SET_PDEATHSIG: Final = 1
 _KEPT: Final[list[Any]] = []
 _REMOTE: Final = {"RemoteTraceback", "_RemoteTraceback"}
 """The cause of an exception of a worker of multiprocessing.Pool or of ProcessPoolExecutor."""
+_INTERRUPTIONS: Final = 3
+"""So many times a report is begun."""
 _INTERRUPTED: Final = 128 + signal.SIGINT
 
 
@@ -67,13 +69,32 @@ def main(argv: Sequence[str]) -> NoReturn:
     try:
         run_as_main(argv)
     except BaseException as error:  # noqa: BLE001 - the program's last frame: nothing is above it
-        code = exit_code(error)
-        if code:
-            reason = replace(reason_of(error, code), step=observer.look().step)
-            write_reason(reason, config.error_file())
-        _show(error)
+        code = _report(error, observer)
     observer.write()  # what follows destroys the process group
     _leave(code)
+
+
+def _report(error: BaseException, observer: Observer) -> int:
+    """Write and show why the program ended; its exit code.
+
+    Meanwhile a signal handler may raise, as torch's does when a DataLoader's worker has died. That
+    tells more than the error that it caused, which it interrupts here.
+    """
+    code = int(ExitCode.USER_ERROR)
+    for _ in range(_INTERRUPTIONS):
+        try:
+            if code := exit_code(error):
+                reason = replace(reason_of(error, code), step=observer.look().step)
+                write_reason(reason, config.error_file())
+            break
+        except BaseException as later:  # noqa: BLE001 - as above
+            later.__suppress_context__ = True
+            error = later.with_traceback(error.__traceback__)
+    try:
+        _show(error)
+    except BaseException:  # noqa: BLE001 - sys.excepthook may be the script's
+        traceback.print_exception(error)
+    return code
 
 
 def exit_code(error: BaseException) -> int:
@@ -91,7 +112,7 @@ def exit_code(error: BaseException) -> int:
 
 def reason_of(error: BaseException, code: int) -> Reason:
     """The Reason for the agent, from the exception that ended the program."""
-    kind, message, place = type(error).__qualname__, str(error).strip(), where(error)
+    kind, message, place = type(error).__qualname__, message_of(error), where(error)
     remote = error.__cause__ if type(error.__cause__).__name__ in _REMOTE else None
     if inner := embedded(message if remote is None else str(remote)):
         kind, message, place = inner.kind, inner.message, inner.where or place

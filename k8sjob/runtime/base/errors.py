@@ -67,9 +67,17 @@ _SIGNS: Final[tuple[tuple[str, str], ...]] = (
 _LATE: Final = re.compile(r"[Tt]imed out|[Tt]imeout|failed to pass")
 
 
+def message_of(error: BaseException) -> str:
+    """An exception's message; its class may have a __str__ that fails."""
+    try:
+        return str(error).strip()
+    except Exception as failed:  # noqa: BLE001 - the user's code
+        return f"(its __str__ raised {type(failed).__name__})"
+
+
 def first_line(error: BaseException) -> str:
     """An exception's class and the first line of its message."""
-    text = str(error).strip().splitlines()
+    text = message_of(error).splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
 

@@ -76,7 +76,8 @@ class Observer:
     def __init__(self, file: Path | None, world_size: int, hang_timeout: float) -> None:
         """An observer, for an agent that reads the file; None: there is no agent.
 
-        `world_size` is that of a group which was made and destroyed between two looks.
+        `world_size` is that of a group which was made and destroyed between two looks, unless the
+        script has set another one.
         """
         self._stall = StallClock(hang_timeout)
         self._file, self._world_size = file, world_size
@@ -154,8 +155,10 @@ class Observer:
         with suppress(Exception):  # the group may be destroyed at this moment
             if initialized():
                 return int(c10d.get_world_size())
-        gone = getattr(c10d, "_default_pg_init_method", None) is not None
-        return self._world_size if gone else 0
+        if getattr(c10d, "_default_pg_init_method", None) is None:
+            return 0
+        size = os.environ.get("WORLD_SIZE", "")
+        return self._largest or (int(size) if size.isdecimal() else self._world_size)
 
     def _count_steps(self) -> None:
         optimizer = sys.modules.get("torch.optim.optimizer")
