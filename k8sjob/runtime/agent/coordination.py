@@ -76,7 +76,7 @@ def run_agent(
             return reason, False
         restart = coordinator.next_restart(restart)
         if restart > config.max_restarts:
-            return reason, False
+            return coordinator.explained(record, reason, inbox), False
         delay = backoff(restart, TIMEOUTS.restart_max)
         log_line(f"{describe(reason)}; restart {restart} of {config.max_restarts} in {delay:.1f} s")
         inbox.sleep(delay)
@@ -237,6 +237,15 @@ class Coordinator:
             return None
         message = f"{reason.message}; twice at the same place, so it is not tried again"
         return replace(reason, message=message)
+
+    def explained(self, record: Record, reason: Reason, inbox: Inbox) -> Reason:
+        """The last reason, once the nodes whose end broke a connection can have reported it."""
+        end = time.monotonic() + TIMEOUTS.reported
+        while reason.exit_code == ExitCode.PEER_LOST and not inbox.stopping():
+            if (left := self._left(record, reason)) or time.monotonic() > end:
+                return left or reason
+            inbox.wait(TIMEOUTS.poll)
+        return reason
 
     def _left(self, record: Record, reason: Reason) -> Reason | None:
         """The reason to end with where ranks have ended with 0, and would be missing in a start.
