@@ -10,8 +10,7 @@ from k8sjob.kube.labels import IMAGE_ORIGIN, MANAGED_BY, MANIFEST_DIGEST, QUEUE
 from k8sjob.kube.objects import Object, at_path, training
 from k8sjob.kube.quantity import parse
 from k8sjob.rendering.overlay import merge
-from k8sjob.targets.jobs import target_of
-from k8sjob.targets.readers import reader_of
+from k8sjob.targets.jobs import reader_of, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -11,7 +11,7 @@ from k8sjob.kube.labels import ISTIO, MANAGED_BY, PRIORITY, QUEUE
 from k8sjob.kube.objects import training
 from k8sjob.rendering.manifest import literal
 from k8sjob.rendering.overlay import merge
-from k8sjob.targets.readers import reader_of
+from k8sjob.targets.jobs import reader_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -13,7 +13,6 @@ from k8sjob.contract import CONTAINER_NAME, ExitCode
 from k8sjob.errors import Problem, SpecError, field_path
 from k8sjob.kube.labels import MANAGED_BY
 from k8sjob.kube.objects import Object, at_path, containers, training
-from k8sjob.spec.replicas import Policy
 from k8sjob.targets.api import Authored
 from k8sjob.targets.indexed import JOB_NAME, RETRIED, Indexed
 
@@ -76,6 +75,8 @@ class IndexedReader:
         pod = Object(spec).part("template", "spec")
         pod["subdomain"] = Object(job).name
         if pod.get("restartPolicy", "OnFailure") == "OnFailure" and "backoffLimit" not in spec:
+            from k8sjob.spec.replicas import Policy  # noqa: PLC0415 - with it comes pydantic
+
             restarts = Policy().max_restarts
             spec["backoffLimit"] = restarts * (spec.get("completions") or 1) + 1
             yield f"no backoffLimit is given; policy.max_restarts is {restarts}, as by default"

@@ -8,16 +8,17 @@ from k8sjob.contract import Role
 from k8sjob.kube.labels import PRIORITY, QUEUE
 from k8sjob.kube.objects import Object, event_time, moment
 from k8sjob.kube.resources import Reference, path, references_of
-from k8sjob.targets.job.target import IndexedJob
-from k8sjob.targets.jobset.target import JobSet
-from k8sjob.targets.pytorchjob.target import PyTorchJob
-from k8sjob.targets.trainjob.target import TrainJob
+from k8sjob.targets.indexed import IndexedJob
+from k8sjob.targets.indexed_reader import IndexedReader
+from k8sjob.targets.jobset import JobSet, JobSetReader
+from k8sjob.targets.pytorchjob.target import PyTorchJob, PyTorchJobReader
+from k8sjob.targets.trainjob import TrainJob, TrainJobReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from k8sjob.kube.objects import Json
-    from k8sjob.targets.api import Companion, Made, Target
+    from k8sjob.targets.api import Companion, Made, Reader, Target
 
 DEFAULT: Final[Target] = PyTorchJob()
 _JOB, _JOBSET, _TRAINJOB = IndexedJob(), JobSet(), TrainJob()
@@ -27,6 +28,13 @@ PREFERRED: Final[tuple[Target, ...]] = (DEFAULT, _TRAINJOB, _JOBSET, _JOB)
 """The order in which `--target auto` tries them; docs/reference/targets.md has the reasons."""
 CONTROLLERS: Final = {target.resource: target.controller for target in TARGETS}
 """Of each kind of job, by its resource."""
+READERS: Final[tuple[Reader, ...]] = (
+    PyTorchJobReader(),
+    TrainJobReader(),
+    JobSetReader(),
+    IndexedReader(IndexedJob()),
+)
+"""How each kind of job is read that others wrote, for `adopt`."""
 _GRACE_SECONDS: Final = 30
 """terminationGracePeriodSeconds of a pod that names none (Kubernetes' default)."""
 _SPARE_SECONDS: Final = 60
@@ -46,6 +54,18 @@ def by_name(name: str) -> Target:
 def of_kind(kind: str) -> Target:
     """The target whose objects are of this kind; the default for another."""
     return next((target for target in TARGETS if target.kind == kind), DEFAULT)
+
+
+def reader_of(job: Json) -> Reader:
+    """The reader of a job; the first one for an object of no kind of job."""
+    return next((one for one in READERS if one.target.kind == job.get("kind")), READERS[0])
+
+
+def is_job(item: Json) -> bool:
+    """Whether an object is a job, in whatever version of its API."""
+    target = target_of(item)
+    group = target.api_version.partition("/")[0]
+    return item.get("kind") == target.kind and str(item.get("apiVersion")).startswith(f"{group}/")
 
 
 def job_path(target: Target, namespace: str = "", name: str = "") -> str:
