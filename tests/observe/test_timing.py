@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from observed import Script, make_pod
 
 from k8sjob.backends.api import JobRef, LogLine, Snapshot
 from k8sjob.contract import Event, EventKind
@@ -137,7 +138,7 @@ def test_a_session_whose_loop_is_its_own(seen):
     assert "run.step(...)" in found.missing[-1]
 
 
-def test_a_replica_that_has_not_been_started(seen, make_pod):
+def test_a_replica_that_has_not_been_started(seen):
     pod = make_pod("worker-0", "Pending", waiting={"reason": "PodInitializing"})
     pod["metadata"] |= {"name": "tiny-worker-0", "creationTimestamp": "2026-11-21T19:22:47Z"}
     seen["events"], seen["pods"] = [], [*seen["pods"], pod]
@@ -249,18 +250,18 @@ def test_times_that_cannot_be_are_not_believed(value):
     assert times.imported == times.met - 1.5
 
 
-def test_the_output_of_all_replicas_is_read(script, seen):
+def test_the_output_of_all_replicas_is_read(seen):
     lines = [*lines_of(seen), LogLine("worker-0", 0, "2026-11-21T19:22:50.400000000Z", "hello")]
     gap = LogLine("worker-0", 0, "2026-11-21T19:22:47.000000000Z", "missing", gap=True)
-    backend = script([snapshot_of(seen)], [gap, *lines])
+    backend = Script([snapshot_of(seen)], [gap, *lines])
     times = read_output_times(backend, snapshot_of(seen))
     assert times["worker-0"] == OutputTimes(first_line=BEGIN + 3.4)
     assert times["master-0"].step
 
 
-def test_output_that_may_not_be_read_is_left_out(script, seen):
+def test_output_that_may_not_be_read_is_left_out(seen):
     errors = {"worker-0": BackendError("forbidden")}
-    backend = script([snapshot_of(seen)], lines_of(seen), errors=errors)
+    backend = Script([snapshot_of(seen)], lines_of(seen), errors=errors)
     assert list(read_output_times(backend, snapshot_of(seen))) == ["master-0"]
 
 
