@@ -343,12 +343,11 @@ def _inits(
 
 def _resumed(job: Json, created: _Moment | None) -> Iterator[_Mark]:
     """The end of the time that the job was suspended, unless its Pods are older."""
-    for condition in Object(job).status.get("conditions") or ():
-        if condition.get("type") == "Suspended" and condition.get("status") == "False":
-            end = _moment(condition.get("lastTransitionTime"))
-            if end and not (created and created.time + _ROUNDING < end.time):
-                yield _Mark("suspended", end, "")
-            return
+    condition = Object(job).condition("Suspended")
+    end = _moment(condition.get("lastTransitionTime"))
+    older = created and end and created.time + _ROUNDING < end.time
+    if condition.get("status") == "False" and end and not older:
+        yield _Mark("suspended", end, "")
 
 
 def _phases(marks: Sequence[_Mark], begin: _Moment) -> tuple[tuple[Phase, ...], float]:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import CONTAINER_NAME, ExitCode
 from k8sjob.errors import Problem, SpecError, field_path
-from k8sjob.kube.labels import MANAGED_BY
-from k8sjob.kube.objects import Object, at_path, containers, training
+from k8sjob.kube.objects import MANAGED_BY, Object, at_path, containers, training
 from k8sjob.targets.api import Authored
 from k8sjob.targets.indexed import JOB_NAME, RETRIED, Indexed
 
@@ -81,7 +80,7 @@ class IndexedReader:
             spec["backoffLimit"] = restarts * (spec.get("completions") or 1) + 1
             yield f"no backoffLimit is given; policy.max_restarts is {restarts}, as by default"
         found = pod.get("containers") or []
-        trains = training(found) or (found[0] if len(found) == 1 else {})
+        trains = training(found)
         if not trains.get("image"):
             at = field_path((*self.target.job_at, "template", "spec", "containers"))
             names = [one.get("name") for one in found]

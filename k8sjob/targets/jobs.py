@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import Role
-from k8sjob.kube.labels import PRIORITY, QUEUE
-from k8sjob.kube.objects import Object, event_time, moment
+from k8sjob.kube.objects import PRIORITY, QUEUE, Object, event_time, moment
 from k8sjob.kube.resources import Reference, path, references_of
 from k8sjob.targets.indexed import IndexedJob
 from k8sjob.targets.indexed_reader import IndexedReader

@@ -196,8 +196,7 @@ def _alike(of_job: Json) -> Json:
     made = {
         k: v for k, v in copy.deepcopy(of_job).items() if k not in {"completions", "parallelism"}
     }
-    found = Object(made).part("template", "spec").get("containers") or []
-    trains = training(found) or (found[0] if len(found) == 1 else {})
+    trains = training(Object(made).part("template", "spec").get("containers"))
     kept = [one for one in trains.pop("env", []) if one.get("name") not in _RANKS]
     if kept:
         trains["env"] = kept

@@ -14,7 +14,7 @@ from strategies import examples, job_specs
 from k8sjob.adopt import adopt, same_meaning
 from k8sjob.adopt.equivalence import config_of
 from k8sjob.errors import SpecError
-from k8sjob.kube.labels import QUEUE
+from k8sjob.kube.objects import QUEUE
 from k8sjob.rendering import render
 from k8sjob.rendering.manifest import companion, manifest
 from k8sjob.spec import JobSpec

@@ -97,11 +97,6 @@ class Pod(objects.Pod):
         named = {one.name: one for one in self.containers if not one.init}
         return next((named[name] for name in CONTAINER_NAMES if name in named), None)
 
-    def condition(self, kind: str) -> Json:
-        """Its condition of that type; empty if there is none."""
-        conditions = self.status.get("conditions") or ()
-        return next((c for c in conditions if c.get("type") == kind), {})
-
     def last_event(self, *reasons: str) -> Json:
         """The newest Event about it with one of these reasons; empty if there is none."""
         return next((e for e in reversed(self.events) if e.get("reason") in reasons), {})
