@@ -179,12 +179,7 @@ class Node:
 
 
 def nodes_of(items: Iterable[Json], usage: Mapping[str, Amounts]) -> list[Node]:
-    """The nodes of a NodeList.
-
-    Args:
-        items: Node objects.
-        usage: what is requested on each, by name.
-    """
+    """The nodes of a NodeList, with what is requested on each by its name."""
     found = []
     for node in map(Object, items):
         ready = is_true(node.status, "Ready")
@@ -207,9 +202,7 @@ def taken(pods: Iterable[Json]) -> dict[str, Amounts]:
 def pod_requests(spec: Json, group: str = "requests") -> Amounts:
     """What the scheduler reserves for a Pod of that spec, itself included as `pods: 1`.
 
-    Args:
-        spec: a Pod's spec.
-        group: "requests", or "limits" for what a quota counts as such.
+    With the group "limits" it is what a quota counts as such.
     """
     always: Amounts = {}
     peak: Amounts = {}

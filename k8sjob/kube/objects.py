@@ -155,11 +155,7 @@ class Pod(Object):
 
 
 def true_conditions(status: Json) -> dict[str, Json]:
-    """The conditions of a status by type, those whose status is "True"; their order has no meaning.
-
-    Args:
-        status: of any object.
-    """
+    """The true conditions of a status by type; their order has no meaning."""
     conditions = status.get("conditions") or ()
     return {str(c.get("type")): c for c in conditions if c.get("status") == "True"}
 
@@ -200,15 +196,7 @@ def in_time(events: Iterable[Json]) -> tuple[Json, ...]:
 
 
 def new_event(about: Json, kind: str, reason: str, message: str, now: datetime) -> Json:
-    """An Event as an apiserver would return it.
-
-    Args:
-        about: the object that it is about.
-        kind: "Normal" or "Warning".
-        reason: CamelCase.
-        message: for people.
-        now: when it happened.
-    """
+    """An Event as an apiserver would return it, "Normal" or "Warning"; its reason is CamelCase."""
     of, when, uid = Object(about), stamp(now), str(uuid.uuid4())
     return {
         "apiVersion": "v1",

@@ -110,11 +110,9 @@ class Collector:
         self._readers = ThreadPoolExecutor(_READERS, "collector")
 
     def run(self, changes: Iterable[Change], stop: threading.Event) -> None:
-        """Collect until there are no more changes; see ClusterBackend.watch_jobs.
+        """Collect until there are no more changes of jobs; see ClusterBackend.watch_jobs.
 
-        Args:
-            changes: of the jobs.
-            stop: set here at the end, for whoever makes the changes.
+        At the end `stop` is set, for whoever makes the changes.
 
         Raises:
             BackendError: the jobs cannot be read any more.
@@ -297,11 +295,9 @@ class Webhook:
         self._thread.start()
 
     def send(self, message: str, unsent: Callable[[], object]) -> None:
-        """Send a message some time soon.
+        """Send plain text some time soon; what is more than 3,000 characters is cut.
 
-        Args:
-            message: plain text; what is more than 3,000 characters is cut.
-            unsent: called where it certainly did not arrive, from the webhook's thread.
+        Where it certainly did not arrive, `unsent` is called, from the webhook's thread.
         """
         try:
             self._waiting.put_nowait((message, unsent))

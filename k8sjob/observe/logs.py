@@ -153,10 +153,7 @@ def excerpt(text: str) -> str:
 def select(job: Json, replicas: Sequence[str] = (), ranks: Sequence[int] = ()) -> tuple[str, ...]:
     """The names of the chosen replicas, in the job's order; all of them when none is named.
 
-    Args:
-        job: its object.
-        replicas: names ("master-0") or roles ("worker").
-        ranks: process ranks; the replicas that run them are added.
+    They are chosen by names ("master-0"), roles ("worker"), or the ranks of their processes.
 
     Raises:
         BackendError: the job has no such replica or rank.

@@ -27,12 +27,7 @@ _NPROC: Final = re.compile(r"--nproc[-_]per[-_]node[=\s]+(\d{1,4})\b")
 
 
 class IndexedReader:
-    """Of a plain Job; see k8sjob.targets.api.Reader.
-
-    Args:
-        target: what such a job becomes.
-        container: how k8sjob calls the container that trains.
-    """
+    """Of a plain Job; see k8sjob.targets.api.Reader. k8sjob renders `container` as its trainer."""
 
     quantities: tuple[tuple[str, ...], ...] = ()
 

@@ -90,12 +90,7 @@ def namesake(target: Target) -> Made | None:
 
 
 def made_of(job: Json, found: Iterable[Json]) -> list[Json]:
-    """What is made of this job and of none before it, from the top down; see Target.made.
-
-    Args:
-        job: the job.
-        found: objects of those names, as far as they can be read.
-    """
+    """Of objects of those names what is made of this job and of none before it; see Target.made."""
     below: list[Json] = []
     own, owner = Object(job), Object(job).uid
     for made in target_of(job).made:
@@ -190,10 +185,7 @@ def replica_order(replica: str) -> tuple[bool, int]:
 def owned(target: Target, pod: Json, uid: str) -> bool:
     """Whether a pod that carries a job's name is of that job, and of no other.
 
-    Args:
-        target: the kind of job.
-        pod: the pod.
-        uid: of the job, or of its namesake; see Target.owner_label.
+    The uid is that of the job, or of its namesake; see Target.owner_label.
     """
     if target.owner_label:
         return Object(pod).labels.get(target.owner_label) == uid
@@ -209,12 +201,9 @@ def perhaps_owned(target: Target, pod: Json, uid: str) -> bool:
 
 
 def own_pods(job: Json, pods: Iterable[Json], found: Iterable[Json] = ()) -> tuple[Json, ...]:
-    """The job's pods, Master first and by index; not those of an earlier job of its name.
+    """Of pods of its name the job's, Master first and by index; not those of an earlier job.
 
-    Args:
-        job: the job.
-        pods: those that carry its name.
-        found: see made_of. Where the namesake is not among them, the age of the pods decides.
+    Where the namesake is not among what was found (see made_of), the age of the pods decides.
     """
     target, uid = target_of(job), Object(job).uid
     if namesake(target):

@@ -23,7 +23,7 @@ from k8sjob.observe.diagnose.containers import (
 )
 from k8sjob.observe.diagnose.exits import explain_end, is_consequence
 from k8sjob.observe.diagnose.facts import Facts
-from k8sjob.observe.diagnose.finding import Cause, Finding, ReplicaFinding, ago, grouped
+from k8sjob.observe.diagnose.finding import Cause, Explanation, Finding, ago, grouped
 from k8sjob.observe.diagnose.nodes import (
     displaced,
     ended_by_displacement,
@@ -88,7 +88,7 @@ def _not_created(facts: Facts) -> Iterator[Finding]:
 
 
 def _at_pods(
-    *checks: Callable[[Facts, Pod], ReplicaFinding | None],
+    *checks: Callable[[Facts, Pod], Explanation | None],
 ) -> Callable[[Facts], Iterator[Finding]]:
     """A cause that examines each Pod in turn; of several checks the first that finds something."""
 
@@ -97,7 +97,7 @@ def _at_pods(
             (pod, next((f for check in checks if (f := check(facts, pod))), None))
             for pod in facts.pods
         )
-        named = (replace(one, pod=pod.name) for pod, one in found if one)
+        named = (replace(one, replica=pod.replica, pod=pod.name) for pod, one in found if one)
         yield from grouped(named, facts.now)
 
     return cause
@@ -200,7 +200,7 @@ def _between_ranks(facts: Facts) -> Iterator[Finding]:
     # A rank that survives it writes on.
     tails = ((name, library_lines(since_training(facts.tail(name)))) for name in facts.logs)
     explained = ((name, explain_lines(tail, local=facts.local)) for name, tail in tails)
-    found = (ReplicaFinding(*explanation, name) for name, explanation in explained if explanation)
+    found = (replace(one, replica=name) for name, one in explained if one)
     yield from grouped(found, facts.now)
 
 

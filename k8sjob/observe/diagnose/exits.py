@@ -177,7 +177,7 @@ def _explained_by_output(facts: Facts, end: End) -> Finding | None:
         if left := _left_early(facts, end):
             return left
         if explanation.cause is Cause.COLLECTIVE_TIMEOUT:
-            explanation = explanation._replace(what=explanation.what + _absent_ranks(facts))
+            explanation = replace(explanation, what=explanation.what + _absent_ranks(facts))
     return _explained(end, explanation)
 
 

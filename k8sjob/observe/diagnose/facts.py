@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.api import Snapshot
     from k8sjob.kube.objects import Json
-    from k8sjob.observe.diagnose.finding import ReplicaFinding
+    from k8sjob.observe.diagnose.finding import Explanation
     from k8sjob.observe.status import JobStatus
     from k8sjob.targets.api import Target
 
@@ -278,7 +278,7 @@ class Facts:
         )
 
     @cached_property
-    def unschedulable(self) -> dict[str, ReplicaFinding]:
+    def unschedulable(self) -> dict[str, Explanation]:
         """A cache of what was found for Pods of one shape."""
         return {}
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.contract import CONTAINER_NAMES
 from k8sjob.kube.capacity import as_text, nodes_of, pod_requests, taken, tolerates
 from k8sjob.kube.objects import Object, event_time, moment
-from k8sjob.observe.diagnose.finding import Cause, ReplicaFinding, grouped
+from k8sjob.observe.diagnose.finding import Cause, Explanation, grouped
 from k8sjob.observe.diagnose.volumes import unbound
 from k8sjob.targets.api import JobState
 
@@ -53,7 +53,7 @@ _STEPS: Final = {
 }
 
 
-def unschedulable(facts: Facts, pod: Pod) -> ReplicaFinding | None:
+def unschedulable(facts: Facts, pod: Pod) -> Explanation | None:
     """Why the scheduler finds no node."""
     condition = pod.condition("PodScheduled")
     if condition.get("status") != "False":
@@ -64,23 +64,22 @@ def unschedulable(facts: Facts, pod: Pod) -> ReplicaFinding | None:
     if key not in facts.unschedulable:
         facts.unschedulable[key] = _unschedulable(facts, pod, condition)
     since = moment(condition.get("lastTransitionTime"))
-    return replace(facts.unschedulable[key], replica=pod.replica, since=since)
+    return replace(facts.unschedulable[key], since=since)
 
 
-def _unschedulable(facts: Facts, pod: Pod, condition: Json) -> ReplicaFinding:
+def _unschedulable(facts: Facts, pod: Pod, condition: Json) -> Explanation:
     if condition.get("reason") == "SchedulingGated":
         gates = [gate.get("name", "") for gate in pod.spec.get("schedulingGates") or ()]
-        return ReplicaFinding(
+        return Explanation(
             Cause.UNSCHEDULABLE,
             f"it is held back by scheduling gates: {', '.join(gates)}",
             "whoever set the gate (a queue, a topology controller) must lift it",
-            pod.replica,
         )
     message = condition.get("message", "")
     if claim := unbound(facts, pod, message):
         return claim
     what, steps = _explain(facts, pod, message)
-    return ReplicaFinding(Cause.UNSCHEDULABLE, what, "; ".join(steps), pod.replica)
+    return Explanation(Cause.UNSCHEDULABLE, what, "; ".join(steps))
 
 
 def _explain(facts: Facts, pod: Pod, message: str) -> tuple[str, list[str]]:
@@ -220,9 +219,9 @@ def lost_or_displaced(facts: Facts) -> Iterator[Finding]:
     yield from grouped(found, facts.now)
 
 
-def displaced(facts: Facts) -> dict[str, ReplicaFinding]:
+def displaced(facts: Facts) -> dict[str, Explanation]:
     """What made each replica leave its node, the newest of it."""
-    left: dict[str, ReplicaFinding] = {}
+    left: dict[str, Explanation] = {}
     present = (found for pod in facts.pods if (found := _displaced(pod)))
     for one in (*_displaced_before(facts), *present):
         if one.replica not in left or _time(left[one.replica]) <= _time(one):
@@ -230,7 +229,7 @@ def displaced(facts: Facts) -> dict[str, ReplicaFinding]:
     return left
 
 
-def ended_by_displacement(facts: Facts, end: End, left: Mapping[str, ReplicaFinding]) -> bool:
+def ended_by_displacement(facts: Facts, end: End, left: Mapping[str, Explanation]) -> bool:
     """Whether a container ended since its Pod had to leave, or was deleted."""
     pod = next((pod for pod in facts.pods if pod.replica == end.replica), None)
     # When a job has ended, its controller deletes the Pods that do not count as ended.
@@ -244,11 +243,11 @@ def ended_by_displacement(facts: Facts, end: End, left: Mapping[str, ReplicaFind
     return not newer and end.time <= _time(found) + _GRACE_SECONDS
 
 
-def _time(found: ReplicaFinding) -> float:
+def _time(found: Explanation) -> float:
     return found.at.timestamp() if found.at else math.inf
 
 
-def _lost(facts: Facts) -> Iterator[ReplicaFinding]:
+def _lost(facts: Facts) -> Iterator[Explanation]:
     nodes = {node["metadata"]["name"]: Object(node) for node in facts.of_kind("Node")}
     ready = {name: found for name, node in nodes.items() if (found := node.condition("Ready"))}
     gone = {
@@ -263,7 +262,7 @@ def _lost(facts: Facts) -> Iterator[ReplicaFinding]:
         if pod.node in gone:
             what, since = "is gone from the cluster", None
         if what:
-            yield ReplicaFinding(
+            yield Explanation(
                 Cause.NODE_LOST,
                 f"its node {pod.node} {what}",
                 "after five minutes the cluster gives its pods up and they are created again;"
@@ -287,7 +286,7 @@ def _unreachable(pod: Pod, ready: Json | None) -> tuple[str, datetime | None]:
     return ("is lost" if pod.status.get("reason") == "NodeLost" else ""), None
 
 
-def _displaced(pod: Pod) -> ReplicaFinding | None:
+def _displaced(pod: Pod) -> Explanation | None:
     """Why a Pod that is still there had to leave its node."""
     reason, message = pod.status.get("reason", ""), pod.status.get("message", "")
     target = pod.condition("DisruptionTarget")
@@ -299,9 +298,9 @@ def _displaced(pod: Pod) -> ReplicaFinding | None:
     if target.get("status") == "True":
         why = _DISRUPTIONS.get(target.get("reason", ""), target.get("reason", ""))
         what = f"{why}: {target.get('message', '')}"
-        return ReplicaFinding(Cause.EVICTED, what, _RECREATED, pod.replica, at=at)
+        return Explanation(Cause.EVICTED, what, _RECREATED, pod.replica, at=at)
     if pod.phase == "Failed" and reason and not pod.status.get("containerStatuses"):
-        return ReplicaFinding(
+        return Explanation(
             Cause.NODE_REFUSED,
             f"node {pod.node} rejected it: {reason}: {message}",
             f"{_RECREATED}; if it happens again, the node's devices or resources are not what it"
@@ -311,11 +310,11 @@ def _displaced(pod: Pod) -> ReplicaFinding | None:
     return None
 
 
-def _displaced_before(facts: Facts) -> Iterator[ReplicaFinding]:
+def _displaced_before(facts: Facts) -> Iterator[Explanation]:
     """What Events say of Pods that the operator has replaced, one for each Pod."""
     present = {pod.uid for pod in facts.pods}
     messages = [event.get("message", "") for event in facts.job_events]
-    found: dict[str, ReplicaFinding] = {}
+    found: dict[str, Explanation] = {}
     for event in facts.snapshot.events:
         subject = event.get("involvedObject") or {}
         uid = subject.get("uid", "")
@@ -356,7 +355,7 @@ def _matters(facts: Facts, event: Json) -> bool:
     return not (facts.local or by_operator)
 
 
-def _of_event(event: Json, replica: str) -> ReplicaFinding | None:
+def _of_event(event: Json, replica: str) -> Explanation | None:
     reason, message = event.get("reason"), event.get("message", "")
     if reason == "Preempted":
         return _preempted(replica, message)
@@ -364,16 +363,16 @@ def _of_event(event: Json, replica: str) -> ReplicaFinding | None:
         return _evicted(replica, message)
     if reason == "TaintManagerEviction" and not message.startswith("Cancelling"):
         why = _DISRUPTIONS["DeletionByTaintManager"]
-        return ReplicaFinding(Cause.EVICTED, why, _RECREATED, replica)
+        return Explanation(Cause.EVICTED, why, _RECREATED, replica)
     if reason == "Killing" and message.startswith(_STOPPING):
         step = f"{_RECREATED}; a drain, an autoscaler or kubectl delete pod does this"
-        return ReplicaFinding(Cause.POD_DELETED, "its pod was deleted while it ran", step, replica)
+        return Explanation(Cause.POD_DELETED, "its pod was deleted while it ran", step, replica)
     return None
 
 
-def _preempted(replica: str, message: str) -> ReplicaFinding:
+def _preempted(replica: str, message: str) -> Explanation:
     by = f" ({message.rstrip('.')})" if message.startswith("Preempted by") else ""
-    return ReplicaFinding(
+    return Explanation(
         Cause.PREEMPTED,
         f"a pod of higher priority took its place{by}",
         f"{_RECREATED} when there is room; priority_class in the job gives it a higher priority",
@@ -381,7 +380,7 @@ def _preempted(replica: str, message: str) -> ReplicaFinding:
     )
 
 
-def _evicted(replica: str, message: str) -> ReplicaFinding:
+def _evicted(replica: str, message: str) -> Explanation:
     step = _RECREATED
     if re.search(r"ephemeral|EmptyDir", message):
         step = (
@@ -391,4 +390,4 @@ def _evicted(replica: str, message: str) -> ReplicaFinding:
     elif "low on resource: memory" in message:
         step = f"ask for the memory that it uses (resources.memory); {_RECREATED}"
     what = f"evicted by its node: {message.strip().rstrip('.')}"
-    return ReplicaFinding(Cause.EVICTED, what, step, replica)
+    return Explanation(Cause.EVICTED, what, step, replica)

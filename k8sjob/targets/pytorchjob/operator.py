@@ -185,12 +185,7 @@ def _port(replica: _Json) -> int:
 def webhook_problems(manifest: _Json) -> list[Problem]:
     """All reasons for which a cluster with the training operator would refuse the manifest.
 
-    Args:
-        manifest: a PyTorchJob as parsed from YAML or JSON.
-
-    Returns:
-        One Problem for each; empty for a manifest that is accepted. The kind is checked too, since
-        the webhook is not even asked about another one.
+    The kind is checked too, since the webhook is not even asked about another one.
     """
     spec = _mapping(manifest.get("spec"))
     return [
