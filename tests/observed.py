@@ -1,6 +1,9 @@
 """Jobs, Pods and Events as an apiserver would return them, and a back end that returns them."""
 
+import copy
 from datetime import UTC, datetime
+
+from hypothesis import strategies as st
 
 from k8sjob.backends.api import JobRef, LogLine, Snapshot
 from k8sjob.contract import Reason
@@ -150,3 +153,25 @@ class Script:
         if tail is not None:
             wanted = wanted[max(len(wanted) - tail, 0) :]
         yield from wanted
+
+
+def _places(value, path=()):
+    """The path of every key and item."""
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        yield (*path, key)
+        if isinstance(inner, dict | list):
+            yield from _places(inner, (*path, key))
+
+
+def lacking(data, objects, matters):
+    """A copy of objects without up to three of the places that matter, as a test draws them."""
+    seen = copy.deepcopy(objects)
+    for _ in range(3):
+        if not (left := [path for path in _places(seen) if matters(path)]):
+            break
+        *path, last = data.draw(st.sampled_from(left))
+        inner = seen
+        for key in path:
+            inner = inner[key]
+        del inner[last]
+    return seen

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from observed import Script, make_pod
+from observed import Script, lacking, make_pod
 
 from k8sjob.backends.api import JobRef, LogLine, Snapshot
 from k8sjob.contract import Event, EventKind
@@ -265,27 +265,12 @@ def test_output_that_may_not_be_read_is_left_out(seen):
     assert list(read_output_times(backend, snapshot_of(seen))) == ["master-0"]
 
 
-def places(value, path=()):
-    """Every key of what was recorded, but the list of replicas."""
-    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-        if path or key != "lines":
-            yield (*path, key)
-        if isinstance(inner, dict | list):
-            yield from places(inner, (*path, key))
-
-
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_objects_that_lack_something_are_no_error(data):
     """Other versions, other kubelets and virtual ones leave out what these objects have."""
-    seen = copy.deepcopy({key: RECORDED[key] for key in ("job", "pods", "events")})
-    for _ in range(3):
-        left = [p for p in places(seen) if len(p) > 2 and p[-1] not in {"metadata", "name"}]
-        *path, last = data.draw(st.sampled_from(left))
-        inner = seen
-        for key in path:
-            inner = inner[key]
-        del inner[last]
+    objects = {key: RECORDED[key] for key in ("job", "pods", "events")}
+    seen = lacking(data, objects, lambda path: path[2:] and path[-1] not in {"metadata", "name"})
     times = {"master-0": output_times(lines_of(RECORDED))}
     found = timing(Snapshot(seen["job"], seen["pods"], seen["events"]), times)
     assert all(phase.seconds >= 0 for phase in found.phases)

@@ -1,3 +1,4 @@
+import threading
 import time
 import tracemalloc
 from functools import partial
@@ -26,6 +27,7 @@ from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.kube.client.listwatch import Change, Kind
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.observe.logs import MOST_AT_ONCE
+from k8sjob.observe.merge import Merge
 from k8sjob.observe.status import job_status
 from k8sjob.observe.watch import LAST_LINES, SETTLE_SECONDS, Stalled, watch, watch_all
 
@@ -277,6 +279,22 @@ def test_leaving_a_watch_ends_its_readers():
     next(events)
     events.close()
     _soon(lambda: backend.stopped == ["watch"])
+
+
+def test_leaving_ends_a_reader_that_is_held_back():
+    ended = threading.Event()
+
+    def endless(stop):
+        try:
+            while not stop.is_set():
+                yield 1
+        finally:
+            ended.set()
+
+    with Merge(size=10) as merge:
+        merge.add("endless", endless, ahead=1)
+        assert merge.get(60) == 1
+    assert ended.wait(60)
 
 
 def test_without_logs_no_output_is_read():
