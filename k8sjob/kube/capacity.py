@@ -144,9 +144,6 @@ class Node:
     """A node, and what its Pods request.
 
     Attributes:
-        name: its name.
-        labels: its labels.
-        taints: as in its spec.
         trouble: why nothing is scheduled there, as "cordoned" or "not ready"; empty if it is.
         offers: allocatable, by resource.
         used: requested by its Pods; empty where that is not known.

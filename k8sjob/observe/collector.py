@@ -62,23 +62,12 @@ _ENDS: Final = {JobState.FAILED: Occasion.FAILED, JobState.SUCCEEDED: Occasion.S
 
 @dataclass(slots=True)
 class _Job:
-    """What the collector knows of a job.
-
-    Attributes:
-        newest: its object.
-        is_complete: whether its end is recorded, and that of its Pods.
-        stalled: what has held it up, over several looks.
-        recorded: what was new when it was recorded last; None where it was not.
-        recorded_at: when that was, time.monotonic().
-        lock: held while it is read.
-    """
-
     newest: Json
-    is_complete: bool = False
+    is_complete: bool = False  # its end is recorded, and that of its Pods
     stalled: Stalled = field(default_factory=lambda: Stalled(_PATIENCE_SECONDS))
-    recorded: object = None
-    recorded_at: float = float("-inf")
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    recorded: object = None  # what was new when it was recorded last
+    recorded_at: float = float("-inf")  # time.monotonic()
+    lock: threading.Lock = field(default_factory=threading.Lock)  # held while it is read
 
 
 class Collector:

@@ -81,8 +81,6 @@ class JobStatus:
     """A job at one moment.
 
     Attributes:
-        ref: the job.
-        state: its state.
         reason: the reason of the condition that decided the state.
         message: its message; of a job that is being deleted what keeps it.
         exit_code: what a command that waited for the job exits with, see JobState.

@@ -102,7 +102,6 @@ class Timing:
     """How a job came to its first training step.
 
     Attributes:
-        ref: the job.
         seconds: from its submission to its first step; None: none is known.
         phases: the phases in between, in order, as far as it has come.
         replicas: those that have, or had, a Pod.

@@ -77,12 +77,10 @@ class Usage:
     """The device seconds of a job.
 
     Attributes:
-        ref: the job.
         device: "GPU", or "CPU" where no replica asks for GPUs.
         seconds: device seconds by use; uses without any are left out.
         nodes: the same of each node.
         slowed: device seconds that waited for the ranks on a node, by node.
-        labels: the job's labels.
     """
 
     ref: JobRef

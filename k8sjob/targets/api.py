@@ -76,8 +76,6 @@ class Replicas:
     """The replicas of one role, as a job asks for them.
 
     Attributes:
-        role: Master or Worker.
-        count: how many.
         path: where their Pod template is in the job.
         template: that template.
         restart_policy: what happens when one of them fails: Never, OnFailure, Always, ExitCode.
@@ -100,7 +98,6 @@ class Companion:
     """An object beside a job that its Pods need; it has the job's name.
 
     Attributes:
-        resource: the plural, in paths.
         template: the file in templates/ that lays it out.
         api_version: of the object; empty: Kubernetes' own.
         use: what the job needs it for, in a sentence.
@@ -126,14 +123,7 @@ class Companion:
 
 
 class Made(NamedTuple):
-    """An object that a controller makes of a job.
-
-    Attributes:
-        kind: as Events name it.
-        resource: the plural, in paths.
-        api_version: of the object.
-        suffix: what follows the job's name in its own.
-    """
+    """An object that a controller makes of a job; `suffix` follows the job's name in its own."""
 
     kind: str
     resource: str

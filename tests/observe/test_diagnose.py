@@ -89,7 +89,19 @@ def test_the_job_itself(condition, cause, step):
 SIGNAL = "killed by SIGSEGV"
 NO_MODULE = "ModuleNotFoundError: No module named"
 TRACEBACK = "Traceback (most recent call last):"
-USAGE = "main.py: error: unrecognized arguments: --rl 1"
+USAGE = "t.py: error: unrecognized arguments: --rl 1"
+STARTED = "k8sjob: 0.1.0, job x, node 0 of 1, 1 process of 1, Python 3.12.1"
+EXEC = "exec format error"
+OTHER_PROCESSOR = "image | built for another processor architecture"
+
+
+def raised(kind, message, code=1):
+    """How a container ended whose rank 5 reports an exception."""
+    return reported(code, 5, kind, message, "t.py:3")
+
+
+def left_with(code):
+    return raised("Exit", f"exited with code {code}", code)
 
 
 @pytest.mark.parametrize(
@@ -98,25 +110,13 @@ USAGE = "main.py: error: unrecognized arguments: --rl 1"
         (ended(1), ["ValueError: no"], "crash | exit code 1: ValueError: no"),
         (ended(1, "ValueError: no\n"), [], "crash | exit code 1: ValueError: no"),
         (ended(3), [], "crash | worker-0: exit code 3"),
-        (
-            reported(1, 5, "KeyError", "'x'", "main.py:3"),
-            [],
-            "crash | worker-0, rank 5: exit code 1: KeyError: 'x' (main.py:3)",
-        ),
+        (raised("KeyError", "'x'"), [], "crash | 0, rank 5: exit code 1: KeyError: 'x' (t.py:3)"),
         (ended(137, reason="OOMKilled"), [], "memory | out of memory"),
         (ended(137), [], "killed | ended by SIGKILL"),
         (ended(139), [], "killed | ended by SIGSEGV"),
         (reported(139, 5, "Signal", SIGNAL), [], "killed | worker-0, rank 5: ended by SIGSEGV$"),
-        (
-            reported(139, 5, "Signal", SIGNAL, "main.py:6"),
-            [],
-            "killed | worker-0, rank 5: ended by SIGSEGV (main.py:6)$",
-        ),
-        (
-            reported(200, 5, "Exit", "exited with code 200", "main.py:6"),
-            ["k8sjob: 0.1.0, job x, node 0 of 1, 1 process of 1"],
-            "crash | worker-0, rank 5: exit code 200 (main.py:6)$",
-        ),
+        (raised("Signal", SIGNAL, 139), [], "killed | 0, rank 5: ended by SIGSEGV (t.py:3)$"),
+        (left_with(200), [STARTED], "crash | worker-0, rank 5: exit code 200 (t.py:3)$"),
         (  # as older runtimes wrote it
             reported(7, 5, "Exit", "it gave no reason"),
             ["the last line", "k8sjob: rank 5: Exit: it gave no reason, exit code 7"],
@@ -131,44 +131,32 @@ USAGE = "main.py: error: unrecognized arguments: --rl 1"
             for kind in ("", "Exit: ")
         ),
         (
-            reported(2, 5, "SystemExit", "sys.exit(2)", "main.py:3"),
-            ["usage: main.py [-h]", USAGE, "k8sjob: rank 5: SystemExit: sys.exit(2), exit code 2"],
-            f"crash | exit code 2: {USAGE} (main.py:3)$",
+            raised("SystemExit", "sys.exit(2)", 2),
+            ["usage: t.py [-h]", USAGE, "k8sjob: rank 5: SystemExit: sys.exit(2), exit code 2"],
+            f"crash | exit code 2: {USAGE} (t.py:3)$",
         ),
+        (raised("SystemExit", "sys.exit(4)", 4), [STARTED], "crash | exit code 4 (t.py:3)$"),
         (
-            reported(4, 5, "SystemExit", "sys.exit(4)", "main.py:3"),
-            ["k8sjob: 0.1.0, job x, node 1 of 2, 1 process of 2, Python 3.12.1"],
-            "crash | worker-0, rank 5: exit code 4 (main.py:3)$",
-        ),
-        (
-            reported(1, 5, "SystemExit", "no data in /data", "main.py:3"),
+            raised("SystemExit", "no data in /data"),
             ["the last line"],
-            "crash | exit code 1: SystemExit: no data in /data (main.py:3)$",
+            "crash | exit code 1: SystemExit: no data in /data (t.py:3)$",
         ),
-        (
-            reported(1, 5, "AssertionError", "", "main.py:3"),
-            ["the last line"],
-            "crash | exit code 1: AssertionError (main.py:3)$",
-        ),
+        (raised("AssertionError", ""), ["last"], "crash | exit code 1: AssertionError (t.py:3)$"),
         (
             ended(1),
             [TRACEBACK, "  x", "UsageError: ", "", "no key", "see x"],
             "crash | exit code 1: UsageError: no key$",
         ),
+        (left_with(2), ["usage: t.py [-h]", USAGE], f"crash | exit code 2: {USAGE} (t.py:3)$"),
         (
-            reported(2, 0, "Exit", "exited with code 2", "main.py:5"),
-            ["usage: main.py [-h]", USAGE],
-            f"crash | exit code 2: {USAGE} (main.py:5)$",
+            left_with(2),
+            ["no data", "k8sjob: rank 5: exited with code 2 (t.py:3)"],
+            "crash | exit code 2: no data (t.py:3)",
         ),
         (
-            reported(2, 0, "Exit", "exited with code 2", "main.py:5"),
-            ["no data", "k8sjob: rank 0: exited with code 2 (main.py:5)"],
-            "crash | exit code 2: no data (main.py:5)",
-        ),
-        (
-            reported(1, 0, "Exit", "exited with code 1", "main.py:5"),
+            left_with(1),
             [TRACEBACK, "  File 'x'", "KeyError: 'handled'", "bye"],
-            "crash | exit code 1: KeyError: 'handled' (main.py:5)",
+            "crash | exit code 1: KeyError: 'handled' (t.py:3)",
         ),
         (
             reported(2, -1, "Exit", "exited with code 2"),
@@ -183,7 +171,7 @@ USAGE = "main.py: error: unrecognized arguments: --rl 1"
             "missing-module | no module named 'pandas.core'",
         ),
         (
-            reported(1, 0, "ModuleNotFoundError", "No module named 'x'"),
+            raised("ModuleNotFoundError", "No module named 'x'"),
             [],
             "missing-module | no module named 'x'",
         ),
@@ -192,24 +180,12 @@ USAGE = "main.py: error: unrecognized arguments: --rl 1"
             [f"/usr/bin/python: ... ({NO_MODULE} 'k8sjob')"],
             "missing-module | its image does not contain k8sjob's runtime$",
         ),
-        (
-            ended(255),
-            ["exec /usr/local/bin/python: exec format error"],
-            "image | built for another processor architecture",
-        ),
-        (
-            ended(128, "runc: unable to start: exec: x: exec format error: unknown", "StartError"),
-            [],
-            "image | built for another processor architecture",
-        ),
-        (
-            reported(1, 0, "OSError", "x: exec format error: unknown"),
-            [],
-            "crash | OSError: x: exec format error",
-        ),
+        (ended(255), [f"exec /usr/local/bin/python: {EXEC}"], OTHER_PROCESSOR),
+        (ended(128, f"runc: exec: x: {EXEC}: unknown", "StartError"), [], OTHER_PROCESSOR),
+        (raised("OSError", f"x: {EXEC}: unknown"), [], f"crash | OSError: x: {EXEC}"),
         (
             ended(1),
-            ["torch.OutOfMemoryError: CUDA out of memory. Tried"],
+            ["torch.OutOfMemoryError: CUDA out of memory."],
             "gpu-memory | out of GPU memory",
         ),
         (ended(1), ["OSError: [Errno 98] Address already in use"], "address-in-use | is taken"),
@@ -223,11 +199,7 @@ USAGE = "main.py: error: unrecognized arguments: --rl 1"
             [],
             "rendezvous | rank 1 did not join the rendezvous: 2 of 3 came",
         ),
-        (
-            reported(2, -1, "EnvError", "WORLD_SIZE=0 is too small"),
-            [],
-            "configuration | WORLD_SIZE=0 is too small",
-        ),
+        (reported(2, -1, "EnvError", "SIZE=0 is too small"), [], "configuration | SIZE=0 is too"),
     ],
 )
 def test_a_container_that_ended(end, tail, expected):

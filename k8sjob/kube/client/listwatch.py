@@ -52,12 +52,7 @@ _REFUSALS: Final = frozenset({400, 403, 404, 405, 422})
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A collection at one moment, or a page of it.
-
-    Attributes:
-        items: the objects.
-        version: the resourceVersion from which a watch can start.
-    """
+    """A collection at one moment, or a page of it; a watch can start from its version."""
 
     items: list[Json]
     version: str

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import LOCAL
-from k8sjob.contract import CONTAINER_NAMES, ExitCode, Reason
+from k8sjob.contract import CONTAINER_NAMES, Event, EventKind, ExitCode, Reason
 from k8sjob.kube import objects
 from k8sjob.kube.objects import moment
 from k8sjob.observe.status import job_status, processes
@@ -285,6 +285,11 @@ class Facts:
     def of_kind(self, kind: str) -> list[Json]:
         """The related objects of a kind."""
         return [one for one in self.related if one.get("kind") == kind]
+
+    def reported(self, kind: EventKind) -> list[Event]:
+        """The runtime's events of a kind in the output of all replicas."""
+        events = (Event.decode(line) for lines in self.logs.values() for line in lines)
+        return [event for event in events if event and event.kind == kind]
 
     def tail(self, replica: str) -> list[str]:
         """The last lines of a replica that are not empty."""
