@@ -1,13 +1,13 @@
 """What `k8sjob collect` keeps and sends."""
 
-import http.server
-import json
 import threading
 import time
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 from observed import MASTER, REF, line, make_pod, running, snapshot
+from serving import served
 
 from k8sjob.backends.api import JobRef, Snapshot
 from k8sjob.backends.record import RecordBackend, Records
@@ -185,29 +185,17 @@ def test_what_cannot_be_read_is_reported_and_tried_again(monkeypatch):
 
 @pytest.fixture
 def hook():
-    """A server that answers with these codes, then with 200; what it got, and its URL."""
+    """A server that answers with these codes, then with 200, and with 0 not at all."""
+    got, codes = [], []
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            server.got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            if (code := server.codes.pop(0) if server.codes else 200) == 0:
-                time.sleep(1)
-                self.close_connection = True
-                return
-            self.send_response(code)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+    def answer(_method, _path, _query, body):
+        got.append(body)
+        if (code := codes.pop(0) if codes else 200) == 0:
+            raise ConnectionError  # which ends the connection
+        return code, {}
 
-        def log_message(self, *_):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.got, server.codes = [], []
-    server.url = f"http://127.0.0.1:{server.server_port}/services/SECRET"
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    yield server
-    server.shutdown()
-    server.server_close()
+    with served(answer) as url:
+        yield SimpleNamespace(got=got, codes=codes, url=f"{url}/services/SECRET")
 
 
 def send(hook, *messages):
@@ -226,13 +214,13 @@ def test_a_message_has_no_markup_of_the_job(hook):
 
 
 def test_a_busy_server_is_asked_again(hook):
-    hook.codes = [503, 429]
+    hook.codes += [503, 429]
     assert send(hook, "one", "two") == ([], [])
     assert [one["text"] for one in hook.got] == ["one", "one", "one", "two"]
 
 
 def test_a_message_that_may_have_arrived_is_not_sent_again(hook):
-    hook.codes = [0]
+    hook.codes += [0]
     failed, unsent = send(hook, "one", "two")
     assert [one["text"] for one in hook.got] == ["one", "two"]
     assert len(failed) == 1
@@ -240,7 +228,7 @@ def test_a_message_that_may_have_arrived_is_not_sent_again(hook):
 
 
 def test_a_message_that_is_refused_may_be_sent_another_time(hook):
-    hook.codes = [404]
+    hook.codes += [404]
     failed, unsent = send(hook, "one")
     assert failed == ["a message was not sent to 127.0.0.1: it answered 404"]
     assert unsent == ["one"]
@@ -248,8 +236,7 @@ def test_a_message_that_is_refused_may_be_sent_another_time(hook):
 
 def test_nobody_listens(hook, monkeypatch):
     monkeypatch.setattr(collector, "_RETRY", collector._RETRY.new(connect=1, backoff_factor=0))
-    hook.shutdown()
-    hook.server_close()
+    hook.url = "http://127.0.0.1:1/SECRET"
     failed, unsent = send(hook, "one")
     assert failed == ["a message was not sent to 127.0.0.1: NewConnectionError"]
     assert unsent == ["one"]
