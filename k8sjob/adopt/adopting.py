@@ -15,8 +15,7 @@ from k8sjob.rendering.manifest import companion, manifest
 from k8sjob.rendering.overlay import leaves
 from k8sjob.spec import JobSpec
 from k8sjob.spec.load import steps
-from k8sjob.targets.jobs import is_suspended, sent
-from k8sjob.targets.readers import READERS, is_job, reader_of
+from k8sjob.targets.jobs import READERS, is_job, is_suspended, reader_of, sent
 from k8sjob.yamldoc import Document, objects, parse_all
 
 if TYPE_CHECKING:

@@ -6,12 +6,18 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import AGENT, CONFIG_ENV, CONTAINER_NAMES, after_agent
-from k8sjob.kube.labels import IMAGE_ORIGIN, MANAGED_BY, MANIFEST_DIGEST, QUEUE
-from k8sjob.kube.objects import Object, at_path, training
-from k8sjob.kube.quantity import parse
+from k8sjob.kube.capacity import parse
+from k8sjob.kube.objects import (
+    IMAGE_ORIGIN,
+    MANAGED_BY,
+    MANIFEST_DIGEST,
+    QUEUE,
+    Object,
+    at_path,
+    training,
+)
 from k8sjob.rendering.overlay import merge
-from k8sjob.targets.jobs import target_of
-from k8sjob.targets.readers import reader_of
+from k8sjob.targets.jobs import reader_of, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -9,8 +9,7 @@ import click
 from k8sjob.backends.api import LOCAL
 from k8sjob.cli.naming import Place, find_all, job_argument, place_options
 from k8sjob.cli.output import line, say, warn
-from k8sjob.kube.labels import QUEUE
-from k8sjob.kube.objects import Object
+from k8sjob.kube.objects import QUEUE, Object
 from k8sjob.observe.status import job_status
 from k8sjob.targets.jobs import is_suspended
 

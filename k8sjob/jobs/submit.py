@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.backends.api import JobRef, Plan, Snapshot
 from k8sjob.errors import BackendError, JobExists, JobNotFound
 from k8sjob.jobs.plan import plan_job
-from k8sjob.kube.labels import is_ours, same_manifest
+from k8sjob.kube.objects import is_ours, same_manifest
 from k8sjob.observe.status import job_status
 from k8sjob.rendering import check_script
 from k8sjob.rendering.diff import Difference, difference

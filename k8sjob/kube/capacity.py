@@ -1,4 +1,8 @@
-"""Capacity: what nodes offer, what Pods request of it, what is free, and for whom. Pure.
+"""Quantities, and capacity: what nodes offer, what Pods request of it, what is free. Pure.
+
+A quantity is as in Kubernetes' apimachinery (resource.Quantity) `number[suffix]`: decimal suffixes
+n u m k M G T P E, binary ones Ki Mi Gi Ti Pi Ei, or an exponent. Note that `400m` of memory is 0.4
+bytes, and that `1E` is an exa while `1E3` is an exponent.
 
 A Pod counts with its requests, as the scheduler counts: the sum of its containers or its largest
 init container, whichever is more, and its overhead. A Pod that has ended takes nothing.
@@ -6,21 +10,123 @@ init container, whichever is more, and its overhead. A Pod that has ended takes 
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, field
-from decimal import Decimal
+from decimal import ROUND_UP, Context, Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.kube.objects import Object, Pod, is_true
-from k8sjob.kube.quantity import parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from k8sjob.kube.objects import Json
 
+# --- quantities -----------------------------------------------------------------------------------
+
 Amounts = dict[str, Decimal]
 """By resource: cores, bytes, counts."""
+_SUFFIXES: Final = ("n", "u", "m", "", "k", "M", "G", "T", "P", "E")
+_DECIMAL: Final = {suffix: 3 * power for power, suffix in enumerate(_SUFFIXES, -3)}
+_BINARY: Final = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
+"""The powers of ten, and of two, that suffixes stand for."""
+_FORM: Final = re.compile(
+    r"([+-]?)(\d+\.?\d*|\.\d+)(?:([KMGTPE]i)|([eE][+-]?\d+)|([numkMGTPE]?))", re.ASCII
+)
+_NANO: Final = -9
+_LONGEST: Final = 100
+MAX: Final = Decimal(2**63 - 1)
+"""Largest quantity that Kubernetes can add up."""
+_EXACT: Final = Context(prec=200)
+
+
+def _split(text: str) -> tuple[Decimal, str]:
+    """The value and its family ("binary", "exponent", "decimal"); ValueError for no quantity."""
+    match = _FORM.fullmatch(text) if len(text) <= _LONGEST else None
+    if match is None:
+        raise ValueError(f"{text!r} is not a quantity")
+    sign, digits, binary, exponent, suffix = match.groups()
+    number = Decimal(sign + digits)
+    if binary:
+        # Upstream caps binary quantities alone; decimal ones may go beyond.
+        value = min(_EXACT.multiply(number.copy_abs(), Decimal(2 ** _BINARY[binary])), MAX)
+        family, value = "binary", value.copy_sign(number)
+    else:
+        family = "exponent" if exponent else "decimal"
+        power = int(exponent[1:]) if exponent else _DECIMAL[suffix]
+        if abs(power) > _LONGEST:
+            raise ValueError(f"{text!r} is not a quantity")
+        value = number.scaleb(power, _EXACT)
+    if value.as_tuple()[2] < _NANO:  # type: ignore[operator]  # neither NaN nor infinite here
+        value = value.quantize(Decimal(1).scaleb(_NANO), ROUND_UP, _EXACT)
+    if family == "binary" and (abs(value) < 1024 or value != value.to_integral_value()):
+        family = "decimal"
+    return value, family
+
+
+def parse(text: str) -> Decimal:
+    """The quantity's value: bytes, cores, pieces. Finer than a nano is rounded up, as upstream.
+
+    Raises:
+        ValueError: the text is not a quantity.
+    """
+    return _split(text)[0]
+
+
+def canonical(text: str) -> str:
+    """The quantity as the apiserver writes it: "1024Mi" is "1Gi", "0.5" is "500m", "1000" is "1k".
+
+    Raises:
+        ValueError: the text is not a quantity.
+    """
+    value, family = _split(text)
+    if not value:
+        return "0"
+    if family == "binary":
+        number, suffix = int(value), ""
+        for name in _BINARY:
+            if number % 1024:
+                break
+            number, suffix = number // 1024, name
+        return f"{number}{suffix}"
+    sign, digits, exponent = value.normalize(_EXACT).as_tuple()
+    assert isinstance(exponent, int)  # noqa: S101 - neither NaN nor infinite here
+    power = exponent - exponent % 3
+    if family == "decimal":
+        power = min(power, max(_DECIMAL.values()))
+    number = int("".join(map(str, digits))) * 10 ** (exponent - power) * (-1 if sign else 1)
+    if family == "exponent":
+        return f"{number}e{power}" if power else str(number)
+    return str(number) + next(name for name, each in _DECIMAL.items() if each == power)
+
+
+def amounts(quantities: Any) -> Amounts:
+    """Quantities as numbers; what is not a quantity is left out."""
+    found: Amounts = {}
+    for resource, text in (quantities or {}).items():
+        with suppress(ValueError):
+            found[resource] = parse(str(text))
+    return found
+
+
+def as_text(resource: str, amount: Decimal) -> str:
+    """An amount for people: bytes as 31.2Gi, cores as 3.5, others as they are."""
+    if resource.rpartition(".")[2] in {"memory", "storage", "ephemeral-storage"}:
+        for power, suffix in ((40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki")):
+            if abs(amount) >= 2**power:
+                return f"{amount / 2**power:.1f}".removesuffix(".0") + suffix
+    return f"{amount.normalize():f}"
+
+
+def add(to: Amounts, more: Mapping[str, Decimal]) -> None:
+    """Add amounts to others, in place."""
+    for resource, amount in more.items():
+        to[resource] = to.get(resource, Decimal()) + amount
+
+
+# --- nodes and Pods -------------------------------------------------------------------------------
 
 _PRODUCTS: Final = (
     "nvidia.com/gpu.product",
@@ -38,9 +144,6 @@ class Node:
     """A node, and what its Pods request.
 
     Attributes:
-        name: its name.
-        labels: its labels.
-        taints: as in its spec.
         trouble: why nothing is scheduled there, as "cordoned" or "not ready"; empty if it is.
         offers: allocatable, by resource.
         used: requested by its Pods; empty where that is not known.
@@ -73,12 +176,7 @@ class Node:
 
 
 def nodes_of(items: Iterable[Json], usage: Mapping[str, Amounts]) -> list[Node]:
-    """The nodes of a NodeList.
-
-    Args:
-        items: Node objects.
-        usage: what is requested on each, by name.
-    """
+    """The nodes of a NodeList, with what is requested on each by its name."""
     found = []
     for node in map(Object, items):
         ready = is_true(node.status, "Ready")
@@ -101,9 +199,7 @@ def taken(pods: Iterable[Json]) -> dict[str, Amounts]:
 def pod_requests(spec: Json, group: str = "requests") -> Amounts:
     """What the scheduler reserves for a Pod of that spec, itself included as `pods: 1`.
 
-    Args:
-        spec: a Pod's spec.
-        group: "requests", or "limits" for what a quota counts as such.
+    With the group "limits" it is what a quota counts as such.
     """
     always: Amounts = {}
     peak: Amounts = {}
@@ -158,32 +254,6 @@ def devices(nodes: Iterable[Node]) -> dict[tuple[str, str], list[Node]]:
                 model = node.product if "gpu" in resource else ""
                 found[resource, model].append(node)
     return dict(sorted(found.items()))
-
-
-def amounts(quantities: Any) -> Amounts:
-    """Quantities as numbers; what is not a quantity is left out."""
-    found: Amounts = {}
-    for resource, text in (quantities or {}).items():
-        try:
-            found[resource] = parse(str(text))
-        except ValueError:
-            continue
-    return found
-
-
-def as_text(resource: str, amount: Decimal) -> str:
-    """An amount for people: bytes as 31.2Gi, cores as 3.5, others as they are."""
-    if resource.rpartition(".")[2] in {"memory", "storage", "ephemeral-storage"}:
-        for power, suffix in ((40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki")):
-            if abs(amount) >= 2**power:
-                return f"{amount / 2**power:.1f}".removesuffix(".0") + suffix
-    return f"{amount.normalize():f}"
-
-
-def add(to: Amounts, more: Mapping[str, Decimal]) -> None:
-    """Add amounts to others, in place."""
-    for resource, amount in more.items():
-        to[resource] = to.get(resource, Decimal()) + amount
 
 
 def _raise(to: Amounts, other: Mapping[str, Decimal]) -> None:

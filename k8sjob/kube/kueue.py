@@ -28,12 +28,6 @@ _CLOSED: Final = {
 """Why the condition Active of a LocalQueue is False, by its reason."""
 
 
-def condition(item: Json, kind: str) -> Json:
-    """The condition of that type, true or not; empty where there is none."""
-    conditions = Object(item).status.get("conditions") or ()
-    return next((one for one in conditions if one.get("type") == kind), {})
-
-
 def cluster_queue(local: Json) -> str:
     """The name of a LocalQueue's ClusterQueue."""
     return str(Object(local).spec.get("clusterQueue") or "")
@@ -47,14 +41,14 @@ def closed(local: Json, cluster: Json | None) -> str:
         cluster: its ClusterQueue; empty where that does not exist, None where it is not known.
     """
     name, of = Object(local).name, cluster_queue(local)
-    active = condition(cluster or {}, "Active")
+    active = Object(cluster or {}).condition("Active")
     if cluster == {}:
         active = {"status": "False", "reason": "ClusterQueueDoesNotExist"}
     elif active.get("status") == "False":
         why = f"{active.get('reason')}: {active.get('message')}"
         return f"the LocalQueue {name} belongs to ClusterQueue {of}, which is inactive: {why}"
     else:
-        active = condition(local, "Active")
+        active = Object(local).condition("Active")
     if active.get("status") != "False":
         return ""
     reason = str(active.get("reason"))

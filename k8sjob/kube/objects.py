@@ -1,4 +1,4 @@
-"""Views of Kubernetes objects: metadata, conditions, pods and their containers, events. Pure."""
+"""Views of Kubernetes objects: metadata, conditions, pods, events; the labels of k8sjob. Pure."""
 
 from __future__ import annotations
 
@@ -94,6 +94,11 @@ class Object:
         """Whether its deletion was asked for."""
         return bool(self.part("metadata").get("deletionTimestamp"))
 
+    def condition(self, kind: str) -> Json:
+        """The condition of that type, true or not; empty where there is none."""
+        conditions = self.status.get("conditions") or ()
+        return next((one for one in conditions if one.get("type") == kind), {})
+
     @property
     def spec(self) -> Json:
         """Its spec."""
@@ -150,11 +155,7 @@ class Pod(Object):
 
 
 def true_conditions(status: Json) -> dict[str, Json]:
-    """The conditions of a status by type, those whose status is "True"; their order has no meaning.
-
-    Args:
-        status: of any object.
-    """
+    """The true conditions of a status by type; their order has no meaning."""
     conditions = status.get("conditions") or ()
     return {str(c.get("type")): c for c in conditions if c.get("status") == "True"}
 
@@ -195,15 +196,7 @@ def in_time(events: Iterable[Json]) -> tuple[Json, ...]:
 
 
 def new_event(about: Json, kind: str, reason: str, message: str, now: datetime) -> Json:
-    """An Event as an apiserver would return it.
-
-    Args:
-        about: the object that it is about.
-        kind: "Normal" or "Warning".
-        reason: CamelCase.
-        message: for people.
-        now: when it happened.
-    """
+    """An Event as an apiserver would return it, "Normal" or "Warning"; its reason is CamelCase."""
     of, when, uid = Object(about), stamp(now), str(uuid.uuid4())
     return {
         "apiVersion": "v1",
@@ -241,3 +234,43 @@ def training(items: Iterable[Json] | None) -> Json:
     named = {one.get("name"): one for one in every}
     alone = every[0] if len(every) == 1 else {}
     return next((named[name] for name in CONTAINER_NAMES if name in named), alone)
+
+
+# --- labels and annotations that k8sjob sets --------------------------------------------------
+
+MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+"""A label with the value "k8sjob" on every job and on its pods."""
+MANIFEST_DIGEST: Final = "k8sjob/manifest-sha256"
+"""An annotation of the job, the hash of all that was rendered; equal hashes are equal jobs."""
+IMAGE_ORIGIN: Final = "k8sjob/image-origin"
+"""An annotation of the job: what its image was made of, see k8sjob.provenance."""
+NOTIFY: Final = "k8sjob/notify"
+"""An annotation of the job: what `k8sjob collect` sends messages about, as "failed,stalled"."""
+ISTIO: Final = "sidecar.istio.io/inject"
+"""An annotation of pods: "false" keeps a service mesh out of the ranks' connections."""
+QUEUE: Final = "kueue.x-k8s.io/queue-name"
+"""A label of the job, for Kueue: the queue in which it waits."""
+PRIORITY: Final = "kueue.x-k8s.io/priority-class"
+"""A label of the job, for Kueue: its WorkloadPriorityClass."""
+TOPOLOGY: Final = "kueue.x-k8s.io/podset-{}-topology"
+"""An annotation of pods, for Kueue: the level, which is required or preferred."""
+RESERVED: Final = (
+    "training.kubeflow.org/",
+    "batch.kubernetes.io/",
+    "jobset.sigs.k8s.io/",
+    "trainer.kubeflow.org/",
+)
+"""How labels begin that controllers set on the pods of a job."""
+
+
+def is_ours(item: Json) -> bool:
+    """Whether k8sjob has made an object."""
+    return (item["metadata"].get("labels") or {}).get(MANAGED_BY) == "k8sjob"
+
+
+def same_manifest(one: Json, other: Json) -> bool:
+    """Whether two jobs were rendered from the same; false for one without the hash."""
+    hashes = [
+        (job["metadata"].get("annotations") or {}).get(MANIFEST_DIGEST) for job in (one, other)
+    ]
+    return hashes[0] is not None and hashes[0] == hashes[1]

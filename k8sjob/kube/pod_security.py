@@ -5,8 +5,7 @@ https://kubernetes.io/docs/concepts/security/pod-security-standards/
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -16,19 +15,12 @@ FieldPath = tuple[str | int, ...]
 _GROUPS: Final = ("initContainers", "containers", "ephemeralContainers")
 
 
-@dataclass(frozen=True, slots=True)
-class _Control:
-    """One field that the standard limits.
+class _Control(NamedTuple):
+    """One field that the standard limits."""
 
-    Attributes:
-        path: of the field, where "*" is each item of a list.
-        allows: whether it may have the value.
-        wanted: what it may be, in words.
-    """
-
-    path: tuple[str, ...]
+    path: tuple[str, ...]  # "*" is each item of a list
     allows: Callable[[Any], bool]
-    wanted: str
+    wanted: str  # in words
 
 
 def _one_of(path: str, *values: Any, wanted: str) -> _Control:
@@ -105,10 +97,7 @@ _INHERITED: Final = {
 
 
 def restricted_violations(pod: dict[str, Any]) -> Iterator[tuple[FieldPath, Any, str]]:
-    """Where a Pod's spec breaks the standard.
-
-    Args:
-        pod: a Pod's spec, of any shape.
+    """Where a Pod's spec, of any shape, breaks the standard.
 
     Yields:
         The path of a field, its value, and what the standard wants there.

@@ -87,16 +87,7 @@ def with_query(path: str, query: Mapping[str, str] | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ResourcePath:
-    """What a path names; empty where it does not.
-
-    Attributes:
-        group: the API group, empty for the core.
-        version: its version.
-        resource: in the plural.
-        namespace: the object's namespace.
-        name: the object's name.
-        subresource: a part of it.
-    """
+    """What a path names; empty where it does not. The core has no group."""
 
     group: str = ""
     version: str = ""
@@ -140,12 +131,7 @@ OF_THE_CLUSTER: Final = frozenset({"priority class", "runtime class", "workload 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """An object that a job needs.
-
-    Attributes:
-        kind: "secret", "claim", ... in plain words.
-        name: its name.
-    """
+    """An object that a job needs, its kind in plain words: "secret", "claim"."""
 
     kind: str
     name: str

@@ -9,14 +9,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from queue import Full, Queue
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import urllib3
+from urllib3.exceptions import HTTPError, MaxRetryError, ResponseError
 
 from k8sjob.backends.api import JobRef, Snapshot
 from k8sjob.backends.record import RecordBackend
-from k8sjob.errors import BackendError, JobNotFound
+from k8sjob.errors import BackendError, JobNotFound, K8sJobError
 from k8sjob.kube.client.listwatch import Kind
-from k8sjob.kube.labels import NOTIFY
-from k8sjob.kube.objects import Object, Pod
+from k8sjob.kube.objects import NOTIFY, Object, Pod
 from k8sjob.observe.diagnose import diagnose
 from k8sjob.observe.logs import last_lines
 from k8sjob.observe.status import job_status
@@ -31,7 +36,6 @@ if TYPE_CHECKING:
     from k8sjob.kube.client.listwatch import Change
     from k8sjob.kube.objects import Json
     from k8sjob.observe.status import JobStatus
-    from k8sjob.observe.webhook import Webhook
 
 _READERS: Final = 4
 """So many jobs are read at the same time."""
@@ -58,23 +62,12 @@ _ENDS: Final = {JobState.FAILED: Occasion.FAILED, JobState.SUCCEEDED: Occasion.S
 
 @dataclass(slots=True)
 class _Job:
-    """What the collector knows of a job.
-
-    Attributes:
-        newest: its object.
-        is_complete: whether its end is recorded, and that of its Pods.
-        stalled: what has held it up, over several looks.
-        recorded: what was new when it was recorded last; None where it was not.
-        recorded_at: when that was, time.monotonic().
-        lock: held while it is read.
-    """
-
     newest: Json
-    is_complete: bool = False
+    is_complete: bool = False  # its end is recorded, and that of its Pods
     stalled: Stalled = field(default_factory=lambda: Stalled(_PATIENCE_SECONDS))
-    recorded: object = None
-    recorded_at: float = float("-inf")
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    recorded: object = None  # what was new when it was recorded last
+    recorded_at: float = float("-inf")  # time.monotonic()
+    lock: threading.Lock = field(default_factory=threading.Lock)  # held while it is read
 
 
 class Collector:
@@ -106,11 +99,9 @@ class Collector:
         self._readers = ThreadPoolExecutor(_READERS, "collector")
 
     def run(self, changes: Iterable[Change], stop: threading.Event) -> None:
-        """Collect until there are no more changes; see ClusterBackend.watch_jobs.
+        """Collect until there are no more changes of jobs; see ClusterBackend.watch_jobs.
 
-        Args:
-            changes: of the jobs.
-            stop: set here at the end, for whoever makes the changes.
+        At the end `stop` is set, for whoever makes the changes.
 
         Raises:
             BackendError: the jobs cannot be read any more.
@@ -234,3 +225,100 @@ def _news(status: JobStatus) -> object:
     """What a record must be written again for."""
     replicas = [(one.name, one.phase, one.restarts, one.reason) for one in status.replicas]
     return str(status.state), status.reason, status.message, replicas
+
+
+# --- messages -------------------------------------------------------------------------------------
+
+_MOST_WAITING: Final = 1000
+"""Messages that wait to be sent; further ones are refused."""
+_MOST_CHARACTERS: Final = 3000
+"""Of a message: Slack cuts longer ones."""
+_MARKUP: Final = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
+"""Slack's markup, with which the output of a job could mention people or hide a link."""
+_RETRY: Final = urllib3.Retry(
+    total=None,
+    connect=8,
+    status=8,
+    read=False,
+    other=False,
+    redirect=False,
+    allowed_methods=None,
+    status_forcelist=(429, 500, 502, 503, 504),
+    backoff_factor=1,
+)
+"""Four minutes of attempts; none where only the answer is missing, as the message may be there."""
+
+
+class _NotSentError(Exception):
+    """A message has certainly not arrived."""
+
+
+class Webhook:
+    """Sends messages from a thread of its own, in their order; close() waits for the last one.
+
+    Args:
+        url: https, or http on this machine. It is a secret and never shown.
+        failed: called with the reason why a message was not sent, from that thread.
+
+    Raises:
+        K8sJobError: it is no such URL.
+    """
+
+    def __init__(self, url: str, failed: Callable[[str], object]) -> None:
+        parts = urlsplit(url.strip())
+        host = parts.hostname or ""
+        if not host or (parts.scheme, host) not in {
+            ("https", host), ("http", "localhost"), ("http", "127.0.0.1")
+        }:  # fmt: skip
+            raise K8sJobError("the webhook's URL must begin with https://, and name a host")
+        self._url, self._host, self._failed = url.strip(), host, failed
+        proxy = None if proxy_bypass(host) else getproxies().get(parts.scheme)
+        timeout = urllib3.Timeout(connect=10, read=30)
+        self._pool = (
+            urllib3.ProxyManager(proxy, timeout=timeout)
+            if proxy
+            else urllib3.PoolManager(timeout=timeout)
+        )
+        self._waiting: Queue[tuple[str, Callable[[], object]] | None] = Queue(_MOST_WAITING)
+        self._thread = threading.Thread(target=self._send_all, name="webhook", daemon=True)
+        self._thread.start()
+
+    def send(self, message: str, unsent: Callable[[], object]) -> None:
+        """Send plain text some time soon; what is more than 3,000 characters is cut.
+
+        Where it certainly did not arrive, `unsent` is called, from the webhook's thread.
+        """
+        try:
+            self._waiting.put_nowait((message, unsent))
+        except Full:
+            self._failed(f"{_MOST_WAITING} messages wait to be sent to {self._host}; one is lost")
+            unsent()
+
+    def close(self, patience: float = 10.0) -> None:
+        """Send what waits, for some seconds at most."""
+        with suppress(Full):
+            self._waiting.put_nowait(None)
+            self._thread.join(patience)
+
+    def _send_all(self) -> None:
+        while (one := self._waiting.get()) is not None:
+            message, unsent = one
+            try:
+                self._send(message[:_MOST_CHARACTERS].translate(_MARKUP))
+            except _NotSentError as error:
+                self._failed(f"a message was not sent to {self._host}: {error}")
+                unsent()
+            except HTTPError as error:
+                self._failed(f"{self._host} gave no answer to a message: {type(error).__name__}")
+
+    def _send(self, text: str) -> None:
+        """Raise _NotSentError where the message has not arrived, HTTPError where it may have."""
+        try:
+            answer = self._pool.request("POST", self._url, json={"text": text}, retries=_RETRY)
+        except MaxRetryError as error:
+            # Its own text has the path of the URL, which is the secret.
+            reason = error.reason
+            what = str(reason) if isinstance(reason, ResponseError) else type(reason).__name__
+            raise _NotSentError(what) from None
+        if answer.status >= 300:
+            raise _NotSentError(f"it answered {answer.status}")

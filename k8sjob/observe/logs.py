@@ -153,10 +153,7 @@ def excerpt(text: str) -> str:
 def select(job: Json, replicas: Sequence[str] = (), ranks: Sequence[int] = ()) -> tuple[str, ...]:
     """The names of the chosen replicas, in the job's order; all of them when none is named.
 
-    Args:
-        job: its object.
-        replicas: names ("master-0") or roles ("worker").
-        ranks: process ranks; the replicas that run them are added.
+    They are chosen by names ("master-0"), roles ("worker"), or the ranks of their processes.
 
     Raises:
         BackendError: the job has no such replica or rank.
@@ -197,16 +194,11 @@ def replica_of_rank(job: Json, rank: int) -> str:
 
 
 class _End:
-    """The last lines of a replica's output, and where following it continues.
-
-    Attributes:
-        lines: the last ones, `count` at most.
-        stamp: the timestamp of the last line, given or not; empty where there was none.
-    """
+    """The last lines of a replica's output, and where following it continues."""
 
     def __init__(self, lines: Iterable[LogLine], count: int) -> None:
         self.lines = deque[LogLine](maxlen=max(count, 0))
-        self.stamp = ""
+        self.stamp = ""  # of the last line, given or not
         self._ties = 0
         for line in lines:
             self._ties = self._ties + 1 if line.timestamp == self.stamp else 1

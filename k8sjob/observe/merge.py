@@ -16,12 +16,7 @@ _POLL_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The end of a source.
-
-    Attributes:
-        source: the name it was added by.
-        error: the exception that ended it; None where it simply ended.
-    """
+    """The end of a source, by its name, and the exception that ended it, if one did."""
 
     source: str
     error: Exception | None = None

@@ -12,8 +12,7 @@ from k8sjob.adopt.equivalence import config_of
 from k8sjob.backends.api import JobRef
 from k8sjob.card import card, moments, table
 from k8sjob.contract import Reason, Role, decode_object
-from k8sjob.kube.labels import QUEUE
-from k8sjob.kube.objects import Object, Pod, moment
+from k8sjob.kube.objects import QUEUE, Object, Pod, moment
 from k8sjob.targets.api import JobState, created_pods
 from k8sjob.targets.jobs import replica_names, replica_of, target_of
 
@@ -82,8 +81,6 @@ class JobStatus:
     """A job at one moment.
 
     Attributes:
-        ref: the job.
-        state: its state.
         reason: the reason of the condition that decided the state.
         message: its message; of a job that is being deleted what keeps it.
         exit_code: what a command that waited for the job exits with, see JobState.
@@ -210,9 +207,9 @@ def _replica(pod: Pod, made: Mapping[str, int]) -> ReplicaStatus:
 def _wait(pod: Pod) -> tuple[bool, str, str, int]:
     """Whether the Pod waits, for what, the message, and the init containers' restarts."""
     status = pod.status
-    for condition in (status.get("conditions") or []) if pod.live else []:
-        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return True, condition.get("reason", ""), condition.get("message", ""), 0
+    placed = pod.condition("PodScheduled")
+    if pod.live and placed.get("status") == "False":
+        return True, placed.get("reason", ""), placed.get("message", ""), 0
     inits: Sequence[Json] = status.get("initContainerStatuses") or []
     for done, init in enumerate(inits):
         ended = Object(init).part("state", "terminated")

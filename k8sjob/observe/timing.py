@@ -24,6 +24,7 @@ from k8sjob.errors import BackendError
 from k8sjob.kube.objects import Object, Pod, true_conditions
 from k8sjob.observe.logs import MOST_AT_ONCE, in_parallel
 from k8sjob.observe.status import job_status, speaker
+from k8sjob.sanitize import real
 from k8sjob.targets.api import created_pods
 from k8sjob.targets.jobs import replica_names, replica_of, target_of
 
@@ -101,7 +102,6 @@ class Timing:
     """How a job came to its first training step.
 
     Attributes:
-        ref: the job.
         seconds: from its submission to its first step; None: none is known.
         phases: the phases in between, in order, as far as it has come.
         replicas: those that have, or had, a Pod.
@@ -123,18 +123,20 @@ class Timing:
         return {"name": self.ref.name, "namespace": self.ref.namespace, **data}
 
 
-class _Moment(NamedTuple):
-    time: float
-    exact: bool = True  # else it is the whole second
+# Moments are seconds since the epoch. One without a fraction is known to the second alone.
 
 
 class _Mark(NamedTuple):
     """The end of a phase."""
 
     phase: str
-    end: _Moment | None
+    end: float | None
     replica: str
     detail: str = ""
+
+
+_Life = tuple[Pod, list["Json"]]
+"""A Pod of a replica, empty where it is gone, and the Events about it, oldest first."""
 
 
 class _Start(NamedTuple):
@@ -146,15 +148,9 @@ class _Start(NamedTuple):
     earlier: int  # Pods of the replica before this one
     marks: tuple[_Mark, ...]
 
-    def end(self, phase: str) -> _Moment | None:
+    def end(self, phase: str) -> float | None:
         """The end of a phase, or of the last one of that name."""
         return next((mark.end for mark in reversed(self.marks) if mark.phase == phase), None)
-
-    @property
-    def container(self) -> float | None:
-        """When the training container was started."""
-        moment = self.end("container")
-        return moment and moment.time
 
 
 def read_output_times(backend: Backend, snapshot: Snapshot) -> dict[str, OutputTimes]:
@@ -166,7 +162,7 @@ def read_output_times(backend: Backend, snapshot: Snapshot) -> dict[str, OutputT
     job = snapshot.job
     names, first = replica_names(job), speaker(job)
     elastic = target_of(job).is_elastic(job)  # any may have rank 0 then
-    started = {start.replica: start.container or 0.0 for start in _starts(snapshot)}
+    started = {start.replica: start.end("container") or 0.0 for start in _starts(snapshot)}
     chosen = sorted(names, key=lambda name: (name != first, -started.get(name, 0.0)))
 
     def read(name: str) -> OutputTimes | None:
@@ -204,10 +200,8 @@ def output_times(lines: Iterable[LogLine]) -> OutputTimes:
 
 
 def _seconds(event: Event, key: str) -> float | None:
-    value = event.data.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if 0 <= value < _MAX_SECONDS else None
+    value = real(event.data.get(key))
+    return value if value is not None and 0 <= value < _MAX_SECONDS else None
 
 
 def timing(snapshot: Snapshot, outputs: Mapping[str, OutputTimes]) -> Timing:
@@ -215,16 +209,13 @@ def timing(snapshot: Snapshot, outputs: Mapping[str, OutputTimes]) -> Timing:
     job, ref = snapshot.job, JobRef.of(snapshot.job)
     begin = _moment(Object(job).created)
     # The replica of rank 0, as its output shows; else the first one that has any.
-    first = min(
-        outputs, key=lambda n: (outputs[n].step is None, outputs[n].met is None), default=""
-    )
+    reached = {name: (one.step is None, one.met is None) for name, one in outputs.items()}
+    first = min(reached, key=reached.__getitem__, default="")
     rank_0 = outputs.get(first, OutputTimes())
     starts = _starts(snapshot, rank_0.step or rank_0.met or math.inf)
     # The replica that all others had to wait for.
     last = max(
-        starts,
-        key=lambda s: (s.container is None, s.container or 0.0, s.replica == first),
-        default=None,
+        starts, key=lambda s: (s.end("container") or math.inf, s.replica == first), default=None
     )
     if begin is None or last is None:
         return Timing(ref, None, missing=("there is no pod of it, and no event about one",))
@@ -232,10 +223,10 @@ def timing(snapshot: Snapshot, outputs: Mapping[str, OutputTimes]) -> Timing:
     marks = [
         *_resumed(job, last.end("pod")),
         *last.marks,
-        _Mark("runtime", _exact(own.first_line), last.replica),
-        _Mark("import", _exact(own.imported if last.replica == first else None), last.replica),
-        _Mark("meeting", _exact(rank_0.met), first),
-        _Mark("step", _exact(rank_0.step), first),
+        _Mark("runtime", own.first_line, last.replica),
+        _Mark("import", own.imported if last.replica == first else None, last.replica),
+        _Mark("meeting", rank_0.met, first),
+        _Mark("step", rank_0.step, first),
     ]
     if ref.namespace == LOCAL:  # this machine has none of these
         marks = [m for m in marks if m.end or m.phase not in {"scheduling", "setup", "image"}]
@@ -260,29 +251,21 @@ def _starts(snapshot: Snapshot, before: float = math.inf) -> list[_Start]:
     What was created or started after `before` is passed over where something earlier is known.
     """
     job, target = snapshot.job, target_of(snapshot.job)
-    pods = {(replica_of(one), Object(one).uid): Pod(one) for one in snapshot.pods}
-    seen: dict[str, dict[str, list[Json]]] = defaultdict(dict)
-    for replica, uid in pods:
-        seen[replica][uid] = []
-    for event in sorted(snapshot.events, key=lambda event: _first_seen(event) or _Moment(0.0)):
+    lives: dict[str, dict[str, _Life]] = defaultdict(dict)  # of each replica, by the uid of its Pod
+    for pod in map(Pod, snapshot.pods):
+        lives[replica_of(pod.raw)][pod.uid] = pod, []
+    for event in sorted(snapshot.events, key=lambda event: _first_seen(event) or 0.0):
         about = Object(event).part("involvedObject")
         if about.get("kind") == "Pod":
             replica = target.replica_named(Object(job).name, about.get("name", ""))
-            seen[replica].setdefault(about.get("uid", ""), []).append(event)
+            lives[replica].setdefault(about.get("uid", ""), (Pod({}), []))[1].append(event)
     creations = reversed(list(created_pods(target, job, snapshot.events)))  # the first one counts
     created = {replica: _first_seen(event) for replica, event in creations}
     starts = []
     for name in replica_names(job):
-        begun = []
-        for uid, events in seen[name].items():
-            pod = pods.get((name, uid), Pod({}))
-            known = [_moment(pod.created), *map(_first_seen, events)]
-            begun.append((min((m.time for m in known if m), default=0.0), pod, events))
-        begun.sort(key=lambda one: one[0])
-        in_time = [one for one in begun if one[0] <= before + _ROUNDING]
-        if begun:
-            number = max(len(in_time) - 1, 0)
-            _, pod, events = begun[number]
+        if begun := sorted(lives[name].values(), key=_begun):
+            number = max(sum(_begun(life) <= before + _ROUNDING for life in begun) - 1, 0)
+            pod, events = begun[number]
             made = _moment(pod.created) or (None if number else created.get(name))
             # Without a Pod: `Successfully assigned ns/pod to node`.
             bound = _find(events, "Scheduled").get("message", "").rpartition(" to ")[2]
@@ -293,9 +276,14 @@ def _starts(snapshot: Snapshot, before: float = math.inf) -> list[_Start]:
     return starts
 
 
+def _begun(life: _Life) -> float:
+    pod, events = life
+    return min(filter(None, (_moment(pod.created), *map(_first_seen, events))), default=0.0)
+
+
 def _marks(
-    pod: Pod, node: str, events: Sequence[Json], created: _Moment | None, before: float
-) -> Iterator[tuple[str, _Moment | None, str]]:
+    pod: Pod, node: str, events: Sequence[Json], created: float | None, before: float
+) -> Iterator[tuple[str, float | None, str]]:
     """The phases of a Pod, up to the start of its training container, their ends and details."""
     ours = [event for event in events if _subject_field(event) in _TRAINING_FIELDS]
     condition = true_conditions(pod.status).get("PodScheduled", {})
@@ -310,9 +298,9 @@ def _marks(
     states = product(("state", "lastState"), ("running", "terminated"))
     known = [_moment(pod.container.part(*path).get("startedAt")) for path in states]
     known += [_first_seen(event) for event in ours if event.get("reason") == "Started"]
-    begun = [moment for moment in known if moment and moment.time > 0]  # 0: it could not be started
-    in_time = [moment for moment in begun if moment.time <= before + _ROUNDING]
-    started = max(in_time) if in_time else min(begun, default=None)
+    begun = [moment for moment in known if moment]  # 0: it could not be started
+    in_time = [moment for moment in begun if moment <= before + _ROUNDING]
+    started = max(in_time, default=min(begun, default=None))
 
     yield "pod", created, ""
     yield "scheduling", scheduled, node and f"to {node}"
@@ -323,8 +311,8 @@ def _marks(
 
 
 def _inits(
-    pod: Pod, events: Sequence[Json], following: _Moment | None
-) -> Iterator[tuple[str, _Moment | None, _Moment | None]]:
+    pod: Pod, events: Sequence[Json], following: float | None
+) -> Iterator[tuple[str, float | None, float | None]]:
     """The init containers, when each began, and when it ended."""
     statuses = pod.status.get("initContainerStatuses") or ()
     for one in map(Object, statuses):
@@ -341,17 +329,16 @@ def _inits(
         yield from zip(begun, begun.values(), [*begun.values(), following][1:], strict=True)
 
 
-def _resumed(job: Json, created: _Moment | None) -> Iterator[_Mark]:
+def _resumed(job: Json, created: float | None) -> Iterator[_Mark]:
     """The end of the time that the job was suspended, unless its Pods are older."""
-    for condition in Object(job).status.get("conditions") or ():
-        if condition.get("type") == "Suspended" and condition.get("status") == "False":
-            end = _moment(condition.get("lastTransitionTime"))
-            if end and not (created and created.time + _ROUNDING < end.time):
-                yield _Mark("suspended", end, "")
-            return
+    condition = Object(job).condition("Suspended")
+    end = _moment(condition.get("lastTransitionTime"))
+    older = created and end and created + _ROUNDING < end
+    if condition.get("status") == "False" and end and not older:
+        yield _Mark("suspended", end, "")
 
 
-def _phases(marks: Sequence[_Mark], begin: _Moment) -> tuple[tuple[Phase, ...], float]:
+def _phases(marks: Sequence[_Mark], begin: float) -> tuple[tuple[Phase, ...], float]:
     """The phases between the marks, and by how many seconds clocks seem to differ."""
     phases: list[Phase] = []
     joined: list[str] = []
@@ -360,19 +347,18 @@ def _phases(marks: Sequence[_Mark], begin: _Moment) -> tuple[tuple[Phase, ...], 
         joined.append(mark.phase)
         if mark.end is None:
             continue
-        behind = max(behind, before.time - mark.end.time - (not mark.end.exact) * _ROUNDING)
+        behind = max(behind, before - mark.end - mark.end.is_integer() * _ROUNDING)
         end = max(before, mark.end)
-        seconds, at = end.time - before.time, end.time - begin.time
-        name, exact = "+".join(dict.fromkeys(joined)), before.exact and end.exact
-        phases.append(Phase(name, seconds, at, exact, mark.replica, mark.detail))
+        name, exact = "+".join(dict.fromkeys(joined)), not (before.is_integer() or end.is_integer())
+        phases.append(Phase(name, end - before, end - begin, exact, mark.replica, mark.detail))
         before, joined = end, []
     return tuple(phases), behind
 
 
-def _row(start: _Start, own: OutputTimes, begin: _Moment) -> Row:
+def _row(start: _Start, own: OutputTimes, begin: float) -> Row:
     ends = [start.end(one) for one in ("pod", "scheduling", "init", "image", "container")]
-    ends += map(_exact, (own.first_line, own.imported, own.met))
-    after = (None if moment is None else max(moment.time - begin.time, 0.0) for moment in ends)
+    ends += own.first_line, own.imported, own.met
+    after = (None if moment is None else max(moment - begin, 0.0) for moment in ends)
     return Row(start.replica, start.node, *after)
 
 
@@ -397,11 +383,11 @@ def _missing(
 ) -> Iterator[str]:
     rank_0 = outputs.get(first, OutputTimes())
     yet = "" if job_status(snapshot).state.finished else " yet"
-    if last.container is None and last.exists:
+    if last.end("container") is None and last.exists:
         yield f"{last.replica} has not been started yet; k8sjob why says what it waits for"
     elif JobRef.of(snapshot.job).namespace != LOCAL and last.end("image") is None:
         yield f"when {last.replica}'s image was there: a cluster keeps Events for about an hour"
-    if last.container and last.replica not in outputs:
+    if last.end("container") and last.replica not in outputs:
         kept = "has nothing, or cannot be read" if last.exists else "is gone with its Pod"
         yield f"what {last.replica} did then: its output {kept}"
     if first and rank_0.met is None and (not yet or rank_0.step is None):
@@ -416,19 +402,15 @@ def _missing(
         )
 
 
-def _moment(stamp: str | None) -> _Moment | None:
-    return _Moment(datetime.fromisoformat(stamp).timestamp(), "." in stamp) if stamp else None
-
-
-def _exact(time: float | None) -> _Moment | None:
-    return None if time is None else _Moment(time)
+def _moment(stamp: str | None) -> float | None:
+    return datetime.fromisoformat(stamp).timestamp() if stamp else None
 
 
 def _find(events: Iterable[Json], reason: str) -> Json:
     return next((event for event in events if event.get("reason") == reason), {})
 
 
-def _first_seen(event: Json) -> _Moment | None:
+def _first_seen(event: Json) -> float | None:
     """When an Event was first seen; the scheduler gives eventTime alone."""
     first = event.get("firstTimestamp") or event.get("eventTime")
     return _moment(first or Object(event).created)

@@ -77,12 +77,10 @@ class Usage:
     """The device seconds of a job.
 
     Attributes:
-        ref: the job.
         device: "GPU", or "CPU" where no replica asks for GPUs.
         seconds: device seconds by use; uses without any are left out.
         nodes: the same of each node.
         slowed: device seconds that waited for the ranks on a node, by node.
-        labels: the job's labels.
     """
 
     ref: JobRef
@@ -191,13 +189,7 @@ class _Span:
 
 
 def read_usage(backend: Backend, snapshot: Snapshot, *, since: datetime | None = None) -> Usage:
-    """The usage of a job, from its objects and the output of the replica that reports.
-
-    Args:
-        backend: where the job lives.
-        snapshot: the job with its Pods.
-        since: what was before is left out.
-    """
+    """The usage of a job, from its objects and the output of the replica that reports."""
     return usage(snapshot, _lines(backend, snapshot.job), since=since)
 
 
@@ -208,12 +200,9 @@ def _lines(backend: Backend, job: Json) -> Iterator[LogLine]:
 
 
 def usage(snapshot: Snapshot, lines: Iterable[LogLine], *, since: datetime | None = None) -> Usage:
-    """Split the device seconds of a job.
+    """Split the device seconds of a job, by the lines of the replica that reports.
 
-    Args:
-        snapshot: the job with its Pods.
-        lines: the output of the replica that reports.
-        since: what was before is left out.
+    What was before `since` is left out.
     """
     job, status = snapshot.job, job_status(snapshot)
     now = (status.finished or snapshot.at or datetime.now(UTC)).timestamp()
@@ -381,17 +370,15 @@ def _replica_spans(
         yield _Span(at, end, Use.QUEUED)
 
 
-def _joined(intervals: Iterable[tuple[float, float]]) -> Iterator[tuple[float, float]]:
+def _joined(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     """The same times, in order, without overlaps."""
-    begin = end = None
-    for start, stop in sorted(intervals):
-        if begin is None or end is None or start > end:
-            if begin is not None and end is not None:
-                yield begin, end
-            begin, end = start, stop
-        end = max(end, stop)
-    if begin is not None and end is not None:
-        yield begin, end
+    joined: list[tuple[float, float]] = []
+    for begin, end in sorted(intervals):
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(joined[-1][1], end)
+        else:
+            joined.append((begin, end))
+    return joined
 
 
 def _used(begin: float, end: float, spans: Sequence[_Span]) -> Iterator[_Span]:

@@ -357,10 +357,8 @@ def watch_all(changes: Iterable[Change]) -> Iterator[Event]:
     """The jobs that have not ended, and then whatever happens to any job.
 
     A JOB event's data has `namespace`, `name` and `counts` (replicas by phase) beside what that of
-    a single job has. A connection that is lost, and is back, is a WARNING.
-
-    Args:
-        changes: of a back end's jobs, see ClusterBackend.watch_jobs.
+    a single job has. A connection that is lost, and is back, is a WARNING. For the changes see
+    ClusterBackend.watch_jobs.
 
     Raises:
         BackendError: the jobs cannot be read any more.

@@ -13,8 +13,7 @@ from typing import Any, Final
 from k8sjob import yamldoc
 from k8sjob.contract import CONFIG_ENV, decode_object
 from k8sjob.errors import field_path
-from k8sjob.kube.labels import IMAGE_ORIGIN, MANIFEST_DIGEST
-from k8sjob.kube.objects import differing
+from k8sjob.kube.objects import IMAGE_ORIGIN, MANIFEST_DIGEST, differing
 from k8sjob.targets.jobs import keyed, target_of
 
 _Json = dict[str, Any]

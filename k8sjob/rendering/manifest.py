@@ -25,7 +25,7 @@ from k8sjob.contract import (
     Role,
 )
 from k8sjob.errors import Problem, SpecError
-from k8sjob.kube.labels import (
+from k8sjob.kube.objects import (
     IMAGE_ORIGIN,
     ISTIO,
     MANAGED_BY,

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
-from k8sjob.kube.quantity import MAX, canonical, parse
+from k8sjob.kube.capacity import MAX, canonical, parse
 from k8sjob.spec.base import refuse, seen
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
-from k8sjob.kube.quantity import parse
+from k8sjob.kube.capacity import parse
 from k8sjob.spec.base import FROZEN_EMPTY, Broken, Flag, FrozenMap, Part, Whole, doc
 from k8sjob.spec.names import AbsolutePath, LabelValue, ObjectName, ResourceName, Text, VolumeName
 from k8sjob.spec.quantity import Cpu, Memory, Quantity

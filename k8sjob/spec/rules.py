@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from k8sjob import strategies
 from k8sjob.contract import TRACKER_PACKAGES, WORKDIR
-from k8sjob.kube.labels import PRIORITY, QUEUE, RESERVED
+from k8sjob.kube.objects import PRIORITY, QUEUE, RESERVED
 from k8sjob.spec.base import Broken
 from k8sjob.spec.names import MAX_NAME
 

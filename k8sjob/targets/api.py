@@ -76,8 +76,6 @@ class Replicas:
     """The replicas of one role, as a job asks for them.
 
     Attributes:
-        role: Master or Worker.
-        count: how many.
         path: where their Pod template is in the job.
         template: that template.
         restart_policy: what happens when one of them fails: Never, OnFailure, Always, ExitCode.
@@ -100,7 +98,6 @@ class Companion:
     """An object beside a job that its Pods need; it has the job's name.
 
     Attributes:
-        resource: the plural, in paths.
         template: the file in templates/ that lays it out.
         api_version: of the object; empty: Kubernetes' own.
         use: what the job needs it for, in a sentence.
@@ -126,14 +123,7 @@ class Companion:
 
 
 class Made(NamedTuple):
-    """An object that a controller makes of a job.
-
-    Attributes:
-        kind: as Events name it.
-        resource: the plural, in paths.
-        api_version: of the object.
-        suffix: what follows the job's name in its own.
-    """
+    """An object that a controller makes of a job; `suffix` follows the job's name in its own."""
 
     kind: str
     resource: str
@@ -181,13 +171,10 @@ class Authored(NamedTuple):
 
 
 class Reader(Protocol):
-    """How a kind of job is read that others wrote, for `adopt`.
+    """How a kind of job is read that others wrote, for `adopt`."""
 
-    Attributes:
-        quantities: the paths of mappings in a job whose values are quantities; those of Pods aside.
-    """
-
-    quantities: tuple[tuple[str, ...], ...]
+    quantities: tuple[tuple[str, ...], ...] = ()
+    """The paths of mappings in a job whose values are quantities; those of Pods aside."""
 
     @property
     def target(self) -> Target:
@@ -211,66 +198,67 @@ class Reader(Protocol):
 
 
 class Target(Protocol):
-    """A kind of job.
-
-    Attributes:
-        name: as job.yaml has it: "pytorchjob".
-        kind: of the object: "PyTorchJob".
-        api_version: of the object.
-        resource: the plural, in paths.
-        job_label: the label of a job's Pods whose value is the job's name.
-        owner_label: the label of a job's Pods whose value is the uid of the job, or of the object
-            of its name that is made of it; empty: the job is their controller.
-        controller: who works on such jobs.
-        init_container: what the controller puts in front of some Pods; empty: nothing.
-        creations: what Events say of the creation of a Pod, then of other objects: the reason of
-            a refusal, the reason of a success, and how the message of a success begins.
-        template: the file in templates/ that lays a job out.
-        file: what a rendered manifest is called in a folder; job.yaml is the spec.
-        companion: the object beside the job; None: it needs none.
-        made: what controllers make of a job, from the top down to the Job whose Pods are the job's;
-            empty: the Pods are its own. An object of the job's name that is left of an earlier job
-            is taken for this job's.
-        spec_fields: the fields of an object's spec.
-        process_at: where image, command, arguments and resources of the training container are, if
-            not in its Pod template.
-        refused_name: how the name of a minimal job begins that the apiserver takes and its webhook
-            refuses, which shows that the webhook answers.
-        shared_kind: whether objects of the kind need not be trainings, so that `submit` leaves
-            those of others alone, whatever it is asked.
-        kueue_framework: its name in integrations.frameworks of Kueue's settings.
-        kueue_patch: what a job's spec gets that is only asked about: the apiserver refuses its
-            duplicate, which Kueue adds, before a webhook misses the companion; empty: not needed.
-        service_each: whether each replica has a Service; else one is for all of them.
-        keeps_ended_pods: whether a Pod that has ended stays when another takes its place.
-    """
+    """A kind of job; kinds inherit what they do not have."""
 
     name: TargetName
+    """As job.yaml has it: "pytorchjob"."""
     kind: str
+    """Of the object: "PyTorchJob"."""
     api_version: str
     resource: str
+    """The plural, in paths."""
     job_label: str
-    owner_label: str
+    """The label of a job's Pods whose value is the job's name."""
+    owner_label: str = ""
+    """The label of a job's Pods whose value is the uid of the job, or of the object of its name
+    that is made of it; empty: the job is their controller."""
     controller: Controller
-    init_container: str
+    """Who works on such jobs."""
+    init_container: str = ""
+    """What the controller puts in front of some Pods; empty: nothing."""
     creations: tuple[tuple[str, str, str], ...]
+    """What Events say of the creation of a Pod, then of other objects: the reason of a refusal, the
+    reason of a success, and how the message of a success begins."""
     template: str
+    """The file in templates/ that lays a job out."""
     file: str
-    companion: Companion | None
-    made: tuple[Made, ...]
-    refused_name: str
+    """What a rendered manifest is called in a folder; job.yaml is the spec."""
+    companion: Companion | None = None
+    """The object beside the job; None: it needs none."""
+    made: tuple[Made, ...] = ()
+    """What controllers make of a job, from the top down to the Job whose Pods are the job's; empty:
+    the Pods are its own. An object of the job's name that is left of an earlier job is taken for
+    this job's."""
+    refused_name: str = "0-"
+    """How the name of a minimal job begins that the apiserver takes and its webhook refuses, which
+    shows that the webhook answers."""
     kueue_framework: str
-    kueue_patch: Json
-    service_each: bool
+    """Its name in integrations.frameworks of Kueue's settings."""
+    kueue_patch: Json = {}  # noqa: RUF012 - never changed
+    """What a job's spec gets that is only asked about: the apiserver refuses its duplicate, which
+    Kueue adds, before a webhook misses the companion; empty: not needed."""
+    service_each: bool = False
+    """Whether each replica has a Service; else one is for all of them."""
     keeps_ended_pods: bool
-    shared_kind: bool
+    """Whether a Pod that has ended stays when another takes its place."""
+    shared_kind: bool = False
+    """Whether objects of the kind need not be trainings, so that `submit` leaves those of others
+    alone, whatever it is asked."""
     spec_fields: frozenset[str]
-    process_at: tuple[str, ...]
+    """The fields of an object's spec."""
+    process_at: tuple[str, ...] = ()
+    """Where image, command, arguments and resources of the training container are, if not in its
+    Pod template."""
+    policy_at: tuple[str, ...] = ("spec",)
+    """Where `suspend` and `managedBy` are."""
+    manager: str
+    """The value of managedBy that stands for the kind's own controller."""
 
     # --- from a spec to an object
 
-    def refusals(self, spec: JobSpec) -> Iterator[Problem]:
+    def refusals(self, spec: JobSpec) -> Iterator[Problem]:  # noqa: ARG002 - it has all fields
         """The fields of a spec that this kind of job cannot have."""
+        yield from ()
 
     def values(self, spec: JobSpec) -> dict[str, Any]:
         """What the template needs beside the values that all kinds have.
@@ -297,8 +285,9 @@ class Target(Protocol):
 
     # --- a job
 
-    def is_training(self, job: Json) -> bool:
+    def is_training(self, job: Json) -> bool:  # noqa: ARG002 - each is
         """Whether an object of the kind is a training job, whoever has made it."""
+        return True
 
     def replicas(self, job: Json) -> tuple[Replicas, ...]:
         """The replicas that the job asks for, the Master first."""
@@ -320,27 +309,37 @@ class Target(Protocol):
 
     def is_suspended(self, job: Json) -> bool:
         """Whether the job is to be suspended."""
+        return bool(Object(job).part(*self.policy_at).get("suspend"))
 
     def suspension(self, *, value: bool) -> Json:
         """The merge patch that suspends a job or resumes it."""
+        patch: Json = {"suspend": value}
+        for key in reversed(self.policy_at):
+            patch = {key: patch}
+        return patch
 
-    def gang(self, job: Json) -> Json | None:
+    def gang(self, job: Json) -> Json | None:  # noqa: ARG002 - never
         """What the job asks of a gang scheduler; None where it asks nothing."""
+        return None
 
     def active_deadline(self, job: Json) -> int | None:
         """After how many seconds the job is to be ended."""
 
-    def keeps_pods(self, job: Json) -> bool:
+    def keeps_pods(self, job: Json) -> bool:  # noqa: ARG002 - never
         """Whether Pods that still run when the job ends stay."""
+        return False
 
     def managed_by(self, job: Json) -> str:
         """The controller that is to work on the job, where that is another; else empty."""
+        manager = Object(job).part(*self.policy_at).get("managedBy") or self.manager
+        return "" if manager == self.manager else str(manager)
 
     def takes_at_once(self, path: tuple[str | int, ...]) -> bool:
         """Whether the controller acts on a change of this field of a job that runs."""
 
     def written(self, job: Json) -> Json:
         """The spec of a job without what the apiserver adds to each job."""
+        return Object(job).spec
 
     # --- its Pods and Events
 
@@ -353,8 +352,9 @@ class Target(Protocol):
     def replica_named(self, job_name: str, pod: str) -> str:
         """The replica of a job whose Pod has this name; empty where it is none of its Pods."""
 
-    def recorded_ends(self, job: Json, events: Iterable[Json]) -> Iterator[RecordedEnd]:
+    def recorded_ends(self, job: Json, events: Iterable[Json]) -> Iterator[RecordedEnd]:  # noqa: ARG002 - a Pod that failed stays
         """The failures of replicas that Events keep, in the order of the Events."""
+        yield from ()
 
     def recreations(self, job: Json, replica: str, events: Iterable[Json]) -> int:
         """How often a replica's Pod was created again because it had failed."""

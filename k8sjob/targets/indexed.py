@@ -1,4 +1,4 @@
-"""What the kinds of job share whose Pods are those of one Indexed Job (batch/v1).
+"""Indexed Jobs (batch/v1): the kind of job, and what those share that are made of one.
 
 A replica is a completion index, so all of them are alike; index 0 is the Master. The Job controller
 injects the index alone (as an annotation of the Pod), so the manifest has the variables that the
@@ -15,17 +15,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from k8sjob.contract import DEFAULT_PORT, ExitCode, Role
 from k8sjob.errors import Problem, field_path
 from k8sjob.kube.objects import Object, at_path, true_conditions
-from k8sjob.targets.api import JobState, Made, RecordedEnd, Replicas, created_pods
+from k8sjob.kube.resources import Controller
+from k8sjob.targets.api import Companion, JobState, Replicas, Target, created_pods
 from k8sjob.targets.schema import METADATA, POD_TEMPLATE, fit, type_problems
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator
 
     from k8sjob.kube.objects import Json
-    from k8sjob.kube.resources import Controller
     from k8sjob.spec import JobSpec
-    from k8sjob.spec.names import TargetName
-    from k8sjob.targets.api import Companion
     from k8sjob.targets.schema import WrongType
 
 JOB_NAME: Final = "batch.kubernetes.io/job-name"
@@ -62,50 +60,39 @@ JOB_SHAPE: Final = {
 """Of a Job's spec, see k8sjob.targets.schema."""
 
 
-class Indexed:
-    """An Indexed Job, or what a controller makes one of; see k8sjob.targets.api.Target.
+_GENERATED: Final = ("controller-uid", "job-name")
+"""How labels of the Pod template are called that the apiserver fills in, perhaps with a prefix."""
 
-    Attributes:
-        shapes: the types of its spec, and of its companion; see k8sjob.targets.schema.
-        job_at: where the spec of the Job is in the object of the kind.
-        nodes_at: where the number of Pods is; empty: the completions of the Job.
-        ends: the conditions by which a job has ended or is suspended, the first ones first.
-        manager: the value of spec.managedBy that stands for the kind's own controller.
-        no_gang: why it has no gang scheduler.
-        limits: the fields of the spec on whose change the controller acts.
-    """
 
-    name: TargetName
-    kind: str
-    api_version: str
-    resource: str
-    job_label: str
-    owner_label: str
-    controller: Controller
-    template: str
-    file: str
-    companion: Companion | None = None
-    made: tuple[Made, ...] = ()
-    refused_name = "0-"
-    kueue_framework: str
-    kueue_patch: Json = {}  # noqa: RUF012 - as the Protocol has it
-    spec_fields: frozenset[str]
-    process_at: tuple[str, ...] = ()
+_SPEC_FIELDS: Final = (
+    "activeDeadlineSeconds backoffLimit backoffLimitPerIndex completionMode completions managedBy"
+    " manualSelector maxFailedIndexes parallelism podFailurePolicy podReplacementPolicy selector"
+    " successPolicy suspend template ttlSecondsAfterFinished"
+)
+"""Of batch/v1 (k8s.io/api v0.34, batch/v1/types.go, JobSpec)."""
+
+
+class Indexed(Target):
+    """An Indexed Job, or what a controller makes one of."""
+
     shared_kind = True
-    init_container = ""
+    keeps_ended_pods = True
     creations: tuple[tuple[str, str, str], ...] = (
         ("FailedCreate", "SuccessfulCreate", "Created pod: "),
     )
-    service_each = False
-    keeps_ended_pods = True
 
     shapes: ClassVar[Json] = {"spec": JOB_SHAPE}
+    """The types of its spec, and of its companion; see k8sjob.targets.schema."""
     job_at: ClassVar[tuple[str | int, ...]] = ("spec",)
+    """Where the spec of the Job is in the object of the kind."""
     nodes_at: ClassVar[tuple[str | int, ...]] = ()
-    ends: ClassVar[Mapping[str, JobState]]
-    manager: ClassVar[str]
+    """Where the number of Pods is; empty: the completions of the Job."""
+    complete: ClassVar[str] = "Complete"
+    """The condition of a job that has succeeded."""
     no_gang: ClassVar[str] = "no operator makes a PodGroup for it"
+    """Why it has no gang scheduler."""
     limits: ClassVar[tuple[str, ...]] = ("suspend", "ttlSecondsAfterFinished")
+    """The fields of the spec on whose change the controller acts."""
 
     @property
     def child_name(self) -> str:
@@ -300,7 +287,12 @@ class Indexed:
         """
         status = self._counted(job)
         own, counted = true_conditions(Object(job).status), true_conditions(status)
-        for kind, state in self.ends.items():
+        ends = {
+            "Failed": JobState.FAILED,
+            self.complete: JobState.SUCCEEDED,
+            "Suspended": JobState.SUSPENDED,
+        }
+        for kind, state in ends.items():
             if kind in own:
                 failed = counted.get(kind) if state is JobState.FAILED else None
                 return state, failed or own[kind]
@@ -330,39 +322,14 @@ class Indexed:
             found["Pending"] = max(waiting, active - ready, 0)
         return {phase: count for phase, count in found.items() if count > 0}
 
-    def is_suspended(self, job: Json) -> bool:
-        """spec.suspend."""
-        return bool(Object(job).spec.get("suspend"))
-
-    def suspension(self, *, value: bool) -> Json:
-        """The same."""
-        return {"spec": {"suspend": value}}
-
-    def gang(self, job: Json) -> Json | None:  # noqa: ARG002 - never
-        """Nothing."""
-        return None
-
     def active_deadline(self, job: Json) -> int | None:
         """That of the Job, activeDeadlineSeconds, which counts from the last resume."""
         found: int | None = self._job(job).get("activeDeadlineSeconds")
         return found
 
-    def keeps_pods(self, job: Json) -> bool:  # noqa: ARG002 - never
-        """No: the controller deletes those that still run."""
-        return False
-
-    def managed_by(self, job: Json) -> str:
-        """spec.managedBy, where that is not the kind's own controller."""
-        manager = Object(job).spec.get("managedBy") or self.manager
-        return "" if manager == self.manager else str(manager)
-
     def takes_at_once(self, path: tuple[str | int, ...]) -> bool:
         """Limits and times; the template and the number of completions are fixed."""
         return path[:1] == ("spec",) and path[1:2] in {(limit,) for limit in self.limits}
-
-    def written(self, job: Json) -> Json:
-        """The whole spec."""
-        return Object(job).spec
 
     # --- its Pods and Events
 
@@ -387,14 +354,52 @@ class Indexed:
         found = re.fullmatch(rf"{of_job}-(\d{{1,9}})-[a-z0-9]{{5}}", pod)
         return _replica(int(found[1])) if found else ""
 
-    def recorded_ends(self, job: Json, events: Iterable[Json]) -> Iterator[RecordedEnd]:  # noqa: ARG002 - there is none
-        """None: a Pod that failed stays."""
-        yield from ()
-
     def recreations(self, job: Json, replica: str, events: Iterable[Json]) -> int:
         """How many Pods of it were created after the first one."""
         created = [name for name, _ in created_pods(self, job, events) if name == replica]
         return max(len(created) - 1, 0)
+
+
+class IndexedJob(Indexed):
+    """batch/v1, kept by the Job controller of every cluster.
+
+    Its Pods' names come from a headless Service of the job's name: NAME-0.NAME is the Master's.
+    """
+
+    name = "job"
+    kind = "Job"
+    api_version = "batch/v1"
+    resource = "jobs"
+    job_label = JOB_NAME
+    controller = Controller(
+        kind="Job",
+        name="the Job controller",
+        webhooks="",
+        deployment="",
+        namespace="",
+        missing="every cluster has it: look at the apiserver",
+        delay=600,  # from 10 s on, doubled for each Pod that has failed
+    )
+    template = "job.yaml.j2"
+    file = "indexed-job.yaml"
+    companion = Companion("services", "service.yaml.j2", "its Pods find each other by that name")
+    kueue_framework = "batch/job"
+    spec_fields = frozenset(_SPEC_FIELDS.split())
+
+    manager = "kubernetes.io/job-controller"
+    limits = (*Indexed.limits, "activeDeadlineSeconds", "backoffLimit")
+
+    def written(self, job: Json) -> Json:
+        """The spec without the selector and the labels by which the controller finds its Pods."""
+        spec = {key: value for key, value in Object(job).spec.items() if key != "selector"}
+        template = dict(spec.get("template") or {})
+        meta = dict(Object(template).part("metadata"))
+        meta["labels"] = {
+            key: value
+            for key, value in Object(template).labels.items()
+            if key.rpartition("/")[2] not in _GENERATED
+        }
+        return {**spec, "template": {**template, "metadata": meta}}
 
 
 def _replica(index: int) -> str:

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import CONTAINER_NAME, ExitCode
 from k8sjob.errors import Problem, SpecError, field_path
-from k8sjob.kube.labels import MANAGED_BY
-from k8sjob.kube.objects import Object, at_path, containers, training
-from k8sjob.spec.replicas import Policy
+from k8sjob.kube.objects import MANAGED_BY, Object, at_path, containers, training
 from k8sjob.targets.api import Authored
 from k8sjob.targets.indexed import JOB_NAME, RETRIED, Indexed
 
@@ -29,12 +27,7 @@ _NPROC: Final = re.compile(r"--nproc[-_]per[-_]node[=\s]+(\d{1,4})\b")
 
 
 class IndexedReader:
-    """Of a plain Job; see k8sjob.targets.api.Reader.
-
-    Args:
-        target: what such a job becomes.
-        container: how k8sjob calls the container that trains.
-    """
+    """Of a plain Job; see k8sjob.targets.api.Reader. k8sjob renders `container` as its trainer."""
 
     quantities: tuple[tuple[str, ...], ...] = ()
 
@@ -76,11 +69,13 @@ class IndexedReader:
         pod = Object(spec).part("template", "spec")
         pod["subdomain"] = Object(job).name
         if pod.get("restartPolicy", "OnFailure") == "OnFailure" and "backoffLimit" not in spec:
+            from k8sjob.spec.replicas import Policy  # noqa: PLC0415 - with it comes pydantic
+
             restarts = Policy().max_restarts
             spec["backoffLimit"] = restarts * (spec.get("completions") or 1) + 1
             yield f"no backoffLimit is given; policy.max_restarts is {restarts}, as by default"
         found = pod.get("containers") or []
-        trains = training(found) or (found[0] if len(found) == 1 else {})
+        trains = training(found)
         if not trains.get("image"):
             at = field_path((*self.target.job_at, "template", "spec", "containers"))
             names = [one.get("name") for one in found]

@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import Role
-from k8sjob.kube.labels import PRIORITY, QUEUE
-from k8sjob.kube.objects import Object, event_time, moment
+from k8sjob.kube.objects import PRIORITY, QUEUE, Object, event_time, moment
 from k8sjob.kube.resources import Reference, path, references_of
-from k8sjob.targets.job.target import IndexedJob
-from k8sjob.targets.jobset.target import JobSet
-from k8sjob.targets.pytorchjob.target import PyTorchJob
-from k8sjob.targets.trainjob.target import TrainJob
+from k8sjob.targets.indexed import IndexedJob
+from k8sjob.targets.indexed_reader import IndexedReader
+from k8sjob.targets.jobset import JobSet, JobSetReader
+from k8sjob.targets.pytorchjob.target import PyTorchJob, PyTorchJobReader
+from k8sjob.targets.trainjob import TrainJob, TrainJobReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from k8sjob.kube.objects import Json
-    from k8sjob.targets.api import Companion, Made, Target
+    from k8sjob.targets.api import Companion, Made, Reader, Target
 
 DEFAULT: Final[Target] = PyTorchJob()
 _JOB, _JOBSET, _TRAINJOB = IndexedJob(), JobSet(), TrainJob()
@@ -27,6 +27,13 @@ PREFERRED: Final[tuple[Target, ...]] = (DEFAULT, _TRAINJOB, _JOBSET, _JOB)
 """The order in which `--target auto` tries them; docs/reference/targets.md has the reasons."""
 CONTROLLERS: Final = {target.resource: target.controller for target in TARGETS}
 """Of each kind of job, by its resource."""
+READERS: Final[tuple[Reader, ...]] = (
+    PyTorchJobReader(),
+    TrainJobReader(),
+    JobSetReader(),
+    IndexedReader(IndexedJob()),
+)
+"""How each kind of job is read that others wrote, for `adopt`."""
 _GRACE_SECONDS: Final = 30
 """terminationGracePeriodSeconds of a pod that names none (Kubernetes' default)."""
 _SPARE_SECONDS: Final = 60
@@ -46,6 +53,18 @@ def by_name(name: str) -> Target:
 def of_kind(kind: str) -> Target:
     """The target whose objects are of this kind; the default for another."""
     return next((target for target in TARGETS if target.kind == kind), DEFAULT)
+
+
+def reader_of(job: Json) -> Reader:
+    """The reader of a job; the first one for an object of no kind of job."""
+    return next((one for one in READERS if one.target.kind == job.get("kind")), READERS[0])
+
+
+def is_job(item: Json) -> bool:
+    """Whether an object is a job, in whatever version of its API."""
+    target = target_of(item)
+    group = target.api_version.partition("/")[0]
+    return item.get("kind") == target.kind and str(item.get("apiVersion")).startswith(f"{group}/")
 
 
 def job_path(target: Target, namespace: str = "", name: str = "") -> str:
@@ -71,12 +90,7 @@ def namesake(target: Target) -> Made | None:
 
 
 def made_of(job: Json, found: Iterable[Json]) -> list[Json]:
-    """What is made of this job and of none before it, from the top down; see Target.made.
-
-    Args:
-        job: the job.
-        found: objects of those names, as far as they can be read.
-    """
+    """Of objects of those names what is made of this job and of none before it; see Target.made."""
     below: list[Json] = []
     own, owner = Object(job), Object(job).uid
     for made in target_of(job).made:
@@ -171,10 +185,7 @@ def replica_order(replica: str) -> tuple[bool, int]:
 def owned(target: Target, pod: Json, uid: str) -> bool:
     """Whether a pod that carries a job's name is of that job, and of no other.
 
-    Args:
-        target: the kind of job.
-        pod: the pod.
-        uid: of the job, or of its namesake; see Target.owner_label.
+    The uid is that of the job, or of its namesake; see Target.owner_label.
     """
     if target.owner_label:
         return Object(pod).labels.get(target.owner_label) == uid
@@ -190,12 +201,9 @@ def perhaps_owned(target: Target, pod: Json, uid: str) -> bool:
 
 
 def own_pods(job: Json, pods: Iterable[Json], found: Iterable[Json] = ()) -> tuple[Json, ...]:
-    """The job's pods, Master first and by index; not those of an earlier job of its name.
+    """Of pods of its name the job's, Master first and by index; not those of an earlier job.
 
-    Args:
-        job: the job.
-        pods: those that carry its name.
-        found: see made_of. Where the namesake is not among them, the age of the pods decides.
+    Where the namesake is not among what was found (see made_of), the age of the pods decides.
     """
     target, uid = target_of(job), Object(job).uid
     if namesake(target):

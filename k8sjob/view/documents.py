@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.kube.labels import IMAGE_ORIGIN
-from k8sjob.kube.objects import training
+from k8sjob.kube.objects import IMAGE_ORIGIN, training
 from k8sjob.observe.diagnose import Finding, diagnose
 from k8sjob.observe.logs import last_lines
 from k8sjob.observe.status import job_status

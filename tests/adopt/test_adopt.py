@@ -8,7 +8,7 @@ from k8sjob import yamldoc
 from k8sjob.adopt import adopt, same_meaning
 from k8sjob.contract import AGENT
 from k8sjob.errors import SpecError
-from k8sjob.kube.labels import IMAGE_ORIGIN
+from k8sjob.kube.objects import IMAGE_ORIGIN
 from k8sjob.provenance import Provenance
 from k8sjob.rendering.manifest import manifest, render
 from k8sjob.yamldoc import dump

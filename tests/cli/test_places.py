@@ -12,7 +12,7 @@ from apiserver import Apiserver, kubeconfig, status
 
 from k8sjob.cli.options import selector
 from k8sjob.contract import CONTAINER_NAME
-from k8sjob.kube.labels import IMAGE_ORIGIN
+from k8sjob.kube.objects import IMAGE_ORIGIN
 from k8sjob.provenance import ImageLayer, Provenance
 
 

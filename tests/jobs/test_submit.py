@@ -17,7 +17,7 @@ from k8sjob.jobs.submit import (
     submit_plan,
 )
 from k8sjob.kube.client.transport import refusal
-from k8sjob.kube.labels import MANIFEST_DIGEST
+from k8sjob.kube.objects import MANIFEST_DIGEST
 from k8sjob.spec import JobSpec
 from k8sjob.view.run import submit
 

@@ -5,12 +5,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
 from k8sjob.errors import BackendError
-from k8sjob.kube.client.kubeconfig import access
+from k8sjob.kube.client.kubeconfig import IN_CLUSTER, Access, access
 from k8sjob.kube.client.kubectl import KubectlTransport
 from k8sjob.kube.client.transport import ApiError
 
@@ -45,65 +44,44 @@ def fake(tmp_path, kubeconfig):
     return make
 
 
-REFUSED = "Error from server ({}): "
 CANNOT = "Unable to connect to the server: "
 NO_FILE = "unable to read client-cert /a for u due to open /a: no such file or directory"
 BROKEN = "read: connection reset by peer"
 LATE = "context deadline exceeded"
+NO_HOST = "dial tcp: lookup x: no such host"
+
+
+def refused(reason, message):
+    return f"Error from server ({reason}): {message}"
 
 
 @pytest.mark.parametrize(
-    ("stderr", "code", "reason", "detail"),
+    ("stderr", "expected"),
     [
-        (
-            REFUSED.format("NotFound") + 'jobs "one" not found',
-            404,
-            "NotFound",
-            'jobs "one" not found',
-        ),
-        (REFUSED.format("Expired") + "too old: 1 (7)", 410, "Expired", "too old: 1 (7)"),
-        ("Error from server: something", 500, "", "something"),
-        (REFUSED.format("Unauthorized") + "no", 401, "Unauthorized", "Unauthorized"),
-        (
-            REFUSED.format("Forbidden") + "Unauthorized, x509",
-            403,
-            "Forbidden",
-            "Unauthorized, x509",
-        ),
-        (f"{NOISE}Error from server (Forbidden): no\nat all", 403, "Forbidden", "no\nat all"),
-        ("error: You must be logged in to the server (...)", 401, "Unauthorized", "Unauthorized"),
-        (
-            "The connection to the server x:1 was refused - d",
-            0,
-            "Unreachable",
-            "Connection refused",
-        ),
-        (
-            f"{CANNOT}dial tcp: lookup x: no such host",
-            0,
-            "Unreachable",
-            "dial tcp: lookup x: no such host",
-        ),
-        (
-            f'Get "https://x/": {BROKEN} - error from a previous attempt: EOF',
-            0,
-            "Unreachable",
-            BROKEN,
-        ),
-        ("error: unexpected EOF", 0, "Unreachable", "unexpected EOF"),
-        (f"{CANNOT}tls: failed to verify: x509: by nobody", 0, "Untrusted", "by nobody"),
-        (f"error: {NO_FILE}", 0, "Unusable", NO_FILE),
-        ("", 0, "Unreachable", "kubectl gives no reason"),
-        (f'Get "https://x/": {LATE}', 0, "Unreachable", LATE),
-        ("error: unknown flag: --raw", 0, "", "fails: error: unknown flag: --raw"),
+        (refused("NotFound", 'jobs "one" not found'), '404 NotFound: jobs "one" not found'),
+        (refused("Expired", "too old: 1 (7)"), "410 Expired: too old: 1 (7)"),
+        ("Error from server: something", "500 : something"),
+        (refused("Unauthorized", "no"), "401 Unauthorized: Unauthorized"),
+        (refused("Forbidden", "Unauthorized, x509"), "403 Forbidden: Unauthorized, x509"),
+        (NOISE + refused("Forbidden", "no\nat all"), "403 Forbidden: no\nat all"),
+        ("error: You must be logged in to the server (...)", "401 Unauthorized: Unauthorized"),
+        ("The connection to the server x:1 was refused - d", "0 Unreachable: Connection refused"),
+        (f"{CANNOT}{NO_HOST}", f"0 Unreachable: {NO_HOST}"),
+        (f'Get "https://x/": {BROKEN} - error from a previous: EOF', f"0 Unreachable: {BROKEN}"),
+        ("error: unexpected EOF", "0 Unreachable: unexpected EOF"),
+        (f"{CANNOT}tls: failed to verify: x509: by nobody", "0 Untrusted: by nobody"),
+        (f"error: {NO_FILE}", f"0 Unusable: {NO_FILE}"),
+        ("", "0 Unreachable: kubectl gives no reason"),
+        (f'Get "https://x/": {LATE}', f"0 Unreachable: {LATE}"),
+        ("error: unknown flag: --raw", "0 : fails: error: unknown flag: --raw"),
     ],
 )
-def test_its_words_are_read_back(fake, stderr, code, reason, detail):
+def test_its_words_are_read_back(fake, stderr, expected):
     transport, _ = fake(stderr=stderr, code=1)
     for ask in (transport.request, lambda _, path: list(transport.stream(path))):
         with pytest.raises(ApiError) as told:
             ask("GET", JOB)
-        assert (told.value.code, told.value.reason, told.value.detail) == (code, reason, detail)
+        assert f"{told.value.code} {told.value.reason}: {told.value.detail}" == expected
 
 
 def test_the_fields_that_are_wrong(fake):
@@ -128,10 +106,9 @@ def test_a_plugin_that_fails_is_told_with_its_own_words(fake):
     with pytest.raises(ApiError) as told:
         transport.request("GET", JOB)
     assert told.value.code == 401
-    assert "'aws', which gives none: exec: executable aws failed with exit code 1: SSO" in str(
-        told.value
-    )
-    assert "abcdef012345" not in str(told.value)
+    message = str(told.value)
+    assert "'aws', which gives none: exec: executable aws failed with exit code 1: SSO" in message
+    assert "abcdef012345" not in message
 
 
 def test_without_any_credentials_kubectl_would_ask_a_person(fake):
@@ -171,8 +148,6 @@ def test_what_is_sent_goes_to_its_standard_input(fake):
 
 
 def test_in_a_pod_kubectl_finds_its_account_by_itself(fake, monkeypatch):
-    from k8sjob.kube.client.kubeconfig import IN_CLUSTER, Access
-
     _, calls = fake(stdout="{}")
     monkeypatch.delenv("KUBECONFIG", raising=False)
     program = fake(stdout="{}")[0]._argv[0]
@@ -184,9 +159,8 @@ def test_in_a_pod_kubectl_finds_its_account_by_itself(fake, monkeypatch):
 
 def test_an_answer_that_is_no_json(fake):
     transport, _ = fake(stdout="hello")
-    with pytest.raises(
-        ApiError, match=r"kubectl prints no JSON: 'hello'; check it with: .* version"
-    ):
+    words = r"kubectl prints no JSON: 'hello'; check it with: .* version"
+    with pytest.raises(ApiError, match=words):
         transport.request("GET", JOB)
 
 
@@ -220,7 +194,7 @@ LINUX_ALONE = pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux
 
 @pytest.mark.parametrize("end", [0, pytest.param(signal.SIGKILL, marks=LINUX_ALONE)])
 def test_no_kubectl_outlives_a_program_that_ends_in_the_middle_of_a_stream(
-    end, kubeconfig, tmp_path
+    end, kubeconfig, tmp_path, until
 ):
     program = tmp_path / "kubectl"
     program.write_text("#!/bin/sh\necho $$\nexec sleep 600\n")
@@ -228,10 +202,10 @@ def test_no_kubectl_outlives_a_program_that_ends_in_the_middle_of_a_stream(
     argv = [sys.executable, "-c", READER, str(kubeconfig()), str(program), str(int(end))]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (-end, "")
-    wait_for_the_end_of(done.stdout.strip())
+    until(lambda: not lives(done.stdout.strip()))
 
 
-def test_a_request_that_takes_too_long_ends_with_all_that_it_started(kubeconfig, tmp_path):
+def test_a_request_that_takes_too_long_ends_with_all_that_it_started(kubeconfig, tmp_path, until):
     """A plugin that hangs is kubectl's child, and holds the pipes that are read."""
     program, written = tmp_path / "kubectl", tmp_path / "pid"
     program.write_text(f"#!/bin/sh\nsleep 600 &\necho $! > {written}.new\n"
@@ -243,14 +217,7 @@ def test_a_request_that_takes_too_long_ends_with_all_that_it_started(kubeconfig,
         with pytest.raises(ApiError, match="it does not answer in time"):
             transport.request("GET", JOB, timeout=seconds)
         seconds *= 2
-    wait_for_the_end_of(written.read_text().strip())
-
-
-def wait_for_the_end_of(pid):
-    deadline = time.monotonic() + 60
-    while lives(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: not lives(written.read_text().strip()))
 
 
 def lives(pid):

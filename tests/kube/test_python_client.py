@@ -39,6 +39,9 @@ def tokens(apiserver):
     return [headers["Authorization"] for _, _, headers, _ in apiserver.asked]
 
 
+RENEWED = ["Bearer first-token", "Bearer second-token"]
+
+
 def test_a_token_that_is_not_taken_any_more_is_asked_for_again(python, apiserver, plugin):
     user, token, ran = plugin
     there = python(user)
@@ -47,10 +50,10 @@ def test_a_token_that_is_not_taken_any_more_is_asked_for_again(python, apiserver
     token.write_text("second-token")
     apiserver.on(DENIED, GOOD)
     assert there.request("GET", NODES) == GOOD[1]
-    assert tokens(apiserver) == ["Bearer first-token", "Bearer second-token"]
+    assert tokens(apiserver) == RENEWED
     apiserver.on(GOOD)
     there.request("GET", NODES)
-    assert tokens(apiserver) == ["Bearer second-token"]
+    assert tokens(apiserver) == RENEWED[1:]
     assert ran.read_text().count("ran") == 2
 
 
@@ -58,14 +61,9 @@ def test_so_is_one_that_a_watch_is_begun_with(python, apiserver, plugin):
     user, token, _ = plugin
     there = python(user)
     token.write_text("second-token")
-
-    def body(piece):
-        piece(b"line\n")
-        return True
-
-    apiserver.on(DENIED, (200, body))
+    apiserver.on(DENIED, (200, "line\n"))
     assert list(there.stream(NODES)) == [b"line\n"]
-    assert tokens(apiserver) == ["Bearer first-token", "Bearer second-token"]
+    assert tokens(apiserver) == RENEWED
 
 
 def test_a_token_in_a_file_is_read_again(python, apiserver, tmp_path):
@@ -75,7 +73,7 @@ def test_a_token_in_a_file_is_read_again(python, apiserver, tmp_path):
     file.write_text("second-token")
     apiserver.on(DENIED, GOOD)
     there.request("GET", NODES)
-    assert tokens(apiserver) == ["Bearer first-token", "Bearer second-token"]
+    assert tokens(apiserver) == RENEWED
 
 
 def test_credentials_are_asked_for_once_a_request(python, apiserver, plugin):

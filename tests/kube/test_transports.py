@@ -59,12 +59,18 @@ def test_an_object_is_sent(transport, apiserver, method):
     assert json.loads(sent) == body
 
 
+def refused(transport, method="GET", **options):
+    """The error that a request raises."""
+    with pytest.raises(ApiError) as told:
+        transport().request(method, PODS, **options)
+    return told.value
+
+
 def test_a_refusal_is_told_as_the_server_says_it(transport, apiserver):
     apiserver.on((409, STATUS))
-    with pytest.raises(ApiError) as told:
-        transport().request("POST", PODS, body={"kind": "Pod"})
-    assert (told.value.code, told.value.reason) == (409, "AlreadyExists")
-    assert told.value.detail == 'pods "a" already exists'
+    error = refused(transport, "POST", body={"kind": "Pod"})
+    assert (error.code, error.reason) == (409, "AlreadyExists")
+    assert error.detail == 'pods "a" already exists'
     assert len(apiserver.asked) == 1, "what changes something is asked for once"
 
 
@@ -72,22 +78,17 @@ def test_the_fields_that_are_wrong_are_read(transport, apiserver):
     causes = [{"field": f"spec.{x}", "message": f"Invalid value: {x}: no"} for x in "ab"]
     invalid = {**STATUS, "reason": "Invalid", "code": 422, "message": "is invalid"}
     apiserver.on((422, {**invalid, "details": {"kind": "Pod", "name": "a", "causes": causes}}))
-    with pytest.raises(ApiError) as told:
-        transport().request("POST", PODS, body={"kind": "Pod"})
-    assert (told.value.code, told.value.reason) == (422, "Invalid")
-    assert list(told.value.causes) == [
-        ("spec.a", "Invalid value: a: no"),
-        ("spec.b", "Invalid value: b: no"),
-    ]
+    error = refused(transport, "POST", body={"kind": "Pod"})
+    assert (error.code, error.reason) == (422, "Invalid")
+    assert list(error.causes) == [(f"spec.{x}", f"Invalid value: {x}: no") for x in "ab"]
 
 
 def test_credentials_that_are_not_taken(transport, apiserver):
     apiserver.on((401, {**STATUS, "code": 401, "reason": "Unauthorized", "message": "no"}))
-    with pytest.raises(ApiError) as told:
-        transport().request("GET", PODS)
-    assert told.value.code == 401
-    assert "does not accept the credentials of context here" in str(told.value)
-    assert "first-token" not in str(told.value)
+    error = refused(transport)
+    assert error.code == 401
+    assert "does not accept the credentials of context here" in str(error)
+    assert "first-token" not in str(error)
 
 
 def test_a_server_that_is_not_there(transport, apiserver):

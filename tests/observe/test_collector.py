@@ -1,21 +1,21 @@
 """What `k8sjob collect` keeps and sends."""
 
-import http.server
-import json
 import threading
 import time
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
+from observed import MASTER, REF, line, make_pod, running, snapshot
+from serving import served
 
-from k8sjob.backends.api import JobRef
+from k8sjob.backends.api import JobRef, Snapshot
 from k8sjob.backends.record import RecordBackend, Records
 from k8sjob.errors import JobNotFound, K8sJobError
 from k8sjob.kube.client.listwatch import Change, Kind
-from k8sjob.observe import collector, webhook
-from k8sjob.observe.collector import Collector
+from k8sjob.observe import collector
+from k8sjob.observe.collector import Collector, Webhook
 from k8sjob.observe.status import job_status
-from k8sjob.observe.webhook import Webhook
 
 
 class Cluster:
@@ -24,7 +24,7 @@ class Cluster:
     name = "kubernetes"
 
     def __init__(self, found, lines=()):
-        self.found, self.lines, self.gone = found, list(lines), False
+        self.found, self.lines, self.gone, self.later = found, list(lines), False, None
 
     def snapshot(self, ref):
         if self.gone:
@@ -54,64 +54,68 @@ def state(tmp_path, monkeypatch):
     monkeypatch.setattr(collector, "_LOOK_SECONDS", 0.01)
 
 
-@pytest.fixture
-def collect():
-    def run(cluster, *kinds, sent=None, occasions=("failed", "stalled"), until=None):
-        """Collect until `until` holds, or all that was begun is done; the lines it reported."""
-        said, stop = [], threading.Event()
+def collect(cluster, *kinds, sent=None, occasions=("failed", "stalled"), until=None):
+    """Collect until `until` holds of the lines that were reported, or there is one; these lines.
 
-        def changes():
-            for kind in kinds:
-                yield Change(kind, cluster.found.job)
-            end = time.monotonic() + 20
-            while not (until or said)() if callable(until) else not said:
-                assert time.monotonic() < end, said
-                time.sleep(0.01)
+    Before each kind of change `cluster` may have changed, see Cluster.later.
+    """
+    said, stop = [], threading.Event()
 
-        Collector(cluster, Records(), sent, occasions, said.append).run(changes(), stop)
-        assert stop.is_set()
-        return said
+    def wait(until):
+        end = time.monotonic() + 20
+        while not until(said):
+            assert time.monotonic() < end, said
+            time.sleep(0.01)
 
-    return run
+    def changes():
+        for number, kind in enumerate(kinds):
+            if number and cluster.later:
+                wait(bool)
+                cluster.later()
+            yield Change(kind, cluster.found.job)
+        wait(until or bool)
+
+    Collector(cluster, Records(), sent, occasions, said.append).run(changes(), stop)
+    assert stop.is_set()
+    return said
 
 
-def ended(make_pod, code=1):
-    end = {"exitCode": code, "reason": "Error", "finishedAt": "2026-01-01T00:00:00Z"}
-    return make_pod("master-0", "Failed" if code else "Succeeded", terminated=end)
+FAILED = make_pod("master-0", "Failed", terminated={"exitCode": 1})
+SUCCEEDED = make_pod("master-0", "Succeeded", terminated={"exitCode": 0})
 
 
-def now(snapshot, *conditions, pods, minutes=0):
+def now(*conditions, pod, minutes=0):
     """A snapshot whose conditions have just become true."""
-    found = snapshot(*conditions, pods=pods, replicas={"Master": 1})
+    found = snapshot(*conditions, pods=[pod], replicas=MASTER)
     at = (datetime.now(UTC) - timedelta(minutes=minutes)).strftime("%Y-%m-%dT%H:%M:%SZ")
     for one in found.job["status"]["conditions"]:
         one["lastTransitionTime"] = at
     return found
 
 
-def record(ref):
-    return RecordBackend(Records().path(ref))
+def record():
+    return RecordBackend(Records().path(REF))
 
 
-def test_the_end_of_a_job_is_recorded_and_reported_once(collect, snapshot, make_pod, line, ref):
+def test_the_end_of_a_job_is_recorded_and_reported_once():
     sent = Sent()
     lines = [line("master-0", "ValueError: the <!channel> cause")]
-    cluster = Cluster(now(snapshot, "Failed", pods=[ended(make_pod)]), lines)
+    cluster = Cluster(now("Failed", pod=FAILED), lines)
     said = collect(cluster, Kind.ADDED, Kind.MODIFIED, sent=sent)
-    assert said == [f"ns/job Failed: {Records().path(ref)}"]
-    assert [one.text for one in record(ref).logs(ref, "master-0")] == [lines[0].text]
+    assert said == [f"ns/job Failed: {Records().path(REF)}"]
+    assert [one.text for one in record().logs(REF, "master-0")] == [lines[0].text]
     (message,) = sent
     assert message.startswith("ns/job failed\nwhy: master-0: ")
     assert "the <!channel> cause" in message
     assert "\nnext: " in message
     # Another collector, after this one was killed.
-    collect(cluster, Kind.ADDED, sent=sent, until=lambda: True)
+    collect(cluster, Kind.ADDED, sent=sent, until=lambda said: True)
     assert len(sent) == 1
 
 
-def test_an_end_of_long_ago_is_recorded_and_not_reported(collect, snapshot, make_pod):
+def test_an_end_of_long_ago_is_recorded_and_not_reported():
     sent = Sent()
-    old = now(snapshot, "Failed", pods=[ended(make_pod)], minutes=61)
+    old = now("Failed", pod=FAILED, minutes=61)
     assert collect(Cluster(old), Kind.ADDED, sent=sent)
     assert sent == []
 
@@ -119,59 +123,50 @@ def test_an_end_of_long_ago_is_recorded_and_not_reported(collect, snapshot, make
 @pytest.mark.parametrize(
     ("note", "count"), [(None, 0), ("succeeded", 1), ("failed,succeeded", 1), ("", 0)]
 )
-def test_a_job_chooses_what_it_is_reported_for(collect, snapshot, make_pod, note, count):
+def test_a_job_chooses_what_it_is_reported_for(note, count):
     sent = Sent()
-    found = now(snapshot, "Succeeded", pods=[ended(make_pod, 0)])
+    found = now("Succeeded", pod=SUCCEEDED)
     if note is not None:
         found.job["metadata"]["annotations"] = {"k8sjob/notify": note}
     collect(Cluster(found), Kind.ADDED, sent=sent)
     assert [one.partition("\n")[0] for one in sent] == ["ns/job succeeded"] * count
 
 
-def test_a_job_that_is_deleted_while_it_runs_leaves_a_record(
-    collect, snapshot, make_pod, line, ref
-):
-    pods = [make_pod("master-0", running={})]
-    cluster = Cluster(now(snapshot, "Running", pods=pods), [line("master-0", "step 1")])
+def test_a_job_that_is_deleted_while_it_runs_leaves_a_record():
+    cluster = Cluster(now("Running", pod=running("master-0")[0]), [line("master-0", "step 1")])
     cluster.gone = True
     said = collect(cluster, Kind.DELETED)
     assert said[0].startswith("ns/job Deleting: ")
-    assert job_status(record(ref).snapshot(ref)).state == "Deleting"
-    assert [one.text for one in record(ref).logs(ref, "master-0")] == ["step 1"]
+    assert job_status(record().snapshot(REF)).state == "Deleting"
+    assert [one.text for one in record().logs(REF, "master-0")] == ["step 1"]
 
 
-def test_without_its_pods_the_record_before_remains(collect, snapshot, make_pod, line, ref):
-    pods = [make_pod("master-0", running={})]
-    cluster = Cluster(now(snapshot, "Running", pods=pods), [line("master-0", "step 1")])
+def test_without_its_pods_the_record_before_remains():
+    cluster = Cluster(now("Running", pod=running("master-0")[0]), [line("master-0", "step 1")])
 
-    class Changes(list):
-        def __iter__(self):
-            yield Change(Kind.ADDED, cluster.found.job)
-            while not said:
-                time.sleep(0.01)
-            cluster.found, cluster.gone = type(cluster.found)(cluster.found.job), True
-            yield Change(Kind.DELETED, cluster.found.job)
+    def later():
+        cluster.found, cluster.gone = Snapshot(cluster.found.job), True
 
-    said = []
-    Collector(cluster, Records(), None, (), said.append).run(Changes(), threading.Event())
+    cluster.later = later
+    said = collect(cluster, Kind.ADDED, Kind.DELETED)
     assert [one.partition(":")[0] for one in said] == ["ns/job Running"]
-    assert [one.text for one in record(ref).logs(ref, "master-0")] == ["step 1"]
+    assert [one.text for one in record().logs(REF, "master-0")] == ["step 1"]
 
 
-def test_a_job_that_stalls_is_reported_once(collect, snapshot, make_pod, monkeypatch):
+def test_a_job_that_stalls_is_reported_once(monkeypatch):
     monkeypatch.setattr(collector, "_PATIENCE_SECONDS", 0.05)
     sent = Sent()
     waiting = {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "r/x:1"'}
-    pods = [make_pod("master-0", "Pending", waiting=waiting)]
-    cluster = Cluster(now(snapshot, "Created", pods=pods))
-    collect(cluster, Kind.ADDED, sent=sent, until=lambda: sent)
+    cluster = Cluster(now("Created", pod=make_pod("master-0", "Pending", waiting=waiting)))
+    collect(cluster, Kind.ADDED, sent=sent, until=lambda said: sent)
     assert sent[0].startswith("ns/job makes no progress: master-0: ")
-    collect(cluster, Kind.ADDED, sent=sent, until=iter([False] * 20 + [True]).__next__)
+    looks = iter([False] * 20 + [True])
+    collect(cluster, Kind.ADDED, sent=sent, until=lambda said: next(looks))
     assert len(sent) == 1
 
 
-def test_what_cannot_be_read_is_reported_and_tried_again(collect, snapshot, make_pod, monkeypatch):
-    cluster = Cluster(now(snapshot, "Failed", pods=[ended(make_pod)]))
+def test_what_cannot_be_read_is_reported_and_tried_again(monkeypatch):
+    cluster = Cluster(now("Failed", pod=FAILED))
     whole, tries = cluster.related, []
 
     def related(found):
@@ -181,15 +176,7 @@ def test_what_cannot_be_read_is_reported_and_tried_again(collect, snapshot, make
         return whole(found)
 
     monkeypatch.setattr(cluster, "related", related)
-    said = []
-    done = lambda: any("Failed" in one for one in said)  # noqa: E731 - one expression
-
-    def changes():
-        yield Change(Kind.ADDED, cluster.found.job)
-        while not done():
-            time.sleep(0.01)
-
-    Collector(cluster, Records(), None, (), said.append).run(changes(), threading.Event())
+    said = collect(cluster, Kind.ADDED, until=lambda said: any("Failed" in one for one in said))
     assert said[0] == "ns/job could not be recorded: for a moment"
 
 
@@ -198,29 +185,17 @@ def test_what_cannot_be_read_is_reported_and_tried_again(collect, snapshot, make
 
 @pytest.fixture
 def hook():
-    """A server that answers with these codes, then with 200; what it got, and its URL."""
+    """A server that answers with these codes, then with 200, and with 0 not at all."""
+    got, codes = [], []
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            server.got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            if (code := server.codes.pop(0) if server.codes else 200) == 0:
-                time.sleep(1)
-                self.close_connection = True
-                return
-            self.send_response(code)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+    def answer(_method, _path, _query, body):
+        got.append(body)
+        if (code := codes.pop(0) if codes else 200) == 0:
+            raise ConnectionError  # which ends the connection
+        return code, {}
 
-        def log_message(self, *_):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.got, server.codes = [], []
-    server.url = f"http://127.0.0.1:{server.server_port}/services/SECRET"
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    yield server
-    server.shutdown()
-    server.server_close()
+    with served(answer) as url:
+        yield SimpleNamespace(got=got, codes=codes, url=f"{url}/services/SECRET")
 
 
 def send(hook, *messages):
@@ -239,13 +214,13 @@ def test_a_message_has_no_markup_of_the_job(hook):
 
 
 def test_a_busy_server_is_asked_again(hook):
-    hook.codes = [503, 429]
+    hook.codes += [503, 429]
     assert send(hook, "one", "two") == ([], [])
     assert [one["text"] for one in hook.got] == ["one", "one", "one", "two"]
 
 
 def test_a_message_that_may_have_arrived_is_not_sent_again(hook):
-    hook.codes = [0]
+    hook.codes += [0]
     failed, unsent = send(hook, "one", "two")
     assert [one["text"] for one in hook.got] == ["one", "two"]
     assert len(failed) == 1
@@ -253,16 +228,15 @@ def test_a_message_that_may_have_arrived_is_not_sent_again(hook):
 
 
 def test_a_message_that_is_refused_may_be_sent_another_time(hook):
-    hook.codes = [404]
+    hook.codes += [404]
     failed, unsent = send(hook, "one")
     assert failed == ["a message was not sent to 127.0.0.1: it answered 404"]
     assert unsent == ["one"]
 
 
 def test_nobody_listens(hook, monkeypatch):
-    monkeypatch.setattr(webhook, "_RETRY", webhook._RETRY.new(connect=1, backoff_factor=0))
-    hook.shutdown()
-    hook.server_close()
+    monkeypatch.setattr(collector, "_RETRY", collector._RETRY.new(connect=1, backoff_factor=0))
+    hook.url = "http://127.0.0.1:1/SECRET"
     failed, unsent = send(hook, "one")
     assert failed == ["a message was not sent to 127.0.0.1: NewConnectionError"]
     assert unsent == ["one"]
@@ -276,8 +250,8 @@ def test_only_https_leaves_this_machine(url):
         Webhook(url, print)
 
 
-def test_the_marks_of_a_record_go_with_it(snapshot, make_pod):
-    cluster = Cluster(now(snapshot, "Failed", pods=[ended(make_pod)]))
+def test_the_marks_of_a_record_go_with_it():
+    cluster = Cluster(now("Failed", pod=FAILED))
     first, second = (JobRef(name, "ns", name * 8) for name in "ab")
     old = Records(1).keep(cluster, first)
     old.with_suffix(".failed").touch()

@@ -2,6 +2,7 @@ import json
 from datetime import UTC, datetime
 
 import pytest
+from observed import REF, WORKER, Script, line, make_job, make_pod, running, snapshot
 
 from k8sjob.backends.api import Snapshot
 from k8sjob.contract import CONFIG_ENV
@@ -18,7 +19,7 @@ from k8sjob.observe.status import speaker
 
 
 @pytest.fixture
-def backend(script, snapshot, line):
+def backend():
     lines = [
         line("master-0", "m0", 0),
         line("worker-0", "a", 1),
@@ -26,20 +27,20 @@ def backend(script, snapshot, line):
         line("worker-0", "b", 3, attempt=1),
         line("worker-1", "c", 4),
     ]
-    return script([snapshot("Running")], lines)
+    return Script([snapshot("Running")], lines)
 
 
-def logs(backend, ref, replicas=(), ranks=(), **options):
-    chosen = select(backend.snapshot(ref).job, replicas, ranks)
-    return observe_logs.logs(backend, ref, chosen, **options)
+def logs(backend, replicas=(), ranks=(), **options):
+    chosen = select(backend.snapshot(REF).job, replicas, ranks)
+    return observe_logs.logs(backend, REF, chosen, **options)
 
 
 def texts(lines):
     return [line.text for line in lines]
 
 
-def test_all_replicas_in_the_order_of_time(backend, ref):
-    assert texts(logs(backend, ref)) == ["m0", "a", "m2", "b", "c"]
+def test_all_replicas_in_the_order_of_time(backend):
+    assert texts(logs(backend)) == ["m0", "a", "m2", "b", "c"]
 
 
 @pytest.mark.parametrize(
@@ -55,91 +56,84 @@ def test_all_replicas_in_the_order_of_time(backend, ref):
         ({"previous": True, "replicas": ["worker-0"]}, ["a"]),
     ],
 )
-def test_choices(backend, ref, options, expected):
-    assert texts(logs(backend, ref, **options)) == expected
-    followed = logs(backend, ref, follow=True, **options)
+def test_choices(backend, options, expected):
+    assert texts(logs(backend, **options)) == expected
+    followed = logs(backend, follow=True, **options)
     assert sorted(texts(followed)) == sorted(expected)
 
 
-def test_what_is_not_there_is_refused_by_name(backend, ref):
+def test_what_is_not_there_is_refused_by_name(backend):
     with pytest.raises(BackendError, match="'worker-7' is no replica of this job; it has master-0"):
-        list(logs(backend, ref, replicas=["worker-7"]))
+        list(logs(backend, replicas=["worker-7"]))
     with pytest.raises(BackendError, match="rank 3 is not in this job; 3 replicas x 1 processes"):
-        list(logs(backend, ref, ranks=[3]))
+        list(logs(backend, ranks=[3]))
 
 
-def test_an_error_of_one_replica_is_an_error_of_the_command(backend, ref):
+def test_an_error_of_one_replica_is_an_error_of_the_command(backend):
     backend.errors["worker-1"] = BackendError("no permission")
     for follow in (False, True):
         with pytest.raises(BackendError, match="no permission"):
-            list(logs(backend, ref, follow=follow))
-    assert set(last_lines(backend, backend.snapshot(ref))) == {"master-0", "worker-0"}
+            list(logs(backend, follow=follow))
+    assert set(last_lines(backend, backend.snapshot(REF))) == {"master-0", "worker-0"}
 
 
-def test_no_more_is_asked_for_than_is_wanted(backend, ref):
+def test_no_more_is_asked_for_than_is_wanted(backend):
     since = datetime(2026, 1, 1, tzinfo=UTC)
-    list(logs(backend, ref, tail=2, since=since))
+    list(logs(backend, tail=2, since=since))
     assert {asked[1:] for asked in backend.asked} == {(False, 2, since)}
     backend.asked.clear()
-    last_lines(backend, backend.snapshot(ref))
+    last_lines(backend, backend.snapshot(REF))
     assert {asked[1:] for asked in backend.asked} == {(False, TAIL_LINES, None)}
 
 
-def test_following_the_last_lines_goes_on_after_them(script, snapshot, line, ref):
+def test_following_the_last_lines_goes_on_after_them():
     lines = [line("worker-0", text, second) for text, second in (("a", 1), ("b", 2), ("c", 2))]
-    backend = script([snapshot("Running", replicas={"Worker": 1})], lines)
-    followed = logs(backend, ref, follow=True, tail=2)
+    backend = Script([snapshot("Running", replicas=WORKER)], lines)
+    followed = logs(backend, follow=True, tail=2)
     assert [next(followed).text for _ in range(2)] == ["b", "c"]
     # Written meanwhile: in the same instant, later, and by a new pod on a slow clock.
-    backend.lines += [
-        line("worker-0", text, second) for text, second in (("d", 2), ("e", 3), ("f", 1))
-    ]
+    backend.lines += [line("worker-0", text, n) for text, n in (("d", 2), ("e", 3), ("f", 1))]
     assert texts(followed) == ["d", "e", "f"]
-    assert backend.asked[-1] == (
-        "worker-0",
-        True,
-        None,
-        datetime.fromisoformat(lines[-1].timestamp),
-    )
+    begin = datetime.fromisoformat(lines[-1].timestamp)
+    assert backend.asked[-1] == ("worker-0", True, None, begin)
 
 
-def test_following_from_now_on_alone(script, snapshot, line, ref):
-    backend = script([snapshot("Running", replicas={"Worker": 1})], [line("worker-0", "old", 1)])
+def test_following_from_now_on_alone():
+    backend = Script([snapshot("Running", replicas=WORKER)], [line("worker-0", "old", 1)])
     backend.errors["worker-0"] = BackendError("no permission")
     with pytest.raises(BackendError, match="no permission"):
-        list(logs(backend, ref, follow=True, tail=0))
+        list(logs(backend, follow=True, tail=0))
     backend.errors.clear()
-    assert list(logs(backend, ref, follow=True, tail=0)) == []
+    assert list(logs(backend, follow=True, tail=0)) == []
 
 
 @pytest.fixture
-def many(script, snapshot, line):
+def many():
     """A job of hundreds of replicas, each with two lines."""
     names = [f"worker-{n}" for n in range(10 * MOST_AT_ONCE)]
     lines = [line(name, f"{name} {when}", when) for when in (1, 2) for name in names]
-    return script([snapshot("Running", replicas={"Worker": len(names)})], lines)
+    return Script([snapshot("Running", replicas={"Worker": len(names)})], lines)
 
 
-def test_of_hundreds_of_replicas_some_are_followed(many, ref):
-    followed = {line.replica for line in logs(many, ref, follow=True)}
+def test_of_hundreds_of_replicas_some_are_followed(many):
+    followed = {line.replica for line in logs(many, follow=True)}
     assert followed == {f"worker-{n}" for n in range(MOST_AT_ONCE)}
     wanted = [f"worker-{n}" for n in range(40, 50)]
-    assert {line.replica for line in logs(many, ref, follow=True, replicas=wanted)} == set(wanted)
+    assert {line.replica for line in logs(many, follow=True, replicas=wanted)} == set(wanted)
 
 
-def test_hundreds_of_replicas_come_one_after_the_other(many, ref):
-    lines = list(logs(many, ref))
+def test_hundreds_of_replicas_come_one_after_the_other(many):
+    lines = list(logs(many))
     assert lines[:3] == [many.lines[0], many.lines[10 * MOST_AT_ONCE], many.lines[1]]
     assert len(lines) == len(many.lines)
-    ends = list(logs(many, ref, tail=1))
+    ends = list(logs(many, tail=1))
     assert [line.text for line in ends] == [line.text for line in many.lines[10 * MOST_AT_ONCE :]]
 
 
-def test_the_last_lines_of_those_that_failed_come_first(many, snapshot, make_pod, ref):
-    failed = {"exitCode": 1, "finishedAt": "2026-01-01T00:00:00Z"}
-    pods = [make_pod("worker-9", running={}), make_pod("worker-300", "Failed", terminated=failed)]
-    job = many.snapshot(ref).job
-    found = last_lines(many, Snapshot(job, pods))
+def test_the_last_lines_of_those_that_failed_come_first(many):
+    failed = make_pod("worker-300", "Failed", terminated={"exitCode": 1})
+    job = many.snapshot(REF).job
+    found = last_lines(many, Snapshot(job, [*running("worker-9"), failed]))
     assert len(found) == MOST_AT_ONCE
     assert found["worker-300"] == ["worker-300 1", "worker-300 2"]
     with pytest.raises(BackendError, match=r"it has worker-0, .*worker-7 \.\.\. worker-319$"):
@@ -156,12 +150,12 @@ def test_the_last_lines_of_those_that_failed_come_first(many, snapshot, make_pod
         ("auto", 1, "worker-0"),
     ],
 )
-def test_the_replica_of_a_rank(make_job, nproc, rank, replica):
+def test_the_replica_of_a_rank(nproc, rank, replica):
     assert replica_of_rank(make_job(nproc=nproc), rank) == replica
 
 
 @pytest.fixture
-def served(make_job):
+def served():
     """A coordinator and two servers in the Master, two Workers with two trainers each."""
     job = make_job(nproc="2")
     config = {"strategy": "parameter_server", "options": {"servers": 2}}
@@ -172,7 +166,7 @@ def served(make_job):
     return job
 
 
-def test_the_processes_of_a_master_that_serves_are_counted(served, make_job):
+def test_the_processes_of_a_master_that_serves_are_counted(served):
     found = [replica_of_rank(served, rank) for rank in range(7)]
     assert found == ["master-0"] * 3 + ["worker-0"] * 2 + ["worker-1"] * 2
     assert [speaker(served), speaker(make_job())] == ["worker-0", "master-0"]
@@ -180,5 +174,5 @@ def test_the_processes_of_a_master_that_serves_are_counted(served, make_job):
         replica_of_rank(served, 7)
 
 
-def test_select_keeps_the_jobs_order(make_job):
+def test_select_keeps_the_jobs_order():
     assert select(make_job(), ["worker-1", "master-0"]) == ("master-0", "worker-1")

@@ -3,11 +3,13 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from observed import NOW, at, snapshot
 
 from k8sjob.observe.diagnose import diagnose
 
-NOW = datetime(2026, 1, 1, 0, 10, tzinfo=UTC)
 GPU = "nvidia.com/gpu"
+DEACTIVATED = "The workload is deactivated due to a check"
+LATE = "Exceeded the PodsReady timeout ns/mine"
 SHORT = (
     "couldn't assign flavors to pod set master: insufficient unused quota for nvidia.com/gpu in"
     " flavor a100, 1 more needed; couldn't assign flavors to pod set worker: insufficient unused"
@@ -25,62 +27,56 @@ PREEMPTED = (
 )
 
 
-def condition(kind, status, reason, message="", at="2026-01-01T00:08:00Z"):
-    return {
-        "type": kind,
-        "status": status,
-        "reason": reason,
-        "message": message,
-        "lastTransitionTime": at,
-    }
+def condition(kind, status, reason, message=""):
+    about = {"reason": reason, "message": message, "lastTransitionTime": at("08:00")}
+    return {"type": kind, "status": status, **about}
+
+
+def mine(*conditions, **options):
+    """The Workload of the job."""
+    return workload("mine", *conditions, **options)
 
 
 def pending(message, reason="Pending"):
     return condition("QuotaReserved", "False", reason, message)
 
 
+def evicted(reason, message, status="True"):
+    return condition("Evicted", status, reason, message)
+
+
 def workload(name, *conditions, of="u", minute=0, gpus=0, priority=0, **more):
-    admission = {
-        "clusterQueue": "team-a",
-        "podSetAssignments": [
-            {"name": "main", "flavors": {GPU: "a100"}, "resourceUsage": {GPU: str(gpus)}}
-        ],
-    }
+    roles = [{"name": "main", "flavors": {GPU: "a100"}, "resourceUsage": {GPU: str(gpus)}}]
+    admission = {"clusterQueue": "team-a", "podSetAssignments": roles}
     return {
         "kind": "Workload",
         "metadata": {
             "name": f"job-{name}-1a2b3",
             "namespace": "ns",
             "uid": more.pop("uid", name),
-            "creationTimestamp": f"2026-01-01T00:0{minute}:00Z",
+            "creationTimestamp": at(f"0{minute}:00"),
             "ownerReferences": [{"kind": "Job", "name": name, "uid": of}],
         },
         "spec": {"queueName": "research", "priority": priority, **more.pop("spec", {})},
-        "status": {
-            "conditions": list(conditions),
-            **({"admission": admission} if gpus else {}),
-            **more,
-        },
+        "status": {"conditions": [*conditions], **more, "admission": admission if gpus else None},
     }
+
+
+def queue(kind, name, spec, **active):
+    """A queue, with the condition that it is not active where that is given."""
+    conditions = [condition("Active", "False", **active)] if active else []
+    about = {"kind": kind, "metadata": {"name": name, "namespace": "ns"}}
+    return {**about, "spec": spec, "status": {"conditions": conditions}}
 
 
 def cluster_queue(**active):
     flavor = {"name": "a100", "resources": [{"name": GPU, "nominalQuota": "8"}]}
-    return {
-        "kind": "ClusterQueue",
-        "metadata": {"name": "team-a"},
-        "spec": {"resourceGroups": [{"flavors": [flavor]}]},
-        "status": {"conditions": [condition("Active", "False", **active)] if active else []},
-    }
+    spec = {"resourceGroups": [{"flavors": [flavor]}]}
+    return queue("ClusterQueue", "team-a", spec, **active)
 
 
 def local_queue(**active):
-    return {
-        "kind": "LocalQueue",
-        "metadata": {"name": "research", "namespace": "ns"},
-        "spec": {"clusterQueue": "team-a"},
-        "status": {"conditions": [condition("Active", "False", **active)] if active else []},
-    }
+    return queue("LocalQueue", "research", {"clusterQueue": "team-a"}, **active)
 
 
 def absent(kind, name=""):
@@ -88,10 +84,8 @@ def absent(kind, name=""):
 
 
 @pytest.fixture
-def job(snapshot):
-    made = snapshot("Suspended")
-    made.job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
-    return made
+def job():
+    return snapshot("Suspended", labels={"kueue.x-k8s.io/queue-name": "research"})
 
 
 def explained(job, *related, now=NOW):
@@ -109,7 +103,7 @@ def test_what_is_short_who_has_it_and_who_is_ahead(job):
         job,
         local_queue(),
         cluster_queue(),
-        workload("mine", pending(SHORT), minute=8),
+        mine(pending(SHORT), minute=8),
         workload("large", reserved(), of="1", gpus=5),
         workload("small", reserved(), of="2", gpus=2),
         workload("done", reserved(), condition("Finished", "True", "Succeeded"), of="3", gpus=8),
@@ -140,7 +134,7 @@ def test_the_place_that_kueue_gives_away(job, places, detail):
         for name, place in places.items()
     ]
     summary = {"kind": "PendingWorkloadsSummary", "items": items}
-    finding = explained(job, summary, local_queue(), workload("mine", pending(SHORT)))
+    finding = explained(job, summary, local_queue(), mine(pending(SHORT)))
     assert finding.message.endswith(detail)
 
 
@@ -160,37 +154,31 @@ NEVER = [
         "the LocalQueue research belongs to ClusterQueue team-a, which is inactive: FlavorNotFound",
     ),
     ([local_queue(reason="Stopped")], "the LocalQueue research is stopped (spec.stopPolicy)"),
-    ([workload("mine", pending(TOO_MUCH))], "couldn't assign flavors to pod set master"),
+    ([mine(pending(TOO_MUCH))], "couldn't assign flavors to pod set master"),
     (
-        [workload("mine", pending('Flavor "a100" does not contain the requested level'))],
+        [mine(pending('Flavor "a100" does not contain the requested level'))],
         'Flavor "a100" does not contain the requested level',
     ),
     (
-        [workload("mine", pending("ClusterQueue team-a is inactive", "Inadmissible"))],
+        [mine(pending("ClusterQueue team-a is inactive", "Inadmissible"))],
         "ClusterQueue team-a is inactive",
     ),
     (
-        [workload("mine", pending("Admission is gated by: x/y", "AdmissionGated"))],
+        [mine(pending("Admission is gated by: x/y", "AdmissionGated"))],
         "Admission is gated by: x/y",
     ),
     (
         [
-            workload(
-                "mine",
-                condition(
-                    "Evicted",
-                    "True",
-                    "Deactivated",
-                    "The workload is deactivated due to a check",
-                ),
+            mine(
+                evicted("Deactivated", DEACTIVATED),
                 spec={"active": False},
                 admissionChecks=[{"name": "budget", "state": "Rejected", "message": "spent"}],
             )
         ],
-        "its Workload is deactivated: The workload is deactivated due to a check; the adm",
+        f"its Workload is deactivated: {DEACTIVATED}; the adm",
     ),
     (
-        [workload("mine", condition("Finished", "True", "FailedToStart", "bad podset info"))],
+        [mine(condition("Finished", "True", "FailedToStart", "bad podset info"))],
         "its Workload has ended: FailedToStart: bad podset info",
     ),
 ]
@@ -223,55 +211,45 @@ def test_where_nothing_of_it_may_be_read(job):
 @pytest.mark.parametrize(
     ("own", "detail", "again"),
     [
-        (workload("mine"), "Kueue has not considered it yet", False),
+        (mine(), "Kueue has not considered it yet", False),
         (
-            workload("mine", pending("topology allows to fit only 1 out of 2 pod(s)")),
+            mine(pending("topology allows to fit only 1 out of 2 pod(s)")),
             "only 1 out of 2 pod(s); it is the next one",
             False,
         ),
         (
-            workload(
-                "mine", reserved(), admissionChecks=[{"name": "nodes", "state": "Pending"}], gpus=1
-            ),
+            mine(reserved(), admissionChecks=[{"name": "nodes", "state": "Pending"}], gpus=1),
             "it has its quota, and waits for the admission check nodes (Pending)",
             False,
         ),
         (
-            workload(
-                "mine",
+            mine(
                 pending(PREEMPTED),
-                condition("Evicted", "True", "Preempted", PREEMPTED),
+                evicted("Preempted", PREEMPTED),
                 condition("Preempted", "True", "InCohortReclamation", PREEMPTED),
             ),
             "it needs its quota again; Kueue stopped it, 2 min ago: preempted by ns/other (InC",
             True,
         ),
         (
-            workload(
-                "mine",
-                pending("Exceeded the PodsReady timeout ns/mine"),
-                condition(
-                    "Evicted",
-                    "True",
-                    "PodsReadyTimeout",
-                    "Exceeded the PodsReady timeout ns/mine",
-                ),
+            mine(
+                pending(LATE),
+                evicted("PodsReadyTimeout", LATE),
                 requeueState={"count": 1, "requeueAt": "2026-01-01T00:12:00Z"},
             ),
             "PodsReady timeout ns/mine, and tries again at 2026-01-01T00:12:00Z",
             False,
         ),
         (
-            workload(
-                "mine",
+            mine(
                 pending(SHORT),
-                condition("Evicted", "False", "QuotaReserved", f"Previously: {PREEMPTED}"),
+                evicted("QuotaReserved", f"Previously: {PREEMPTED}", "False"),
             ),
             SHORT,
             True,
         ),
         (
-            workload("mine", pending(f"{SHORT}. Pending the preemption of 1 workload(s)")),
+            mine(pending(f"{SHORT}. Pending the preemption of 1 workload(s)")),
             "Pending the preemption of 1 workload(s)",
             True,
         ),

@@ -2,8 +2,9 @@ import itertools
 from datetime import UTC, datetime
 
 import pytest
+from observed import REF, at, condition, make_job, make_pod, running, snapshot
 
-from k8sjob.backends.api import JobRef, Snapshot
+from k8sjob.backends.api import Snapshot
 from k8sjob.contract import Reason, Role
 from k8sjob.observe.status import JobState, job_status, replica_names
 
@@ -23,37 +24,29 @@ from k8sjob.observe.status import JobState, job_status, replica_names
         (["Created", "Restarting", "Failed"], "Failed", 100),
     ],
 )
-def test_the_state_follows_from_true_conditions_in_any_order(
-    snapshot, conditions, state, exit_code
-):
+def test_the_state_follows_from_true_conditions_in_any_order(conditions, state, exit_code):
     for order in itertools.permutations(conditions):
         status = job_status(snapshot(*order))
         assert (status.state, status.exit_code) == (state, exit_code)
-        assert status.ref == JobRef("job", "ns", "u")
+        assert status.ref == REF
 
 
-def test_reason_message_and_times(snapshot):
-    status = job_status(
-        snapshot(
-            "Created",
-            "Failed:Why:what",
-            startTime="2026-01-01T00:01:00Z",
-            completionTime="2026-01-01T00:02:00Z",
-        )
-    )
+def test_reason_message_and_times():
+    times = {"startTime": at("01:00"), "completionTime": at("02:00")}
+    status = job_status(snapshot("Created", "Failed:Why:what", **times))
     assert (status.reason, status.message) == ("Why", "what")
     assert status.created == datetime(2026, 1, 1, tzinfo=UTC)
     assert (status.finished - status.started).total_seconds() == 60
 
 
-def test_a_job_that_ended_without_a_completion_time_ended_when_its_condition_came(snapshot):
+def test_a_job_that_ended_without_a_completion_time_ended_when_its_condition_came():
     """The operator leaves it out where the ExitCode policy gives up."""
     finished = job_status(snapshot("Failed:Why:what")).finished
     assert finished == datetime(2026, 1, 1, 0, 9, tzinfo=UTC)
     assert job_status(snapshot("Running")).finished is None
 
 
-def test_replicas(snapshot, make_pod):
+def test_replicas():
     reason = Reason(3, rank=1, message="it broke\nbadly").encode()
     pods = [
         make_pod("master-0", running={}),
@@ -75,37 +68,30 @@ def test_replicas(snapshot, make_pod):
     assert (failed.exit_code, failed.message) == (1, "two")
 
 
-def test_a_pod_that_was_never_scheduled(snapshot):
+def test_a_pod_that_was_never_scheduled():
     pod = {"metadata": {"labels": {}}, "status": {"phase": "Pending"}}
     (replica,) = job_status(snapshot("Created", pods=[pod])).replicas
     assert (replica.phase, replica.node, replica.restarts) == ("Pending", "", 0)
 
 
 def waiting_pod(*, phase="Pending", conditions=(), inits=(), **state):
-    containers = [{"name": "pytorch", "restartCount": 0, "state": state}] if state else []
-    return {
-        "metadata": {"labels": {"training.kubeflow.org/replica-type": "worker"}},
-        "status": {
-            "phase": phase,
-            "conditions": list(conditions),
-            "initContainerStatuses": list(inits),
-            "containerStatuses": containers,
-        },
-    }
+    pod = make_pod("worker-0", phase, **state)
+    pod["status"] |= {"conditions": list(conditions), "initContainerStatuses": list(inits)}
+    if not state:
+        del pod["status"]["containerStatuses"]
+    return pod
 
 
 def init(restarts=0, **state):
     return {"name": "init-pytorch", "restartCount": restarts, "state": state}
 
 
+DONE = init(terminated={"exitCode": 0})
 PULL = {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}
-UNSCHEDULABLE = {
-    "type": "PodScheduled",
-    "status": "False",
-    "reason": "Unschedulable",
-    "message": "0/3 nodes are available",
-}
+FAILED = {"exitCode": 1, "reason": "Error"}
+UNSCHEDULABLE = condition("-PodScheduled:Unschedulable:0/3 nodes are available")
 STARTING = {"waiting": {"reason": "PodInitializing"}}
+CRASHES = {"waiting": {"reason": "CrashLoopBackOff"}}
 
 
 @pytest.mark.parametrize(
@@ -113,63 +99,32 @@ STARTING = {"waiting": {"reason": "PodInitializing"}}
     [
         (waiting_pod(conditions=[UNSCHEDULABLE]), "Unschedulable", "0/3 nodes are available", 0),
         (waiting_pod(inits=[init(running={})], **STARTING), "Init:0/1", "", 0),
-        (
-            waiting_pod(inits=[init(terminated={"exitCode": 0}), init(running={})], **STARTING),
-            "Init:1/2",
-            "",
-            0,
-        ),
+        (waiting_pod(inits=[DONE, init(running={})], **STARTING), "Init:1/2", "", 0),
         (
             waiting_pod(inits=[init(waiting=PULL)], **STARTING),
             "Init:ImagePullBackOff",
             "Back-off pulling image",
             0,
         ),
-        (
-            waiting_pod(inits=[init(3, terminated={"exitCode": 1, "reason": "Error"})], **STARTING),
-            "Init:Error",
-            "",
-            3,
-        ),
-        (
-            waiting_pod(inits=[init(terminated={"exitCode": 0})], waiting=PULL),
-            "ImagePullBackOff",
-            "Back-off pulling image",
-            0,
-        ),
-        (
-            waiting_pod(phase="Running", waiting={"reason": "CrashLoopBackOff"}),
-            "CrashLoopBackOff",
-            "",
-            0,
-        ),
-        # Another container keeps the Pod running.
-        (
-            waiting_pod(phase="Running", terminated={"exitCode": 1, "reason": "Error"}),
-            "Error",
-            "",
-            0,
-        ),
+        (waiting_pod(inits=[init(3, terminated=FAILED)], **STARTING), "Init:Error", "", 3),
+        (waiting_pod(inits=[DONE], waiting=PULL), "ImagePullBackOff", "Back-off pulling image", 0),
+        (waiting_pod(phase="Running", **CRASHES), "CrashLoopBackOff", "", 0),
+        (waiting_pod(phase="Running", terminated=FAILED), "Error", "", 0),  # others keep it running
         # What a Pod waited for before it failed is past.
         (waiting_pod(phase="Failed", waiting={"reason": "ContainerCreating"}), "Failed", "", 0),
-        (
-            waiting_pod(phase="Failed", conditions=[UNSCHEDULABLE]),
-            "Failed",
-            "",
-            0,
-        ),
+        (waiting_pod(phase="Failed", conditions=[UNSCHEDULABLE]), "Failed", "", 0),
         (waiting_pod(phase="Running", running={}), "Running", "", 0),
         (waiting_pod(), "Pending", "", 0),
     ],
 )
-def test_what_a_replica_waits_for(snapshot, pod, situation, message, restarts):
+def test_what_a_replica_waits_for(pod, situation, message, restarts):
     status = job_status(snapshot("Running", pods=[pod]))
     (replica,) = status.replicas
     assert (replica.situation, replica.message, replica.restarts) == (situation, message, restarts)
     assert status.counts == {situation: 1}
 
 
-def test_a_pod_whose_init_container_failed_has_failed(snapshot):
+def test_a_pod_whose_init_container_failed_has_failed():
     ended = init(terminated={"exitCode": 3, "reason": "Error", "message": "no data"})
     pod = waiting_pod(phase="Failed", inits=[ended], **STARTING)
     (replica,) = job_status(snapshot("Running", pods=[pod])).replicas
@@ -177,7 +132,7 @@ def test_a_pod_whose_init_container_failed_has_failed(snapshot):
     assert replica.message == "no data"
 
 
-def test_a_running_replica_shows_its_last_end_and_is_running(snapshot, make_pod):
+def test_a_running_replica_shows_its_last_end_and_is_running():
     last = {"exitCode": 137, "reason": "OOMKilled"}
     pod = make_pod("worker-0", restarts=1, running={}, last=last)
     (replica,) = job_status(snapshot("Running", pods=[pod])).replicas
@@ -193,15 +148,14 @@ def test_a_running_replica_shows_its_last_end_and_is_running(snapshot, make_pod)
         ("Suspended", {"Master": {}, "Worker": {}}, {}),
     ],
 )
-def test_counts_without_pods_are_the_operators(snapshot, condition, counted, counts):
+def test_counts_without_pods_are_the_operators(condition, counted, counts):
     status = job_status(snapshot(condition, replicaStatuses=counted))
     assert status.counts == ({"Succeeded": 1, "Failed": 1} if counts is None else counts)
 
 
-def test_a_job_that_kueue_keeps_suspended_is_queued(snapshot):
-    taken = snapshot("Suspended")
-    taken.job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
-    status = job_status(taken)
+def test_a_job_that_kueue_keeps_suspended_is_queued():
+    labels = {"kueue.x-k8s.io/queue-name": "research"}
+    status = job_status(snapshot("Suspended", labels=labels))
     assert (status.state, status.exit_code) == (JobState.QUEUED, 101)
     assert not status.state.finished
 
@@ -211,14 +165,14 @@ def test_an_empty_object_is_a_job_that_was_just_created():
     assert (status.state, status.replicas, status.created) == (JobState.CREATED, (), None)
 
 
-def test_replica_names(make_job):
+def test_replica_names():
     assert replica_names(make_job()) == ("master-0", "worker-0", "worker-1")
     assert replica_names(make_job(replicas={"Worker": 1})) == ("worker-0",)
 
 
-def test_a_job_whose_deletion_was_asked_for_does_not_run(snapshot, make_pod):
-    doomed = snapshot("Created", "Running", pods=[make_pod("master-0", running={})])
-    doomed.job["metadata"] |= {"deletionTimestamp": "2026-01-01T00:09:00Z"}
+def test_a_job_whose_deletion_was_asked_for_does_not_run():
+    doomed = snapshot("Created", "Running", pods=running("master-0"))
+    doomed.job["metadata"] |= {"deletionTimestamp": at("09:00")}
     status = job_status(doomed)
     assert (status.state, status.exit_code) == (JobState.DELETING, 103)
     assert not status.state.finished
@@ -228,13 +182,13 @@ def test_a_job_whose_deletion_was_asked_for_does_not_run(snapshot, make_pod):
     assert job_status(doomed).message == detail + "foregroundDeletion, example.com/keep"
 
 
-def test_a_job_that_has_ended_keeps_its_state_while_it_is_deleted(snapshot):
+def test_a_job_that_has_ended_keeps_its_state_while_it_is_deleted():
     doomed = snapshot("Created", "Failed:Why:what")
-    doomed.job["metadata"]["deletionTimestamp"] = "2026-01-01T00:09:00Z"
+    doomed.job["metadata"]["deletionTimestamp"] = at("09:00")
     assert (job_status(doomed).state, job_status(doomed).message) == (JobState.FAILED, "what")
 
 
-def test_a_pod_that_is_recreated_counts_as_a_restart(snapshot, make_pod):
+def test_a_pod_that_is_recreated_counts_as_a_restart():
     """Under ExitCode the operator replaces the pod, and the new one has restarted nothing."""
 
     def created(name, **count):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from observed import Script, lacking, make_pod
 
 from k8sjob.backends.api import JobRef, LogLine, Snapshot
 from k8sjob.contract import Event, EventKind
@@ -137,7 +138,7 @@ def test_a_session_whose_loop_is_its_own(seen):
     assert "run.step(...)" in found.missing[-1]
 
 
-def test_a_replica_that_has_not_been_started(seen, make_pod):
+def test_a_replica_that_has_not_been_started(seen):
     pod = make_pod("worker-0", "Pending", waiting={"reason": "PodInitializing"})
     pod["metadata"] |= {"name": "tiny-worker-0", "creationTimestamp": "2026-11-21T19:22:47Z"}
     seen["events"], seen["pods"] = [], [*seen["pods"], pod]
@@ -249,42 +250,27 @@ def test_times_that_cannot_be_are_not_believed(value):
     assert times.imported == times.met - 1.5
 
 
-def test_the_output_of_all_replicas_is_read(script, seen):
+def test_the_output_of_all_replicas_is_read(seen):
     lines = [*lines_of(seen), LogLine("worker-0", 0, "2026-11-21T19:22:50.400000000Z", "hello")]
     gap = LogLine("worker-0", 0, "2026-11-21T19:22:47.000000000Z", "missing", gap=True)
-    backend = script([snapshot_of(seen)], [gap, *lines])
+    backend = Script([snapshot_of(seen)], [gap, *lines])
     times = read_output_times(backend, snapshot_of(seen))
     assert times["worker-0"] == OutputTimes(first_line=BEGIN + 3.4)
     assert times["master-0"].step
 
 
-def test_output_that_may_not_be_read_is_left_out(script, seen):
+def test_output_that_may_not_be_read_is_left_out(seen):
     errors = {"worker-0": BackendError("forbidden")}
-    backend = script([snapshot_of(seen)], lines_of(seen), errors=errors)
+    backend = Script([snapshot_of(seen)], lines_of(seen), errors=errors)
     assert list(read_output_times(backend, snapshot_of(seen))) == ["master-0"]
-
-
-def places(value, path=()):
-    """Every key of what was recorded, but the list of replicas."""
-    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-        if path or key != "lines":
-            yield (*path, key)
-        if isinstance(inner, dict | list):
-            yield from places(inner, (*path, key))
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_objects_that_lack_something_are_no_error(data):
     """Other versions, other kubelets and virtual ones leave out what these objects have."""
-    seen = copy.deepcopy({key: RECORDED[key] for key in ("job", "pods", "events")})
-    for _ in range(3):
-        left = [p for p in places(seen) if len(p) > 2 and p[-1] not in {"metadata", "name"}]
-        *path, last = data.draw(st.sampled_from(left))
-        inner = seen
-        for key in path:
-            inner = inner[key]
-        del inner[last]
+    objects = {key: RECORDED[key] for key in ("job", "pods", "events")}
+    seen = lacking(data, objects, lambda path: path[2:] and path[-1] not in {"metadata", "name"})
     times = {"master-0": output_times(lines_of(RECORDED))}
     found = timing(Snapshot(seen["job"], seen["pods"], seen["events"]), times)
     assert all(phase.seconds >= 0 for phase in found.phases)

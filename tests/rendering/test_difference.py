@@ -2,7 +2,7 @@ import copy
 
 import pytest
 
-from k8sjob.kube.labels import MANIFEST_DIGEST
+from k8sjob.kube.objects import MANIFEST_DIGEST
 from k8sjob.rendering import manifest
 from k8sjob.rendering.diff import difference
 from k8sjob.spec import JobSpec

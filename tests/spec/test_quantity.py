@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import PydanticCustomError
 
-from k8sjob.kube.quantity import canonical, parse
+from k8sjob.kube.capacity import canonical, parse
 from k8sjob.spec.quantity import format_duration, parse_duration
 
 TABLE = Path(__file__).with_name("quantities.tsv")

@@ -30,16 +30,30 @@ def spec(**fields):
     return JobSpec.model_validate({**given, **fields})
 
 
+def stored(**more):
+    """The job as an apiserver has it."""
+    meta = {"uid": "1", "namespace": "team", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    made = manifest(spec(policy={"active_deadline": 60}))
+    return {**made, "metadata": {**made["metadata"], **meta}, **more}
+
+
+def not_created(message):
+    """Trainer's Event about a job of which it could make nothing."""
+    return {
+        "reason": "TrainJobResourcesCreationFailed",
+        "message": f"TrainJob resources reconciliation failed: {message}",
+        "involvedObject": {"kind": "TrainJob", "name": "tiny", "uid": "1"},
+        "lastTimestamp": "2026-01-01T00:00:01Z",
+    }
+
+
 def test_the_job_has_the_process_and_its_runtime_the_rest():
     volumes = [{"name": "data", "mount": "/data", "pvc": "data"}]
     runtime, job = yaml.safe_load_all(render(spec(volumes=volumes, resources={"cpu": 2})))
     assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"] == "tiny"
     trainer = job["spec"]["trainer"]
-    assert (trainer["image"], trainer["numNodes"], trainer["numProcPerNode"]) == (
-        "example/image:1",
-        2,
-        2,
-    )
+    assert trainer["image"] == "example/image:1"
+    assert (trainer["numNodes"], trainer["numProcPerNode"]) == (2, 2)
     assert trainer["resourcesPerNode"]["limits"] == {"cpu": "2"}
     assert trainer["args"] == ["main.py"]
     # The webhook refuses those names (validator.trainjob.trainer.kubeflow.org).
@@ -52,7 +66,7 @@ def test_the_job_has_the_process_and_its_runtime_the_rest():
     assert sent(made).keys() == {"apiVersion", "kind", "metadata", "spec"}
 
 
-LOADER = {"name": "loader", "template": {"spec": {}}}
+LOADER = {"replicatedJobs": [{"name": "loader", "template": {"spec": {}}}]}
 OTHER_A = {"name": "pytorch", "env": [{"name": "A", "value": "2"}]}
 
 
@@ -95,16 +109,12 @@ OTHER_A = {"name": "pytorch", "env": [{"name": "A", "value": "2"}]}
         ),
         ({"overlay": {"runtime": None}}, "overlay.runtime", "completion index; use Indexed"),
         (
-            {
-                "overlay": {
-                    "runtime": {"spec": {"template": {"spec": {"replicatedJobs": [LOADER]}}}}
-                }
-            },
+            {"overlay": {"runtime": {"spec": {"template": {"spec": LOADER}}}}},
             "overlay.runtime.spec.template.spec.replicatedJobs[0]",
             "'loader' is another replicated Job",
         ),
         (
-            {"target": "jobset", "overlay": {"spec": {"replicatedJobs": [LOADER]}}},
+            {"target": "jobset", "overlay": {"spec": LOADER}},
             "overlay.spec.replicatedJobs[0]",
             "all Pods of the job are those of 'node'",
         ),
@@ -151,17 +161,9 @@ def test_a_changed_runtime_is_a_difference_and_what_kueue_adds_is_none():
 
 
 def test_that_trainer_cannot_make_the_jobset_is_said():
-    meta = {"uid": "1", "namespace": "team", "creationTimestamp": "2026-01-01T00:00:00Z"}
-    made = manifest(spec())
-    job = {**made, "metadata": {**made["metadata"], **meta}}
     detail = "exceeded quota: none, requested: count/jobsets=1, used: count/jobsets=0, limited: 0"
-    event = {
-        "reason": "TrainJobResourcesCreationFailed",
-        "message": f"TrainJob resources reconciliation failed: jobsets is forbidden: {detail}",
-        "involvedObject": {"kind": "TrainJob", "name": "tiny", "uid": "1"},
-        "lastTimestamp": "2026-01-01T00:00:01Z",
-    }
-    found = diagnose(Snapshot(job, (), (event,)), {})
+    event = not_created(f"jobsets is forbidden: {detail}")
+    found = diagnose(Snapshot(stored(), (), (event,)), {})
     assert Cause.QUOTA in {one.cause for one in found}
 
 
@@ -186,37 +188,23 @@ def test_a_job_of_another_tool_is_read_by_the_job_that_trainer_made():
 
 
 def test_the_shorter_deadline_counts():
-    made = manifest(spec(policy={"active_deadline": 60}))
+    made = stored()
     assert TARGET.active_deadline(made) == 60
     for own, least in ((30, 30), (90, 60)):
         job = {**made, "spec": {**made["spec"], "activeDeadlineSeconds": own}}
         assert TARGET.active_deadline(job) == least
-    at_end = {
-        "type": "Failed",
-        "status": "True",
-        "message": "TrainJob exceeded its active deadline",
-    }
-    meta = {"uid": "1", "namespace": "team", "creationTimestamp": "2026-01-01T00:00:00Z"}
-    about = {"metadata": {**made["metadata"], **meta}, "status": {"conditions": [at_end]}}
-    found = diagnose(Snapshot({**job, **about}), {})
+    message = "TrainJob exceeded its active deadline"
+    at_end = {"type": "Failed", "status": "True", "message": message}
+    found = diagnose(Snapshot(stored(status={"conditions": [at_end]})), {})
     assert Cause.DEADLINE in {one.cause for one in found}
 
 
-@pytest.mark.parametrize("how", ["looked up", "by the controller"])
-def test_that_somebody_deleted_its_runtime_is_the_cause(how):
-    meta = {"uid": "1", "namespace": "team", "creationTimestamp": "2026-01-01T00:00:00Z"}
-    made = manifest(spec())
-    job = {**made, "metadata": {**made["metadata"], **meta}}
-    event = {
-        "reason": "TrainJobResourcesCreationFailed",
-        "message": "TrainJob resources reconciliation failed: TrainingRuntime specified in TrainJob"
-        " is not found",
-        "involvedObject": {"kind": "TrainJob", "name": "tiny", "uid": "1"},
-        "lastTimestamp": "2026-01-01T00:00:01Z",
-    }
+@pytest.mark.parametrize("looked_up", [True, False])  # or Trainer's controller says it
+def test_that_somebody_deleted_its_runtime_is_the_cause(looked_up):
+    event = not_created("TrainingRuntime specified in TrainJob is not found")
     gone = {"kind": "Status", "details": {"kind": "trainingruntimes", "name": "tiny"}}
-    looked_up = how == "looked up"
-    found = diagnose(Snapshot(job, (), () if looked_up else (event,)), {}, [gone] * looked_up)
+    events = () if looked_up else (event,)
+    found = diagnose(Snapshot(stored(), (), events), {}, [gone] * looked_up)
     assert (found[0].cause, "is not there" in found[0].message) == (Cause.COMPANION, True)
     assert Cause.REFUSED not in {one.cause for one in found}
     assert "submit --replace" in found[0].next_step

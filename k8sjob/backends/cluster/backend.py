@@ -15,8 +15,7 @@ from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.kube.client.errors import ExplainedErrors, is_absent
 from k8sjob.kube.client.listwatch import list_all, merged, reflect, slim
 from k8sjob.kube.client.transport import ApiError
-from k8sjob.kube.labels import is_ours
-from k8sjob.kube.objects import Object, Pod
+from k8sjob.kube.objects import Object, Pod, is_ours
 from k8sjob.kube.resources import path
 from k8sjob.targets.jobs import (
     CONTROLLERS,

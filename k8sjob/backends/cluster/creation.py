@@ -14,8 +14,7 @@ from k8sjob.backends.api import JobRef
 from k8sjob.errors import BackendError, JobExists
 from k8sjob.kube.client.listwatch import slim
 from k8sjob.kube.client.transport import ApiError
-from k8sjob.kube.labels import is_ours, same_manifest
-from k8sjob.kube.objects import Object
+from k8sjob.kube.objects import Object, is_ours, same_manifest
 from k8sjob.targets.jobs import (
     job_path,
     keyed,

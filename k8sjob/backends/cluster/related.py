@@ -15,8 +15,7 @@ from k8sjob.kube.client.errors import is_absent
 from k8sjob.kube.client.listwatch import list_all, pages, slim
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.kueue import cluster_queue
-from k8sjob.kube.labels import QUEUE, is_ours
-from k8sjob.kube.objects import Object, Pod, containers
+from k8sjob.kube.objects import QUEUE, Object, Pod, containers, is_ours
 from k8sjob.kube.resources import ResourcePath, path
 from k8sjob.targets.jobs import is_suspended, references, target_of
 

@@ -22,9 +22,8 @@ from k8sjob.contract import CHECKPOINT_DIR_ENV
 from k8sjob.errors import BackendError, JobNotFound, field_path
 from k8sjob.kube.objects import Object, Pod, is_true, stamp
 from k8sjob.targets.jobs import has_ended, replica_of
-from k8sjob.targets.pytorchjob.operator import KIND
+from k8sjob.targets.pytorchjob.operator import JOB, KIND
 from k8sjob.targets.pytorchjob.reconcile import fail
-from k8sjob.targets.pytorchjob.schema import JOB
 from k8sjob.targets.schema import ANY, METADATA, POD_TEMPLATE, Time, fit
 
 if TYPE_CHECKING:

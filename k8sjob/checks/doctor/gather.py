@@ -14,7 +14,7 @@ from k8sjob.checks.doctor.permissions import all_permissions
 from k8sjob.kube.capacity import add, taken
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.kueue import cluster_queue
-from k8sjob.kube.labels import QUEUE
+from k8sjob.kube.objects import QUEUE
 from k8sjob.kube.resources import path as resource_path
 from k8sjob.rendering.overlay import merge
 from k8sjob.targets.jobs import DEFAULT, job_path, keyed, namesake, references, sent, target_of

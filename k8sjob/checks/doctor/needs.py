@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.checks.doctor.check import fine, problem, unknown, warning
 from k8sjob.kube.capacity import add, pod_requests
 from k8sjob.kube.kueue import MIN_PARALLELISM, closed, cluster_queue, excess, selects
-from k8sjob.kube.labels import QUEUE
-from k8sjob.kube.objects import Object, at_path, containers
+from k8sjob.kube.objects import QUEUE, Object, at_path, containers
 from k8sjob.kube.resources import OF_THE_CLUSTER
 from k8sjob.targets.jobs import pod_specs, references, target_of
 

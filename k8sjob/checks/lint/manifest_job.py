@@ -9,7 +9,7 @@ from k8sjob.checks.lint.finding import Hit, Rules
 from k8sjob.checks.lint.manifest_facts import Job, Replica, launcher_flags, launcher_of
 from k8sjob.contract import Role, did_you_mean
 from k8sjob.kube.objects import at_path
-from k8sjob.targets.pytorchjob.schema import known_fields
+from k8sjob.targets.pytorchjob.operator import known_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

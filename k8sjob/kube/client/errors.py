@@ -90,9 +90,7 @@ _RULES: Final = {
 class ExplainedErrors:
     """A transport whose errors say what is wrong and what to do; see Transport.
 
-    Args:
-        transport: carries the requests.
-        controllers: of the kinds of job, by their resource.
+    It knows the controllers of the kinds of job by their resource.
     """
 
     def __init__(self, transport: Transport, controllers: Mapping[str, Controller]) -> None:
@@ -128,13 +126,7 @@ def explained(
 ) -> ApiError:
     """The same error, with a message that says what to do next.
 
-    Args:
-        error: what a transport raised; where there was no answer, or the credentials were refused,
-            its own message stays.
-        method: of the request.
-        target: what the request was about.
-        context: the kubeconfig's context.
-        controllers: of the kinds of job, by their resource.
+    Where there was no answer, or the credentials were refused, its own message stays.
     """
     text = _ANSWERS
     found: re.Match[str] | None = None

@@ -59,10 +59,11 @@ class Access:
 
     def unreachable(self, why: str) -> ApiError:
         """There was no answer, or the connection broke."""
+        why = redacted(why)
         return ApiError(
-            f"{self.server} (context {self.context}) cannot be reached: {redacted(why)}; check that"
-            " the cluster and the network are up, or name another with --context",
-            detail=redacted(why),
+            f"{self.server} (context {self.context}) cannot be reached: {why}; check that the"
+            " cluster and the network are up, or name another with --context",
+            detail=why,
         )
 
     def untrusted(self, why: str) -> ApiError:
@@ -76,11 +77,9 @@ class Access:
 
     def unusable(self, why: str) -> ApiError:
         """The client cannot use what is in the kubeconfig."""
-        return ApiError(
-            f"{self.where}: context {self.context} cannot be used: {redacted(why)}; correct it",
-            reason="Unusable",
-            detail=redacted(why),
-        )
+        why = redacted(why)
+        message = f"{self.where}: context {self.context} cannot be used: {why}; correct it"
+        return ApiError(message, reason="Unusable", detail=why)
 
     def without_credentials(self, why: str) -> ApiError:
         """The program that gets the credentials returns none."""
@@ -113,11 +112,7 @@ def configured(
 
 
 def contexts(kubeconfig: str | Path | None = None) -> list[str]:
-    """The names of all contexts, for completion; none where no file can be read.
-
-    Args:
-        kubeconfig: a file, or a list of them as in $KUBECONFIG; None: $KUBECONFIG, or the user's.
-    """
+    """The names of all contexts, for completion; none where no file can be read. See `access`."""
     try:
         return sorted(_named(_read(kubeconfig)[1], "contexts"))
     except BackendError:
@@ -125,11 +120,7 @@ def contexts(kubeconfig: str | Path | None = None) -> list[str]:
 
 
 def namespaces(kubeconfig: str | Path | None = None) -> set[str]:
-    """The namespaces that contexts have, for completion; none where no file can be read.
-
-    Args:
-        kubeconfig: as in `contexts`.
-    """
+    """The namespaces that contexts have, for completion; none where no file can be read."""
     with suppress(BackendError):
         config = _read(kubeconfig)[1]
         parts = [_part(config, "contexts", name, "context") for name in _named(config, "contexts")]

@@ -91,12 +91,7 @@ A separate process: a fork of a program with threads may run no Python before it
 
 
 class KubectlTransport:
-    """A cluster by way of the program kubectl; see Transport.
-
-    Args:
-        access: which cluster, as which user.
-        program: kubectl, or where it is.
-    """
+    """A cluster by way of the program kubectl; see Transport."""
 
     def __init__(self, access: Access, program: str = "kubectl") -> None:
         self.context, self.namespace, self.server = access.context, access.namespace, access.server

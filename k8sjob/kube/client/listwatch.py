@@ -52,24 +52,14 @@ _REFUSALS: Final = frozenset({400, 403, 404, 405, 422})
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A collection at one moment, or a page of it.
-
-    Attributes:
-        items: the objects.
-        version: the resourceVersion from which a watch can start.
-    """
+    """A collection at one moment, or a page of it; a watch can start from its version."""
 
     items: list[Json]
     version: str
 
 
 def list_all(transport: Transport, path: str, query: Mapping[str, str] | None = None) -> Page:
-    """All objects of a collection.
-
-    Args:
-        transport: carries the requests.
-        path: of the collection.
-        query: selectors.
+    """All objects of a collection that the query selects.
 
     Raises:
         ApiError: the server refuses, or cannot be reached.
@@ -87,13 +77,7 @@ def list_all(transport: Transport, path: str, query: Mapping[str, str] | None = 
 def pages(
     transport: Transport, path: str, query: Mapping[str, str] | None = None, *, size: int = PAGE
 ) -> Iterator[Page]:
-    """A collection page by page, all as of one moment; at least one page.
-
-    Args:
-        transport: carries the requests.
-        path: of the collection.
-        query: selectors.
-        size: how many objects a page has; 0: all in one.
+    """A collection page by page, all as of one moment; at least one page; all in one of size 0.
 
     Raises:
         ApiError: as for list_all; 410 where reading took so long that the rest has expired.
@@ -166,17 +150,10 @@ def reflect(
     """The objects of a collection and each change of them, until `stop` is set.
 
     Survives ends of the watch, broken connections, versions that are too old, an apiserver that is
-    away for any time, and credentials that have to be renewed.
-
-    Args:
-        transport: carries the requests.
-        path: of the collection.
-        query: selectors.
-        stop: set from another thread to end the iteration within a second, unless a request is
-            waiting for its answer.
-        keep: which objects are reported.
-        pause: seconds before the first repetition.
-        patience: seconds for which a refusal may be that of an apiserver which is just starting.
+    away for any time, and credentials that have to be renewed. After `stop` it ends within a
+    second, unless a request is waiting for its answer. Only objects that `keep` holds of are
+    reported; the first repetition comes after `pause` seconds, and for `patience` seconds a refusal
+    may be that of an apiserver which is just starting.
 
     Raises:
         ApiError: the collection cannot be read at the beginning, or is refused for longer later.

@@ -44,9 +44,6 @@ CONNECTIONS: Final = 256
 class PythonTransport:
     """A cluster by way of the `kubernetes` package; see Transport.
 
-    Args:
-        access: which cluster, as which user.
-
     Raises:
         BackendError: the package is missing, or the kubeconfig cannot be used.
     """

@@ -104,12 +104,7 @@ class Transport(Protocol):
 
 
 def refusal(code: int, answer: Json | str) -> ApiError:
-    """The error for an answer that is no success.
-
-    Args:
-        code: the HTTP status.
-        answer: a Status object, or the text of an answer that is none (a proxy's, mostly).
-    """
+    """The error for an answer that is no success: a Status, or another text (a proxy's, mostly)."""
     if isinstance(answer, str):
         text = " ".join(answer.split())[:300] or "without a reason"
         return ApiError(f"the server answers {code}: {text}", code=code, reason="", detail=text)

@@ -1,6 +1,240 @@
-"""Why a job is in its state: objects and last lines of output in, findings out. Pure."""
+"""Why a job is in its state: objects and last lines of output in, findings out. Pure.
 
-from k8sjob.observe.diagnose.causes import diagnose
-from k8sjob.observe.diagnose.finding import Cause, Finding
+Here are the causes in their order: a cause that explains others comes before them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.contract import ExitCode
+from k8sjob.observe.diagnose import job
+from k8sjob.observe.diagnose.containers import (
+    bad_container,
+    bad_image,
+    bad_init,
+    bad_sandbox,
+    kept_by_sidecar,
+    master_awaited,
+    slow,
+    started_again,
+)
+from k8sjob.observe.diagnose.exits import explain_end, is_consequence
+from k8sjob.observe.diagnose.facts import Facts
+from k8sjob.observe.diagnose.finding import Cause, Explanation, Finding, ago, grouped
+from k8sjob.observe.diagnose.nodes import (
+    displaced,
+    ended_by_displacement,
+    lost_or_displaced,
+    unschedulable,
+)
+from k8sjob.observe.diagnose.output import explain_lines, library_lines, since_training
+from k8sjob.observe.diagnose.pod_creation import creation_refused
+from k8sjob.observe.diagnose.queue import queued
+from k8sjob.observe.diagnose.volumes import not_mounted, unprovisioned
+from k8sjob.targets.api import JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from k8sjob.backends.api import Snapshot
+    from k8sjob.kube.objects import Json
+    from k8sjob.observe.diagnose.facts import End, Pod
 
 __all__ = ["Cause", "Finding", "diagnose"]
+
+_ONE_FAILURE: Final = 900.0
+"""Seconds within which the ranks of a group end after one failure: timeouts are ten minutes."""
+_LAST_SECONDS: Final = 60.0
+"""The job may have survived the end of a Pod that is gone, if that was so long before its own."""
+_KILLED: Final = frozenset({ExitCode.STOPPED, 137})
+"""Exit codes of containers that the operator ends."""
+
+
+def diagnose(
+    snapshot: Snapshot,
+    logs: Mapping[str, Sequence[str]],
+    related: Sequence[Json] = (),
+    *,
+    now: datetime | None = None,
+) -> list[Finding]:
+    """The findings about a job, the first cause first; none where nothing is wrong.
+
+    Args:
+        snapshot: the job and its objects.
+        logs: the last lines of each replica's output, by its name; replicas may be missing.
+        related: objects beside the job's own (see Backend.related), as far as they could be read.
+        now: the moment that "for 40 s" is counted to, with a time zone; the snapshot's by default.
+    """
+    facts = Facts(snapshot, logs, related, now or snapshot.at or datetime.now(UTC))
+    state = facts.status.state
+    if state is JobState.DELETING:  # no controller works on it any more
+        return [finding for cause in _WHILE_DELETING for finding in cause(facts)]
+    causes = _AFTER_SUCCESS if state is JobState.SUCCEEDED else _CAUSES
+    found = [finding for cause in causes for finding in cause(facts)]
+    if not found:
+        found = list(job.failed(facts))
+    if not found and not state.finished:
+        found = [*job.no_pods_yet(facts), *_at_pods(unprovisioned, slow)(facts)]
+    explained = any("master-0" in finding.replicas for finding in found)
+    found += master_awaited(facts, explained=explained)
+    return sorted(found, key=lambda finding: finding.over)
+
+
+def _not_created(facts: Facts) -> Iterator[Finding]:
+    yield from list(creation_refused(facts)) or job.operator_silent(facts)
+
+
+def _at_pods(
+    *checks: Callable[[Facts, Pod], Explanation | None],
+) -> Callable[[Facts], Iterator[Finding]]:
+    """A cause that examines each Pod in turn; of several checks the first that finds something."""
+
+    def cause(facts: Facts) -> Iterator[Finding]:
+        found = (
+            (pod, next((f for check in checks if (f := check(facts, pod))), None))
+            for pod in facts.pods
+        )
+        named = (replace(one, replica=pod.replica, pod=pod.name) for pod, one in found if one)
+        yield from grouped(named, facts.now)
+
+    return cause
+
+
+def _container_failed(facts: Facts) -> Iterator[Finding]:
+    if facts.status.reason in job.SUPERVISOR_GONE:
+        return  # it took its containers along
+    if facts.status.state in (JobState.STOPPED, JobState.SUSPENDED):
+        return
+    left = displaced(facts)
+    failed = [end for end in facts.ends if not ended_by_displacement(facts, end, left)]
+    if job.ended_by_deadline(facts):
+        failed = [end for end in failed if end.exit_code not in _KILLED]
+    failed = _of_the_last_failure(facts, failed)
+    # What keeps a replica down now comes before what it survived.
+    first = min(
+        failed,
+        key=lambda end: (is_consequence(facts, end), facts.runs_again(end.replica), end.time),
+        default=None,
+    )
+    if first:
+        yield _with_others(facts, explain_end(facts, first), first, failed)
+
+
+def _of_the_last_failure(facts: Facts, failed: list[End]) -> list[End]:
+    """Without ends that the job survived long ago."""
+    newest = max((end.time for end in failed), default=0.0)
+    return [
+        end
+        for end in failed
+        if end.time >= newest - _ONE_FAILURE or not (end.time and facts.runs_again(end.replica))
+    ]
+
+
+def _failed_after_success(facts: Facts) -> Iterator[Finding]:
+    """A replica that failed in a job that succeeded, since another one decides that."""
+    finished = facts.status.finished.timestamp() if facts.status.finished else 0.0
+    done = {pod.replica for pod in facts.done}
+    down = {pod.replica for pod in facts.pods if pod.trainer and not pod.deleting} - done
+    failed = [
+        end
+        for end in facts.ends
+        if end.replica not in done
+        and end.exit_code not in _KILLED  # by the operator's clean-up
+        and (end.replica in down or end.time >= finished - _LAST_SECONDS)
+    ]
+    first = min(failed, key=lambda end: (is_consequence(facts, end), end.time), default=None)
+    if first:
+        found = explain_end(facts, first)
+        message = f"the job succeeded, but {found.message}"
+        yield _with_others(facts, replace(found, message=message), first, failed)
+
+
+def _with_others(facts: Facts, finding: Finding, first: End, failed: list[End]) -> Finding:
+    """The finding with the restarts of its container, and the replicas that ended likewise."""
+    message, step = finding.message, finding.next_step
+    status = next((one for one in facts.status.replicas if one.name == first.replica), None)
+    if status and status.situation == "CrashLoopBackOff":
+        times = f"{status.restarts} time{'s' * (status.restarts != 1)}"
+        message += f" (restarted {times}; the next start is at most five minutes away)"
+    same = [
+        end
+        for end in failed
+        if end is not first and end.exit_code == first.exit_code and not is_consequence(facts, end)
+    ]
+    if same:
+        message += f"; {len(same)} more ended with the same exit code"
+    over = facts.runs_again(first.replica)
+    if over:
+        moment = datetime.fromtimestamp(first.time, UTC) if first.time else None
+        message += ago(moment, facts.now, again=True)
+    if (times_recreated := facts.recreated(first.replica)) > 1:
+        message += f"; its pod was recreated {times_recreated} times"
+        if not facts.target.keeps_ended_pods:
+            step += (
+                "; the operator sets no limit to this under restart_policy ExitCode: OnFailure has"
+                " one, policy.max_restarts"
+            )
+    concerned = finding.replicas or (finding.replica,)
+    replicas = tuple(dict.fromkeys((*concerned, *(end.replica for end in same))))
+    return replace(finding, message=message, next_step=step, replicas=replicas, over=over)
+
+
+def _did_not_start_or_failed(facts: Facts) -> Iterator[Finding]:
+    """What keeps replicas from starting, and how others failed: the cause of the other one first.
+
+    Ranks that wait in vain for one that does not start fail at last: that is a consequence. A rank
+    that fails by its own fault was there before.
+    """
+    starting, failed = list(_STARTING(facts)), list(_container_failed(facts))
+    own_fault = any(finding.cause not in _WAITED for finding in failed)
+    yield from (*failed, *starting) if own_fault else (*starting, *failed)
+
+
+def _between_ranks(facts: Facts) -> Iterator[Finding]:
+    """Trouble between running ranks: a collective may hang for long before it is given up."""
+    if facts.status.state.finished or facts.ends:
+        return
+    # A rank that survives it writes on.
+    tails = ((name, library_lines(since_training(facts.tail(name)))) for name in facts.logs)
+    explained = ((name, explain_lines(tail, local=facts.local)) for name, tail in tails)
+    found = (replace(one, replica=name) for name, one in explained if one)
+    yield from grouped(found, facts.now)
+
+
+_STARTING: Final = _at_pods(
+    unschedulable, bad_image, bad_container, not_mounted, bad_sandbox, bad_init
+)
+_WAITED: Final = frozenset(
+    {Cause.RENDEZVOUS, Cause.HUNG, Cause.CONNECTION, Cause.COLLECTIVE_TIMEOUT}
+)
+_CAUSES: Final[tuple[Callable[[Facts], Iterator[Finding]], ...]] = (
+    job.state,
+    queued,
+    job.companion_gone,
+    _not_created,
+    lost_or_displaced,
+    _did_not_start_or_failed,
+    job.limits,
+    job.left_early,
+    _between_ranks,
+    job.no_group,
+    job.nan_loss,
+    _at_pods(kept_by_sidecar, started_again),
+    job.left_over,
+    job.deleting,
+)
+_AFTER_SUCCESS: Final[tuple[Callable[[Facts], Iterator[Finding]], ...]] = (
+    job.no_group,
+    _failed_after_success,
+    job.nan_loss,
+    job.left_over,
+    job.deleting,
+)
+_WHILE_DELETING: Final[tuple[Callable[[Facts], Iterator[Finding]], ...]] = (
+    job.deleting,
+    lost_or_displaced,
+    _at_pods(slow),
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -12,7 +13,6 @@ from k8sjob.observe.diagnose.finding import (
     Cause,
     Explanation,
     Finding,
-    ReplicaFinding,
     Rule,
     first_match,
     grouped,
@@ -84,7 +84,7 @@ _NAMES: Final = re.compile(
 """Parts of an error that name an image, a host, a port or a digest: 5401, forbidden/train:404."""
 
 
-def bad_image(facts: Facts, pod: Pod) -> ReplicaFinding | None:
+def bad_image(facts: Facts, pod: Pod) -> Explanation | None:
     """An image that cannot be pulled, and why."""
     container = next((c for c in pod.containers if c.waiting.get("reason") in _PULLING), None)
     if container is None:
@@ -94,21 +94,23 @@ def bad_image(facts: Facts, pod: Pod) -> ReplicaFinding | None:
     message = container.waiting.get("message", "")
     if "Back-off" in message and "Err" not in message:
         message = pod.last_event("Failed").get("message", message)
-    cause, what, step = explain_pull(container.waiting["reason"], image, message)
+    found = explain_pull(container.waiting["reason"], image, message)
     if container.name == facts.target.init_container:
-        what = f"the operator's init image: {what}"
-        step = (
+        return Explanation(
+            found.cause,
+            f"the operator's init image: {found.what}",
             "the operator's flag --pytorch-init-container-image names it: have it set to an image"
-            " that this cluster can pull"
+            " that this cluster can pull",
         )
-    elif cause is Cause.IMAGE_ACCESS:
+    if found.cause is Cause.IMAGE_ACCESS:
         secrets = [s.get("name", "") for s in pod.spec.get("imagePullSecrets") or ()]
         uses = f"it uses {', '.join(secrets)}" if secrets else "it uses none now"
-        step += (
+        more = (
             f" ({uses}); to make one of your login: kubectl create secret docker-registry NAME -n"
             f" {facts.namespace} --from-file=.dockerconfigjson=$HOME/.docker/config.json"
         )
-    return ReplicaFinding(cause, what, step, pod.replica)
+        return replace(found, next_step=found.next_step + more)
+    return found
 
 
 def explain_pull(reason: str, image: str, message: str) -> Explanation:
@@ -137,13 +139,13 @@ def _innermost(message: str) -> str:
     return one_line(re.sub(chain, "", message))
 
 
-def bad_container(facts: Facts, pod: Pod) -> ReplicaFinding | None:
+def bad_container(facts: Facts, pod: Pod) -> Explanation | None:
     """A container that the kubelet cannot create: a missing secret, a user, a path."""
     container = next((c for c in pod.containers if c.waiting.get("reason") in _MISCONFIGURED), None)
     if container is None:
         return None
     message = container.waiting.get("message", "")
-    if found := missing_reference(facts, pod, message):
+    if found := missing_reference(facts, message):
         return found
     if "runAsNonRoot" in message:
         step = (
@@ -155,10 +157,10 @@ def bad_container(facts: Facts, pod: Pod) -> ReplicaFinding | None:
     else:
         step = "correct the job; the kubelet retries"
     what = f"its container {container.name!r} cannot be created: {one_line(message)}"
-    return ReplicaFinding(Cause.CONTAINER, what, step, pod.replica)
+    return Explanation(Cause.CONTAINER, what, step)
 
 
-def bad_sandbox(_facts: Facts, pod: Pod) -> ReplicaFinding | None:
+def bad_sandbox(_facts: Facts, pod: Pod) -> Explanation | None:
     """A node that cannot create the Pod's network or its sandbox."""
     event = pod.last_event(*AFTER_MOUNTS)
     if (
@@ -173,18 +175,17 @@ def bad_sandbox(_facts: Facts, pod: Pod) -> ReplicaFinding | None:
     if "OOM-killed" in message:
         limit = pod.limits().get("memory", "?")
         what = f"its memory limit is too low even to start ({limit})"
-        return ReplicaFinding(Cause.MEMORY, what, "raise resources.memory", pod.replica)
-    return ReplicaFinding(
+        return Explanation(Cause.MEMORY, what, "raise resources.memory")
+    return Explanation(
         Cause.SANDBOX,
         f"its node {pod.node} cannot set it up: {_innermost(message)}",
         f"it is the node's network or its container runtime: kubectl describe node {pod.node}; the"
         " kubelet retries",
-        pod.replica,
-        pod.created_at,
+        since=pod.created_at,
     )
 
 
-def bad_init(facts: Facts, pod: Pod) -> ReplicaFinding | None:
+def bad_init(facts: Facts, pod: Pod) -> Explanation | None:
     """An init container of the job's own that fails."""
     for container in pod.containers:
         if not container.init or container.name == facts.target.init_container:
@@ -196,18 +197,17 @@ def bad_init(facts: Facts, pod: Pod) -> ReplicaFinding | None:
         restarts = int(container.status.get("restartCount", 0))
         times = f", {restarts} times over" if restarts > 1 else ""
         message = one_line(ended.get("message", ""))
-        return ReplicaFinding(
+        return Explanation(
             Cause.INIT,
             f"its init container {container.name!r} ended with exit code {int(ended['exitCode'])}"
             f"{times}{f': {message}' * bool(message)}",
             f"see what it wrote: kubectl logs -n {facts.namespace} {POD} -c {container.name}",
-            pod.replica,
-            moment(ended.get("finishedAt")),
+            since=moment(ended.get("finishedAt")),
         )
     return None
 
 
-def kept_by_sidecar(facts: Facts, pod: Pod) -> ReplicaFinding | None:
+def kept_by_sidecar(facts: Facts, pod: Pod) -> Explanation | None:
     """A Pod whose training has succeeded and that another container keeps from ending."""
     ended = pod.trainer.ended if pod.trainer else {}
     others = [c.name for c in pod.containers if not c.init and "running" in c.state]
@@ -216,27 +216,25 @@ def kept_by_sidecar(facts: Facts, pod: Pod) -> ReplicaFinding | None:
     since = pod.trained_until
     if since and facts.now - since < _SIDECAR_ENDS:
         return None
-    return ReplicaFinding(
+    return Explanation(
         Cause.SIDECAR,
         f"its training has ended, but its container {others[0]!r} keeps the pod running",
         'leave the sidecar out (of Istio\'s, the annotation sidecar.istio.io/inject: "false", which'
         " k8sjob sets), or make it an init container of restartPolicy Always, which ends by itself",
-        pod.replica,
-        since,
+        since=since,
     )
 
 
-def started_again(_facts: Facts, pod: Pod) -> ReplicaFinding | None:
+def started_again(_facts: Facts, pod: Pod) -> Explanation | None:
     """A Pod whose training has succeeded and that its restart policy starts again."""
     always = pod.spec.get("restartPolicy", "Always") == "Always"
     if not always or not pod.live or pod.deleting or pod.terminated_before.get("exitCode") != 0:
         return None
-    return ReplicaFinding(
+    return Explanation(
         Cause.STARTED_AGAIN,
         "its training ended with exit code 0 and is started again each time, so the job never"
         " succeeds",
         "use OnFailure instead of Always: policy.restart_policy, in a manifest restartPolicy",
-        pod.replica,
     )
 
 
@@ -267,7 +265,7 @@ def master_awaited(facts: Facts, *, explained: bool) -> Iterator[Finding]:
         return
     begun = (moment(pod.status.get("startTime")) or pod.created_at for pod in waiting)
     since = min((time for time in begun if time), default=None)
-    found = [ReplicaFinding(Cause.MASTER_AWAITED, what, step, p.replica, since) for p in waiting]
+    found = [Explanation(Cause.MASTER_AWAITED, what, step, p.replica, since) for p in waiting]
     yield from grouped(found, facts.now)
 
 
@@ -295,7 +293,7 @@ def _master(facts: Facts) -> tuple[str, str]:
     return f"{what}; the Master is {situation}", _WAIT
 
 
-def _ending(facts: Facts, pod: Pod) -> ReplicaFinding:
+def _ending(facts: Facts, pod: Pod) -> Explanation:
     """A Pod that is being deleted, and what keeps it after its grace period."""
     meta, what = pod.part("metadata"), "its pod is being ended"
     finalizers = meta.get("finalizers") or ()
@@ -312,10 +310,10 @@ def _ending(facts: Facts, pod: Pod) -> ReplicaFinding:
             f" node {pod.node}; kubectl delete pod --force -n {facts.namespace} {POD}"
             " gives it up"
         )
-    return ReplicaFinding(Cause.WAITING, what, step, pod.replica, since)
+    return Explanation(Cause.WAITING, what, step, since=since)
 
 
-def slow(facts: Facts, pod: Pod) -> ReplicaFinding | None:
+def slow(facts: Facts, pod: Pod) -> Explanation | None:
     """What a replica waits for that does not run yet, or is not gone yet."""
     if pod.deleting:
         return _ending(facts, pod)
@@ -337,4 +335,4 @@ def slow(facts: Facts, pod: Pod) -> ReplicaFinding | None:
         what = "its containers are being created"
         step = f"wait; if it stays so: kubectl describe {facts.pods_argument}"
         since = moment(pod.condition("PodScheduled").get("lastTransitionTime")) or pod.created_at
-    return ReplicaFinding(Cause.WAITING, what, step, pod.replica, since)
+    return Explanation(Cause.WAITING, what, step, since=since)

@@ -7,7 +7,7 @@ import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.contract import Event, EventKind, ExitCode
+from k8sjob.contract import EventKind, ExitCode
 from k8sjob.observe.diagnose.finding import SAME_STEPS, Cause, Explanation, Finding
 from k8sjob.observe.diagnose.output import (
     LastOutput,
@@ -177,7 +177,7 @@ def _explained_by_output(facts: Facts, end: End) -> Finding | None:
         if left := _left_early(facts, end):
             return left
         if explanation.cause is Cause.COLLECTIVE_TIMEOUT:
-            explanation = explanation._replace(what=explanation.what + _absent_ranks(facts))
+            explanation = replace(explanation, what=explanation.what + _absent_ranks(facts))
     return _explained(end, explanation)
 
 
@@ -270,9 +270,7 @@ def _refused_checkpoint(facts: Facts, end: End) -> Finding | None:
     """A script's own load_state_dict that refuses the checkpoint that the job has resumed."""
     if not any(_STATE_REFUSED.search(line) for line in _output(facts, end).error):
         return None
-    events = (Event.decode(line) for lines in facts.logs.values() for line in lines)
-    resumed = [event for event in events if event and event.kind == EventKind.RESUMED]
-    if not resumed:
+    if not (resumed := facts.reported(EventKind.RESUMED)):
         return None
     name = " ".join(str(resumed[-1].data.get("path") or "the checkpoint").split())
     scratch = "k8sjob run --fresh" if facts.local else "an empty checkpoint.dir"

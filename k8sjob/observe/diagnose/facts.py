@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import LOCAL
-from k8sjob.contract import CONTAINER_NAMES, ExitCode, Reason
+from k8sjob.contract import CONTAINER_NAMES, Event, EventKind, ExitCode, Reason
 from k8sjob.kube import objects
 from k8sjob.kube.objects import moment
 from k8sjob.observe.status import job_status, processes
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.api import Snapshot
     from k8sjob.kube.objects import Json
-    from k8sjob.observe.diagnose.finding import ReplicaFinding
+    from k8sjob.observe.diagnose.finding import Explanation
     from k8sjob.observe.status import JobStatus
     from k8sjob.targets.api import Target
 
@@ -96,11 +96,6 @@ class Pod(objects.Pod):
         """The container that trains."""
         named = {one.name: one for one in self.containers if not one.init}
         return next((named[name] for name in CONTAINER_NAMES if name in named), None)
-
-    def condition(self, kind: str) -> Json:
-        """Its condition of that type; empty if there is none."""
-        conditions = self.status.get("conditions") or ()
-        return next((c for c in conditions if c.get("type") == kind), {})
 
     def last_event(self, *reasons: str) -> Json:
         """The newest Event about it with one of these reasons; empty if there is none."""
@@ -283,13 +278,18 @@ class Facts:
         )
 
     @cached_property
-    def unschedulable(self) -> dict[str, ReplicaFinding]:
+    def unschedulable(self) -> dict[str, Explanation]:
         """A cache of what was found for Pods of one shape."""
         return {}
 
     def of_kind(self, kind: str) -> list[Json]:
         """The related objects of a kind."""
         return [one for one in self.related if one.get("kind") == kind]
+
+    def reported(self, kind: EventKind) -> list[Event]:
+        """The runtime's events of a kind in the output of all replicas."""
+        events = (Event.decode(line) for lines in self.logs.values() for line in lines)
+        return [event for event in events if event and event.kind == kind]
 
     def tail(self, replica: str) -> list[str]:
         """The last lines of a replica that are not empty."""

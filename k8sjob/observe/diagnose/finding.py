@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ SAME_STEPS: Final = (
 )
 """The next step where a rank was done before the others."""
 POD: Final = "{pod}"
-"""In the next step of a ReplicaFinding: the Pod of the first of the replicas that share it."""
+"""In the next step of an Explanation: the Pod of the first of the replicas that share it."""
 
 
 class Cause(StrEnum):
@@ -133,12 +133,29 @@ class Finding:
         return data
 
 
-class Explanation(NamedTuple):
-    """A Cause, what was seen, and what to do now."""
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A cause, perhaps at one replica, before it is known which others share it.
+
+    Attributes:
+        cause: a Cause.
+        what: what was seen, without the replica's name.
+        next_step: what to do now; see POD.
+        replica: "worker-2".
+        since: when it began, where that is worth saying.
+        at: when it happened, if it is past.
+        over: whether the replica is running again.
+        pod: the name of its Pod, where that is known.
+    """
 
     cause: Cause
     what: str
     next_step: str
+    replica: str = ""
+    since: datetime | None = None
+    at: datetime | None = None
+    over: bool = False
+    pod: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,34 +200,9 @@ def first_match(rules: Iterable[Rule], text: str, **facts: str) -> Explanation |
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaFinding:
-    """A cause at one replica, before it is known which others share it.
-
-    Attributes:
-        cause: a Cause.
-        what: what was seen, without the replica's name.
-        next_step: what to do now; see POD.
-        replica: "worker-2".
-        since: when it began, where that is worth saying.
-        at: when it happened, if it is past.
-        over: whether the replica is running again.
-        pod: the name of its Pod, where that is known.
-    """
-
-    cause: Cause
-    what: str
-    next_step: str
-    replica: str
-    since: datetime | None = None
-    at: datetime | None = None
-    over: bool = False
-    pod: str = ""
-
-
-def grouped(findings: Iterable[ReplicaFinding], now: datetime) -> list[Finding]:
+def grouped(findings: Iterable[Explanation], now: datetime) -> list[Finding]:
     """One finding for all replicas with the same problem, in the order of the first ones."""
-    groups: dict[object, list[ReplicaFinding]] = {}
+    groups: dict[object, list[Explanation]] = {}
     for one in findings:
         texts = (text.replace(one.pod or POD, POD) for text in (one.what, one.next_step))
         key = one.cause, *map(without_replica, texts), one.over
@@ -223,7 +215,7 @@ def without_replica(text: str) -> str:
     return _REPLICA_IDENTIFIERS.sub("", text)
 
 
-def _merged(members: Sequence[ReplicaFinding], now: datetime) -> Finding:
+def _merged(members: Sequence[Explanation], now: datetime) -> Finding:
     first = members[0]
     replicas = tuple(one.replica for one in members)
     begun = min((one.since for one in members if one.since), default=None)

@@ -263,10 +263,7 @@ def no_group(facts: Facts) -> Iterator[Finding]:
         for pod in facts.pods
         if pod.trainer and (reason := Reason.decode(pod.trainer.ended.get("message") or ""))
     ]
-    events = (Event.decode(line) for lines in facts.logs.values() for line in lines)
-    if any(reason.type == "Unmet" for reason in reasons) or any(
-        event and event.kind == EventKind.UNMET for event in events
-    ):
+    if any(one.type == "Unmet" for one in reasons) or facts.reported(EventKind.UNMET):
         yield Finding(
             Cause.NO_GROUP,
             "its processes made no process group: each of them trained alone, with a separate"

@@ -1,21 +1,26 @@
-"""Replicas that lost their node, or had to leave it."""
+"""Replicas that no node takes, that lost their node, or had to leave it."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from dataclasses import replace
+from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import CONTAINER_NAMES
-from k8sjob.kube.objects import event_time, moment
-from k8sjob.observe.diagnose.finding import Cause, ReplicaFinding, grouped
+from k8sjob.kube.capacity import as_text, nodes_of, pod_requests, taken, tolerates
+from k8sjob.kube.objects import Object, event_time, moment
+from k8sjob.observe.diagnose.finding import Cause, Explanation, grouped
+from k8sjob.observe.diagnose.volumes import unbound
 from k8sjob.targets.api import JobState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
 
+    from k8sjob.kube.capacity import Node
     from k8sjob.kube.objects import Json
     from k8sjob.observe.diagnose.facts import End, Facts, Pod
     from k8sjob.observe.diagnose.finding import Finding
@@ -35,6 +40,171 @@ _STAMP_SECONDS: Final = 2.0
 """A Pod may be recreated in the second in which the end of the one before is written down."""
 _GRACE_SECONDS: Final = 120.0
 """A container ends at most so long after its Pod was evicted or deleted, for most grace periods."""
+_NODES: Final = re.compile(r"^\d+/(\d+) nodes are available: ?")
+_REASONS: Final = re.compile(r"(\d+) ((?:Insufficient|Too many|node\(s\)).*?)(?=, \d+ |\.? *$)")
+_SHAPE: Final = ("schedulingGates", "tolerations", "nodeSelector", "affinity", "volumes")
+"""Parts of a Pod's spec that decide where it may go."""
+_CORE: Final = frozenset({"cpu", "memory", "ephemeral-storage"})
+_STEPS: Final = {
+    "node(s) didn't have free ports for the requested pod ports": "with host_network each node"
+    " takes one replica of a port; use fewer replicas or no host_network",
+    "node(s) didn't match PersistentVolume's node affinity": "its volume is bound to other nodes"
+    " or another zone; use a volume that every node reaches",
+}
+
+
+def unschedulable(facts: Facts, pod: Pod) -> Explanation | None:
+    """Why the scheduler finds no node."""
+    condition = pod.condition("PodScheduled")
+    if condition.get("status") != "False":
+        return None
+    # A thousand Pods of one template, of which the scheduler says the same, are examined once.
+    shape = [pod.spec.get(field) for field in _SHAPE]
+    key = repr([condition.get("message"), *shape, pod_requests(pod.spec)])
+    if key not in facts.unschedulable:
+        facts.unschedulable[key] = _unschedulable(facts, pod, condition)
+    since = moment(condition.get("lastTransitionTime"))
+    return replace(facts.unschedulable[key], since=since)
+
+
+def _unschedulable(facts: Facts, pod: Pod, condition: Json) -> Explanation:
+    if condition.get("reason") == "SchedulingGated":
+        gates = [gate.get("name", "") for gate in pod.spec.get("schedulingGates") or ()]
+        return Explanation(
+            Cause.UNSCHEDULABLE,
+            f"it is held back by scheduling gates: {', '.join(gates)}",
+            "whoever set the gate (a queue, a topology controller) must lift it",
+        )
+    message = condition.get("message", "")
+    if claim := unbound(facts, pod, message):
+        return claim
+    what, steps = _explain(facts, pod, message)
+    return Explanation(Cause.UNSCHEDULABLE, what, "; ".join(steps))
+
+
+def _explain(facts: Facts, pod: Pod, message: str) -> tuple[str, list[str]]:
+    found = _NODES.match(message)
+    # After the first sentence the scheduler speaks of preemption.
+    rest = message[found.end() :] if found else ""
+    first = re.split(r"\. (?:preemption:|no new claims)|, no new claims", rest)[0]
+    reasons = [(int(count), reason) for count, reason in _REASONS.findall(first)]
+    if not found or not reasons:
+        what = first.rstrip(".") if found else message
+        return f"no node takes it: {what}", [f"see all of it: {_describe(facts)}"]
+    explained = [_reason(facts, pod, count, reason) for count, reason in reasons]
+    steps = list(dict.fromkeys(step for _, step in explained if step))
+    running = sum(one.phase == "Running" for one in facts.pods)
+    if running and any("Insufficient" in reason for _, reason in reasons):
+        hold, have = ("s hold", "they have") if running > 1 else (" holds", "it has")
+        steps.append(
+            f"meanwhile {running} replica{hold} what {have}: kueue_queue or gang in the job starts"
+            " all of them or none"
+        )
+    whole = int(found[1])
+    none = f"none of {whole} nodes takes it" if whole != 1 else "the only node does not take it"
+    return f"{none}: {'; '.join(what for what, _ in explained)}", steps
+
+
+def _reason(facts: Facts, pod: Pod, count: int, reason: str) -> tuple[str, str]:
+    """One reason of the scheduler's in plain words, and the step that removes it."""
+    has, have = ("has", "is") if count == 1 else ("have", "are")
+    if found := re.match(r"Insufficient (\S+)", reason):
+        return _insufficient(facts, pod, count, found[1].rstrip(".,"))
+    if reason.startswith("Too many pods"):
+        return f"{count} {have} full of pods", "wait until other pods have ended"
+    if "taint" in reason:
+        taints = _taints(facts, pod) or reason.partition("taint")[2].strip(" (s)")
+        return (
+            f"{count} {has} a taint that it does not tolerate" + (f" ({taints})" if taints else ""),
+            "if the job may run there, add `tolerations` to it",
+        )
+    if "node affinity/selector" in reason:
+        return (
+            f"{count} lack{'s' * (count == 1)} the labels that it asks for{_selector(pod)}",
+            "correct node_selector, gpu_type or affinity: kubectl get nodes --show-labels",
+        )
+    if "unschedulable" in reason:
+        return f"{count} {have} cordoned", "wait, or have it uncordoned: kubectl uncordon NODE"
+    return f"{count} {reason}", _STEPS.get(reason, "")
+
+
+def _insufficient(facts: Facts, pod: Pod, count: int, resource: str) -> tuple[str, str]:
+    wanted = pod_requests(pod.spec).get(resource, Decimal())
+    asks = f"it asks for {as_text(resource, wanted) if wanted else '?'}"
+    has = "has" if count == 1 else "have"
+    nodes = nodes_of(facts.of_kind("Node"), taken(facts.of_kind("Pod")))
+    # Where nodes may not be read it is not known whether they have any at all.
+    short = f"{count} {has} too little {resource}{' free' if nodes else ''} ({asks})"
+    largest = max((node.offers.get(resource, Decimal()) for node in nodes), default=wanted)
+    if resource in _CORE:
+        field = f"resources.{resource}" if resource != "ephemeral-storage" else "what it asks for"
+        if wanted > largest:
+            most = as_text(resource, largest)
+            never = f"{count} {has} too little {resource} ({asks}, and the largest node has {most})"
+            return never, f"waiting will not help: lower {field}, or use more, smaller replicas"
+        return short, f"lower {field}, or wait until others have ended"
+    step = f"wait until others have ended, or ask for less (see all: {_describe(facts)})"
+    if nodes and not largest:
+        return (
+            f"no node offers any {resource} ({asks})",
+            f"have the device plugin of {resource} checked, or correct resources.gpu_resource",
+        )
+    if not nodes:
+        return short, step
+    if wanted > largest:
+        step = f"no node is that large: at most {largest:f} a replica; use more replicas of fewer"
+    return f"{short}: {_offers(facts, nodes, resource)}", step
+
+
+def _offers(facts: Facts, nodes: Iterable[Node], resource: str) -> str:
+    """What kinds of nodes offer, and how much of it is free.
+
+    How much is free is known only where the Pods of all namespaces could be read.
+    """
+    kinds: defaultdict[tuple[str, Decimal], list[Node]] = defaultdict(list)
+    for node in nodes:
+        if each := node.offers.get(resource):
+            kinds[node.product or resource, each].append(node)
+    table = []
+    for (kind, each), alike in sorted(kinds.items()):
+        of_kind = f"{len(alike)} node{'s' * (len(alike) > 1)} of {kind} with {each:f}"
+        free = sum(node.free(resource) for node in alike)
+        table.append(of_kind + (f", {free:f} free in all" if facts.of_kind("Pod") else ""))
+    is_one = sum(map(len, kinds.values())) == 1
+    return f"there {'is' if is_one else 'are'} {'; '.join(table)}"
+
+
+def _taints(facts: Facts, pod: Pod) -> str:
+    """The taints of the nodes that the Pod does not tolerate."""
+    found = {
+        _taint(taint)
+        for node in facts.of_kind("Node")
+        for taint in Object(node).spec.get("taints") or ()
+        if not tolerates(pod.spec, taint)
+    }
+    return ", ".join(sorted(found)[:5])
+
+
+def _taint(taint: Json) -> str:
+    key = str(taint.get("key", ""))
+    if key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"):
+        return "not ready"
+    return f"{key}={taint['value']}" if taint.get("value") else key
+
+
+def _selector(pod: Pod) -> str:
+    labels = pod.spec.get("nodeSelector") or {}
+    asked = [f"{key}={value}" for key, value in labels.items()]
+    if ((pod.spec.get("affinity") or {}).get("nodeAffinity")) is not None:
+        asked.append("its node affinity")
+    return f" ({', '.join(asked)})" if asked else ""
+
+
+def _describe(facts: Facts) -> str:
+    return f"kubectl describe {facts.pods_argument}"
+
+
+# --- lost and displaced ---------------------------------------------------------------------------
 
 
 def lost_or_displaced(facts: Facts) -> Iterator[Finding]:
@@ -49,9 +219,9 @@ def lost_or_displaced(facts: Facts) -> Iterator[Finding]:
     yield from grouped(found, facts.now)
 
 
-def displaced(facts: Facts) -> dict[str, ReplicaFinding]:
+def displaced(facts: Facts) -> dict[str, Explanation]:
     """What made each replica leave its node, the newest of it."""
-    left: dict[str, ReplicaFinding] = {}
+    left: dict[str, Explanation] = {}
     present = (found for pod in facts.pods if (found := _displaced(pod)))
     for one in (*_displaced_before(facts), *present):
         if one.replica not in left or _time(left[one.replica]) <= _time(one):
@@ -59,7 +229,7 @@ def displaced(facts: Facts) -> dict[str, ReplicaFinding]:
     return left
 
 
-def ended_by_displacement(facts: Facts, end: End, left: Mapping[str, ReplicaFinding]) -> bool:
+def ended_by_displacement(facts: Facts, end: End, left: Mapping[str, Explanation]) -> bool:
     """Whether a container ended since its Pod had to leave, or was deleted."""
     pod = next((pod for pod in facts.pods if pod.replica == end.replica), None)
     # When a job has ended, its controller deletes the Pods that do not count as ended.
@@ -73,17 +243,13 @@ def ended_by_displacement(facts: Facts, end: End, left: Mapping[str, ReplicaFind
     return not newer and end.time <= _time(found) + _GRACE_SECONDS
 
 
-def _time(found: ReplicaFinding) -> float:
+def _time(found: Explanation) -> float:
     return found.at.timestamp() if found.at else math.inf
 
 
-def _lost(facts: Facts) -> Iterator[ReplicaFinding]:
-    ready = {
-        node["metadata"]["name"]: condition
-        for node in facts.of_kind("Node")
-        for condition in (node.get("status") or {}).get("conditions") or ()
-        if condition.get("type") == "Ready"
-    }
+def _lost(facts: Facts) -> Iterator[Explanation]:
+    nodes = {node["metadata"]["name"]: Object(node) for node in facts.of_kind("Node")}
+    ready = {name: found for name, node in nodes.items() if (found := node.condition("Ready"))}
     gone = {
         status["details"]["name"]
         for status in facts.of_kind("Status")
@@ -96,7 +262,7 @@ def _lost(facts: Facts) -> Iterator[ReplicaFinding]:
         if pod.node in gone:
             what, since = "is gone from the cluster", None
         if what:
-            yield ReplicaFinding(
+            yield Explanation(
                 Cause.NODE_LOST,
                 f"its node {pod.node} {what}",
                 "after five minutes the cluster gives its pods up and they are created again;"
@@ -120,7 +286,7 @@ def _unreachable(pod: Pod, ready: Json | None) -> tuple[str, datetime | None]:
     return ("is lost" if pod.status.get("reason") == "NodeLost" else ""), None
 
 
-def _displaced(pod: Pod) -> ReplicaFinding | None:
+def _displaced(pod: Pod) -> Explanation | None:
     """Why a Pod that is still there had to leave its node."""
     reason, message = pod.status.get("reason", ""), pod.status.get("message", "")
     target = pod.condition("DisruptionTarget")
@@ -132,9 +298,9 @@ def _displaced(pod: Pod) -> ReplicaFinding | None:
     if target.get("status") == "True":
         why = _DISRUPTIONS.get(target.get("reason", ""), target.get("reason", ""))
         what = f"{why}: {target.get('message', '')}"
-        return ReplicaFinding(Cause.EVICTED, what, _RECREATED, pod.replica, at=at)
+        return Explanation(Cause.EVICTED, what, _RECREATED, pod.replica, at=at)
     if pod.phase == "Failed" and reason and not pod.status.get("containerStatuses"):
-        return ReplicaFinding(
+        return Explanation(
             Cause.NODE_REFUSED,
             f"node {pod.node} rejected it: {reason}: {message}",
             f"{_RECREATED}; if it happens again, the node's devices or resources are not what it"
@@ -144,11 +310,11 @@ def _displaced(pod: Pod) -> ReplicaFinding | None:
     return None
 
 
-def _displaced_before(facts: Facts) -> Iterator[ReplicaFinding]:
+def _displaced_before(facts: Facts) -> Iterator[Explanation]:
     """What Events say of Pods that the operator has replaced, one for each Pod."""
     present = {pod.uid for pod in facts.pods}
     messages = [event.get("message", "") for event in facts.job_events]
-    found: dict[str, ReplicaFinding] = {}
+    found: dict[str, Explanation] = {}
     for event in facts.snapshot.events:
         subject = event.get("involvedObject") or {}
         uid = subject.get("uid", "")
@@ -189,7 +355,7 @@ def _matters(facts: Facts, event: Json) -> bool:
     return not (facts.local or by_operator)
 
 
-def _of_event(event: Json, replica: str) -> ReplicaFinding | None:
+def _of_event(event: Json, replica: str) -> Explanation | None:
     reason, message = event.get("reason"), event.get("message", "")
     if reason == "Preempted":
         return _preempted(replica, message)
@@ -197,16 +363,16 @@ def _of_event(event: Json, replica: str) -> ReplicaFinding | None:
         return _evicted(replica, message)
     if reason == "TaintManagerEviction" and not message.startswith("Cancelling"):
         why = _DISRUPTIONS["DeletionByTaintManager"]
-        return ReplicaFinding(Cause.EVICTED, why, _RECREATED, replica)
+        return Explanation(Cause.EVICTED, why, _RECREATED, replica)
     if reason == "Killing" and message.startswith(_STOPPING):
         step = f"{_RECREATED}; a drain, an autoscaler or kubectl delete pod does this"
-        return ReplicaFinding(Cause.POD_DELETED, "its pod was deleted while it ran", step, replica)
+        return Explanation(Cause.POD_DELETED, "its pod was deleted while it ran", step, replica)
     return None
 
 
-def _preempted(replica: str, message: str) -> ReplicaFinding:
+def _preempted(replica: str, message: str) -> Explanation:
     by = f" ({message.rstrip('.')})" if message.startswith("Preempted by") else ""
-    return ReplicaFinding(
+    return Explanation(
         Cause.PREEMPTED,
         f"a pod of higher priority took its place{by}",
         f"{_RECREATED} when there is room; priority_class in the job gives it a higher priority",
@@ -214,7 +380,7 @@ def _preempted(replica: str, message: str) -> ReplicaFinding:
     )
 
 
-def _evicted(replica: str, message: str) -> ReplicaFinding:
+def _evicted(replica: str, message: str) -> Explanation:
     step = _RECREATED
     if re.search(r"ephemeral|EmptyDir", message):
         step = (
@@ -224,4 +390,4 @@ def _evicted(replica: str, message: str) -> ReplicaFinding:
     elif "low on resource: memory" in message:
         step = f"ask for the memory that it uses (resources.memory); {_RECREATED}"
     what = f"evicted by its node: {message.strip().rstrip('.')}"
-    return ReplicaFinding(Cause.EVICTED, what, step, replica)
+    return Explanation(Cause.EVICTED, what, step, replica)

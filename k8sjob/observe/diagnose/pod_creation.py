@@ -147,8 +147,9 @@ def _merged(facts: Facts, members: Sequence[tuple[str, Explanation]]) -> Finding
     replicas = tuple(replica for replica, _ in members if replica) or facts.missing
     more = len(set(facts.missing) - set(replicas))
     others = f" ({more} more {'have' if more > 1 else 'has'} no pod yet)" if more else ""
-    cause, what, step = members[-1][1]
-    return Finding(cause, f"{listed(replicas)}{others}: {what}", step, replicas[0], replicas)
+    last = members[-1][1]
+    message = f"{listed(replicas)}{others}: {last.what}"
+    return Finding(last.cause, message, last.next_step, replicas[0], replicas)
 
 
 def _says_less(explanation: Explanation, others: Iterable[Explanation]) -> bool:

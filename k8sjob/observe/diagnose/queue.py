@@ -14,9 +14,8 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.kube.capacity import amounts, as_text
-from k8sjob.kube.kueue import closed, cluster_queue, condition
-from k8sjob.kube.labels import QUEUE
-from k8sjob.kube.objects import Object, moment
+from k8sjob.kube.kueue import closed, cluster_queue
+from k8sjob.kube.objects import QUEUE, Object, moment
 from k8sjob.observe.diagnose.finding import Cause, Finding, age, ago, listed, one_line
 from k8sjob.targets.api import JobState
 
@@ -58,7 +57,10 @@ def queued(facts: Facts) -> Iterator[Finding]:
         what, step = problem
         yield Finding(Cause.NO_QUEUE, f"the job will not start as things are: {what}", step)
         return
-    reserved, evicted = condition(workload, "QuotaReserved"), condition(workload, "Evicted")
+    reserved, evicted = (
+        Object(workload).condition("QuotaReserved"),
+        Object(workload).condition("Evicted"),
+    )
     stopped = evicted if evicted.get("status") == "True" else {}
     begun = stopped.get("lastTransitionTime") or Object(workload).created
     since = moment(begun) or facts.status.created
@@ -137,17 +139,17 @@ def _never(facts: Facts, workload: Json) -> tuple[str, str] | None:
     """Why this Workload is not admitted whatever other jobs do, and the next step."""
     name = Object(workload).name
     if Object(workload).spec.get("active") is False:
-        reason = one_line(condition(workload, "Evicted").get("message") or "")
+        reason = one_line(Object(workload).condition("Evicted").get("message") or "")
         patch = f"kubectl patch workload {name} -n {facts.namespace} --type merge"
         return (
             f"its Workload is deactivated{': ' * bool(reason)}{reason}{_rejected(workload)}",
             f'remove the cause, then {patch} -p \'{{"spec":{{"active":true}}}}\'',
         )
-    finished = condition(workload, "Finished")
+    finished = Object(workload).condition("Finished")
     if finished.get("status") == "True":
         reason = f"{finished.get('reason')}: {one_line(finished.get('message') or '')}"
         return f"its Workload has ended: {reason}", "submit it again with --replace"
-    reserved = condition(workload, "QuotaReserved")
+    reserved = Object(workload).condition("QuotaReserved")
     reason = one_line(reserved.get("message") or "")
     if reserved.get("status") != "False":
         return None
@@ -187,7 +189,7 @@ def _stopped(facts: Facts, workload: Json, evicted: Json) -> str:
     if found := _PREEMPTOR.search(message):
         by = next((w for w in facts.of_kind("Workload") if Object(w).uid == found[1]), None)
         who = _job_of(by) if by else f"the job with the uid {found[2]}"
-        reason = f"preempted by {who} ({condition(workload, 'Preempted').get('reason')})"
+        reason = f"preempted by {who} ({Object(workload).condition('Preempted').get('reason')})"
     again = Object(workload).part("status", "requeueState").get("requeueAt")
     when = ago(moment(evicted.get("lastTransitionTime")), facts.now)
     return f"; Kueue stopped it{when}: {reason}" + (
@@ -204,7 +206,7 @@ def _holders(facts: Facts, reason: str) -> str:
     queues = facts.of_kind("ClusterQueue")
     have: defaultdict[str, Decimal] = defaultdict(Decimal)
     for workload in facts.of_kind("Workload"):
-        if condition(workload, "Finished").get("status") == "True":
+        if Object(workload).condition("Finished").get("status") == "True":
             continue  # it keeps what it was admitted with, and takes nothing
         admission = Object(workload).part("status", "admission")
         if admission.get("clusterQueue") not in {Object(one).name for one in queues}:
@@ -254,8 +256,8 @@ def _ahead(facts: Facts, workload: Json, queue: str) -> str:
         for one in facts.of_kind("Workload")
         if Object(one).namespace == own.namespace
         and Object(one).spec.get("queueName") == queue
-        and condition(one, "QuotaReserved").get("status") != "True"
-        and condition(one, "Finished").get("status") != "True"
+        and Object(one).condition("QuotaReserved").get("status") != "True"
+        and Object(one).condition("Finished").get("status") != "True"
         and _place(one) < _place(workload)
     ]
     return f"; ahead of it: {listed(map(_job_of, sorted(first, key=_place)))}" if first else ""

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.kube.objects import event_time
-from k8sjob.observe.diagnose.finding import Cause, ReplicaFinding, Rule, first_match, one_line
+from k8sjob.observe.diagnose.finding import Cause, Explanation, Rule, first_match, one_line
 
 if TYPE_CHECKING:
     from k8sjob.observe.diagnose.facts import Facts, Pod
@@ -74,23 +74,22 @@ _CLAIMS: Final = (
 )
 
 
-def missing_reference(facts: Facts, pod: Pod, message: str) -> ReplicaFinding | None:
+def missing_reference(facts: Facts, message: str) -> Explanation | None:
     """A secret or config map, or a key in one, that the kubelet did not find."""
-    found = first_match(_REFERENCES, message, namespace=facts.namespace)
-    return found and ReplicaFinding(*found, pod.replica)
+    return first_match(_REFERENCES, message, namespace=facts.namespace)
 
 
-def unbound(facts: Facts, pod: Pod, message: str) -> ReplicaFinding | None:
+def unbound(facts: Facts, pod: Pod, message: str) -> Explanation | None:
     """A claim that is missing or has no volume, where the scheduler waits for it."""
     if found := first_match(_CLAIMS, message, namespace=facts.namespace):
-        return ReplicaFinding(*found, pod.replica)
+        return found
     if not re.search(_AWAITS_VOLUME, message):
         return None
     claim, why = _pending_claim(facts, pod)
-    return _without_volume(facts, pod, claim, why or message.partition(": ")[2] or message)
+    return _without_volume(facts, claim, why or message.partition(": ")[2] or message)
 
 
-def unprovisioned(facts: Facts, pod: Pod) -> ReplicaFinding | None:
+def unprovisioned(facts: Facts, pod: Pod) -> Explanation | None:
     """A claim whose volume is awaited for a node that the scheduler has already chosen.
 
     With WaitForFirstConsumer the scheduler says nothing about the Pod until the volume is there.
@@ -98,10 +97,10 @@ def unprovisioned(facts: Facts, pod: Pod) -> ReplicaFinding | None:
     claim, why = _pending_claim(facts, pod)
     if not claim or not why:
         return None
-    return replace(_without_volume(facts, pod, claim, why), since=pod.created_at)
+    return replace(_without_volume(facts, claim, why), since=pod.created_at)
 
 
-def _without_volume(facts: Facts, pod: Pod, claim: str, why: str) -> ReplicaFinding:
+def _without_volume(facts: Facts, claim: str, why: str) -> Explanation:
     step = f"kubectl describe pvc {claim} -n {facts.namespace}".replace("  ", " ")
     if found := re.search(r"""external provisioner ['"]([^'"]+)""", why):
         step = (
@@ -113,7 +112,7 @@ def _without_volume(facts: Facts, pod: Pod, claim: str, why: str) -> ReplicaFind
             " that size and access mode"
         )
     what = f"the claim {claim!r} has no volume" if claim else "one of its claims has no volume"
-    return ReplicaFinding(Cause.VOLUME_CLAIM, f"{what}: {why}".rstrip("."), step, pod.replica)
+    return Explanation(Cause.VOLUME_CLAIM, f"{what}: {why}".rstrip("."), step)
 
 
 def _pending_claim(facts: Facts, pod: Pod) -> tuple[str, str]:
@@ -141,7 +140,7 @@ def _pending_claim(facts: Facts, pod: Pod) -> tuple[str, str]:
     return (names[0] if len(names) == 1 else ""), ""
 
 
-def not_mounted(facts: Facts, pod: Pod) -> ReplicaFinding | None:
+def not_mounted(facts: Facts, pod: Pod) -> Explanation | None:
     """A volume that could not be attached or mounted on the Pod's node."""
     trainer = pod.trainer
     if pod.phase != "Pending" or not pod.node or (trainer and trainer.status.get("started")):
@@ -156,18 +155,17 @@ def not_mounted(facts: Facts, pod: Pod) -> ReplicaFinding | None:
         # An earlier Event has the reason.
         earlier = [e["message"] for e in pod.events if e.get("reason") == event["reason"]]
         message = next((text for text in earlier if "SetUp failed" in text), message)
-    if found := missing_reference(facts, pod, message):
+    if found := missing_reference(facts, message):
         return found
     volume = re.search(r'volume "([^"]+)"', message)
     what = f"the volume {volume[1]!r}" if volume else "a volume"
     detail = re.sub(r'^\w+\.\w+ failed for volume "[^"]+" : ', "", message)
     detail = re.sub(r"(?s)\nMounting command:.*?\nOutput: ", ": ", detail)
-    return ReplicaFinding(
+    return Explanation(
         Cause.VOLUME,
         f"{what} cannot be mounted: {one_line(detail)}",
         _mount_step(message),
-        pod.replica,
-        pod.created_at,
+        since=pod.created_at,
     )
 
 

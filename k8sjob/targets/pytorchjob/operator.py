@@ -1,6 +1,7 @@
 """The training operator, kubeflow/training-operator v1.9.4: what it injects and what it refuses.
 
-The environment of a replica is that of pkg/controller.v1/pytorch/{envvar,master,elastic}.go and
+The types of a job's fields are those of its CRD. The environment of a replica is that of
+pkg/controller.v1/pytorch/{envvar,master,elastic}.go and
 pkg/apis/kubeflow.org/v1/pytorch_defaults.go; the admission webhook is that of
 pkg/webhooks/pytorch/pytorchjob_webhook.go. The apiserver asks the webhook after it has checked the
 CRD's schema; here a manifest of any shape is taken, and what has the wrong shape counts as absent.
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import CONTAINER_NAME, DEFAULT_PORT, PORT_NAME, Role
 from k8sjob.errors import Problem
+from k8sjob.targets.schema import ANY, METADATA, POD_TEMPLATE, Quantity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,10 +35,63 @@ REPLICA_TYPE: Final = "training.kubeflow.org/replica-type"
 REPLICA_INDEX: Final = "training.kubeflow.org/replica-index"
 """The number within the role, from 0."""
 
+JOB: Final[dict[str, Any]] = {
+    "apiVersion": str,
+    "kind": str,
+    "metadata": {"name": str, "namespace": str, **METADATA},
+    "spec": {
+        "elasticPolicy": {
+            "maxReplicas": int,
+            "maxRestarts": int,
+            "metrics": [{}],
+            "minReplicas": int,
+            "nProcPerNode": int,
+            "rdzvBackend": str,
+            "rdzvConf": [{"key": str, "value": str}],
+            "rdzvHost": str,
+            "rdzvId": str,
+            "rdzvPort": int,
+            "standalone": bool,
+        },
+        "nprocPerNode": None,  # text, and a common mistake: lint has a check of its own for it
+        "pytorchReplicaSpecs": {
+            ANY: {
+                "replicas": int,
+                "restartPolicy": str,
+                "template": POD_TEMPLATE,
+            }
+        },
+        "runPolicy": {
+            "activeDeadlineSeconds": int,
+            "backoffLimit": int,
+            "cleanPodPolicy": str,
+            "managedBy": str,
+            "schedulingPolicy": {
+                "minAvailable": int,
+                "minResources": {ANY: Quantity},
+                "priorityClass": str,
+                "queue": str,
+                "scheduleTimeoutSeconds": int,
+            },
+            "suspend": bool,
+            "ttlSecondsAfterFinished": int,
+        },
+    },
+    "status": None,
+}
+
 _Json = dict[str, Any]
 _DNS_1035: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _MANAGERS: Final = (MANAGER, "kueue.x-k8s.io/multikueue")
 _REPLICAS: Final = "spec.pytorchReplicaSpecs"
+
+
+def known_fields(*path: str) -> tuple[str, ...]:
+    """The fields of the CRD at a path, "*" for any role; complete down to the pod templates."""
+    shape = JOB
+    for step in path:
+        shape = shape[step]
+    return tuple(shape)
 
 
 def operator_env(job: _Json, role: Role | str, index: int) -> dict[str, str]:
@@ -130,12 +185,7 @@ def _port(replica: _Json) -> int:
 def webhook_problems(manifest: _Json) -> list[Problem]:
     """All reasons for which a cluster with the training operator would refuse the manifest.
 
-    Args:
-        manifest: a PyTorchJob as parsed from YAML or JSON.
-
-    Returns:
-        One Problem for each; empty for a manifest that is accepted. The kind is checked too, since
-        the webhook is not even asked about another one.
+    The kind is checked too, since the webhook is not even asked about another one.
     """
     spec = _mapping(manifest.get("spec"))
     return [

@@ -79,15 +79,7 @@ def set_condition(
 
 
 def new_pod(job: Json, role: Role, index: int, now: datetime, node: str) -> Json:
-    """The Pod of a replica as the operator makes it: Pending, from the replica's template.
-
-    Args:
-        job: the PyTorchJob.
-        role: of the replica.
-        index: the replica's index in its role, from 0.
-        now: the present moment.
-        node: the machine that it runs on.
-    """
+    """The Pod of a replica as the operator makes it: Pending, from the replica's template."""
     meta, replicas = job["metadata"], job["spec"]["pytorchReplicaSpecs"]
     template = Object(copy.deepcopy(replicas[role]["template"]))
     first = role is Role.MASTER or Role.MASTER not in replicas

@@ -1,4 +1,4 @@
-"""PyTorchJob as a target: how to read one, its Pods and its Events, and what its template needs.
+"""PyTorchJobs: how to read one, its Pods and its Events, what its template needs; those of others.
 
 The operator removes a condition that changed and appends it again, so the last condition of the
 list is not always the current one (after a resume it is Suspended with status False). The state
@@ -11,22 +11,20 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.contract import CONTAINER_NAME, Role
-from k8sjob.kube.objects import Object, true_conditions
+from k8sjob.contract import CONTAINER_NAME, DEFAULT_PORT, PORT_NAME, Role
+from k8sjob.errors import Problem
+from k8sjob.kube.objects import Object, at_path, training, true_conditions
 from k8sjob.kube.resources import Controller
-from k8sjob.targets.api import Companion, JobState, Made, RecordedEnd, Replicas
+from k8sjob.targets.api import Authored, JobState, RecordedEnd, Replicas, Target
 from k8sjob.targets.pytorchjob import operator
 from k8sjob.targets.pytorchjob.operator import JOB_NAME, REPLICA_INDEX, REPLICA_TYPE
-from k8sjob.targets.pytorchjob.schema import known_fields, typed
-from k8sjob.targets.schema import type_problems
+from k8sjob.targets.schema import fit, type_problems
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from k8sjob.errors import Problem
     from k8sjob.kube.objects import Json
     from k8sjob.spec import JobSpec
-    from k8sjob.spec.names import TargetName
     from k8sjob.targets.schema import WrongType
 
 STOPPED_REASON: Final = "PyTorchJobStopped"
@@ -50,15 +48,14 @@ _EXITED: Final = re.compile(r"Pod: \S+?\.(?P<pod>\S+) exited with code (?P<code>
 """All that is left of a Pod that the ExitCode policy has recreated."""
 
 
-class PyTorchJob:
-    """kubeflow.org/v1, kept by the training operator; see k8sjob.targets.api.Target."""
+class PyTorchJob(Target):
+    """kubeflow.org/v1, kept by the training operator."""
 
-    name: TargetName = "pytorchjob"
+    name = "pytorchjob"
     kind = operator.KIND
     api_version = operator.API_VERSION
     resource = "pytorchjobs"
     job_label = JOB_NAME
-    owner_label = ""
     controller = Controller(
         kind=operator.KIND,
         name="the training operator",
@@ -69,28 +66,20 @@ class PyTorchJob:
     )
     init_container = "init-pytorch"
     """It waits for the Master's name in front of the Workers."""
-    creations: tuple[tuple[str, str, str], ...] = (
+    creations = (
         ("FailedCreatePod", "SuccessfulCreatePod", "Created pod: "),
         ("FailedCreateService", "SuccessfulCreateService", "Created service: "),
     )
     template = "pytorchjob.yaml.j2"
     file = "pytorchjob.yaml"
-    companion: Companion | None = None
-    made: tuple[Made, ...] = ()
-    refused_name = "0-"
     kueue_framework = "kubeflow.org/pytorchjob"
-    kueue_patch: Json = {}  # noqa: RUF012 - as the Protocol has it
     service_each = True
     keeps_ended_pods = False
-    shared_kind = False
-    process_at: tuple[str, ...] = ()
-    spec_fields = frozenset(known_fields("spec"))
+    spec_fields = frozenset(operator.known_fields("spec"))
+    policy_at = ("spec", "runPolicy")
+    manager = operator.MANAGER
 
     # --- from a spec to an object
-
-    def refusals(self, spec: JobSpec) -> Iterator[Problem]:  # noqa: ARG002 - it has all fields
-        """None: the spec was made after this kind."""
-        yield from ()
 
     def values(self, spec: JobSpec) -> dict[str, Any]:
         """What the template needs beside the values that all kinds have."""
@@ -104,7 +93,7 @@ class PyTorchJob:
 
     def typed(self, manifest: Json) -> tuple[Json, list[WrongType]]:
         """As the CRD types the fields."""
-        return typed(manifest)
+        return fit(manifest, operator.JOB)
 
     def problems(self, manifest: Json) -> list[Problem]:
         """What the operator's webhook would say; where that takes it, what the CRD's types do."""
@@ -126,10 +115,6 @@ class PyTorchJob:
         }
 
     # --- a job
-
-    def is_training(self, job: Json) -> bool:  # noqa: ARG002 - each is
-        """Yes."""
-        return True
 
     def replicas(self, job: Json) -> tuple[Replicas, ...]:
         """spec.pytorchReplicaSpecs; one replica where it gives no number."""
@@ -185,14 +170,6 @@ class PyTorchJob:
             found["Pending"] = max(asked - found.total(), 0)
         return dict(+found)
 
-    def is_suspended(self, job: Json) -> bool:
-        """spec.runPolicy.suspend."""
-        return bool(_policy(job).get("suspend"))
-
-    def suspension(self, *, value: bool) -> Json:
-        """The same."""
-        return {"spec": {"runPolicy": {"suspend": value}}}
-
     def gang(self, job: Json) -> Json | None:
         """spec.runPolicy.schedulingPolicy."""
         found: Json | None = _policy(job).get("schedulingPolicy")
@@ -207,18 +184,9 @@ class PyTorchJob:
         """Whether spec.runPolicy.cleanPodPolicy is None, which is the default."""
         return _policy(job).get("cleanPodPolicy") not in {"Running", "All"}
 
-    def managed_by(self, job: Json) -> str:
-        """spec.runPolicy.managedBy, where that is not the training operator."""
-        manager = _policy(job).get("managedBy") or operator.MANAGER
-        return "" if manager == operator.MANAGER else str(manager)
-
     def takes_at_once(self, path: tuple[str | int, ...]) -> bool:
         """The run policy, but for what the gang scheduler has read."""
         return path[:2] == ("spec", "runPolicy") and path[2:3] != ("schedulingPolicy",)
-
-    def written(self, job: Json) -> Json:
-        """The whole spec."""
-        return Object(job).spec
 
     # --- its Pods and Events
 
@@ -292,3 +260,93 @@ def backoff_limit(spec: JobSpec) -> int:
 
 def _policy(job: Json) -> Json:
     return Object(job).part("spec", "runPolicy")
+
+
+class PyTorchJobReader:
+    """The operator's defaults, and what of a job.yaml a PyTorchJob says; see Reader."""
+
+    target: Target = PyTorchJob()
+    quantities: tuple[tuple[str, ...], ...] = (
+        ("spec", "runPolicy", "schedulingPolicy", "minResources"),
+    )
+
+    def authored(self, job: Json, others: Sequence[Json]) -> Authored:  # noqa: ARG002 - it has none
+        """As it is."""
+        return Authored(job, [], [])
+
+    def problems(self, job: Json) -> Iterator[Problem]:
+        """Why a cluster would refuse it, and whether it has replicas, which no cluster checks."""
+        yield from self.target.problems(job)
+        if Object(job).spec.get("pytorchReplicaSpecs") == {}:
+            yield Problem("spec.pytorchReplicaSpecs", "no replicas; add Master, Worker or both")
+
+    def settle(self, job: Json) -> None:
+        """As pkg/apis/kubeflow.org/v1/pytorch_defaults.go does it."""
+        spec = job.setdefault("spec", {})
+        policy = spec.setdefault("runPolicy", {})
+        policy.setdefault("cleanPodPolicy", "None")
+        policy.setdefault("suspend", False)
+        elastic = spec.get("elasticPolicy")
+        if elastic is None or elastic.get("nProcPerNode") is None:
+            spec.setdefault("nprocPerNode", "auto")
+        replicas = spec.get("pytorchReplicaSpecs", {})
+        for replica in replicas.values():
+            replica.setdefault("replicas", 1)
+            replica.setdefault("restartPolicy", "OnFailure")
+            _default_port(training(at_path(replica, "template", "spec", "containers")))
+        if elastic is not None:  # the operator fills in an empty one, too
+            _settle_elastic(elastic, at_path(replicas, Role.WORKER, "replicas"))
+
+    def fields(self, job: Json) -> Json:
+        """Of nprocPerNode, elasticPolicy and runPolicy."""
+        spec = job["spec"]
+        policy, replicas = spec["runPolicy"], spec["pytorchReplicaSpecs"]
+        return {
+            "replicas": _replicas(spec),
+            "policy": {
+                "restart_policy": next(iter(replicas.values()))["restartPolicy"],
+                "max_restarts": _max_restarts(spec),
+                "clean_pod_policy": policy["cleanPodPolicy"],
+                "ttl_after_finished": policy.get("ttlSecondsAfterFinished"),
+                "active_deadline": policy.get("activeDeadlineSeconds"),
+                "suspend": policy["suspend"],
+            },
+        }
+
+
+def _default_port(container: Json) -> None:
+    ports = container.setdefault("ports", []) if container else []
+    if PORT_NAME not in [at_path(port, "name") for port in ports]:
+        ports.append({"name": PORT_NAME, "containerPort": DEFAULT_PORT})
+
+
+def _settle_elastic(policy: Json, workers: Any) -> None:
+    policy.setdefault("rdzvBackend", "c10d")
+    least, most = policy.get("minReplicas"), policy.get("maxReplicas")
+    for key, other in (("minReplicas", most), ("maxReplicas", least)):
+        default = other if other is not None else workers
+        if default is not None:
+            policy.setdefault(key, default)
+
+
+def _replicas(spec: Json) -> Json:
+    replicas, elastic = spec["pytorchReplicaSpecs"], spec.get("elasticPolicy")
+    nodes = sum(replica["replicas"] for replica in replicas.values())
+    made: Json = {"workers": nodes - 1}
+    nproc = spec.get("nprocPerNode")
+    if isinstance(nproc, str) and re.fullmatch("[0-9]{1,9}", nproc) and int(nproc) > 1:
+        made["nproc_per_node"] = int(nproc)
+    if elastic and Role.MASTER not in replicas:
+        made["elastic"] = {"min": elastic.get("minReplicas"), "max": elastic.get("maxReplicas")}
+    return made
+
+
+def _max_restarts(spec: Json) -> int | None:
+    """The restarts of the whole group from which k8sjob would derive this backoffLimit."""
+    limit = spec["runPolicy"].get("backoffLimit")
+    elastic = spec.get("elasticPolicy") or {}
+    if not isinstance(limit, int):
+        return elastic.get("maxRestarts")
+    nodes = sum(replica["replicas"] for replica in spec["pytorchReplicaSpecs"].values())
+    most = elastic.get("maxReplicas") or nodes
+    return max(1, (limit - 1) // most) if limit else 0

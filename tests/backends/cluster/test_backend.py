@@ -10,7 +10,7 @@ from k8sjob.backends.cluster import ClusterBackend
 from k8sjob.errors import BackendError, JobExists, JobNotFound
 from k8sjob.jobs.plan import plan_job
 from k8sjob.jobs.submit import submit_plan
-from k8sjob.kube.labels import MANAGED_BY, MANIFEST_DIGEST
+from k8sjob.kube.objects import MANAGED_BY, MANIFEST_DIGEST
 from k8sjob.observe.status import JobState, job_status
 from k8sjob.spec import JobSpec
 

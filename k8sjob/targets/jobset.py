@@ -1,23 +1,90 @@
-"""JobSets that others wrote: one replicated Job or several whose Pods are alike.
+"""JobSets: jobset.x-k8s.io/v1alpha2, as k8sjob renders them and as others write them.
 
-Defaults: JobSet 0.12, pkg/webhooks/jobset_webhook.go.
+k8sjob's have one replicated Job `node` of one replica.
+ The controller makes the Job NAME-node-0 of it and the headless Service NAME, so NAME-node-0-0.NAME
+is the Master's address. A JobSet knows no time of its start, and of its Job only whether all Pods
+are ready: the Job tells the rest. There is no failurePolicy: the Job counts the restarts of its
+Pods, and once it has failed, the set fails with it.
+
+Others' have one replicated Job or several whose Pods are alike.
+
+Behaviour: JobSet 0.12, pkg/controllers and pkg/webhooks, jobset_webhook.go for the defaults.
 """
 
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from k8sjob.errors import Problem, SpecError, field_path
 from k8sjob.kube.objects import Object, differing, training
-from k8sjob.targets.api import Authored
+from k8sjob.kube.resources import Controller
+from k8sjob.targets.api import Authored, Made
+from k8sjob.targets.indexed import JOB_SHAPE, Indexed
 from k8sjob.targets.indexed_reader import IndexedReader, readdress
-from k8sjob.targets.jobset.target import CHILD_NAME, NODE, JobSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from k8sjob.kube.objects import Json
+
+NODE: Final = "node"
+"""What the replicated Job is called; Kubeflow Trainer calls it so."""
+_SPEC_FIELDS: Final = (
+    "coordinator failurePolicy managedBy network replicatedJobs startupPolicy successPolicy suspend"
+    " ttlSecondsAfterFinished volumeClaimPolicies"
+)
+CHILD_NAME: Final = f"-{NODE}-0"
+"""What follows the set's name in that of its Job: the replicated Job and the replica's index."""
+JOBSET_SHAPE: Final = {
+    "failurePolicy": {"maxRestarts": int, "rules": [{"targetReplicatedJobs": [str]}]},
+    "network": {"enableDNSHostnames": bool, "subdomain": str, "publishNotReadyAddresses": bool},
+    "replicatedJobs": [{"name": str, "replicas": int, "template": {"spec": JOB_SHAPE}}],
+    "successPolicy": {"operator": str, "targetReplicatedJobs": [str]},
+    "suspend": bool,
+    "ttlSecondsAfterFinished": int,
+}
+"""Of a JobSet's spec, see k8sjob.targets.schema."""
+
+
+class JobSet(Indexed):
+    """jobset.x-k8s.io/v1alpha2, kept by the JobSet controller."""
+
+    name = "jobset"
+    kind = "JobSet"
+    api_version = "jobset.x-k8s.io/v1alpha2"
+    resource = "jobsets"
+    job_label = "jobset.sigs.k8s.io/jobset-name"  # api/jobset/v1alpha2/jobset_types.go
+    owner_label = "jobset.sigs.k8s.io/jobset-uid"
+    controller = Controller(
+        kind="JobSet",
+        name="the JobSet controller",
+        webhooks="jobset.kb.io",
+        deployment="app.kubernetes.io/name=jobset",
+        namespace="jobset-system",
+        missing="ask for it (v0.12)",
+        delay=600,  # of the Job controller, which replaces the Pods
+    )
+    creations = (
+        *Indexed.creations,
+        ("JobCreationFailed", "SuccessfulCreate", "Created pod: "),
+        ("HeadlessServiceCreationFailed", "SuccessfulCreate", "Created pod: "),
+    )
+    template = "jobset.yaml.j2"
+    file = "jobset.yaml"
+    made = (Made("Job", "jobs", "batch/v1", CHILD_NAME),)
+    kueue_framework = "jobset.x-k8s.io/jobset"
+    spec_fields = frozenset(_SPEC_FIELDS.split())
+
+    shapes: ClassVar[Json] = {"spec": JOBSET_SHAPE}
+    job_at = ("spec", "replicatedJobs", 0, "template", "spec")
+    complete = "Completed"
+    manager = "jobset.sigs.k8s.io/jobset-controller"
+
+    def around(self, job: Json) -> Json:
+        """The Job as the one replica of a replicated Job."""
+        return {"replicatedJobs": [{"name": NODE, "replicas": 1, "template": {"spec": job}}]}
+
 
 _LEADING: Final = ("master", "leader", "launcher", "driver", "coordinator", "head")
 _RANKS: Final = {"RANK", "NODE_RANK", "PET_NODE_RANK", "MASTER_ADDR", "PET_MASTER_ADDR"}
@@ -25,7 +92,7 @@ _RANKS: Final = {"RANK", "NODE_RANK", "PET_NODE_RANK", "MASTER_ADDR", "PET_MASTE
 
 
 class JobSetReader(IndexedReader):
-    """See k8sjob.targets.api.Reader."""
+    """Of a JobSet."""
 
     def __init__(self) -> None:
         super().__init__(JobSet())
@@ -129,8 +196,7 @@ def _alike(of_job: Json) -> Json:
     made = {
         k: v for k, v in copy.deepcopy(of_job).items() if k not in {"completions", "parallelism"}
     }
-    found = Object(made).part("template", "spec").get("containers") or []
-    trains = training(found) or (found[0] if len(found) == 1 else {})
+    trains = training(Object(made).part("template", "spec").get("containers"))
     kept = [one for one in trains.pop("env", []) if one.get("name") not in _RANKS]
     if kept:
         trains["env"] = kept

@@ -1,4 +1,4 @@
-"""A TrainJob as a target: trainer.kubeflow.org/v1alpha1, kept by Kubeflow Trainer.
+"""TrainJobs: trainer.kubeflow.org/v1alpha1, as k8sjob renders them and as others write them.
 
 Trainer makes a JobSet of the job's name from a TrainingRuntime and the TrainJob, and JobSet makes
 of that an Indexed Job, NAME-node-0. What a person asks for first is in the TrainJob: the image, the
@@ -7,35 +7,34 @@ own, since a TrainJob's `runtimePatches` reach few fields of Pods and none of Jo
 
 Only the variables PET_* are injected, and the webhook takes none of these names from a TrainJob.
 
+Others' come with the TrainingRuntime or ClusterTrainingRuntime that they name. Trainer takes the
+process of each node from spec.trainer first, then from the runtime; read, the latter has it.
+
 Behaviour: Kubeflow Trainer 2.3.0, pkg/runtime/framework/plugins/{torch,jobset}, pkg/webhooks.
 """
 
 from __future__ import annotations
 
+import copy
+import math
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from k8sjob.errors import Problem, field_path
+from k8sjob.errors import Problem, SpecError, field_path
+from k8sjob.kube.capacity import amounts
 from k8sjob.kube.objects import Object, at_path, training
 from k8sjob.kube.resources import Controller
-from k8sjob.targets.api import Companion, JobState, Made
+from k8sjob.targets.api import Authored, Companion, Made
 from k8sjob.targets.indexed import Indexed
-from k8sjob.targets.jobset.target import (
-    CHILD_NAME,
-    JOBSET_NAME,
-    JOBSET_SHAPE,
-    JOBSET_UID,
-    NODE,
-    JobSet,
-)
-from k8sjob.targets.schema import ANY, METADATA, Quantity, WrongType, fit
+from k8sjob.targets.indexed_reader import IndexedReader
+from k8sjob.targets.jobset import CHILD_NAME, JOBSET_SHAPE, NODE, JobSet, join, settle_set
+from k8sjob.targets.schema import ANY, METADATA, Quantity, WrongType, fit, type_problems
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Sequence
 
     from k8sjob.contract import Role
     from k8sjob.kube.objects import Json
     from k8sjob.spec import JobSpec
-    from k8sjob.spec.names import TargetName
 
 _GROUP: Final = "trainer.kubeflow.org"
 _PORT: Final = 29500
@@ -73,14 +72,14 @@ _RUNTIME_SHAPE: Final = {
 
 
 class TrainJob(Indexed):
-    """trainer.kubeflow.org/v1alpha1; see k8sjob.targets.api.Target."""
+    """trainer.kubeflow.org/v1alpha1, kept by Kubeflow Trainer."""
 
-    name: TargetName = "trainjob"
+    name = "trainjob"
     kind = "TrainJob"
     api_version = f"{_GROUP}/v1alpha1"
     resource = "trainjobs"
-    job_label = JOBSET_NAME
-    owner_label = JOBSET_UID
+    job_label = JobSet.job_label
+    owner_label = JobSet.owner_label
     controller = Controller(
         kind="TrainJob",
         name="Kubeflow Trainer",
@@ -96,7 +95,7 @@ class TrainJob(Indexed):
     )
     template = "trainjob.yaml.j2"
     file = "trainjob.yaml"
-    companion: Companion | None = Companion(
+    companion = Companion(
         "trainingruntimes",
         "trainingruntime.yaml.j2",
         "Trainer's webhook refuses each change of the job without it, as suspend and resume",
@@ -112,19 +111,14 @@ class TrainJob(Indexed):
     made = (Made(JobSet.kind, JobSet.resource, JobSet.api_version), *JobSet.made)
     refused_name = ""  # without its runtime each is
     kueue_framework = "trainer.kubeflow.org/trainjob"
-    kueue_patch: Json = {"runtimePatches": [{"manager": _KUEUE}]}  # noqa: RUF012 - as in Target
+    kueue_patch = {"runtimePatches": [{"manager": _KUEUE}]}  # noqa: RUF012 - as in Target
     shared_kind = False
-    process_at: tuple[str, ...] = ("spec", "trainer")
+    process_at = ("spec", "trainer")
     spec_fields = frozenset(_SPEC_FIELDS.split())
 
     shapes: ClassVar[Json] = {"spec": _SHAPE, "runtime": _RUNTIME_SHAPE}
     job_at = ("runtime", "spec", "template", "spec", "replicatedJobs", 0, "template", "spec")
     nodes_at = ("spec", "trainer", "numNodes")
-    ends: ClassVar[Mapping[str, JobState]] = {
-        "Failed": JobState.FAILED,
-        "Complete": JobState.SUCCEEDED,
-        "Suspended": JobState.SUSPENDED,
-    }
     manager = f"{_GROUP}/trainjob-controller"
     limits = ("suspend",)
     no_gang = "its PodGroup is that of spec.podGroupPolicy, which overlay.runtime can have"
@@ -271,3 +265,96 @@ def _containers(job: Json) -> list[Json]:
 
 def _without_pet(variables: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in variables.items() if not name.startswith("PET_")}
+
+
+_PROCESS: Final = {"image", "command", "args", "resourcesPerNode"}
+_SET: Final = ("runtime", "spec", "template", "spec")
+_KIND: Final = "ClusterTrainingRuntime"
+"""What runtimeRef.kind is by default."""
+
+
+class TrainJobReader(IndexedReader):
+    """Of a TrainJob."""
+
+    def __init__(self) -> None:
+        super().__init__(TrainJob(), NODE)
+
+    def authored(self, job: Json, others: Sequence[Json]) -> Authored:
+        """With its runtime as `runtime`, and the whole of its process there."""
+        spec = job["spec"] = self.target.written(job)
+        reference = spec.get("runtimeRef") or {}
+        kind, name = reference.get("kind") or _KIND, str(reference.get("name"))
+        found = [one for one in others if (one.get("kind"), Object(one).name) == (kind, name)]
+        if not found:
+            message = f"the {kind} {name} is not in the file, and the Pods are in it; add it:"
+            step = f"kubectl get {kind.lower()} {name} -o yaml"
+            raise SpecError([Problem("spec.runtimeRef", f"{message} {step}")])
+        runtime = copy.deepcopy(found[0])
+        if problems := list(type_problems(fit(runtime, TrainJob.shapes["runtime"])[1])):
+            raise SpecError(problems)
+        own = kind == "TrainingRuntime" and name == Object(job).name
+        became = f"the {kind} {name} became a TrainingRuntime of the job's name, without its labels"
+        notes = [] if own else [became]
+        job["spec"] = {
+            **spec,
+            "runtimeRef": {
+                "apiGroup": "trainer.kubeflow.org",
+                "kind": "TrainingRuntime",
+                "name": Object(job).name,
+            },
+        }
+        job["runtime"] = {
+            "apiVersion": runtime.get("apiVersion"),
+            "kind": "TrainingRuntime",
+            "metadata": {"name": Object(job).name, "namespace": Object(job).namespace or None},
+            "spec": runtime.get("spec") or {},
+        }
+        notes += join(at_path(job, *_SET) or {}, Object(job).name, _SET)
+        notes += self._move_process(job)
+        notes += self.rendered_names(job)
+        return Authored(job, notes, found)
+
+    def _move_process(self, job: Json) -> Iterator[str]:
+        """What spec.trainer says of the container goes there; the number of nodes comes back."""
+        policy = job["runtime"]["spec"].get("mlPolicy") or {}
+        torch = policy.get("torch") or {}
+        trainer = dict(job["spec"].get("trainer") or {})
+        of_job = at_path(job, *self.target.job_at)
+        nodes, nproc = policy.pop("numNodes", 1), torch.pop("numProcPerNode", "auto")
+        nodes, nproc = trainer.get("numNodes", nodes), trainer.get("numProcPerNode", nproc)
+        of_job["completions"] = of_job["parallelism"] = nodes
+        container = training(at_path(of_job, "template", "spec", "containers"))
+        for key in _PROCESS & trainer.keys():
+            container["resources" if key == "resourcesPerNode" else key] = trainer[key]
+        env = {one.get("name"): one for one in (container.get("env") or [])}
+        env |= {one.get("name"): one for one in trainer.get("env") or []}
+        if env:
+            container["env"] = list(env.values())
+        if not str(nproc).isdecimal():
+            given, (nproc, each) = nproc, _processes(Object(container).part("resources"))
+            yield f"numProcPerNode is {given}; in what k8sjob renders, {nproc}: one for each {each}"
+        if deadline := job["spec"].pop("activeDeadlineSeconds", None):
+            of_job["activeDeadlineSeconds"] = min(
+                deadline, of_job.get("activeDeadlineSeconds") or deadline
+            )
+            yield "activeDeadlineSeconds is that of the Job below in what k8sjob renders"
+        job["spec"]["trainer"] = {"numNodes": nodes, "numProcPerNode": int(nproc)}
+
+    def settle(self, job: Json) -> None:
+        """The defaults of Trainer and of JobSet."""
+        settle_set(at_path(job, *_SET))
+        node = at_path(job, *_SET)["replicatedJobs"][0]
+        labels = Object(node["template"]).labels
+        labels.pop("trainer.kubeflow.org/trainjob-ancestor-step", None)
+        if not labels:
+            node["template"].pop("metadata", None)
+        super().settle(job)
+
+
+def _processes(resources: Json) -> tuple[int, str]:
+    """How many processes Trainer starts by itself in a node, and for each of what (torch.go)."""
+    requests, limits = (amounts(resources.get(key) or {}) for key in ("requests", "limits"))
+    for one in (requests, limits):
+        if gpus := [count for name, count in one.items() if "gpu" in name.lower() and count]:
+            return math.ceil(gpus[0]), "GPU"
+    return max(1, math.ceil(requests.get("cpu") or limits.get("cpu") or 0)), "CPU"

@@ -1,1 +1,0 @@
-"""Kubernetes' own Job, Indexed, with a headless Service: no operator is needed."""

@@ -1,1 +1,0 @@
-"""TrainJob of Kubeflow Trainer 2, with a TrainingRuntime of its own."""
