@@ -8,6 +8,7 @@ runtime's configuration) carries a version and is read leniently.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
 from enum import IntEnum, StrEnum
@@ -145,6 +146,7 @@ _OF_THE_WATCHER: Final = frozenset(
     {EventKind.JOB, EventKind.REPLICA, EventKind.LOG, EventKind.FINDING}
 )
 _MAX_EVENT: Final = 64 * 1024
+_SURROGATE: Final = re.compile(r"[\ud800-\udfff]|\\u[dD][89a-fA-F]")
 _MAX_DEPTH: Final = 16
 _MAX_DIGITS: Final = 100
 _MAX_TIME: Final = 253_402_300_799.0
@@ -163,6 +165,9 @@ def decode_object(text: str, max_length: int = 2**20) -> dict[str, Any] | None:
         return None
     try:
         body = json.loads(text, parse_int=_integer)
+        if _SURROGATE.search(text):  # halves of characters, which no file or request takes
+            whole = _SURROGATE.sub("\ufffd", json.dumps(body, ensure_ascii=False))
+            body = json.loads(whole, parse_int=_integer)
     except (ValueError, RecursionError):
         return None
     return body if isinstance(body, dict) and _is_shallow(body, _MAX_DEPTH) else None

@@ -115,6 +115,11 @@ def test_whatever_a_termination_message_holds_it_is_decoded_or_text(value, key):
     assert found is None or Reason.decode(found.encode()) == found
 
 
+@pytest.mark.parametrize("text", ['{"a": ["b\\ud800"]}', '{"a": ["b\ud800"]}'])
+def test_half_a_character_is_replaced(text):
+    assert decode_object(text) == {"a": ["b\ufffd"]}
+
+
 def test_an_integer_that_no_float_holds_is_infinite():
     assert decode_object(f'{{"x": {MANY}}}') == {"x": math.inf}
     assert decode_object('{"x": 12345678901234567890}') == {"x": 12345678901234567890}

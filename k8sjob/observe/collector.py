@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,21 +12,21 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from queue import Full, Queue
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 import urllib3
-from urllib3.exceptions import HTTPError, MaxRetryError, ResponseError
+from urllib3.exceptions import HTTPError, MaxRetryError, ProxySchemeUnknown, ResponseError
 
 from k8sjob.backends.api import JobRef, Snapshot
 from k8sjob.backends.record import RecordBackend
 from k8sjob.errors import BackendError, JobNotFound, K8sJobError
+from k8sjob.image.registry.http_client import host_of, is_loopback, pool_manager, proxy_for
 from k8sjob.kube.client.listwatch import Kind
 from k8sjob.kube.objects import NOTIFY, Object, Pod
 from k8sjob.observe.diagnose import diagnose
 from k8sjob.observe.logs import last_lines
 from k8sjob.observe.status import job_status
 from k8sjob.observe.watch import Stalled
+from k8sjob.sanitize import safe_line
 from k8sjob.targets.api import JobState
 
 if TYPE_CHECKING:
@@ -148,8 +149,8 @@ class Collector:
             with job.lock:
                 if not job.is_complete:
                     self._look_at(job, ref)
-        except (BackendError, OSError) as error:
-            self._report(f"{ref} could not be recorded: {error}")
+        except Exception as error:  # noqa: BLE001 - no job may keep the others from being recorded
+            self._report(f"{ref} could not be recorded: {str(error) or type(error).__name__}")
 
     def _look_at(self, job: _Job, ref: JobRef) -> None:
         """Send the messages that are due about a job, and record it if anything is new."""
@@ -169,7 +170,7 @@ class Collector:
         elif not job.is_complete:
             for event in job.stalled.look(snapshot, status, {}, time.monotonic()):
                 self._send(
-                    snapshot, Occasion.STALLED, f"makes no progress: {event.data['message']}"
+                    snapshot, Occasion.STALLED, f"makes no progress: {_part(event.data['message'])}"
                 )
         has_ended = status.state.finished or Object(snapshot.job).deleting
         may_wait = not has_ended and time.monotonic() - job.recorded_at < _AGAIN_SECONDS
@@ -196,13 +197,13 @@ class Collector:
             text += f" after {str(ended - status.started).partition('.')[0]}"
         lines = last_lines(self._backend, snapshot)
         for one in diagnose(snapshot, lines, self._backend.related(snapshot)):
-            text += f"\nwhy: {one.message}\nnext: {one.next_step}"
+            text += f"\nwhy: {_part(one.message)}\nnext: {_part(one.next_step)}"
         self._send(snapshot, _ENDS[status.state], text)
 
     def _send(self, snapshot: Snapshot, occasion: Occasion, text: str) -> None:
         """Send a message if the job wants it and it was not sent before."""
         chosen = Object(snapshot.job).annotations.get(NOTIFY)
-        wanted = self._occasions if chosen is None else frozenset(chosen.split(","))
+        wanted = self._occasions if chosen is None else _words(chosen)
         ref = JobRef.of(snapshot.job)
         if self._webhook is None or occasion not in wanted:
             return
@@ -213,6 +214,16 @@ class Collector:
         except FileExistsError:
             return
         self._webhook.send(f"{ref} {text}", lambda: mark.unlink(missing_ok=True))
+
+
+def _part(text: str) -> str:
+    """A part of a message: one line, so that a job's output cannot look like another part."""
+    return safe_line(text)[:_MOST_PART]
+
+
+def _words(text: str) -> frozenset[str]:
+    """The words of the annotation `k8sjob/notify`."""
+    return frozenset(word.strip().lower() for word in text.split(","))
 
 
 def _deleted(job: Json) -> Json:
@@ -233,8 +244,12 @@ _MOST_WAITING: Final = 1000
 """Messages that wait to be sent; further ones are refused."""
 _MOST_CHARACTERS: Final = 3000
 """Of a message: Slack cuts longer ones."""
-_MARKUP: Final = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
-"""Slack's markup, with which the output of a job could mention people or hide a link."""
+_MOST_PART: Final = 600
+"""The same, of a cause or a next step."""
+_MARKUP: Final = str.maketrans(
+    {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "@\u200b", "]": "]\u200b"}
+)
+"""Slack's and Mattermost's markup, with which a job could mention people or hide a link."""
 _RETRY: Final = urllib3.Retry(
     total=None,
     connect=8,
@@ -265,20 +280,20 @@ class Webhook:
     """
 
     def __init__(self, url: str, failed: Callable[[str], object]) -> None:
-        parts = urlsplit(url.strip())
-        host = parts.hostname or ""
-        if not host or (parts.scheme, host) not in {
-            ("https", host), ("http", "localhost"), ("http", "127.0.0.1")
-        }:  # fmt: skip
+        url = url.strip()
+        scheme, _, _ = url.partition(":")
+        host = host_of(url)
+        if not host or not (scheme == "https" or (scheme == "http" and is_loopback(host))):
             raise K8sJobError("the webhook's URL must begin with https://, and name a host")
-        self._url, self._host, self._failed = url.strip(), host, failed
-        proxy = None if proxy_bypass(host) else getproxies().get(parts.scheme)
+        self._url, self._host, self._failed = url, host, failed
         timeout = urllib3.Timeout(connect=10, read=30)
-        self._pool = (
-            urllib3.ProxyManager(proxy, timeout=timeout)
-            if proxy
-            else urllib3.PoolManager(timeout=timeout)
-        )
+        try:
+            self._pool = pool_manager(proxy_for(scheme, host), timeout=timeout)
+        except (ValueError, HTTPError, ProxySchemeUnknown):
+            raise K8sJobError(
+                "the proxy that the environment names is not http://[USER:PASSWORD@]HOST:PORT;"
+                f" correct {scheme}_proxy"
+            ) from None
         self._waiting: Queue[tuple[str, Callable[[], object]] | None] = Queue(_MOST_WAITING)
         self._thread = threading.Thread(target=self._send_all, name="webhook", daemon=True)
         self._thread.start()
@@ -308,13 +323,14 @@ class Webhook:
             except _NotSentError as error:
                 self._failed(f"a message was not sent to {self._host}: {error}")
                 unsent()
-            except HTTPError as error:
+            except Exception as error:  # noqa: BLE001 - no message may keep the others from being sent
                 self._failed(f"{self._host} gave no answer to a message: {type(error).__name__}")
 
     def _send(self, text: str) -> None:
         """Raise _NotSentError where the message has not arrived, HTTPError where it may have."""
+        body, kind = json.dumps({"text": text}).encode(), {"Content-Type": "application/json"}
         try:
-            answer = self._pool.request("POST", self._url, json={"text": text}, retries=_RETRY)
+            answer = self._pool.request("POST", self._url, body=body, headers=kind, retries=_RETRY)
         except MaxRetryError as error:
             # Its own text has the path of the URL, which is the secret.
             reason = error.reason

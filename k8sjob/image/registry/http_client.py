@@ -231,7 +231,7 @@ class HttpClient:
                 f"{host} would be asked without TLS, so that anybody could read and change what is"
                 f" sent; if you trust the network in between: --plain-http {host}"
             )
-        key = (_proxy(scheme, host), host if scheme == "https" else "")
+        key = (proxy_for(scheme, host), host if scheme == "https" else "")
         with self._lock:
             if key not in self._pools:
                 self._pools[key] = self._new_pool(*key)
@@ -243,13 +243,8 @@ class HttpClient:
             "maxsize": _POOL_SIZE,
             "ssl_context": _tls_context(host) if host else None,
         }
-        manager = urllib3.PoolManager(**options)
         try:
-            if proxy:
-                user = urlsplit(proxy)
-                login = f"{user.username}:{user.password or ''}" if user.username else None
-                headers = urllib3.make_headers(proxy_basic_auth=login)
-                manager = urllib3.ProxyManager(proxy, proxy_headers=headers, **options)
+            manager = pool_manager(proxy, **options)
         except (ValueError, exceptions.HTTPError, exceptions.ProxySchemeUnknown):
             raise ImageError(
                 "the proxy that the environment names is not http://[USER:PASSWORD@]HOST:PORT:"
@@ -305,6 +300,20 @@ class _HTTPSPool(urllib3.HTTPSConnectionPool):
     ConnectionCls = _HTTPS
 
 
+def pool_manager(proxy: str, **options: Any) -> urllib3.PoolManager:
+    """Connections through a proxy, which may have a login; "": without.
+
+    Raises:
+        ValueError, HTTPError, ProxySchemeUnknown: it is no proxy's URL.
+    """
+    if not proxy:
+        return urllib3.PoolManager(**options)
+    user = urlsplit(proxy)
+    login = f"{user.username}:{user.password or ''}" if user.username else None
+    headers = urllib3.make_headers(proxy_basic_auth=login)
+    return urllib3.ProxyManager(proxy, proxy_headers=headers, **options)
+
+
 def is_loopback(host: str) -> bool:
     """Whether a host[:port] is this machine; decided by its name, no address is looked up."""
     name = host.rpartition(":")[0] if ":" in host else host
@@ -325,7 +334,7 @@ def host_of(url: str) -> str:
         return ""
 
 
-def _proxy(scheme: str, host: str) -> str:
+def proxy_for(scheme: str, host: str) -> str:
     """The proxy for a host from the environment; none for loopback, as other tools do."""
     if is_loopback(host) or urllib.request.proxy_bypass(host.partition(":")[0]):
         return ""

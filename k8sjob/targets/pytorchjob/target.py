@@ -39,6 +39,7 @@ _PRECEDENCE: Final = (
 )
 _RETRYABLE_EXIT: Final = 128
 """The ExitCode policy starts a replica again for this exit code and those above."""
+_REPLICA: Final = re.compile(r"(?:master|worker)-[0-9]{1,9}")
 _FAILED: Final = re.compile(
     rf"Error pod (?P<pod>\S+) container {CONTAINER_NAME} exitCode: (?P<code>\d+)"
     r" terminated message: (?P<message>.*)",
@@ -193,8 +194,8 @@ class PyTorchJob(Target):
     def replica_of(self, pod: Json) -> str:
         """By the operator's labels."""
         labels = Object(pod).labels
-        role = labels.get(REPLICA_TYPE)
-        return f"{role}-{labels.get(REPLICA_INDEX, 0)}" if role else ""
+        name = f"{labels.get(REPLICA_TYPE)}-{labels.get(REPLICA_INDEX, 0)}"
+        return name if _REPLICA.fullmatch(name) else ""
 
     def selector(self, name: str, replicas: Collection[str] = ()) -> str:
         """By the operator's labels; with other replicas of the same indexes."""
