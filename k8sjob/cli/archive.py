@@ -1,20 +1,25 @@
-"""`k8sjob archive` and `k8sjob report`: what is known of a job, as a file."""
+"""`k8sjob archive`, `k8sjob report` and `k8sjob export`: what a job leaves, as a file."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from contextlib import contextmanager
+from importlib import util
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
+from k8sjob.backends.api import LOCAL
 from k8sjob.backends.record import SUFFIX, whole_file, write_record
-from k8sjob.card import Html, card, curve, folded, moments, paragraph, table
-from k8sjob.cli.naming import Place, find, job_argument, place_options
-from k8sjob.cli.output import line, warn
+from k8sjob.card import Html, card, curve, folded, moments, table
+from k8sjob.cli.naming import Place, find, job_argument, local_backend, place_options
+from k8sjob.cli.output import line, say, warn
 from k8sjob.contract import Event
-from k8sjob.errors import K8sJobError
-from k8sjob.jobs.result import POSITION, Reached, read_reached
+from k8sjob.errors import JobNotFound, K8sJobError
+from k8sjob.jobs.result import POSITION, Reached, finding_parts, read_reached
 from k8sjob.observe.logs import last_lines
 from k8sjob.observe.status import job_status
 from k8sjob.observe.timing import read_output_times, timing
@@ -121,11 +126,7 @@ def page(backend: Backend, snapshot: Snapshot) -> str:
         "checkpoint": reached.checkpoint,
         **{name: value for name, value in reached.metrics.items() if name not in POSITION},
     }
-    why = [
-        paragraph(label, text, bad=label == "why:")
-        for one in found
-        for label, text in (("why:", one.message), ("next:", one.next_step))
-    ]
+    why = [part for one in found for part in finding_parts(one)]
     parts = [
         card(str(status.ref), rows, *why, subtitle=snapshot.job.get("kind", ""), state=status.state)
     ]
@@ -167,3 +168,72 @@ def _output(backend: Backend, snapshot: Snapshot) -> Iterator[Html]:
         written = [text for text in lines if Event.decode(text) is None]
         if written:
             yield folded(replica, "\n".join(written))
+
+
+@click.command("export")
+@click.argument("checkpoint", type=click.Path(path_type=Path), metavar="CHECKPOINT|NAME")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("model.pt"),
+    show_default=True,
+    help="The file: .pt, .pth or .safetensors.",
+)
+@click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    help="The optimizer, the position in the data and the rest, too.",
+)
+@click.option("--force", is_flag=True, help="Replace an existing file.")
+def export_command(checkpoint: Path, output: Path, everything: bool, force: bool) -> None:
+    """Write the model's weights of a checkpoint as one state_dict.
+
+    CHECKPOINT is a file or folder step-..., or their folder, of which the newest complete one is
+    used. NAME is a job on this machine. The checkpoints of a job in a cluster are on its volume:
+    copy them from there first. Nothing in them is executed.
+    """
+    if util.find_spec("torch") is None:
+        raise K8sJobError(f"torch is not installed for {sys.executable}; pip install 'k8sjob[run]'")
+    source = checkpoint if checkpoint.exists() else _of_job(str(checkpoint))
+    report = _export(source, output, everything=everything, force=force)
+    for warning in report["warnings"]:
+        warn(warning)
+    if "error" in report:
+        raise K8sJobError(report["error"])
+    say(f"{report['tensors']} tensors, {report['bytes']:,} bytes, of step {report['step']}")
+    line(report["path"])
+
+
+def _of_job(name: str) -> Path:
+    """The folder of the checkpoints of a job of this machine."""
+    local = local_backend()
+    try:
+        found = local.checkpoints(local.find(name.removeprefix(f"{LOCAL}/")))
+    except JobNotFound as error:
+        raise K8sJobError(
+            f"{name}: no such checkpoint, and no such job on this machine; copy the checkpoint of a"
+            " job in a cluster from its volume first (kubectl cp), and name the copy"
+        ) from error
+    if found is None:
+        raise K8sJobError(f"{name} has written no checkpoint; set checkpoint.dir in its job.yaml")
+    return found
+
+
+def _export(source: Path, target: Path, *, everything: bool, force: bool) -> dict[str, Any]:
+    """The report of another Python, with torch: the client itself never loads it."""
+    asked = {"source": str(source), "target": str(target), "everything": everything, "force": force}
+    module = "k8sjob.runtime.checkpoint.export"
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", module, json.dumps(asked)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    try:
+        found: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise K8sJobError(f"{source} could not be exported: {last}") from None
+    return found

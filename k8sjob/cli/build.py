@@ -1,35 +1,47 @@
-"""`k8sjob build`: the image with what a job installs."""
+"""`k8sjob build` and `k8sjob push`: the image with what a job installs, and with its code."""
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
-from k8sjob.cli.options import format_option, plain_http_option
-from k8sjob.cli.output import document, line, say
+from k8sjob.cli.options import (
+    JobCommand,
+    JobFile,
+    build_option,
+    format_option,
+    job_file_options,
+    onto_option,
+    plain_http_option,
+)
+from k8sjob.cli.output import count, document, line, say, some, warn
 from k8sjob.image.build import Built, build
 from k8sjob.image.builders import AUTO, BUILDERS
 from k8sjob.image.layer.context import shown_size
+from k8sjob.image.push import Pushed, push
+from k8sjob.image.registry.blobs import Sent
 from k8sjob.image.registry.http_client import HttpClient
+from k8sjob.rendering import check_script
 from k8sjob.sanitize import safe_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from k8sjob.spec import JobSpec
-
 
 _FIRST: Final = 1.0
 """Seconds before the first line about what is being sent: most pushes end earlier."""
 _EVERY: Final = {True: 0.2, False: 10.0}
 """Seconds between such lines: in a terminal, where one replaces the other, and elsewhere."""
+_SHOWN: Final = 10
+"""Left-out files, and contents that look like credentials, that are named at most."""
 
 
 @click.command("build", cls=JobCommand)
@@ -134,3 +146,127 @@ def transfer_options(plain_http: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     finally:
         if progress.written:
             click.echo("\r\033[K", err=True, nl=False)
+
+
+def _output(_ctx: click.Context, _option: click.Parameter, value: str) -> str | Path:
+    """What is printed, or the folder that the image is written to."""
+    kind, _, folder = value.partition(":")
+    if value in {"name", "json"}:
+        return value
+    if kind == "oci" and folder:
+        return Path(folder)
+    raise click.BadParameter(f"{value!r} is not one of name, json and oci:DIR")
+
+
+@click.command("push", cls=JobCommand)
+@job_file_options()
+@click.option("--dry-run", is_flag=True, help="Print what would be sent, and send nothing.")
+@build_option
+@onto_option
+@click.option("--strict", is_flag=True, help="Refuse code that seems to contain credentials.")
+@plain_http_option
+@click.option(
+    "-o",
+    "--output",
+    "output",
+    metavar="[name|json|oci:DIR]",
+    callback=_output,
+    default="name",
+    show_default=True,
+    help="name: print the image's reference; json: all that is known of it; oci:DIR: write the"
+    " image to a folder, as an OCI layout, and nothing to the registry.",
+)
+def push_command(  # noqa: PLR0917 - click hands them over by name
+    job: JobFile,
+    dry_run: bool,
+    builds: bool,
+    onto: str | None,
+    strict: bool,
+    plain_http: tuple[str, ...],
+    output: str | Path,
+) -> None:
+    """Add the code of FILE (default: job.yaml) to its base, in the registry, without a builder.
+
+    Prints the image by its digest. Unchanged code gives the same digest, and nothing is sent.
+    Logins are those of docker and podman.
+    """
+    if builds and (dry_run or onto):
+        raise click.UsageError("--build builds an image first; leave --dry-run and --onto out")
+    spec, folder = job.load(), job.folder
+    with job.located():
+        check_script(spec, folder)
+    layout = output if isinstance(output, Path) else None
+    with transfer_options(plain_http) as options:
+        if builds:
+            build_and_report(spec, folder, **options)
+        pushed = push(
+            spec,
+            folder,
+            onto=onto,
+            strict=strict,
+            dry_run=dry_run,
+            output=layout,
+            say=warn,
+            packing=options["progress"].packing,
+            **options,
+        )
+    report_push(pushed, dry_run=dry_run, mounts=layout is None)
+    if layout and not dry_run:
+        image = f"{pushed.reference.partition('@')[0]}:{pushed.tag}"
+        say(
+            f"written to {layout}; to push it: skopeo copy --preserve-digests"
+            f" oci:{shlex.quote(str(layout))}:{pushed.tag} docker://{image}"
+        )
+    if output == "json":
+        document(_fields(pushed), output)
+    else:
+        line(pushed.reference)
+
+
+def report_push(pushed: Pushed, *, dry_run: bool = False, mounts: bool = True) -> None:
+    """Print on stderr what went into the image, and over the network."""
+    code = f"{count(pushed.files, 'file')} ({shown_size(pushed.code_size)})"
+    say(f"code: {code}, on {pushed.base} for {pushed.platform}")
+    if pushed.private:
+        warn(
+            f"left out, since they may hold credentials: {some(pushed.private, _SHOWN)}; a line"
+            f" '!{pushed.private[0]}' in .dockerignore includes one"
+        )
+    for finding in pushed.findings[:_SHOWN]:
+        warn(f"{finding}: it goes into the image; --strict refuses it")
+    if len(pushed.findings) > _SHOWN:
+        warn(f"and {len(pushed.findings) - _SHOWN} more contents that look like credentials")
+    if pushed.unchanged:
+        say("unchanged: the image already exists")
+    else:
+        say(_transfers(pushed) if not dry_run else _expected(pushed, mounts=mounts))
+
+
+def _expected(pushed: Pushed, *, mounts: bool) -> str:
+    """What would be sent."""
+    *base, layer, config = pushed.blobs
+    own, below = (
+        sum(blob.size for blob in blobs if blob.sent is Sent.MISSING)
+        for blobs in ([layer, config], base)
+    )
+    unless = " unless the registry mounts them" if mounts else ""
+    more = f", and {shown_size(below)} of the base{unless}"
+    return f"would send {shown_size(own)}{more if below else ''}"
+
+
+def _transfers(pushed: Pushed) -> str:
+    """How the parts of the image got to the registry."""
+    words = {Sent.UPLOADED: "sent", Sent.MOUNTED: "mounted", Sent.THERE: "already there"}
+    parts = []
+    for sent, word in words.items():
+        sizes = [blob.size for blob in pushed.blobs if blob.sent is sent]
+        if sizes:
+            parts.append(f"{word}: {count(len(sizes), 'part')} ({shown_size(sum(sizes))})")
+    return ", ".join(parts)
+
+
+def _fields(pushed: Pushed) -> dict[str, Any]:
+    """The JSON of `-o json`: see docs/reference/json.md."""
+    fields = asdict(pushed)
+    fields["findings"] = [finding._asdict() for finding in pushed.findings]
+    return fields

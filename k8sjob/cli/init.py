@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from k8sjob.cli.jobfile import JobCommand, JobFile, script_args
-from k8sjob.cli.options import source_name
+from k8sjob.cli.options import JobCommand, JobFile, script_args, source_name
 from k8sjob.cli.output import say, text
 from k8sjob.cli.validate import show_lint_errors
 from k8sjob.errors import BackendError, K8sJobError, Problem, SpecError

@@ -16,8 +16,8 @@ import click
 
 from k8sjob.backends.api import LOCAL, Backend, JobRef, Snapshot
 from k8sjob.backends.connect import Client, connect
-from k8sjob.cli.options import selector
-from k8sjob.cli.output import warn
+from k8sjob.cli.options import AUTO, selector
+from k8sjob.cli.output import fail, say, warn
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.kube.client.kubeconfig import configured, contexts, namespaces
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.cluster import ClusterBackend
     from k8sjob.backends.local import LocalBackend
+    from k8sjob.spec import JobSpec
 
 _Seen = TypeVar("_Seen")
 
@@ -97,9 +98,24 @@ class Place:
         )
 
 
+def targeted(spec: JobSpec, target: str | None, place: Place) -> JobSpec:
+    """The spec with the target of the option; prints what `auto` has chosen."""
+    if target == AUTO:
+        from k8sjob.jobs.submit import choose_target  # noqa: PLC0415 - few ask for it
+
+        spec, why = choose_target(spec, place.connect(spec.namespace))
+        say(f"target {spec.target}: {why}")
+        return spec
+    return spec.with_(target=target) if target else spec
+
+
 def is_namespace(text: str) -> bool:
     """Whether it is a valid name: anything else must not reach the path of a request."""
     return _NAMESPACE.fullmatch(text) is not None
+
+
+_ALL: Final = click.option("-A", "--all-namespaces", is_flag=True, help="In all namespaces.")
+_LOCAL: Final = click.option("--local", is_flag=True, help="On this machine only.")
 
 
 def place_options(
@@ -114,11 +130,9 @@ def place_options(
             help="Namespace of the cluster.",
             shell_complete=_namespaces,
         ),
+        *[_ALL] * everywhere,
         click.option(
-            "--context",
-            metavar="NAME",
-            help="Context of the kubeconfig.",
-            shell_complete=_contexts,
+            "--context", metavar="NAME", help="Context of the kubeconfig.", shell_complete=_contexts
         ),
         click.option("--kubeconfig", metavar="FILE", help="Instead of $KUBECONFIG."),
         click.option(
@@ -126,11 +140,8 @@ def place_options(
             type=click.Choice(["python", "kubectl"]),
             help="Access the cluster by the kubernetes package, or by kubectl.",
         ),
+        *[_LOCAL] * local,
     ]
-    if everywhere:
-        options.insert(1, _ALL)
-    if local:
-        options.append(click.option("--local", is_flag=True, help="On this machine only."))
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
@@ -144,9 +155,6 @@ def place_options(
         return decorated
 
     return decorate
-
-
-_ALL: Final = click.option("-A", "--all-namespaces", is_flag=True, help="In all namespaces.")
 
 
 def _contexts(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -333,6 +341,31 @@ def jobs_here(labels: str) -> list[Snapshot]:
     """
     fits = selector(labels)
     return [s for s in local_backend().jobs() if fits(s.job["metadata"].get("labels") or {})]
+
+
+def all_jobs(labels: str, place: Place) -> tuple[list[tuple[Backend, Snapshot]], bool, str]:
+    """The jobs of all places.
+
+    Returns:
+        The jobs, each with its back end; whether the cluster could not be reached; and the
+        namespace that was looked in, empty for all of them, or none.
+    """
+    here: Backend = local_backend()
+    found = [] if place.is_cluster else [(here, one) for one in jobs_here(labels)]
+    if not place.asks_cluster:
+        return found, False, ""
+    try:
+        cluster = place.connect()
+        there = cluster.jobs(all_namespaces=place.all_namespaces, selector=labels, pods=True)
+        if place.namespace and not there:
+            cluster.look_for_namespace()
+    except BackendError as error:
+        if place.is_cluster:
+            raise
+        fail(str(error))
+        return found, True, ""
+    found += [(cluster, one) for one in there]
+    return found, False, "" if place.all_namespaces else cluster.namespace
 
 
 def complete_job(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:

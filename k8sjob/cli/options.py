@@ -1,22 +1,27 @@
-"""Arguments and options that several commands share."""
+"""Arguments and options that several commands share; FILE, with what changes it."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
 
-from k8sjob.cli.output import say
+from k8sjob.errors import field_path
+from k8sjob.spec import JobSpec, load
+from k8sjob.spec.errors import field_paths, field_values
+from k8sjob.spec.load import Change, folder_of, located, steps
 from k8sjob.spec.names import TargetName
+from k8sjob.yamldoc import JOB_FILE, flow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
+    from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
-    from k8sjob.cli.naming import Place
-    from k8sjob.spec import JobSpec
 
 image_option = click.option(
     "--image", metavar="REF", help="The image that the replicas run, best with its digest."
@@ -56,25 +61,12 @@ selector_option = click.option(
 )
 
 
-def targeted(spec: JobSpec, target: str | None, place: Place) -> JobSpec:
-    """The spec with the target of the option; prints what `auto` has chosen."""
-    if target == AUTO:
-        from k8sjob.jobs.choose import choose_target  # noqa: PLC0415 - few ask for it
-
-        spec, why = choose_target(spec, place.connect(spec.namespace))
-        say(f"target {spec.target}: {why}")
-        return spec
-    return spec.with_(target=target) if target else spec
-
-
 def format_option(
     *formats: str, text: str = "The format of the output."
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """The option `-o`; the first of the formats is the default."""
-    kinds = click.Choice(formats)
-    return click.option(
-        "-o", "--output", type=kinds, default=formats[0], show_default=True, help=text
-    )
+    kinds, first = click.Choice(formats), formats[0]
+    return click.option("-o", "--output", type=kinds, default=first, show_default=True, help=text)
 
 
 def view_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -140,3 +132,143 @@ def ago(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> 
         raise click.BadParameter(f"{value!r} is not a duration; write 90s, 5m, 2h or 1d")
     seconds = {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
     return datetime.now(UTC) - timedelta(seconds=int(match[1]) * seconds)
+
+
+# --- FILE, and what the command line changes in it ----------------------------------------------
+
+_ARGS: Final = "k8sjob.args"
+_SHORT: Final = {
+    "name": ("name", "NAME", str, "The job's name."),
+    "workers": ("replicas.workers", "N", int, "Replicas beside the Master."),
+    "nproc": ("replicas.nproc_per_node", "N", int, "Processes in each replica."),
+    "gpus": ("resources.gpus", "N", int, "GPUs of each replica."),
+}
+"""Options for the fields that are changed most: field, metavar, type, help."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobFile:
+    """A job as the command line names it.
+
+    Attributes:
+        path: a job.yaml, a folder with one, a script, or "-".
+        changes: of its fields.
+    """
+
+    path: Path
+    changes: tuple[Change, ...] = ()
+
+    def load(self, *, here: bool = False) -> JobSpec:
+        """The spec; see k8sjob.spec.load."""
+        return load(self.path, self.changes, here=here)
+
+    def located(self) -> AbstractContextManager[None]:
+        """Gives errors about the spec their lines; see k8sjob.spec.load.located."""
+        return located(self.path, self.changes)
+
+    @property
+    def folder(self) -> Path:
+        """What the relative paths of the job start from."""
+        return folder_of(self.path)
+
+    def words(self, spec: JobSpec) -> list[str]:
+        """The command line that names this job again."""
+        named = [str(self.path)]
+        for change in self.changes:
+            value = list(spec.run.args) if change.adds else change.value
+            named += ["--set", f"{field_path(change.path)}={'' if value is None else flow(value)}"]
+        return named
+
+
+def _fields(_ctx: click.Context, _option: click.Parameter, given: str) -> list[str]:
+    """Completes the names of fields, and values where there are a few."""
+    field, equals, _ = given.partition("=")
+    found = (
+        [f"{field}={value}" for value in field_values(JobSpec, steps(field))]
+        if equals
+        else [f"{field_path(path)}=" for path in field_paths(JobSpec)]
+    )
+    return [word for word in dict.fromkeys(found) if word.startswith(given)]
+
+
+def _parsed(
+    _ctx: click.Context, _option: click.Parameter, given: tuple[str, ...]
+) -> tuple[Change, ...]:
+    changes = tuple(Change.parse(text) for text in given)
+    if Change(("target",), "auto") in changes:
+        raise click.UsageError(
+            "--set target=auto: a job.yaml names a target; use --target auto, which submit, diff"
+            " and doctor have"
+        )
+    return changes
+
+
+set_option = click.option(
+    "--set",
+    "sets",
+    metavar="FIELD=VALUE",
+    multiple=True,
+    callback=_parsed,
+    shell_complete=_fields,
+    help="Change a field of the file: replicas.workers=3; may be given more than once.",
+)
+
+
+class JobCommand(click.Command):
+    """A command whose words after `--` are arguments of the job's script."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does it, but for those words."""
+        if "--" in args:
+            at = args.index("--")
+            args, ctx.meta[_ARGS] = args[:at], args[at + 1 :]
+        return super().parse_args(ctx, args)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """The usage line."""
+        return [*super().collect_usage_pieces(ctx), "[-- ARGS]"]
+
+
+def script_args() -> Sequence[str]:
+    """The words after `--`."""
+    found: Sequence[str] = click.get_current_context().meta.get(_ARGS, ())
+    return found
+
+
+def job_file_options(
+    *, required: bool = True
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The argument FILE and the options that change it, handed over as a JobFile called `job`.
+
+    Args:
+        required: FILE is job.yaml where none is given; else `job` may be None.
+    """
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def with_job(file: Path | None, sets: tuple[Change, ...], **options: Any) -> Any:
+            short = {name: options.pop(name) for name in _SHORT}
+            changes = _changes(sets, short, script_args())
+            if file is None and not (required or changes):
+                return command(job=None, **options)
+            return command(job=JobFile(file or Path(JOB_FILE), changes), **options)
+
+        wrapped: Callable[..., Any] = with_job
+        for name, (_, metavar, kind, text) in reversed(_SHORT.items()):
+            wrapped = click.option(f"--{name}", metavar=metavar, type=kind, help=text)(wrapped)
+        path = click.Path(path_type=Path, allow_dash=True)
+        return click.argument("file", required=False, type=path)(set_option(wrapped))
+
+    return decorate
+
+
+def _changes(
+    sets: Sequence[Change], short: dict[str, Any], args: Sequence[str]
+) -> tuple[Change, ...]:
+    found = [*sets]
+    for name, value in short.items():
+        if value is not None:
+            found.append(Change(tuple(_SHORT[name][0].split(".")), value))
+    if args:
+        found.append(Change(("run", "args"), list(args), adds=True))
+    return tuple(found)

@@ -1,19 +1,20 @@
-"""The commands by name. Each one's module is loaded when it is called, so help is fast."""
+"""The commands by name, each loaded from its module when it is called; `k8sjob version`."""
 
 from __future__ import annotations
 
 import atexit
 import gc
 import os
+import platform
 import sys
-from importlib import import_module
+from importlib import import_module, metadata
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 import click
 
-from k8sjob.cli.output import reported
+from k8sjob.cli.output import document, line, reported
 from k8sjob.contract import __version__, did_you_mean
 
 if TYPE_CHECKING:
@@ -41,33 +42,33 @@ COMMANDS: Final = {
         Command("Begin", "adopt", "init", "Turn a manifest into a job.yaml"),
         Command("Check", "validate", "validate", "Check job.yaml files"),
         Command("Check", "schema", "validate", "Print the JSON Schema of job.yaml"),
-        Command("Check", "render", "render", "Print the manifest, or the Dockerfile"),
+        Command("Check", "render", "validate", "Print the manifest, or the Dockerfile"),
         Command("Check", "lint", "validate", "Find what will hang, be rejected or go wrong"),
         Command("Check", "prove", "prove", "Compare training on one process and on several"),
-        Command("Check", "fit", "fit", "Estimate the memory of a rank, and what fits a GPU"),
+        Command("Check", "fit", "prove", "Estimate the memory of a rank, and what fits a GPU"),
         Command("Check", "doctor", "doctor", "Check that jobs can be submitted"),
         Command("Run", "run", "run", "Run a job on this machine and follow it"),
         Command("Run", "build", "build", "Build the image with what a job installs"),
-        Command("Run", "push", "push", "Add a job's code to its base, in the registry"),
+        Command("Run", "push", "build", "Add a job's code to its base, in the registry"),
         Command("Run", "submit", "submit", "Create a job in a cluster"),
-        Command("Run", "diff", "diff", "Show what submitting again would change"),
-        Command("Look", "list", "list", "List jobs"),
+        Command("Run", "diff", "submit", "Show what submitting again would change"),
+        Command("Look", "list", "status", "List jobs"),
         Command("Look", "status", "status", "Show one job and its replicas"),
         Command("Look", "watch", "run", "Follow a job to its end"),
         Command("Look", "logs", "logs", "Print what the replicas wrote"),
         Command("Look", "why", "why", "Explain why a job failed or makes no progress"),
         Command("Look", "usage", "usage", "Show where GPU hours went"),
-        Command("Look", "metrics", "metrics", "Print or serve metrics for Prometheus"),
-        Command("Look", "ui", "ui", "Show jobs on a page in the browser"),
-        Command("Look", "collect", "collect", "Keep records of all jobs, and report their ends"),
+        Command("Look", "metrics", "serve", "Print or serve metrics for Prometheus"),
+        Command("Look", "ui", "serve", "Show jobs on a page in the browser"),
+        Command("Look", "collect", "serve", "Keep records of all jobs, and report their ends"),
         Command("Look", "archive", "archive", "Write all that is known of a job as one file"),
         Command("Look", "report", "archive", "Write a page about a job, for a browser"),
-        Command("Look", "export", "export", "Write a checkpoint's weights as one file"),
-        Command("Change", "suspend", "suspend", "Stop a job's replicas after a checkpoint"),
-        Command("Change", "resume", "suspend", "Resume a suspended job"),
-        Command("Change", "delete", "delete", "Stop a job and remove it"),
-        Command("Shell", "completion", "version", "Print the completion script of a shell"),
-        Command("Shell", "version", "version", "Print the versions that matter"),
+        Command("Look", "export", "archive", "Write a checkpoint's weights as one file"),
+        Command("Change", "suspend", "change", "Stop a job's replicas after a checkpoint"),
+        Command("Change", "resume", "change", "Resume a suspended job"),
+        Command("Change", "delete", "change", "Stop a job and remove it"),
+        Command("Shell", "completion", "completion", "Print the completion script of a shell"),
+        Command("Shell", "version", "program", "Print the versions that matter"),
     )
 }
 
@@ -184,6 +185,29 @@ def program() -> None:
     NAMESPACE/NAME in the cluster.
     Begin with: k8sjob init my-job
     """
+
+
+@click.command("version")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "json", "yaml"]),
+    default="table",
+    show_default=True,
+    help="The format of the output.",
+)
+def version_command(output: str) -> None:
+    """Print the versions of k8sjob, of Python, and of torch if it is installed."""
+    try:
+        torch = metadata.version("torch")  # without importing it, which takes seconds
+    except metadata.PackageNotFoundError:
+        torch = None
+    versions = {"k8sjob": __version__, "python": platform.python_version(), "torch": torch}
+    if output != "table":
+        document(versions, output)
+        return
+    for name, version in versions.items():
+        line(f"{name} {version or 'not installed'}")
 
 
 def main(args: list[str] | None = None) -> NoReturn:

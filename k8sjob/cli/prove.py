@@ -1,4 +1,4 @@
-"""`k8sjob prove`: the same training on one process and on several."""
+"""`k8sjob prove` and `k8sjob fit`: what short runs of a script on this machine show."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import sys
 
 import click
 
-from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
-from k8sjob.cli.options import format_option
-from k8sjob.cli.output import document, fail, line, say
+from k8sjob.cli.options import JobCommand, JobFile, format_option, job_file_options
+from k8sjob.cli.output import document, fail, line, say, table
 from k8sjob.errors import K8sJobError
 
 
@@ -66,3 +65,78 @@ def prove_command(job: JobFile, steps: int | None, output: str) -> int:
 
 def _number(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _bytes(_ctx: click.Context, _option: click.Parameter, given: str | None) -> int | None:
+    if given is None:
+        return None
+    from k8sjob.kube.quantity import parse  # noqa: PLC0415 - loaded when called
+
+    try:
+        found = int(parse(given))
+    except ValueError as error:
+        raise click.BadParameter(f"{error}; write, for example, 80G") from None
+    if found <= 0:
+        raise click.BadParameter(f"{given!r} is not more than 0; write, for example, 80G")
+    return found
+
+
+def _sizes(_ctx: click.Context, _option: click.Parameter, given: str | None) -> tuple[int, ...]:
+    words = [] if given is None else given.split(",")
+    if not all(word.strip().isdecimal() and int(word) for word in words):
+        raise click.BadParameter(f"{given!r} is not a list of numbers; write, for example, 16,32")
+    return tuple(map(int, words))
+
+
+@click.command("fit", cls=JobCommand)
+@job_file_options()
+@click.option("--batch-sizes", metavar="N,N", callback=_sizes, help="Samples of a rank in a batch.")
+@click.option(
+    "--gpu-memory",
+    metavar="SIZE",
+    callback=_bytes,
+    help="Memory of a GPU, as 80G; by default that of resources.gpu_type.",
+)
+@format_option("table", "json", "yaml")
+def fit_command(
+    job: JobFile, batch_sizes: tuple[int, ...], gpu_memory: int | None, output: str
+) -> int:
+    """Estimate the peak memory of a rank for FILE (default: job.yaml), under ddp and fsdp.
+
+    FILE may be a Python script, too. The script runs on this machine's CPU, unchanged, in one
+    process for three optimizer steps, and once more with batches of double the size. Words after
+    `--` are added to the arguments of the script.
+
+    The exit code is 0 if some row fits the GPU or no GPU is known, 1 if none does.
+    """
+    from k8sjob.proving.fit import fit  # noqa: PLC0415 - loaded when called
+
+    spec = job.load(here=True)
+    with job.located():
+        found = fit(spec, batch_sizes=batch_sizes, memory=gpu_memory, folder=job.folder)
+    fitting = [row["fits"] for row in found["rows"]]
+    code = 0 if None in fitting or any(fitting) else 1
+    if output != "table":
+        document(found, output)
+        return code
+    words = {None: "-", True: "yes", False: "no"}
+    table(
+        ("STRATEGY", "BATCH", "PEAK", "FITS", "LARGEST PART"),
+        [
+            (row["strategy"], row["batch"], _size(row["peak"]), words[row["fits"]],
+             f"{row['largest']} {_size(row['parts'][row['largest']])}")
+            for row in found["rows"]
+        ],
+    )  # fmt: skip
+    line(f"{found['ranks']} ranks, {found['optimizer']}; not counted: CUDA context, NCCL, cuDNN")
+    line(f"workspace and fragmentation, for which {_size(found['allowance'])} are left free")
+    line(found["advice"])
+    return code
+
+
+def _size(number: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if number < 1024:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1024
+    return f"{number:.1f} GiB"

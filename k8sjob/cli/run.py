@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from k8sjob.backends.local import LocalBackend
-from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
 from k8sjob.cli.naming import (
     Place,
     find,
@@ -18,7 +17,13 @@ from k8sjob.cli.naming import (
     keep_record,
     place_options,
 )
-from k8sjob.cli.options import selector_option, view_options
+from k8sjob.cli.options import (
+    JobCommand,
+    JobFile,
+    job_file_options,
+    selector_option,
+    view_options,
+)
 from k8sjob.cli.output import fail, line, say
 from k8sjob.errors import JobNotFound
 from k8sjob.observe.status import job_status

@@ -1,31 +1,112 @@
-"""`k8sjob status`: one job, its image and its replicas."""
+"""`k8sjob list` and `k8sjob status`: the states of jobs; one job, its image and its replicas."""
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from k8sjob.cli.naming import Place, find, job_argument, place_options
-from k8sjob.cli.options import format_option
-from k8sjob.cli.output import count, document, line, table
+from k8sjob.backends.api import LOCAL, JobRef
+from k8sjob.cli.naming import Place, all_jobs, find, job_argument, place_options
+from k8sjob.cli.options import format_option, selector_option
+from k8sjob.cli.output import count, document, line, say, table
 from k8sjob.errors import BackendError
 from k8sjob.observe.diagnose import diagnose
 from k8sjob.observe.logs import tail_lines
 from k8sjob.observe.status import JobStatus, ReplicaStatus, job_status, speaker
 from k8sjob.targets.api import JobState
-from k8sjob.view.documents import findings, image, job_document, provenance, running_digest
+from k8sjob.view.documents import (
+    findings,
+    image,
+    job_document,
+    progress_of,
+    provenance,
+    running_digest,
+)
 from k8sjob.view.lines import duration, last_line
-from k8sjob.view.progress import progress_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from k8sjob.backends.api import Backend, Snapshot
     from k8sjob.kube.objects import Json
-    from k8sjob.view.progress import JobProgress
+    from k8sjob.view.documents import JobProgress
+
+_EPOCH: Final = datetime.fromtimestamp(0, UTC)
+
+
+@click.command("list")
+@selector_option
+@format_option("table", "wide", "json", "yaml", "name")
+@place_options(everywhere=True)
+def list_command(labels: str, output: str, place: Place) -> int:
+    """List the jobs of this machine and, if one is configured, of the cluster; newest first.
+
+    Of up to 32 running jobs, the newest, it shows epoch, step, loss and ETA, or how far the start
+    is. If this machine has several runs of one name, each is listed as local/NAME@RUN.
+
+    If the cluster cannot be reached, the jobs of this machine are listed all the same, with an
+    error and the exit code 1.
+    """
+    jobs, failed, asked = all_jobs(labels, place)
+    found = [(job_status(snapshot), snapshot, backend) for backend, snapshot in jobs]
+    found.sort(key=lambda one: one[0].created or _EPOCH, reverse=True)
+    trains = {} if output == "name" else progress_of((place, one) for _, one, place in found)
+    runs = Counter(str(status.ref) for status, *_ in found)
+    match output:
+        case "name":
+            for status, *_ in found:
+                line(_named(status.ref, runs))
+        case "json" | "yaml":
+            document(
+                [job_document(one, trains.get(status.ref)) for status, one, _ in found], output
+            )
+        case _ if not found:
+            if not failed:
+                say(_nothing(labels, place, asked))
+        case _:
+            wide = output == "wide"
+            header = ["NAME", "STATE", "REPLICAS", "AGE", "TIME"]
+            rows = (
+                [
+                    _named(status.ref, runs),
+                    *_row(status, snapshot.job, wide=wide),
+                    *[trains.get(status.ref, "")] * bool(trains),
+                ]
+                for status, snapshot, _ in found
+            )
+            more = ["RESTARTS", "IMAGE", "UID"] * wide + ["PROGRESS"] * bool(trains)
+            table(header + more, rows)
+    return int(failed)
+
+
+def _nothing(labels: str, place: Place, asked: str) -> str:
+    fitting = f" with {labels}" if labels else ""
+    if not place.asks_cluster:
+        return f"no jobs{fitting} on this machine; start one with k8sjob run"
+    where = f"in namespace {asked} of the cluster" if asked else "in the cluster"
+    make = "k8sjob submit"
+    if not place.is_cluster:
+        where, make = f"on this machine or {where}", f"k8sjob run or {make}"
+    others = "-A looks in all namespaces; " if asked else ""
+    return f"no jobs{fitting} {where}; {others}create one with {make}"
+
+
+def _named(ref: JobRef, runs: Counter[str]) -> str:
+    """A job as other commands accept it, even if a name has several runs."""
+    return f"{ref}@{ref.uid[:8]}" if ref.namespace == LOCAL and runs[str(ref)] > 1 else str(ref)
+
+
+def _row(status: JobStatus, job: Json, *, wide: bool) -> list[object]:
+    counts = ", ".join(f"{count} {what}" for what, count in status.counts.items()) or "none"
+    row: list[object] = [status.state, counts, *times(status)]
+    if wide:
+        restarts = sum(replica.restarts for replica in status.replicas)
+        row += [restarts, image(job) or "", status.ref.uid]
+    return row
 
 
 @click.command("status")

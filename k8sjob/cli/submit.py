@@ -1,44 +1,54 @@
-"""`k8sjob submit`."""
+"""`k8sjob submit`, and `k8sjob diff`: what submitting again would change."""
 
 from __future__ import annotations
 
+import os
+import shlex
+import sys
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from k8sjob.cli.diff import show_lines
-from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
-from k8sjob.cli.naming import Place, place_options
+from k8sjob.cli.naming import Place, place_options, targeted
 from k8sjob.cli.options import (
     AUTO,
+    JobCommand,
+    JobFile,
     build_option,
     image_option,
+    job_file_options,
     onto_option,
     plain_http_option,
     target_option,
-    targeted,
 )
-from k8sjob.cli.output import document, line, say, text, warn
+from k8sjob.cli.output import document, fail, line, say, some, text, warn
 from k8sjob.cli.validate import show_lint_errors
-from k8sjob.errors import BackendError, JobExists
+from k8sjob.errors import BackendError, JobExists, K8sJobError
 from k8sjob.jobs.plan import plan_submission, warnings
-from k8sjob.jobs.submit import Outcome, Submitted, push_code, submit_plan
+from k8sjob.jobs.submit import Outcome, Submitted, compare, push_code, submit_plan
 from k8sjob.rendering import check_script
+from k8sjob.sanitize import safe_line
 from k8sjob.targets.jobs import sent
 from k8sjob.yamldoc import dump
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from k8sjob.backends.api import Plan
     from k8sjob.backends.cluster import ClusterBackend
+    from k8sjob.rendering.diff import Difference
     from k8sjob.spec import JobSpec
 
-_OUTCOMES = {
+_OUTCOMES: Final = {
     Outcome.CREATED: "created",
     Outcome.ATTACHED: "already exists, the same job and not ended: nothing was changed",
     Outcome.REPLACED: "replaced",
 }
+_COLOURS: Final = {"+": "green", "-": "red", "@": "cyan"}
+_MOST_PATHS: Final = 6
+"""So many changed fields are named; the lines of the difference show all of them."""
 
 
 @click.command("submit", cls=JobCommand)
@@ -160,8 +170,11 @@ def _with_image(
     builds: bool,
 ) -> Plan:
     """The plan with the image that was made of the job's code."""
-    from k8sjob.cli.build import build_and_report, transfer_options  # noqa: PLC0415 - see push_code
-    from k8sjob.cli.push import report_push  # noqa: PLC0415 - the same
+    from k8sjob.cli.build import (  # noqa: PLC0415 - see push_code
+        build_and_report,
+        report_push,
+        transfer_options,
+    )
 
     with transfer_options(plain_http) as how:
         build = partial(build_and_report, **how) if builds else None
@@ -200,3 +213,77 @@ def _show(
         document(sent(backend.snapshot(done.ref).job), output)
     else:
         line(f"{done.ref} {_OUTCOMES[done.outcome]}{' (server dry run)' if dry_run else ''}")
+
+
+@click.command("diff", cls=JobCommand)
+@job_file_options()
+@image_option
+@onto_option
+@plain_http_option
+@target_option
+@place_options(local=False)
+def diff_command(  # noqa: PLR0917 - click hands them over by name
+    job: JobFile,
+    image: str | None,
+    onto: str | None,
+    plain_http: tuple[str, ...],
+    target: str | None,
+    place: Place,
+) -> int:
+    """Show what would be different if FILE (default: job.yaml) replaced the job in the cluster.
+
+    The cluster fills in its defaults on both sides, so they are not shown as differences. The exit
+    code is that of kubectl diff: 0 the same, 1 different, 2 an error.
+    """
+    try:
+        spec = job.load()
+        spec = targeted(spec, target, place)
+        with job.located():
+            plan = plan_submission(spec, job.folder, image=image, namespace=place.namespace)
+        backend = place.connect(plan.spec.namespace)
+        if spec.builds_image and image is None:
+            from k8sjob.image.registry.http_client import HttpClient  # noqa: PLC0415 - see push_code
+
+            http = HttpClient(plain_http=plain_http)
+            plan, _ = push_code(spec, plan, backend, dry_run=True, onto=onto, http=http)
+        found = compare(plan, backend)
+    except K8sJobError as error:
+        fail(str(error))
+        return max(error.exit_code, 2)
+    show_lines(found.lines)
+    name = f"{plan.manifest['kind'].lower()} {plan.spec.name}"
+    edit = f"kubectl edit {name} -n {backend.namespace}{place.options}"
+    given = {"--image": image, "--target": target and spec.target, "-n": place.namespace}
+    options = [word for name, value in given.items() if value for word in (name, value)]
+    submit = shlex.join(["k8sjob", "submit", *job.words(spec), *options]) + place.options
+    _explain(found, submit, edit)
+    return int(bool(found))
+
+
+def show_lines(lines: Sequence[str], *, err: bool = False) -> None:
+    """Print the lines of a unified diff, in colour on a terminal."""
+    stream = sys.stderr if err else sys.stdout
+    coloured = stream.isatty() and not os.environ.get("NO_COLOR")
+    for one in lines:
+        shown = safe_line(one)
+        if coloured and one.startswith(("---", "+++")):
+            shown = click.style(shown, bold=True)
+        elif coloured:
+            shown = click.style(shown, fg=_COLOURS.get(one[:1]))
+        click.echo(shown, err=err)
+
+
+def _explain(found: Difference, submit: str, edit: str) -> None:
+    """Which of the differences running pods would never see, and how to apply each."""
+    if found.is_new:
+        say(f"\nthe job does not exist; create it: {submit}")
+    if found.at_once:
+        say(
+            f"\nread again while the job runs; {edit} changes it, submit does not:\n"
+            f"  {some(found.at_once, _MOST_PATHS)}"
+        )
+    if found.recreated:
+        say(
+            f"\npods keep what they were started with, so this takes effect only in a new job,"
+            f" by {submit} --replace:\n  {some(found.recreated, _MOST_PATHS)}"
+        )

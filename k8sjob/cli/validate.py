@@ -1,4 +1,4 @@
-"""`k8sjob validate`, `k8sjob schema` and `k8sjob lint`: problems of files, found before a run."""
+"""`k8sjob validate`, `schema`, `render` and `lint`: what is known of files without a cluster."""
 
 from __future__ import annotations
 
@@ -8,13 +8,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from k8sjob.cli.jobfile import JobFile, set_option
-from k8sjob.cli.options import format_option, source_name
-from k8sjob.cli.output import count, document, fail, line, say, warn
+from k8sjob.cli.options import (
+    AUTO,
+    JobCommand,
+    JobFile,
+    format_option,
+    job_file_options,
+    set_option,
+    source_name,
+    target_option,
+)
+from k8sjob.cli.output import count, document, fail, line, say, text, warn
 from k8sjob.errors import SpecError
 from k8sjob.jobs.plan import image_warnings
-from k8sjob.rendering import check_script, manifest
-from k8sjob.spec import schema
+from k8sjob.rendering import check_script, dockerfile, manifest, render, write_context
+from k8sjob.spec import Image, schema
 from k8sjob.yamldoc import JOB_FILE, job_file
 
 if TYPE_CHECKING:
@@ -67,6 +75,53 @@ def schema_command() -> None:
     k8sjob init writes it beside the job.yaml and names it in its first line.
     """
     document(schema(), "json")
+
+
+@click.command("render", cls=JobCommand)
+@job_file_options()
+@click.option("--dockerfile", "only_dockerfile", is_flag=True, help="Print the Dockerfile instead.")
+@click.option(
+    "-d",
+    "--dir",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write manifest, Dockerfile and what the image is built from into a folder.",
+)
+@click.option("--image", help="The image that the replicas run, best with its digest.")
+@click.option("-n", "--namespace", help="Namespace of the job, instead of the file's.")
+@target_option
+def render_command(  # noqa: PLR0917 - click hands them over by name
+    job: JobFile,
+    only_dockerfile: bool,
+    folder: Path | None,
+    image: str | None,
+    namespace: str | None,
+    target: str | None,
+) -> None:
+    """Print the manifest of FILE (default: job.yaml), for kubectl apply -f -."""
+    if only_dockerfile and (folder or image or namespace or target):
+        raise click.UsageError(
+            "--dockerfile goes with none of --dir, --image, --namespace and --target"
+        )
+    spec = job.load()
+    if namespace:
+        spec = spec.with_(namespace=namespace)
+    if target == AUTO:
+        raise click.UsageError("--target auto asks a cluster, and render asks none; name a target")
+    if target:
+        spec = spec.with_(target=target)
+    if only_dockerfile:
+        text(dockerfile(spec))
+        return
+    with job.located():
+        if folder is None:
+            text(render(spec, image))
+        else:
+            context = spec.image.context if isinstance(spec.image, Image) else "."
+            for path in write_context(spec, job.folder / context, folder, image=image):
+                say(f"wrote {path}")
+    for remark in spec.remarks:
+        warn(remark)
 
 
 @click.command("lint")

@@ -53,13 +53,9 @@ def test_a_table_with_what_could_be_less(k8sjob, records):
 
 @pytest.mark.parametrize(
     ("by", "names"),
-    [
-        ("namespace", {"team"}),
-        ("label:team", {"red"}),
-        ("label:cost/centre", {"(no"}),
-        ("node", {"a", "b", "all"}),
-    ],
-)
+    [("namespace", {"team"}), ("label:team", {"red"}), ("label:cost/centre", {"(no"}),
+     ("node", {"a", "b", "all"})],
+)  # fmt: skip
 def test_other_groups(k8sjob, records, by, names):
     out = k8sjob("usage", *records, "--by", by).out
     assert {row.split()[0] for row in out.split("\n\n")[0].splitlines()[1:]} == names
@@ -79,7 +75,5 @@ def test_errors(k8sjob, records, tmp_path):
     assert "selector" in k8sjob("usage", "x", "-l", "a=b").err.lower()
     assert k8sjob("usage", *records, "--price", "-1").code == 2
     assert k8sjob("usage", tmp_path / "none.k8sjob").code == 1
-    assert (
-        k8sjob("usage", *records, "--since", "1h").err == "no job has used anything in that time\n"
-    )
-    assert k8sjob("usage").err == "no job has used anything in that time\n"
+    for args in ([*records, "--since", "1h"], []):
+        assert k8sjob("usage", *args).err == "no job has used anything in that time\n"

@@ -41,6 +41,14 @@ def digits():
     return backend
 
 
+@pytest.fixture
+def client(serve, digits):
+    """One that has seen the list."""
+    made = serve(digits)
+    first_list(made)
+    return made
+
+
 # --- who is answered ------------------------------------------------------------------------------
 
 
@@ -65,9 +73,7 @@ def digits():
         ({"Sec_Fetch_Site": "same-origin"}, 200),
     ],
 )
-def test_only_the_page_itself_is_answered(serve, digits, headers, code):
-    client = serve(digits)
-    first_list(client)
+def test_only_the_page_itself_is_answered(client, headers, code):
     assert client.ask(f"/api/jobs/{KEY}/status", **headers)[0] == code
 
 
@@ -79,9 +85,7 @@ def test_the_address_may_be_a_link_on_another_page(serve):
     assert client.ask("/api/events", **link)[0] == 403
 
 
-def test_nothing_of_the_interface_is_reached_without_the_token(serve, digits):
-    client = serve(digits)
-    first_list(client)
+def test_nothing_of_the_interface_is_reached_without_the_token(client, digits):
     for path in ("/api/events", f"/api/jobs/{KEY}/events", "/api/compare", "/api/anything"):
         assert client.ask(path, Authorization="")[0] == 401
     for action in ("suspend", "delete"):
@@ -103,16 +107,12 @@ def test_the_page_may_run_its_own_scripts_alone(serve):
         assert "access-control-allow-origin" not in headers
 
 
-@pytest.mark.parametrize(
-    "path", ["/static/../server.py", "/static/%2e%2e/server.py", "/static/..%2fserver.py"]
-)
-def test_no_file_outside_of_the_pages_own_is_served(serve, path):
-    assert serve(InMemory()).ask(path)[0] == 404
-
-
-@pytest.mark.parametrize("method", ["PUT", "DELETE", "OPTIONS", "TRACE"])
-def test_other_methods_are_refused(serve, method):
-    assert serve(InMemory()).ask("/", method)[0] == 405
+def test_no_file_outside_of_the_pages_own_is_served_and_no_other_method_answered(serve):
+    client = serve(InMemory())
+    for path in ("../server.py", "%2e%2e/server.py", "..%2fserver.py"):
+        assert client.ask(f"/static/{path}")[0] == 404
+    for method in ("PUT", "DELETE", "OPTIONS", "TRACE"):
+        assert client.ask("/", method)[0] == 405
 
 
 # --- the list -------------------------------------------------------------------------------------
@@ -163,9 +163,7 @@ def test_the_progress_of_running_jobs_is_in_the_list(serve, digits, monkeypatch)
 # --- one job --------------------------------------------------------------------------------------
 
 
-def test_a_job_is_followed_to_its_end(serve, digits):
-    client = serve(digits)
-    first_list(client)
+def test_a_job_is_followed_to_its_end(client, digits):
     with client.stream(f"/api/jobs/{KEY}/events") as events:
         found = []
         for name, data in events:
@@ -193,9 +191,7 @@ def test_numbers_that_json_lacks_do_not_break_the_stream(serve):
     assert losses == [None, None]
 
 
-def test_a_job_in_its_parts(serve, digits):
-    client = serve(digits)
-    first_list(client)
+def test_a_job_in_its_parts(client):
     parts = {
         part: client.ask(f"/api/jobs/{KEY}/{part}")[2]
         for part in ("status", "history", "why", "timing", "manifest", "output/master-0")
@@ -244,9 +240,7 @@ def test_jobs_are_compared_by_what_their_authors_wrote(serve, digits):
 
 
 @pytest.mark.parametrize("action", ["suspend", "resume", "delete"])
-def test_a_job_is_changed(serve, digits, action):
-    client = serve(digits)
-    first_list(client)
+def test_a_job_is_changed(client, digits, action):
     code, _, body = client.ask(f"/api/jobs/{KEY}/{action}", "POST")
     assert (code, digits.asked) == (200, [(action, "digits")])
     assert "digits" in body["done"]
