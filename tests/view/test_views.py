@@ -7,11 +7,10 @@ import re
 from contextlib import closing
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.text import Text
-from strategies import examples
 from view.conftest import ANY_EVENTS
 
 from k8sjob.contract import Event, EventKind
@@ -210,8 +209,9 @@ def test_no_character_beyond_ascii_where_only_ascii_can_be_shown(life):
     assert shown(life, width=40).isascii()
 
 
-@examples(50)
 @given(ANY_EVENTS, st.integers(1, 150), st.integers(1, 40))
+@example([Event("progress", {"epoch": 0, "step": 1, "loss": math.nan})], 80, 24)
+@example([Event("progress", {"epoch": 0, "step": 1, "loss": "x"})], 80, 24)
 def test_no_event_breaks_the_panel_which_never_outgrows_the_terminal(events, width, height):
     summary = summary_of(events)
     lines = [line.plain for line in Panel(summary).lines(width, height)]
