@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections import defaultdict
+from contextlib import nullcontext, suppress
 from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
@@ -94,7 +95,7 @@ def logs_command(  # noqa: PLR0917 - click hands them over by name
         if folder
         else _Printer(output, names=len(chosen) > 1, times=timestamps)
     )
-    with shown, Interrupts() as interrupts:
+    with shown if isinstance(shown, Saver) else nullcontext(), Interrupts() as interrupts:
         for batch in batches(lines):
             shown.show(batch)
             if interrupts.count:
@@ -150,12 +151,6 @@ class _Printer:
         self._json, self._names, self._times = output == "json", names, times
         self._printer = LinePrinter()
         self._console = console_for(sys.stdout)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing is left open."""
 
     def show(self, lines: Sequence[LogLine]) -> None:
         """Write the lines."""
@@ -246,11 +241,9 @@ class Saver:
         """A new file: an existing one may be another process's, or of one that was killed."""
         for path in self._names(replica, attempt):
             part = path.with_name(path.name + ".part")
-            try:
+            with suppress(FileExistsError):
                 part.touch(exist_ok=False)
-            except FileExistsError:
-                continue
-            return part
+                return part
         raise AssertionError("there is always another name")
 
     def _complete(self, replica: str, attempt: int) -> None:

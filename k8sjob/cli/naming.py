@@ -203,10 +203,7 @@ def find(job: str, place: Place, *, recorded: bool = True) -> tuple[Backend, Job
         click.UsageError: the name is not one, is ambiguous, or the options say another place.
     """
     if job.endswith(".k8sjob"):
-        from k8sjob.backends.record import RecordBackend  # noqa: PLC0415 - for records alone
-
-        record = RecordBackend(Path(job))
-        return record, record.find("")
+        return _of_record(Path(job))
     try:
         return _find(job, place)
     except BackendError:
@@ -214,21 +211,21 @@ def find(job: str, place: Place, *, recorded: bool = True) -> tuple[Backend, Job
         namespace = namespace or place.namespace or ""
         if not recorded or namespace == LOCAL or place.is_local:
             raise
-        if (found := _find_record(name, namespace)) is None:
+        from k8sjob.backends.record import Records  # noqa: PLC0415 - for records alone
+
+        path = Records().find(name, *([namespace] if namespace else []))
+        if path is None:
             raise
-        return found
+        backend, ref = _of_record(path)
+        warn(f"{ref} is not in the cluster, or cannot be read; this is its record: {path}")
+        return backend, ref
 
 
-def _find_record(name: str, namespace: str) -> tuple[Backend, JobRef] | None:
-    from k8sjob.backends.record import RecordBackend, Records  # noqa: PLC0415 - as above
+def _of_record(path: Path) -> tuple[Backend, JobRef]:
+    from k8sjob.backends.record import RecordBackend  # noqa: PLC0415 - for records alone
 
-    path = Records().find(name, *([namespace] if namespace else []))
-    if path is None:
-        return None
     record = RecordBackend(path)
-    ref = record.find("")
-    warn(f"{ref} is not in the cluster, or cannot be read; this is its record: {path}")
-    return record, ref
+    return record, record.find("")
 
 
 def _find(job: str, place: Place) -> tuple[Backend, JobRef]:

@@ -42,23 +42,16 @@ def prove_command(job: JobFile, steps: int | None, output: str) -> int:
     elif proof.equal:
         line(proof.message)
     else:
-        where = [
-            part
-            for part in (
-                proof.tensor,
-                proof.name,
-                None if proof.step is None else f"step {proof.step}",
-                None if proof.rank is None else f"rank {proof.rank}",
-            )
-            if part
-        ]
-        line(f"differs: {proof.cause}" + (f" ({', '.join(where)})" if where else ""))
+        step, rank = (
+            None if value is None else f"{name} {value}"
+            for name, value in (("step", proof.step), ("rank", proof.rank))
+        )
+        where = ", ".join(filter(None, (proof.tensor, proof.name, step, rank)))
+        line(f"differs: {proof.cause}" + (f" ({where})" if where else ""))
         line(f"  {proof.message}")
         if proof.values is not None:
-            line(
-                f"  on 1 process: {_number(proof.values[0])}; on {proof.processes}:"
-                f" {_number(proof.values[1])}"
-            )
+            one, several = map(_number, proof.values)
+            line(f"  on 1 process: {one}; on {proof.processes}: {several}")
         line(f"  next: {proof.next}")
     return 0 if proof.equal else 1
 
@@ -120,14 +113,12 @@ def fit_command(
         document(found, output)
         return code
     words = {None: "-", True: "yes", False: "no"}
-    table(
-        ("STRATEGY", "BATCH", "PEAK", "FITS", "LARGEST PART"),
-        [
-            (row["strategy"], row["batch"], _size(row["peak"]), words[row["fits"]],
-             f"{row['largest']} {_size(row['parts'][row['largest']])}")
-            for row in found["rows"]
-        ],
-    )  # fmt: skip
+    rows = [
+        (row["strategy"], row["batch"], _size(row["peak"]), words[row["fits"]],
+         f"{row['largest']} {_size(row['parts'][row['largest']])}")
+        for row in found["rows"]
+    ]  # fmt: skip
+    table(("STRATEGY", "BATCH", "PEAK", "FITS", "LARGEST PART"), rows)
     line(f"{found['ranks']} ranks, {found['optimizer']}; not counted: CUDA context, NCCL, cuDNN")
     line(f"workspace and fragmentation, for which {_size(found['allowance'])} are left free")
     line(found["advice"])

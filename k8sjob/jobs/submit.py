@@ -73,20 +73,17 @@ def push_code(
     build: Callable[[JobSpec, Path], object] | None = None,
     **options: Any,
 ) -> tuple[Plan, Pushed]:
-    """Push the job's code to the registry, for a spec whose image is made of it.
+    """Push the job's code to the registry; the plan with that image, and what was pushed.
 
     Nothing is pushed before the cluster has said that it would accept the job.
 
     Args:
         spec: the job, under the name in its file: a plan's name may be generated.
-        plan: its plan, see plan_submission.
+        plan: see plan_submission.
         backend: the cluster.
         dry_run: push nothing; the digest is known all the same.
         build: builds the image that the code is added to, before the code is packed.
         options: see k8sjob.image.push.push.
-
-    Returns:
-        The plan with the image, and what was pushed.
 
     Raises:
         SpecError: the script is not in the context.
@@ -256,11 +253,7 @@ class _Submission:
             self._report(f"{ref} was changed since it was created, in {changed[0]}{more}")
 
     def _delete(self, existing: Json) -> bool:
-        """Delete this very job, and wait until it and its pods are gone.
-
-        Returns:
-            Whether it was there to be deleted.
-        """
+        """Delete this very job, and wait until its pods are gone; whether it was there."""
         ref, seconds = JobRef.of(existing), seconds_to_end(existing)
         deleting = bool(existing["metadata"].get("deletionTimestamp"))
         state = "was already being deleted" if deleting else "may be deleted by now"

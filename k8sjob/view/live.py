@@ -222,7 +222,7 @@ class Region:
 
 # --- many jobs ----------------------------------------------------------------------------------
 
-_NAME_WIDTH: Final = 24
+_JOB_WIDTH: Final = 24
 _STATE_WIDTH: Final = 10
 _COUNTS_WIDTH: Final = 22
 _ENDED: Final = frozenset({"Succeeded", "Failed", "Stopped", "Deleted"})
@@ -236,7 +236,6 @@ class Job:
     name: str
     state: str
     counts: str
-    created: float | None
     started: float | None
     finished: float | None
     message: str
@@ -252,7 +251,6 @@ class Job:
             name=f"{text(data.get('namespace'))}/{text(data.get('name'))}",
             state=state,
             counts=", ".join(f"{integer(n) or 0} {text(phase)}" for phase, n in pairs),
-            created=real(data.get("created")),
             started=real(data.get("started")),
             finished=real(data.get("finished")),
             message=text(data.get("message")) if state in {"Failed", "Restarting"} else "",
@@ -288,7 +286,7 @@ class PlainBoard:
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
-        self._width = _NAME_WIDTH
+        self._width = _JOB_WIDTH
 
     def show(self, events: Sequence[Event]) -> None:
         """Write what changed; nothing for none."""
@@ -326,7 +324,7 @@ class LiveBoard:
                 job = Job.of(event)
                 self._add(job)
                 if job.ended:
-                    above.append(job.line(_NAME_WIDTH))
+                    above.append(job.line(_JOB_WIDTH))
         size = self._console.size
         rows = self._rows(size.width, size.height)
         self._region.draw(rows, Text("\n").join(above) if above else None)
@@ -349,7 +347,7 @@ class LiveBoard:
         order = {state: place for place, state in enumerate(_FIRST)}
         ranked = sorted(self._jobs.values(), key=lambda j: (order.get(j.state, 0), j.name))
         shown = ranked[: room - 1]
-        width = max([_NAME_WIDTH, *(cell_len(job.name) for job in shown)])
+        width = max([_JOB_WIDTH, *(cell_len(job.name) for job in shown)])
         # Where there is little room, the state is worth more than the end of a name.
         width = max(min(width, columns - 1 - 2 - _STATE_WIDTH), 1)
         rest = len(ranked) - len(shown)

@@ -36,7 +36,7 @@ EVERY_S: Final = 10.0
 """Seconds between two lines about the progress, or about missing processes."""
 _WAITING: Final = "waiting for "
 DRAW_S: Final = 0.5
-"""Seconds between two drawings: each is a message to the page."""
+"""Seconds between two drawings of a card: each is a message to the page."""
 _CARD_LINES: Final = 100
 """Last lines of output on the card; the result's `logs` have all of them."""
 _CURVES: Final = 3

@@ -3,26 +3,11 @@
 import json
 
 import pytest
+from inmemory import JobsInMemory
 from trainings import finished, job, line, met, pod, step
 
-from k8sjob.backends.api import JobRef, Snapshot
+from k8sjob.backends.api import JobRef
 from k8sjob.backends.record import write_record
-
-
-class Recorded:
-    """A job, its pods and the output of its Master."""
-
-    def __init__(self, made, pods, lines):
-        self.shown, self.lines = Snapshot(made, pods), lines
-
-    def snapshot(self, _ref):
-        return self.shown
-
-    def related(self, _snapshot):
-        return ()
-
-    def logs(self, _ref, replica, **_options):
-        return iter(self.lines if replica == "master-0" else ())
 
 
 @pytest.fixture
@@ -34,7 +19,8 @@ def records(tmp_path):
     for name in ("one", "two"):
         paths.append(tmp_path / f"{name}.k8sjob")
         with paths[-1].open("wb") as out:
-            backend = Recorded(job(end=3600, name=name), pods, lines)
+            backend = JobsInMemory(**{name: job(end=3600, name=name)})
+            backend.pods[name], backend.lines[name] = pods, lines
             write_record(backend, JobRef(name, "team"), out, lambda *_: None)
     return paths
 

@@ -3,12 +3,12 @@
 import base64
 import math
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from inmemory import JobsInMemory
 from trainings import pod
-from ui.conftest import TOKEN, InMemory, job
+from ui.conftest import TOKEN, job
 
 from k8sjob.contract import Event, EventKind
 
@@ -129,21 +129,6 @@ def screen(driver, pytestconfig):
     assert severe == []  # no script failed, and nothing broke the policy
 
 
-class WithPods(InMemory):
-    """Jobs with the pods that a test gives them."""
-
-    def __init__(self, **jobs):
-        super().__init__(**jobs)
-        self.pods = {}
-
-    def snapshot(self, ref):
-        return replace(super().snapshot(ref), pods=self.pods.get(ref.name, ()))
-
-    def watch(self, ref, *, stop=None):
-        for _ in super().watch(ref, stop=stop):
-            yield self.snapshot(ref)
-
-
 def train(backend, name, epochs=12, rate=1.0):
     """The events of a training."""
     events = [Event(EventKind.STARTED, {"world_size": 4, "strategy": "ddp", "device": "cuda"}, 1.0)]
@@ -162,7 +147,7 @@ def train(backend, name, epochs=12, rate=1.0):
 
 @pytest.fixture
 def jobs():
-    backend = WithPods(
+    backend = JobsInMemory(
         digits=job("digits"),
         other=job("other", "Succeeded", labels={"team": "red"}),
         broken=job("broken", "Failed", "the limit of restarts is reached"),

@@ -3,7 +3,8 @@
 import math
 
 import pytest
-from ui.conftest import InMemory, job
+from inmemory import JobsInMemory
+from ui.conftest import job
 
 from k8sjob.backends.record import RecordBackend, write_record
 from k8sjob.contract import Event, EventKind
@@ -29,7 +30,7 @@ def first_list(client):
 
 @pytest.fixture
 def digits():
-    backend = InMemory(digits=job("digits"))
+    backend = JobsInMemory(digits=job("digits"))
     backend.write(
         "digits",
         Event(EventKind.STARTED, {"world_size": 2, "strategy": "ddp"}, 1.0),
@@ -78,7 +79,7 @@ def test_only_the_page_itself_is_answered(client, headers, code):
 
 
 def test_the_address_may_be_a_link_on_another_page(serve):
-    client = serve(InMemory())
+    client = serve(JobsInMemory())
     link = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate"}
     assert client.ask("/", **link)[0] == 200
     assert client.ask("/", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="no-cors")[0] == 403
@@ -94,7 +95,7 @@ def test_nothing_of_the_interface_is_reached_without_the_token(client, digits):
 
 
 def test_the_page_may_run_its_own_scripts_alone(serve):
-    client = serve(InMemory())
+    client = serve(JobsInMemory())
     for path in ("/", "/static/main.js", "/api/events", "/nothing"):
         code, headers, _ = client.ask(path, Authorization="")
         assert code in {200, 401, 404}
@@ -108,7 +109,7 @@ def test_the_page_may_run_its_own_scripts_alone(serve):
 
 
 def test_no_file_outside_of_the_pages_own_is_served_and_no_other_method_answered(serve):
-    client = serve(InMemory())
+    client = serve(JobsInMemory())
     for path in ("../server.py", "%2e%2e/server.py", "..%2fserver.py"):
         assert client.ask(f"/static/{path}")[0] == 404
     for method in ("PUT", "DELETE", "OPTIONS", "TRACE"):
@@ -180,7 +181,7 @@ def test_a_job_is_followed_to_its_end(client, digits):
 
 
 def test_numbers_that_json_lacks_do_not_break_the_stream(serve):
-    backend = InMemory(digits=job("digits", "Succeeded"))
+    backend = JobsInMemory(digits=job("digits", "Succeeded"))
     line = Event(EventKind.PROGRESS, {"epoch": 0, "step": 1, "loss": math.nan}, 2.0).encode()
     backend.write("digits", line, line.replace("NaN", "1e999"))
     client = serve(backend)
@@ -251,7 +252,7 @@ def test_a_job_is_changed(client, digits, action):
 @pytest.mark.parametrize("state", ["Failed", "Running"])
 def test_of_a_clusters_job_that_has_ended_a_record_remains(serve, tmp_path, monkeypatch, state):
     monkeypatch.setenv("K8SJOB_STATE", str(tmp_path / "state"))
-    backend = InMemory(digits=job("digits", state))
+    backend = JobsInMemory(digits=job("digits", state))
     backend.name = "kubernetes"
     client = serve(backend)
     first_list(client)
