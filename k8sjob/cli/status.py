@@ -68,18 +68,13 @@ def list_command(labels: str, output: str, place: Place) -> int:
             if not failed:
                 say(_nothing(labels, place, asked))
         case _:
-            wide = output == "wide"
-            header = ["NAME", "STATE", "REPLICAS", "AGE", "TIME"]
-            rows = (
-                [
-                    _named(status.ref, runs),
-                    *_row(status, snapshot.job, wide=wide),
-                    *[trains.get(status.ref, "")] * bool(trains),
-                ]
-                for status, snapshot, _ in found
-            )
-            more = ["RESTARTS", "IMAGE", "UID"] * wide + ["PROGRESS"] * bool(trains)
-            table(header + more, rows)
+            rows = []
+            for status, snapshot, _ in found:
+                row = {"NAME": _named(status.ref, runs), **_row(status)}
+                row |= _wide(status, snapshot.job) if output == "wide" else {}
+                row |= {"PROGRESS": trains.get(status.ref, "")} if trains else {}
+                rows.append(row)
+            table([*rows[0]], [[*row.values()] for row in rows])
     return int(failed)
 
 
@@ -100,13 +95,15 @@ def _named(ref: JobRef, runs: Counter[str]) -> str:
     return f"{ref}@{ref.uid[:8]}" if ref.namespace == LOCAL and runs[str(ref)] > 1 else str(ref)
 
 
-def _row(status: JobStatus, job: Json, *, wide: bool) -> list[object]:
+def _row(status: JobStatus) -> dict[str, object]:
     counts = ", ".join(f"{count} {what}" for what, count in status.counts.items()) or "none"
-    row: list[object] = [status.state, counts, *times(status)]
-    if wide:
-        restarts = sum(replica.restarts for replica in status.replicas)
-        row += [restarts, image(job) or "", status.ref.uid]
-    return row
+    age, time = _times(status)
+    return {"STATE": status.state, "REPLICAS": counts, "AGE": age, "TIME": time}
+
+
+def _wide(status: JobStatus, job: Json) -> dict[str, object]:
+    restarts = sum(replica.restarts for replica in status.replicas)
+    return {"RESTARTS": restarts, "IMAGE": image(job) or "", "UID": status.ref.uid}
 
 
 @click.command("status")
@@ -139,25 +136,21 @@ def status_command(job: str, output: str, exit_code: bool, place: Place) -> int:
 def _show(
     status: JobStatus, snapshot: Snapshot, checkpoints: Path | None, progress: JobProgress | None
 ) -> None:
-    table(["NAME", "STATE", "AGE", "TIME"], [[status.ref, status.state, *times(status)]])
-    if status.message:
-        click.echo()
-        table([status.reason or "MESSAGE"], [[status.message]])
-    if progress:
-        click.echo()
-        table(["PROGRESS"], [[progress]])
-    click.echo()
     digests = sorted({digest for pod in snapshot.pods if (digest := running_digest(pod))})
     reference = image(snapshot.job) or ""
     runs = [f"  runs as {digest}" for digest in digests if digest not in reference]
-    table(["IMAGE"], [[line] for line in (reference, *runs, *_made_of(snapshot.job))])
-    if checkpoints:
-        click.echo()
-        table(["CHECKPOINTS"], [[checkpoints]])
-    if status.replicas:
-        click.echo()
-        header = ["REPLICA", "PHASE", "RESTARTS", "EXIT CODE", "NODE", "REASON", "MESSAGE"]
-        table(header, [_replica_row(replica) for replica in status.replicas])
+    replicas = ["REPLICA", "PHASE", "RESTARTS", "EXIT CODE", "NODE", "REASON", "MESSAGE"]
+    table(["NAME", "STATE", "AGE", "TIME"], [[status.ref, status.state, *_times(status)]])
+    for header, rows in (
+        ([status.reason or "MESSAGE"], [[status.message]] if status.message else []),
+        (["PROGRESS"], [[progress]] if progress else []),
+        (["IMAGE"], [[one] for one in (reference, *runs, *_made_of(snapshot.job))]),
+        (["CHECKPOINTS"], [[checkpoints]] if checkpoints else []),
+        (replicas, [_replica_row(replica) for replica in status.replicas]),
+    ):
+        if rows:
+            click.echo()
+            table(header, rows)
 
 
 def _explain(backend: Backend, status: JobStatus, snapshot: Snapshot) -> None:
@@ -201,7 +194,7 @@ def _made_of(job: Json) -> list[str]:
     return [*lines, f"  {'base':12}  {made_of.base or 'not known'}"]
 
 
-def times(status: JobStatus) -> tuple[str, str]:
+def _times(status: JobStatus) -> tuple[str, str]:
     """How long ago the job was created, and how long it has been running or has run."""
     now = datetime.now(UTC)
     age = duration((now - status.created).total_seconds()) if status.created else ""
