@@ -4,7 +4,7 @@ import json
 
 import pytest
 import yaml
-from apiserver import Apiserver, kubeconfig, status
+from apiserver import status
 
 from k8sjob.rendering import manifest
 from k8sjob.spec import load
@@ -200,38 +200,18 @@ def test_a_difference_has_colours_on_a_terminal_alone(api, file, on_a_terminal, 
     assert "\x1b[32m+                - other.py\x1b[0m" in seen
 
 
-@pytest.mark.parametrize(
-    ("answer", "note"),
-    [
-        (
-            status(403, "Forbidden", 'pytorchjobs.kubeflow.org is forbidden: User "eve" cannot'
-                   ' create resource "pytorchjobs" in API group "kubeflow.org" in the namespace'
-                   ' "blue"'),
-            "eve may not create pytorchjobs in namespace blue; `k8sjob doctor -n blue`",
-        ),
-        (status(404, "NotFound", "the server could not find the requested resource"),
-         "the cluster of context fake knows no PyTorchJobs: the training operator is not"),
-        (status(404, "NotFound", 'namespaces "blue" not found'),
-         "there is no namespace 'blue' (context fake); create it with"),
-    ],
-)  # fmt: skip
-def test_a_refusal_is_a_line_with_the_next_step(answer, note, k8sjob, api, file):
-    api.before = lambda _word: answer
+def test_a_refusal_is_a_line_with_the_next_step(k8sjob, api, file):
+    api.before = lambda _word: status(404, "NotFound", 'namespaces "blue" not found')
     done = k8sjob("submit", file)
     assert (done.code, done.out) == (1, "")
-    assert done.err.startswith(f"error: {note}")
+    assert done.err.startswith("error: there is no namespace 'blue' (context fake); create it with")
     assert k8sjob("diff", file).code == 2
 
 
-def test_without_a_cluster_it_says_what_to_set(k8sjob, file, tmp_path, monkeypatch):
+def test_without_a_cluster_it_says_what_to_set(k8sjob, file):
     done = k8sjob("submit", file)
     assert done.code == 1
     assert "set KUBECONFIG, or name a file with --kubeconfig" in done.err
-    with Apiserver().served() as url:
-        config = kubeconfig(tmp_path, url, context="production")
-    monkeypatch.setenv("KUBECONFIG", str(config))
-    wrong = k8sjob("submit", file, "--context", "prodction").err
-    assert "no context 'prodction'; did you mean 'production'?" in wrong
 
 
 def test_the_context_goes_along_into_what_is_suggested(k8sjob, api, file, tmp_path):
