@@ -45,11 +45,13 @@ class JobsInMemory:
 
     def logs(self, ref, replica, *, follow=False, stop=None, **_options):
         at = 0
+        own = [pod for pod in self.pods.get(ref.name, ()) if replica in pod["metadata"]["name"]]
+        ended = any(pod["status"]["phase"] in {"Failed", "Succeeded"} for pod in own)
         while True:
             lines = self.lines.get(ref.name, []) if replica == "master-0" else []
             yield from lines[at:]
             at = len(lines)
-            if not follow or stop.is_set():
+            if ended or not follow or stop.is_set():
                 return
             time.sleep(0.01)
 
