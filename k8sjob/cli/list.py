@@ -15,8 +15,7 @@ from k8sjob.cli.output import document, fail, line, say, table
 from k8sjob.cli.status import times
 from k8sjob.errors import BackendError
 from k8sjob.observe.status import JobStatus, job_status
-from k8sjob.view.documents import image, job_document
-from k8sjob.view.progress import progress_of
+from k8sjob.view.documents import image, job_document, progress_of
 
 if TYPE_CHECKING:
     from k8sjob.kube.objects import Json

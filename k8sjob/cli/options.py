@@ -59,7 +59,7 @@ selector_option = click.option(
 def targeted(spec: JobSpec, target: str | None, place: Place) -> JobSpec:
     """The spec with the target of the option; prints what `auto` has chosen."""
     if target == AUTO:
-        from k8sjob.jobs.choose import choose_target  # noqa: PLC0415 - few ask for it
+        from k8sjob.jobs.submit import choose_target  # noqa: PLC0415 - few ask for it
 
         spec, why = choose_target(spec, place.connect(spec.namespace))
         say(f"target {spec.target}: {why}")

@@ -16,16 +16,22 @@ from k8sjob.observe.diagnose import diagnose
 from k8sjob.observe.logs import tail_lines
 from k8sjob.observe.status import JobStatus, ReplicaStatus, job_status, speaker
 from k8sjob.targets.api import JobState
-from k8sjob.view.documents import findings, image, job_document, provenance, running_digest
+from k8sjob.view.documents import (
+    findings,
+    image,
+    job_document,
+    progress_of,
+    provenance,
+    running_digest,
+)
 from k8sjob.view.lines import duration, last_line
-from k8sjob.view.progress import progress_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from k8sjob.backends.api import Backend, Snapshot
     from k8sjob.kube.objects import Json
-    from k8sjob.view.progress import JobProgress
+    from k8sjob.view.documents import JobProgress
 
 
 @click.command("status")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,7 @@ def ui_command(records: tuple[Path, ...], port: int, read_only: bool, place: Pla
         raise K8sJobError("the page needs two more packages: pip install 'k8sjob[ui]'")
     from k8sjob.backends.record import RecordBackend  # noqa: PLC0415 - once the packages are there
     from k8sjob.ui.jobs import Jobs  # noqa: PLC0415 - the same
-    from k8sjob.ui.server import HOST, Page, Server, listen, new_token  # noqa: PLC0415 - the same
+    from k8sjob.ui.server import HOST, Page, Server, listen  # noqa: PLC0415 - the same
 
     stored = [RecordBackend(path) for path in records]
     jobs = Jobs(
@@ -42,7 +43,7 @@ def ui_command(records: tuple[Path, ...], port: int, read_only: bool, place: Pla
         all_namespaces=place.all_namespaces,
     )
     with listen(port) as listener:
-        token = new_token()
+        token = secrets.token_urlsafe(32)
         line(f"http://{HOST}:{listener.getsockname()[1]}/#token={token}")
         say("Open this address in a browser; whoever has it can change your jobs. Ctrl-C ends it.")
         Server(Page(jobs, place.connect, read_only=read_only), token).run(sockets=[listener])

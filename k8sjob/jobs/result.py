@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.backends.api import JobRef
 from k8sjob.backends.local import LocalBackend
-from k8sjob.card import card, curve, moments, paragraph
+from k8sjob.card import Html, card, curve, moments, paragraph
 from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError, JobFailed
 from k8sjob.observe.diagnose import diagnose
@@ -161,7 +161,7 @@ class RunResult(JobStatus):
         }
         known |= {name: value for name, value in self.metrics.items() if name not in known}
         losses = [loss for row in self.history if isinstance(loss := row.get("loss"), int | float)]
-        parts = [part for one in self.why for part in _finding(one)]
+        parts = [part for one in self.why for part in finding_parts(one)]
         if not ok or len(self.replicas) > 1:
             parts.append(self.replica_table())
         return card(
@@ -169,7 +169,8 @@ class RunResult(JobStatus):
         )
 
 
-def _finding(found: Finding) -> list[Any]:
+def finding_parts(found: Finding) -> list[Html]:
+    """A finding and its next step, for a card."""
     return [paragraph("why:", found.message, bad=True), paragraph("next:", found.next_step)]
 
 

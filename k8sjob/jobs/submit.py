@@ -1,5 +1,7 @@
 """A job's submission to a cluster: its code pushed, then the job created, attached to or refused.
 
+`choose_target` is for `--target auto`.
+
 A job is created by a single POST, so a client that dies leaves a whole job or none, and of two that
 submit at once one sees the other's job. Where the name is taken, the hash that every rendered
 manifest carries decides: the same job is attached to while it has not ended; anything else is left
@@ -15,22 +17,24 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.backends.api import JobRef, Plan, Snapshot
-from k8sjob.errors import BackendError, JobExists, JobNotFound
+from k8sjob.errors import BackendError, JobExists, JobNotFound, SpecError
 from k8sjob.jobs.plan import plan_job
+from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.objects import is_ours, same_manifest
 from k8sjob.observe.status import job_status
-from k8sjob.rendering import check_script
+from k8sjob.rendering import check_script, manifest
 from k8sjob.rendering.diff import Difference, difference
-from k8sjob.targets.jobs import seconds_to_end, target_of
+from k8sjob.targets.jobs import PREFERRED, namesake, of_kind, seconds_to_end, target_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from k8sjob.backends.cluster import ClusterBackend
     from k8sjob.image.push import Pushed
     from k8sjob.kube.objects import Json
     from k8sjob.spec import JobSpec
+    from k8sjob.targets.api import Target
 
 _ROUNDS: Final = 5
 """How often a job of the same name may appear or disappear during a submission."""
@@ -69,20 +73,17 @@ def push_code(
     build: Callable[[JobSpec, Path], object] | None = None,
     **options: Any,
 ) -> tuple[Plan, Pushed]:
-    """Push the job's code to the registry, for a spec whose image is made of it.
+    """Push the job's code to the registry; the plan with that image, and what was pushed.
 
     Nothing is pushed before the cluster has said that it would accept the job.
 
     Args:
         spec: the job, under the name in its file: a plan's name may be generated.
-        plan: its plan, see plan_submission.
+        plan: see plan_submission.
         backend: the cluster.
         dry_run: push nothing; the digest is known all the same.
         build: builds the image that the code is added to, before the code is packed.
         options: see k8sjob.image.push.push.
-
-    Returns:
-        The plan with the image, and what was pushed.
 
     Raises:
         SpecError: the script is not in the context.
@@ -252,11 +253,7 @@ class _Submission:
             self._report(f"{ref} was changed since it was created, in {changed[0]}{more}")
 
     def _delete(self, existing: Json) -> bool:
-        """Delete this very job, and wait until it and its pods are gone.
-
-        Returns:
-            Whether it was there to be deleted.
-        """
+        """Delete this very job, and wait until its pods are gone; whether it was there."""
         ref, seconds = JobRef.of(existing), seconds_to_end(existing)
         deleting = bool(existing["metadata"].get("deletionTimestamp"))
         state = "was already being deleted" if deleting else "may be deleted by now"
@@ -302,3 +299,73 @@ def _with_defaults(backend: ClusterBackend, manifest: Json) -> Json:
     made = backend.dry_run(manifest, name_free=True)
     identity = {"name": manifest["metadata"]["name"], "namespace": backend.namespace}
     return {**made, "metadata": {**made["metadata"], **identity}}
+
+
+def choose_target(spec: JobSpec, backend: ClusterBackend) -> tuple[JobSpec, str]:
+    """The spec with the first target that the cluster can take it as, and why that is.
+
+    A job of that name stays of the kind that it is.
+
+    Raises:
+        BackendError: none fits, with the reason for each; or the cluster cannot be reached.
+    """
+    if kind := _kind_of_that_name(spec, backend):
+        return spec.with_(target=of_kind(kind).name), f"{spec.name} exists, and it is a {kind}"
+    skipped = list[str]()
+    for target in PREFERRED:
+        candidate = spec.with_(target=target.name)
+        against = next(_against(candidate, target, backend), "")
+        if not against:
+            return candidate, "; ".join(skipped) or "the first of the order, and it fits"
+        skipped.append(f"not {target.name}: {against}")
+    raise BackendError(f"no target fits {spec.name}: {'; '.join(skipped)}; see k8sjob doctor")
+
+
+def _kind_of_that_name(spec: JobSpec, backend: ClusterBackend) -> str:
+    """The kind of the job of that name; empty where there is none that may be read."""
+    try:
+        return backend.find(spec.name).kind
+    except JobNotFound:
+        return ""
+    except ApiError as error:
+        if error.code in {403, 404}:  # the first kind is not served
+            return ""
+        raise
+
+
+def _against(spec: JobSpec, target: Target, backend: ClusterBackend) -> Iterator[str]:
+    """Why a job cannot be of this kind."""
+    from k8sjob.checks.doctor.gather import gather_needs, review  # noqa: PLC0415 - few ask for it
+    from k8sjob.checks.doctor.permissions import RULES  # noqa: PLC0415 - the same
+
+    try:
+        job = manifest(spec)
+    except SpecError as error:
+        fields = ", ".join(dict.fromkeys(problem.field for problem in error.problems))
+        yield f"a {target.kind} cannot have {fields}"
+        return
+    made = namesake(target)
+    below = [(made.resource, made.api_version)] if made else []
+    for resource, api in ((target.resource, target.api_version), *below):
+        if not _is_served(resource, api, backend):
+            yield f"the cluster does not serve {resource} of {api}"
+            return
+    for rule in RULES:
+        if rule.target == target.name and "create" in rule.verbs:
+            create = next(one for one in rule.permissions if one.verb == "create")
+            if review(backend.transport, create, backend.namespace) is False:
+                yield f"you may not create {rule.name} in namespace {backend.namespace}"
+    if spec.kueue_queue is not None:
+        facts = gather_needs(backend.transport, backend.namespace, job)
+        if facts.kueue_manages is False:
+            yield f"Kueue does not manage {target.kind}s, and kueue_queue is {spec.kueue_queue}"
+
+
+def _is_served(resource: str, api_version: str, backend: ClusterBackend) -> bool:
+    try:
+        found = backend.transport.request("GET", f"/apis/{api_version}")
+    except ApiError as error:
+        if error.code == 404:
+            return False
+        raise
+    return resource in [one.get("name") for one in found.get("resources") or ()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.backends.api import LOCAL
@@ -150,14 +151,9 @@ def _delete(entry: Entry, _connect: Connect) -> str:
     return "; ".join(filter(None, (f"{entry.ref} deleted", remains)))
 
 
-def _suspend(entry: Entry, _connect: Connect) -> str:
-    entry.backend.suspend(entry.ref, value=True)
-    return f"{entry.ref} is being suspended"
-
-
-def _resume(entry: Entry, _connect: Connect) -> str:
-    entry.backend.suspend(entry.ref, value=False)
-    return f"{entry.ref} is being resumed"
+def _suspend(entry: Entry, _connect: Connect, *, value: bool) -> str:
+    entry.backend.suspend(entry.ref, value=value)
+    return f"{entry.ref} is being {'suspended' if value else 'resumed'}"
 
 
 def _again(entry: Entry, connect: Connect) -> str:
@@ -171,8 +167,8 @@ def _again(entry: Entry, connect: Connect) -> str:
 
 
 ACTIONS: Final[dict[str, Callable[[Entry, Connect], str]]] = {
-    "suspend": _suspend,
-    "resume": _resume,
+    "suspend": partial(_suspend, value=True),
+    "resume": partial(_suspend, value=False),
     "again": _again,
     "delete": _delete,
 }

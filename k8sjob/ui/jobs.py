@@ -18,8 +18,7 @@ from k8sjob.errors import BackendError
 from k8sjob.kube.client.listwatch import Kind
 from k8sjob.observe.status import job_status
 from k8sjob.targets.api import JobState
-from k8sjob.view.documents import stamp
-from k8sjob.view.progress import progress_of
+from k8sjob.view.documents import progress_of, state_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -251,15 +250,7 @@ def _row(snapshot: Snapshot) -> dict[str, Any]:
     """What the list shows of a job."""
     status = job_status(snapshot)
     return {
-        "name": status.ref.name,
-        "namespace": status.ref.namespace,
-        "uid": status.ref.uid,
+        **state_document(status),
         "kind": status.ref.kind,
-        "state": str(status.state),
-        "reason": status.reason,
-        "message": status.message,
-        "created": stamp(status.created),
-        "started": stamp(status.started),
-        "finished": stamp(status.finished),
         "counts": dict(status.counts),
     }

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import hmac
 import json
-import secrets
 import socket
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -102,7 +100,7 @@ class Guard:
             await send(message)
 
         code, why = self._refusal(scope)
-        app = JSONResponse({"error": why}, code) if code else self._app
+        app = _error(code, why) if code else self._app
         await app(scope, receive, answer)
 
     def _refusal(self, scope: Scope) -> tuple[int, str]:
@@ -156,7 +154,7 @@ class Page:
             self.close()
 
         routes = [
-            Route("/", partial(_file, "index.html")),
+            Route("/", _index),
             Route("/api/events", self.list_events),
             Route("/api/compare", self.compare),
             Route("/api/jobs/{key}/events", self.job_events),
@@ -185,7 +183,7 @@ class Page:
         """A part of a job."""
         name = request.path_params["part"]
         if name not in PARTS:
-            return JSONResponse({"error": f"{name!r} is no part of a job"}, 404)
+            return _error(404, f"{name!r} is no part of a job")
         return await self._of_job(request, lambda entry: self._part(entry, name))
 
     def _part(self, entry: Entry, name: str) -> Any:
@@ -203,17 +201,15 @@ class Page:
         """Change a job."""
         action = request.path_params["action"]
         if action not in ACTIONS:
-            return JSONResponse({"error": f"{action!r} is no action"}, 404)
-        return await self._of_job(
-            request, lambda entry: {"done": act(entry, action, self._connect)}
-        )
+            return _error(404, f"{action!r} is no action")
+        return await self._of_job(request, lambda one: {"done": act(one, action, self._connect)})
 
     async def compare(self, request: Request) -> Response:
         """What differs between jobs."""
         keys = request.query_params.getlist("job")[:_MOST_COMPARED]
         entries = [entry for key in keys if (entry := self._jobs.find(key))]
         if len(entries) < 2:
-            return JSONResponse({"error": "fewer than two of these jobs are there"}, 404)
+            return _error(404, "fewer than two of these jobs are there")
         return await _answer(lambda: compared(entries))
 
     async def _of_job(self, request: Request, read: Callable[[Entry], Any]) -> Response:
@@ -236,7 +232,7 @@ class Page:
 
     def _stream(self, lines: _Stream) -> Response:
         if self._streams.borrowed_tokens >= _STREAMS - 1:
-            return JSONResponse({"error": "too many pages are open; close some"}, 503)
+            return _error(503, "too many pages are open; close some")
         return StreamingResponse(_in_thread(lines, self._streams), media_type="text/event-stream")
 
 
@@ -280,21 +276,23 @@ def _encoded(name: str, data: object) -> str:
     return f"event: {name}\ndata: {json.dumps(data)}\n\n"
 
 
-async def _file(name: str, _request: Request) -> Response:
-    return FileResponse(_STATIC / name)
+async def _index(_request: Request) -> Response:
+    return FileResponse(_STATIC / "index.html")
 
 
 async def _answer(read: Callable[[], Any]) -> Response:
     try:
         return JSONResponse(await run_in_threadpool(read))
-    except JobNotFound as error:
-        return JSONResponse({"error": safe_text(str(error))}, 404)
     except K8sJobError as error:
-        return JSONResponse({"error": safe_text(str(error))}, 502)
+        return _error(404 if isinstance(error, JobNotFound) else 502, safe_text(str(error)))
 
 
 def _gone() -> Response:
-    return JSONResponse({"error": "this job is not there any more"}, 404)
+    return _error(404, "this job is not there any more")
+
+
+def _error(code: int, why: str) -> Response:
+    return JSONResponse({"error": why}, code)
 
 
 def listen(port: int) -> socket.socket:
@@ -312,11 +310,6 @@ def listen(port: int) -> socket.socket:
         ) from error
 
 
-def new_token() -> str:
-    """A token that cannot be guessed."""
-    return secrets.token_urlsafe(32)
-
-
 class Server(uvicorn.Server):
     """Answers requests until an interrupt comes: `Server(page, token).run(sockets=[listen(0)])`.
 
@@ -325,21 +318,19 @@ class Server(uvicorn.Server):
     """
 
     def __init__(self, page: Page, token: str) -> None:
-        super().__init__(_config(page, token))
+        super().__init__(
+            uvicorn.Config(
+                page.app(token),
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=3,
+                limit_concurrency=2 * _STREAMS,
+            )
+        )
         self._page = page
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called by a signal."""
         self._page.close()
         super().handle_exit(sig, frame)
-
-
-def _config(page: Page, token: str) -> uvicorn.Config:
-    return uvicorn.Config(
-        page.app(token),
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=3,
-        limit_concurrency=2 * _STREAMS,
-    )

@@ -1,15 +1,15 @@
 """Views of jobs: a live screen, plain lines or JSON lines, all from the same events.
 
-    summary  the state of a job, from its events so far
-    lines    one event as one line
-    filters  each error once, one line an epoch
-    live     the screen of a terminal
-    notebook a card below the cell of a notebook
-    board    many jobs: a table, or a line a change
-    report   what is printed when the job is over
-    views    lines for a pipe, JSON for a program, and the choice of a view
-    follow   a job from its beginning until it ends or its reader detaches
-    run      the public `k8sjob.run`, `plan` and `submit`
+    summary    the state of a job, from its events so far
+    lines      one event as one line
+    filters    each error once, one line an epoch
+    live       the screen of a terminal, for one job or many
+    documents  the JSON of `-o json`, and the progress of running jobs
+    exporter   jobs as metrics
+    report     what is printed when the job is over
+    views      lines for a pipe, JSON for a program, cards for a notebook, and the choice of a view
+    follow     a job from its beginning until it ends or its reader detaches
+    run        the public `k8sjob.run`, `plan` and `submit`
 
 Nothing is imported here: the command line starts with little.
 """

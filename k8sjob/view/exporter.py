@@ -5,17 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    InfoMetricFamily,
-)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 
 from k8sjob.backends.api import LOCAL
 from k8sjob.errors import BackendError
 from k8sjob.observe.status import job_status
 from k8sjob.observe.usage import usage
-from k8sjob.view.progress import progress_of
+from k8sjob.view.documents import progress_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +20,7 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.api import Backend, JobRef, Snapshot
     from k8sjob.observe.status import JobStatus
-    from k8sjob.view.progress import JobProgress
+    from k8sjob.view.documents import JobProgress
 
 _JOB: Final = ("namespace", "name", "run")
 _GAUGES: Final = {
@@ -32,17 +28,20 @@ _GAUGES: Final = {
     "started_timestamp_seconds": "When its replicas were first created.",
     "finished_timestamp_seconds": "When it ended.",
     "restarts": "Restarts of its containers, as far back as the cluster tells.",
-    "epoch": "The epoch that runs, from 1.",
-    "epochs": "All its epochs.",
-    "epochs_done": "Epochs that are done, with the part of the one that runs.",
-    "loss": "The loss of its last steps.",
-    "gradient_norm": "The norm of its last gradient.",
-    "samples_per_second": "Samples in a second, over all ranks.",
-    "waiting_ratio": "The part of a step that is lost to the slowest rank.",
-    "memory_bytes": "The peak of the rank that has most.",
-    "eta_seconds": "The time that is left.",
 }
 """What is measured of a job, by the end of the metric's name."""
+_TRAINING: Final = {
+    "epoch": ("epoch", "The epoch that runs, from 1."),
+    "epochs": ("epochs", "All its epochs."),
+    "epochs_done": ("at", "Epochs that are done, with the part of the one that runs."),
+    "loss": ("loss", "The loss of its last steps."),
+    "gradient_norm": ("grad_norm", "The norm of its last gradient."),
+    "samples_per_second": ("samples_per_s", "Samples in a second, over all ranks."),
+    "waiting_ratio": ("waited", "The part of a step that is lost to the slowest rank."),
+    "memory_bytes": ("memory_bytes", "The peak of the rank that has most."),
+    "eta_seconds": ("eta_s", "The time that is left."),
+}
+"""The same of its training: the attribute of Progress, and the help."""
 
 
 class JobCollector:
@@ -76,9 +75,10 @@ class JobCollector:
             "Seconds that its replicas have held their GPUs, or CPUs; while it runs.",
             labels=(*_JOB, "device"),
         )
+        help_texts = _GAUGES | {name: text for name, (_, text) in _TRAINING.items()}
         gauges = {
             name: GaugeMetricFamily(f"k8sjob_job_{name}", text, labels=_JOB)
-            for name, text in _GAUGES.items()
+            for name, text in help_texts.items()
         }
         progress = progress_of(jobs)
         for _, snapshot in jobs:
@@ -108,18 +108,8 @@ def _numbers(status: JobStatus, progress: JobProgress | None) -> dict[str, Any]:
         f"{name}_timestamp_seconds": at and at.timestamp() for name, at in times.items()
     }
     found["restarts"] = sum(replica.restarts for replica in status.replicas)
-    if progress is None or not progress.summary.progress.epoch:
-        return found
-    now = progress.summary.progress
-    return {
-        **found,
-        "epoch": now.epoch,
-        "epochs": now.epochs or None,
-        "epochs_done": now.at,
-        "loss": now.loss,
-        "gradient_norm": now.grad_norm,
-        "samples_per_second": now.samples_per_s,
-        "waiting_ratio": now.waited,
-        "memory_bytes": now.memory_bytes,
-        "eta_seconds": now.eta_s,
-    }
+    if progress and progress.summary.progress.epoch:
+        now = progress.summary.progress
+        found |= {name: getattr(now, of) for name, (of, _) in _TRAINING.items()}
+        found["epochs"] = now.epochs or None
+    return found

@@ -1,14 +1,17 @@
-"""The screen of a terminal: the job's lines scroll by, its state stands below them."""
+"""What a terminal shows: lines scroll by, and below them stands one job, or a table of many."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TextIO
 
 from rich.cells import cell_len
 from rich.text import Text
 
+from k8sjob.contract import Event, EventKind
+from k8sjob.sanitize import integer, real, text
 from k8sjob.view.filters import ShownEvents
 from k8sjob.view.lines import (
     NAME_WIDTH,
@@ -24,9 +27,8 @@ from k8sjob.view.lines import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from rich.console import Console
+    from rich.console import Console, OverflowMethod
 
-    from k8sjob.contract import Event
     from k8sjob.view.summary import JobSummary, Replica
 
 # A terminal that knows synchronised output shows all between the two at once; others pass it over.
@@ -65,7 +67,7 @@ class LiveView:
         self._region.close()
 
     def _draw(self, events: Iterable[Event]) -> None:
-        lines = [_shortened(text) for event in events if (text := self._printer.line(event))]
+        lines = [_shortened(line) for event in events if (line := self._printer.line(event))]
         above = Text("\n").join(lines) if lines else None
         size = self._console.size
         self._region.draw(self._panel.lines(size.width, size.height), above)
@@ -92,8 +94,8 @@ class Panel:
             if pieces:
                 lines.append(Text(_joined(pieces, width), style))
         lines += self._replicas(max(min(room // 2, room - len(lines)), 0))
-        for text in lines:
-            text.truncate(width, overflow="crop" if self._ascii else "ellipsis")
+        for line in lines:
+            line.truncate(width, overflow="crop" if self._ascii else "ellipsis")
         return lines[:room]
 
     def _title(self) -> Text:
@@ -135,17 +137,17 @@ class Panel:
 
 def _replica(replica: Replica) -> Text:
     phase = replica.phase or "Unknown"
-    text = Text(f"{phase:9}", style=STATE_STYLE.get(phase, "yellow"))
+    line = Text(f"{phase:9}", style=STATE_STYLE.get(phase, "yellow"))
     if replica.restarts:
-        text.append(f"  {replica.restarts} restart{'s' * (replica.restarts > 1)}", style="yellow")
+        line.append(f"  {replica.restarts} restart{'s' * (replica.restarts > 1)}", style="yellow")
     if replica.reason not in {"", phase, "Error"}:
-        text.append(f"  {replica.reason}")
+        line.append(f"  {replica.reason}")
     if replica.exit_code is not None:
         which = "last exit code" if phase == "Running" else "exit code"
-        text.append(f"  {which} {replica.exit_code}")
+        line.append(f"  {which} {replica.exit_code}")
     if replica.node:
-        text.append(f"  {replica.node}", style="dim")
-    return text
+        line.append(f"  {replica.node}", style="dim")
+    return line
 
 
 def _joined(pieces: list[str], width: int) -> str:
@@ -156,11 +158,11 @@ def _joined(pieces: list[str], width: int) -> str:
     return "  ".join(kept)
 
 
-def _shortened(text: Text) -> Text:
-    over = len(text) - MAX_LINE
+def _shortened(line: Text) -> Text:
+    over = len(line) - MAX_LINE
     if over <= 0:
-        return text
-    return text[:MAX_LINE].append(f" ({over:,} more characters)", style="dim")
+        return line
+    return line[:MAX_LINE].append(f" ({over:,} more characters)", style="dim")
 
 
 class Region:
@@ -213,6 +215,153 @@ class Region:
                 self._console.print(line, soft_wrap=True)
         return captured.get()
 
-    def _write(self, text: str) -> None:
-        self._console.file.write(text)
+    def _write(self, written: str) -> None:
+        self._console.file.write(written)
         self._console.file.flush()
+
+
+# --- many jobs ----------------------------------------------------------------------------------
+
+_JOB_WIDTH: Final = 24
+_STATE_WIDTH: Final = 10
+_COUNTS_WIDTH: Final = 22
+_ENDED: Final = frozenset({"Succeeded", "Failed", "Stopped", "Deleted"})
+_FIRST: Final = ("Failed", "Restarting", "Deleting", "Suspended", "Queued", "Created", "Running")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job as last reported."""
+
+    name: str
+    state: str
+    counts: str
+    started: float | None
+    finished: float | None
+    message: str
+
+    @classmethod
+    def of(cls, event: Event) -> Job:
+        """The job in a JOB event of many jobs."""
+        data = event.data
+        counts = data.get("counts")
+        pairs = counts.items() if isinstance(counts, dict) else ()
+        state = text(data.get("state"))
+        return cls(
+            name=f"{text(data.get('namespace'))}/{text(data.get('name'))}",
+            state=state,
+            counts=", ".join(f"{integer(n) or 0} {text(phase)}" for phase, n in pairs),
+            started=real(data.get("started")),
+            finished=real(data.get("finished")),
+            message=text(data.get("message")) if state in {"Failed", "Restarting"} else "",
+        )
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended, or is gone."""
+        return self.state in _ENDED
+
+    @property
+    def took(self) -> str:
+        """How long it has been running, or ran; empty before."""
+        if self.started is None:
+            return ""
+        return duration(max((self.finished or time.time()) - self.started, 0))
+
+    def line(self, width: int, cut: OverflowMethod = "ignore") -> Text:
+        """The job as a row, its name in `width` columns at least; at most, where it is cut."""
+        row = Text(self.name)
+        row.truncate(width, overflow=cut)
+        row = Text(_padded(row.plain, width) + "  ")
+        row.append(_padded(self.state, _STATE_WIDTH), style=STATE_STYLE.get(self.state, "yellow"))
+        row.append(f"  {_padded(self.counts, _COUNTS_WIDTH)}  {self.took:>8}")
+        if self.message:
+            row.append(f"  {self.message}")
+        row.rstrip()
+        return row
+
+
+class PlainBoard:
+    """One row a change."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._width = _JOB_WIDTH
+
+    def show(self, events: Sequence[Event]) -> None:
+        """Write what changed; nothing for none."""
+        for event in events:
+            if event.kind == EventKind.JOB:
+                job = Job.of(event)
+                self._width = max(self._width, cell_len(job.name))
+                self._out.write(job.line(self._width).plain + "\n")
+            elif event.kind == EventKind.WARNING:
+                self._out.write(f"warning: {text(event.data.get('message'))}\n")
+        if events:
+            self._out.flush()
+
+    def close(self) -> None:
+        """Nothing is left open."""
+
+
+class LiveBoard:
+    """A table of the jobs that have not ended; those that end scroll by above it."""
+
+    def __init__(self, console: Console, *, ascii_only: bool = False) -> None:
+        self._console = console
+        self._jobs: dict[str, Job] = {}
+        self._ended = Counter[str]()
+        self._region = Region(console)
+        self._overflow: Final[OverflowMethod] = "crop" if ascii_only else "ellipsis"
+
+    def show(self, events: Sequence[Event]) -> None:
+        """Take in what changed and draw the table, in one write."""
+        above = []
+        for event in events:
+            if event.kind == EventKind.WARNING:
+                above.append(Text(f"warning: {text(event.data.get('message'))}", "yellow"))
+            elif event.kind == EventKind.JOB:
+                job = Job.of(event)
+                self._add(job)
+                if job.ended:
+                    above.append(job.line(_JOB_WIDTH))
+        size = self._console.size
+        rows = self._rows(size.width, size.height)
+        self._region.draw(rows, Text("\n").join(above) if above else None)
+
+    def close(self) -> None:
+        """Take the table away; the lines above stay."""
+        self._region.close()
+
+    def _add(self, job: Job) -> None:
+        """Of a job that has ended only the state is counted."""
+        known = self._jobs.pop(job.name, None)
+        if not job.ended:
+            self._jobs[job.name] = job
+        elif known or job.state != "Deleted":
+            self._ended[job.state] += 1
+
+    def _rows(self, columns: int, rows: int) -> list[Text]:
+        room = max(rows - 3, 1)
+        # Those that do not run come first, then by name.
+        order = {state: place for place, state in enumerate(_FIRST)}
+        ranked = sorted(self._jobs.values(), key=lambda j: (order.get(j.state, 0), j.name))
+        shown = ranked[: room - 1]
+        width = max([_JOB_WIDTH, *(cell_len(job.name) for job in shown)])
+        # Where there is little room, the state is worth more than the end of a name.
+        width = max(min(width, columns - 1 - 2 - _STATE_WIDTH), 1)
+        rest = len(ranked) - len(shown)
+        more = f"; {rest} more" if rest else ""
+        totals = (Counter(job.state for job in ranked) + self._ended).most_common()
+        counts = ", ".join(f"{count} {state}" for state, count in totals)
+        title = Text(counts or "no jobs", style="bold")
+        title.truncate(max(columns - 1 - len(more), 1), overflow=self._overflow)
+        title.append(more)
+        lines = [title, *(job.line(width, self._overflow) for job in shown)]
+        for line in lines:
+            line.truncate(max(columns - 1, 1), overflow=self._overflow)
+        return lines
+
+
+def _padded(value: str, width: int) -> str:
+    return value + " " * max(width - cell_len(value), 0)

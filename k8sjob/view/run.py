@@ -12,9 +12,8 @@ from k8sjob.errors import BackendError, JobFailed, JobNotFound
 from k8sjob.jobs.plan import load_spec, plan_run, plan_submission
 from k8sjob.jobs.result import Reached, RunResult, read_reached, result
 from k8sjob.jobs.submit import push_code, submit_plan
-from k8sjob.observe.diagnose import diagnose
-from k8sjob.observe.logs import last_lines
 from k8sjob.observe.status import JobStatus, job_status
+from k8sjob.view.documents import findings
 from k8sjob.view.follow import follow, stop_on_interrupt
 
 if TYPE_CHECKING:
@@ -54,14 +53,12 @@ def run(
         spec: a JobSpec, or the path of a job.yaml, of its folder, or of a script.
         view: called with each event, in this thread; None: a live screen in a terminal, a card
             in a notebook, plain lines elsewhere, a summary at the end.
-        logs: follow the replicas' output; without it there is no progress, no metrics and no
-            history either.
+        logs: follow the output; without it there are no progress, metrics and history.
         fresh: start from scratch, ignoring the checkpoints of earlier runs.
         resume: the id of the run whose checkpoints are resumed; empty: the last run of this name
             and folder, unless that succeeded.
         check: raise JobFailed unless the job succeeds.
-        folder: what relative paths of the spec start from; None: the folder of its job.yaml, or
-            the working folder.
+        folder: what relative paths start from; None: the folder of the job.yaml, or this one.
         backend: this machine's, with another state folder for instance; `fresh` and `resume` are
             its own arguments then.
 
@@ -71,8 +68,8 @@ def run(
     Raises:
         SpecError: the spec is not valid.
         BackendError: the job cannot be started here; JobExists: one of its name is running.
-        JobFailed: it failed, was stopped or deleted (unless `check` is off); its attribute
-            `result` is what would have been returned.
+        JobFailed: it failed, was stopped or deleted (unless `check` is off); `result` of the error
+            is what would have been returned.
         KeyboardInterrupt: after the job was stopped by Ctrl-C.
         ValueError: arguments contradict each other.
     """
@@ -172,9 +169,7 @@ class SubmittedJob(JobRef):
 
     def why(self) -> list[Finding]:
         """The causes of its state, the first one first; empty where nothing is wrong."""
-        snapshot = self._backend.snapshot(self)
-        related = self._backend.related(snapshot)
-        return diagnose(snapshot, last_lines(self._backend, snapshot), related)
+        return findings(self._backend, self._backend.snapshot(self))
 
     def delete(self) -> None:
         """Delete it with its pods."""
@@ -229,11 +224,7 @@ def plan(
         spec: a JobSpec, or the path of a job.yaml or of its folder.
         image: what the replicas run; None: as the spec names it.
         namespace: of the job; None: the spec's.
-        folder: what relative paths of the spec start from; None: the folder of its job.yaml, or
-            the working folder.
-
-    Returns:
-        The spec, the manifest and the objects beside it.
+        folder: what relative paths start from; None: the folder of the job.yaml, or this one.
 
     Raises:
         SpecError: the spec is not valid.
@@ -272,8 +263,7 @@ def submit(
         backend: a connected cluster, instead of `namespace` and `context`.
 
     Returns:
-        The job, without waiting for it: `wait()` follows it to its end; `state`, `metrics`,
-        `history`, `checkpoint` and `logs` are read when they are used.
+        The job, without waiting for it: `wait()` follows it to its end.
 
     Raises:
         SpecError: the spec is not valid.

@@ -1,6 +1,8 @@
 """The views of one job or of many, and which of them suits the output.
 
-A terminal gets a live screen, a pipe or a build log plain lines, a program JSON lines.
+A terminal gets a live screen, a cell of a notebook a card, a pipe or a build log plain lines, a
+program JSON lines. IPython is not imported: only a cell of a Jupyter kernel has one, and there it
+is loaded already.
 """
 
 from __future__ import annotations
@@ -9,18 +11,20 @@ import json
 import math
 import os
 import sys
+import time
+from collections import deque
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TextIO, Union
+from uuid import uuid4
 
 from rich.console import Console
 from rich.text import Text
 
+from k8sjob.card import bar, card, curve, folded, paragraph, table
 from k8sjob.contract import Event, EventKind
-from k8sjob.view.board import LiveBoard, PlainBoard
 from k8sjob.view.filters import ShownEvents
-from k8sjob.view.lines import LinePrinter, costs, position
-from k8sjob.view.live import LiveView
-from k8sjob.view.notebook import NotebookView, notebook
+from k8sjob.view.lines import LinePrinter, costs, duration, position, started
+from k8sjob.view.live import LiveBoard, LiveView, PlainBoard
 from k8sjob.view.report import report
 from k8sjob.view.summary import JobSummary
 
@@ -31,6 +35,15 @@ if TYPE_CHECKING:
 EVERY_S: Final = 10.0
 """Seconds between two lines about the progress, or about missing processes."""
 _WAITING: Final = "waiting for "
+DRAW_S: Final = 0.5
+"""Seconds between two drawings of a card: each is a message to the page."""
+_CARD_LINES: Final = 100
+"""Last lines of output on the card; the result's `logs` have all of them."""
+_CURVES: Final = 3
+_FEW: Final = 20
+"""So many lines stay unfolded when the job has succeeded."""
+_CARD_LINE: Final = 500
+"""Characters of a line that the card shows."""
 Format = Literal["auto", "plain", "json"]
 Output = Union[Format, "Callable[[Event], object]"]
 """A name of a view, or a function that is called with each event."""
@@ -124,6 +137,87 @@ class CallbackView:
         """Nothing is left open."""
 
 
+def notebook() -> Callable[..., object] | None:
+    """What shows an object below the running cell; None outside a Jupyter kernel."""
+    shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    publish: Callable[..., object] | None = None
+    if hasattr(shell, "kernel"):
+        publish = shell.display_pub.publish
+    return publish
+
+
+class NotebookView:
+    """One card, drawn again in its place while the job runs."""
+
+    def __init__(self, publish: Callable[..., object], job: str = "") -> None:
+        self._events = ShownEvents(job)
+        self.summary = self._events.summary
+        self._publish = publish
+        self._id = uuid4().hex
+        self._lines: deque[str] = deque(maxlen=_CARD_LINES)
+        self._printer = LinePrinter()
+        self._began, self._drawn, self._ended = time.time(), 0.0, False
+        self._html = ""
+
+    def show(self, events: Sequence[Event]) -> None:
+        """Take the events in, and draw the card if its last drawing is a while ago."""
+        self._add(self._events.take(events))
+        if time.monotonic() - self._drawn >= DRAW_S:
+            self._draw()
+
+    def close(self) -> None:
+        """Draw the card as it stays."""
+        self._add(self._events.rest())
+        self._ended = True
+        self._draw()
+
+    def _add(self, events: Iterable[Event]) -> None:
+        lines = (self._printer.line(event) for event in events)
+        self._lines += [line.plain[:_CARD_LINE] for line in lines if line]
+
+    def _draw(self) -> None:
+        html, self._drawn = self._card(), time.monotonic()
+        if html == self._html:
+            return
+        summary = self.summary
+        bundle: dict[str, Any] = {
+            "text/html": html,
+            "text/plain": f"{summary.job} {summary.state or 'Starting'}",
+        }
+        self._publish(bundle, {}, transient={"display_id": self._id}, update=bool(self._html))
+        self._html = html
+
+    def _card(self) -> str:
+        summary = self.summary
+        progress = summary.progress
+        state = summary.shown_state
+        took = summary.seconds
+        if took is None:
+            took = max(time.time() - (summary.created or self._began), 0)
+        subtitle = f"{duration(took)}  {started(summary.group) if summary.group else ''}"
+        parts = []
+        if progress.fraction is not None and not self._ended:
+            parts.append(bar(progress.fraction))
+        now = [summary.starting, *position(progress), *costs(progress)]
+        if any(now):
+            parts.append(paragraph("", "  ".join(one for one in now if one)))
+        curves = {"loss": summary.curve, **summary.curves}
+        parts += [curve(points, name) for name, points in list(curves.items())[:_CURVES]]
+        for found in summary.findings:
+            parts.append(paragraph("why:", found.message or found.cause, bad=True))
+            parts.append(paragraph("next:", found.next_step))
+        odd = {n: one for n, one in summary.replicas.items() if one.restarts or one.exit_code}
+        if odd:
+            rows = [
+                [n, one.phase, one.restarts, one.exit_code, one.reason] for n, one in odd.items()
+            ]
+            parts.append(table(("replica", "state", "restarts", "exit code", "reason"), rows))
+        if self._lines:
+            unfolded = not self._ended or state != "Succeeded" or len(self._lines) <= _FEW
+            parts.append(folded("output", "\n".join(self._lines), unfolded=unfolded))
+        return card(summary.job, {}, *parts, subtitle=subtitle.rstrip(), state=state)
+
+
 def json_view(out: TextIO, job: str = "") -> CallbackView:
     """One JSON object an event: see `record`."""
 
@@ -167,9 +261,9 @@ def viewer(
     return PlainView(out, job, verbose=verbose)
 
 
-def board(kind: Format = "auto", *, out: TextIO | None = None) -> Screen:
-    """The view of many jobs for an output; its arguments are `viewer`'s."""
-    out = out or sys.stdout
+def board(kind: Format) -> Screen:
+    """The view of many jobs on stdout; see `viewer`."""
+    out = sys.stdout
     if kind == "json":
         return json_view(out)
     if kind == "auto" and is_live(out):

@@ -1,5 +1,7 @@
+import contextlib
 import io
 import os
+import pty
 import subprocess
 import sys
 from typing import NamedTuple
@@ -74,6 +76,32 @@ def process(tmp_path):
         if child.poll() is None:
             child.kill()
         child.communicate()
+
+
+@pytest.fixture
+def on_a_terminal(monkeypatch):
+    """Runs a command line as a process whose output is a terminal: its code, and what it wrote."""
+    for name in ("CI", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(*args):
+        keeper, terminal = pty.openpty()
+        child = subprocess.Popen(
+            [sys.executable, "-m", "k8sjob", *map(str, args)],
+            env=os.environ | {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"},
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+        )
+        os.close(terminal)
+        seen = b""
+        with contextlib.suppress(OSError):  # Linux' way of saying that the other end is closed
+            while part := os.read(keeper, 65536):
+                seen += part
+        os.close(keeper)
+        return child.wait(timeout=60), seen.decode()
+
+    return run
 
 
 @pytest.fixture

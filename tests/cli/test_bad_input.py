@@ -27,9 +27,7 @@ def written(out):
 
 
 @pytest.mark.parametrize("command", ["validate", "render", "adopt", "lint"])
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.binary(max_size=100) | TEXTS.map(lambda text: text.encode()))
 @example(data=b"")
 @example(data=b"\xff\xfe")

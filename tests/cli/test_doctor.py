@@ -10,13 +10,8 @@ from healthy import HealthyCluster
 from k8sjob.kube.client.transport import ApiError
 
 TOKEN = "marked-and-never-to-be-shown"
-CLIENTS = [
-    "python",
-    pytest.param(
-        "kubectl",
-        marks=pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed"),
-    ),
-]
+NO_KUBECTL = pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed")
+CLIENTS = ["python", pytest.param("kubectl", marks=NO_KUBECTL)]
 
 
 @pytest.fixture
@@ -34,16 +29,17 @@ def doctor(k8sjob, cluster, tmp_path, monkeypatch):
         yield lambda *args: k8sjob("doctor", *args)
 
 
-def kubeconfig(url, **user):
+CONTEXT = {"cluster": "lab", "user": "eve", "namespace": "team"}
+
+
+def kubeconfig(url):
     config = {
         "apiVersion": "v1",
         "kind": "Config",
         "current-context": "lab",
         "clusters": [{"name": "lab", "cluster": {"server": url}}],
-        "users": [{"name": "eve", "user": user or {"token": TOKEN}}],
-        "contexts": [
-            {"name": "lab", "context": {"cluster": "lab", "user": "eve", "namespace": "team"}}
-        ],
+        "users": [{"name": "eve", "user": {"token": TOKEN}}],
+        "contexts": [{"name": "lab", "context": CONTEXT}],
     }
     return json.dumps(config)
 
@@ -106,10 +102,7 @@ def test_hostile_text_is_shown_as_text(doctor, cluster):
         assert character not in done.out + done.err
 
 
-HOSTILE = ["../../nodes", "..", "a/b?c=d", "%2e%2e", "a b"]
-
-
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", ["../../nodes", "..", "a/b?c=d", "%2e%2e", "a b"])
 def test_a_hostile_namespace_of_the_kubeconfig_leads_nowhere_else(name, doctor, cluster, tmp_path):
     config = json.loads((tmp_path / "kubeconfig").read_text())
     config["contexts"][0]["context"]["namespace"] = name

@@ -87,15 +87,12 @@ def test_validate_looks_for_the_script_of_a_built_image(k8sjob, job_file):
 
 
 def test_validate_as_json(k8sjob, job_file):
-    bad = job_file("replicas: {worker: 3}")
-    done = k8sjob("validate", bad, "-o", "json")
-    assert done.code == 1
-    assert done.err == ""
+    done = k8sjob("validate", job_file("replicas: {worker: 3}"), "-o", "json")
+    assert (done.code, done.err) == (1, "")
     (result,) = json.loads(done.out)
-    assert result["valid"] is False
-    assert result["job"] is None
-    assert result["problems"][0]["field"] == "replicas.worker"
-    assert result["problems"][0]["line"] == 4
+    assert (result["valid"], result["job"]) == (False, None)
+    (problem,) = result["problems"]
+    assert (problem["field"], problem["line"]) == ("replicas.worker", 4)
     (result,) = json.loads(k8sjob("validate", job_file(), "-o", "json").out)
     assert result["job"] == {"name": "tiny", "nodes": 1, "processes": 1}
 
@@ -128,15 +125,10 @@ def test_render_prints_the_manifest_alone(k8sjob, job_file):
     assert yaml.safe_load(done.out)["metadata"]["namespace"] == "blue"
 
 
-def test_render_prints_the_dockerfile(k8sjob, job_file):
+def test_render_prints_the_dockerfile_or_writes_a_folder(k8sjob, job_file, tmp_path):
     file = job_file()
     file.write_text(file.read_text().replace("image: team/tiny:1", BUILT))
     assert k8sjob("render", "--dockerfile", file).out == dockerfile(load(file))
-
-
-def test_render_writes_a_folder(k8sjob, job_file, tmp_path):
-    file = job_file()
-    file.write_text(file.read_text().replace("image: team/tiny:1", BUILT))
     (tmp_path / "main.py").write_text("print()")
     done = k8sjob("render", file, "-d", tmp_path / "out")
     assert done.out == ""

@@ -30,9 +30,8 @@ if mode == "wait":
 
 
 @pytest.fixture
-def job(job_file, tmp_path, monkeypatch):
+def job(job_file, tmp_path):
     """Writes the job.yaml of a job that ends well, fails, or waits."""
-    monkeypatch.setenv("K8SJOB_STATE", str(tmp_path / "state"))
     (tmp_path / "program.py").write_text(PROGRAM)
 
     def write(mode, *lines, name="tiny"):
@@ -278,50 +277,9 @@ def test_another_terminal(job, k8sjob, process, tmp_path):
     assert "saved" in k8sjob("logs", "tiny").out
 
 
-def test_a_second_interrupt_ends_a_job_that_does_not_stop(job, k8sjob, process, tmp_path):
-    file = job("wait")
-    program = tmp_path / "program.py"
-    program.write_text(program.read_text().replace("os._exit(143)", "time.sleep(60)"))
-    running = process("run", file)
-    wait_for(lambda: "rank 0" in running.stdout.readline())
-    running.send_signal(signal.SIGINT)
-    wait_for(lambda: "Ctrl-C again" in running.stdout.readline())
-    before = time.monotonic()
-    running.send_signal(signal.SIGINT)
-    running.communicate(timeout=60)
-    assert running.returncode == 130
-    assert time.monotonic() - before < 45
-    assert json.loads(k8sjob("status", "tiny", "-o", "json").out)["state"] == "Stopped"
-
-
-def test_the_live_screen_on_a_terminal(job, tmp_path):
-    import os
-    import pty
-    import subprocess
-    import sys
-
-    keeper, terminal = pty.openpty()
-    environment = {key: value for key, value in os.environ.items() if key != "CI"}
-    child = subprocess.Popen(
-        [sys.executable, "-m", "k8sjob", "run", job("end", "replicas: {workers: 1}")],
-        env=environment | {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"},
-        stdin=terminal,
-        stdout=terminal,
-        stderr=terminal,
-    )
-    os.close(terminal)
-    seen = b""
-    while True:
-        try:
-            part = os.read(keeper, 65536)
-        except OSError:  # Linux' way of saying that the other end is closed
-            break
-        if not part:
-            break
-        seen += part
-    os.close(keeper)
-    assert child.wait(timeout=60) == 0
-    text = seen.decode()
+def test_the_live_screen_on_a_terminal(job, on_a_terminal):
+    code, text = on_a_terminal("run", job("end", "replicas: {workers: 1}"))
+    assert code == 0
     assert "\x1b[?2026h" in text
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1
     plain = re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", text)

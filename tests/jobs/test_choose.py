@@ -4,7 +4,7 @@ import pytest
 
 from k8sjob.backends.cluster import ClusterBackend
 from k8sjob.errors import BackendError
-from k8sjob.jobs.choose import choose_target
+from k8sjob.jobs.submit import choose_target
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.spec import JobSpec
 
@@ -58,18 +58,8 @@ class Cluster:
     [
         (SPEC, {"served": APIS}, "pytorchjob", FIRST),
         (SPEC, {"served": ["job"]}, "job", "not jobset: the cluster does not serve jobsets of j"),
-        (
-            SPEC,
-            {"served": ["trainjob", "jobset"]},
-            "trainjob",
-            "serve pytorchjobs of kubeflow",
-        ),
-        (
-            SPEC,
-            {"served": ["trainjob", "job"]},
-            "job",
-            "not trainjob: the cluster does not",
-        ),
+        (SPEC, {"served": ["trainjob", "jobset"]}, "trainjob", "serve pytorchjobs of kubeflow"),
+        (SPEC, {"served": ["trainjob", "job"]}, "job", "not trainjob: the cluster does not"),
         (
             SPEC,
             {"served": APIS, "refused": ["pytorchjobs", "trainingruntimes"]},

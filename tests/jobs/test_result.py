@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from apiserver import Apiserver, InMemory
+from trainings import pod
 
 from k8sjob.backends.api import JobRef
 from k8sjob.backends.cluster import ClusterBackend
@@ -124,6 +125,7 @@ def test_a_result_of_this_machine(local, tmp_path):
     with pytest.raises(KeyError, match="'worker-7' is none of master-0, worker-0"):
         result.logs["worker-7"]
     assert result.checkpoint == result.checkpoints / "last.pt"
+    assert result.metrics == {"loss": 0.5}
     assert result.why == ()
     assert "history" not in repr(result)
     page = result._repr_html_()
@@ -174,6 +176,9 @@ def test_a_failure_carries_its_result(local, tmp_path):
     )
     with pytest.raises(JobFailed) as raised:
         run(spec, folder=tmp_path, backend=local, view=lambda _: None)
+    assert raised.value.exit_code == 100
+    result = run(spec, folder=tmp_path, backend=local, view=lambda _: None, check=False)
+    assert (result.state, result.checkpoints) == (JobState.FAILED, None)
     result = raised.value.result
     assert result.state is JobState.FAILED
     assert "gone <script>" in str(raised.value)
@@ -189,25 +194,9 @@ SPEC = JobSpec(name="tiny", image="team/tiny@sha256:" + "a" * 64, run={"script":
 
 
 EVENT = Event("progress", {"epoch": 0, "step": 3, "loss": 0.5}, 1.0).encode()
-POD = {
-    "kind": "Pod",
-    "metadata": {
-        "name": "tiny-master-0",
-        "namespace": "blue",
-        "uid": "pod-1",
-        "creationTimestamp": "2026-01-01T00:00:00Z",
-        "labels": {
-            "training.kubeflow.org/job-name": "tiny",
-            "training.kubeflow.org/replica-type": "master",
-            "training.kubeflow.org/replica-index": "0",
-        },
-    },
-    "spec": {"containers": [{"name": "pytorch"}], "nodeName": "node-1"},
-    "status": {
-        "phase": "Running",
-        "containerStatuses": [{"name": "pytorch", "restartCount": 0, "state": {"running": {}}}],
-    },
-}
+POD = pod("master-0", 0, node="node-1")
+POD["metadata"] |= {"name": "tiny-master-0", "namespace": "blue", "uid": "pod-1"}
+POD["metadata"]["labels"]["training.kubeflow.org/job-name"] = "tiny"
 
 
 class Cluster(InMemory):

@@ -2,20 +2,15 @@
 
 import json
 import threading
-import time
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
 import pytest
 import urllib3
 
-from k8sjob.backends.api import JobRef, LogLine, Snapshot
-from k8sjob.contract import Event
-from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.ui.jobs import Jobs
 from k8sjob.ui.server import Page, Server, listen
 
-STAMP = "2026-01-01T00:00:{:02}.000000000Z"
 TOKEN = "the-token"
 
 
@@ -31,64 +26,6 @@ def job(name, state="Running", message="", *, minutes=25, **more):
         "spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 1}, "Worker": {"replicas": 1}}},
         "status": {"conditions": [condition], "startTime": began},
     }
-
-
-class InMemory:
-    """A back end of jobs that a test gives it, with the lines of their Master."""
-
-    name = "memory"
-
-    def __init__(self, **jobs):
-        self.there, self.lines, self.asked = dict(jobs), {}, []
-        self.problem = None
-
-    def write(self, name, *texts):
-        """Lines, or events, of a job's Master."""
-        lines = self.lines.setdefault(name, [])
-        for text in texts:
-            written = text.encode() if isinstance(text, Event) else text
-            lines.append(LogLine("master-0", 0, STAMP.format(len(lines) % 60), written))
-
-    def jobs(self):
-        if self.problem:
-            raise BackendError(self.problem)
-        return [Snapshot(one) for one in self.there.values()]
-
-    def snapshot(self, ref):
-        if ref.name not in self.there:
-            raise JobNotFound(f"no job {ref.name}")
-        return Snapshot(self.there[ref.name])
-
-    def watch(self, ref, *, stop=None):
-        seen = None
-        while not stop.is_set() and ref.name in self.there:
-            if self.there[ref.name] is not seen:
-                seen = self.there[ref.name]
-                yield Snapshot(seen)
-            time.sleep(0.01)
-
-    def logs(self, ref, replica, *, follow=False, stop=None, **_options):
-        at = 0
-        while True:
-            lines = self.lines.get(ref.name, []) if replica == "master-0" else []
-            yield from lines[at:]
-            at = len(lines)
-            if not follow or stop.is_set():
-                return
-            time.sleep(0.01)
-
-    def related(self, _snapshot):
-        return ()
-
-    def suspend(self, ref, *, value, waiting=None):
-        self.asked.append(("suspend" if value else "resume", ref.name))
-
-    def delete(self, ref):
-        self.asked.append(("delete", ref.name))
-        del self.there[ref.name]
-
-    def find(self, name):
-        return JobRef.of(self.there[name])
 
 
 class Client:

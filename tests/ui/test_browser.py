@@ -1,11 +1,14 @@
 """The page in a real browser: what it shows, by keyboard alone, narrow and wide, light and dark."""
 
+import base64
 import math
 import shutil
 from pathlib import Path
 
 import pytest
-from ui.conftest import TOKEN, InMemory, job
+from inmemory import JobsInMemory
+from trainings import pod
+from ui.conftest import TOKEN, job
 
 from k8sjob.contract import Event, EventKind
 
@@ -52,6 +55,10 @@ class Screen:
 
     def go(self, fragment):
         self.run(f"location.hash = {fragment!r}")
+
+    def open_job(self, client, name):
+        self.open(client)
+        self.go(f"#/job/local:uid-{name}")
 
     def run(self, script):
         return self._driver.execute_script(script)
@@ -105,8 +112,6 @@ class Screen:
 
     def picture(self, file, height):
         """Write the screen as a picture of the documentation, if pytest has --regenerate."""
-        import base64
-
         if self._pictures:
             self._size(height)
             shot = self._driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})
@@ -122,39 +127,6 @@ def screen(driver, pytestconfig):
     yield make
     severe = [text for text in make().errors() if "favicon" not in text]
     assert severe == []  # no script failed, and nothing broke the policy
-
-
-def pod(name, replica, node, phase="Running", **state):
-    role, _, index = replica.rpartition("-")
-    labels = {"replica-type": role, "replica-index": index}
-    return {
-        "metadata": {
-            "name": f"{name}-{replica}",
-            "labels": {f"training.kubeflow.org/{key}": value for key, value in labels.items()},
-        },
-        "spec": {"nodeName": node},
-        "status": {
-            "phase": phase,
-            "containerStatuses": [{"name": "pytorch", "restartCount": 0, "state": state}],
-        },
-    }
-
-
-class WithPods(InMemory):
-    """Jobs with the pods that a test gives them."""
-
-    def __init__(self, **jobs):
-        super().__init__(**jobs)
-        self.pods = {}
-
-    def snapshot(self, ref):
-        from dataclasses import replace
-
-        return replace(super().snapshot(ref), pods=self.pods.get(ref.name, ()))
-
-    def watch(self, ref, *, stop=None):
-        for _ in super().watch(ref, stop=stop):
-            yield self.snapshot(ref)
 
 
 def train(backend, name, epochs=12, rate=1.0):
@@ -175,7 +147,7 @@ def train(backend, name, epochs=12, rate=1.0):
 
 @pytest.fixture
 def jobs():
-    backend = WithPods(
+    backend = JobsInMemory(
         digits=job("digits"),
         other=job("other", "Succeeded", labels={"team": "red"}),
         broken=job("broken", "Failed", "the limit of restarts is reached"),
@@ -183,12 +155,12 @@ def jobs():
     train(backend, "digits")
     train(backend, "other", rate=0.6)
     backend.write("broken", "first line", f"second {MARKUP}", "ValueError: the batch is empty")
-    backend.pods["digits"] = [
-        pod("digits", "master-0", "gpu-node-1", running={}),
-        pod("digits", "worker-0", "gpu-node-2", running={}),
-    ]
+    nodes = {"master-0": "gpu-node-1", "worker-0": "gpu-node-2"}
+    backend.pods["digits"] = [pod(replica, 0, node=node) for replica, node in nodes.items()]
     ended = {"exitCode": 1, "reason": "Error", "message": f"ValueError: {MARKUP}"}
-    backend.pods["broken"] = [pod("broken", "master-0", "node", "Failed", terminated=ended)]
+    containers = [{"name": "pytorch", "state": {"terminated": ended}}]
+    failed = {"status": {"phase": "Failed", "containerStatuses": containers}}
+    backend.pods["broken"] = [pod("master-0", 0) | failed]
     return backend
 
 
@@ -219,20 +191,12 @@ def test_by_keyboard_from_the_list_to_a_deletion(serve, screen, jobs):
     page.see("2 jobs", absent=("brok",))
 
 
-def test_text_of_jobs_is_never_markup(serve, screen, jobs):
+def test_the_output_is_searched_and_never_markup(serve, screen, jobs):
     page = screen()
-    page.open(serve(jobs))
-    page.go("#/job/local:uid-broken")
-    page.see(f"second {MARKUP}", f"ValueError: {MARKUP}")
+    page.open_job(serve(jobs), "broken")
+    page.see("first line", f"second {MARKUP}", f"ValueError: {MARKUP}")
     assert page.run("return document.title") == "team/broken · k8sjob"
     assert page.run("return document.querySelectorAll('img, main script').length") == 0
-
-
-def test_the_output_is_searched(serve, screen, jobs):
-    page = screen()
-    page.open(serve(jobs))
-    page.go("#/job/local:uid-broken")
-    page.see("first line", "ValueError")
     page.tab_to("Search the output")
     page.press(*"SECOND")
     page.see("1 line", absent=("first line",))
@@ -289,8 +253,7 @@ def test_a_server_that_ends_is_noticed_and_a_token_that_is_wrong(serve, screen, 
 
 def test_what_a_job_is_made_of_is_read_when_it_is_asked_for(serve, screen, jobs):
     page = screen()
-    page.open(serve(jobs))
-    page.go("#/job/local:uid-other")
+    page.open_job(serve(jobs), "other")
     page.see("Succeeded", "ended")
     for title, text in (
         ("Time to the first step", "not known"),
@@ -312,8 +275,7 @@ def test_numbers_of_any_name_and_type(serve, screen, jobs):
     many = {f"m{number}": number for number in range(2000)}
     jobs.write("other", *(Event(EventKind.METRICS, many, 2.0) for _ in range(2)))
     page = screen()
-    page.open(serve(jobs))
-    page.go("#/job/local:uid-broken")
+    page.open_job(serve(jobs), "broken")
     page.see("constructor", "toString", "loss", absent=("[native code]", "[object Object]"))
     page.go("#/compare/local:uid-broken,local:uid-other")
     page.see("Comparison", "state ≠", "constructor ≠", absent=("[native code]", "Loading"))
@@ -323,8 +285,7 @@ def test_numbers_of_any_name_and_type(serve, screen, jobs):
 def test_numbers_of_a_script_without_epochs_have_curves(serve, screen, jobs):
     jobs.write("broken", *(Event(EventKind.METRICS, {"score": n}, 1.0 + n) for n in range(4)))
     page = screen()
-    page.open(serve(jobs))
-    page.go("#/job/local:uid-broken")
+    page.open_job(serve(jobs), "broken")
     page.see("score")
     assert page.run("return document.querySelector('figure').ariaLabel") == "score: last score 3"
 
@@ -332,8 +293,7 @@ def test_numbers_of_a_script_without_epochs_have_curves(serve, screen, jobs):
 def test_who_scrolls_up_by_keys_reads_on_while_lines_come(serve, screen, jobs):
     jobs.write("digits", *(f"line {number}" for number in range(300)))
     page = screen()
-    page.open(serve(jobs))
-    page.go("#/job/local:uid-digits")
+    page.open_job(serve(jobs), "digits")
     page.see("12 of 20")
     page.tab_to("Output")  # which scrolls to it: what is off the screen is not rendered
     page.see("line 299")
@@ -357,8 +317,7 @@ def test_the_focus_stays_in_the_row_of_a_job_that_changes(serve, screen, jobs):
 
 def test_a_job_that_was_deleted_elsewhere(serve, screen, jobs):
     page = screen()
-    page.open(serve(jobs))
-    page.go("#/job/local:uid-digits")
+    page.open_job(serve(jobs), "digits")
     page.see("12 of 20", "Delete")
     del jobs.there["digits"]
     page.see("Deleted", "ended", absent=("Suspend",))
@@ -367,8 +326,7 @@ def test_a_job_that_was_deleted_elsewhere(serve, screen, jobs):
 
 def test_a_replica_that_was_chosen_before_its_first_line(serve, screen, jobs):
     page = screen()
-    page.open(serve(jobs))
-    page.go("#/job/local:uid-digits")
+    page.open_job(serve(jobs), "digits")
     page.see("12 of 20")
     page.tab_to("Replica")
     page.press("ARROW_DOWN")

@@ -4,7 +4,8 @@ import queue
 import time
 
 import pytest
-from ui.conftest import InMemory, job
+from inmemory import JobsInMemory
+from ui.conftest import job
 
 from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError
@@ -13,7 +14,7 @@ from k8sjob.ui import jobs as module
 from k8sjob.ui.jobs import Jobs
 
 
-class Cluster(InMemory):
+class Cluster(JobsInMemory):
     """A cluster whose watch reports what a test puts into it; an error ends the watch."""
 
     namespace = "team"

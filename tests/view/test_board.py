@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
+from view.conftest import ANY_DATA
 
 from k8sjob.contract import Event, EventKind
-from k8sjob.view.board import LiveBoard, PlainBoard
 from k8sjob.view.follow import follow_all
+from k8sjob.view.live import LiveBoard, PlainBoard
 
 
 def job(name, state, counts=None, **data):
@@ -80,13 +81,8 @@ def test_a_deleted_job_that_had_ended_is_not_counted_again():
     assert lines[-1] == "1 Failed, 1 Deleted"
 
 
-ANY_TEXT = st.text(st.characters(codec=None) | st.sampled_from("\x1b[]\r\n:/"), max_size=200)
-ANY = ANY_TEXT | st.none() | st.integers() | st.floats() | st.dictionaries(ANY_TEXT, ANY_TEXT)
-DATA = st.fixed_dictionaries(
-    dict.fromkeys(
-        ("namespace", "name", "state", "counts", "message", "created", "started", "finished"), ANY
-    )
-)
+KEYS = ("namespace", "name", "state", "counts", "message", "created", "started", "finished")
+DATA = st.fixed_dictionaries(dict.fromkeys(KEYS, ANY_DATA))
 
 
 @given(st.lists(DATA, max_size=5), st.integers(10, 150), st.integers(4, 40))

@@ -6,12 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
+from view.conftest import ANY_EVENTS
 
-from k8sjob.contract import Event, EventKind
-from k8sjob.view import notebook as module
-from k8sjob.view.notebook import NotebookView, notebook
-from k8sjob.view.views import PlainView, close_with_report, viewer
+from k8sjob.contract import Event
+from k8sjob.view import views as module
+from k8sjob.view.views import NotebookView, PlainView, close_with_report, notebook, viewer
 
 
 @pytest.fixture
@@ -80,29 +79,7 @@ def test_a_card_of_a_failure_says_why(publish, published, failure):
     assert "next:" in published[-1][0]
 
 
-HOSTILE = st.sampled_from(
-    ["<script>", "<img onerror=x>", '"><b onload=y>', "\x1b[31m", "\u202e", "\x00", "\ud800", "&"]
-)
-VALUES = HOSTILE | st.floats() | st.integers() | st.none() | st.lists(HOSTILE) | st.booleans()
-NAMES = st.sampled_from(
-    ["state", "message", "reason", "text", "loss", "epoch", "epochs", "step", "steps", "phase",
-     "exit_code", "restarts", "path", "cause", "next_step", "world_size", "backend", "created",
-     "started", "finished", "replicas", "slowest", "wait_s", "step_s"]
-)  # fmt: skip
-
-
-@given(
-    st.lists(
-        st.builds(
-            Event,
-            st.sampled_from(list(EventKind)) | HOSTILE,
-            st.dictionaries(NAMES | HOSTILE, VALUES),
-            st.just(1.0),
-            HOSTILE | st.just("master-0"),
-        ),
-        max_size=20,
-    )
-)
+@given(ANY_EVENTS)
 def test_no_event_becomes_markup_or_breaks_a_card(events):
     published = []
     view = NotebookView(lambda data, _meta, **_: published.append(data["text/html"]), "<script>")
@@ -115,7 +92,7 @@ def test_no_event_becomes_markup_or_breaks_a_card(events):
 
 
 def test_a_card_that_did_not_change_is_not_sent_again(publish, published, monkeypatch):
-    monkeypatch.setattr(module, "EVERY_S", 0.0)
+    monkeypatch.setattr(module, "DRAW_S", 0.0)
     view = NotebookView(publish, "digits")
     done = {"state": "Succeeded", "created": 1.0, "started": 2.0, "finished": 3.0}
     view.show([Event("job", done)])

@@ -63,14 +63,7 @@ def test_one_traceback_stays_of_those_that_are_the_same(trace):
     ]
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        [*SCRIPT[:-1], "ValueError: yes"],
-        SCRIPT[:-1],
-        CHAIN,
-    ],
-)
+@pytest.mark.parametrize("other", [[*SCRIPT[:-1], "ValueError: yes"], SCRIPT[:-1], CHAIN])
 def test_a_traceback_that_differs_is_shown_whole_and_in_its_order(other):
     events = [*by_rank(0, SCRIPT), closing(0), *by_rank(1, other), closing(1, "another end")]
     assert all_of(*events) == written(events)
@@ -195,19 +188,20 @@ def test_lines_of_others_may_come_between():
     ]
 
 
-def test_a_traceback_of_libraries_alone_stays_whole():
-    trace = [HEAD, *RUN, *LINEAR, ERROR]
+LIKE_A_LIBRARY = ['  File "/home/me/k8sjob/runtime/train.py", line 1, in f', "    f()"]
+LIKE_A_LIBRARY += ['  File "/home/me/lib/python/torch/x.py", line 1, in g', "    g()"]
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [
+        pytest.param([HEAD, *RUN, *LINEAR, ERROR], id="of libraries alone"),
+        pytest.param([HEAD, *STEP, *LINEAR], id="breaks off"),
+        pytest.param([HEAD, *LIKE_A_LIBRARY, ERROR], id="of a project named like a library"),
+    ],
+)
+def test_a_traceback_that_stays_whole(trace):
     assert shortened(trace) == trace
-
-
-def test_a_traceback_that_breaks_off_stays():
-    assert shortened([HEAD, *STEP, *LINEAR]) == [HEAD, *STEP, *LINEAR]
-
-
-def test_a_project_named_like_a_library_is_the_users():
-    frames = ['  File "/home/me/k8sjob/runtime/train.py", line 1, in f', "    f()"]
-    frames += ['  File "/home/me/lib/python/torch/x.py", line 1, in g', "    g()"]
-    assert shortened([HEAD, *frames, ERROR]) == [HEAD, *frames, ERROR]
 
 
 def shown(events, **options):
@@ -252,10 +246,8 @@ LIBRARY_LINE = st.sampled_from([*TRACE, "plain", "    indented", "", END])
 
 @given(st.lists(LIBRARY_LINE, max_size=40))
 def test_only_frames_of_libraries_are_left_out(lines):
-    hidden = {line for line in (*TRACE, "    indented") if line.startswith("    ")} | {
-        *RUN,
-        *LINEAR,
-    }
+    hidden = {line for line in (*TRACE, "    indented") if line.startswith("    ")}
+    hidden |= {*RUN, *LINEAR}
     kept = [line for line in shortened(lines) if not line.startswith("  ... ")]
     rest = iter(lines)
     assert all(line in rest for line in kept)  # in their order
@@ -331,11 +323,8 @@ def test_the_order_of_lines_stays(progress):
     ]
 
 
-def test_metrics_of_another_replica_are_not_mixed_in(progress):
+def test_what_is_logged_by_another_replica_or_again_is_not_mixed_in(progress):
     assert texts(progress(0, 20), metrics("worker-0", x=1)) == ["epoch 1/2  loss 0.5", "x 1"]
-
-
-def test_what_is_logged_again_is_of_the_next_epoch(progress):
     assert texts(progress(0, 20), metrics(test_loss=1), metrics(d=3, g=2), metrics(d=5, g=4)) == [
         "epoch 1/2  loss 0.5  test_loss 1  d 3  g 2",
         "d 5  g 4",

@@ -5,25 +5,18 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import trainings
 
 from k8sjob.backends.api import JobRef, LogLine, Snapshot
 from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError
 from k8sjob.observe.logs import MOST_AT_ONCE, TAIL_LINES
-from k8sjob.view import progress as module
-from k8sjob.view.progress import progress_of
+from k8sjob.view import documents as module
+from k8sjob.view.documents import progress_of
 
 
 def job(name="job", state="Running"):
-    return Snapshot(
-        {
-            "apiVersion": "kubeflow.org/v1",
-            "kind": "PyTorchJob",
-            "metadata": {"name": name, "namespace": "ns", "uid": name},
-            "spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 1}, "Worker": {"replicas": 2}}},
-            "status": {"conditions": [{"type": state, "status": "True"}]},
-        }
-    )
+    return Snapshot(trainings.job(end=1, state=state, name=name))
 
 
 def written(*events):
@@ -44,7 +37,7 @@ def backend(*events):
 
 def only(*events):
     found = progress_of([(backend(*events), job())])
-    return found.get(JobRef("job", "ns", "job"))
+    return found.get(JobRef("job", "team", "job"))
 
 
 def starting(phase, **data):
@@ -60,16 +53,8 @@ def test_the_newest_progress_is_shown(progress):
     assert str(found) == "epoch 2/2  step 5/20  loss 0.25  1,234 samples/s  ETA 1:15"
     data = found.as_dict()
     assert data.pop("time") == pytest.approx(time.time(), abs=60)
-    assert data == {
-        "phase": "training",
-        "epoch": 2,
-        "epochs": 2,
-        "step": 5,
-        "steps": 20,
-        "loss": 0.25,
-        "samples_per_s": 1234.5,
-        "eta_s": 75.0,
-    }
+    position = {"phase": "training", "epoch": 2, "epochs": 2, "step": 5, "steps": 20}
+    assert data == {**position, "loss": 0.25, "samples_per_s": 1234.5, "eta_s": 75.0}
 
 
 def test_numbers_that_json_cannot_express_are_null(progress):
@@ -87,11 +72,8 @@ def test_what_keeps_it_from_training_is_shown():
     assert only(starting("importing")).as_dict()["phase"] == "importing torch"
 
 
-def test_old_numbers_have_their_age(progress):
+def test_old_numbers_have_their_age_and_a_script_that_tells_nothing_has_none(progress):
     assert str(only(progress(1, 5, time=time.time() - 125))).endswith("(2:05 ago)")
-
-
-def test_nothing_is_known_of_a_script_that_tells_nothing():
     assert only("a line", "another") is None
 
 

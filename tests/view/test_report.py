@@ -76,19 +76,10 @@ def test_any_points_fit_the_space(points, width, height):
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [
-        (0.0, "0"),
-        (1.0, "1"),
-        (0.123456, "0.1235"),
-        (-2.5, "-2.5"),
-        (1234.5, "1,234"),
-        (9999999.0, "9,999,999"),
-        (1e9, "1e+09"),
-        (0.00001234, "1.234e-05"),
-        (math.nan, "nan"),
-        (-math.inf, "-inf"),
-    ],
-)
+    [(0.0, "0"), (1.0, "1"), (0.123456, "0.1235"), (-2.5, "-2.5"), (1234.5, "1,234"),
+     (9999999.0, "9,999,999"), (1e9, "1e+09"), (0.00001234, "1.234e-05"), (math.nan, "nan"),
+     (-math.inf, "-inf")],
+)  # fmt: skip
 def test_numbers_are_short(value, text):
     assert number(value) == text
 

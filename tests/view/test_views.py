@@ -3,14 +3,15 @@
 import io
 import json
 import math
+import re
 from contextlib import closing
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.text import Text
-from strategies import examples
+from view.conftest import ANY_EVENTS
 
 from k8sjob.contract import Event, EventKind
 from k8sjob.view.lines import duration, last_line
@@ -34,7 +35,8 @@ def plain(events):
     return out.getvalue().splitlines()
 
 
-def test_a_pipe_gets_plain_lines(life):
+def test_a_pipe_gets_plain_lines(life, failure):
+    last = "master-0 | epoch 2/2  loss 0.25  accuracy 0.97  samples/s 1,234  ETA 1:15"
     assert plain(life) == [
         "k8sjob   | Created",
         "k8sjob   | Running",
@@ -42,15 +44,9 @@ def test_a_pipe_gets_plain_lines(life):
         "worker-0 | reading data",
         "master-0 | epoch 1/2  step 10/20  loss 2  1,234 samples/s  ETA 1:15",
         "master-0 | epoch 1/2  loss 1  accuracy 0.91  samples/s 1,234  ETA 1:15",
-        (
-            "master-0 | epoch 2/2  loss 0.25  accuracy 0.97  samples/s 1,234  ETA 1:15"
-            "  checkpoint step-40.pt"
-        ),
+        f"{last}  checkpoint step-40.pt",
         "k8sjob   | Succeeded",
     ]
-
-
-def test_a_bad_end_of_a_replica_is_shown(failure):
     assert plain(failure) == [
         "worker-0 | Failed, exit code 1: ValueError: no",
         "k8sjob   | Failed: worker-0 failed",
@@ -138,32 +134,26 @@ def test_a_line_comes_now_and_then_of_progress_and_once_of_a_state(progress):
     assert plain(states) == ["k8sjob   | Running"]
 
 
-def test_json_lines_carry_everything(life):
+def test_json_lines_carry_everything_and_have_no_nan(life):
     out = io.StringIO()
-    json_view(out).show(life)
-    lines = [json.loads(line) for line in out.getvalue().splitlines()]
-    assert [line["kind"] for line in lines] == [str(event.kind) for event in life]
-    assert lines[7] == {
-        "kind": "log",
-        "data": {"text": "reading data", "attempt": 0},
-        "time": 0.0,
-        "replica": "worker-0",
-    }
+    odd = Event("metrics", {"loss": math.nan, "all": [math.inf, {"x": -math.inf}]})
+    json_view(out).show([*life, odd])
+    lines = [json.loads(line, parse_constant=pytest.fail) for line in out.getvalue().splitlines()]
+    assert [line["kind"] for line in lines[:-1]] == [str(event.kind) for event in life]
+    read = {"text": "reading data", "attempt": 0}
+    assert lines[7] == {"kind": "log", "data": read, "time": 0.0, "replica": "worker-0"}
+    assert lines[-1]["data"] == {"loss": None, "all": [None, {"x": None}]}
 
 
-def test_json_has_no_word_for_nan():
-    out = io.StringIO()
-    json_view(out).show([Event("metrics", {"loss": math.nan, "all": [math.inf, {"x": -math.inf}]})])
-    line = json.loads(out.getvalue(), parse_constant=pytest.fail)
-    assert line["data"] == {"loss": None, "all": [None, {"x": None}]}
-
-
-def screen(events, width=100, height=24, **options):
+def summary_of(events):
     summary = JobSummary("digits")
     for event in events:
         summary.add(event)
-    panel = Panel(summary, **options)
-    return [line.plain for line in panel.lines(width, height)]
+    return summary
+
+
+def screen(events, width=100, height=24, **options):
+    return [line.plain for line in Panel(summary_of(events), **options).lines(width, height)]
 
 
 def test_the_panel_shows_where_the_training_stands(life):
@@ -176,13 +166,7 @@ def test_the_panel_shows_where_the_training_stands(life):
     assert replicas == ["master-0  Running    here", "worker-0  Running    here"]
 
 
-COSTS = {
-    "grad_norm": 0.5123,
-    "memory_bytes": 3 * 2**29,
-    "step_s": 0.2,
-    "wait_s": 0.05,
-    "slowest": 3,
-}
+COSTS = {"grad_norm": 0.5123, "memory_bytes": 3 << 29, "step_s": 0.2, "wait_s": 0.05, "slowest": 3}
 
 
 @pytest.mark.parametrize(
@@ -225,34 +209,25 @@ def test_no_character_beyond_ascii_where_only_ascii_can_be_shown(life):
     assert shown(life, width=40).isascii()
 
 
-ANY_TEXT = st.text(st.characters(codec=None) | st.sampled_from("\x1b[]\r\n:/"), max_size=300)
-
-
-@examples(50)
-@given(
-    st.lists(st.tuples(st.sampled_from(list(EventKind)), ANY_TEXT, ANY_TEXT), max_size=6),
-    st.integers(1, 150),
-    st.integers(1, 40),
-)
-def test_the_panel_never_outgrows_the_terminal(detail, width, height):
-    keys = ("text", "state", "phase", "message", "reason", "path", "node", "strategy")
-    events = [Event(kind, dict.fromkeys(keys, text), 0, who) for kind, text, who in detail]
-    lines = screen(events, width, height)
+@given(ANY_EVENTS, st.integers(1, 150), st.integers(1, 40))
+@example([Event("progress", {"epoch": 0, "step": 1, "loss": math.nan})], 80, 24)
+@example([Event("progress", {"epoch": 0, "step": 1, "loss": "x"})], 80, 24)
+def test_no_event_breaks_the_panel_which_never_outgrows_the_terminal(events, width, height):
+    summary = summary_of(events)
+    lines = [line.plain for line in Panel(summary).lines(width, height)]
     assert len(lines) <= max(height - 3, 1)
     assert all(cell_len(line) < max(width, 2) for line in lines)
     assert all("\n" not in line for line in lines)
+    assert 0 <= (summary.progress.fraction or 0) <= 1
+    assert summary.curve == sorted(summary.curve)
+    assert all(math.isfinite(loss) for _, loss in summary.curve)
 
 
-def test_rich_markup_and_emoji_codes_are_text(console, terminal):
-    view = LiveView(console(), "x")
+def test_markup_is_text_and_a_long_line_is_cut_on_a_screen_alone(console, terminal):
     detail = "[bold red]no[/] :smile: [link=http://x]x[/link]"
-    view.show([Event(EventKind.LOG, {"text": detail}, 0, "master-0")])
-    assert f"master-0 | {detail}\n" in terminal.getvalue()
-
-
-def test_a_very_long_line_is_cut_on_a_screen_and_whole_in_a_pipe(console, terminal):
     event = Event(EventKind.LOG, {"text": "x" * 1_000_000}, 0, "master-0")
-    LiveView(console(), "x").show([event])
+    LiveView(console(), "x").show([Event(EventKind.LOG, {"text": detail}, 0, "master-0"), event])
+    assert f"master-0 | {detail}\n" in terminal.getvalue()
     assert len(terminal.getvalue()) < 10_000
     assert "more characters)" in terminal.getvalue()
     assert len(plain([event])[0]) > 1_000_000
@@ -262,11 +237,9 @@ class Screen:
     """The lines of a terminal: it understands what Region writes."""
 
     def __init__(self):
-        self.lines, self.row = [""], 0
+        self.lines, self.row, self.column = [""], 0, 0
 
     def write(self, text):
-        import re
-
         for part in re.split(r"(\x1b\[\??\d*[A-Za-z]|\n|\r)", text):
             if part == "\n":
                 self.row += 1
@@ -286,8 +259,6 @@ class Screen:
                 line = self.lines[self.row]
                 self.lines[self.row] = line[: self.column] + part + line[self.column + len(part) :]
                 self.column += len(part)
-
-    column = 0
 
 
 def test_the_bar_shows_how_far_it_is_without_colours(life):
@@ -345,10 +316,7 @@ def test_the_cursor_comes_back_when_something_breaks(terminal, monkeypatch):
 
 
 def shown(events, **options):
-    summary = JobSummary("digits")
-    for event in events:
-        summary.add(event)
-    return Text("\n").join(report(summary, **options)).plain
+    return Text("\n").join(report(summary_of(events), **options)).plain
 
 
 def ended(seconds):

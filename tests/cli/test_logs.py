@@ -1,11 +1,23 @@
+"""`logs`: what --save leaves in files, and what replicas without output wait for."""
+
 import pytest
+import trainings
 
-from k8sjob.backends.api import LogLine
-from k8sjob.cli.logs import Saver
+from k8sjob.backends.api import LogLine, Snapshot
+from k8sjob.cli.logs import Saver, _waiting
+from k8sjob.observe.status import job_status
+
+AT = "2026-01-01T00:00:00.000000000Z"
 
 
-def line(text, attempt=0, replica="master-0"):
-    return LogLine(replica, attempt, "2026-01-01T00:00:00.000000000Z", text)
+def line(text, attempt=0, replica="master-0", **more):
+    return LogLine(replica, attempt, AT, text, **more)
+
+
+def save(folder, *lines):
+    with Saver(folder, "job") as saver:
+        saver.show([line(*one) if isinstance(one, tuple) else line(one) for one in lines])
+    return [path.name for path in saver.saved]
 
 
 def files(folder):
@@ -27,7 +39,7 @@ def test_one_file_a_replica_and_attempt_as_it_was_written(tmp_path):
 
 def test_every_byte_is_kept(tmp_path):
     written = [b"\xff\xfe\n", b"\r\n", "ü\u2028\n".encode(), b"\xed\xb3\xbf no newline"]
-    lines = [LogLine.of("master-0", 0, "2026-01-01T00:00:00.000000000Z", one) for one in written]
+    lines = [LogLine.of("master-0", 0, AT, one) for one in written]
     assert lines[0].text == "\ufffd\ufffd"
     assert [one.written for one in lines] == written
     with Saver(tmp_path, "job") as saver:
@@ -68,8 +80,7 @@ def test_two_at_once_and_one_that_was_killed_leave_each_other_alone(tmp_path):
 
 
 def test_what_is_missing_is_shown_in_its_place(tmp_path, capsys):
-    gap = LogLine("master-0", 1, "2026-01-01T00:00:00.000000000Z", "missing", gap=True)
-    gone = LogLine("worker-0", 0, "2026-01-01T00:00:00.000000000Z", "gone", gap=True)
+    gap, gone = line("missing", 1, gap=True), line("gone", 0, "worker-0", gap=True)
     with Saver(tmp_path, "job") as saver:
         saver.show([gap, line("a", 1), gap])
         saver.show([gap, gone])
@@ -91,12 +102,6 @@ def test_names_lead_nowhere_else(tmp_path):
     assert (folder / "___x-worker-0.0-4.log").read_text() == "text\n"
     assert outside.read_text() == "mine"
     assert not (tmp_path / "nowhere").exists()
-
-
-def save(folder, *lines):
-    with Saver(folder, "job") as saver:
-        saver.show([line(*one) if isinstance(one, tuple) else line(one) for one in lines])
-    return [path.name for path in saver.saved]
 
 
 def test_what_is_there_grows_by_what_was_written_since(tmp_path):
@@ -127,3 +132,18 @@ def test_thousands_of_files_need_no_thousands_of_handles(tmp_path):
         for number in range(2000):
             saver.show([line("text", 0, f"worker-{number}")])
     assert len(files(tmp_path)) == 2000
+
+
+# --- replicas without output ----------------------------------------------------------------------
+
+
+def test_replicas_that_wait_for_the_same_are_named_together():
+    unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    pending = {"status": {"phase": "Pending", "conditions": [unschedulable]}}
+    pods = [trainings.pod(name, 0) | pending for name in ("master-0", "worker-0")]
+    job = trainings.job(end=1, state="Created", workers=2)
+    status = job_status(Snapshot(job, pods))
+    assert list(_waiting(status, ("master-0", "worker-0", "worker-1"))) == [
+        "master-0 and 1 more: there is no output (Unschedulable); -f waits for it",
+        "worker-1: there is no output (it has no pod, the job is Created); -f waits for it",
+    ]
