@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from k8sjob.kube.objects import Json
-    from k8sjob.spec.names import TargetName
+    from k8sjob.spec.values import TargetName
 
 _GENERATED: Final = ("controller-uid", "job-name")
 """How labels of the Pod template are called that the apiserver fills in, perhaps with a prefix."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from k8sjob.kube.objects import Json
-    from k8sjob.spec.names import TargetName
+    from k8sjob.spec.values import TargetName
 
 JOBSET_NAME: Final = "jobset.sigs.k8s.io/jobset-name"
 """A label of the Pods, as JobSetNameKey in api/jobset/v1alpha2/jobset_types.go; so is the next."""

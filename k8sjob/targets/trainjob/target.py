@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from k8sjob.contract import Role
     from k8sjob.kube.objects import Json
     from k8sjob.spec import JobSpec
-    from k8sjob.spec.names import TargetName
+    from k8sjob.spec.values import TargetName
 
 _GROUP: Final = "trainer.kubeflow.org"
 _PORT: Final = 29500
