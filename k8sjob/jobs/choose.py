@@ -14,7 +14,7 @@ from k8sjob.targets.jobs import PREFERRED, namesake, of_kind
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from k8sjob.backends.cluster import ClusterBackend
+    from k8sjob.backends.cluster.backend import ClusterBackend
     from k8sjob.spec import JobSpec
     from k8sjob.targets.api import Target
 

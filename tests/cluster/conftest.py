@@ -21,7 +21,7 @@ from cluster.desk import Desk
 from cluster.proxy import Proxy
 from needs import lacking
 
-from k8sjob.backends.connect import connect
+from k8sjob.backends.cluster import connect
 from k8sjob.rendering import write_context
 
 YOURS = "KUBECONFIG and K8SJOB_TEST_REGISTRY let these tests use a cluster of yours"

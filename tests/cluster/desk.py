@@ -4,7 +4,7 @@ import functools
 
 import yaml
 
-from k8sjob.backends.connect import connect
+from k8sjob.backends.cluster import connect
 from k8sjob.observe.status import job_status
 
 from .commands import Command

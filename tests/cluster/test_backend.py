@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from k8sjob.backends.connect import connect
+from k8sjob.backends.cluster import connect
 from k8sjob.errors import BackendError, JobExists, JobNotFound
 from k8sjob.observe.status import JobState, job_status
 

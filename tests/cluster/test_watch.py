@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from k8sjob.backends.connect import connect
+from k8sjob.backends.cluster import connect
 from k8sjob.observe.watch import watch
 
 pytestmark = pytest.mark.cluster

@@ -12,7 +12,7 @@ import pytest
 from apiserver import Apiserver, InMemory
 
 from k8sjob.backends.api import JobRef
-from k8sjob.backends.cluster import ClusterBackend
+from k8sjob.backends.cluster.backend import ClusterBackend
 from k8sjob.backends.local import LocalBackend
 from k8sjob.card import card, curve, folded, table
 from k8sjob.contract import Event

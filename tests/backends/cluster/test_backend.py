@@ -6,7 +6,7 @@ import time
 import pytest
 
 from k8sjob.backends.api import JobRef
-from k8sjob.backends.cluster import ClusterBackend
+from k8sjob.backends.cluster.backend import ClusterBackend
 from k8sjob.errors import BackendError, JobExists, JobNotFound
 from k8sjob.jobs.plan import plan_job
 from k8sjob.jobs.submit import submit_plan
