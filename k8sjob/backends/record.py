@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from threading import Event
 
-    from k8sjob.backends.api import Backend, Plan
+    from k8sjob.backends.api import Backend
     from k8sjob.kube.objects import Json
 
 SUFFIX: Final = ".k8sjob"
@@ -332,22 +332,8 @@ class RecordBackend:
         del snapshot
         return self._related
 
-    def create(self, plan: Plan) -> JobRef:
-        """Not of a record."""
-        del plan
-        self._refuse()
-
-    def suspend(
-        self, ref: JobRef, *, value: bool, waiting: Callable[[float], object] | None = None
-    ) -> None:
-        """Not of a record."""
-        del ref, value, waiting
-        self._refuse()
-
-    def delete(self, ref: JobRef) -> None:
-        """Not of a record."""
-        del ref
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        """Refuse to change the job of a record."""
         raise BackendError(f"{self.path} is the record of a job, which this command cannot change")
+
+    create = suspend = delete = _refuse

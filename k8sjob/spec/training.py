@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, Strict
 from k8sjob.errors import redacted
 from k8sjob.spec.base import FROZEN_EMPTY, Count, Flag, FrozenMap, Part, doc, refuse, seen
 from k8sjob.spec.values import AbsolutePath, Text
-from k8sjob.strategies import GONE, pattern_error
+from k8sjob.strategies import GONE, STRATEGIES, pattern_error
 
 
 def _backend(value: Any) -> Any:
@@ -66,16 +66,7 @@ class Strategy(Part):
     shorthand = "kind"
 
     kind: Kind = doc(
-        "ddp: every rank has the whole model, gradients are averaged. keras: every"
-        " rank has the whole Keras model, which computes with torch. fsdp: every rank has a"
-        " part of each parameter and gathers the rest as it is needed. mesh: ranks along data"
-        " divide each batch, ranks along model divide what layout says. keras_mesh: a Keras"
-        " model over data and model by keras.distribution, one device a rank. pipeline: every"
-        " rank has some of the layers, batches pass through in parts. model_split: one process"
-        " has some of the layers on each of its GPUs, which take turns. data_parallel: one"
-        " process has a copy of the model on each of its GPUs, recreated each step."
-        " parameter_server: trainers have the model without its tables, servers the tables'"
-        " columns.",
+        " ".join(f"{kind}: {row.summary}." for kind, row in STRATEGIES.items()),
         *get_args(Kind),
         default="ddp",
     )

@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import functools
 import gc
+import json
 import os
 import sys
 import time
@@ -197,6 +198,23 @@ def namespace(cluster):
     yield name
     cluster.delete("pytorchjobs", namespace=name)
     cluster.delete("namespaces", name)
+
+
+@pytest.fixture
+def kubeconfig_of(cluster, namespace, tmp_path):
+    """Writes the kubeconfig of a service account of the test's namespace: its file, and a token."""
+
+    def write(account):
+        token = cluster.kubectl("create", "token", account, "-n", namespace).stdout.strip()
+        view = ("config", "view", "--raw", "--minify", "-o", "json")
+        config = json.loads(cluster.kubectl(*view).stdout)
+        config["users"][0]["user"] = {"token": token}
+        config["contexts"][0]["context"]["namespace"] = namespace
+        file = tmp_path / f"{account}.kubeconfig"
+        file.write_text(json.dumps(config))
+        return file, token
+
+    return write
 
 
 @pytest.fixture(scope="session")

@@ -115,12 +115,6 @@ def test_a_name_that_is_taken(backend, script, error):
     assert len(script.asked) == 1
 
 
-def test_a_job_that_was_made_though_its_answer_was_lost_is_found(backend, script, error):
-    taken = error(409, "AlreadyExists", '"one" already exists')
-    script.on("POST", JOBS, error(), taken).on("GET", ONE, job(digest="abc"))
-    assert backend.create_manifest(job(digest="abc")).uid == "uid-1"
-
-
 def test_a_job_of_another_digest_was_not_made_by_the_request_that_was_lost(backend, script, error):
     taken = error(409, "AlreadyExists", '"one" already exists')
     script.on("POST", JOBS, error(), taken).on("GET", ONE, job(digest="other"))
@@ -522,11 +516,6 @@ def test_a_watch_without_the_right_to_read_pods_is_an_error(backend, there, erro
     there.on("GET", PODS, error(403, "Forbidden", "no"))
     with pytest.raises(BackendError, match="cannot get pods in namespace team"):
         next(backend.watch(JobRef("one", "team")))
-
-
-def test_a_watch_of_no_job(backend, there):
-    with pytest.raises(JobNotFound):
-        next(backend.watch(JobRef("two", "team")))
 
 
 def test_a_watch_ends_when_it_is_asked_to(backend, there):

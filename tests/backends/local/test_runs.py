@@ -301,10 +301,6 @@ def test_a_name_of_two_folders_means_the_one_where_the_user_is(store, project, r
         find_run(store, "job")
 
 
-def test_a_new_run_records_its_folder_and_resumes_no_strangers_checkpoint(tmp_path, make_plan):
-    """The same, by real jobs."""
-
-
 def test_the_latest_state_of_a_job_that_is_gone_stays_gone(store, project, ran):
     ran(project("mine"))
     folder = find_run(store, "job")
