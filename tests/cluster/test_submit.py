@@ -201,13 +201,3 @@ def test_refusals_are_lines_with_the_next_step(either):
     assert "kubectl create namespace no-such-namespace" in err
     _, err = either.call("submit", file, "--context", "nowhere", code=1)
     assert "no context 'nowhere'" in err
-
-
-def test_who_may_not_submit_is_told_which_right_is_missing(either, kubeconfig_of):
-    namespace = either.namespace
-    either.cluster.kubectl("create", "serviceaccount", "guest", "-n", namespace)
-    guest, token = kubeconfig_of("guest")
-    _, err = either.call("submit", either.file(), kubeconfig=guest, code=1)
-    assert f"may not create pytorchjobs in namespace {namespace}" in err
-    assert "k8sjob doctor" in err
-    assert token not in err
