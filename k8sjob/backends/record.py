@@ -12,18 +12,15 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import tempfile
 import zipfile
 import zlib
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, NoReturn
 
 from k8sjob.backends.api import JobRef, LogLine, Snapshot
-from k8sjob.backends.local.store import Store
+from k8sjob.backends.local.store import Store, whole_file
 from k8sjob.contract import __version__
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.kube.objects import Pod
@@ -31,6 +28,7 @@ from k8sjob.targets.jobs import replica_names, replica_of, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
     from threading import Event
 
     from k8sjob.backends.api import Backend
@@ -135,24 +133,6 @@ def _decoded(replica: str, text: bytes) -> LogLine:
     if type(attempt) is not int or not isinstance(shown, str):
         raise ValueError("no line of a log")
     return LogLine(replica, attempt, stamp, shown, bool(gap), base64.b64decode(*raw or [""]))
-
-
-@contextmanager
-def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write, which gets its name once it is complete.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".k8sjob-", delete=False) as out:
-        try:
-            yield out
-            out.flush()
-            os.fsync(out.fileno())
-            Path(out.name).replace(path)
-        except BaseException:
-            Path(out.name).unlink(missing_ok=True)
-            raise
 
 
 class Records:

@@ -4,7 +4,7 @@ import threading
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from k8sjob.backends.local.logfiles import (
@@ -21,6 +21,9 @@ PIECES = [b"\n", b"\r", b"a b\n", "é\n".encode(), b"x" * LONGEST_LINE]
 
 
 @given(st.lists(st.binary(max_size=40) | st.sampled_from(PIECES)))
+@example([b"x" * LONGEST_LINE])
+@example([b"x" * 2 * LONGEST_LINE])
+@example([b"x" * 2 * LONGEST_LINE, b"x"])
 def test_what_is_fed_in_pieces_comes_back_in_lines(tmp_path_factory, pieces):
     folder = tmp_path_factory.mktemp("logs")
     writer = LogWriter(folder / "0.log")
@@ -75,14 +78,6 @@ def test_long_lines_are_written_in_parts_and_read_whole(tmp_path, size):
     writer.close()
     assert [line.text for line in read(tmp_path, "r", 0)] == [text, "next"]
     assert max(map(len, (tmp_path / "0.log").read_bytes().splitlines())) < LONGEST_LINE + 60
-
-
-@pytest.mark.parametrize("size", [1, LONGEST_LINE, 2 * LONGEST_LINE, 2 * LONGEST_LINE + 1])
-def test_a_last_line_without_its_newline_is_a_line(tmp_path, size):
-    writer = LogWriter(tmp_path / "0.log")
-    writer.feed(b"x" * size)
-    writer.close()
-    assert [len(line.text) for line in read(tmp_path, "r", 0)] == [size]
 
 
 def test_lines_of_code_are_those_of_the_users_own_files(tmp_path):

@@ -46,6 +46,7 @@ def test_it_is_for_its_user_alone_even_if_it_was_open_before(tmp_path):
     (tmp_path / "state").mkdir(mode=0o755)
     Store(tmp_path / "state")
     assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "state/jobs").stat().st_mode) == 0o700
 
 
 def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path):
