@@ -151,17 +151,7 @@ class Records:
         return self._root / ref.namespace / f"{ref.name}@{ref.uid[:8]}{SUFFIX}"
 
     def keep(self, backend: Backend, ref: JobRef, snapshot: Snapshot | None = None) -> Path:
-        """Keep a brief record of a job; the oldest records give way.
-
-        Args:
-            backend: where the job lives.
-            ref: the job.
-            snapshot: the job, where it was read already.
-
-        Raises:
-            BackendError: the job cannot be read.
-            OSError: the record cannot be written.
-        """
+        """Keep a brief record of a job, as write_record does; the oldest records give way."""
         path = self.path(ref)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with whole_file(path) as out:

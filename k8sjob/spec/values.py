@@ -36,12 +36,9 @@ _REFERENCE = re.compile(rf"({_PATH})(?::{_TAG})?(?:@sha256:[0-9a-f]{{64}})?")
 
 
 def matching(pattern: re.Pattern[str], wanted: str, longest: int | None = None) -> AfterValidator:
-    """A validator of texts that match a pattern and have at most `longest` characters.
+    """A validator of texts that match a pattern as a whole and have at most `longest` characters.
 
-    Args:
-        pattern: of the whole text.
-        wanted: what the text is, for the message, with its form.
-        longest: None: of any length.
+    `wanted` says in the message what the text is not, and its form.
     """
 
     def check(value: str) -> str:

@@ -12,6 +12,7 @@ from strategies import HOSTILE, examples
 from k8sjob.errors import SpecError
 from k8sjob.spec import JobSpec
 from k8sjob.spec.base import part_types
+from k8sjob.spec.load import steps
 from k8sjob.yamldoc import parse
 
 BASE = {"name": "x", "image": "r/x:1", "run": {"script": "main.py"}, "replicas": {"workers": 3}}
@@ -90,11 +91,6 @@ def problems(data):
     except SpecError as error:
         return error.problems
     return []
-
-
-def steps(field):
-    found = re.findall(r'\.?([\w-]+)|\[(\d+)\]|\["((?:[^"\\]|\\.)*)"\]', field)
-    return tuple(int(index) if index else name or key for name, index, key in found)
 
 
 def shown(problem):

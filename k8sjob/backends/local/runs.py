@@ -192,11 +192,7 @@ def _last_line(folder: JobFolder) -> str:
 
 
 class LatestState:
-    """The state of a job; cheap to ask for often.
-
-    Args:
-        folder: of the job.
-    """
+    """The state of a job; cheap to ask for often."""
 
     def __init__(self, folder: JobFolder) -> None:
         self._folder = folder

@@ -113,13 +113,6 @@ def test_a_manifests_own_namespace_counts(backend, script):
     assert backend.create_manifest(job(namespace="other")).namespace == "other"
 
 
-def test_a_name_that_is_taken(backend, script, taken):
-    script.on("POST", JOBS, taken)
-    with pytest.raises(JobExists, match="team/one already exists; see `k8sjob status"):
-        backend.create_manifest(job())
-    assert len(script.asked) == 1
-
-
 def test_a_job_of_another_digest_was_not_made_by_the_request_that_was_lost(
     backend, script, error, taken
 ):
@@ -159,7 +152,7 @@ def test_of_two_who_submit_at_once_the_second_finds_the_job(backend, script, tak
     owned = {"labels": {MANAGED_BY: "k8sjob"}, "ownerReferences": [{"uid": "of the first"}]}
     script.on("POST", SERVICES, taken).on("GET", f"{SERVICES}/one", {"metadata": owned})
     script.on("POST", BATCH, {}, taken)
-    with pytest.raises(JobExists):
+    with pytest.raises(JobExists, match="team/one already exists; see `k8sjob status"):
         backend.create(indexed)
 
 
