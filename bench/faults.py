@@ -35,7 +35,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from cluster.bed import Bed  # noqa: E402 - of the tests
 
-from k8sjob.backends.connect import connect  # noqa: E402 - after the path
+from k8sjob.backends.cluster import connect  # noqa: E402 - after the path
 from k8sjob.observe.diagnose import Cause, diagnose  # noqa: E402 - the same
 from k8sjob.observe.status import JobState, job_status  # noqa: E402 - the same
 from k8sjob.targets.jobs import replica_of  # noqa: E402 - the same

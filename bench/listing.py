@@ -42,7 +42,7 @@ def measure(rounds: int = 5) -> dict[str, dict[str, float]]:
 
 def _fill(namespace: str) -> None:
     """A thousand jobs of a real size: each is some 6 kB of JSON."""
-    from k8sjob.backends.connect import connect
+    from k8sjob.backends.cluster import connect
     from k8sjob.rendering import manifest
     from k8sjob.spec import load
 

@@ -32,7 +32,7 @@ from cluster.bed import Bed  # noqa: E402 - of the tests
 from cluster.bed.build import go  # noqa: E402 - as the line before
 from gomodules import source  # noqa: E402 - as the line before
 
-from k8sjob.backends.connect import connect  # noqa: E402 - as the line before
+from k8sjob.backends.cluster import connect  # noqa: E402 - as the line before
 
 PARTS = ("etcd", "apiserver", "controller-manager", "scheduler", "operator")
 FAST = ("--kube-api-qps=500", "--kube-api-burst=1000")

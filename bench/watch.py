@@ -39,7 +39,7 @@ def available() -> bool:
 
 def measure(rounds: int = 5) -> dict[str, dict[str, float]]:
     """Seconds from the operator's word to each watcher's: the median and the most."""
-    from k8sjob.backends.connect import connect
+    from k8sjob.backends.cluster import connect
 
     namespace = f"bench-{uuid.uuid4().hex[:8]}"
     subprocess.run(["kubectl", "create", "namespace", namespace], check=True, capture_output=True)

@@ -2,13 +2,14 @@
 
 import contextlib
 import http.client
-import http.server
 import json
 import socket
 import struct
 import threading
 import time
 import urllib.parse
+
+from serving import Handler, Server
 
 HANG = 4.0  # seconds; longer than the patience of who tests it
 UPSTREAM = 120.0  # seconds for the registry, which may wait for a busy disk
@@ -27,10 +28,8 @@ class FaultyRegistry:
         self.upstream = registry
         self.fault, self.at, self.seen, self.has_cut = None, 0, [], False
         self._lock = threading.Lock()
-        handler = type("Handler", (_Handler,), {"proxy": self})
-        self._server = _Server(("127.0.0.1", 0), handler)
-        self.host = f"127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        server = Server(_Handler, proxy=self)
+        self.host, self.stop = server.host, server.stop
 
     def arm(self, fault, at=0):
         with self._lock:
@@ -42,25 +41,9 @@ class FaultyRegistry:
             self.seen.append(what)
             return self.fault if self.at in {0, len(self.seen)} else None
 
-    def stop(self):
-        self._server.shutdown()
-        self._server.server_close()
 
-
-class _Server(http.server.ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 64
-
-    def handle_error(self, *_):
-        pass  # a client that goes away is what is tested here
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(Handler):
     proxy = None
-
-    def log_message(self, *_):
-        pass
 
     def handle_any(self):
         if self.place == "/token":  # for those who were told that theirs has expired

@@ -3,8 +3,8 @@
 import base64
 import contextlib
 import ssl
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from serving import Handler, Server
 
 LOGIN = "somebody:very-secret"
 
@@ -20,38 +20,24 @@ def serving(wheels, certificate=None):
         pages[f"/{file.name}"] = file.read_bytes()
         page = f"/simple/{file.name.partition('-')[0]}/"
         pages[page] = pages.get(page, b"") + f'<a href="/{file.name}">{file.name}</a>'.encode()
-
-    class Handler(_Handler):
-        contents = pages
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        if certificate:
-            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            tls.load_cert_chain(*certificate)
-            server.socket = tls.wrap_socket(server.socket, server_side=True)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http{'s' if certificate else ''}://{LOGIN}@127.0.0.1:{server.server_port}/simple/"
-        server.shutdown()
+    tls = None
+    if certificate:
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(*certificate)
+    server = Server(_Handler, tls=tls, pages=pages)
+    try:
+        yield f"http{'s' if certificate else ''}://{LOGIN}@{server.host}/simple/"
+    finally:
+        server.stop()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler):
     wanted = "Basic " + base64.b64encode(LOGIN.encode()).decode()
+    pages = None
 
-    def do_GET(self):
+    def do_GET(self):  # noqa: N802 - http.server's name
         if self.headers.get("Authorization") != self.wanted:
-            return self.answer(401, b"", "WWW-Authenticate", 'Basic realm="index"')
-        if self.path not in self.contents:
-            return self.answer(404, b"")
-        return self.answer(200, self.contents[self.path])
-
-    def answer(self, status, content, *header):
-        self.send_response(status)
-        if header:
-            self.send_header(*header)
-        self.send_header("Content-Type", "text/html")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_):
-        pass
+            return self.reply(401, headers={"WWW-Authenticate": 'Basic realm="index"'})
+        if self.path not in self.pages:
+            return self.reply(404)
+        return self.reply(200, self.pages[self.path], {"Content-Type": "text/html"})

@@ -7,7 +7,6 @@ token must allow, which blobs a manifest must find. A blob is taken in one reque
 import base64
 import contextlib
 import hashlib
-import http.server
 import json
 import socket
 import ssl
@@ -16,6 +15,8 @@ import time
 import urllib.parse
 import uuid
 from pathlib import Path
+
+from serving import Handler, Server
 
 LEEWAY = 60  # seconds for which a token is taken after its end
 
@@ -60,27 +61,21 @@ class InProcessRegistry:
         return f"127.0.0.1:{self.port}"
 
     def start(self):
-        handler = type("Handler", (_Handler,), {"registry": self})
-        self._server = _Server(("127.0.0.1", self.port), handler)
+        self._server = _Server(_Handler, port=self.port, registry=self)
         self.port = self._server.server_port
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def stop(self):
         """As if it were killed: connections break."""
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.stop()
         for connection in list(self._server.connections):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
 
-class _Server(http.server.ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 64
-
-    def __init__(self, *args):
+class _Server(Server):
+    def __init__(self, *args, **options):
         self.connections = set()
-        super().__init__(*args)
+        super().__init__(*args, **options)
 
     def process_request(self, request, client_address):
         self.connections.add(request)
@@ -90,12 +85,8 @@ class _Server(http.server.ThreadingHTTPServer):
         self.connections.discard(request)
         super().shutdown_request(request)
 
-    def handle_error(self, *_):
-        pass  # clients that go away are a matter of these tests
 
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(Handler):
     disable_nagle_algorithm = True
     registry = None
 
@@ -106,9 +97,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.request = context.wrap_socket(self.request, server_side=True)
             self.speaks_plain = False
         super().setup()
-
-    def log_message(self, *_):
-        pass
 
     def handle_any(self):
         if login := self.headers.get("Proxy-Authorization"):
@@ -206,7 +194,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return self.error(404, "MANIFEST_UNKNOWN", "manifest unknown")
         media_type, content = found
         headers = {"Content-Type": media_type, "Docker-Content-Digest": digest}
-        return self.reply(200, content, **headers)
+        return self.reply(200, content, headers)
 
     def put_manifest(self, name, version):
         store, content = self.registry.store, json.loads(self.body)
@@ -222,7 +210,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if ":" not in version:
             store.tags[name, version] = digest
         place = self.place(f"/v2/{name}/manifests/{digest}")
-        return self.reply(201, Location=place, **{"Docker-Content-Digest": digest})
+        return self.reply(201, headers={"Location": place, "Docker-Content-Digest": digest})
 
     def blob(self, name, digest):
         content = self.registry.store.blobs.get((name, digest))
@@ -230,7 +218,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return self.error(404, "BLOB_UNKNOWN", "blob unknown to registry")
         start = int((self.headers.get("Range") or "bytes=0-")[6:].partition("-")[0])
         headers = {"Content-Type": "application/octet-stream", "Docker-Content-Digest": digest}
-        return self.reply(206 if start else 200, content[start:], **headers)
+        return self.reply(206 if start else 200, content[start:], headers)
 
     def upload(self, name, number):
         store = self.registry.store
@@ -257,25 +245,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         number = str(uuid.uuid4())
         store.uploads.add(number)
         place = self.place(f"/v2/{name}/blobs/uploads/{number}?_state=x")
-        return self.reply(202, Location=place, Range="0-0")
+        return self.reply(202, headers={"Location": place, "Range": "0-0"})
 
     def created(self, name, digest):
         place = self.place(f"/v2/{name}/blobs/{digest}")
-        return self.reply(201, Location=place, **{"Docker-Content-Digest": digest})
+        return self.reply(201, headers={"Location": place, "Docker-Content-Digest": digest})
 
     def place(self, path):
         return f"{self.registry.scheme}://{self.headers['Host']}{path}"
 
     def error(self, status, code, message="", **headers):
         body = json.dumps({"errors": [{"code": code, "message": message}]}).encode()
-        return self.reply(status, body, **headers)
-
-    def reply(self, status, body=b"", **headers):
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        if status != 204:
-            self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        return self.reply(status, body, headers)

@@ -214,6 +214,7 @@ def job_specs(draw: st.DrawFn) -> JobSpec:
                 "backend": st.just("gloo"),
             },
         ),
+        "tracking": _tracking(),
         "checkpoint": st.none()
         | _some(
             {},

@@ -1,12 +1,12 @@
 """A token server as registries have it, whose tokens docker-registry really checks."""
 
 import base64
-import http.server
 import json
 import subprocess
-import threading
 import time
 import urllib.parse
+
+from serving import Handler, Server
 
 LEEWAY = 60
 """Seconds for which docker-registry takes a token after its end."""
@@ -32,20 +32,15 @@ class TokenServer:
         self.certificate, self.key = certificate
         self.users, self.refresh, self.rights = {}, {}, {}
         self.lasts, self.whole, self.asked = 300, False, []
-        handler = type("Handler", (_Handler,), {"tokens": self})
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self.realm = f"http://127.0.0.1:{self._server.server_port}/token?kind=test"
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        self._server = Server(_Handler, tokens=self)
+        self.realm = f"http://{self._server.host}/token?kind=test"
+        self.stop = self._server.stop
 
     @property
     def config(self):
         """What the registry is told of it."""
         token = {"realm": self.realm, "service": "test", "issuer": "tests"}
         return {"token": {**token, "rootcertbundle": str(self.certificate)}}
-
-    def stop(self):
-        self._server.shutdown()
-        self._server.server_close()
 
     def granted(self, user, scopes):
         """The access of a token, or None where it is refused."""
@@ -84,13 +79,10 @@ def pem_body(path):
     return base64.b64decode("".join(lines.split()))
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
+class _Handler(Handler):
     tokens = None
 
-    def log_message(self, *_):
-        pass
-
-    def do_GET(self):
+    def do_GET(self):  # noqa: N802 - http.server's name
         query = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query)
         assert query["kind"] == ["test"]
         scheme, _, encoded = self.headers.get("Authorization", "").partition(" ")
@@ -98,28 +90,21 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if scheme == "Basic":
             user, _, password = base64.b64decode(encoded).decode().partition(":")
             if self.tokens.users.get(user) != password:
-                return self.answer(401, {"details": "wrong password"})
+                return self.reply_json(401, {"details": "wrong password"})
         return self.give(user, query.get("scope", []), "token")
 
-    def do_POST(self):
+    def do_POST(self):  # noqa: N802 - http.server's name
         length = int(self.headers["Content-Length"])
         form = urllib.parse.parse_qs(self.rfile.read(length).decode())
         assert form["grant_type"] == ["refresh_token"]
         user = self.tokens.refresh.get(form["refresh_token"][0])
         if user is None:
-            return self.answer(401, {"details": "unknown refresh token"})
+            return self.reply_json(401, {"details": "unknown refresh token"})
         return self.give(user, form["scope"][0].split(), "access_token")
 
     def give(self, user, scopes, name):
         self.tokens.asked.append(sorted(scopes))
         access = self.tokens.granted(user, scopes)
         if access is None:
-            return self.answer(403, {"details": "no"})
-        return self.answer(200, {name: self.tokens.token(user, access), "expires_in": 60})
-
-    def answer(self, status, content):
-        body = json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+            return self.reply_json(403, {"details": "no"})
+        return self.reply_json(200, {name: self.tokens.token(user, access), "expires_in": 60})

@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import tempfile
 import zipfile
 import zlib
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +22,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, NoReturn
 
 from k8sjob.backends.api import JobRef, Launched, LogLine, Snapshot
 from k8sjob.backends.local import LocalBackend
-from k8sjob.backends.local.store import Store
+from k8sjob.backends.local.store import Store, whole_file
 from k8sjob.contract import __version__
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.kube.objects import Pod
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from threading import Event
 
-    from k8sjob.backends.api import Backend, Plan
+    from k8sjob.backends.api import Backend
     from k8sjob.kube.objects import Json
 
 SUFFIX: Final = ".k8sjob"
@@ -151,24 +149,6 @@ def _decoded(replica: str, text: bytes) -> LogLine:
     return LogLine(replica, attempt, stamp, shown, bool(gap), base64.b64decode(*raw or [""]))
 
 
-@contextmanager
-def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write, which gets its name once it is complete.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".k8sjob-", delete=False) as out:
-        try:
-            yield out
-            out.flush()
-            os.fsync(out.fileno())
-            Path(out.name).replace(path)
-        except BaseException:
-            Path(out.name).unlink(missing_ok=True)
-            raise
-
-
 class Records:
     """The records that are kept in the state folder: records/NAMESPACE/NAME@RUN.k8sjob.
 
@@ -185,17 +165,7 @@ class Records:
         return self._root / ref.namespace / f"{ref.name}@{ref.uid[:8]}{SUFFIX}"
 
     def keep(self, backend: Backend, ref: JobRef, snapshot: Snapshot | None = None) -> Path:
-        """Keep a brief record of a job; the oldest records give way.
-
-        Args:
-            backend: where the job lives.
-            ref: the job.
-            snapshot: the job, where it was read already.
-
-        Raises:
-            BackendError: the job cannot be read.
-            OSError: the record cannot be written.
-        """
+        """Keep a brief record of a job, as write_record does; the oldest records give way."""
         path = self.path(ref)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with whole_file(path) as out:
@@ -359,22 +329,8 @@ class RecordBackend:
         del snapshot
         return self._related
 
-    def create(self, plan: Plan) -> JobRef:
-        """Not of a record."""
-        del plan
-        self._refuse()
-
-    def suspend(
-        self, ref: JobRef, *, value: bool, waiting: Callable[[float], object] | None = None
-    ) -> None:
-        """Not of a record."""
-        del ref, value, waiting
-        self._refuse()
-
-    def delete(self, ref: JobRef) -> None:
-        """Not of a record."""
-        del ref
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        """Refuse to change the job of a record."""
         raise BackendError(f"{self.path} is the record of a job, which this command cannot change")
+
+    create = suspend = delete = _refuse

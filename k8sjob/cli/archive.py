@@ -8,7 +8,8 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
-from k8sjob.backends.record import SUFFIX, whole_file, write_record
+from k8sjob.backends.local.store import whole_file
+from k8sjob.backends.record import SUFFIX, write_record
 from k8sjob.card import Html, card, curve, folded, moments, paragraph, table
 from k8sjob.cli.naming import Place, find, job_argument, place_options
 from k8sjob.cli.output import line, warn

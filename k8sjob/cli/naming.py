@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from k8sjob.backends.api import LOCAL, Backend, JobRef, Snapshot
-from k8sjob.backends.connect import Client, connect
+from k8sjob.backends.cluster import Client, connect
 from k8sjob.cli.options import selector
 from k8sjob.cli.output import warn
 from k8sjob.errors import BackendError, JobNotFound
@@ -24,7 +24,7 @@ from k8sjob.kube.client.kubeconfig import configured, contexts, namespaces
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from k8sjob.backends.cluster import ClusterBackend
+    from k8sjob.backends.cluster.backend import ClusterBackend
     from k8sjob.backends.local import LocalBackend
 
 _Seen = TypeVar("_Seen")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 import click
 
 from k8sjob.cli.output import say
-from k8sjob.spec.names import TargetName
+from k8sjob.spec.values import TargetName
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -31,7 +31,7 @@ from k8sjob.yamldoc import dump
 
 if TYPE_CHECKING:
     from k8sjob.backends.api import Plan
-    from k8sjob.backends.cluster import ClusterBackend
+    from k8sjob.backends.cluster.backend import ClusterBackend
     from k8sjob.spec import JobSpec
 
 _OUTCOMES = {

@@ -14,7 +14,7 @@ from k8sjob.cli.output import line, say, warn
 from k8sjob.errors import BackendError, K8sJobError
 
 if TYPE_CHECKING:
-    from k8sjob.backends.cluster import ClusterBackend
+    from k8sjob.backends.cluster.backend import ClusterBackend
 
 
 @click.command("ui")

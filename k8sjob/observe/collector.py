@@ -32,7 +32,7 @@ from k8sjob.targets.api import JobState
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
-    from k8sjob.backends.cluster import ClusterBackend
+    from k8sjob.backends.cluster.backend import ClusterBackend
     from k8sjob.backends.record import Records
     from k8sjob.kube.client.listwatch import Change
     from k8sjob.kube.objects import Json

@@ -158,7 +158,7 @@ def literal(text: str) -> str:
 
 
 def _checked(image: str) -> str:
-    from k8sjob.spec.names import is_image_reference  # noqa: PLC0415 - as in _volumes
+    from k8sjob.spec.values import is_image_reference  # noqa: PLC0415 - as in _volumes
 
     if not is_image_reference(image):
         message = f"{image!r} is not an image reference: [registry/]path[:tag][@sha256:digest]"

@@ -10,11 +10,19 @@ from k8sjob.spec.base import Part
 from k8sjob.spec.image import Image
 from k8sjob.spec.job import JobSpec
 from k8sjob.spec.load import load, schema
-from k8sjob.spec.replicas import Elastic, Gang, Policy, Replicas
-from k8sjob.spec.resources import EmptyDir, MasterResources, Requests, Resources, Volume
+from k8sjob.spec.replicas import (
+    Elastic,
+    EmptyDir,
+    Gang,
+    MasterResources,
+    Policy,
+    Replicas,
+    Requests,
+    Resources,
+    Volume,
+)
 from k8sjob.spec.run import EnvFrom, Run
-from k8sjob.spec.tracking import MLflow, TensorBoard, Tracking, Trackio, WandB
-from k8sjob.spec.training import Checkpoint, Strategy
+from k8sjob.spec.training import Checkpoint, MLflow, Strategy, TensorBoard, Tracking, Trackio, WandB
 
 __all__ = [
     "Checkpoint",

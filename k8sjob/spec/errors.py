@@ -50,12 +50,9 @@ def problems(root: type[Part], error: ValidationError, document: Document | None
 
 
 def frozen(part: Part, name: str, value: str) -> AttributeError:
-    """The error of setting a field of a spec that exists, with the call that makes another spec.
+    """The error of setting a field of a spec or a part of it, with the call that makes another.
 
-    Args:
-        part: the spec, or a part of it.
-        name: the field.
-        value: what it was to become, as text.
+    `value` is what the field was to become, as text.
     """
     from k8sjob.spec.job import JobSpec  # noqa: PLC0415 - it is made of parts
 
@@ -252,10 +249,7 @@ _FLAGS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": Fa
 def _likely(wrong: Any, field: str, parts: Sequence[type[Part]]) -> Iterator[Any]:
     """Values that may have been meant, the likeliest first; not all of them fit the field.
 
-    Args:
-        wrong: the value that was refused.
-        field: the name of the field.
-        parts: the classes that the field can hold.
+    `parts` are the classes that the field can hold.
     """
     if isinstance(wrong, str):
         yield started_by(wrong) if Run in parts else None

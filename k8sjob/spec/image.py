@@ -8,21 +8,24 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, Discriminator, Tag
 
 from k8sjob.spec.base import Broken, Part, doc, refuse
-from k8sjob.spec.names import ImageReference, ObjectName, is_repository
+from k8sjob.spec.values import ImageReference, ObjectName, is_repository, matching
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_APT = re.compile(r"[a-z0-9][a-z0-9+.-]+(?::[a-z0-9]+)?(?:=[A-Za-z0-9.+:~-]+)?")
-_PLATFORM = re.compile(r"[a-z0-9]+/[a-z0-9_]+(?:/v[0-9]+)?")
-_URL = re.compile(r"https?://[^\s\"'`$\\<>{}|^@]+")
+_APT = matching(
+    re.compile(r"[a-z0-9][a-z0-9+.-]+(?::[a-z0-9]+)?(?:=[A-Za-z0-9.+:~-]+)?"),
+    "a Debian package; write name, name=version or name:architecture",
+)
+_PLATFORM = matching(
+    re.compile(r"[a-z0-9]+/[a-z0-9_]+(?:/v[0-9]+)?"),
+    "a platform; write os/architecture, as linux/amd64",
+)
+_INDEX = matching(
+    re.compile(r"https?://[^\s\"'`$\\<>{}|^@]+"),
+    "the http(s) URL of an index without credentials; those are given to the build as a secret",
+)
 _PIP_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?(?=[\s\[<>=!~;@(]|$)")
-
-
-def _apt(value: str) -> str:
-    if not _APT.fullmatch(value):
-        refuse(f"{value!r} is not a Debian package; write name, name=version or name:architecture")
-    return value
 
 
 def _pip(value: str) -> str:
@@ -30,12 +33,6 @@ def _pip(value: str) -> str:
         refuse(f"{value!r} is not a requirement; write name or name[extra]>=1.2, as pip takes it")
     if not value.isprintable() or "\\" in value or "$" in value:
         refuse(f"{value!r} has a character that pip or a Dockerfile would act on; take it out")
-    return value
-
-
-def _platform(value: str) -> str:
-    if not _PLATFORM.fullmatch(value):
-        refuse(f"{value!r} is not a platform; write os/architecture, as linux/amd64")
     return value
 
 
@@ -48,15 +45,6 @@ def _relative(value: str) -> str:
 def _folder(value: str) -> str:
     if not value or not value.isprintable():
         refuse(f"{value!r} is not a folder; write a path relative to the job.yaml, as .")
-    return value
-
-
-def _index(value: str) -> str:
-    if not _URL.fullmatch(value):
-        refuse(
-            f"{value!r} is not the http(s) URL of an index without credentials; those are given to"
-            " the build as a secret"
-        )
     return value
 
 
@@ -92,13 +80,13 @@ class Image(Part):
         "requirements.txt",
         default=None,
     )
-    apt: tuple[Annotated[str, AfterValidator(_apt)], ...] = doc(
+    apt: tuple[Annotated[str, _APT], ...] = doc(
         "Debian packages to install.", ["git", "libgl1"], default=()
     )
     pip: tuple[Annotated[str, AfterValidator(_pip)], ...] = doc(
         "Python requirements to install.", ["scikit-learn==1.7.2", "tqdm"], default=()
     )
-    index_url: Annotated[str, AfterValidator(_index)] | None = doc(
+    index_url: Annotated[str, _INDEX] | None = doc(
         "pip's index, where it is not the public one; http or https.",
         "https://packages.internal/simple",
         default=None,
@@ -113,7 +101,7 @@ class Image(Part):
         "IfNotPresent",
         default=None,
     )
-    platform: Annotated[str, AfterValidator(_platform)] | None = doc(
+    platform: Annotated[str, _PLATFORM] | None = doc(
         "What the image is built for, as os/architecture; null: what the base is for.",
         "linux/amd64",
         default=None,

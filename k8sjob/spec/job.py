@@ -13,7 +13,11 @@ from k8sjob.contract import RuntimeConfig
 from k8sjob.errors import SpecError, field_path
 from k8sjob.spec.base import FROZEN_EMPTY, UNEXPLAINED, Broken, Flag, FrozenMap, Part, doc
 from k8sjob.spec.image import AnyImage, Image
-from k8sjob.spec.names import (
+from k8sjob.spec.replicas import Gang, Policy, Replicas, Resources, Topology, Volume
+from k8sjob.spec.rules import job_remarks, job_rules
+from k8sjob.spec.run import Run
+from k8sjob.spec.training import Checkpoint, Strategy, Tracking
+from k8sjob.spec.values import (
     FreeJson,
     JobName,
     LabelKey,
@@ -23,12 +27,6 @@ from k8sjob.spec.names import (
     TargetName,
     Text,
 )
-from k8sjob.spec.replicas import Gang, Policy, Replicas, Topology
-from k8sjob.spec.resources import Resources, Volume
-from k8sjob.spec.rules import job_remarks, job_rules
-from k8sjob.spec.run import Run
-from k8sjob.spec.tracking import Tracking
-from k8sjob.spec.training import Checkpoint, Strategy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -14,7 +14,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from k8sjob.errors import Problem, SpecError, field_path
 from k8sjob.spec.job import JobSpec
-from k8sjob.spec.quantity import format_duration
+from k8sjob.spec.values import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -1,12 +1,24 @@
-"""Replicas: how many, how they restart and end, how they are scheduled together."""
+"""Replicas: how many, how they restart and end, what each asks of its node and mounts."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
-from k8sjob.spec.base import Broken, Count, Flag, Part, Whole, doc
-from k8sjob.spec.names import LabelKey, ObjectName
-from k8sjob.spec.quantity import Duration
+from k8sjob.kube.capacity import parse
+from k8sjob.spec.base import FROZEN_EMPTY, Broken, Count, Flag, FrozenMap, Part, Whole, doc
+from k8sjob.spec.values import (
+    AbsolutePath,
+    Cpu,
+    Duration,
+    LabelKey,
+    LabelValue,
+    Memory,
+    ObjectName,
+    Quantity,
+    ResourceName,
+    Text,
+    VolumeName,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -152,4 +164,207 @@ class Policy(Part):
             yield Broken(
                 ("termination_grace",),
                 f"{self.termination_grace}s leaves no time to stop; write at least 2s",
+            )
+
+
+# --- resources and volumes ------------------------------------------------------------------------
+
+_GPU_LABELS: Final = {"nvidia.com": "nvidia.com/gpu.product", "amd.com": "amd.com/gpu.product-name"}
+
+
+class Requests(Part):
+    """What the scheduler sets aside, where that is less than the limits."""
+
+    cpu: Cpu | None = doc(
+        "CPU set aside; null: as the limit.", 2, "500m", unit="cores", default=None
+    )
+    memory: Memory | None = doc(
+        "Memory set aside; null: as the limit.", "8Gi", unit="bytes", default=None
+    )
+
+
+class MasterResources(Part):
+    """What is different for the Master; null: as for the Workers."""
+
+    gpus: Whole | None = doc("GPUs of the Master.", 1, unit="GPUs", ge=0, default=None)
+    cpu: Cpu | None = doc("CPU of the Master.", 8, unit="cores", default=None)
+    memory: Memory | None = doc("Memory of the Master.", "64Gi", unit="bytes", default=None)
+    shm: Memory | None = doc("The Master's /dev/shm.", "16Gi", unit="bytes", default=None)
+    extended: FrozenMap[ResourceName, Quantity] | None = doc(
+        "Extended resources of the Master, instead of the Workers'.", {"rdma/hca": 1}, default=None
+    )
+    requests: Requests | None = doc(
+        "What the scheduler sets aside for the Master.", {"cpu": 4}, default=None
+    )
+
+
+class Resources(Part):
+    """Limits of each replica; the requests are equal to them unless `requests` says otherwise."""
+
+    gpus: Whole = doc("GPUs of each replica.", 1, unit="GPUs", ge=0, le=1024, default=0)
+    gpu_type: LabelValue | None = doc(
+        "Model of the GPU, as the node's label names it (nvidia.com/gpu.product or"
+        " amd.com/gpu.product-name); null: any.",
+        "NVIDIA-A100-SXM4-80GB",
+        default=None,
+    )
+    gpu_resource: ResourceName = doc(
+        "The resource that counts GPUs on the nodes.",
+        "nvidia.com/gpu",
+        "amd.com/gpu",
+        default="nvidia.com/gpu",
+    )
+    cpu: Cpu | None = doc("CPU; null: no limit.", 4, "500m", unit="cores", default=None)
+    memory: Memory | None = doc("Memory; null: no limit.", "32Gi", unit="bytes", default=None)
+    shm: Memory | None = doc(
+        "Size of /dev/shm, through which data loaders hand batches over; it counts as memory."
+        " null: as much as the memory limit allows; 0: what the container runtime gives, 64Mi.",
+        "8Gi",
+        unit="bytes",
+        default=None,
+    )
+    extended: FrozenMap[ResourceName, Quantity] = doc(
+        "Further resources by name, in whole numbers.", {"rdma/hca": 1}, default=FROZEN_EMPTY
+    )
+    requests: Requests | None = doc(
+        "What the scheduler sets aside, where less than the limits.", {"cpu": 2}, default=None
+    )
+    master: MasterResources | None = doc(
+        "What is different for the Master; null: nothing.", {"memory": "64Gi"}, default=None
+    )
+
+    @property
+    def of_master(self) -> Resources:
+        """What the Master gets: `master` laid over the Workers' resources."""
+        if self.master is None:
+            return self
+        own = {k: getattr(self.master, k) for k in type(self.master).model_fields}
+        update = {key: value for key, value in own.items() if value is not None}
+        return self.model_copy(update={**update, "master": None})
+
+    @property
+    def gpu_label(self) -> str | None:
+        """The node label that gpu_type is compared with, or None where none is known."""
+        return _GPU_LABELS.get(self.gpu_resource.partition("/")[0])
+
+    def rules(self) -> Iterator[Broken]:
+        """Requests and /dev/shm fit the limits, a GPU type has GPUs and a known label."""
+        yield from self._fit((), self)
+        if self.master is not None:
+            yield from self._fit(("master",), self.of_master)
+        if self.gpu_type is not None and not self.gpus:
+            yield Broken(
+                ("gpu_type",),
+                f"{self.gpu_type!r} is asked for, but gpus is 0; set gpus, or leave gpu_type out",
+            )
+        if self.gpu_type is not None and self.gpu_label is None:
+            yield Broken(
+                ("gpu_type",),
+                f"{self.gpu_type!r}: no node label is known for {self.gpu_resource}; name it in"
+                " node_selector instead",
+            )
+
+    def _fit(self, at: tuple[str, ...], limits: Resources) -> Iterator[Broken]:
+        if limits.shm and limits.memory and parse(limits.shm) > parse(limits.memory):
+            yield Broken(
+                (*at, "shm"),
+                f"{limits.shm} is more than memory {limits.memory}, of which it is a part; set it"
+                f" to at most {limits.memory}",
+            )
+        for name in ("cpu", "memory"):
+            asked = getattr(limits.requests, name, None)
+            limit = getattr(limits, name)
+            if asked and limit and parse(asked) > parse(limit):
+                yield Broken(
+                    (*at, "requests", name),
+                    f"{asked} is more than the limit {limit}; set it to at most {limit}",
+                )
+        for name, amount in limits.extended.items():
+            if parse(amount) % 1:
+                yield Broken(
+                    (*at, "extended", name),
+                    f"{amount} is not a whole number; Kubernetes counts extended resources in"
+                    " pieces",
+                )
+            if name == limits.gpu_resource:
+                yield Broken(
+                    (*at, "extended", name), f"{name} is counted by gpus; set that instead"
+                )
+
+
+SHM_VOLUME: Final = "dshm"
+"""Name of the volume that is mounted at /dev/shm for `resources.shm`."""
+_SOURCES: Final = ("pvc", "host_path", "config_map", "secret", "empty_dir")
+
+
+class EmptyDir(Part):
+    """An empty folder that lives as long as its pod."""
+
+    medium: Literal["Memory"] | None = doc(
+        "Memory: a tmpfs; null: the node's disk.", "Memory", default=None
+    )
+    size_limit: Memory | None = doc(
+        "Size at which the pod is evicted; null: none.", "20Gi", unit="bytes", default=None
+    )
+
+
+class Volume(Part):
+    """One mount with exactly one source."""
+
+    name: Annotated[VolumeName, doc("Name of the volume, unique in the job.", "data")]
+    mount: Annotated[AbsolutePath, doc("Where it appears in the container.", "/data")]
+    pvc: ObjectName | None = doc(
+        "A PersistentVolumeClaim in the job's namespace.", "datasets", default=None
+    )
+    host_path: AbsolutePath | None = doc(
+        "A path on the node itself.", "/mnt/datasets", default=None
+    )
+    config_map: ObjectName | None = doc(
+        "A ConfigMap, a file for each key; read-only.", "training-settings", default=None
+    )
+    secret: ObjectName | None = doc(
+        "A Secret, a file for each key; read-only.", "dataset-token", default=None
+    )
+    empty_dir: EmptyDir | None = doc(
+        "An empty folder of the pod's own; {} for the defaults.",
+        {"size_limit": "20Gi"},
+        default=None,
+    )
+    sub_path: Text | None = doc(
+        "Mount this folder inside the volume instead of its root.", "mnist", default=None
+    )
+    read_only: Flag = doc("Whether the containers may only read it.", True, default=False)
+    local: Text | None = doc(
+        "What `k8sjob run` uses on this machine instead, relative to the job.yaml; null: a"
+        " folder of the job's own.",
+        "./data",
+        default=None,
+    )
+
+    @property
+    def source(self) -> str:
+        """The name of the one source that is given: pvc, host_path, ..."""
+        return next(name for name in _SOURCES if getattr(self, name) is not None)
+
+    def rules(self) -> Iterator[Broken]:
+        """Exactly one source, a path inside the volume, no name or mount that is taken."""
+        given = [name for name in _SOURCES if getattr(self, name) is not None]
+        if len(given) != 1:
+            seen = " and ".join(given) or "no source"
+            yield Broken((), f"{seen} given; write exactly one of {', '.join(_SOURCES)}")
+        if self.sub_path is not None:
+            parts = self.sub_path.split("/")
+            if not self.sub_path or not parts[0] or ".." in parts:
+                yield Broken(
+                    ("sub_path",),
+                    f"{self.sub_path!r} is not a folder inside the volume; write it without a"
+                    " leading '/' and without '..'",
+                )
+        if self.name == SHM_VOLUME:
+            yield Broken(
+                ("name",), f"{self.name!r} is the name of /dev/shm's volume; choose another"
+            )
+        if self.mount in ("/", "/dev/shm"):  # noqa: S108 - a mount point, not a temporary file
+            yield Broken(
+                ("mount",), f"{self.mount!r} cannot be mounted over; for /dev/shm set resources.shm"
             )

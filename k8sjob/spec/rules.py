@@ -8,7 +8,7 @@ from k8sjob import strategies
 from k8sjob.contract import TRACKER_PACKAGES, WORKDIR
 from k8sjob.kube.objects import PRIORITY, QUEUE, RESERVED
 from k8sjob.spec.base import Broken
-from k8sjob.spec.names import MAX_NAME
+from k8sjob.spec.values import MAX_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

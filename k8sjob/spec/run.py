@@ -10,8 +10,7 @@ from pydantic import AfterValidator
 
 from k8sjob.contract import RUNTIME_HOME
 from k8sjob.spec.base import FROZEN_EMPTY, Broken, FrozenMap, Part, doc, refuse
-from k8sjob.spec.names import EnvName, ObjectName, Text
-from k8sjob.spec.quantity import Duration
+from k8sjob.spec.values import Duration, EnvName, ObjectName, Text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""How the ranks train together, and where they leave their checkpoints."""
+"""How the ranks train together, where their checkpoints go, and what shows their numbers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, Strict
 
+from k8sjob.errors import redacted
 from k8sjob.spec.base import FROZEN_EMPTY, Count, Flag, FrozenMap, Part, doc, refuse, seen
-from k8sjob.spec.names import AbsolutePath, Text
-from k8sjob.strategies import GONE, pattern_error
+from k8sjob.spec.values import AbsolutePath, Text
+from k8sjob.strategies import GONE, STRATEGIES, pattern_error
 
 
 def _backend(value: Any) -> Any:
@@ -65,16 +66,7 @@ class Strategy(Part):
     shorthand = "kind"
 
     kind: Kind = doc(
-        "ddp: every rank has the whole model, gradients are averaged. keras: every"
-        " rank has the whole Keras model, which computes with torch. fsdp: every rank has a"
-        " part of each parameter and gathers the rest as it is needed. mesh: ranks along data"
-        " divide each batch, ranks along model divide what layout says. keras_mesh: a Keras"
-        " model over data and model by keras.distribution, one device a rank. pipeline: every"
-        " rank has some of the layers, batches pass through in parts. model_split: one process"
-        " has some of the layers on each of its GPUs, which take turns. data_parallel: one"
-        " process has a copy of the model on each of its GPUs, recreated each step."
-        " parameter_server: trainers have the model without its tables, servers the tables'"
-        " columns.",
+        " ".join(f"{kind}: {row.summary}." for kind, row in STRATEGIES.items()),
         *get_args(Kind),
         default="ddp",
     )
@@ -206,3 +198,81 @@ class Checkpoint(Part):
         "sharded",
         default="auto",
     )
+
+
+# --- trackers of experiments ----------------------------------------------------------------------
+
+
+def _server(value: str) -> str:
+    if not re.fullmatch(r"https?://[^\s@]+", value) and value != "databricks":
+        refuse(
+            f"{redacted(value)!r} is not the http(s) URL of a tracking server without credentials;"
+            " give those as MLFLOW_TRACKING_USERNAME, _PASSWORD or _TOKEN by run.env_from"
+        )
+    return value
+
+
+class MLflow(Part):
+    """An MLflow tracking server."""
+
+    shorthand = "uri"
+
+    uri: Annotated[Text, AfterValidator(_server)] | None = doc(
+        "URL of the tracking server; null: MLFLOW_TRACKING_URI of the container.",
+        "http://mlflow.team:5000",
+        default=None,
+    )
+    experiment: Text | None = doc(
+        "Name of the experiment; null: the job's name.", "digits", default=None
+    )
+
+
+class WandB(Part):
+    """Weights & Biases. Its key comes as WANDB_API_KEY from a Secret in run.env_from."""
+
+    shorthand = "project"
+
+    project: Text | None = doc("Name of the project; null: the job's.", "digits", default=None)
+    entity: Text | None = doc("User or team; null: the key's default.", "vision", default=None)
+    offline: Flag = doc(
+        "Write files for `wandb sync` instead of sending; WANDB_DIR says where.",
+        True,
+        default=False,
+    )
+
+
+class Trackio(Part):
+    """Trackio. Its token for a Space comes as HF_TOKEN from a Secret in run.env_from."""
+
+    shorthand = "project"
+
+    project: Text | None = doc("Name of the project; null: the job's.", "digits", default=None)
+    space: Text | None = doc(
+        "The Space of the Hugging Face Hub; null: files in TRACKIO_DIR.", "team/runs", default=None
+    )
+
+
+class TensorBoard(Part):
+    """Event files for TensorBoard."""
+
+    shorthand = "dir"
+
+    dir: Annotated[
+        AbsolutePath, doc("Folder in the container, on a volume that outlives the pods.", "/logs")
+    ]
+
+
+class Tracking(Part):
+    """The trackers; rank 0 sends to each what the job reports, none can stop the training."""
+
+    mlflow: MLflow | None = doc(
+        "An MLflow server.", {"uri": "http://mlflow.team:5000"}, default=None
+    )
+    wandb: WandB | None = doc("Weights & Biases.", {"project": "digits"}, default=None)
+    trackio: Trackio | None = doc("Trackio.", {"project": "digits"}, default=None)
+    tensorboard: TensorBoard | None = doc("Files for TensorBoard.", {"dir": "/logs"}, default=None)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Tracker -> its settings, for those that are given, as JSON has them."""
+        return self.model_dump(mode="json", exclude_none=True)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from k8sjob.kube.objects import Json
     from k8sjob.kube.resources import Controller
     from k8sjob.spec import JobSpec
-    from k8sjob.spec.names import TargetName
+    from k8sjob.spec.values import TargetName
     from k8sjob.targets.schema import WrongType
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from k8sjob.backends.api import Snapshot
-    from k8sjob.backends.cluster import ClusterBackend
+    from k8sjob.backends.cluster.backend import ClusterBackend
     from k8sjob.ui.jobs import Entry
 
 MOST_POINTS: Final = 2000

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from k8sjob.backends.api import Backend
-    from k8sjob.backends.cluster import ClusterBackend
+    from k8sjob.backends.cluster.backend import ClusterBackend
     from k8sjob.kube.client.listwatch import Change
 
 LOCAL_SECONDS: Final = 1.0

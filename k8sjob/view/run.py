@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from k8sjob.backends.api import JobRef
-from k8sjob.backends.connect import connect
+from k8sjob.backends.cluster import connect
 from k8sjob.backends.local import LocalBackend
 from k8sjob.card import card
 from k8sjob.errors import BackendError, JobFailed, JobNotFound
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path, PurePath
 
     from k8sjob.backends.api import Backend, Plan
-    from k8sjob.backends.cluster import ClusterBackend
+    from k8sjob.backends.cluster.backend import ClusterBackend
     from k8sjob.contract import Event
     from k8sjob.observe.diagnose import Finding
     from k8sjob.spec import JobSpec

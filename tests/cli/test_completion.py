@@ -32,7 +32,8 @@ def words(done):
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("k8sjob re", [["word", "render"], ["word", "report"], ["word", "resume"]]),
+        ("k8sjob rer", [["word", "rerun"]]),
+        ("k8sjob res", [["word", "resume"]]),
         ("k8sjob run --set replicas.w", [["part", "replicas.workers="]]),
         ("k8sjob run --set target=job", [["word", "target=job"], ["word", "target=jobset"]]),
         ("k8sjob diff --set strategy.sync_batchnorm=t", [["word", "strategy.sync_batchnorm=true"]]),

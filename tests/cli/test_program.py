@@ -98,16 +98,6 @@ def test_version(k8sjob):
     assert f'"k8sjob": "{__version__}"' in k8sjob("version", "-o", "json").out
 
 
-def test_a_shell_completes_commands(complete):
-    offered = [line.split("\t")[:2] for line in complete("k8sjob re").stdout.splitlines()]
-    assert offered == [
-        ["word", "render"],
-        ["word", "rerun"],
-        ["word", "report"],
-        ["word", "resume"],
-    ]
-
-
 @pytest.mark.parametrize(
     ("argv0", "name"),
     [

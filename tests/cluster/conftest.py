@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import functools
 import gc
+import json
 import os
 import sys
 import time
@@ -21,7 +22,7 @@ from cluster.desk import Desk
 from cluster.proxy import Proxy
 from needs import lacking
 
-from k8sjob.backends.connect import connect
+from k8sjob.backends.cluster import connect
 from k8sjob.rendering import write_context
 
 YOURS = "KUBECONFIG and K8SJOB_TEST_REGISTRY let these tests use a cluster of yours"
@@ -197,6 +198,23 @@ def namespace(cluster):
     yield name
     cluster.delete("pytorchjobs", namespace=name)
     cluster.delete("namespaces", name)
+
+
+@pytest.fixture
+def kubeconfig_of(cluster, namespace, tmp_path):
+    """Writes the kubeconfig of a service account of the test's namespace: its file, and a token."""
+
+    def write(account):
+        token = cluster.kubectl("create", "token", account, "-n", namespace).stdout.strip()
+        view = ("config", "view", "--raw", "--minify", "-o", "json")
+        config = json.loads(cluster.kubectl(*view).stdout)
+        config["users"][0]["user"] = {"token": token}
+        config["contexts"][0]["context"]["namespace"] = namespace
+        file = tmp_path / f"{account}.kubeconfig"
+        file.write_text(json.dumps(config))
+        return file, token
+
+    return write
 
 
 @pytest.fixture(scope="session")

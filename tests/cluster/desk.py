@@ -1,10 +1,11 @@
 """A user at a terminal, before a real cluster."""
 
 import functools
+import json
 
 import yaml
 
-from k8sjob.backends.connect import connect
+from k8sjob.backends.cluster import connect
 from k8sjob.observe.status import job_status
 
 from .commands import Command
@@ -66,6 +67,13 @@ class Desk:
     def backend(self):
         """The cluster's back end for the namespace."""
         return connect(kubeconfig=self.cluster.kubeconfig, namespace=self.namespace)
+
+    def result(self, ref, *replicas):
+        """What rank 0 of a job of train.py has printed, in one of these replicas."""
+        names = replicas or ("master-0",)
+        lines = [line.text for name in names for line in self.backend.logs(ref, name)]
+        (found,) = [line for line in lines if line.startswith("RESULT ")] or [lines[-20:]]
+        return json.loads(found.removeprefix("RESULT "))
 
     def uid(self, name="tiny"):
         """The uid of a job."""

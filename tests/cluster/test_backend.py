@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from k8sjob.backends.connect import connect
-from k8sjob.errors import BackendError, JobExists, JobNotFound
+from k8sjob.backends.cluster import connect
+from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.observe.status import JobState, job_status
 
 SLEEP = ["sh", "-c", "trap 'exit 143' TERM; sleep 300 & wait"]
@@ -31,32 +31,6 @@ def reached(backend, ref, state):
     return lambda: job_status(backend.snapshot(ref)).state is state
 
 
-def test_a_job_from_its_making_to_its_end(backend, manifest, eventually):
-    before = backend.dry_run(manifest())
-    assert before["spec"]["runPolicy"]["cleanPodPolicy"] == "Running"
-    with pytest.raises(JobNotFound):
-        backend.find("one")
-    ref = backend.create_manifest(manifest())
-    assert backend.find("one") == ref
-    with pytest.raises(JobExists):
-        backend.create_manifest(manifest())
-    assert backend.dry_run(manifest(), name_free=True)["metadata"]["name"] == "one"
-    eventually(reached(backend, ref, JobState.SUCCEEDED), "its success")
-    (listed,) = backend.jobs()
-    assert listed.job["metadata"]["uid"] == ref.uid
-    found = backend.snapshot(ref)
-    assert found.pods[0]["metadata"]["name"] == "one-master-0"
-    both = {"SuccessfulCreatePod", "Scheduled"}  # by the operator, by the scheduler; not at once
-    eventually(lambda: both <= {e["reason"] for e in backend.snapshot(ref).events}, "their events")
-    with pytest.raises(BackendError, match="has ended and cannot be suspended"):
-        backend.suspend(ref, value=True)
-    backend.delete(ref)
-    with pytest.raises(JobNotFound):
-        backend.snapshot(ref)
-    with pytest.raises(JobNotFound):
-        backend.delete(ref)
-
-
 def test_suspend_resume_and_delete(backend, manifest, eventually):
     ref = backend.create_manifest(manifest(command=SLEEP))
     eventually(reached(backend, ref, JobState.RUNNING), "its start")
@@ -78,14 +52,12 @@ def test_suspend_resume_and_delete(backend, manifest, eventually):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda job: job["spec"].update(runPolcy={}), 'unknown field "spec.runPolcy"'),
         (lambda job: job["spec"].update(nprocPerNode=2), "spec.nprocPerNode: Invalid value"),
         (
             lambda job: job["spec"]["pytorchReplicaSpecs"]["Master"].update(replicas=2),
             "the training operator refuses the job: spec.pytorchReplicaSpecs",
         ),
         (lambda job: job["metadata"].update(name="1one"), "a DNS-1035 label"),
-        (lambda job: job["metadata"].update(namespace="nowhere"), "no namespace 'nowhere'"),
     ],
 )
 def test_what_the_cluster_does_not_take(backend, manifest, change, words):

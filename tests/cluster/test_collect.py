@@ -1,13 +1,12 @@
 """`k8sjob collect` in a real cluster, with the rights and the rules of manifests/collector."""
 
-import http.server
 import json
 import signal
-import threading
 from pathlib import Path
 
 import pytest
 import yaml
+from serving import Handler, Server
 
 ROOT = Path(__file__).resolve().parents[2]
 MANIFEST = ROOT / "manifests/collector/collector.yaml"
@@ -17,29 +16,21 @@ MANIFEST = ROOT / "manifests/collector/collector.yaml"
 def messages():
     """What a webhook got, and its URL."""
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
+    class Messages(Handler):
+        def do_POST(self):  # noqa: N802 - http.server's name
             body = self.rfile.read(int(self.headers["Content-Length"]))
             server.got.append(json.loads(body)["text"])
-            self.send_response(200)
-            self.send_header("Content-Length", "2")
-            self.end_headers()
-            self.wfile.write(b"ok")
+            self.reply(200, b"ok")
 
-        def log_message(self, *_):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = Server(Messages)
     server.got = []
-    server.url = f"http://127.0.0.1:{server.server_port}/"
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    server.url = f"http://{server.host}/"
     yield server
-    server.shutdown()
-    server.server_close()
+    server.stop()
 
 
 @pytest.fixture
-def kubeconfig(cluster, namespace, tmp_path):
+def kubeconfig(cluster, namespace, kubeconfig_of):
     """Of a service account that has the collector's role in all namespaces."""
     objects = {one["kind"]: one for one in yaml.safe_load_all(MANIFEST.read_text())}
     role, bound = objects["ClusterRole"], objects["ClusterRoleBinding"]
@@ -50,14 +41,7 @@ def kubeconfig(cluster, namespace, tmp_path):
     cluster.kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(account))
     for one in (role, bound):
         cluster.kubectl("apply", "-f", "-", stdin=json.dumps(one))
-    token = cluster.kubectl("create", "token", "k8sjob-collector", "-n", namespace).stdout.strip()
-    seen = cluster.kubectl("config", "view", "--raw", "--minify", "-o", "json").stdout
-    config = json.loads(seen)
-    config["users"][0]["user"] = {"token": token}
-    config["contexts"][0]["context"]["namespace"] = namespace
-    file = tmp_path / "collector.kubeconfig"
-    file.write_text(json.dumps(config))
-    yield file
+    yield kubeconfig_of("k8sjob-collector")[0]
     for one in (role, bound):
         cluster.kubectl("delete", one["kind"], one["metadata"]["name"])
 

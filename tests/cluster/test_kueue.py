@@ -224,7 +224,7 @@ def test_a_job_that_another_preempts_continues_where_it_was(
         last = last_lines(desk.backend, desk.backend.snapshot(ref))
         assert state(ref) is JobState.SUCCEEDED, (kind, last)
         assert lines(ref, "resumed")
-        results.append(result(desk, ref))
+        results.append(desk.result(ref))
     for one in results:
         assert one["losses"] == pytest.approx(results[0]["losses"], rel=1e-9)
 
@@ -244,7 +244,7 @@ def test_kueue_starts_an_elastic_job_with_fewer_nodes(desk, kueue, train, state,
     assert (spec["completions"], spec["parallelism"]) == (2, 2)
     log = [line.text for line in desk.backend.logs(ref, "master-0")]
     assert any("of 2" in line and "round 1: node" in line for line in log), log
-    assert result(desk, ref, "master-0", "worker-0")["equal"]  # any of them may have rank 0
+    assert desk.result(ref, "master-0", "worker-0")["equal"]  # any of them may have rank 0
 
 
 def test_kinds_that_kueue_does_not_manage(bed, desk, kueue, plan, *, state, reason, eventually):
@@ -267,11 +267,3 @@ def test_kinds_that_kueue_does_not_manage(bed, desk, kueue, plan, *, state, reas
             eventually(unmade, f"why a {kind} never starts")
             assert reason(ref)[0] == "no-queue"
             assert state(ref) is JobState.QUEUED
-
-
-def result(desk, ref, *replicas):
-    """What rank 0 has printed, in one of these replicas."""
-    names = replicas or ("master-0",)
-    lines = [line.text for name in names for line in desk.backend.logs(ref, name)]
-    (found,) = [line for line in lines if line.startswith("RESULT ")] or [lines[-20:]]
-    return json.loads(found.removeprefix("RESULT "))

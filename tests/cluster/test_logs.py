@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cluster import commands
 
-from k8sjob.backends.connect import connect
+from k8sjob.backends.cluster import connect
 from k8sjob.observe.status import JobState, job_status
 
 pytestmark = pytest.mark.cluster

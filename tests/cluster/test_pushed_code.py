@@ -8,7 +8,7 @@ dist.init_process_group("gloo")
 count = torch.ones(1)
 dist.all_reduce(count)
 pathlib.Path("beside.txt").write_text("written")
-said = {"edit": 1, "ranks": int(count), "uid": os.getuid(), "user": getpass.getuser()}
+said = {"ranks": int(count), "uid": os.getuid(), "user": getpass.getuser()}
 said |= {"home": os.access(os.environ["HOME"], os.W_OK), "cwd": os.getcwd()}
 said |= {"files": sorted(os.listdir("."))}
 print(json.dumps(said))
@@ -16,7 +16,7 @@ dist.destroy_process_group()
 """
 
 
-def test_an_edit_is_in_the_next_jobs_containers(desk):
+def test_code_runs_in_its_folder_as_another_user_than_root(desk):
     registry = desk.cluster.registry
     (desk.folder / "main.py").write_text(MAIN)
     job = desk.file(
@@ -27,7 +27,6 @@ def test_an_edit_is_in_the_next_jobs_containers(desk):
     reference, _ = desk.call("push", job)
     desk.call("submit", job, "--image", reference.strip(), "--watch")
     assert detail(desk) == {
-        "edit": 1,
         "ranks": 2,
         "uid": 1000,
         "user": "k8sjob",
@@ -39,15 +38,8 @@ def test_an_edit_is_in_the_next_jobs_containers(desk):
     statuses = [status for pod in pods for status in pod["status"]["containerStatuses"]]
     assert {status["imageID"] for status in statuses} == {reference.strip()}
 
-    (desk.folder / "main.py").write_text(MAIN.replace('"edit": 1', '"edit": 2'))
-    edited, err = desk.call("push", job)
-    assert edited != reference
-    assert "already there" in err
-    desk.call("submit", job, "--image", edited.strip(), "--replace", "--watch")
-    assert detail(desk)["edit"] == 2
-
 
 def detail(desk):
     """What rank 0 has printed."""
     out, _ = desk.call("logs", "tiny", "-n", desk.namespace, "-r", "master-0")
-    return next(json.loads(line) for line in out.splitlines() if line.startswith('{"edit"'))
+    return next(json.loads(line) for line in out.splitlines() if line.startswith('{"ranks"'))

@@ -26,9 +26,9 @@ policy: {{termination_grace: 2s}}
 class User:
     """A service account, and the command line as it sees the cluster."""
 
-    def __init__(self, cluster, kubeconfig, namespace, token):
+    def __init__(self, cluster, kubeconfig, token, namespace):
         self.cluster, self.kubeconfig = cluster, kubeconfig
-        self.namespace, self.token = namespace, token
+        self.token, self.namespace = token, namespace
 
     def k8sjob(self, *args, code=0):
         """Run a command that must end with the code; what it printed, stdout before stderr."""
@@ -50,7 +50,7 @@ class User:
 
 
 @pytest.fixture
-def user(cluster, namespace, tmp_path):
+def user(cluster, namespace, kubeconfig_of):
     """Makes a user with these roles in the test's namespace."""
 
     def make(*grants, name="eve"):
@@ -64,15 +64,7 @@ def user(cluster, namespace, tmp_path):
             cluster.kubectl("apply", "-f", "-", stdin=json.dumps(bound))
             if grant.cluster_wide:
                 made.append((bound["kind"], bound["metadata"]["name"]))
-        token = cluster.kubectl("create", "token", name, "-n", namespace).stdout.strip()
-        config = json.loads(
-            cluster.kubectl("config", "view", "--raw", "--minify", "-o", "json").stdout
-        )
-        config["users"][0]["user"] = {"token": token}
-        config["contexts"][0]["context"]["namespace"] = namespace
-        file = tmp_path / f"{name}.kubeconfig"
-        file.write_text(json.dumps(config))
-        return User(cluster, file, namespace, token)
+        return User(cluster, *kubeconfig_of(name), namespace)
 
     made = []
     yield make

@@ -94,12 +94,6 @@ def ended(desk, eventually):
     return wait
 
 
-def result(desk, ref):
-    lines = [line.text for line in desk.backend.logs(ref, "master-0")]
-    (found,) = [line for line in lines if line.startswith("RESULT ")] or [lines[-20:]]
-    return json.loads(found.removeprefix("RESULT "))
-
-
 def test_what_a_user_does_with_a_job(desk, target, eventually):
     file, tiny = desk.file(target=target.name), f"{desk.namespace}/tiny"
     assert desk.call("submit", file, "--dry-run", "server")[0]
@@ -300,10 +294,10 @@ def test_a_lost_pod_comes_back_and_the_training_continues(
         desk.cluster.delete("pods", lost["metadata"]["name"], desk.namespace)
     undisturbed = start("pytorchjob", {**LONG, "pause": 0})
     ended(undisturbed)
-    expected = result(desk, undisturbed)["losses"]
+    expected = desk.result(undisturbed)["losses"]
     for ref in refs:
         assert job_status(ended(ref)).state is JobState.SUCCEEDED
-        assert result(desk, ref)["losses"] == pytest.approx(expected, rel=1e-9)
+        assert desk.result(ref)["losses"] == pytest.approx(expected, rel=1e-9)
 
 
 def test_an_error_of_the_script_ends_the_job_at_once(desk, target, ended):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from k8sjob.backends.connect import connect
+from k8sjob.backends.cluster import connect
 from k8sjob.contract import Event
 from k8sjob.observe.diagnose import Cause, diagnose
 from k8sjob.observe.logs import last_lines

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from k8sjob.backends.connect import connect
+from k8sjob.backends.cluster import connect
 from k8sjob.observe.watch import watch
 
 pytestmark = pytest.mark.cluster
@@ -33,15 +33,6 @@ def make(created):
 
 def states(events):
     return [event.data["state"] for event in events if event.kind == "job"]
-
-
-def test_a_job_from_its_making_to_its_end(make):
-    backend, ref = make("good", PROGRESS.format(then="exit 0"), workers=1)
-    events = list(watch(backend, ref))
-    assert states(events)[-1] == "Succeeded"
-    assert [e.data["step"] for e in events if e.kind == "progress"] == [1, 2, 3]
-    assert {e.replica for e in events if e.kind == "replica"} == {"master-0", "worker-0"}
-    assert events[-1].data["finished"] >= events[-1].data["started"] >= events[-1].data["created"]
 
 
 def test_what_a_user_does_meanwhile_is_seen(make):
@@ -73,6 +64,9 @@ def test_a_watch_outlives_its_connections(make, proxy):
             threading.Timer(3, setattr, (proxy, "up", True)).start()
     assert states(events)[-1] == "Succeeded"
     assert [e.data["step"] for e in events if e.kind == "progress"] == [1, 2, 3]
+    assert {e.replica for e in events if e.kind == "replica"} == {"master-0", "worker-0"}
+    last = [e.data for e in events if e.kind == "job"][-1]
+    assert last["finished"] >= last["started"] >= last["created"]
     detail = [e.data["message"] for e in events if e.kind == "warning"]
     assert any("is lost" in message for message in detail)
     assert any("is back" in message for message in detail)

@@ -11,7 +11,7 @@ import time
 import pytest
 import yaml
 
-from k8sjob.backends.connect import connect
+from k8sjob.backends.cluster import connect
 from k8sjob.errors import BackendError
 from k8sjob.observe.status import JobState, job_status
 
@@ -271,7 +271,7 @@ unset KUBECONFIG
 export HOME=/run
 cd /
 exec "$PYTHON" -c "
-from k8sjob.backends.connect import connect
+from k8sjob.backends.cluster import connect
 from k8sjob.kube.client.kubeconfig import configured
 assert configured()
 backend = connect(client='$CLIENT')

@@ -12,7 +12,7 @@ import uuid
 import pytest
 from cluster import commands
 
-from k8sjob.backends.connect import connect
+from k8sjob.backends.cluster import connect
 from k8sjob.observe.diagnose import Cause, diagnose
 from k8sjob.observe.logs import last_lines
 from k8sjob.observe.status import JobState, job_status

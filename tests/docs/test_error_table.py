@@ -144,6 +144,7 @@ def test_an_error_names_a_line_of_the_input(row, tmp_path):
 
 RULES = {  # in which argument of which call a rule's message stands
     "refuse": 0,
+    "matching": 1,
     "Broken": 1,
     "_Refused": 0,
     "Conflict": 1,

@@ -13,7 +13,7 @@ from apiserver import Apiserver, InMemory
 from trainings import pod
 
 from k8sjob.backends.api import JobRef
-from k8sjob.backends.cluster import ClusterBackend
+from k8sjob.backends.cluster.backend import ClusterBackend
 from k8sjob.backends.local import LocalBackend
 from k8sjob.card import card, curve, folded, table
 from k8sjob.contract import Event

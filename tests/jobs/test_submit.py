@@ -5,7 +5,7 @@ import copy
 import pytest
 from apiserver import Apiserver, InMemory, status
 
-from k8sjob.backends.cluster import ClusterBackend
+from k8sjob.backends.cluster.backend import ClusterBackend
 from k8sjob.contract import Role
 from k8sjob.errors import BackendError, ImageError, JobExists, SpecError
 from k8sjob.jobs.plan import plan_submission, warnings

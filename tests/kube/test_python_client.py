@@ -184,7 +184,7 @@ def test_a_kubeconfig_that_the_client_cannot_use(python, apiserver):
 def test_without_the_client_its_package_is_named(kubeconfig):
     code = (
         "import sys; sys.modules['kubernetes'] = None\n"
-        "from k8sjob.backends.connect import connect\n"
+        "from k8sjob.backends.cluster import connect\n"
         f"connect(kubeconfig={str(kubeconfig())!r}, client='python')"
     )
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
@@ -197,7 +197,7 @@ def test_without_the_client_its_package_is_named(kubeconfig):
     "statement",
     [
         "from k8sjob.kube.client.kubeconfig import configured; configured()",
-        "from k8sjob.backends.connect import connect; connect(kubeconfig={!r}, client='kubectl')",
+        "from k8sjob.backends.cluster import connect; connect(kubeconfig={!r}, client='kubectl')",
     ],
 )
 def test_the_client_is_loaded_for_its_transport_alone(kubeconfig, statement):

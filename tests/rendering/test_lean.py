@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from k8sjob.rendering.manifest import _SHM_VOLUME
-from k8sjob.spec.resources import SHM_VOLUME
+from k8sjob.spec.replicas import SHM_VOLUME
 
 JOB = Path(__file__).resolve().parents[2] / "manifests/own-script/job.yaml"
 HEAVY = {"click", "jinja2", "kubernetes", "pydantic", "rich", "torch"}

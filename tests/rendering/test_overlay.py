@@ -9,7 +9,7 @@ from k8sjob import SpecError
 from k8sjob.errors import MAX_PROBLEMS
 from k8sjob.rendering import manifest, render
 from k8sjob.rendering.overlay import merge
-from k8sjob.spec.names import TargetName
+from k8sjob.spec.values import TargetName
 from k8sjob.targets.jobs import TARGETS, by_name
 from k8sjob.yamldoc import parse
 

@@ -12,6 +12,7 @@ from strategies import HOSTILE, examples
 from k8sjob.errors import SpecError
 from k8sjob.spec import JobSpec
 from k8sjob.spec.base import part_types
+from k8sjob.spec.load import steps
 from k8sjob.yamldoc import parse
 
 BASE = {"name": "x", "image": "r/x:1", "run": {"script": "main.py"}, "replicas": {"workers": 3}}
@@ -90,11 +91,6 @@ def problems(data):
     except SpecError as error:
         return error.problems
     return []
-
-
-def steps(field):
-    found = re.findall(r'\.?([\w-]+)|\[(\d+)\]|\["((?:[^"\\]|\\.)*)"\]', field)
-    return tuple(int(index) if index else name or key for name, index, key in found)
 
 
 def shown(problem):
@@ -177,37 +173,27 @@ def test_the_example_of_a_field_is_accepted(path):
         ("run.args", 5, [5]),
         ("run.command", "python main.py", ["python", "main.py"]),
         ("run", "main.py", {"script": "main.py"}),
-        ("run", "python main.py --lr 1", {"script": "main.py", "args": ["--lr", "1"]}),
         ("run", "python3 -m pkg.train", {"module": "pkg.train"}),
         ("run", "torchrun main.py", {"command": ["torchrun", "main.py"]}),
         ("run.env", ["A=1", "B=x=y"], {"A": "1", "B": "x=y"}),
         ("run.env", [{"name": "A", "value": 1}], {"A": 1}),
         ("run.env_from", {"secret": "a"}, [{"secret": "a"}]),
-        ("run.hang_timeout", "soon", "10m"),
         ("strategy", "FSDP", {"kind": "fsdp"}),
-        ("strategy.kind", "DDP", "ddp"),
         ("strategy.clip_norm", "0.5", 0.5),
         ("strategy.splits", "a", ["a"]),
         ("strategy.layout.a", "model", ["model"]),
         ("checkpoint", "/ckpt", {"dir": "/ckpt"}),
         ("checkpoint.every", "500", 500),
-        ("checkpoint.dir", "ckpt", "/ckpt"),
         ("volumes", {"name": "a", "mount": "/a", "pvc": "b"}, [
             {"name": "a", "mount": "/a", "pvc": "b"}
         ]),
-        ("replicas.workers", "3", 3),
         ("replicas.workers", 3.0, 3),
-        ("resources.memory", "32GB", "32Gi"),
-        ("resources.memory", "400m", "400Mi"),
-        ("resources.cpu", 0.0005, "1m"),
         ("image.pip", "numpy>=1", ["numpy>=1"]),
         ("image.apt", "git curl", ["git", "libgl1"]),
         ("image.repository", "localhost:5000/a@sha256:" + "0" * 64, "localhost:5000/a"),
         ("host_network", "yes", True),
         ("host_network", "False", False),
-        ("host_network", 0, False),
         ("labels", "team=vision", {"team": "vision"}),
-        ("name", "My Job", "my-job"),
     ],
 )  # fmt: skip
 def test_what_an_error_says_to_write_is_what_was_meant(path, value, meant):

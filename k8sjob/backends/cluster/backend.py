@@ -54,11 +54,8 @@ _NOT_SERVED: Final = frozenset({403, 404})
 class ClusterBackend(Creation):
     """The jobs of one cluster, as one user.
 
-    Args:
-        transport: carries the requests.
-
     Attributes:
-        transport: the same, with explained errors.
+        transport: carries the requests; its errors are explained.
         context: the kubeconfig's context.
         namespace: of jobs that name none.
     """

@@ -42,12 +42,7 @@ SUBMIT_SECONDS: Final = 60.0
 
 
 class Creation:
-    """The part of ClusterBackend that creates jobs.
-
-    Attributes:
-        transport: carries the requests.
-        namespace: of jobs that name none.
-    """
+    """The part of ClusterBackend that creates jobs."""
 
     transport: Transport
     namespace: str

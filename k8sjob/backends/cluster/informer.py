@@ -41,12 +41,7 @@ LOOK_SECONDS: Final = 0.2
 
 
 def snapshot(transport: Transport, job: Json) -> Snapshot:
-    """A job now, with all events; without those that the user may not read.
-
-    Args:
-        transport: carries the requests.
-        job: as it was just read.
-    """
+    """A job as it was just read, with all events; without those that the user may not read."""
     meta = job["metadata"]
     events_path = path("events", meta["namespace"])
 
@@ -83,15 +78,10 @@ def snapshot(transport: Transport, job: Json) -> Snapshot:
 def snapshots(
     transport: Transport, ref: JobRef, stop: threading.Event | None = None
 ) -> Iterator[Snapshot]:
-    """A job now and after each change, until it is gone or `stop` is set.
+    """A job, named with its uid, now and after each change, until it is gone or `stop` is set.
 
     Of the pods' events only warnings are followed: of the others each pod has four that nobody
     needs.
-
-    Args:
-        transport: carries the requests.
-        ref: the job, with its uid.
-        stop: set from another thread.
     """
     with _Informer(transport, ref) as informer:
         while not (stop and stop.is_set()):

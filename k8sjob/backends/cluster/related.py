@@ -51,12 +51,7 @@ class _Lookup:
 
 
 def related(transport: Transport, snapshot: Snapshot) -> tuple[Json, ...]:
-    """The objects that are there, each with its kind; see Backend.related.
-
-    Args:
-        transport: carries the requests.
-        snapshot: the job and its pods.
-    """
+    """The objects that are there, each with its kind; see Backend.related."""
     lookups = list(_lookups(snapshot))
     with ThreadPoolExecutor(8) as pool:
         users = pool.submit(_users, transport, _scarce(snapshot))

@@ -62,7 +62,7 @@ class _Started:
 
 
 class LocalBackend:
-    """Jobs on this machine.
+    """Jobs on this machine; JobNotFound where a reference names none of them.
 
     Args:
         state: the state folder; None: $K8SJOB_STATE, or the user's state folder.
@@ -227,12 +227,7 @@ class LocalBackend:
         since: datetime | None = None,  # noqa: ARG002 - files of this machine are read at once
         stop: Event | None = None,
     ) -> Iterator[LogLine]:
-        """A replica's output, over all attempts; see Backend.logs.
-
-        Raises:
-            JobNotFound: there is no such job.
-            BackendError: `previous`, and there was one attempt alone.
-        """
+        """A replica's output; see Backend.logs. BackendError without an attempt before the last."""
         folder = self.folder(ref)
         if not folder.state.exists():
             raise JobNotFound(f"{ref} is gone; `k8sjob list` names the jobs that are there")
@@ -255,11 +250,7 @@ class LocalBackend:
         return ()
 
     def folder(self, ref: JobRef) -> JobFolder:
-        """The folder of a job: state, output, and each replica's working folder.
-
-        Raises:
-            JobNotFound: the reference has no uid, and there is no job of its name.
-        """
+        """The folder of a job: state, output, and each replica's working folder."""
         uid = ref.uid or self.find(ref.name).uid
         return self._store.folder(ref.name, uid)
 
@@ -267,7 +258,6 @@ class LocalBackend:
         """What a job was started from.
 
         Raises:
-            JobNotFound: there is no such job.
             BackendError: a k8sjob that kept no spec has started it.
         """
         folder = self.folder(ref)
@@ -290,7 +280,6 @@ class LocalBackend:
         """Stop the job's replicas and keep the job, or resume it.
 
         Raises:
-            JobNotFound: there is no such job.
             BackendError: it has ended, or its supervisor does not answer.
         """
         folder = self.folder(ref)
@@ -349,11 +338,7 @@ class LocalBackend:
             self.finish(started.ref)
 
     def checkpoints(self, ref: JobRef) -> Path | None:
-        """The folder of a job's checkpoints; None where it has written none.
-
-        Raises:
-            JobNotFound: there is no such job.
-        """
+        """The folder of a job's checkpoints; None where it has written none."""
         return checkpoints_of(self.folder(ref))
 
     def delete(self, ref: JobRef, *, checkpoints: bool = False) -> None:
@@ -365,7 +350,6 @@ class LocalBackend:
                 folder of the user's own.
 
         Raises:
-            JobNotFound: there is no such job.
             BackendError: its replicas could not be stopped.
         """
         folder = self.folder(ref)

@@ -144,12 +144,7 @@ def follow_lines(
 def last_lines(folder: Path, attempt: int, *, lines: int, size: int, without: str) -> str:
     """The end of one start's output, at most `lines` lines and `size` bytes of text.
 
-    Args:
-        folder: of the log files.
-        attempt: which start.
-        lines: how many.
-        size: of the whole, in bytes.
-        without: lines that begin so are left out; empty: none.
+    Lines that begin with `without` are left out, unless it is empty.
     """
     with closing(_Reader(folder, "", attempt, last=_END)) as reader:
         whole = (line.text for line in reader.lines())

@@ -14,7 +14,6 @@ from k8sjob.errors import BackendError
 from k8sjob.spec import Image
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from k8sjob.spec import JobSpec
@@ -25,15 +24,12 @@ _PROCESSES_PER_CORE: Final = 4
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 
-def visible_gpus(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """The GPUs that a process of this machine may use, as CUDA_VISIBLE_DEVICES names them.
+def visible_gpus() -> tuple[str, ...]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them.
 
     From nvidia-smi, as an import of torch takes seconds.
-
-    Args:
-        environ: the environment to read; None is the process's own.
     """
-    chosen = (os.environ if environ is None else environ).get("CUDA_VISIBLE_DEVICES")
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         names = [name.strip() for name in chosen.split(",")]
         return tuple(name for name in names if name and not name.startswith("-"))

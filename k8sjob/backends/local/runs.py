@@ -35,44 +35,26 @@ LOOK_SECONDS: Final = 0.5
 _CANNOT_BE_LOCATED: Final = "The container could not be located when the pod was terminated"
 _NOWHERE: Final = Path("/nothing/there")
 _IDENTITY: Final = re.compile(r"[\w-]*")
-_META: Final = {
-    **METADATA,
-    "name": str,
-    "namespace": str,
-    "uid": str,
-    "creationTimestamp": Time,
-    "deletionTimestamp": Time,
-}
-_CONDITION: Final = {
-    "type": str,
-    "status": str,
-    "reason": str,
-    "message": str,
-    "lastTransitionTime": Time,
-}
+
+
+def _with(texts: str, times: str = "", **others: Any) -> dict[str, Any]:
+    """The shape of an object with these texts, times, and other fields; see fit."""
+    return {**dict.fromkeys(texts.split(), str), **dict.fromkeys(times.split(), Time), **others}
+
+
+_META: Final = _with("name namespace uid", "creationTimestamp deletionTimestamp", **METADATA)
+_CONDITION: Final = _with("type status reason message", "lastTransitionTime")
 _CONTAINER_STATE: Final = {
-    "running": {"startedAt": Time},
-    "waiting": {"reason": str, "message": str},
-    "terminated": {
-        "exitCode": int,
-        "reason": str,
-        "message": str,
-        "startedAt": Time,
-        "finishedAt": Time,
-    },
+    "running": _with("", "startedAt"),
+    "waiting": _with("reason message"),
+    "terminated": _with("reason message", "startedAt finishedAt", exitCode=int),
 }
-_CONTAINER_STATUS: Final = {
-    "name": str,
-    "restartCount": int,
-    "state": _CONTAINER_STATE,
-    "lastState": _CONTAINER_STATE,
-}
-_POD_STATUS: Final = {
-    "phase": str,
-    "startTime": Time,
-    "conditions": [_CONDITION],
-    "containerStatuses": [_CONTAINER_STATUS],
-}
+_CONTAINER_STATUS: Final = _with(
+    "name", restartCount=int, state=_CONTAINER_STATE, lastState=_CONTAINER_STATE
+)
+_POD_STATUS: Final = _with(
+    "phase", "startTime", conditions=[_CONDITION], containerStatuses=[_CONTAINER_STATUS]
+)
 _JOB_STATUS: Final = {
     "conditions": [_CONDITION],
     "startTime": Time,
@@ -84,16 +66,13 @@ _POD: Final = {
     "spec": {**POD_TEMPLATE["spec"], "nodeName": str},
     "status": _POD_STATUS,
 }
-_EVENT: Final = {
-    "metadata": _META,
-    "involvedObject": {"kind": str, "name": str, "uid": str},
-    "type": str,
-    "reason": str,
-    "message": str,
-    "count": int,
-    "firstTimestamp": Time,
-    "lastTimestamp": Time,
-}
+_EVENT: Final = _with(
+    "type reason message",
+    "firstTimestamp lastTimestamp",
+    metadata=_META,
+    involvedObject=_with("kind name uid"),
+    count=int,
+)
 _STATE: Final = {
     "job": {**JOB, "metadata": _META, "status": _JOB_STATUS},
     "pods": [_POD],
@@ -212,11 +191,7 @@ def _last_line(folder: JobFolder) -> str:
 
 
 class LatestState:
-    """The state of a job; cheap to ask for often.
-
-    Args:
-        folder: of the job.
-    """
+    """The state of a job; cheap to ask for often."""
 
     def __init__(self, folder: JobFolder) -> None:
         self._folder = folder

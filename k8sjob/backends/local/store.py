@@ -33,7 +33,7 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, Final
 
 from k8sjob.errors import BackendError
 
@@ -344,22 +344,34 @@ def read_json(path: Path) -> dict[str, Any]:
     return body
 
 
+@contextmanager
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write, which gets its name once it is complete.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".k8sjob-", delete=False) as out:
+        try:
+            yield out
+            out.flush()
+            os.fsync(out.fileno())  # else a file system may keep the new name and lose the content
+            Path(out.name).replace(path)
+        except BaseException:
+            Path(out.name).unlink(missing_ok=True)
+            raise
+
+
 def write_json(path: Path, body: dict[str, Any]) -> None:
     """Put a JSON object into a file, whole or not at all, even if the machine loses power.
 
     Raises:
         BackendError: it cannot be written (the disk is full, the folder is gone).
     """
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with draft.open("w") as file:
-            file.write(json.dumps(body, separators=(",", ":")))
-            file.flush()
-            os.fsync(file.fileno())  # else a file system may keep the new name and lose the content
-        draft.replace(path)
+        with whole_file(path) as file:
+            file.write(json.dumps(body, separators=(",", ":")).encode())
     except OSError as error:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
         raise BackendError(trouble("write", path, error)) from error
 
 

@@ -13,7 +13,7 @@ from k8sjob.contract import Role
 from k8sjob.errors import field_path
 from k8sjob.kube.capacity import parse
 from k8sjob.kube.objects import at_path
-from k8sjob.spec.names import is_image_reference
+from k8sjob.spec.values import is_image_reference
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

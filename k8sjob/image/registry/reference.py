@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from k8sjob.errors import ImageError
-from k8sjob.spec.names import is_image_reference
+from k8sjob.spec.values import is_image_reference
 
 DEFAULT_REGISTRY: Final = "docker.io"
 """The registry of references that name none, a part of the format; it answers at another host."""

@@ -1,6 +1,7 @@
 """Jobs of plain Python scripts: no torch, so that each runs in a second."""
 
 import os
+import textwrap
 import time
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def make_plan(tmp_path):
     def make(script, name="job", workers=1, **fields):
         folder = tmp_path / f"context-{name}"
         folder.mkdir(exist_ok=True)
-        (folder / "main.py").write_text(script)
+        (folder / "main.py").write_text(textwrap.dedent(script))
         fields.setdefault("policy", {"max_restarts": 0, "termination_grace": 2})
         fields.setdefault("run", {"command": ["python", "main.py"]})
         spec = JobSpec(name=name, image="example/image:1", replicas={"workers": workers}, **fields)
@@ -49,28 +50,26 @@ class Waiter:
     def __init__(self, backend):
         self.backend = backend
 
-    def until(self, condition, seconds=60):
-        deadline = time.monotonic() + seconds
+    def until(self, condition):
+        deadline = time.monotonic() + 60
         while not (result := condition()):
             assert time.monotonic() < deadline, "nothing of the kind within the time"
             time.sleep(0.02)
         return result
 
-    def end(self, ref, seconds=60):
+    def end(self, ref):
         """The status of the job when it has ended."""
 
         def ended():
             status = job_status(self.backend.snapshot(ref))
             return status if status.state.finished else None
 
-        return self.until(ended, seconds)
+        return self.until(ended)
 
-    def state(self, ref, state, seconds=60):
-        self.until(lambda: job_status(self.backend.snapshot(ref)).state == state, seconds)
-
-    def text(self, ref, text, replica="master-0", seconds=60):
-        """Until a replica has written a line with this text."""
-        self.until(lambda: any(text in line for line in self.lines(ref, replica)), seconds)
+    def text(self, ref, text, *replicas):
+        """Until each of these replicas, or the Master, has written a line with this text."""
+        for name in replicas or ("master-0",):
+            self.until(lambda name=name: any(text in line for line in self.lines(ref, name)))
 
     def lines(self, ref, replica="master-0"):
         return [line.text for line in self.backend.logs(ref, replica)]

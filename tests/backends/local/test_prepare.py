@@ -12,7 +12,7 @@ from k8sjob.backends.local import prepare as module
 from k8sjob.backends.local.machine import check_packages, visible_gpus
 from k8sjob.backends.local.prepare import Places, copy_context, mapped, prepare
 from k8sjob.backends.local.store import Store
-from k8sjob.contract import CONFIG_ENV
+from k8sjob.contract import CHECKPOINT_DIR_ENV, CONFIG_ENV
 from k8sjob.errors import BackendError
 from k8sjob.jobs.plan import plan_job
 from k8sjob.spec import JobSpec
@@ -48,21 +48,19 @@ def prepared(tmp_path):
     ("value", "expected"),
     [("0,2", ("0", "2")), ("", ()), ("-1", ()), (" GPU-a , GPU-b", ("GPU-a", "GPU-b"))],
 )
-def test_visible_devices_are_respected(value, expected):
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": value}) == expected
+def test_visible_devices_are_respected(value, expected, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    assert visible_gpus() == expected
 
 
-def test_without_nvidia_smi_there_are_no_gpus(monkeypatch, tmp_path):
+def test_nvidia_smi_is_asked_if_it_is_there(monkeypatch, tmp_path):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert visible_gpus({}) == ()
-
-
-def test_nvidia_smi_is_asked(monkeypatch, tmp_path):
+    assert visible_gpus() == ()
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\necho 0\necho 1\necho ''\n")
     program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert visible_gpus({}) == ("0", "1")
+    assert visible_gpus() == ("0", "1")
 
 
 def test_each_replica_gets_its_part_of_the_gpus(prepared, monkeypatch):
@@ -183,6 +181,12 @@ def test_sidecars_are_left_out_and_env_from_is_explained(prepared):
 )
 def test_mapped(text, expected):
     assert mapped(text, {"/data/deep": "/deeper", "/data": "/here"}) == expected
+
+
+def test_checkpoints_on_a_claim_are_this_runs_own(prepared, tmp_path):
+    volume = {"name": "claim", "mount": "/checkpoints", "pvc": "claim"}
+    launches, _ = prepared(spec(checkpoint={"dir": "/checkpoints"}, volumes=[volume]))
+    assert launches["master-0"].env[CHECKPOINT_DIR_ENV] == str(tmp_path / "kept")
 
 
 def test_a_config_map_needs_a_folder_of_this_machine(prepared):

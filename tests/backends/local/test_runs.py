@@ -99,14 +99,6 @@ def test_a_run_of_the_same_folder_is_resumed_whatever_its_code(store, project, r
     assert resumption(store, project("mine", code="mended"), NEW).checkpoints == uid
 
 
-def test_a_run_of_another_folder_is_not_resumed_and_said(store, project, ran):
-    ran(project("theirs"))
-    found = resumption(store, project("mine"), NEW)
-    assert found.checkpoints == NEW
-    assert f"it ran in {project('theirs').folder}" in found.notice
-    assert "`--resume 10000000`" in found.notice
-
-
 def test_a_strangers_run_in_between_does_not_hide_the_own_one(store, project, ran):
     uid = ran(project("mine"))
     ran(project("theirs"))
@@ -115,16 +107,11 @@ def test_a_strangers_run_in_between_does_not_hide_the_own_one(store, project, ra
 
 
 @pytest.mark.parametrize("left", [{"ended": "Succeeded"}, {"saved": False}])
-def test_a_stranger_that_left_nothing_to_resume_is_not_mentioned(store, project, ran, left):
-    ran(project("theirs"), **left)
+@pytest.mark.parametrize("source", [True, False])
+def test_a_stranger_that_left_nothing_to_resume_is_not_mentioned(store, project, ran, left, source):
+    ran(project("theirs"), source=source, **left)
     assert resumption(store, project("mine"), NEW) == resumption(store, project("other"), NEW)
     assert not resumption(store, project("mine"), NEW).notice
-
-
-def test_a_run_that_succeeded_is_not_resumed(store, project, ran):
-    ran(project("mine"))
-    ran(project("mine"), ended="Succeeded")
-    assert resumption(store, project("mine"), NEW).checkpoints == NEW
 
 
 def test_a_folder_by_another_path_is_the_same_folder(store, project, ran, tmp_path):
@@ -184,13 +171,8 @@ def test_a_run_without_a_record_belongs_to_the_folder_that_has_resumed_it(store,
     found = resumption(store, project("mine"), NEW)
     assert found.checkpoints == NEW
     assert f"it ran in {project('theirs').folder}" in found.notice
+    assert "`--resume 11000000`" in found.notice
     assert resumption(store, project("theirs"), NEW).checkpoints == uid
-
-
-@pytest.mark.parametrize("left", [{"ended": "Succeeded"}, {"saved": False}])
-def test_a_run_without_a_record_that_left_nothing_is_not(store, project, ran, left):
-    ran(project("theirs"), source=False, **left)
-    assert not resumption(store, project("mine"), NEW).notice
 
 
 @pytest.mark.parametrize("run", ["10000000", "job@10000000", "local/job@10000000"])
@@ -299,10 +281,6 @@ def test_a_name_of_two_folders_means_the_one_where_the_user_is(store, project, r
     gone.rmdir()
     with pytest.raises(BackendError, match="'job' is ambiguous"):
         find_run(store, "job")
-
-
-def test_a_new_run_records_its_folder_and_resumes_no_strangers_checkpoint(tmp_path, make_plan):
-    """The same, by real jobs."""
 
 
 def test_the_latest_state_of_a_job_that_is_gone_stays_gone(store, project, ran):

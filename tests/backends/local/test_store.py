@@ -2,12 +2,15 @@ import errno
 import os
 import resource
 import stat
+import subprocess
+import sys
 import threading
+from dataclasses import asdict, replace
 
 import pytest
 
 import k8sjob.backends.local.store
-from k8sjob.backends.local.store import Store, default_root, read_json, write_json
+from k8sjob.backends.local.store import Identity, Store, default_root, read_json, write_json
 from k8sjob.errors import BackendError
 
 
@@ -43,6 +46,7 @@ def test_it_is_for_its_user_alone_even_if_it_was_open_before(tmp_path):
     (tmp_path / "state").mkdir(mode=0o755)
     Store(tmp_path / "state")
     assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "state/jobs").stat().st_mode) == 0o700
 
 
 def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path):
@@ -177,3 +181,62 @@ def test_a_draft_that_does_not_fit_on_the_disk_is_not_left_there(store):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert list((store.root / "jobs").iterdir()) == []
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sleeper():
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_this_process_is_alive_and_comes_back_from_json():
+    me = Identity.of(os.getpid())
+    assert me.alive
+    assert me.here
+    assert Identity.from_json(asdict(me)) == me
+
+
+def test_a_process_that_agrees_in_all_is_killed(sleeper):
+    it = Identity.of(sleeper.pid)
+    assert it.kill()
+    sleeper.wait(60)
+    assert not it.alive
+    assert not it.kill()
+
+
+@pytest.mark.parametrize("change", [{"started": "1"}, {"boot": "another"}])
+def test_another_process_of_the_same_number_is_not(sleeper, change):
+    other = replace(Identity.of(sleeper.pid), **change)
+    assert not other.alive
+    assert not other.kill()
+    assert sleeper.poll() is None
+
+
+def test_of_another_machine_nothing_is_known_and_nothing_signalled(sleeper):
+    other = replace(Identity.of(sleeper.pid), host="elsewhere")
+    assert other.alive
+    assert not other.kill()
+    assert sleeper.poll() is None
+
+
+def test_a_zombie_is_not_alive(sleeper):
+    it = Identity.of(sleeper.pid)
+    sleeper.kill()
+    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)  # dead, and not reaped
+    assert not it.alive
+
+
+def test_no_process_no_identity():
+    with pytest.raises(ProcessLookupError):
+        Identity.of(2**22 + 1)
+
+
+@pytest.mark.parametrize("body", [{}, {"pid": "x"}, {"pid": None, "started": ""}])
+def test_what_is_no_identity_is_refused(body):
+    with pytest.raises((KeyError, ValueError, TypeError)):
+        Identity.from_json(body)

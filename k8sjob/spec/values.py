@@ -1,16 +1,21 @@
-"""Names as Kubernetes and the registries accept them, and free JSON: each refusal says why."""
+"""Types of single values in a job spec: names, references, quantities, durations, free JSON.
+
+A duration is `60s`, `10m`, `1h30m`, `2d`, or a whole number of seconds.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 import unicodedata
+from decimal import Decimal
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Strict, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, PlainSerializer, Strict, WithJsonSchema
 
 from k8sjob.errors import field_path
-from k8sjob.spec.base import refuse
+from k8sjob.kube.capacity import MAX, canonical, parse
+from k8sjob.spec.base import refuse, seen
 
 MAX_NAME: Final = 63
 """Longest DNS label: pods' host names and services must fit it."""
@@ -28,6 +33,20 @@ _PATH = rf"(?:{_DOMAIN}/)?{_COMPONENT}(?:/{_COMPONENT})*"
 _TAG = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
 _REPOSITORY = re.compile(_PATH)
 _REFERENCE = re.compile(rf"({_PATH})(?::{_TAG})?(?:@sha256:[0-9a-f]{{64}})?")
+
+
+def matching(pattern: re.Pattern[str], wanted: str, longest: int | None = None) -> AfterValidator:
+    """A validator of texts that match a pattern as a whole and have at most `longest` characters.
+
+    `wanted` says in the message what the text is not, and its form.
+    """
+
+    def check(value: str) -> str:
+        if not pattern.fullmatch(value) or (longest is not None and len(value) > longest):
+            refuse(f"{value!r} is not {wanted}")
+        return value
+
+    return AfterValidator(check)
 
 
 def _text(value: Any) -> Any:
@@ -59,35 +78,12 @@ def check_text(value: str) -> str:
 
 def _job_name(value: str) -> str:
     if not _DNS_1035.fullmatch(value):
-        name = suggested_name(value)
+        plain = unicodedata.normalize("NFKD", value)
+        plain = "".join(c for c in plain if not unicodedata.combining(c))
+        name = re.sub(r"[^a-z0-9]+", "-", plain.lower()).strip("-").lstrip("0123456789-")
         refuse(
             f"{value!r} is not a DNS-1035 name: lower-case letters, digits and '-', a letter first"
             f" and no '-' last" + (f"; {name!r} would do" if name else "")
-        )
-    return value
-
-
-def suggested_name(value: str) -> str:
-    """The name of a job that is nearest to a text; empty where there is none."""
-    plain = "".join(c for c in unicodedata.normalize("NFKD", value) if not unicodedata.combining(c))
-    name = re.sub(r"[^a-z0-9]+", "-", plain.lower()).strip("-").lstrip("0123456789-")
-    return name if _DNS_1035.fullmatch(name) else ""
-
-
-def _namespace(value: str) -> str:
-    if not _DNS_1123.fullmatch(value) or len(value) > MAX_NAME:
-        refuse(
-            f"{value!r} is not a DNS-1123 label: lower-case letters, digits and '-', at most"
-            f" {MAX_NAME} of them, a letter or digit first and last"
-        )
-    return value
-
-
-def _object_name(value: str) -> str:
-    if not _SUBDOMAIN.fullmatch(value) or len(value) > 253:
-        refuse(
-            f"{value!r} is not the name of a Kubernetes object: lower-case letters, digits, '-' and"
-            " '.', at most 253 of them, a letter or digit first and last"
         )
     return value
 
@@ -105,30 +101,10 @@ def _label_key(value: str) -> str:
     return value
 
 
-def is_label_value(value: str) -> bool:
-    """Whether Kubernetes takes the text as the value of a label."""
-    return not value or (len(value) <= MAX_NAME and bool(_QUALIFIED.fullmatch(value)))
-
-
-def _label_value(value: str) -> str:
-    if not is_label_value(value):
-        refuse(
-            f"{value!r} is not a label value: at most {MAX_NAME} letters, digits, '-', '_' and '.',"
-            " a letter or digit first and last; longer or freer text belongs into annotations"
-        )
-    return value
-
-
 def _resource_name(value: str) -> str:
     if "/" not in value:
         refuse(f"{value!r} is not an extended resource: write domain/name, as 'nvidia.com/gpu'")
     return _label_key(value)
-
-
-def _env_name(value: str) -> str:
-    if not _ENV.fullmatch(value):
-        refuse(f"{value!r} is not a variable's name: letters, digits and '_', no digit first")
-    return value
 
 
 def _reference(value: str) -> str:
@@ -169,15 +145,46 @@ _WRITTEN: Final = WithJsonSchema({"type": ["string", "number"]})  # numbers beco
 Text = Annotated[str, Strict(), AfterValidator(check_text), BeforeValidator(_text), _WRITTEN]
 """Any text; numbers become theirs, booleans are refused."""
 JobName = Annotated[str, Strict(), AfterValidator(_job_name), _of_form(_DNS_1035)]
-NamespaceName = Annotated[str, Strict(), AfterValidator(_namespace), _of_form(_DNS_1123)]
-VolumeName = Annotated[str, Strict(), AfterValidator(_namespace), _of_form(_DNS_1123)]
-ObjectName = Annotated[str, Strict(), AfterValidator(_object_name), _of_form(_SUBDOMAIN)]
+NamespaceName = Annotated[
+    str,
+    Strict(),
+    matching(
+        _DNS_1123,
+        f"a DNS-1123 label: lower-case letters, digits and '-', at most {MAX_NAME} of them, a"
+        " letter or digit first and last",
+        MAX_NAME,
+    ),
+    _of_form(_DNS_1123),
+]
+VolumeName = NamespaceName
+ObjectName = Annotated[
+    str,
+    Strict(),
+    matching(
+        _SUBDOMAIN,
+        "the name of a Kubernetes object: lower-case letters, digits, '-' and '.', at most 253 of"
+        " them, a letter or digit first and last",
+        253,
+    ),
+    _of_form(_SUBDOMAIN),
+]
 LabelKey = Annotated[str, Strict(), AfterValidator(_label_key)]
 LabelValue = Annotated[
-    str, Strict(), AfterValidator(_label_value), BeforeValidator(_text), _WRITTEN
+    str,
+    Strict(),
+    matching(
+        re.compile(f"(?:{_QUALIFIED.pattern})?"),
+        f"a label value: at most {MAX_NAME} letters, digits, '-', '_' and '.', a letter or digit"
+        " first and last; longer or freer text belongs into annotations",
+        MAX_NAME,
+    ),
+    BeforeValidator(_text),
+    _WRITTEN,
 ]
 ResourceName = Annotated[str, Strict(), AfterValidator(_resource_name)]
-EnvName = Annotated[str, Strict(), AfterValidator(_env_name)]
+EnvName = Annotated[
+    str, Strict(), matching(_ENV, "a variable's name: letters, digits and '_', no digit first")
+]
 ImageReference = Annotated[str, Strict(), AfterValidator(_reference), _of_form(_REFERENCE)]
 AbsolutePath = Annotated[
     str,
@@ -217,3 +224,122 @@ TargetName = Literal["pytorchjob", "job", "jobset", "trainjob"]
 """The names of k8sjob.targets.jobs.TARGETS."""
 FreeJson = Annotated[dict[str, Any], AfterValidator(_copy)]
 """A JSON object in Kubernetes' own form."""
+
+
+# --- quantities and durations ---------------------------------------------------------------------
+
+
+def _quantity(value: Any) -> str:
+    text = value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        text = getattr(value, "text", None) or repr(value)
+    try:
+        number = parse(text) if isinstance(text, str) else None
+    except ValueError:
+        number = None
+    if number is None:
+        refuse(f"{seen(value)} is not a quantity", [])
+    if number < 0:
+        refuse(f"{seen(value)} is negative", [text.lstrip("-")])
+    if number >= MAX:
+        refuse(f"{seen(value)} is more than any node has", [])
+    return canonical(text)
+
+
+def _cpu(value: Any) -> str:
+    text = _quantity(value)
+    cores = parse(text)
+    if not cores:
+        refuse(f"{seen(value)} asks for no CPU; leave cpu out for no limit, or write at least 1m")
+    if cores % Decimal("0.001"):
+        whole = f"{int(cores * 1000) + 1}m"
+        refuse(f"{seen(value)} is finer than a thousandth of a core", [whole])
+    return text
+
+
+def _memory(value: Any) -> str:
+    text = _quantity(value)
+    size = parse(text)
+    if size % 1:
+        meant = f"{(size * 1000).normalize():f}Mi"
+        refuse(
+            f"{seen(value)} is {size.normalize():f} bytes, since 'm' means a thousandth", [meant]
+        )
+    if 0 < size < 10**6:
+        refuse(f"{seen(value)} is {size:f} bytes, less than 1M; write {size:f}Mi or {size:f}Gi")
+    return text
+
+
+_SCHEMA: Final = WithJsonSchema(
+    {
+        "anyOf": [
+            {
+                "type": "string",
+                "pattern": r"^[+]?([0-9]+\.?[0-9]*|\.[0-9]+)"
+                r"([KMGTPE]i|[eE][+-]?[0-9]+|[numkMGTPE])?$",
+            },
+            {"type": "number", "minimum": 0},
+        ]
+    }
+)
+
+Quantity = Annotated[str, BeforeValidator(_quantity), _SCHEMA]
+"""Canonical text of any quantity that is not negative."""
+Cpu = Annotated[str, BeforeValidator(_cpu), _SCHEMA]
+"""Canonical text of a number of cores, at least 1m."""
+Memory = Annotated[str, BeforeValidator(_memory), _SCHEMA]
+"""Canonical text of a number of bytes: 0, or at least 1M."""
+
+
+_SECONDS: Final = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_DURATION: Final = "(?:([0-9]+)d)?(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s)?"
+_MAX_SECONDS: Final = 2**31 - 1  # Kubernetes keeps seconds in 32 or 64 bits, depending on the field
+
+
+def parse_duration(value: Any) -> int:
+    """Whole seconds.
+
+    Args:
+        value: "90s", "1m30s", "2d", or an int of seconds.
+
+    Raises:
+        PydanticCustomError: anything else.
+    """
+    seconds = -1
+    if isinstance(value, int) and not isinstance(value, bool):
+        seconds = value
+    elif isinstance(value, str) and value.isascii():
+        if value.isdigit():
+            seconds = int(value[:20])
+        elif value and (match := re.fullmatch(_DURATION, value)):
+            parts = zip(match.groups(), _SECONDS.values(), strict=True)
+            seconds = sum(int(number[:20]) * unit for number, unit in parts if number)
+    if not 0 <= seconds <= _MAX_SECONDS:
+        message = f"{seen(value)} is not a duration, such as 90s, 10m, 1h30m or 2d"
+        refuse(f"{message}; at most {_MAX_SECONDS}s" if seconds > 0 else message, [])
+    return seconds
+
+
+def format_duration(seconds: int) -> str:
+    """The shortest text that parse_duration reads back: 90 is "1m30s"."""
+    text, rest = "", seconds
+    for letter, unit in _SECONDS.items():
+        count, rest = divmod(rest, unit)
+        text += f"{count}{letter}" if count else ""
+    return text or "0s"
+
+
+Duration = Annotated[
+    int,
+    BeforeValidator(parse_duration),
+    PlainSerializer(format_duration, return_type=str),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "pattern": rf"^(?:[0-9]+|{_DURATION})$", "minLength": 1},
+                {"type": "integer", "minimum": 0, "maximum": _MAX_SECONDS},
+            ]
+        }
+    ),
+]
+"""Whole seconds in Python; "10m" in a job.yaml."""
