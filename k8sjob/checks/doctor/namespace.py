@@ -6,14 +6,13 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.doctor.check import fine, problem, unknown, warning
-from k8sjob.checks.doctor.needs import quota_need, unsaid
 from k8sjob.checks.doctor.operator import flag
-from k8sjob.kube.capacity import add, amounts, as_text
+from k8sjob.kube.capacity import add, amounts, as_text, pod_requests
 from k8sjob.kube.objects import Object, at_path, containers
-from k8sjob.targets.jobs import pod_specs
+from k8sjob.targets.jobs import pod_specs, target_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from k8sjob.checks.doctor.check import Check, Facts
     from k8sjob.kube.capacity import Amounts
@@ -123,6 +122,10 @@ def pull_secrets(facts: Facts) -> Iterator[Check]:
 
 
 _NEARLY: Final = Decimal("0.9")
+_COUNTED: Final = ("cpu", "memory")
+"""What a quota wants every container to state."""
+_PODS: Final = ("pods", "count/pods")
+_SERVICES: Final = ("services", "count/services")
 
 
 def quotas(facts: Facts) -> Iterator[Check]:
@@ -139,12 +142,58 @@ def quotas(facts: Facts) -> Iterator[Check]:
         scoped = bool(quota["spec"].get("scopes") or quota["spec"].get("scopeSelector"))
         yield _one(name, status, {} if scoped else need)
         hard = status.get("hard") or ()
-        if facts.job and not scoped and (lacking := unsaid(facts.job, hard, _filled(facts))):
+        if facts.job and not scoped and (lacking := _unsaid(facts.job, hard, _filled(facts))):
             yield problem(
                 "quota",
                 f"{name} wants every container to say {', '.join(lacking)}; the job's do not",
                 "set resources.cpu and resources.memory in the job.yaml",
             )
+
+
+def quota_need(job: Json) -> Amounts:
+    """What a job adds to a ResourceQuota, under the names that quotas use."""
+    target, one = target_of(job), Decimal(1)
+    made = [(target.resource, target.api_version)]
+    made += [(below.resource, below.api_version) for below in target.made]
+    need: Amounts = {f"count/{what}.{version.partition('/')[0]}": one for what, version in made}
+    replicas = Decimal(sum(count for _, count, _ in pod_specs(job)))
+    need |= dict.fromkeys(_PODS, replicas)
+    need |= dict.fromkeys(_SERVICES, replicas if target.service_each else one)
+    for _, count, pod in pod_specs(job):
+        for group in ("requests", "limits"):
+            for what, amount in pod_requests(pod, group).items():
+                if what != "pods":
+                    add(need, {f"{group}.{what}": amount * count})
+    aliases = {what: need[f"requests.{what}"] for what in _COUNTED if f"requests.{what}" in need}
+    return need | aliases
+
+
+def _unsaid(job: Json, counted: Iterable[str], filled: Iterable[str]) -> list[str]:
+    """What a quota counts and some container of the job does not state.
+
+    Args:
+        job: the rendered job.
+        counted: the names in the quota.
+        filled: what LimitRanges fill in where it is not stated, as "limits.memory".
+    """
+    lacking = []
+    for what in counted:
+        group, _, resource = what.rpartition(".")
+        group = group or "requests"
+        if group not in {"requests", "limits"} or resource not in _COUNTED:
+            continue
+        if f"{group}.{resource}" not in filled and not _all_state(job, group, resource):
+            lacking.append(f"{group}.{resource}")
+    return lacking
+
+
+def _all_state(job: Json, group: str, resource: str) -> bool:
+    groups = {group, "limits"}  # a limit is taken for a request that is not there
+    return all(
+        any(resource in Object(container).part("resources", one) for one in groups)
+        for _, _, pod in pod_specs(job)
+        for container in containers(pod)
+    )
 
 
 def _one(name: str, status: Json, need: Amounts) -> Check:

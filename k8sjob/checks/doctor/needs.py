@@ -1,33 +1,27 @@
-"""What a job needs beside nodes: objects that it names, and its share of quotas. Pure."""
+"""What a job needs beside nodes and quota: objects that it names, its queue, its gang scheduler."""
 
 from __future__ import annotations
 
-from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.doctor.check import fine, problem, unknown, warning
-from k8sjob.kube.capacity import add, pod_requests
+from k8sjob.kube.capacity import pod_requests
 from k8sjob.kube.kueue import MIN_PARALLELISM, closed, cluster_queue, excess, selects
 from k8sjob.kube.labels import QUEUE
-from k8sjob.kube.objects import Object, at_path, containers
+from k8sjob.kube.objects import Object, at_path
 from k8sjob.kube.resources import OF_THE_CLUSTER
-from k8sjob.targets.jobs import pod_specs, references, target_of
+from k8sjob.targets.jobs import pod_specs, references
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from k8sjob.checks.doctor.check import Check, Facts
-    from k8sjob.kube.capacity import Amounts
     from k8sjob.kube.objects import Json
     from k8sjob.kube.resources import Reference
 
-_COUNTED: Final = ("cpu", "memory")
-"""What a quota wants every container to state."""
 _KUEUE: Final = "kueue.x-k8s.io"
 _ITS: Final = frozenset({"queue", "workload priority class"})
 _GANGS: Final = frozenset({"scheduling.volcano.sh", "scheduling.x-k8s.io"})
-_PODS: Final = ("pods", "count/pods")
-_SERVICES: Final = ("services", "count/services")
 _STEPS: Final = {
     "claim": "write a PersistentVolumeClaim of that name and make it: kubectl create -n {namespace}"
     " -f FILE; or name one that is there: kubectl get pvc -n {namespace}",
@@ -178,49 +172,3 @@ def _claim(one: Reference, facts: Facts) -> Iterator[Check]:
             f"{one} is ReadWriteOnce: replicas on another node than the first cannot mount it",
             "use a claim that is ReadWriteMany, or keep the job on one node",
         )
-
-
-def quota_need(job: Json) -> Amounts:
-    """What a job adds to a ResourceQuota, under the names that quotas use."""
-    target, one = target_of(job), Decimal(1)
-    made = [(target.resource, target.api_version)]
-    made += [(below.resource, below.api_version) for below in target.made]
-    need: Amounts = {f"count/{what}.{version.partition('/')[0]}": one for what, version in made}
-    replicas = Decimal(sum(count for _, count, _ in pod_specs(job)))
-    need |= dict.fromkeys(_PODS, replicas)
-    need |= dict.fromkeys(_SERVICES, replicas if target.service_each else one)
-    for _, count, pod in pod_specs(job):
-        for group in ("requests", "limits"):
-            for what, amount in pod_requests(pod, group).items():
-                if what != "pods":
-                    add(need, {f"{group}.{what}": amount * count})
-    aliases = {what: need[f"requests.{what}"] for what in _COUNTED if f"requests.{what}" in need}
-    return need | aliases
-
-
-def unsaid(job: Json, counted: Iterable[str], filled: Iterable[str]) -> list[str]:
-    """What a quota counts and some container of the job does not state.
-
-    Args:
-        job: the rendered job.
-        counted: the names in the quota.
-        filled: what LimitRanges fill in where it is not stated, as "limits.memory".
-    """
-    lacking = []
-    for what in counted:
-        group, _, resource = what.rpartition(".")
-        group = group or "requests"
-        if group not in {"requests", "limits"} or resource not in _COUNTED:
-            continue
-        if f"{group}.{resource}" not in filled and not _all_state(job, group, resource):
-            lacking.append(f"{group}.{resource}")
-    return lacking
-
-
-def _all_state(job: Json, group: str, resource: str) -> bool:
-    groups = {group, "limits"}  # a limit is taken for a request that is not there
-    return all(
-        any(resource in Object(container).part("resources", one) for one in groups)
-        for _, _, pod in pod_specs(job)
-        for container in containers(pod)
-    )

@@ -10,10 +10,10 @@ from k8sjob.checks.doctor.namespace import (
     namespace,
     pod_security,
     pull_secrets,
+    quota_need,
     quotas,
     storage,
 )
-from k8sjob.checks.doctor.needs import quota_need
 from k8sjob.checks.doctor.operator import crd, dry_run, init_image, init_wait, operator, webhook
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.rendering import manifest
