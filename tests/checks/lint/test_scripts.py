@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from k8sjob.checks.lint import Setting, lint_script
 
-GOOD = sorted((Path(__file__).parent / "good").glob("*.py"))
-EXAMPLES = sorted((Path(__file__).resolve().parents[3] / "manifests").glob("*/main.py"))
+ROOT = Path(__file__).resolve().parents[3]
+OWN = sorted((Path(__file__).parent / "good").glob("*.py"))
+PROVED = sorted((ROOT / "tests/proving").glob("*/good/*.py"))
+EXAMPLES = sorted((ROOT / "manifests").glob("*/main.py"))
 GROUP = "import torch\nimport torch.distributed as dist\n\ndist.init_process_group('gloo')\n"
 END = "\ndist.destroy_process_group()\n"
 
@@ -21,14 +23,17 @@ def ids(body, setting=None, *, group=True):
     return [f.id for f in lint_script(GROUP + text + END if group else text, "x.py", setting)]
 
 
-@pytest.mark.parametrize("script", GOOD + EXAMPLES, ids=lambda path: "/".join(path.parts[-2:]))
+def test_there_are_good_scripts():
+    assert len(OWN) >= 10
+    assert len(PROVED) >= 10
+    assert EXAMPLES
+
+
+@pytest.mark.parametrize(
+    "script", OWN + PROVED + EXAMPLES, ids=lambda path: "/".join(path.parts[-2:])
+)
 def test_good_scripts_give_nothing(script):
     assert [str(f) for f in lint_script(script.read_text(), str(script))] == []
-
-
-def test_there_are_good_scripts():
-    assert len(GOOD) >= 10
-    assert EXAMPLES
 
 
 def test_nothing_is_executed(tmp_path):
