@@ -1,7 +1,7 @@
 """The doctor's checks one by one: what a cluster answers, and what is made of it."""
 
 import pytest
-from healthy import deployment
+from healthy import deployment, the
 
 from k8sjob.checks.doctor import gather
 from k8sjob.checks.doctor.check import Verdict
@@ -179,11 +179,6 @@ LOOKS = [
     (pull_secrets, {ACCOUNT: {"imagePullSecrets": [{"name": "r"}]}}, OK, "brings r", ""),
     (pull_secrets, {ACCOUNT: REFUSED}, None, "", ""),
 ]
-
-
-def the(checks):
-    [check] = checks
-    return check
 
 
 @pytest.mark.parametrize(("look", "answers", "verdict", "seen", "step"), LOOKS)
