@@ -61,12 +61,7 @@ _LIGHTNING: Final = frozenset({"lightning", "pytorch_lightning"})
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """The files of a job that were made for a script.
-
-    Attributes:
-        files: the content of each new file by its name.
-        notes: what its user has to look at.
-    """
+    """The new files of a job by their names, and notes on what its user has to look at."""
 
     files: dict[str, str]
     notes: list[str] = field(default_factory=list)

@@ -257,9 +257,7 @@ def dockerfile(spec: JobSpec) -> str:
 def dependencies_dockerfile(image: Image, base: str) -> str:
     """The part of a Dockerfile below the code, which changes with what is installed alone.
 
-    Args:
-        image: of the spec.
-        base: what it is put on, best with its digest.
+    The base is best given with its digest.
 
     Raises:
         RenderError: the requirements file has a name that a Dockerfile cannot hold.

@@ -50,11 +50,9 @@ class Difference:
 
 
 def difference(there: _Json | None, wanted: _Json) -> Difference:
-    """What would change if a job became as it is wanted.
+    """What would change if the job in the cluster became as it is wanted, defaults filled in.
 
-    Args:
-        there: the job in the cluster; None: it is not there, so everything is new.
-        wanted: the job that the cluster would make of a manifest, its defaults filled in.
+    Where there is none (None), everything is new.
     """
     new = _written(wanted)
     planned = f"{_name(new)} as it would be"

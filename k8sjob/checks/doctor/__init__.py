@@ -54,12 +54,10 @@ _CHECKS: Final[tuple[Callable[[Facts], Iterator[Check]], ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found.
+    """What was found: the checks in the order in which they were made.
 
     Attributes:
-        checks: in the order in which they were made.
-        context: the cluster's context; empty where there was no cluster.
-        namespace: where a job would go; empty where there was no cluster.
+        context: the cluster's context; empty where there was no cluster, as `namespace`.
         rbac: the Role and RoleBinding to ask for; empty where nothing is missing.
     """
 

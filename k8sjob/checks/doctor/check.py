@@ -93,7 +93,6 @@ class Facts:
 
     Attributes:
         context: the kubeconfig's context.
-        server: the apiserver's URL.
         namespace: where a job would go.
         user: who asks, as the apiserver knows them; empty where it does not tell.
         seconds: how long its first answer took.

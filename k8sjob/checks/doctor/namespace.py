@@ -169,13 +169,7 @@ def quota_need(job: Json) -> Amounts:
 
 
 def _unsaid(job: Json, counted: Iterable[str], filled: Iterable[str]) -> list[str]:
-    """What a quota counts and some container of the job does not state.
-
-    Args:
-        job: the rendered job.
-        counted: the names in the quota.
-        filled: what LimitRanges fill in where it is not stated, as "limits.memory".
-    """
+    """What a quota counts, some container does not state, and LimitRanges do not fill in."""
     lacking = []
     for what in counted:
         group, _, resource = what.rpartition(".")

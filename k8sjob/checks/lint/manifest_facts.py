@@ -74,12 +74,10 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """Replicas of one Pod template.
+    """Replicas of one Pod template, which is at a path.
 
     Attributes:
         role: theirs in messages: Master, Worker; "Pod" where there are no roles.
-        path: of the template.
-        template: the Pod template.
         count: how many; 1 where that is not known.
         restart_policy: as the operator takes it.
     """

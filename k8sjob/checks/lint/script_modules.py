@@ -29,8 +29,6 @@ class Module:
     Attributes:
         name: its dotted name; "__main__" for a script.
         source: its file name, for findings.
-        text: what is in it.
-        tree: the same, parsed.
         package: what its relative imports start from.
         aliases: what each imported name stands for.
         stars: modules whose names are all imported.
@@ -104,11 +102,8 @@ def parse_module(text: str, source: str, name: str = "__main__", package: str = 
 def program(entry: Module, roots: Sequence[Path]) -> list[Module]:
     """A script and the local modules that it imports, directly or through others.
 
-    Args:
-        entry: the script.
-        roots: the folders where Python looks first: the script's own.
-
-    Modules that cannot be read or parsed are left out, as libraries are.
+    The roots are the folders where Python looks first: the script's own. Modules that cannot be
+    read or parsed are left out, as libraries are.
     """
     found: dict[str, Module | None] = {}
     queue = [entry]
