@@ -152,7 +152,7 @@ class Script(Code):
     def modules(self) -> frozenset[str]:
         """Top-level names of the libraries that are imported: what is no local module."""
         local = {module.name.partition(".")[0] for module in self.files[1:]}
-        tops = {name.partition(".")[0] for module in self.files for name in module.imported()}
+        tops = {name.partition(".")[0] for module in self.files for name in module.imports}
         return frozenset(tops - local - {""})
 
     @cached_property
