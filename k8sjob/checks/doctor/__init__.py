@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.checks.doctor import namespace, needs, nodes, operator, permissions
+from k8sjob.checks.doctor import cluster, needs, operator, permissions
 from k8sjob.checks.doctor.check import Check, Facts, Verdict
 from k8sjob.checks.doctor.gather import gather, gather_needs
 
@@ -39,16 +39,16 @@ _CHECKS: Final[tuple[Callable[[Facts], Iterator[Check]], ...]] = (
     operator.dry_run,
     operator.init_image,
     operator.init_wait,
-    namespace.namespace,
-    namespace.pod_security,
-    namespace.quotas,
-    namespace.limits,
+    cluster.namespace,
+    cluster.pod_security,
+    cluster.quotas,
+    cluster.limits,
     *_NEEDS,
-    nodes.fit,
-    nodes.nodes,
-    nodes.free_devices,
-    namespace.storage,
-    namespace.pull_secrets,
+    needs.fit,
+    cluster.nodes,
+    cluster.free_devices,
+    cluster.storage,
+    cluster.pull_secrets,
 )
 
 

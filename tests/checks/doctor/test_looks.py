@@ -5,7 +5,7 @@ from healthy import deployment, the
 
 from k8sjob.checks.doctor import gather
 from k8sjob.checks.doctor.check import Verdict
-from k8sjob.checks.doctor.namespace import (
+from k8sjob.checks.doctor.cluster import (
     limits,
     namespace,
     pod_security,

@@ -4,7 +4,8 @@ import pytest
 from healthy import node, pod, the
 
 from k8sjob.checks.doctor.check import Verdict
-from k8sjob.checks.doctor.nodes import fit, free_devices, nodes, refusal
+from k8sjob.checks.doctor.cluster import free_devices, nodes
+from k8sjob.checks.doctor.needs import fit, refusal
 from k8sjob.kube.capacity import Node
 
 OK, WARNING, UNKNOWN, PROBLEM = Verdict.OK, Verdict.WARNING, Verdict.UNKNOWN, Verdict.PROBLEM
