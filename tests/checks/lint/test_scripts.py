@@ -89,6 +89,7 @@ SPEAKS = {
         ("os.environ['MASTER_ADDR'] = '127.0.0.1'", True),
         ("os.environ.update(MASTER_ADDR='localhost')", True),
         ("os.environ['MASTER_ADDR'] = 'training.example'", False),
+        ("if alone:\n    os.environ['MASTER_ADDR'] = 'localhost'", False),
         ("os.environ['MASTER_PORT'] = '29500'", False),
         ("config['MASTER_ADDR'] = 'localhost'", False),
         # RPC and stores
