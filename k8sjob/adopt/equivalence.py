@@ -10,6 +10,7 @@ from k8sjob.kube.labels import IMAGE_ORIGIN, MANAGED_BY, MANIFEST_DIGEST, QUEUE
 from k8sjob.kube.objects import Object, at_path, training
 from k8sjob.kube.quantity import parse
 from k8sjob.rendering.overlay import merge
+from k8sjob.spec.resources import SHM_VOLUME
 from k8sjob.targets.jobs import target_of
 from k8sjob.targets.readers import reader_of
 
@@ -25,8 +26,6 @@ _OPTIONAL: Final = (
 )
 _EMPTY_IS_ABSENT: Final = frozenset(_OPTIONAL.split())
 _REFERENCE: Final = re.compile(r"\$\$|\$\(([A-Za-z_.-][A-Za-z0-9_.-]*)\)")
-_SHM: Final = "dshm"
-
 
 _MARKS: Final = (
     ("labels", MANAGED_BY, "k8sjob"),
@@ -194,9 +193,9 @@ def _rename_shm(pod: Json) -> None:
     names = [volume.get("name") for volume in volumes]
     for volume in volumes:
         memory = at_path(volume, "emptyDir", "medium") == "Memory"
-        if memory and volume.get("name") in at_shm and _SHM not in names:
+        if memory and volume.get("name") in at_shm and SHM_VOLUME not in names:
             for user in (volume, *(m for m in mounts if m.get("name") == volume["name"])):
-                user["name"] = _SHM
+                user["name"] = SHM_VOLUME
             return
 
 

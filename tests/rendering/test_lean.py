@@ -6,9 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from k8sjob.rendering.manifest import _SHM_VOLUME
-from k8sjob.spec.resources import SHM_VOLUME
-
 JOB = Path(__file__).resolve().parents[2] / "manifests/own-script/job.yaml"
 HEAVY = {"click", "jinja2", "kubernetes", "pydantic", "rich", "torch"}
 
@@ -17,14 +14,8 @@ HEAVY = {"click", "jinja2", "kubernetes", "pydantic", "rich", "torch"}
     ("statement", "loaded"),
     [
         ("import k8sjob.rendering", set()),
-        (
-            "from k8sjob.targets.pytorchjob.operator import webhook_problems; webhook_problems({})",
-            set(),
-        ),
-        (
-            f"from k8sjob import render; from k8sjob.spec import load; render(load({str(JOB)!r}))",
-            {"jinja2", "pydantic"},
-        ),
+        ("from k8sjob.targets.pytorchjob.operator import webhook_problems as f; f({})", set()),
+        (f"import k8sjob as k; k.render(k.load({str(JOB)!r}))", {"jinja2", "pydantic"}),
     ],
 )
 def test_what_is_loaded(statement, loaded):
@@ -33,7 +24,3 @@ def test_what_is_loaded(statement, loaded):
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert set(done.stdout.split()) == loaded
-
-
-def test_the_name_of_shared_memory_is_the_one_that_specs_keep_free():
-    assert _SHM_VOLUME == SHM_VOLUME
