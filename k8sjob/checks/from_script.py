@@ -236,11 +236,8 @@ class _Job:
     def _manages(self, library: str) -> bool:
         part = _MAKES_GROUP.get(library)
         used = [called for called, _ in self._script.calls]
-        for node in self._script.nodes:
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                base = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
-                used += [base + alias.name for alias in node.names]
-        return part is None or any(part.match(name) for name in used)
+        used += [name for module in self._script.files for name in module.imports]
+        return part is None or any(map(part.match, used))
 
     def _of_lightning(self) -> _Start:
         """Lightning refuses another number of processes than devices * num_nodes."""
