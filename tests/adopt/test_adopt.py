@@ -189,11 +189,8 @@ def test_workers_alone_and_elastic_ones():
     elastic = copy.deepcopy(alone)
     elastic["spec"]["elasticPolicy"] = {"minReplicas": 2, "maxReplicas": 4, "maxRestarts": 7}
     made = adopted(elastic)
-    assert (made.replicas.workers, made.replicas.elastic.min, made.replicas.elastic.max) == (
-        2,
-        2,
-        4,
-    )
+    bounds = made.replicas.elastic
+    assert (made.replicas.workers, bounds.min, bounds.max) == (2, 2, 4)
     assert made.policy.max_restarts == 7
     assert "pytorchReplicaSpecs" not in made.overlay["spec"]
 
@@ -240,15 +237,9 @@ def test_the_job_among_other_documents_and_in_a_list():
         ("[1]", "a document without a kind is no PyTorchJob"),
         ("kind: [x]", "is no PyTorchJob"),
         (dump({"kind": "Service", "metadata": {"name": "x"}}), "Service x is no PyTorchJob"),
-        (
-            f"{dump(job())}---\n{dump(job())}",
-            "PyTorchJob digits, PyTorchJob digits are several jobs",
-        ),
+        (f"{dump(job())}---\n{dump(job())}", "digits, PyTorchJob digits are several jobs"),
         ("a: [", "a bracket is never closed"),
-        (
-            dump({**job(), "apiVersion": "kubeflow.org/v1beta2"}),
-            "is not what the training operator",
-        ),
+        (dump({**job(), "apiVersion": "kubeflow.org/v2"}), "is not what the training operator"),
         (dump(job({"name": "main"})), "name the one that trains 'pytorch'"),
         (dump(job({"image": "UPPER"})), "image: 'UPPER' is not an image reference"),
         (dump(job(metadata={"name": "x" * 60})), "name: "),
@@ -265,9 +256,8 @@ def test_what_cannot_be_adopted(text, message):
 
 
 def test_a_launcher_is_kept_and_said():
-    assert any(
-        "launcher" in note for note in adopt(dump(job({"command": ["torchrun", "x"]}))).notes
-    )
+    notes = adopt(dump(job({"command": ["torchrun", "x"]}))).notes
+    assert any("launcher" in note for note in notes)
     assert any("without k8sjob's agent" in note for note in adopt(dump(job())).notes)
 
 
