@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.adopt.equivalence import (
     SAME,
-    Json,
     combined,
     config_of,
     difference,
@@ -24,7 +23,7 @@ from k8sjob.adopt.equivalence import (
 from k8sjob.adopt.fields import NO_COMMAND, fields, trainer
 from k8sjob.contract import after_agent
 from k8sjob.errors import Problem, SpecError, field_path
-from k8sjob.kube.objects import at_path
+from k8sjob.kube.objects import Json, at_path
 from k8sjob.rendering.manifest import companion, manifest
 from k8sjob.rendering.overlay import leaves
 from k8sjob.spec import JobSpec

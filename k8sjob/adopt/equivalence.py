@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import AGENT, CONFIG_ENV, CONTAINER_NAMES, after_agent
 from k8sjob.kube.labels import IMAGE_ORIGIN, MANAGED_BY, MANIFEST_DIGEST, QUEUE
-from k8sjob.kube.objects import Object, at_path, training
+from k8sjob.kube.objects import Json, Object, at_path, training
 from k8sjob.kube.quantity import parse
 from k8sjob.rendering.overlay import merge
 from k8sjob.spec.resources import SHM_VOLUME
@@ -16,8 +16,6 @@ from k8sjob.targets.readers import reader_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-Json = dict[str, Any]
 
 _OPTIONAL: Final = (
     "annotations args command env envFrom imagePullSecrets initContainers labels limits "

@@ -14,11 +14,9 @@ from k8sjob import yamldoc
 from k8sjob.contract import CONFIG_ENV, decode_object
 from k8sjob.errors import field_path
 from k8sjob.kube.labels import IMAGE_ORIGIN, MANIFEST_DIGEST
-from k8sjob.kube.objects import differing
+from k8sjob.kube.objects import Json, differing
 from k8sjob.targets.jobs import keyed, target_of
 
-_Json = dict[str, Any]
-_Path = tuple[str | int, ...]
 _KUBECTL: Final = "kubectl.kubernetes.io/last-applied-configuration"
 _BOOKKEEPING: Final = frozenset({MANIFEST_DIGEST, IMAGE_ORIGIN, _KUBECTL})
 """Annotations that repeat what stands elsewhere in the object."""
@@ -49,7 +47,7 @@ class Difference:
         return bool(self.lines)
 
 
-def difference(there: _Json | None, wanted: _Json) -> Difference:
+def difference(there: Json | None, wanted: Json) -> Difference:
     """What would change if the job in the cluster became as it is wanted, defaults filled in.
 
     Where there is none (None), everything is new.
@@ -69,7 +67,7 @@ def difference(there: _Json | None, wanted: _Json) -> Difference:
     )
 
 
-def lines_between(one: _Json, other: _Json) -> tuple[str, ...]:
+def lines_between(one: Json, other: Json) -> tuple[str, ...]:
     """A unified diff of what the authors of two jobs wrote, as YAML; empty where that is alike."""
     old, new = _written(one), _written(other)
     for job in (old, new):  # another name is no difference
@@ -77,17 +75,17 @@ def lines_between(one: _Json, other: _Json) -> tuple[str, ...]:
     return _unified(yamldoc.dump(old).splitlines(), new, (_name(one), _name(other)))
 
 
-def _unified(old: list[str], new: _Json, headings: tuple[str, str]) -> tuple[str, ...]:
+def _unified(old: list[str], new: Json, headings: tuple[str, str]) -> tuple[str, ...]:
     lines = yamldoc.dump(new).splitlines()
     return tuple(difflib.unified_diff(old, lines, *headings, lineterm=""))
 
 
-def _name(job: _Json) -> str:
+def _name(job: Json) -> str:
     metadata = job["metadata"]
     return "/".join(metadata[key] for key in ("namespace", "name") if key in metadata)
 
 
-def _written(job: _Json) -> _Json:
+def _written(job: Json) -> Json:
     """What the author of a job has written, with the server's defaults, in one order of keys."""
     metadata = {key: value for key, value in job["metadata"].items() if key in _IDENTITY}
     annotations = metadata.get("annotations") or {}
@@ -100,7 +98,7 @@ def _written(job: _Json) -> _Json:
     }
     if (companion := keyed(target)) and companion.key in job:
         kept[companion.key] = {"spec": job[companion.key].get("spec")}
-    ordered: _Json = _ordered({**kept, "metadata": {k: v for k, v in metadata.items() if v}})
+    ordered: Json = _ordered({**kept, "metadata": {k: v for k, v in metadata.items() if v}})
     return ordered
 
 
