@@ -1,3 +1,6 @@
+import re
+from pathlib import Path
+
 import pytest
 from healthy import the
 
@@ -13,6 +16,10 @@ from k8sjob.checks.doctor.permissions import (
     server,
 )
 from k8sjob.kube.client.transport import ApiError
+
+ROOT = Path(__file__).resolve().parents[3]
+MADE = re.compile(r"\b(?:(?:fine|unknown|warning|problem)\(|topic =)\s*\"([a-z-]+)\"")
+PAGE = (ROOT / "docs/reference/doctor.md").read_text()
 
 
 def test_a_healthy_cluster_hinders_nobody(facts):
@@ -120,3 +127,19 @@ def test_the_roles_to_ask_for(user, subject, facts):
         role(Grant.SUBMITTER, "team"),
         binding(Grant.SUBMITTER, [subject], "team"),
     ]
+
+
+# --- docs/reference/doctor.md ---------------------------------------------------------------------
+
+
+def test_every_topic_is_explained():
+    sources = [*(ROOT / "k8sjob/checks/doctor").glob("*.py"), ROOT / "k8sjob/cli/doctor.py"]
+    topics = {topic for path in sources for topic in MADE.findall(path.read_text())}
+    cells = re.findall(r"^\| (`[^|]+) \|", PAGE, re.MULTILINE)
+    explained = set(re.findall(r"`([a-z-]+)`", "".join(cells)))
+    assert len(topics) > 20
+    assert topics == explained
+
+
+def test_every_verdict_is_explained():
+    assert re.findall(r"^\| (ok|unknown|warning|problem) \|", PAGE, re.MULTILINE) == list(Verdict)
