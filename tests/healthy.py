@@ -81,6 +81,12 @@ def deployment(*args, ready=1, image="registry.example/training-operator:v1.9.4"
     }
 
 
+def the(checks):
+    """The one check that was made."""
+    [check] = checks
+    return check
+
+
 class HealthyCluster:
     """A Transport that answers from a table, in which a test changes what it wants to be ill.
 

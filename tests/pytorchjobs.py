@@ -1,4 +1,6 @@
-"""Hypothesis strategy for PyTorchJobs as people write them, and as nobody would."""
+"""PyTorchJobs: a plain one, and a Hypothesis strategy for what people write, and nobody would."""
+
+import copy
 
 from hypothesis import strategies as st
 
@@ -218,5 +220,26 @@ def manifests(draw):
         "apiVersion": "kubeflow.org/v1",
         "kind": "PyTorchJob",
         "metadata": metadata,
+        "spec": {**spec, "pytorchReplicaSpecs": roles},
+    }
+
+
+CONTAINER = {"name": "pytorch", "image": "registry/train:1", "command": ["python", "main.py"]}
+
+
+def pytorchjob(container=None, pod=None, *, workers=3, master=True, metadata=None, **spec):
+    """A job whose replicas are alike: fields of their containers, of their Pods, and its own."""
+
+    def replica(count):
+        made = {"containers": [CONTAINER | (container or {})], **(pod or {})}
+        return {"replicas": count, "template": {"spec": copy.deepcopy(made)}}
+
+    roles = {"Master": replica(1)} if master else {}
+    if workers:
+        roles["Worker"] = replica(workers)
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {"name": "digits", **(metadata or {})},
         "spec": {**spec, "pytorchReplicaSpecs": roles},
     }

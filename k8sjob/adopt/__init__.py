@@ -7,7 +7,295 @@ result is rendered once more and compared, so nothing can be dropped.
 
 from __future__ import annotations
 
-from k8sjob.adopt.adopting import Adopted, adopt
-from k8sjob.adopt.equivalence import same_meaning
+import copy
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob.adopt.equivalence import (
+    SAME,
+    combined,
+    config_of,
+    difference,
+    normal,
+    pods,
+    same_meaning,
+)
+from k8sjob.adopt.fields import NO_COMMAND, fields, trainer
+from k8sjob.contract import after_agent
+from k8sjob.errors import Problem, SpecError, field_path
+from k8sjob.kube.objects import Json, at_path
+from k8sjob.rendering.manifest import companion, manifest
+from k8sjob.rendering.overlay import leaves
+from k8sjob.spec import JobSpec
+from k8sjob.spec.load import steps
+from k8sjob.targets.jobs import READERS, is_job, is_suspended, reader_of, sent
+from k8sjob.yamldoc import Document, objects, parse_all
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from k8sjob.yamldoc import FieldPath
 
 __all__ = ["Adopted", "adopt", "same_meaning"]
+
+_SERVER_FIELDS: Final = (
+    "uid resourceVersion generation creationTimestamp deletionTimestamp "
+    "deletionGracePeriodSeconds managedFields selfLink ownerReferences"
+)
+_SERVERS: Final = tuple(_SERVER_FIELDS.split())
+_LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+
+
+def _read(text: str | bytes, source: str) -> tuple[Json, list[str]]:
+    """The job as its author wrote it, in the layout that k8sjob renders, and notes.
+
+    Raises:
+        SpecError: not YAML, not exactly one job, or one that a cluster or k8sjob refuses.
+    """
+    document, place, job, others = _only_job(parse_all(text, source), source)
+    job, dropped = _authors_part(job)
+    reader = reader_of(job)
+    made, problems = None, list(reader.problems(job))
+    try:
+        made = None if problems else reader.authored(copy.deepcopy(job), others)
+    except SpecError as error:
+        problems = error.problems
+    if made is None:
+        placed = [(one, document.place((*place, *steps(one.field)))) for one in problems]
+        raise SpecError([replace(one, line=at[0], column=at[1]) for one, at in placed], source)
+    notes = [f"left out, since the apiserver fills it in: {', '.join(dropped)}"] if dropped else []
+    rest = [other for other in others if all(other is not part for part in made.parts)]
+    notes += [f"{_called(one)} is not part of the job; keep it in another file" for one in rest]
+    return made.job, [*notes, *made.notes]
+
+
+def _only_job(
+    documents: list[Document], source: str
+) -> tuple[Document, FieldPath, Json, list[Json]]:
+    jobs, others = [], []
+    for document, place, given in objects(documents):
+        item = _without_nulls(given)
+        if is_job(item):
+            jobs.append((document, place, item))
+        else:
+            others.append(item)
+    if len(jobs) == 1:
+        return *jobs[0], others
+    if not jobs:
+        alike = [one.target.kind for one in READERS]  # Volcano has Jobs, too
+        versions = [f" of {one.get('apiVersion')}" * (one.get("kind") in alike) for one in others]
+        called = (f"{_called(one)}{of}" for one, of in zip(others, versions, strict=True))
+        seen = ", ".join(called) or "nothing"
+        kinds = [f"{one.target.kind} of {one.target.api_version}" for one in READERS]
+        message = f"{seen} is no {', no '.join(kinds)}; name a file with one"
+        raise SpecError([Problem("", message)], source)
+    names = ", ".join(_called(job) for _, _, job in jobs)
+    message = f"{names} are several jobs; a job.yaml is one, so adopt them from files of their own"
+    raise SpecError([Problem("", message, jobs[1][0].line, 1)], source)
+
+
+def _without_nulls(value: Any) -> Any:
+    """A copy; an apiserver takes null for absent."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+def _called(item: Json) -> str:
+    metadata = item.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    return " ".join(
+        str(part) for part in (item.get("kind", "a document without a kind"), name) if part
+    )
+
+
+def _authors_part(job: Json) -> tuple[Json, list[str]]:
+    """The job without what others wrote into it, and the names of that."""
+    metadata = dict(job["metadata"]) if isinstance(job.get("metadata"), dict) else {}
+    dropped = [f"metadata.{key}" for key in _SERVERS if metadata.pop(key, None) is not None]
+    annotations = metadata.get("annotations")
+    if isinstance(annotations, dict) and _LAST_APPLIED in annotations:
+        dropped.append(f'metadata.annotations["{_LAST_APPLIED}"]')
+        metadata["annotations"] = {k: v for k, v in annotations.items() if k != _LAST_APPLIED}
+    if "status" in job:
+        dropped.append("status")
+    return {**{k: v for k, v in job.items() if k != "status"}, "metadata": metadata}, dropped
+
+
+_PASSES: Final = 3  # a default may follow from a field that the overlay has just changed
+_LAUNCHERS: Final = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """What became of a manifest.
+
+    Attributes:
+        spec: the job; `spec.to_yaml()` is the job.yaml.
+        notes: what was left out because the apiserver fills it in, what went to the overlay, and
+            what a job.yaml could express better.
+    """
+
+    spec: JobSpec
+    notes: tuple[str, ...]
+
+
+def adopt(text: str | bytes, source: str = "") -> Adopted:
+    """The job spec that renders what a manifest says.
+
+    Args:
+        text: YAML or JSON with exactly one job of a kind that is a target, and what belongs to it;
+            other documents are not part of the job.
+        source: the file's name, for messages.
+
+    Raises:
+        SpecError: no job or several, one that its controller refuses, or one that no job spec can
+            express, with each such field.
+    """
+    original, notes = _read(text, source)
+    config = config_of(original) is not None
+    wanted = normal(original, config=config)
+    spec = bare = _accepted(fields(wanted), source)
+    notes += _leave_out_injected(wanted, spec)
+    if spec.kueue_queue is not None and not is_suspended(original):
+        notes.append("the job begins suspended, as Kueue's webhook would change it")
+    changes: Json = {"overlay": {}, "pod_template": {}}
+    for _ in range(_PASSES):
+        rendered = _rendered(spec, config=config)
+        change = difference(rendered, wanted)
+        if change is SAME:
+            break
+        roles, paths = _template_paths(rendered), _template_paths(wanted)
+        changes = combined(changes, _parted(change, paths if roles == paths else ()))
+        given = {field: change for field, change in changes.items() if change}
+        spec = _accepted({**bare.model_dump(exclude_defaults=True), **_plain(given)}, source)
+    left = difference(_rendered(spec, config=config), wanted)
+    if left is not SAME:
+        message = "no job spec can say this; change it, or keep the manifest"
+        raise SpecError([Problem(field_path(path), message) for path in leaves(left)], source)
+    return Adopted(spec, (*notes, *_notes(spec, original)))
+
+
+def _rendered(spec: JobSpec, *, config: bool) -> Json:
+    job = manifest(spec)
+    beside = companion(spec, job)
+    authored = reader_of(job).authored(sent(job), [beside] if beside else [])
+    made = normal(authored.job, config=config)
+    _leave_out_injected(made, spec)
+    return made
+
+
+def _leave_out_injected(job: Json, spec: JobSpec) -> list[str]:
+    """Take out the variables that the manifests of the job's kind always have; notes on that."""
+    values = reader_of(job).target.values(spec)
+    injected = {**values["injected"], **values["fields"]}
+    gone: dict[str, Json] = {}
+    for _, pod in pods(job):
+        container = trainer(pod)
+        env = container.pop("env", [])
+        gone |= {at_path(one, "name"): one for one in env if at_path(one, "name") in injected}
+        if kept := [one for one in env if at_path(one, "name") not in injected]:
+            container["env"] = kept
+    notes = [f"left out, since k8sjob sets them in every replica: {', '.join(gone)}"] * bool(gone)
+    for name, variable in gone.items():
+        given, path = variable.get("value"), at_path(variable, "valueFrom", "fieldRef", "fieldPath")
+        if injected[name] not in (given, path):
+            notes.append(f"{name} is {injected[name]} in what k8sjob renders, not {given or path}")
+    return notes
+
+
+def _template_paths(job: Json) -> tuple[tuple[str | int, ...], ...]:
+    return tuple(dict.fromkeys(one.path for one in reader_of(job).target.replicas(job)))
+
+
+def _parted(change: Json, paths: tuple[tuple[str | int, ...], ...]) -> Json:
+    """A change of a job as overlay and pod_template: the latter has what all roles share."""
+    of_roles = [at_path(change, *path) for path in paths]
+    if not any(of_roles) or any(difference(of_roles[0], one) is not SAME for one in of_roles):
+        return {"overlay": change}
+    for path in paths:
+        _cut(change, path)
+    return {"overlay": change, "pod_template": of_roles[0]}
+
+
+def _cut(change: Any, path: tuple[str | int, ...]) -> None:
+    """Take out what is at a path, and what is empty or has a name alone without it."""
+    inner = change[path[0]]
+    if path[1:]:
+        _cut(inner, path[1:])
+    if not path[1:] or inner in ({}, []) or (isinstance(inner, dict) and inner.keys() == {"name"}):
+        del change[path[0]]
+
+
+def _accepted(data: Json, source: str) -> JobSpec:
+    """The spec with these fields, without those that a job spec does not take.
+
+    A value that only the overlay can hold (a restart policy with a typo, a variable that the
+    operator overrides) is found by asking: what is refused is taken out, and the rest asked again.
+    """
+    data = _plain(data)
+    for _ in range(1000):
+        try:
+            return JobSpec.model_validate(data)
+        except SpecError as error:
+            if not all(_take_out(data, problem.field) for problem in error.problems[:1]):
+                raise SpecError(error.problems, source) from None
+    raise SpecError([Problem("", "no part of it is a job spec; please report this")], source)
+
+
+def _take_out(data: Any, field: str) -> bool:
+    """Remove a field, or the nearest thing around it; False where that is needed."""
+    path = list(steps(field))
+    while path:
+        holder = at_path(data, *path[:-1])
+        if len(path) == 1 and path[0] in ("name", "namespace", "image", "run", "overlay"):
+            return False
+        if at_path(holder, path[-1]) is not None:
+            del holder[path[-1]]
+            if path[0] == "run" and path[1] in ("command", "script", "module"):
+                data["run"] |= {"command": NO_COMMAND, "args": []}
+            return True
+        path.pop()
+    return False
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, str) else value
+
+
+def _notes(spec: JobSpec, original: Json) -> Iterator[str]:
+    for field in ("pod_template", "overlay"):
+        if change := getattr(spec, field):
+            kept = sorted({field_path(path) for path in leaves(change)})
+            yield f"kept in {field}, unchanged: {', '.join(kept)}"
+    command = list(spec.run.command or ())
+    words = " ".join([*command, *spec.run.args])
+    if command == NO_COMMAND:
+        yield (
+            "the manifest has no command that run.command can hold (an image's entrypoint, for "
+            "example), so `k8sjob run` cannot know it: write it into run.command and take "
+            "`command` out of the overlay"
+        )
+    elif any(launcher in words for launcher in _LAUNCHERS):
+        yield (
+            "the command is a launcher's; run.script with replicas.nproc_per_node starts the same "
+            "processes and adds restarts in place, reasons and a watchdog"
+        )
+    elif spec.run.command is not None and after_agent(command) is None:
+        yield (
+            "the command runs as it is, without k8sjob's agent; run.script would start it by that,"
+            " in an image with k8sjob's runtime"
+        )
+    if any("automountServiceAccountToken" not in pod for _, pod in pods(original)):
+        yield (
+            "service_account_token is true, as Kubernetes has it by default; leave it out if the "
+            "training never calls the cluster"
+        )
+    for role, pod in pods(original):
+        image = trainer(pod)["image"]
+        if image != spec.image_reference:
+            yield f"the {role} runs another image, {image}, which the overlay keeps"

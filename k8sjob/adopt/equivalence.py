@@ -12,17 +12,17 @@ from k8sjob.kube.objects import (
     MANAGED_BY,
     MANIFEST_DIGEST,
     QUEUE,
+    Json,
     Object,
     at_path,
     training,
 )
 from k8sjob.rendering.overlay import merge
+from k8sjob.spec.replicas import SHM_VOLUME
 from k8sjob.targets.jobs import reader_of, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-Json = dict[str, Any]
 
 _OPTIONAL: Final = (
     "annotations args command env envFrom imagePullSecrets initContainers labels limits "
@@ -31,8 +31,6 @@ _OPTIONAL: Final = (
 )
 _EMPTY_IS_ABSENT: Final = frozenset(_OPTIONAL.split())
 _REFERENCE: Final = re.compile(r"\$\$|\$\(([A-Za-z_.-][A-Za-z0-9_.-]*)\)")
-_SHM: Final = "dshm"
-
 
 _MARKS: Final = (
     ("labels", MANAGED_BY, "k8sjob"),
@@ -200,9 +198,9 @@ def _rename_shm(pod: Json) -> None:
     names = [volume.get("name") for volume in volumes]
     for volume in volumes:
         memory = at_path(volume, "emptyDir", "medium") == "Memory"
-        if memory and volume.get("name") in at_shm and _SHM not in names:
+        if memory and volume.get("name") in at_shm and SHM_VOLUME not in names:
             for user in (volume, *(m for m in mounts if m.get("name") == volume["name"])):
-                user["name"] = _SHM
+                user["name"] = SHM_VOLUME
             return
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.adopt.equivalence import Json, config_of, default_pull_policy, mappings, pods, same
+from k8sjob.adopt.equivalence import config_of, default_pull_policy, mappings, pods, same
 from k8sjob.contract import CONFIG_ENV, Role, after_agent, decode_object
-from k8sjob.kube.objects import ISTIO, MANAGED_BY, NOTIFY, PRIORITY, QUEUE, training
+from k8sjob.kube.objects import ISTIO, MANAGED_BY, NOTIFY, PRIORITY, QUEUE, Json, training
 from k8sjob.rendering.manifest import literal
 from k8sjob.rendering.overlay import merge
 from k8sjob.targets.jobs import reader_of

@@ -61,12 +61,7 @@ _LIGHTNING: Final = frozenset({"lightning", "pytorch_lightning"})
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """The files of a job that were made for a script.
-
-    Attributes:
-        files: the content of each new file by its name.
-        notes: what its user has to look at.
-    """
+    """The new files of a job by their names, and notes on what its user has to look at."""
 
     files: dict[str, str]
     notes: list[str] = field(default_factory=list)
@@ -241,11 +236,8 @@ class _Job:
     def _manages(self, library: str) -> bool:
         part = _MAKES_GROUP.get(library)
         used = [called for called, _ in self._script.calls]
-        for node in self._script.nodes:
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                base = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
-                used += [base + alias.name for alias in node.names]
-        return part is None or any(part.match(name) for name in used)
+        used += [name for module in self._script.files for name in module.imports]
+        return part is None or any(map(part.match, used))
 
     def _of_lightning(self) -> _Start:
         """Lightning refuses another number of processes than devices * num_nodes."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import RUNTIME_HOME, WORKDIR
 from k8sjob.image.registry.manifest import digest_of, encode, environment, labels, table
-from k8sjob.rendering.dockerfile import HOME
+from k8sjob.rendering.context import HOME
 from k8sjob.rendering.manifest import IMAGE_UID, container_argv
 
 if TYPE_CHECKING:

@@ -13,11 +13,9 @@ from typing import Any, Final
 from k8sjob import yamldoc
 from k8sjob.contract import CONFIG_ENV, decode_object
 from k8sjob.errors import field_path
-from k8sjob.kube.objects import IMAGE_ORIGIN, MANIFEST_DIGEST, differing
+from k8sjob.kube.objects import IMAGE_ORIGIN, MANIFEST_DIGEST, Json, differing
 from k8sjob.targets.jobs import keyed, target_of
 
-_Json = dict[str, Any]
-_Path = tuple[str | int, ...]
 _KUBECTL: Final = "kubectl.kubernetes.io/last-applied-configuration"
 _BOOKKEEPING: Final = frozenset({MANIFEST_DIGEST, IMAGE_ORIGIN, _KUBECTL})
 """Annotations that repeat what stands elsewhere in the object."""
@@ -48,12 +46,10 @@ class Difference:
         return bool(self.lines)
 
 
-def difference(there: _Json | None, wanted: _Json) -> Difference:
-    """What would change if a job became as it is wanted.
+def difference(there: Json | None, wanted: Json) -> Difference:
+    """What would change if the job in the cluster became as it is wanted, defaults filled in.
 
-    Args:
-        there: the job in the cluster; None: it is not there, so everything is new.
-        wanted: the job that the cluster would make of a manifest, its defaults filled in.
+    Where there is none (None), everything is new.
     """
     new = _written(wanted)
     planned = f"{_name(new)} as it would be"
@@ -70,7 +66,7 @@ def difference(there: _Json | None, wanted: _Json) -> Difference:
     )
 
 
-def lines_between(one: _Json, other: _Json) -> tuple[str, ...]:
+def lines_between(one: Json, other: Json) -> tuple[str, ...]:
     """A unified diff of what the authors of two jobs wrote, as YAML; empty where that is alike."""
     old, new = _written(one), _written(other)
     for job in (old, new):  # another name is no difference
@@ -78,17 +74,17 @@ def lines_between(one: _Json, other: _Json) -> tuple[str, ...]:
     return _unified(yamldoc.dump(old).splitlines(), new, (_name(one), _name(other)))
 
 
-def _unified(old: list[str], new: _Json, headings: tuple[str, str]) -> tuple[str, ...]:
+def _unified(old: list[str], new: Json, headings: tuple[str, str]) -> tuple[str, ...]:
     lines = yamldoc.dump(new).splitlines()
     return tuple(difflib.unified_diff(old, lines, *headings, lineterm=""))
 
 
-def _name(job: _Json) -> str:
+def _name(job: Json) -> str:
     metadata = job["metadata"]
     return "/".join(metadata[key] for key in ("namespace", "name") if key in metadata)
 
 
-def _written(job: _Json) -> _Json:
+def _written(job: Json) -> Json:
     """What the author of a job has written, with the server's defaults, in one order of keys."""
     metadata = {key: value for key, value in job["metadata"].items() if key in _IDENTITY}
     annotations = metadata.get("annotations") or {}
@@ -101,7 +97,7 @@ def _written(job: _Json) -> _Json:
     }
     if (companion := keyed(target)) and companion.key in job:
         kept[companion.key] = {"spec": job[companion.key].get("spec")}
-    ordered: _Json = _ordered({**kept, "metadata": {k: v for k, v in metadata.items() if v}})
+    ordered: Json = _ordered({**kept, "metadata": {k: v for k, v in metadata.items() if v}})
     return ordered
 
 

@@ -84,10 +84,7 @@ class Ignore:
     """The patterns of one .dockerignore."""
 
     def __init__(self, text: str) -> None:
-        """Read the patterns.
-
-        Args:
-            text: the file's content; empty ignores nothing.
+        """Read the patterns from a file's content; empty ignores nothing.
 
         Raises:
             ImageError: a pattern that docker would refuse.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import CONTAINER_NAMES
 from k8sjob.errors import Problem, SpecError, field_path, first_problems
-from k8sjob.kube.objects import at_path, training
+from k8sjob.kube.objects import Json, at_path, training
 from k8sjob.kube.pod_security import FieldPath, restricted_violations
 from k8sjob.targets.jobs import TARGETS, keyed, target_of
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from k8sjob.targets.api import Replicas, Target
 
-_Json = dict[str, Any]
 # Two mounts of one volume share its name, so where a mount path is given it distinguishes them.
 _LIST_KEYS: Final = ("mountPath", "name")
 _PROCESS: Final = {
@@ -38,13 +37,13 @@ _REPLACED: Final = (
 
 
 def apply_overlay(
-    manifest: _Json,
-    overlay: _Json,
-    pod_template: _Json,
+    manifest: Json,
+    overlay: Json,
+    pod_template: Json,
     *,
     image_is_built: bool,
     restricted: bool = False,
-) -> _Json:
+) -> Json:
     """The manifest with both merged in, the overlay last; no argument is changed.
 
     Args:
@@ -87,7 +86,7 @@ def apply_overlay(
     return merged
 
 
-def of_another_kind(overlay: _Json, target: Target) -> Iterator[Problem]:
+def of_another_kind(overlay: Json, target: Target) -> Iterator[Problem]:
     """Each field of an overlay that another kind of job has, and not this one."""
     spec = at_path(overlay, "spec")
     given: dict[tuple[str, ...], Any] = {(key,): overlay[key] for key in overlay if key != "spec"}
@@ -125,7 +124,7 @@ def leaves(patch: Any, path: FieldPath = ()) -> Iterator[FieldPath]:
         yield path
 
 
-def _for(target: Target, container: _Json, pod_template: _Json) -> tuple[_Json, _Json]:
+def _for(target: Target, container: Json, pod_template: Json) -> tuple[Json, Json]:
     """What pod_template says of a process at process_at, and the rest, with this container."""
     spec = at_path(pod_template, "spec") or {}
     given = at_path(spec, "containers")
@@ -169,7 +168,7 @@ def _keyed(items: list[Any], key: str) -> bool:
     return all(isinstance(item, dict) and isinstance(item.get(key), str) for item in items)
 
 
-def _merge_items(base: list[_Json], patch: list[_Json], key: str) -> list[_Json]:
+def _merge_items(base: list[Json], patch: list[Json], key: str) -> list[Json]:
     items = {item[key]: item for item in base}
     for change in patch:
         name = change[key]
@@ -193,7 +192,7 @@ def _taken(overlay: Any, at: str = "overlay") -> Iterator[Problem]:
             )
 
 
-def _violations(merged: _Json, overlay: _Json, pod_template: _Json) -> list[Problem]:
+def _violations(merged: Json, overlay: Json, pod_template: Json) -> list[Problem]:
     """What breaks the standard, at the path that it has in the overlay or in pod_template."""
 
     def explain(found: tuple[Replicas, tuple[FieldPath, Any, str]]) -> Problem:
@@ -215,7 +214,7 @@ def _violations(merged: _Json, overlay: _Json, pod_template: _Json) -> list[Prob
 
 
 def _blamed(
-    problem: Problem, merged: _Json, changes: dict[str, _Json], templates: list[FieldPath]
+    problem: Problem, merged: Json, changes: dict[str, Json], templates: list[FieldPath]
 ) -> Problem:
     """A problem of the merged job, whose Pod templates are at those paths, at the user's field."""
     from k8sjob.spec.load import steps  # noqa: PLC0415 - it loads pydantic, which a spec has
@@ -255,7 +254,7 @@ def _as_given(change: Any, merged: Any, path: FieldPath) -> FieldPath:
     return tuple(found)
 
 
-def _images(manifest: _Json, overlay: _Json, pod_template: _Json) -> Iterator[Problem]:
+def _images(manifest: Json, overlay: Json, pod_template: Json) -> Iterator[Problem]:
     changes = {"overlay": overlay, "pod_template": pod_template}
     roles = target_of(manifest).replicas(manifest)
     of_roles = [("overlay", *one.path) for one in roles]
@@ -268,7 +267,7 @@ def _images(manifest: _Json, overlay: _Json, pod_template: _Json) -> Iterator[Pr
                 yield Problem(field_path((*path, index, "image")), message)
 
 
-def _image(manifest: _Json) -> Any:
+def _image(manifest: Json) -> Any:
     for one in target_of(manifest).replicas(manifest):
         given = at_path(one.template, "spec", "containers")
         named = given if isinstance(given, list) else []

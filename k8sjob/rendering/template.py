@@ -33,9 +33,7 @@ class _Written(str):
 
 
 def templates_dir() -> Path:
-    """The folder of the templates.
-
-    In a wheel it is inside the package, in a checkout (an editable install) at its top.
+    """The folder of the templates: inside the package in a wheel, at the top of a checkout.
 
     Raises:
         RenderError: neither exists.
@@ -48,14 +46,10 @@ def templates_dir() -> Path:
 
 
 def fill(template: str, **values: Any) -> str:
-    """The text of a template with its values.
-
-    Args:
-        template: file name, as "pytorchjob.yaml.j2".
-        values: what the template names; one that is missing is an error.
+    """The text of a template, as "pytorchjob.yaml.j2", with its values.
 
     Raises:
-        RenderError: the template does not fit the values.
+        RenderError: the template does not fit the values, as where it names one that is missing.
     """
     import jinja2  # noqa: PLC0415 - a fifth of a command's start-up, which most commands save
 

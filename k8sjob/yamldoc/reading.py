@@ -31,12 +31,9 @@ MAX_BYTES: Final = 2**20
 
 
 def content(file: str | Path) -> bytes:
-    """The bytes of a file, to be parsed; one more than MAX_BYTES of a file that has more.
+    """The bytes of a file, or of standard input ("-"), to be parsed; at most MAX_BYTES + 1 of them.
 
     So a file without an end (/dev/zero, a socket) is refused for its size, as any other.
-
-    Args:
-        file: its path, "-" for standard input.
 
     Raises:
         OSError: it cannot be read.

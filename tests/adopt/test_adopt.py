@@ -3,6 +3,7 @@
 import copy
 
 import pytest
+from pytorchjobs import pytorchjob as job
 
 from k8sjob import yamldoc
 from k8sjob.adopt import adopt, same_meaning
@@ -13,27 +14,7 @@ from k8sjob.provenance import Provenance
 from k8sjob.rendering.manifest import manifest, render
 from k8sjob.yamldoc import dump
 
-CONTAINER = {"name": "pytorch", "image": "registry/train:1", "command": ["python", "main.py"]}
-
-
 FIRST = [{"name": "a", "image": "i"}, {"name": "b", "image": "i"}]
-
-
-def replica(count, container=None, pod=None, **more):
-    made = {**copy.deepcopy(CONTAINER), **(container or {})}
-    return {"replicas": count, **more, "template": {"spec": {"containers": [made], **(pod or {})}}}
-
-
-def job(container=None, pod=None, *, workers=3, metadata=None, **spec):
-    roles = {"Master": replica(1, container, pod)}
-    if workers:
-        roles["Worker"] = replica(workers, container, pod)
-    return {
-        "apiVersion": "kubeflow.org/v1",
-        "kind": "PyTorchJob",
-        "metadata": {"name": "digits", **(metadata or {})},
-        "spec": {**spec, "pytorchReplicaSpecs": roles},
-    }
 
 
 def adopted(text):
@@ -208,11 +189,8 @@ def test_workers_alone_and_elastic_ones():
     elastic = copy.deepcopy(alone)
     elastic["spec"]["elasticPolicy"] = {"minReplicas": 2, "maxReplicas": 4, "maxRestarts": 7}
     made = adopted(elastic)
-    assert (made.replicas.workers, made.replicas.elastic.min, made.replicas.elastic.max) == (
-        2,
-        2,
-        4,
-    )
+    bounds = made.replicas.elastic
+    assert (made.replicas.workers, bounds.min, bounds.max) == (2, 2, 4)
     assert made.policy.max_restarts == 7
     assert "pytorchReplicaSpecs" not in made.overlay["spec"]
 
@@ -259,15 +237,9 @@ def test_the_job_among_other_documents_and_in_a_list():
         ("[1]", "a document without a kind is no PyTorchJob"),
         ("kind: [x]", "is no PyTorchJob"),
         (dump({"kind": "Service", "metadata": {"name": "x"}}), "Service x is no PyTorchJob"),
-        (
-            f"{dump(job())}---\n{dump(job())}",
-            "PyTorchJob digits, PyTorchJob digits are several jobs",
-        ),
+        (f"{dump(job())}---\n{dump(job())}", "digits, PyTorchJob digits are several jobs"),
         ("a: [", "a bracket is never closed"),
-        (
-            dump({**job(), "apiVersion": "kubeflow.org/v1beta2"}),
-            "is not what the training operator",
-        ),
+        (dump({**job(), "apiVersion": "kubeflow.org/v2"}), "is not what the training operator"),
         (dump(job({"name": "main"})), "name the one that trains 'pytorch'"),
         (dump(job({"image": "UPPER"})), "image: 'UPPER' is not an image reference"),
         (dump(job(metadata={"name": "x" * 60})), "name: "),
@@ -284,10 +256,13 @@ def test_what_cannot_be_adopted(text, message):
 
 
 def test_a_launcher_is_kept_and_said():
-    assert any(
-        "launcher" in note for note in adopt(dump(job({"command": ["torchrun", "x"]}))).notes
-    )
+    notes = adopt(dump(job({"command": ["torchrun", "x"]}))).notes
+    assert any("launcher" in note for note in notes)
     assert any("without k8sjob's agent" in note for note in adopt(dump(job())).notes)
+
+
+def env(*pairs):
+    return {"env": [{"name": name, "value": value} for name, value in pairs]}
 
 
 @pytest.mark.parametrize(
@@ -302,19 +277,11 @@ def test_a_launcher_is_kept_and_said():
         ({"ports": [{"name": "pytorchjob-port", "containerPort": 1}]}, {}, False),
         ({"command": ["a", "b"]}, {"command": ["b", "a"]}, False),
         ({"terminationMessagePolicy": "File"}, {}, False),
-        (
-            {"env": [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]},
-            {"env": [{"name": "B", "value": "2"}, {"name": "A", "value": "1"}]},
-            True,
-        ),
-        (
-            {"env": [{"name": "A", "value": "1"}, {"name": "B", "value": "$(A)"}]},
-            {"env": [{"name": "B", "value": "$(A)"}, {"name": "A", "value": "1"}]},
-            False,
-        ),
+        (env(("A", "1"), ("B", "2")), env(("B", "2"), ("A", "1")), True),
+        (env(("A", "1"), ("B", "$(A)")), env(("B", "$(A)"), ("A", "1")), False),
     ],
 )
-def test_what_means_the_same(one, other, same):
+def test_containers_that_mean_the_same(one, other, same):
     assert same_meaning(job(one), job(other)) is same
     assert same_meaning(job(other), job(one)) is same
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pytorchjobs import pytorchjob
 
 from k8sjob.adopt import adopt
 from k8sjob.errors import SpecError
@@ -43,7 +44,8 @@ def job(container=None, pod=None, **spec):
 
 def ignoring(container):
     codes = {"containerName": container, "operator": "In", "values": [1]}
-    return {"rules": [{"action": "Ignore", "onExitCodes": codes}]}
+    rules = [{"action": "Ignore", "onExitCodes": codes}]
+    return {"backoffLimit": 1, "podFailurePolicy": {"rules": rules}}
 
 
 def adopted(*objects):
@@ -52,10 +54,8 @@ def adopted(*objects):
 
 def trainer(spec, target):
     """The container that a spec renders for a target."""
-    (container,) = (
-        by_name(target).replicas(manifest(spec.with_(target=target)))[0].pod["containers"]
-    )
-    return container
+    (only,) = by_name(target).replicas(manifest(spec.with_(target=target)))[0].pod["containers"]
+    return only
 
 
 def test_a_job_with_its_service():
@@ -67,12 +67,9 @@ def test_a_job_with_its_service():
     spec = made.spec
     assert (spec.target, spec.replicas.workers, spec.nproc_per_node) == ("job", 3, 2)
     assert (spec.policy.restart_policy, spec.run.env, spec.overlay) == ("Never", {"A": "1"}, {})
+    words = ["--node-rank=$(PET_NODE_RANK)", "--rdzv-endpoint=$(MASTER_ADDR):29500"]
     for target in ("job", "pytorchjob"):  # the same words, and in both the kinds replace them
-        command = trainer(spec, target)["command"]
-        assert command[2:4] == [
-            "--node-rank=$(PET_NODE_RANK)",
-            "--rdzv-endpoint=$(MASTER_ADDR):29500",
-        ]
+        assert trainer(spec, target)["command"][2:4] == words
     notes = "\n".join(made.notes)
     for part in (
         "the Service headless is left out",
@@ -107,12 +104,7 @@ def test_what_the_apiserver_wrote_is_left_out():
         ({"backoffLimit": 0, "podReplacementPolicy": "TerminatingOrFailed"}, "Never", 3, {}),
         ({"backoffLimit": 0, "parallelism": 2}, "Never", 3, {"parallelism": 2}),
         ({"backoffLimit": 0, "maxFailedIndexes": 1}, "Never", 3, {"maxFailedIndexes": 1}),
-        (
-            {"backoffLimit": 1, "podFailurePolicy": ignoring("main")},
-            "Never",
-            3,
-            {"backoffLimit": 1, "podFailurePolicy": ignoring("pytorch")},
-        ),
+        (ignoring("main"), "Never", 3, ignoring("pytorch")),
     ],
 )
 def test_restarts(given, policy, restarts, overlay):
@@ -256,11 +248,8 @@ def test_a_trainjob_with_its_runtime(kind):
     made = adopted(runtime(kind), trainjob(runtimeRef=reference))
     spec = made.spec
     assert (spec.target, spec.replicas.workers, spec.nproc_per_node) == ("trainjob", 2, 4)
-    assert (spec.image, spec.run.command, spec.run.env) == (
-        "registry/train:1",
-        ("torchrun", "main.py"),
-        {"A": "1"},
-    )
+    assert (spec.image, spec.run.env) == ("registry/train:1", {"A": "1"})
+    assert spec.run.command == ("torchrun", "main.py")
     assert (spec.resources.gpus, spec.overlay, spec.pod_template) == (4, {}, {})
     notes = "\n".join(made.notes)
     assert f"the {kind} torch became a TrainingRuntime of the job's name" in notes
@@ -292,22 +281,13 @@ FUNCTION = 'if ! [ -x "$(command -v pip)" ]; then\n  python -m ensurepip\nfi\nto
 )
 def test_a_function_of_the_kubeflow_sdk(resources, processes):
     """Trainer starts as many processes as there are GPUs, else CPUs (torch.go, EnforceMLPolicy)."""
-    made = adopted(
-        runtime(),
-        {
-            **trainjob(),
-            "spec": {
-                "activeDeadlineSeconds": 600,
-                "runtimeRef": {"kind": "ClusterTrainingRuntime", "name": "torch"},
-                "trainer": {
-                    "image": "registry/train:1",
-                    "command": ["bash", "-c", FUNCTION],
-                    "numNodes": 3,
-                    "resourcesPerNode": {"limits": resources, "requests": resources},
-                },
-            },
-        },
-    )
+    trainer = {
+        "image": "registry/train:1",
+        "command": ["bash", "-c", FUNCTION],
+        "numNodes": 3,
+        "resourcesPerNode": {"limits": resources, "requests": resources},
+    }
+    made = adopted(runtime(), trainjob(activeDeadlineSeconds=600, trainer=trainer))
     assert f"numProcPerNode is auto; in what k8sjob renders, {processes}" in "\n".join(made.notes)
     assert made.spec.nproc_per_node == int(processes[0])
     assert made.spec.resources.gpus == resources.get("nvidia.com/gpu", 0)
@@ -317,19 +297,13 @@ def test_a_function_of_the_kubeflow_sdk(resources, processes):
 
 
 def test_a_function_of_the_training_sdk():
-    container = {"name": "pytorch", "image": "i:1", "command": ["bash", "-c"], "args": [FUNCTION]}
-    role = {"replicas": 1, "template": {"spec": {"containers": [container]}}}
-    given = {
-        "apiVersion": "kubeflow.org/v1",
-        "kind": "PyTorchJob",
-        "metadata": {"name": "train", "namespace": "team"},
-        "spec": {"nprocPerNode": "2", "pytorchReplicaSpecs": {"Master": role}},
-    }
-    spec = adopted(given).spec
+    def given(argument):
+        return pytorchjob({"command": ["bash", "-c"], "args": [argument]}, workers=0)
+
+    spec = adopted(given(FUNCTION)).spec
     assert (spec.run.args, spec.pod_template) == ((FUNCTION,), {})
     assert trainer(spec, "pytorchjob")["args"] == [FUNCTION.replace("$(", "$$(")]
-    container["args"] = ["$(MASTER_ADDR)"]  # which Kubernetes replaces
-    assert adopted(given).spec.pod_template
+    assert adopted(given("$(MASTER_ADDR)")).spec.pod_template  # which Kubernetes replaces
 
 
 @pytest.mark.parametrize("metadata", [None, {}, {"generateName": "train-"}])
@@ -339,13 +313,8 @@ def test_a_job_without_a_name_is_refused(metadata):
 
 
 def test_a_job_of_torchx_is_volcanos():
-    given = {
-        "apiVersion": "batch.volcano.sh/v1alpha1",
-        "kind": "Job",
-        "metadata": {"name": "train"},
-    }
     with pytest.raises(SpecError, match=r"Job train of batch.volcano.sh/v1alpha1 is no PyTorchJob"):
-        adopted(given)
+        adopted({**job(), "apiVersion": "batch.volcano.sh/v1alpha1"})
 
 
 def keys(value, path=()):

@@ -108,6 +108,7 @@ def test_a_dockerfile_says_what_the_spec_says(spec):
     command, args = container_argv(spec)
     assert steps[-2] == ("USER", "1000:1000")
     assert steps[-1][0] == "CMD"
+    assert steps[-1][1].isascii()
     assert json.loads(steps[-1][1]) == [*command, *args]
     installs = [
         shlex.split(body)[-1 - len(image.pip) :] for name, body in steps if "pip install" in body

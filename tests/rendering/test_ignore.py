@@ -52,14 +52,6 @@ def test_patterns(patterns, ignored, kept):
 NAMES = st.text("ab/", min_size=1, max_size=8).filter(lambda name: "//" not in name.strip("/"))
 
 
-@given(st.text("ab?*/", min_size=1, max_size=8).filter(lambda text: "**" not in text), NAMES)
-def test_stars_fit_whatever_they_can(pattern, name):
-    pattern, name = re.sub("/+", "/", pattern).strip("/"), name.strip("/")
-    if pattern and name:
-        slowly = re.escape(pattern).replace(r"\*", "[^/]*").replace(r"\?", "[^/]")
-        assert Ignore(pattern)(name) == bool(re.fullmatch(rf"{slowly}(/.*)?", name))
-
-
 @pytest.mark.parametrize("one", ["a", "[ab]", "[^b]", "]", "?", r"\a"])
 def test_many_stars_end_in_this_century(one):
     ignore = Ignore(f"*{one}" * 30 + "*x")
@@ -75,22 +67,9 @@ def test_a_pattern_that_is_none(pattern):
 
 def test_our_own_leaves_out_secrets_and_keeps_code():
     ignore = Ignore(dockerignore())
-    for path in (
-        ".env",
-        "x/.env.local",
-        ".ssh/id_rsa",
-        "k/tls.key",
-        ".git/HEAD",
-        "a/__pycache__/x",
-    ):
+    for path in [".env", "x/.env.local", ".ssh/id_rsa", "k/tls.key", ".git/HEAD", "__pycache__/x"]:
         assert ignore(path), path
-    for path in (
-        "main.py",
-        "data/x.csv",
-        ".k8sjob/k8sjob/__init__.py",
-        "requirements.txt",
-        "environment.py",
-    ):
+    for path in ["main.py", "data/x.csv", ".k8sjob/k8sjob/__init__.py", "a.txt", "environment.py"]:
         assert not ignore(path), path
 
 
@@ -101,15 +80,14 @@ def test_walking_a_folder(tmp_path):
     (tmp_path / "link").symlink_to("b")
     (tmp_path / "empty").mkdir()
     found = list(Ignore("skip\n!skip/keep.txt\n").walk(tmp_path))
-    assert sorted(found) == ["a.txt", "b/.hidden", "b/c.txt", "link", "skip/keep.txt"]
-    assert list(Ignore("skip").walk(tmp_path)) == list(Ignore("skip").walk(tmp_path))
+    assert found == ["a.txt", "link", "b/.hidden", "b/c.txt", "skip/keep.txt"]
 
 
 @given(
-    st.text("ab*/", min_size=1, max_size=12).map(lambda text: re.sub("/+", "/", text).strip("/")),
+    st.text("ab?*/", min_size=1, max_size=12).map(lambda text: re.sub("/+", "/", text).strip("/")),
     NAMES,
 )
-def test_two_stars_go_over_folders_as_in_the_naive_translation(pattern, name):
+def test_stars_fit_whatever_they_can_in_the_naive_translation(pattern, name):
     name = name.strip("/")
     try:
         ignore = Ignore(pattern)
@@ -117,7 +95,7 @@ def test_two_stars_go_over_folders_as_in_the_naive_translation(pattern, name):
         return
     if pattern and name:
         tokens = re.findall(r"\*\*/?\Z|\*\*/?|.", pattern)
-        naive = {"*": "[^/]*", "**": "(.*/)?", "**/": "(.*/)?"}
+        naive = {"?": "[^/]", "*": "[^/]*", "**": "(.*/)?", "**/": "(.*/)?"}
         last = {**naive, "**": ".*", "**/": ".*"}
         parts = [naive.get(token, token) for token in tokens[:-1]]
         slowly = "".join([*parts, last.get(tokens[-1], tokens[-1])])

@@ -88,116 +88,184 @@ def test_the_image_of_a_build(built):
     assert container(manifest(built()))["image"] == "registry.example/team/digits"
 
 
-def test_image_settings(built, crd_problems):
-    image = {"pull_secrets": ["a", "b", "a"], "pull_policy": "Always", "platform": "linux/arm64"}
-    rendered = manifest(built(image=image))
-    assert container(rendered)["imagePullPolicy"] == "Always"
-    assert pod(rendered)["imagePullSecrets"] == [{"name": "a"}, {"name": "b"}]
-    assert pod(rendered)["nodeSelector"] == {"kubernetes.io/arch": "arm64"}
+BECOMES = """
+the limits are the requests:
+- resources: {gpus: 1, cpu: 4, memory: 32Gi, extended: {rdma/hca: 1}}
+- Master.container.resources: &resources
+    limits: &limits {cpu: "4", memory: 32Gi, nvidia.com/gpu: 1, rdma/hca: "1"}
+    requests: *limits
+  Worker.container.resources: *resources
+
+requests may be less, and the Master different:
+- resources:
+    {cpu: 4, memory: 8Gi, requests: {cpu: 500m}, master: {memory: 16Gi, shm: 1Gi}}
+- Worker.container.resources:
+    {limits: {cpu: "4", memory: 8Gi}, requests: {cpu: 500m, memory: 8Gi}}
+  Master.container.resources.limits: {cpu: "4", memory: 16Gi}
+  Master.pod.volumes: [{name: dshm, emptyDir: {medium: Memory, sizeLimit: 1Gi}}]
+  Worker.pod.volumes: [{name: dshm, emptyDir: {medium: Memory}}]
+
+requests without limits:
+- resources: {requests: {cpu: 2}}
+- Master.container.resources: {requests: {cpu: "2"}}
+
+shared memory:
+- resources: {shm: 8Gi}
+- Master.pod.volumes: [{name: dshm, emptyDir: {medium: Memory, sizeLimit: 8Gi}}]
+  Master.container.volumeMounts: [{name: dshm, mountPath: /dev/shm}]
+
+a type of GPU selects nodes beside the user's labels:
+- {resources: {gpus: 2, gpu_type: NVIDIA-A100}, node_selector: {pool: gpu}}
+- Master.pod.nodeSelector: {nvidia.com/gpu.product: NVIDIA-A100, pool: gpu}
+  spec.nprocPerNode: "2"
+
+volumes:
+- resources: {shm: 0}
+  volumes:
+  - {name: claim, mount: /claim, pvc: datasets, sub_path: mnist}
+  - {name: node, mount: /node, host_path: /mnt/x, read_only: true}
+  - {name: settings, mount: /settings, config_map: settings}
+  - {name: token, mount: /token, secret: token}
+  - {name: scratch, mount: /scratch, empty_dir: {}}
+  - {name: fast, mount: /fast, empty_dir: {medium: Memory, size_limit: 1Gi}}
+- Master.pod.volumes:
+  - {name: claim, persistentVolumeClaim: {claimName: datasets}}
+  - {name: node, hostPath: {path: /mnt/x}}
+  - {name: settings, configMap: {name: settings}}
+  - {name: token, secret: {secretName: token}}
+  - {name: scratch, emptyDir: {}}
+  - {name: fast, emptyDir: {medium: Memory, sizeLimit: 1Gi}}
+  Master.container.volumeMounts:
+  - {name: claim, mountPath: /claim, subPath: mnist}
+  - {name: node, mountPath: /node, readOnly: true}
+  - {name: settings, mountPath: /settings}
+  - {name: token, mountPath: /token}
+  - {name: scratch, mountPath: /scratch}
+  - {name: fast, mountPath: /fast}
+
+secrets by reference:
+- run: {script: main.py, env_from: [{secret: wandb}, {config_map: settings}]}
+- Master.container.envFrom: [secretRef: {name: wandb}, configMapRef: {name: settings}]
+
+labels of the job and its pods:
+- labels: {team: vision}
+- metadata.labels: &labels {team: vision, app.kubernetes.io/managed-by: k8sjob}
+  Master.template.metadata.labels: *labels
+
+run policy:
+- policy:
+    {clean_pod_policy: "None", restart_policy: ExitCode, suspend: true, ttl_after_finished: 1d,
+     active_deadline: 2h, termination_grace: 90s}
+- spec.runPolicy:
+    {cleanPodPolicy: "None", backoffLimit: 7, suspend: true, ttlSecondsAfterFinished: 86400,
+     activeDeadlineSeconds: 7200}
+  Master.restartPolicy: ExitCode
+  Master.pod.terminationGracePeriodSeconds: 90
+
+elastic:
+- replicas: {workers: 2, elastic: {min: 2, max: 4}}
+- Master: null
+  Worker.replicas: 3
+  spec.elasticPolicy: {rdzvBackend: c10d, minReplicas: 2, maxReplicas: 4, maxRestarts: 3}
+
+queues:
+- gang: {scheduler: volcano, queue: research}
+  priority_class: high
+  kueue_queue: research
+  kueue_priority_class: production
+  kueue_topology: {preferred: rack}
+- metadata.labels:
+    app.kubernetes.io/managed-by: k8sjob
+    kueue.x-k8s.io/queue-name: research
+    kueue.x-k8s.io/priority-class: production
+  spec.runPolicy.suspend: true
+  spec.runPolicy.schedulingPolicy: {minAvailable: 2, queue: research, priorityClass: high}
+  Worker.pod.schedulerName: volcano
+  Worker.pod.priorityClassName: high
+  Worker.template.metadata.annotations:
+    sidecar.istio.io/inject: "false"
+    kueue.x-k8s.io/podset-preferred-topology: rack
+    kueue.x-k8s.io/podset-group-name: digits
+
+a group of Pods has two parts:
+- {replicas: {workers: 0}, kueue_queue: q, kueue_topology: {required: rack}}
+- Master.template.metadata.annotations:
+    {sidecar.istio.io/inject: "false", kueue.x-k8s.io/podset-required-topology: rack}
+
+a gang of some:
+- {replicas: {workers: 3}, gang: {min_available: 2}}
+- {spec.runPolicy.schedulingPolicy: {minAvailable: 2}, Master.pod.schedulerName: null}
+
+fields of the pods:
+- runtime_class: nvidia
+  host_network: true
+  service_account: trainer
+  service_account_token: true
+  tolerations: &tolerations [{key: gpu, operator: Exists}]
+  topology_spread: &spread [{maxSkew: 1, topologyKey: zone, whenUnsatisfiable: DoNotSchedule}]
+  affinity: &affinity {podAffinity: {requiredDuringSchedulingIgnoredDuringExecution: []}}
+- Worker.pod.runtimeClassName: nvidia
+  Worker.pod.hostNetwork: true
+  Worker.pod.dnsPolicy: ClusterFirstWithHostNet
+  Worker.pod.serviceAccountName: trainer
+  Worker.pod.automountServiceAccountToken: true
+  Worker.pod.tolerations: *tolerations
+  Worker.pod.topologySpreadConstraints: *spread
+  Worker.pod.affinity: *affinity
+
+settings of an image:
+- image: {repository: r/x, base: "python:3.12", platform: linux/arm64, pull_secrets: [a, b, a],
+          pull_policy: Always}
+- Master.container.imagePullPolicy: Always
+  Master.pod.imagePullSecrets: [name: a, name: b]
+  Master.pod.nodeSelector: {kubernetes.io/arch: arm64}
+
+restricted, of a built image, is for the whole pod:
+- {security: restricted, image: {repository: r/x, base: "python:3.12"}}
+- Worker.pod.securityContext: {runAsNonRoot: true, runAsUser: 1000, runAsGroup: 1000,
+    seccompProfile: {type: RuntimeDefault}, fsGroup: 1000, fsGroupChangePolicy: OnRootMismatch}
+  Worker.container.securityContext:
+    {runAsNonRoot: true, allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
+
+# The operator adds an init container of root's to Workers, which nothing may forbid.
+restricted, of another image, leaves the init container its user:
+- {security: restricted}
+- Worker.pod.securityContext.runAsNonRoot: null
+  Worker.pod.securityContext.runAsUser: null
+  Worker.container.securityContext.runAsNonRoot: true
+
+a built image may write to its claims:
+- image: {repository: r/x, base: "python:3.12"}
+- Master.pod.securityContext: {fsGroup: 1000, fsGroupChangePolicy: OnRootMismatch}
+
+another image decides by itself:
+- {}
+- Master.pod.securityContext: null
+"""
+BECOMES = yaml.safe_load(BECOMES)
+"""For each: fields of a spec, and what is at some places of its manifest."""
+
+
+def at(rendered, where):
+    """The part of a manifest at a path; `Worker.pod` and `Worker.container` are short."""
+    role, _, rest = where.partition(".")
+    if role in {"Master", "Worker"}:
+        found, rest = rendered["spec"]["pytorchReplicaSpecs"].get(role), rest.split(".")
+        if rest[0] in {"pod", "container"}:
+            found = {"pod": pod, "container": container}[rest.pop(0)](rendered, role)
+    else:
+        found, rest = rendered, where.split(".")
+    for key in filter(None, rest):
+        found = found.get(key)
+    return found
+
+
+@pytest.mark.parametrize("name", BECOMES)
+def test_what_fields_become(job, crd_problems, name):
+    fields, expected = BECOMES[name]
+    rendered = manifest(job(**{"replicas": {"workers": 1}, **fields}))
+    assert {where: at(rendered, where) for where in expected} == expected
     assert crd_problems(rendered) == []
-
-
-def test_limits_and_requests_are_equal(job):
-    rendered = manifest(
-        job(
-            replicas={"workers": 1},
-            resources={"gpus": 1, "cpu": 4, "memory": "32Gi", "extended": {"rdma/hca": 1}},
-        )
-    )
-    expected = {"cpu": "4", "memory": "32Gi", "nvidia.com/gpu": 1, "rdma/hca": "1"}
-    for role in ("Master", "Worker"):
-        assert container(rendered, role)["resources"] == {"limits": expected, "requests": expected}
-
-
-def test_requests_may_be_less_and_the_master_different(job):
-    rendered = manifest(
-        job(
-            replicas={"workers": 1},
-            resources={
-                "cpu": 4,
-                "memory": "8Gi",
-                "requests": {"cpu": "500m"},
-                "master": {"memory": "16Gi", "shm": "1Gi"},
-            },
-        )
-    )
-    assert container(rendered, "Worker")["resources"] == {
-        "limits": {"cpu": "4", "memory": "8Gi"},
-        "requests": {"cpu": "500m", "memory": "8Gi"},
-    }
-    assert container(rendered)["resources"]["limits"] == {"cpu": "4", "memory": "16Gi"}
-    assert pod(rendered)["volumes"] == [
-        {"name": "dshm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}
-    ]
-    assert pod(rendered, "Worker")["volumes"] == [
-        {"name": "dshm", "emptyDir": {"medium": "Memory"}}
-    ]
-
-
-def test_requests_without_limits(job):
-    rendered = manifest(job(resources={"requests": {"cpu": 2}}))
-    assert container(rendered)["resources"] == {"requests": {"cpu": "2"}}
-
-
-@pytest.mark.parametrize(("shm", "size"), [(None, {}), ("8Gi", {"sizeLimit": "8Gi"})])
-def test_shared_memory(job, shm, size):
-    rendered = manifest(job(resources={"shm": shm}))
-    volume = {"name": "dshm", "emptyDir": {"medium": "Memory", **size}}
-    assert pod(rendered)["volumes"] == [volume]
-    assert container(rendered)["volumeMounts"] == [{"name": "dshm", "mountPath": "/dev/shm"}]
-
-
-def test_gpu_type_selects_nodes_beside_the_users_labels(job):
-    rendered = manifest(
-        job(resources={"gpus": 2, "gpu_type": "NVIDIA-A100"}, node_selector={"pool": "gpu"})
-    )
-    assert pod(rendered)["nodeSelector"] == {
-        "nvidia.com/gpu.product": "NVIDIA-A100",
-        "pool": "gpu",
-    }
-    assert rendered["spec"]["nprocPerNode"] == "2"
-
-
-def test_volumes(job, crd_problems):
-    rendered = manifest(
-        job(
-            resources={"shm": 0},
-            volumes=[
-                {"name": "claim", "mount": "/claim", "pvc": "datasets", "sub_path": "mnist"},
-                {"name": "node", "mount": "/node", "host_path": "/mnt/x", "read_only": True},
-                {"name": "settings", "mount": "/settings", "config_map": "settings"},
-                {"name": "token", "mount": "/token", "secret": "token"},
-                {"name": "scratch", "mount": "/scratch", "empty_dir": {}},
-                {
-                    "name": "fast",
-                    "mount": "/fast",
-                    "empty_dir": {"medium": "Memory", "size_limit": "1Gi"},
-                },
-            ],
-        )
-    )
-    assert pod(rendered)["volumes"] == [
-        {"name": "claim", "persistentVolumeClaim": {"claimName": "datasets"}},
-        {"name": "node", "hostPath": {"path": "/mnt/x"}},
-        {"name": "settings", "configMap": {"name": "settings"}},
-        {"name": "token", "secret": {"secretName": "token"}},
-        {"name": "scratch", "emptyDir": {}},
-        {"name": "fast", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}},
-    ]
-    mounts = container(rendered)["volumeMounts"]
-    assert mounts[0] == {"name": "claim", "mountPath": "/claim", "subPath": "mnist"}
-    assert mounts[1] == {"name": "node", "mountPath": "/node", "readOnly": True}
-    assert len(mounts) == 6
-    assert crd_problems(rendered) == []
-
-
-def test_secrets_by_reference(job):
-    sources = [{"secret": "wandb"}, {"config_map": "settings"}]
-    rendered = manifest(job(run={"script": "main.py", "env_from": sources}))
-    assert container(rendered)["envFrom"] == [
-        {"secretRef": {"name": "wandb"}},
-        {"configMapRef": {"name": "settings"}},
-    ]
 
 
 def test_the_runtime_reads_its_settings_from_one_variable(job):
@@ -277,13 +345,6 @@ def test_the_istio_annotation_can_be_changed_and_left_out(job):
     assert annotations(team="a") == {key: "false", "team": "a"}
 
 
-def test_labels_are_on_the_job_and_its_pods(job):
-    rendered = manifest(job(labels={"team": "vision"}))
-    expected = {"team": "vision", "app.kubernetes.io/managed-by": "k8sjob"}
-    assert rendered["metadata"]["labels"] == expected
-    assert replica(rendered)["template"]["metadata"]["labels"] == expected
-
-
 @pytest.mark.parametrize("workers", [0, 1, 3, 64])
 @pytest.mark.parametrize("restarts", [1, 3])
 def test_peers_restarts_never_fail_a_job(job, workers, restarts):
@@ -302,86 +363,6 @@ def test_backoff_limit_at_its_ends(job):
     assert backoff_limit(job(**most)) < 2**31
 
 
-def test_run_policy(job, crd_problems):
-    given = {"clean_pod_policy": "None", "restart_policy": "ExitCode", "suspend": True}
-    times = {"ttl_after_finished": "1d", "active_deadline": "2h", "termination_grace": "90s"}
-    rendered = manifest(job(policy=given | times))
-    assert rendered["spec"]["runPolicy"] == {
-        "cleanPodPolicy": "None",
-        "backoffLimit": 4,
-        "suspend": True,
-        "ttlSecondsAfterFinished": 86400,
-        "activeDeadlineSeconds": 7200,
-    }
-    assert replica(rendered)["restartPolicy"] == "ExitCode"
-    assert pod(rendered)["terminationGracePeriodSeconds"] == 90
-    assert crd_problems(rendered) == []
-
-
-def test_elastic(job, crd_problems):
-    rendered = manifest(job(replicas={"workers": 2, "elastic": {"min": 2, "max": 4}}))
-    assert list(rendered["spec"]["pytorchReplicaSpecs"]) == ["Worker"]
-    assert replica(rendered, "Worker")["replicas"] == 3
-    assert rendered["spec"]["elasticPolicy"] == {
-        "rdzvBackend": "c10d",
-        "minReplicas": 2,
-        "maxReplicas": 4,
-        "maxRestarts": 3,
-    }
-    assert crd_problems(rendered) == []
-
-
-def test_scheduling(job, crd_problems):
-    spread = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
-    affinity = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": []}}
-    rendered = manifest(
-        job(
-            replicas={"workers": 3},
-            gang={"scheduler": "volcano", "queue": "research"},
-            kueue_queue="research",
-            kueue_priority_class="production",
-            kueue_topology={"preferred": "rack"},
-            priority_class="high",
-            runtime_class="nvidia",
-            host_network=True,
-            service_account="trainer",
-            service_account_token=True,
-            tolerations=[{"key": "gpu", "operator": "Exists"}],
-            topology_spread=[spread],
-            affinity=affinity,
-        )
-    )
-    assert rendered["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
-    assert rendered["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] == "production"
-    assert rendered["spec"]["runPolicy"]["suspend"] is True
-    assert rendered["spec"]["runPolicy"]["schedulingPolicy"] == {
-        "minAvailable": 4,
-        "queue": "research",
-        "priorityClass": "high",
-    }
-    for role in ("Master", "Worker"):
-        expected = {
-            "schedulerName": "volcano",
-            "priorityClassName": "high",
-            "runtimeClassName": "nvidia",
-            "hostNetwork": True,
-            "dnsPolicy": "ClusterFirstWithHostNet",
-            "serviceAccountName": "trainer",
-            "automountServiceAccountToken": True,
-            "tolerations": [{"key": "gpu", "operator": "Exists"}],
-            "topologySpreadConstraints": [spread],
-            "affinity": affinity,
-        }
-        assert expected.items() <= pod(rendered, role).items()
-        template = rendered["spec"]["pytorchReplicaSpecs"][role]["template"]
-        assert template["metadata"]["annotations"] == {
-            "sidecar.istio.io/inject": "false",
-            "kueue.x-k8s.io/podset-preferred-topology": "rack",
-            "kueue.x-k8s.io/podset-group-name": rendered["metadata"]["name"],
-        }
-    assert crd_problems(rendered) == []
-
-
 @pytest.mark.parametrize("target", ["pytorchjob", "job", "jobset", "trainjob"])
 def test_messages_that_a_job_chooses(job, target):
     """They are the job's own annotation, part of what is compared, and come back by adopt."""
@@ -392,51 +373,6 @@ def test_messages_that_a_job_chooses(job, target):
     for notify, spec in chosen.items():
         again = adopt(render(spec)).spec
         assert (again.notify, dict(again.overlay)) == (notify, {})
-
-
-def test_a_group_of_pods_has_two_parts(job):
-    made = manifest(job(kueue_queue="q", kueue_topology={"required": "rack"}))
-    annotations = made["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["metadata"]
-    assert "kueue.x-k8s.io/podset-group-name" not in annotations["annotations"]
-
-
-def test_gang_of_some(job):
-    rendered = manifest(job(replicas={"workers": 3}, gang={"min_available": 2}))
-    assert rendered["spec"]["runPolicy"]["schedulingPolicy"] == {"minAvailable": 2}
-    assert "schedulerName" not in pod(rendered)
-
-
-def test_restricted_of_a_built_image_is_for_the_whole_pod(built, crd_problems):
-    rendered = manifest(built(security="restricted", replicas={"workers": 1}))
-    for role in ("Master", "Worker"):
-        assert pod(rendered, role)["securityContext"] == {
-            "runAsNonRoot": True,
-            "runAsUser": 1000,
-            "runAsGroup": 1000,
-            "seccompProfile": {"type": "RuntimeDefault"},
-            "fsGroup": 1000,
-            "fsGroupChangePolicy": "OnRootMismatch",
-        }
-        assert container(rendered, role)["securityContext"] == {
-            "runAsNonRoot": True,
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-        }
-    assert crd_problems(rendered) == []
-
-
-def test_restricted_of_another_image_leaves_the_init_container_its_user(job):
-    """The operator adds an init container of root's to Workers, which nothing may forbid."""
-    rendered = manifest(job(security="restricted", replicas={"workers": 1}))
-    context = pod(rendered, "Worker")["securityContext"]
-    assert not {"runAsNonRoot", "runAsUser"} & set(context)
-    assert container(rendered, "Worker")["securityContext"]["runAsNonRoot"] is True
-
-
-def test_a_built_image_may_write_to_its_claims(built, job):
-    expected = {"fsGroup": 1000, "fsGroupChangePolicy": "OnRootMismatch"}
-    assert pod(manifest(built()))["securityContext"] == expected
-    assert "securityContext" not in pod(manifest(job()))
 
 
 @pytest.mark.parametrize(

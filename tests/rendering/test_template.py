@@ -1,4 +1,4 @@
-"""Where templates are found, and that no value reaches one unfiltered."""
+"""Where templates are found, that no value reaches one unfiltered, and what rendering loads."""
 
 import os
 import subprocess
@@ -13,6 +13,8 @@ from k8sjob.errors import RenderError
 from k8sjob.rendering import template, templates_dir
 
 ROOT = Path(__file__).resolve().parents[2]
+JOB = ROOT / "manifests/own-script/job.yaml"
+HEAVY = {"click", "jinja2", "kubernetes", "pydantic", "rich", "torch"}
 
 
 def test_a_checkout_has_its_templates_at_the_top():
@@ -67,9 +69,8 @@ def test_a_wheel_brings_its_templates(tmp_path):
         "from k8sjob.rendering import render, templates_dir; from k8sjob.spec import load;"
         "import sys; print(templates_dir()); sys.stdout.write(render(load(sys.argv[1])))"
     )
-    job = ROOT / "manifests/own-script"
     done = subprocess.run(
-        [sys.executable, "-c", script, job / "job.yaml"],
+        [sys.executable, "-c", script, JOB],
         env={"PYTHONPATH": str(tmp_path / "installed")},
         cwd=tmp_path,
         capture_output=True,
@@ -78,7 +79,7 @@ def test_a_wheel_brings_its_templates(tmp_path):
     )
     folder, _, text = done.stdout.partition("\n")
     assert Path(folder) == tmp_path / "installed/k8sjob/_templates"
-    assert text == (job / "pytorchjob.yaml").read_text()
+    assert text == JOB.with_name("pytorchjob.yaml").read_text()
 
 
 def test_compiled_templates_are_cached_where_only_the_user_can_write(tmp_path, monkeypatch):
@@ -118,3 +119,19 @@ def test_without_a_home_there_is_no_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", ".cache")
     assert template._bytecode_cache() is None
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("statement", "loaded"),
+    [
+        ("import k8sjob.rendering", set()),
+        ("from k8sjob.targets.pytorchjob.operator import webhook_problems as f; f({})", set()),
+        (f"import k8sjob as k; k.render(k.load({str(JOB)!r}))", {"jinja2", "pydantic"}),
+    ],
+)
+def test_what_is_loaded(statement, loaded):
+    script = f"import sys; {statement}; print(*sorted({HEAVY!r} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert set(done.stdout.split()) == loaded

@@ -3,9 +3,19 @@
 Nothing in the cluster is changed: what would be made is asked for as a dry run.
 """
 
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob.checks.doctor import cluster, needs, operator, permissions
 from k8sjob.checks.doctor.check import Check, Facts, Verdict
-from k8sjob.checks.doctor.examine import Report, examine, examine_needs
 from k8sjob.checks.doctor.gather import gather, gather_needs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from k8sjob.kube.objects import Json
 
 __all__ = [
     "Check",
@@ -17,3 +27,81 @@ __all__ = [
     "gather",
     "gather_needs",
 ]
+
+_OF_AN_OPERATOR: Final = frozenset({operator.crd, operator.webhook, operator.operator})
+"""Checks that say nothing where the controller is a part of every cluster."""
+_NEEDS: Final = (needs.named_objects, needs.queue, needs.gang)
+_CHECKS: Final[tuple[Callable[[Facts], Iterator[Check]], ...]] = (
+    permissions.permissions,
+    operator.crd,
+    operator.webhook,
+    operator.operator,
+    operator.dry_run,
+    operator.init_image,
+    operator.init_wait,
+    cluster.namespace,
+    cluster.pod_security,
+    cluster.quotas,
+    cluster.limits,
+    *_NEEDS,
+    needs.fit,
+    cluster.nodes,
+    cluster.free_devices,
+    cluster.storage,
+    cluster.pull_secrets,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was found: the checks in the order in which they were made.
+
+    Attributes:
+        context: the cluster's context; empty where there was no cluster, as `namespace`.
+        rbac: the Role and RoleBinding to ask for; empty where nothing is missing.
+    """
+
+    checks: Sequence[Check]
+    context: str = ""
+    namespace: str = ""
+    rbac: Sequence[Json] = ()
+
+    @property
+    def hindered(self) -> bool:
+        """Whether something stands in the way of a submission."""
+        return any(check.verdict is Verdict.PROBLEM for check in self.checks)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as JSON; docs/reference/json.md says what each field means."""
+        return {
+            "context": self.context,
+            "namespace": self.namespace,
+            "can_submit": bool(self.context) and not self.hindered,
+            "checks": [
+                {
+                    "topic": check.topic,
+                    **asdict(check),
+                    "verdict": str(check.verdict),
+                    "details": list(check.details),
+                }
+                for check in self.checks
+            ],
+            "rbac": list(self.rbac),
+        }
+
+
+def examine(facts: Facts) -> Report:
+    """Every check over what was gathered; where the apiserver does not answer, that alone."""
+    checks = list(permissions.server(facts))
+    rbac: list[Json] = []
+    if facts.error("version") is None:
+        left_out = frozenset() if facts.target.controller.deployment else _OF_AN_OPERATOR
+        checks += [found for check in _CHECKS if check not in left_out for found in check(facts)]
+        rbac = permissions.asked_for(facts)
+    return Report(checks, facts.context, facts.namespace, rbac)
+
+
+def examine_needs(facts: Facts) -> list[Check]:
+    """What a job names and the cluster lacks, so that the job would wait for it."""
+    found = [check for look in _NEEDS for check in look(facts)]
+    return [check for check in found if check.verdict in {Verdict.PROBLEM, Verdict.WARNING}]

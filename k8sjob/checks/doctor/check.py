@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 
 from k8sjob.kube.capacity import Amounts
 from k8sjob.kube.client.transport import ApiError
@@ -61,39 +62,24 @@ class Check:
     """One thing that was looked at.
 
     Attributes:
-        topic: what it is about, as `server`, `webhook`, `devices`; stable, for programs.
         verdict: what it means.
+        topic: what it is about, as `server`, `webhook`, `devices`; stable, for programs.
         seen: what was seen, one line.
         next_step: what to do, or to know; empty where there is nothing.
         details: further lines about what was seen, as one for each node.
     """
 
-    topic: str
     verdict: Verdict
+    topic: str
     seen: str
     next_step: str = ""
     details: tuple[str, ...] = ()
 
 
-def fine(topic: str, seen: str, next_step: str = "", *, details: tuple[str, ...] = ()) -> Check:
-    """A check that hinders nothing."""
-    return Check(topic, Verdict.OK, seen, next_step, details)
-
-
-def unknown(topic: str, seen: str, next_step: str) -> Check:
-    """A check that could not be made."""
-    return Check(topic, Verdict.UNKNOWN, seen, next_step)
-
-
-def warning(topic: str, seen: str, next_step: str, *, details: tuple[str, ...] = ()) -> Check:
-    """A check that hinders nothing now, and has something to know."""
-    return Check(topic, Verdict.WARNING, seen, next_step, details)
-
-
-def problem(topic: str, seen: str, next_step: str, *, details: tuple[str, ...] = ()) -> Check:
-    """A check that stands in the way."""
-    return Check(topic, Verdict.PROBLEM, seen, next_step, details)
-
+fine = partial(Check, Verdict.OK)
+unknown = partial(Check, Verdict.UNKNOWN)
+warning = partial(Check, Verdict.WARNING)
+problem = partial(Check, Verdict.PROBLEM)
 
 Answer = Json | ApiError
 """An object, or why there is none."""
@@ -107,7 +93,6 @@ class Facts:
 
     Attributes:
         context: the kubeconfig's context.
-        server: the apiserver's URL.
         namespace: where a job would go.
         user: who asks, as the apiserver knows them; empty where it does not tell.
         seconds: how long its first answer took.

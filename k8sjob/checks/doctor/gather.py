@@ -53,11 +53,7 @@ def gather(
 ) -> Facts:
     """Everything about a cluster that a submission depends on; nothing in it is changed.
 
-    Args:
-        transport: the connection.
-        namespace: where the job would go.
-        job: the rendered job that is to be submitted, if there is one.
-        target: the kind of job, where none is given.
+    The rendered job is the one to be submitted; without one, `target` is the kind that is meant.
     """
     target = target_of(job) if job else target
     start = time.monotonic()
@@ -182,12 +178,7 @@ def _started(job: Json) -> Json:
 
 
 def minimal_job(target: Target, prefix: str = "") -> Json:
-    """The smallest job that a cluster accepts, for a dry run.
-
-    Args:
-        target: the kind of job.
-        prefix: of its name; see Target.refused_name.
-    """
+    """The smallest job of a kind that a cluster accepts; for a prefix see Target.refused_name."""
     container = {"name": "pytorch", "image": "k8sjob.invalid/doctor", "command": ["true"]}
     name = f"{prefix}k8sjob-doctor-{secrets.token_hex(4)}"
     return target.minimal(name, {"containers": [container]})

@@ -29,13 +29,11 @@ _SKEW: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What is installed; None: it is not.
+    """What is installed, in which version; None: it is not.
 
     Attributes:
-        python: its version.
-        torch: the package's version.
-        kubernetes: the Python client's version.
-        kubectl: the program's version, as "v1.34.4"; None also where it is of no use.
+        kubernetes: the Python client.
+        kubectl: as "v1.34.4"; None also where it is of no use.
         gpus: how many GPUs a job on this machine can use.
     """
 
@@ -63,12 +61,9 @@ def look(chosen: str | None = None) -> Machine:
 
 
 def client(machine: Machine, chosen: str | None, server: str = "") -> Iterator[Check]:
-    """Whether the client for the cluster is there and of a version that fits.
+    """Whether the client for the cluster is there and of a version that fits the apiserver's.
 
-    Args:
-        machine: what is installed.
-        chosen: "python" or "kubectl"; None: as a command chooses that names none.
-        server: the apiserver's version, where it is known.
+    A client that is chosen is "python" or "kubectl"; None: as a command chooses that names none.
     """
     if (chosen or ("python" if machine.kubernetes else "kubectl")) == "python":
         yield _python_client(machine.kubernetes)

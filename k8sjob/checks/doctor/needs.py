@@ -1,32 +1,32 @@
-"""What a job needs beside nodes: objects that it names, and its share of quotas. Pure."""
+"""What a job needs: the objects that it names, its queue, its gang scheduler, room on nodes.
+
+The scheduler knows more (spreading, other Pods' affinities, volumes that live in one zone): what is
+found here about room is what it would find at best.
+"""
 
 from __future__ import annotations
 
-from decimal import Decimal
-from typing import TYPE_CHECKING, Final
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.checks.doctor.check import fine, problem, unknown, warning
-from k8sjob.kube.capacity import add, pod_requests
+from k8sjob.kube.capacity import add, as_text, nodes_of, pod_requests, tolerates
 from k8sjob.kube.kueue import MIN_PARALLELISM, closed, cluster_queue, excess, selects
-from k8sjob.kube.objects import QUEUE, Object, at_path, containers
+from k8sjob.kube.objects import QUEUE, Object, at_path
 from k8sjob.kube.resources import OF_THE_CLUSTER
-from k8sjob.targets.jobs import pod_specs, references, target_of
+from k8sjob.targets.jobs import pod_specs, references
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from k8sjob.checks.doctor.check import Check, Facts
-    from k8sjob.kube.capacity import Amounts
+    from k8sjob.kube.capacity import Amounts, Node
     from k8sjob.kube.objects import Json
     from k8sjob.kube.resources import Reference
 
-_COUNTED: Final = ("cpu", "memory")
-"""What a quota wants every container to state."""
 _KUEUE: Final = "kueue.x-k8s.io"
 _ITS: Final = frozenset({"queue", "workload priority class"})
 _GANGS: Final = frozenset({"scheduling.volcano.sh", "scheduling.x-k8s.io"})
-_PODS: Final = ("pods", "count/pods")
-_SERVICES: Final = ("services", "count/services")
 _STEPS: Final = {
     "claim": "write a PersistentVolumeClaim of that name and make it: kubectl create -n {namespace}"
     " -f FILE; or name one that is there: kubectl get pvc -n {namespace}",
@@ -179,47 +179,127 @@ def _claim(one: Reference, facts: Facts) -> Iterator[Check]:
         )
 
 
-def quota_need(job: Json) -> Amounts:
-    """What a job adds to a ResourceQuota, under the names that quotas use."""
-    target, one = target_of(job), Decimal(1)
-    made = [(target.resource, target.api_version)]
-    made += [(below.resource, below.api_version) for below in target.made]
-    need: Amounts = {f"count/{what}.{version.partition('/')[0]}": one for what, version in made}
-    replicas = Decimal(sum(count for _, count, _ in pod_specs(job)))
-    need |= dict.fromkeys(_PODS, replicas)
-    need |= dict.fromkeys(_SERVICES, replicas if target.service_each else one)
-    for _, count, pod in pod_specs(job):
-        for group in ("requests", "limits"):
-            for what, amount in pod_requests(pod, group).items():
-                if what != "pods":
-                    add(need, {f"{group}.{what}": amount * count})
-    aliases = {what: need[f"requests.{what}"] for what in _COUNTED if f"requests.{what}" in need}
-    return need | aliases
+# --- room on nodes --------------------------------------------------------------------------------
+
+_REQUIRED: Final = (
+    *("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution"),
+    "nodeSelectorTerms",
+)
 
 
-def unsaid(job: Json, counted: Iterable[str], filled: Iterable[str]) -> list[str]:
-    """What a quota counts and some container of the job does not state.
+def fit(facts: Facts) -> Iterator[Check]:
+    """Whether each replica fits on a node at all, and how many of them fit now."""
+    if facts.job is None:
+        return
+    found = facts.items("nodes")
+    if found is None:
+        seen = "whether the job fits is not known: you may not read the nodes"
+        yield unknown("fit", seen, "ask for manifests/rbac/cluster-viewer.yaml")
+        return
+    nodes = nodes_of(found, facts.usage or {})
+    never = [check for role, _, pod in pod_specs(facts.job) if (check := _never(role, pod, nodes))]
+    yield from never
+    if not never and facts.usage is None:
+        seen = "each replica fits on an empty node; what is free now is not known"
+        yield unknown("fit", seen, "ask for manifests/rbac/capacity.yaml")
+    elif not never:
+        yield _now(facts.job, nodes)
 
-    Args:
-        job: the rendered job.
-        counted: the names in the quota.
-        filled: what LimitRanges fill in where it is not stated, as "limits.memory".
-    """
-    lacking = []
-    for what in counted:
-        group, _, resource = what.rpartition(".")
-        group = group or "requests"
-        if group not in {"requests", "limits"} or resource not in _COUNTED:
-            continue
-        if f"{group}.{resource}" not in filled and not _all_state(job, group, resource):
-            lacking.append(f"{group}.{resource}")
-    return lacking
 
-
-def _all_state(job: Json, group: str, resource: str) -> bool:
-    groups = {group, "limits"}  # a limit is taken for a request that is not there
-    return all(
-        any(resource in Object(container).part("resources", one) for one in groups)
-        for _, _, pod in pod_specs(job)
-        for container in containers(pod)
+def _never(role: str, pod: Json, nodes: Sequence[Node]) -> Check | None:
+    """Why no replica of the role can run, however long it waits; None where one can."""
+    reasons = Counter(why for node in nodes if (why := refusal(node, pod)))
+    possible = [node for node in nodes if not refusal(node, pod)]
+    if not possible:
+        details = tuple(f"{count} nodes: {why}" for why, count in reasons.most_common())
+        step = "correct node_selector, tolerations, affinity or gpu_type in the job.yaml"
+        return problem("fit", f"no node takes a {role}", step, details=details)
+    need = pod_requests(pod)
+    if any(_holds(node.offers, need) for node in possible):
+        return None
+    short = {
+        what: best
+        for what, amount in need.items()
+        if (best := max(node.offers.get(what, amount * 0) for node in possible)) < amount
+    }
+    asked = {what: f"{what} {as_text(what, amount)}" for what, amount in need.items()}
+    reason = ", ".join(
+        f"{asked[what]} (the largest has {as_text(what, best)})" for what, best in short.items()
+    ) or "all of " + ", ".join(asked.values())
+    return problem(
+        "fit",
+        f"a {role} is too large for every node, even for an empty one: it asks for {reason}",
+        "ask for less in resources, or for more replicas that are smaller",
     )
+
+
+def _now(job: Json, nodes: Sequence[Node]) -> Check:
+    """How many replicas find room now, each put on the fullest node that has it."""
+    room: dict[str, Amounts] = {
+        node.name: {what: node.free(what) for what in node.offers} for node in nodes
+    }
+    placed = wanted = 0
+    for _, count, pod in pod_specs(job):
+        need = pod_requests(pod)
+        possible = [node.name for node in nodes if not refusal(node, pod)]
+        rare = max(need, key=lambda what: ("/" in what, what))  # a device, where one is asked for
+        for _ in range(count):
+            wanted += 1
+            fitting = [name for name in possible if _holds(room[name], need)]
+            if not fitting:
+                continue
+            name = min(fitting, key=lambda each: room[each].get(rare, 0))
+            add(room[name], {what: -amount for what, amount in need.items()})
+            placed += 1
+    if placed == wanted:
+        return fine("fit", f"all {wanted} replicas fit now")
+    return warning(
+        "fit",
+        f"{placed} of {wanted} replicas fit now; they hold their resources while the others wait",
+        "wait for other jobs to end, make the job smaller, or use gang scheduling (gang)",
+    )
+
+
+def _holds(room: Mapping[str, Any], need: Amounts) -> bool:
+    return all(room.get(what, 0) >= amount for what, amount in need.items() if amount)
+
+
+def refusal(node: Node, pod: Json) -> str:
+    """Why a Pod of that spec is not put on the node; empty where it may be."""
+    if node.trouble:
+        return node.trouble
+    for key, value in (pod.get("nodeSelector") or {}).items():
+        if node.labels.get(key) != value:
+            return f"no label {key}={value}"
+    for taint in node.taints:
+        if not tolerates(pod, taint):
+            return f"taint {taint.get('key')}={taint.get('value', '')}"
+    terms = at_path(pod, *_REQUIRED)
+    if terms and not any(_matches(node, term) for term in terms):
+        return "node affinity"
+    return ""
+
+
+def _matches(node: Node, term: Json) -> bool:
+    of_name, labels = {"metadata.name": node.name}, node.labels
+    return all(_holds_for(of_name, one) for one in term.get("matchFields") or ()) and all(
+        _holds_for(labels, one) for one in term.get("matchExpressions") or ()
+    )
+
+
+def _holds_for(labels: Mapping[str, str], expression: Json) -> bool:
+    """Whether a requirement of a node selector holds."""
+    value, values = labels.get(expression.get("key", "")), expression.get("values") or ()
+    match expression.get("operator"):
+        case "In":
+            return value in values
+        case "NotIn":
+            return value not in values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case "Gt" | "Lt" as order if value and value.isdecimal() and values:
+            return int(value) > int(values[0]) if order == "Gt" else int(value) < int(values[0])
+        case _:
+            return False

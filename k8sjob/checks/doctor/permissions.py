@@ -181,13 +181,7 @@ def role(grant: Grant, namespace: str = "") -> Json:
 
 
 def binding(grant: Grant, subjects: Iterable[Json], namespace: str = "") -> Json:
-    """What gives users the role.
-
-    Args:
-        grant: the role.
-        subjects: as RBAC names them: `{"kind": "User", "name": "eve"}`.
-        namespace: where; not for what is cluster-wide.
-    """
+    """What gives users the role; they are as RBAC names them: `{"kind": "User", "name": "eve"}`."""
     made = _header(grant, "Binding", namespace)
     name, kind = made["metadata"]["name"], made["kind"].removesuffix("Binding")
     return {

@@ -165,10 +165,8 @@ def findings(
 ) -> list[Finding]:
     """Findings in the order of the files, without what comments silence.
 
-    Args:
-        hits: what checks found; a hit without a file is in the first of the texts.
-        texts: each file's text by its name, for the comments.
-        known: the ids of all checks; a comment that names another is a finding, too.
+    A hit without a file is in the first of the texts. A comment that names no check of all that are
+    known is a finding, too.
     """
     silenced = {source: dict(_silenced(text)) for source, text in texts.items()}
     first, order = next(iter(texts)), {source: at for at, source in enumerate(texts)}

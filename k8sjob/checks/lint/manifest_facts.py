@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.checks.lint.finding import Hit
 from k8sjob.errors import field_path
-from k8sjob.kube.objects import at_path, training
+from k8sjob.kube.objects import Json, at_path, training
 from k8sjob.targets.jobs import DEFAULT
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from k8sjob.errors import Problem
     from k8sjob.targets.api import Target
     from k8sjob.yamldoc import FieldPath
-
-Json = dict[str, Any]
 
 _SHELLS: Final = frozenset({"sh", "bash", "ash", "dash", "zsh", "ksh", "env"})
 _PYTHON: Final = re.compile(r"(pypy|python)\d*(\.\d+)?")
@@ -74,12 +72,10 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """Replicas of one Pod template.
+    """Replicas of one Pod template, which is at a path.
 
     Attributes:
         role: theirs in messages: Master, Worker; "Pod" where there are no roles.
-        path: of the template.
-        template: the Pod template.
         count: how many; 1 where that is not known.
         restart_policy: as the operator takes it.
     """

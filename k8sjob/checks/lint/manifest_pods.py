@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.checks.lint.finding import Hit, Rules
 from k8sjob.contract import Role
 from k8sjob.errors import field_path
+from k8sjob.image.registry.reference import DEFAULT_REGISTRY, Reference
 from k8sjob.kube.capacity import parse
 from k8sjob.kube.objects import at_path
 from k8sjob.spec.values import is_image_reference
@@ -149,9 +150,8 @@ def _sidecar_holds_the_job(job: Job) -> Iterator[Hit]:
                 )
 
 
-_HUB: Final = "docker.io"
 _REGISTRIES: Final = (
-    _HUB,
+    DEFAULT_REGISTRY,
     "gcr.io",
     "ghcr.io",
     "icr.io",
@@ -168,39 +168,36 @@ _SHORT: Final = len("quay.io")
 _HUB_PARTS: Final = 2
 """Docker Hub's repositories are user/name."""
 _OLDEST: Final = (
-    (re.compile(r"docker\.io/(?:library/)?python:(\d+)\.(\d+)"), (3, 11), "Python"),
+    (re.compile(r"docker\.io/library/python:(\d+)\.(\d+)"), (3, 11), "Python"),
     (re.compile(r"[^/]+/pytorch/pytorch:(\d+)\.(\d+)\b"), (2, 6), "torch"),
     (re.compile(r"nvcr\.io/nvidia/pytorch:(\d\d)\.(\d\d)\b"), (25, 1), "NVIDIA's PyTorch release"),
 )
 """Images whose tag is a version, and the first one that is enough for k8sjob's runtime."""
 
 
+def _reference(image: str) -> Reference | None:
+    """The parts of an image's name; None where it is none, as other checks say."""
+    return Reference.parse(image) if is_image_reference(image) else None
+
+
 def _wrong_host(image: str) -> str:
     """Why no registry can have an image of this name, and what to write; else empty."""
-    if not is_image_reference(image):
-        return ""  # other checks say so
-    registry, path = _split(image)
-    if registry == _HUB:
-        parts = path.partition(":")[0].split("/")
+    if (reference := _reference(image)) is None:
+        return ""
+    registry = reference.registry
+    if registry == DEFAULT_REGISTRY:
+        parts = reference.repository.split("/")
         if len(parts) > _HUB_PARTS:
             return (
                 f"{parts[0]!r} is not a registry's host (it has neither a dot nor a port), and "
-                f"{_HUB} has no names of {len(parts)} parts; write the registry's whole host in "
-                "front"
+                f"{registry} has no names of {len(parts)} parts; write the registry's whole host "
+                "in front"
             )
         return ""
     meant = [known for known in _REGISTRIES if _is_slip(registry, known)]
     if not meant or registry in _REGISTRIES:
         return ""
     return f"there is no registry {registry!r}; did you mean {meant[0]!r}?"
-
-
-def _split(image: str) -> tuple[str, str]:
-    """The registry of a reference, and the rest of it; Docker Hub where none is written."""
-    first, slash, rest = image.partition("@")[0].partition("/")
-    if slash and (first == "localhost" or set(first) & set(".:")):
-        return first, rest
-    return _HUB, image.partition("@")[0]
 
 
 def _is_slip(seen: str, known: str) -> bool:
@@ -217,9 +214,10 @@ def _is_slip(seen: str, known: str) -> bool:
 
 def too_old(image: str) -> str:
     """What of an image is older than k8sjob's runtime needs, with the first one that is not."""
-    name = "/".join(_split(image))
+    reference = _reference(image)
+    name = reference and f"{reference.registry}/{reference.repository}:{reference.tag}"
     for pattern, oldest, what in _OLDEST:
-        found = pattern.match(name)
+        found = pattern.match(name or "")
         if found and (int(found[1]), int(found[2])) < oldest:
             width = 2 if "NVIDIA" in what else 1
             needed = f"{oldest[0]}.{oldest[1]:0{width}}"
@@ -241,9 +239,8 @@ def _latest_image_kept(job: Job) -> Iterator[Hit]:
     """A node that has some image of that tag does not look for a newer one."""
     for _, container in job.trainers():
         image, policy = str(container.data.get("image")), container.data.get("imagePullPolicy")
-        name = image.rpartition("/")[2]
-        latest = "@" not in name and (":" not in name or name.endswith(":latest"))
-        if latest and policy == "IfNotPresent":
+        reference = _reference(image)
+        if reference and reference.version == "latest" and policy == "IfNotPresent":
             yield job.at(
                 (*container.path, "imagePullPolicy"),
                 f"{image!r} with IfNotPresent: each node runs whichever `latest` it pulled first, "

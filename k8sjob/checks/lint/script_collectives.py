@@ -114,12 +114,7 @@ class _Reach:
         return {name: (function.name, *via) for name, via in self._functions[key].items()}
 
     def _collective(self, call: ast.Call, called: ast.expr) -> str:
-        """The name of what all ranks must call together, if a call is that; else empty.
-
-        Args:
-            call: the call.
-            called: what it calls, by its own name.
-        """
+        """The name of what all ranks must call together, if a call of this is that; else empty."""
         name = self._script.name(called)
         if name.startswith("torch.distributed."):
             return _of_torch(name, call)

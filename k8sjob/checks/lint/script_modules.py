@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.yamldoc.reading import MAX_BYTES, content
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -29,9 +29,8 @@ class Module:
     Attributes:
         name: its dotted name; "__main__" for a script.
         source: its file name, for findings.
-        text: what is in it.
-        tree: the same, parsed.
         package: what its relative imports start from.
+        imports: dotted names that it imports and that may be modules.
         aliases: what each imported name stands for.
         stars: modules whose names are all imported.
         tops: what stands at its top level and can be imported.
@@ -42,6 +41,7 @@ class Module:
     text: str
     tree: ast.Module
     package: str = ""
+    imports: list[str] = field(default_factory=list)
     aliases: dict[str, str] = field(default_factory=dict)
     stars: list[str] = field(default_factory=list)
     tops: dict[str, Definition] = field(default_factory=dict)
@@ -52,6 +52,7 @@ class Module:
                 for alias in node.names:
                     top = alias.name.partition(".")[0]
                     self.aliases[alias.asname or top] = alias.name if alias.asname else top
+                    self.imports.append(alias.name)
             elif isinstance(node, ast.ImportFrom):
                 self._import_from(node)
         self.tops.update(
@@ -60,21 +61,13 @@ class Module:
 
     def _import_from(self, node: ast.ImportFrom) -> None:
         base = _base(node, self.package)
+        self.imports.append(base)
         for alias in node.names:
+            self.imports.append(f"{base}.{alias.name}".lstrip("."))
             if alias.name == "*":
                 self.stars.append(base)
             else:
-                self.aliases[alias.asname or alias.name] = f"{base}.{alias.name}".lstrip(".")
-
-    def imported(self) -> Iterator[str]:
-        """Dotted names that this module imports and that may be modules."""
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Import):
-                yield from (alias.name for alias in node.names)
-            elif isinstance(node, ast.ImportFrom):
-                base = _base(node, self.package)
-                yield base
-                yield from (f"{base}.{alias.name}".lstrip(".") for alias in node.names)
+                self.aliases[alias.asname or alias.name] = self.imports[-1]
 
 
 def _base(node: ast.ImportFrom, package: str) -> str:
@@ -104,16 +97,13 @@ def parse_module(text: str, source: str, name: str = "__main__", package: str = 
 def program(entry: Module, roots: Sequence[Path]) -> list[Module]:
     """A script and the local modules that it imports, directly or through others.
 
-    Args:
-        entry: the script.
-        roots: the folders where Python looks first: the script's own.
-
-    Modules that cannot be read or parsed are left out, as libraries are.
+    The roots are the folders where Python looks first: the script's own. Modules that cannot be
+    read or parsed are left out, as libraries are.
     """
     found: dict[str, Module | None] = {}
     queue = [entry]
     for module in queue:
-        for dotted in module.imported():
+        for dotted in module.imports:
             parts = dotted.split(".")
             for length in range(1, len(parts) + 1):
                 name = ".".join(parts[:length])

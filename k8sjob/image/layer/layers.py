@@ -20,8 +20,7 @@ from k8sjob.image.layer.archive import Layer, entry, write_layer
 from k8sjob.image.layer.context import File
 from k8sjob.image.layer.inventory import DEPS_HOME
 from k8sjob.image.registry.blobs import BLOCK
-from k8sjob.rendering.context import runtime_files
-from k8sjob.rendering.dockerfile import HOME
+from k8sjob.rendering.context import HOME, runtime_files
 from k8sjob.rendering.manifest import IMAGE_UID
 
 if TYPE_CHECKING:

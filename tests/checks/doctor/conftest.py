@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 
 import pytest
 from healthy import HealthyCluster
+from pytorchjobs import pytorchjob
 
 from k8sjob.checks.doctor import gather
 from k8sjob.kube.client.transport import ApiError
@@ -34,22 +34,7 @@ def make_job():
 
     def make(*, workers=1, requests=None, container=None, **pod):
         resources = {"requests": requests or {}, "limits": requests or {}}
-        spec = {
-            **pod,
-            "containers": [{"name": "pytorch", "resources": resources, **(container or {})}],
-        }
-        roles = {"Master": 1, "Worker": workers} if workers else {"Master": 1}
-        return {
-            "apiVersion": "kubeflow.org/v1",
-            "kind": "PyTorchJob",
-            "metadata": {"name": "digits", "labels": {}},
-            "spec": {
-                "pytorchReplicaSpecs": {
-                    role: {"replicas": count, "template": {"spec": copy.deepcopy(spec)}}
-                    for role, count in roles.items()
-                }
-            },
-        }
+        return pytorchjob({"resources": resources, **(container or {})}, pod, workers=workers)
 
     return make
 

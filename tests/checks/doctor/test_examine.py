@@ -1,9 +1,11 @@
+import re
+from pathlib import Path
+
 import pytest
-from healthy import node, pod
+from healthy import the
 
 from k8sjob.checks.doctor import Verdict, examine
 from k8sjob.checks.doctor.check import Permission
-from k8sjob.checks.doctor.nodes import free_devices, nodes
 from k8sjob.checks.doctor.permissions import (
     Grant,
     all_permissions,
@@ -15,10 +17,9 @@ from k8sjob.checks.doctor.permissions import (
 )
 from k8sjob.kube.client.transport import ApiError
 
-
-def the(checks):
-    [check] = checks
-    return check
+ROOT = Path(__file__).resolve().parents[3]
+MADE = re.compile(r"\b(?:(?:fine|unknown|warning|problem)\(|topic =)\s*\"([a-z-]+)\"")
+PAGE = (ROOT / "docs/reference/doctor.md").read_text()
 
 
 def test_a_healthy_cluster_hinders_nobody(facts):
@@ -128,74 +129,17 @@ def test_the_roles_to_ask_for(user, subject, facts):
     ]
 
 
-# --- nodes and devices ----------------------------------------------------------------------------
+# --- docs/reference/doctor.md ---------------------------------------------------------------------
 
 
-def gpu_pod(on, count):
-    return pod(on, **{"nvidia.com/gpu": str(count)})
+def test_every_topic_is_explained():
+    sources = [*(ROOT / "k8sjob/checks/doctor").glob("*.py"), ROOT / "k8sjob/cli/doctor.py"]
+    topics = {topic for path in sources for topic in MADE.findall(path.read_text())}
+    cells = re.findall(r"^\| (`[^|]+) \|", PAGE, re.MULTILINE)
+    explained = set(re.findall(r"`([a-z-]+)`", "".join(cells)))
+    assert len(topics) > 20
+    assert topics == explained
 
 
-def test_free_gpus_by_model_in_all_and_by_node(facts):
-    h100 = {"nvidia.com/gpu.product": "H100"}
-    taint = {"key": "team", "value": "x", "effect": "NoSchedule"}
-    answers = {
-        "/api/v1/nodes": {
-            "items": [
-                node("a", gpus=8, labels=h100, taints=[taint]),
-                node("b", gpus=8, labels=h100),
-                node("c", gpus=8, labels=h100, ready=False),
-                node("d", **{"amd.com/gpu": "4"}),
-            ]
-        },
-        "/api/v1/pods": {"items": [gpu_pod("a", 3), gpu_pod("b", 8), gpu_pod("", 1)]},
-    }
-    amd, nvidia = free_devices(facts(answers))
-    assert amd.seen == "amd.com/gpu: 4 of 4 free"
-    assert (nvidia.verdict, nvidia.seen) == (Verdict.OK, "nvidia.com/gpu (H100): 5 of 24 free")
-    assert nvidia.details == (
-        "a: 5 of 8 free; only for jobs that tolerate team=x:NoSchedule",
-        "b: 0 of 8 free",
-        "c: 0 of 8 free, not ready",
-    )
-
-
-def test_no_gpu_is_free(facts):
-    answers = {
-        "/api/v1/nodes": {"items": [node("a", gpus=1)]},
-        "/api/v1/pods": {"items": [gpu_pod("a", 1)]},
-    }
-    assert the(free_devices(facts(answers))).verdict is Verdict.WARNING
-
-
-def test_what_others_take_is_not_known(facts, refused):
-    answers = {"/api/v1/nodes": {"items": [node("a", gpus=8)]}}
-    check = the(free_devices(facts({**answers, "/api/v1/pods": refused})))
-    assert check.verdict is Verdict.UNKNOWN
-    assert check.seen.startswith("nvidia.com/gpu: 8 on 1 nodes; how many are free is not known")
-
-
-def test_a_card_without_its_plugin(facts):
-    labels = {"feature.node.kubernetes.io/pci-10de.present": "true"}
-    check = the(free_devices(facts({"/api/v1/nodes": {"items": [node("a", labels=labels)]}})))
-    assert check.verdict is Verdict.WARNING
-    assert "device plugin" in check.next_step
-
-
-def test_no_devices_at_all(facts):
-    assert the(free_devices(facts())).verdict is Verdict.OK
-
-
-def test_many_nodes_are_not_all_named(facts):
-    items = [node(f"n{i}", gpus=1) for i in range(1000)]
-    check = the(free_devices(facts({"/api/v1/nodes": {"items": items}})))
-    assert check.seen == "nvidia.com/gpu: 1000 of 1000 free"
-    assert check.details[-1] == "... and 992 more nodes"
-    assert len(check.details) == 9
-
-
-def test_nodes_that_take_no_pods(facts, refused):
-    items = [node("a", ready=False), node("b")]
-    assert the(nodes(facts({"/api/v1/nodes": {"items": items}}))).seen == "1 of 2 nodes take pods"
-    check = the(nodes(facts({"/api/v1/nodes": {"items": items[:1]}})))
-    assert (check.verdict, check.details) == (Verdict.PROBLEM, ("a: not ready",))
-    assert the(nodes(facts({"/api/v1/nodes": refused}))).verdict is Verdict.UNKNOWN
+def test_every_verdict_is_explained():
+    assert re.findall(r"^\| (ok|unknown|warning|problem) \|", PAGE, re.MULTILINE) == list(Verdict)

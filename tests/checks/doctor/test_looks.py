@@ -1,19 +1,19 @@
 """The doctor's checks one by one: what a cluster answers, and what is made of it."""
 
 import pytest
-from healthy import deployment
+from healthy import deployment, the
 
 from k8sjob.checks.doctor import gather
 from k8sjob.checks.doctor.check import Verdict
-from k8sjob.checks.doctor.namespace import (
+from k8sjob.checks.doctor.cluster import (
     limits,
     namespace,
     pod_security,
     pull_secrets,
+    quota_need,
     quotas,
     storage,
 )
-from k8sjob.checks.doctor.needs import quota_need
 from k8sjob.checks.doctor.operator import crd, dry_run, init_image, init_wait, operator, webhook
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.rendering import manifest
@@ -67,127 +67,93 @@ def worker(image="mirror.example/alpine:3.10", *, node="n1", container=(), **sta
 
 
 def with_command(*words):
-    return items(worker(), worker(imageID="sha256:1", container={"command": list(words)}))
+    pulled = worker(imageID="sha256:1", container={"command": list(words)})
+    return {WORKERS: items(worker(), pulled)}
+
+
+def deployed(*args, **more):
+    return {DEPLOYMENTS: items(deployment(*args, **more))}
+
+
+def registered(name):
+    """A bad job is not refused, although this webhook is there."""
+    hook = {"name": name, "failurePolicy": "Ignore"}
+    return NOT_REFUSED | {HOOKS: items({"webhooks": [hook]})}
 
 
 OPERATORS_OWN = "for i in $(seq 100); do if nslookup m; then err=0 && break; fi; sleep 2; done"
+BY_DEFAULT = "the operator's default, if it was given no other"
+INVALID = ApiError("is invalid", code=422, causes=[("spec.nprocPerNode", "text")])
+PULLED = {WORKERS: items(worker(node="n2", imageID="x"), worker(imageID="x"))}
+WAITING = worker(state={"waiting": {"reason": "ImagePull"}})
+NOT_PULLED = {WORKERS: items(worker(imageID=""), WAITING)}
+SLOW = {CLASSES: items({"metadata": {"name": "slow"}})}
 LOOKS = [
     # the API
-    (crd, {}, OK, "PyTorchJob is served", ""),
-    (crd, {TRAINER: {"kind": "APIGroup"}}, OK, "Trainer 2 is there too", ""),
-    (crd, {API: None}, PROBLEM, "the CRD of the training operator is not installed", ""),
-    (crd, {API: {"resources": [{"name": "tfjobs"}]}}, PROBLEM, "is not installed", ""),
+    (crd, {}, OK, "PyTorchJob is served"),
+    (crd, {TRAINER: {"kind": "APIGroup"}}, OK, "Trainer 2 is there too"),
+    (crd, {API: None}, PROBLEM, "the CRD of the training operator is not installed"),
+    (crd, {API: {"resources": [{"name": "tfjobs"}]}}, PROBLEM, "is not installed"),
     (crd, {API: None, TRAINER: {"kind": "x"}}, PROBLEM, "Kubeflow Trainer 2 alone", "--target"),
-    (crd, {API: ApiError("unavailable", code=503)}, PROBLEM, "cannot be looked at: unavail", ""),
+    (crd, {API: ApiError("unavailable", code=503)}, PROBLEM, "cannot be looked at: unavail"),
     # the webhook
-    (webhook, {}, OK, f"answers: {HOOK} refused a bad job", ""),
+    (webhook, {}, OK, f"answers: {HOOK} refused a bad job"),
     (webhook, dry_runs(DOWN), PROBLEM, "connection refused", "-n kubeflow get pods"),
-    (webhook, NOT_REFUSED | {HOOKS: REFUSED}, WARNING, "its version has none", ""),
-    (webhook, NOT_REFUSED, WARNING, "no ValidatingWebhookConfiguration", ""),
-    (
-        webhook,
-        NOT_REFUSED | {HOOKS: items({"webhooks": [{"name": "other"}]})},
-        WARNING,
-        "no ValidatingWebhookConfiguration",
-        "",
-    ),
-    (
-        webhook,
-        NOT_REFUSED | {HOOKS: items({"webhooks": [{"name": HOOK, "failurePolicy": "Ignore"}]})},
-        WARNING,
-        "registered (failurePolicy Ignore) and did not act",
-        "",
-    ),
+    (webhook, NOT_REFUSED | {HOOKS: REFUSED}, WARNING, "its version has none"),
+    (webhook, NOT_REFUSED, WARNING, "no ValidatingWebhookConfiguration"),
+    (webhook, registered("other"), WARNING, "no ValidatingWebhookConfiguration"),
+    (webhook, registered(HOOK), WARNING, "registered (failurePolicy Ignore) and did not act"),
     (webhook, dry_runs(REFUSED), UNKNOWN, "came to another end", "the dry run"),
-    (webhook, dry_runs(denied("policy.example")), UNKNOWN, "came to another end", ""),
-    (webhook, {"pytorchjobs": None}, None, "", ""),
+    (webhook, dry_runs(denied("policy.example")), UNKNOWN, "came to another end"),
+    (webhook, {"pytorchjobs": None}),
     # the dry run
-    (dry_run, {}, OK, "the job is accepted", ""),
+    (dry_run, {}, OK, "the job is accepted"),
     (dry_run, dry_runs(ApiError("exists", code=409)), WARNING, "a job of that name", "attaches"),
     (dry_run, dry_runs(DOWN), PROBLEM, "connection refused", "the check of the webhook"),
     (dry_run, dry_runs(denied("p.example")), PROBLEM, "p.example", "owner of that policy"),
     (dry_run, dry_runs(denied(HOOK)), PROBLEM, "no", "correct the job"),
     (dry_run, dry_runs(ApiError("x cannot create", code=403)), PROBLEM, "create", "permissions"),
-    (
-        dry_run,
-        dry_runs(ApiError("is invalid", code=422, causes=[("spec.nprocPerNode", "text")])),
-        PROBLEM,
-        "spec.nprocPerNode: text",
-        "correct the job",
-    ),
+    (dry_run, dry_runs(INVALID), PROBLEM, "spec.nprocPerNode: text", "correct the job"),
     # the operator
-    (operator, {}, OK, "1 of 1 ready, image registry.example/training-operator:v1.9.4", ""),
-    (
-        operator,
-        {DEPLOYMENTS: items(deployment(ready=0))},
-        PROBLEM,
-        "0 of 1 ready",
-        "kubectl -n kubeflow describe pods",
-    ),
-    (operator, {DEPLOYMENTS: REFUSED, OWN_DEPLOYMENTS: items(deployment())}, OK, "1 of 1", ""),
-    (operator, {DEPLOYMENTS: REFUSED}, OK, "its webhook answers; you may not read", ""),
-    (operator, {DEPLOYMENTS: items()}, OK, "its webhook answers; no Deployment", ""),
+    (operator, {}, OK, "1 of 1 ready, image registry.example/training-operator:v1.9.4"),
+    (operator, deployed(ready=0), PROBLEM, "0 of 1 ready", "kubectl -n kubeflow describe pods"),
+    (operator, {DEPLOYMENTS: REFUSED, OWN_DEPLOYMENTS: items(deployment())}, OK, "1 of 1"),
+    (operator, {DEPLOYMENTS: REFUSED}, OK, "its webhook answers; you may not read"),
+    (operator, {DEPLOYMENTS: items()}, OK, "its webhook answers; no Deployment"),
     (operator, NOT_REFUSED | {DEPLOYMENTS: REFUSED}, UNKNOWN, "you may not read", "capacity.yaml"),
-    (operator, NOT_REFUSED | {DEPLOYMENTS: items()}, UNKNOWN, "no Deployment is labelled", ""),
+    (operator, NOT_REFUSED | {DEPLOYMENTS: items()}, UNKNOWN, "no Deployment is labelled"),
     # its init container
-    (
-        init_image,
-        {},
-        OK,
-        "alpine:3.10 (the operator's default, if it was given no other), which",
-        f"{IMAGE_FLAG}=IMAGE",
-    ),
-    (init_image, {DEPLOYMENTS: items(deployment(f"{IMAGE_FLAG}=a/b:1"))}, OK, "of a/b:1, wh", ""),
-    (init_image, {DEPLOYMENTS: items(deployment(IMAGE_FLAG, "a/b:1"))}, OK, "of a/b:1, which", ""),
-    (
-        init_image,
-        {WORKERS: items(*(worker(node=node, imageID="x") for node in ("n2", "n1")))},
-        OK,
-        "mirror.example/alpine:3.10; pulled on 2 nodes, as n1",
-        None,
-    ),
-    (
-        init_image,
-        {WORKERS: items(worker(imageID=""), worker(state={"waiting": {"reason": "ImagePull"}}))},
-        PROBLEM,
-        "mirror.example/alpine:3.10: ImagePull on node n1",
-        IMAGE_FLAG,
-    ),
-    (init_image, {API: None}, None, "", ""),
-    (init_wait, {}, None, "", ""),
-    (init_wait, {WORKERS: with_command("sh", "-c", OPERATORS_OWN)}, OK, "sleep 2 s", "more often"),
-    (init_wait, {WORKERS: with_command("sh", "-c", "sleep 1.5")}, OK, "workers sleep 1.5 s", ""),
-    (init_wait, {WORKERS: with_command()}, None, "", ""),
-    (init_wait, {WORKERS: with_command(2)}, None, "", ""),
-    (init_wait, {WORKERS: with_command("sh", "-c", "sleep 0.2; sleep $s")}, None, "", ""),
+    (init_image, {}, OK, f"alpine:3.10 ({BY_DEFAULT}), which", f"{IMAGE_FLAG}=IMAGE"),
+    (init_image, deployed(f"{IMAGE_FLAG}=a/b:1"), OK, "of a/b:1, which"),
+    (init_image, deployed(IMAGE_FLAG, "a/b:1"), OK, "of a/b:1, which"),
+    (init_image, PULLED, OK, "mirror.example/alpine:3.10; pulled on 2 nodes, as n1", None),
+    (init_image, NOT_PULLED, PROBLEM, "alpine:3.10: ImagePull on node n1", IMAGE_FLAG),
+    (init_image, {API: None}),
+    (init_wait, {}),
+    (init_wait, with_command("sh", "-c", OPERATORS_OWN), OK, "sleep 2 s", "more often"),
+    (init_wait, with_command("sh", "-c", "sleep 1.5"), OK, "workers sleep 1.5 s"),
+    (init_wait, with_command()),
+    (init_wait, with_command(2)),
+    (init_wait, with_command("sh", "-c", "sleep 0.2; sleep $s")),
     # the namespace
-    (namespace, {}, None, "", ""),
-    (namespace, {TEAM: None}, PROBLEM, "there is no namespace team", ""),
-    (namespace, {TEAM: REFUSED, "pytorchjobs": GONE}, PROBLEM, "there is no namespace team", ""),
-    (pod_security, {}, OK, "team enforces nothing", ""),
-    (pod_security, {TEAM: REFUSED}, UNKNOWN, "may not read the labels", ""),
-    (storage, {}, OK, "claims get the StorageClass fast (there are: fast)", ""),
-    (
-        storage,
-        {CLASSES: items({"metadata": {"name": "slow"}})},
-        WARNING,
-        "no StorageClass is the default (there are: slow)",
-        "",
-    ),
-    (storage, {CLASSES: REFUSED}, UNKNOWN, "", ""),
-    (pull_secrets, {}, OK, "no pull secret", ""),
-    (pull_secrets, {ACCOUNT: {"imagePullSecrets": [{"name": "r"}]}}, OK, "brings r", ""),
-    (pull_secrets, {ACCOUNT: REFUSED}, None, "", ""),
+    (namespace, {}),
+    (namespace, {TEAM: None}, PROBLEM, "there is no namespace team"),
+    (namespace, {TEAM: REFUSED, "pytorchjobs": GONE}, PROBLEM, "there is no namespace team"),
+    (pod_security, {}, OK, "team enforces nothing"),
+    (pod_security, {TEAM: REFUSED}, UNKNOWN, "may not read the labels"),
+    (storage, {}, OK, "claims get the StorageClass fast (there are: fast)"),
+    (storage, SLOW, WARNING, "no StorageClass is the default (there are: slow)"),
+    (storage, {CLASSES: REFUSED}, UNKNOWN),
+    (pull_secrets, {}, OK, "no pull secret"),
+    (pull_secrets, {ACCOUNT: {"imagePullSecrets": [{"name": "r"}]}}, OK, "brings r"),
+    (pull_secrets, {ACCOUNT: REFUSED}),
 ]
+"""A check, what the cluster answers, and what is found: the verdict, and parts of the text."""
 
 
-def the(checks):
-    [check] = checks
-    return check
-
-
-@pytest.mark.parametrize(("look", "answers", "verdict", "seen", "step"), LOOKS)
-def test_a_look(look, answers, facts, make_job, *, verdict, seen, step):
+@pytest.mark.parametrize("row", LOOKS)
+def test_a_look(row, facts, make_job):
+    look, answers, verdict, seen, step = (*row, *(None, "", "")[len(row) - 2 :])
     found = list(look(facts(answers, job=make_job() if look is dry_run else None)))
     assert [check.verdict for check in found] == ([verdict] if verdict else [])
     for check in found:
@@ -196,10 +162,10 @@ def test_a_look(look, answers, facts, make_job, *, verdict, seen, step):
 
 
 def test_a_flag_among_the_words_of_the_command(facts):
-    found = deployment()
-    container = found["spec"]["template"]["spec"]["containers"][0]
-    container["command"] = ["/manager", f"{IMAGE_FLAG}=a/b:1"]
-    assert "of a/b:1, which" in the(init_image(facts({DEPLOYMENTS: items(found)}))).seen
+    found = deployed()
+    (only,) = found[DEPLOYMENTS]["items"][0]["spec"]["template"]["spec"]["containers"]
+    only["command"] = ["/manager", f"{IMAGE_FLAG}=a/b:1"]
+    assert "of a/b:1, which" in the(init_image(facts(found))).seen
 
 
 def test_a_minimal_job_is_sent_where_there_is_none(facts):
@@ -228,11 +194,7 @@ def test_the_controller_of_another_kind(cluster):
     ("answers", "verdict", "text"),
     [
         ({}, WARNING, "--pytorch-init-container-template-file"),
-        (
-            {DEPLOYMENTS: items(deployment("--pytorch-init-container-template-file=/etc/t.yaml"))},
-            OK,
-            "/etc/t.yaml",
-        ),
+        (deployed("--pytorch-init-container-template-file=/etc/t.yaml"), OK, "/etc/t.yaml"),
         ({WORKERS: items(worker())}, WARNING, "gives up its rights"),
         ({WORKERS: items(worker(container=GIVES_UP))}, OK, "complies, as pods here show"),
     ],
@@ -282,11 +244,8 @@ def test_a_quota_with_room(facts):
 
 
 def test_a_quota_that_is_nearly_used_up(facts):
-    check = the(
-        quotas(facts(quota({"requests.nvidia.com/gpu": "8"}, {"requests.nvidia.com/gpu": "8"})))
-    )
-    assert check.verdict is WARNING
-    assert check.seen == "q is nearly used up: requests.nvidia.com/gpu"
+    check = the(quotas(facts(quota({"pods": "8"}, {"pods": "8"}))))
+    assert (check.verdict, check.seen) == (WARNING, "q is nearly used up: pods")
 
 
 @pytest.mark.parametrize(
@@ -295,8 +254,8 @@ def test_a_quota_that_is_nearly_used_up(facts):
         ({"pods": "4"}, {"pods": "0"}, True),
         ({"pods": "4"}, {"pods": "1"}, False),
         ({"services": "4"}, {"services": "1"}, False),
-        ({"requests.nvidia.com/gpu": "8"}, {"requests.nvidia.com/gpu": "0"}, True),
-        ({"requests.nvidia.com/gpu": "7"}, {"requests.nvidia.com/gpu": "0"}, False),
+        ({"requests.nvidia.com/gpu": "8"}, {}, True),
+        ({"requests.nvidia.com/gpu": "7"}, {}, False),
         ({"requests.memory": "15Gi"}, {"requests.memory": "0"}, False),
         ({"memory": "15Gi"}, {}, False),
         ({"limits.memory": "16Gi"}, {}, True),

@@ -2,16 +2,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from healthy import the
 
 from k8sjob.checks.doctor.check import Verdict
 from k8sjob.checks.doctor.machine import CLIENTS, OLDEST_TORCH, Machine, client, here, look
 
 PYPROJECT = Path(__file__).resolve().parents[3] / "pyproject.toml"
-
-
-def the(checks):
-    [check] = checks
-    return check
 
 
 def test_the_ranges_are_those_of_the_package():

@@ -170,6 +170,8 @@ def cluster_queue(gpus=((8, None),), *, inactive="", **spec):
 
 
 ELSEWHERE = {"matchExpressions": [{"key": "team", "operator": "In", "values": ["a"]}]}
+NOT_OURS = "takes no jobs of namespace team"
+STOPPED, INACTIVE = (local_queue(reason=why) for why in ("Stopped", "ClusterQueueIsInactive"))
 OF_GPUS = "asks for 6 of example.com/gpu, and ClusterQueue all has at most"
 
 
@@ -183,31 +185,11 @@ OF_GPUS = "asks for 6 of example.com/gpu, and ClusterQueue all has at most"
         ({"queue": "refused"}, "unknown", "is not known"),
         ({"cluster": "refused"}, "unknown", "you may not read ClusterQueue all"),
         ({"cluster": None}, "problem", "ClusterQueue all, which does not exist"),
-        (
-            {"queue": local_queue(reason="Stopped"), "cluster": "refused"},
-            "problem",
-            "the LocalQueue team-queue is stopped",
-        ),
-        (
-            {"queue": local_queue(reason="ClusterQueueIsInactive"), "cluster": "refused"},
-            "problem",
-            "ClusterQueue all, which is inactive",
-        ),
-        (
-            {"cluster": cluster_queue(inactive="FlavorNotFound")},
-            "problem",
-            "inactive: FlavorNotFound: Can't admit",
-        ),
-        (
-            {"cluster": cluster_queue(namespaceSelector=None)},
-            "problem",
-            "takes no jobs of namespace team",
-        ),
-        (
-            {"cluster": cluster_queue(namespaceSelector=ELSEWHERE)},
-            "problem",
-            "takes no jobs of namespace team",
-        ),
+        ({"queue": STOPPED, "cluster": "refused"}, "problem", "LocalQueue team-queue is stopped"),
+        ({"queue": INACTIVE, "cluster": "refused"}, "problem", "all, which is inactive"),
+        ({"cluster": cluster_queue(inactive="NoFlavor")}, "problem", "inactive: NoFlavor: Can't"),
+        ({"cluster": cluster_queue(namespaceSelector=None)}, "problem", NOT_OURS),
+        ({"cluster": cluster_queue(namespaceSelector=ELSEWHERE)}, "problem", NOT_OURS),
         ({"cluster": cluster_queue([(4, None)])}, "problem", f"{OF_GPUS} 4"),
         ({"cluster": cluster_queue([(4, None), (2, None)])}, "ok", "admits"),
         # The Workers need 4 of one flavor.

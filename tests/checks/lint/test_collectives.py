@@ -244,9 +244,6 @@ def test_the_ways_to_a_collective(body):
 
 IN_ORDER = """\
 if rank == 0:
-    queue.barrier()
----
-if rank == 0:
     dist.broadcast(t, 0)
 elif rank == 1:
     dist.broadcast(t, 0)
@@ -258,12 +255,6 @@ if rank == 0:
     f(a)
 else:
     f(b)
----
-if rank != 0:
-    dist.barrier()
-load()
-if rank == 0:
-    dist.barrier()
 ---
 def enter():
     if rank != 0:

@@ -12,7 +12,7 @@ from k8sjob.checks.lint.manifest_facts import Job
 from k8sjob.rendering import render
 from k8sjob.spec import JobSpec
 from k8sjob.targets.jobs import DEFAULT, TARGETS
-from k8sjob.yamldoc import dump
+from k8sjob.yamldoc import dump, parse
 
 
 def ids(manifest):
@@ -239,43 +239,35 @@ def distorted(draw, value):
     return value
 
 
-FULL = {
-    "apiVersion": "kubeflow.org/v1",
-    "kind": "PyTorchJob",
-    "metadata": {"name": "x", "annotations": {"sidecar.istio.io/inject": "false"}},
-    "spec": {
-        "nprocPerNode": "2",
-        "runPolicy": {"backoffLimit": 1, "cleanPodPolicy": "None", "schedulingPolicy": {}},
-        "elasticPolicy": {"minReplicas": 1, "maxReplicas": 2, "rdzvConf": [{"key": "a"}]},
-        "pytorchReplicaSpecs": {
-            "Worker": {
-                "replicas": 2,
-                "template": {
-                    "metadata": {"annotations": {}},
-                    "spec": {
-                        "volumes": [{"name": "a", "emptyDir": {}}],
-                        "containers": [
-                            {
-                                "name": "pytorch",
-                                "image": "a:latest",
-                                "command": ["torchrun", "--nnodes", "2", "main.py"],
-                                "args": ["$A"],
-                                "env": [{"name": "RANK", "value": "1"}],
-                                "ports": [{"name": "pytorchjob-port", "containerPort": 1}],
-                                "resources": {"limits": {"nvidia.com/gpu": 1}, "requests": {}},
-                                "volumeMounts": [{"name": "a", "mountPath": "/dev/shm"}],
-                                "readinessProbe": {},
-                            }
-                        ],
-                    },
-                },
-            }
-        },
-    },
-}
+FULL = """
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata: {name: x, annotations: {sidecar.istio.io/inject: "false"}}
+spec:
+  nprocPerNode: "2"
+  runPolicy: {backoffLimit: 1, cleanPodPolicy: None, schedulingPolicy: {}}
+  elasticPolicy: {minReplicas: 1, maxReplicas: 2, rdzvConf: [{key: a}]}
+  pytorchReplicaSpecs:
+    Worker:
+      replicas: 2
+      template:
+        metadata: {annotations: {}}
+        spec:
+          volumes: [{name: a, emptyDir: {}}]
+          containers:
+          - name: pytorch
+            image: a:latest
+            command: [torchrun, --nnodes, "2", main.py]
+            args: [$A]
+            env: [{name: RANK, value: "1"}]
+            ports: [{name: pytorchjob-port, containerPort: 1}]
+            resources: {limits: {nvidia.com/gpu: 1}, requests: {}}
+            volumeMounts: [{name: a, mountPath: /dev/shm}]
+            readinessProbe: {}
+"""
 
 
-@given(distorted(FULL))
+@given(distorted(parse(FULL).data))
 def test_no_shape_makes_it_fail(manifest):
     for finding in lint_manifest(dump(manifest)):
         assert finding.message

@@ -10,9 +10,13 @@ from hypothesis import strategies as st
 
 from k8sjob.checks.lint import Setting, lint_script
 
-GOOD = sorted((Path(__file__).parent / "good").glob("*.py"))
-EXAMPLES = sorted((Path(__file__).resolve().parents[3] / "manifests").glob("*/main.py"))
-GROUP = "import torch\nimport torch.distributed as dist\n\ndist.init_process_group('gloo')\n"
+ROOT = Path(__file__).resolve().parents[3]
+OWN = sorted((Path(__file__).parent / "good").glob("*.py"))
+PROVED = sorted((ROOT / "tests/proving").glob("*/good/*.py"))
+EXAMPLES = sorted((ROOT / "manifests").glob("*/main.py"))
+GROUP = (
+    "import os\nimport torch\nimport torch.distributed as dist\n\ndist.init_process_group('gloo')\n"
+)
 END = "\ndist.destroy_process_group()\n"
 
 
@@ -21,14 +25,17 @@ def ids(body, setting=None, *, group=True):
     return [f.id for f in lint_script(GROUP + text + END if group else text, "x.py", setting)]
 
 
-@pytest.mark.parametrize("script", GOOD + EXAMPLES, ids=lambda path: "/".join(path.parts[-2:]))
+def test_there_are_good_scripts():
+    assert len(OWN) >= 10
+    assert len(PROVED) >= 10
+    assert EXAMPLES
+
+
+@pytest.mark.parametrize(
+    "script", OWN + PROVED + EXAMPLES, ids=lambda path: "/".join(path.parts[-2:])
+)
 def test_good_scripts_give_nothing(script):
     assert [str(f) for f in lint_script(script.read_text(), str(script))] == []
-
-
-def test_there_are_good_scripts():
-    assert len(GOOD) >= 10
-    assert EXAMPLES
 
 
 def test_nothing_is_executed(tmp_path):
@@ -37,9 +44,8 @@ def test_nothing_is_executed(tmp_path):
     assert not trap.exists()
 
 
-@pytest.mark.parametrize(
-    ("body", "found"),
-    [
+SPEAKS = {
+    "save-on-every-rank": [
         ("torch.save(m, 'm.pt')", True),
         ("if dist.get_rank() == 0:\n    torch.save(m, 'm.pt')", False),
         ("if step == 0:\n    torch.save(m, 'm.pt')", True),
@@ -58,18 +64,11 @@ def test_nothing_is_executed(tmp_path):
         ("import io\nbuffer = io.BytesIO()\ntorch.save(m, buffer)", False),
         ("from torch import save as write\nwrite(m, 'm.pt')", True),
     ],
-)
-def test_saving_on_every_rank(body, found):
-    assert ids(body) == (["save-on-every-rank"] if found else [])
-
-
-@pytest.mark.parametrize(
-    ("body", "found"),
-    [
+    "device-by-global-rank": [
         ("rank = dist.get_rank()\nx.cuda(rank)", True),
         ("rank = dist.get_rank()\nx.to(f'cuda:{rank}')", True),
         ("torch.cuda.set_device(dist.get_rank())", True),
-        ("import os\nr = int(os.environ['RANK'])\ntorch.device('cuda', r)", True),
+        ("r = int(os.environ['RANK'])\ntorch.device('cuda', r)", True),
         ("rank, n = dist.get_rank(), 2\nx.to(device=rank)", True),
         ("rank = dist.get_rank() % torch.cuda.device_count()\nx.cuda(rank)", False),
         ("rank = dist.get_rank()\nrank %= 2\nx.cuda(rank)", False),
@@ -80,33 +79,20 @@ def test_saving_on_every_rank(body, found):
         ("for rank in range(2):\n    x.cuda(rank)", False),
         ("rank = dist.get_rank()\nprint(rank)\nx.add(rank)", False),
     ],
-)
-def test_a_device_by_the_global_rank(body, found):
-    assert ids(body) == (["device-by-global-rank"] if found else [])
-    assert ids(body, Setting(nodes=1)) == []
-
-
-@pytest.mark.parametrize(
-    ("body", "expected"),
-    [
-        ("import os\nos.environ['MASTER_ADDR'] = '127.0.0.1'", ["hard-coded-address"]),
-        ("import os\nos.environ.update(MASTER_ADDR='localhost')", ["hard-coded-address"]),
-        ("import os\nos.environ.update({'RANK': '0', 'A': 'b'})", ["hard-coded-rank"]),
-        ("import os\nos.environ['MASTER_ADDR'] = 'training.example'", []),
-        ("import os\nos.environ['MASTER_PORT'] = '29500'", []),
-        ("import os\nos.environ['RANK'] = str(rank)", []),
-        ("import os\nif 'RANK' not in os.environ:\n    os.environ['RANK'] = '0'", []),
-        ("def f():\n    import os\n    os.environ['RANK'] = '0'\n\nif alone:\n    f()", []),
-        ("config['MASTER_ADDR'] = 'localhost'", []),
+    "hard-coded-rank": [
+        ("os.environ.update({'RANK': '0', 'A': 'b'})", True),
+        ("os.environ['RANK'] = str(rank)", False),
+        ("if 'RANK' not in os.environ:\n    os.environ['RANK'] = '0'", False),
+        ("def f():\n    os.environ['RANK'] = '0'\n\nif alone:\n    f()", False),
     ],
-)
-def test_what_the_environment_says_is_not_overwritten(body, expected):
-    assert ids(body) == expected
-
-
-@pytest.mark.parametrize(
-    ("body", "found"),
-    [
+    "hard-coded-address": [
+        ("os.environ['MASTER_ADDR'] = '127.0.0.1'", True),
+        ("os.environ.update(MASTER_ADDR='localhost')", True),
+        ("os.environ['MASTER_ADDR'] = 'training.example'", False),
+        ("if alone:\n    os.environ['MASTER_ADDR'] = 'localhost'", False),
+        ("os.environ['MASTER_PORT'] = '29500'", False),
+        ("config['MASTER_ADDR'] = 'localhost'", False),
+        # RPC and stores
         ("o = dist.rpc.TensorPipeRpcBackendOptions(init_method='tcp://localhost:29501')", True),
         ("o = dist.rpc.TensorPipeRpcBackendOptions()\no.init_method = 'tcp://127.0.0.1:1'", True),
         ("s = dist.TCPStore('localhost', 29500, 2, False)", True),
@@ -114,16 +100,7 @@ def test_what_the_environment_says_is_not_overwritten(body, expected):
         ("o = dist.rpc.TensorPipeRpcBackendOptions(init_method='tcp://master:29501')", False),
         ("s = dist.TCPStore(os.environ['MASTER_ADDR'], 29500, 2, False)", False),
         ("o = client.Options(init_method='tcp://localhost:1')", False),
-    ],
-)
-def test_an_address_of_rpc_or_of_a_store(body, found):
-    assert ids(body) == (["hard-coded-address"] if found else [])
-    assert ids(body, Setting(nodes=1)) == []
-
-
-@pytest.mark.parametrize(
-    ("body", "found"),
-    [
+        # followed to its constant
         ("a = 'localhost'\nos.environ['MASTER_ADDR'] = a", True),
         ("a = 'local'\nos.environ['MASTER_ADDR'] = f'{a}host'", True),
         ("def f(a='localhost'):\n    os.environ['MASTER_ADDR'] = a\n\nf()", True),
@@ -147,9 +124,17 @@ def test_an_address_of_rpc_or_of_a_store(body, found):
         ("if d:\n    dist.init_process_group('gloo', 'tcp://localhost:1')", False),
         ("from b import a\na = '::1'\nos.environ['MASTER_ADDR'] = a", False),
     ],
+}
+"""Bodies after GROUP, and whether the check finds them."""
+
+
+@pytest.mark.parametrize(
+    ("check", "body", "found"), [(check, *one) for check, all_ in SPEAKS.items() for one in all_]
 )
-def test_an_address_is_followed_to_its_constant(body, found):
-    assert ids(f"import os\n{body}") == (["hard-coded-address"] if found else [])
+def test_where_a_check_speaks(check, body, found):
+    assert ids(body) == [check] * found
+    if check in {"device-by-global-rank", "hard-coded-address"}:
+        assert ids(body, Setting(nodes=1)) == []
 
 
 SPAWN = """\
@@ -439,8 +424,8 @@ def test_comments_that_are_never_closed_are_read_in_linear_time():
 
 def test_a_finding_says_where():
     (finding,) = lint_script(GROUP + "\nif x:\n    torch.save(m, 'm.pt')\n" + END, "train.py")
-    assert (finding.source, finding.line, finding.column) == ("train.py", 7, 5)
-    assert str(finding).startswith("train.py:7:5: warning[save-on-every-rank]: ")
+    assert (finding.source, finding.line, finding.column) == ("train.py", 8, 5)
+    assert str(finding).startswith("train.py:8:5: warning[save-on-every-rank]: ")
 
 
 NO_PYTHON = ["def f(:\n", "\0", "(" * 5000, "a" + ".b" * 50_000, "x\n  y\n", "x = '\ud800'\n"]

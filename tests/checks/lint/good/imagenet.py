@@ -67,36 +67,19 @@ def worker(gpu, gpus, args):
 
 
 def validate(data, model, args):
-    meter = Meter()
-    part = data
+    part, total = data, torch.zeros(2, dtype=torch.float64)
     if args.distributed:
         part = Subset(data, range(args.rank, len(data), args.world_size))
     model.eval()
     with torch.no_grad():
         for x, y in DataLoader(part, batch_size=8):
-            meter.update((model(x).argmax(-1) == y).sum().item(), len(y))
+            total += torch.tensor([(model(x).argmax(-1) == y).sum().item(), len(y)])
     if args.distributed:
-        meter.all_reduce()
-    if args.rank in (-1, 0):
-        print(meter.mean())
-    return meter.mean()
-
-
-class Meter:
-    def __init__(self):
-        self.sum = self.count = 0
-
-    def update(self, value, count):
-        self.sum += value
-        self.count += count
-
-    def all_reduce(self):
-        total = torch.tensor([self.sum, self.count], dtype=torch.float64)
         dist.all_reduce(total, dist.ReduceOp.SUM, async_op=False)
-        self.sum, self.count = total.tolist()
-
-    def mean(self):
-        return self.sum / max(self.count, 1)
+    score = (total[0] / total[1]).item()
+    if args.rank in (-1, 0):
+        print(score)
+    return score
 
 
 if __name__ == "__main__":

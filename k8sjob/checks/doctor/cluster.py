@@ -1,4 +1,4 @@
-"""Checks of the namespace: pod security, storage, pull secrets, quotas and limits."""
+"""Checks of what is there for jobs: the namespace with its limits, storage, nodes, free GPUs."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.doctor.check import fine, problem, unknown, warning
-from k8sjob.checks.doctor.needs import quota_need, unsaid
 from k8sjob.checks.doctor.operator import flag
-from k8sjob.kube.capacity import add, amounts, as_text
+from k8sjob.kube.capacity import add, amounts, as_text, devices, nodes_of, pod_requests
 from k8sjob.kube.objects import Object, at_path, containers
-from k8sjob.targets.jobs import pod_specs
+from k8sjob.targets.jobs import pod_specs, target_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from k8sjob.checks.doctor.check import Check, Facts
-    from k8sjob.kube.capacity import Amounts
+    from k8sjob.kube.capacity import Amounts, Node
     from k8sjob.kube.objects import Json
 
 _ENFORCE: Final = "pod-security.kubernetes.io/enforce"
@@ -123,6 +122,10 @@ def pull_secrets(facts: Facts) -> Iterator[Check]:
 
 
 _NEARLY: Final = Decimal("0.9")
+_COUNTED: Final = ("cpu", "memory")
+"""What a quota wants every container to state."""
+_PODS: Final = ("pods", "count/pods")
+_SERVICES: Final = ("services", "count/services")
 
 
 def quotas(facts: Facts) -> Iterator[Check]:
@@ -139,12 +142,52 @@ def quotas(facts: Facts) -> Iterator[Check]:
         scoped = bool(quota["spec"].get("scopes") or quota["spec"].get("scopeSelector"))
         yield _one(name, status, {} if scoped else need)
         hard = status.get("hard") or ()
-        if facts.job and not scoped and (lacking := unsaid(facts.job, hard, _filled(facts))):
+        if facts.job and not scoped and (lacking := _unsaid(facts.job, hard, _filled(facts))):
             yield problem(
                 "quota",
                 f"{name} wants every container to say {', '.join(lacking)}; the job's do not",
                 "set resources.cpu and resources.memory in the job.yaml",
             )
+
+
+def quota_need(job: Json) -> Amounts:
+    """What a job adds to a ResourceQuota, under the names that quotas use."""
+    target, one = target_of(job), Decimal(1)
+    made = [(target.resource, target.api_version)]
+    made += [(below.resource, below.api_version) for below in target.made]
+    need: Amounts = {f"count/{what}.{version.partition('/')[0]}": one for what, version in made}
+    replicas = Decimal(sum(count for _, count, _ in pod_specs(job)))
+    need |= dict.fromkeys(_PODS, replicas)
+    need |= dict.fromkeys(_SERVICES, replicas if target.service_each else one)
+    for _, count, pod in pod_specs(job):
+        for group in ("requests", "limits"):
+            for what, amount in pod_requests(pod, group).items():
+                if what != "pods":
+                    add(need, {f"{group}.{what}": amount * count})
+    aliases = {what: need[f"requests.{what}"] for what in _COUNTED if f"requests.{what}" in need}
+    return need | aliases
+
+
+def _unsaid(job: Json, counted: Iterable[str], filled: Iterable[str]) -> list[str]:
+    """What a quota counts, some container does not state, and LimitRanges do not fill in."""
+    lacking = []
+    for what in counted:
+        group, _, resource = what.rpartition(".")
+        group = group or "requests"
+        if group not in {"requests", "limits"} or resource not in _COUNTED:
+            continue
+        if f"{group}.{resource}" not in filled and not _all_state(job, group, resource):
+            lacking.append(f"{group}.{resource}")
+    return lacking
+
+
+def _all_state(job: Json, group: str, resource: str) -> bool:
+    groups = {group, "limits"}  # a limit is taken for a request that is not there
+    return all(
+        any(resource in Object(container).part("resources", one) for one in groups)
+        for _, _, pod in pod_specs(job)
+        for container in containers(pod)
+    )
 
 
 def _one(name: str, status: Json, need: Amounts) -> Check:
@@ -210,3 +253,85 @@ def _limits_of(pod: Json, kind: str) -> list[Amounts]:
     for one in each:
         add(whole, one)
     return [whole]
+
+
+# --- nodes ----------------------------------------------------------------------------------------
+
+_SHOWN: Final = 8
+"""Nodes that are named one by one."""
+
+
+def nodes(facts: Facts) -> Iterator[Check]:
+    """How many nodes there are, and how many take Pods."""
+    found = facts.items("nodes")
+    if found is None:
+        yield unknown(
+            "nodes",
+            "you may not read the nodes, so what is free is not known",
+            "ask for manifests/rbac/cluster-viewer.yaml, or the cluster's administrator",
+        )
+        return
+    all_nodes = nodes_of(found, {})
+    trouble = tuple(f"{node.name}: {node.trouble}" for node in all_nodes if node.trouble)
+    seen = f"{len(all_nodes) - len(trouble)} of {len(all_nodes)} nodes take pods"
+    if len(trouble) == len(all_nodes):
+        step = "no pod can be scheduled; ask the cluster's administrator"
+        yield problem("nodes", seen, step, details=_some(trouble))
+    else:
+        yield fine("nodes", seen, details=_some(trouble))
+
+
+def free_devices(facts: Facts) -> Iterator[Check]:
+    """What is free of each kind of GPU or other device, in all and on each node."""
+    found = facts.items("nodes")
+    if found is None:
+        return
+    all_nodes = nodes_of(found, facts.usage or {})
+    kinds = devices(all_nodes)
+    for (resource, model), those in kinds.items():
+        yield _kind(facts, resource, model, those)
+    bare = [node.name for node in all_nodes if node.lacks_plugin]
+    if bare:
+        yield warning(
+            "devices",
+            f"{len(bare)} nodes have an NVIDIA card and offer no nvidia.com/gpu, as {bare[0]}",
+            "have NVIDIA's device plugin (or its GPU operator) installed, and look at its pods",
+        )
+    elif not kinds:
+        yield fine("devices", "no node offers GPUs or other devices: jobs on CPUs alone")
+
+
+def _kind(facts: Facts, resource: str, model: str, those: Sequence[Node]) -> Check:
+    name = f"{resource} ({model})" if model else resource
+    whole = sum((node.offers[resource] for node in those), Decimal())
+    if facts.usage is None:
+        return unknown(
+            "devices",
+            f"{name}: {whole} on {len(those)} nodes; how many are free is not known, since"
+            " you may not read the pods of all namespaces",
+            "ask for manifests/rbac/capacity.yaml",
+        )
+    free = sum((node.free(resource) for node in those), Decimal())
+    order = sorted(those, key=lambda node: (-node.free(resource), node.name))
+    details = _some(tuple(_line(node, resource) for node in order))
+    seen = f"{name}: {free} of {whole} free"
+    if free:
+        return fine("devices", seen, details=details)
+    return warning("devices", seen, "a job that asks for them waits its turn", details=details)
+
+
+def _line(node: Node, resource: str) -> str:
+    taints = ", ".join(
+        f"{taint.get('key')}={taint.get('value', '')}:{taint.get('effect')}"
+        for taint in node.taints
+        if taint.get("effect") in {"NoSchedule", "NoExecute"}
+    )
+    line = f"{node.name}: {node.free(resource)} of {node.offers[resource]} free"
+    line += f", {node.trouble}" if node.trouble else ""
+    return line + (f"; only for jobs that tolerate {taints}" if taints else "")
+
+
+def _some(lines: tuple[str, ...]) -> tuple[str, ...]:
+    if len(lines) <= _SHOWN + 1:
+        return lines
+    return (*lines[:_SHOWN], f"... and {len(lines) - _SHOWN} more nodes")
