@@ -226,6 +226,12 @@ def rank_or_none() -> DistEnv | None:
         return None
 
 
+def world_size_or(default: int) -> int:
+    """WORLD_SIZE, which the script may have set; the default where it is no number."""
+    size = os.environ.get("WORLD_SIZE", "")
+    return int(size) if size.isdecimal() else default
+
+
 def is_elastic(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether the number of nodes may change."""
     return ":" in environ.get("PET_NNODES", "")

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from k8sjob.contract import ExitCode, Reason
 from k8sjob.runtime.base.config import TIMEOUTS
+from k8sjob.runtime.base.env import world_size_or
 from k8sjob.runtime.base.frames import caller, place_of
 
 if TYPE_CHECKING:
@@ -157,8 +158,7 @@ class Observer:
                 return int(c10d.get_world_size())
         if getattr(c10d, "_default_pg_init_method", None) is None:
             return 0
-        size = os.environ.get("WORLD_SIZE", "")
-        return self._largest or (int(size) if size.isdecimal() else self._world_size)
+        return self._largest or world_size_or(self._world_size)
 
     def _count_steps(self) -> None:
         optimizer = sys.modules.get("torch.optim.optimizer")
