@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from k8sjob.contract import DEFAULT_PORT, ExitCode, Role
+from k8sjob.contract import CONTAINER_NAME, DEFAULT_PORT, ExitCode, Role
 from k8sjob.errors import Problem, field_path
 from k8sjob.kube.objects import Object, at_path, true_conditions
 from k8sjob.kube.resources import Controller
@@ -80,6 +80,8 @@ class Indexed(Target):
     """Where the number of Pods is; empty: the completions of the Job."""
     complete: ClassVar[str] = "Complete"
     """The condition of a job that has succeeded."""
+    container_name: ClassVar[str] = CONTAINER_NAME
+    """Of the container that trains, as k8sjob renders it."""
     no_gang: ClassVar[str] = "no operator makes a PodGroup for it"
     """Why it has no gang scheduler."""
     limits: ClassVar[tuple[str, ...]] = ("suspend", "ttlSecondsAfterFinished")

@@ -54,11 +54,7 @@ JOB: Final[dict[str, Any]] = {
         },
         "nprocPerNode": None,  # text, and a common mistake: lint has a check of its own for it
         "pytorchReplicaSpecs": {
-            ANY: {
-                "replicas": int,
-                "restartPolicy": str,
-                "template": POD_TEMPLATE,
-            }
+            ANY: {"replicas": int, "restartPolicy": str, "template": POD_TEMPLATE}
         },
         "runPolicy": {
             "activeDeadlineSeconds": int,
