@@ -332,9 +332,8 @@ class TrainJobReader(IndexedReader):
             given, (nproc, each) = nproc, _processes(Object(container).part("resources"))
             yield f"numProcPerNode is {given}; in what k8sjob renders, {nproc}: one for each {each}"
         if deadline := job["spec"].pop("activeDeadlineSeconds", None):
-            of_job["activeDeadlineSeconds"] = min(
-                deadline, of_job.get("activeDeadlineSeconds") or deadline
-            )
+            other = of_job.get("activeDeadlineSeconds") or deadline
+            of_job["activeDeadlineSeconds"] = min(deadline, other)
             yield "activeDeadlineSeconds is that of the Job below in what k8sjob renders"
         job["spec"]["trainer"] = {"numNodes": nodes, "numProcPerNode": int(nproc)}
 

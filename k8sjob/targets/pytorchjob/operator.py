@@ -36,6 +36,9 @@ REPLICA_TYPE: Final = "training.kubeflow.org/replica-type"
 REPLICA_INDEX: Final = "training.kubeflow.org/replica-index"
 """The number within the role, from 0."""
 
+COUNTED: Final = {"Running": "active", "Succeeded": "succeeded", "Failed": "failed"}
+"""Phases of Pods, and what status.replicaStatuses calls their number."""
+
 JOB: Final[dict[str, Any]] = {
     **ABOUT,
     "spec": {
