@@ -120,8 +120,7 @@ class _Watcher:
 
     def __init__(self, stalled: Stalled) -> None:
         self._stalled = stalled
-        self._snapshot: Snapshot | None = None
-        self._status: JobStatus | None = None
+        self._seen: tuple[Snapshot, JobStatus] | None = None
         self._reported_job: object = None
         self._reported_replicas: dict[str, object] = {}
         self._reported_warnings: set[object] = set()
@@ -161,18 +160,23 @@ class _Watcher:
             one.name in open_ones
             and one.phase in behind
             and (one.phase in _ENDED or one.name not in self._tails)
-            for one in (self._status.replicas if self._status else ())
+            for one in self._replicas_seen
         )
+
+    @property
+    def _replicas_seen(self) -> Sequence[ReplicaStatus]:
+        return self._seen[1].replicas if self._seen else ()
 
     def changed(self, snapshot: Snapshot, readers: _Readers | None) -> Iterator[Event]:
         """What is new in a snapshot; the terminal JOB event is kept for the end."""
-        self._snapshot, self._status = snapshot, job_status(snapshot)
+        status = job_status(snapshot)
+        self._seen = snapshot, status
         if readers:
-            yield from readers.look(snapshot.job, self._status)
-        yield from self._replicas(self._status)
+            yield from readers.look(snapshot.job, status)
+        yield from self._replicas(status)
         yield from self._warnings(snapshot)
-        if not self._status.state.finished:
-            yield from self._job(self._status)
+        if not status.state.finished:
+            yield from self._job(status)
         elif self._ended_at is None:
             self._ended_at = time.monotonic()
             self._end_stamp = datetime.now(UTC).isoformat()
@@ -181,7 +185,7 @@ class _Watcher:
         """A source of lines that fails is reported and left; a job that is gone has ended."""
         failed = ended.error and not isinstance(ended.error, JobNotFound)
         if not ended.source:
-            if self._snapshot is None:
+            if self._seen is None:
                 raise ended.error or JobNotFound(f"{ref} is gone; `k8sjob list` names those there")
             if ended.error and failed:
                 raise ended.error
@@ -196,9 +200,8 @@ class _Watcher:
 
     def stalled(self) -> Iterator[Event]:
         """What has held the job up for some time; nothing may have changed since."""
-        if self._snapshot and self._status and self._ended_at is None:
-            now = time.monotonic()
-            yield from self._stalled.look(self._snapshot, self._status, self._tails, now)
+        if self._seen and self._ended_at is None:
+            yield from self._stalled.look(*self._seen, self._tails, time.monotonic())
 
     def line(self, line: LogLine) -> Event:
         """A runtime event where the line carries one, else the line."""
@@ -213,13 +216,13 @@ class _Watcher:
 
     def end(self) -> Iterator[Event]:
         """The job's last state, and why it failed."""
-        if self._deleted and self._status:
-            yield from self._job(replace(_gone(self._status), finished=None))
-        elif self._status and self._snapshot:
-            yield from self._job(self._status)
-            if self._status.state in (JobState.FAILED, JobState.SUCCEEDED):
-                for one in diagnose(self._snapshot, self._tails):
-                    yield Event(EventKind.FINDING, one.as_dict(), time.time(), one.replica)
+        if self._seen is None:
+            return
+        snapshot, status = self._seen
+        yield from self._job(replace(_gone(status), finished=None) if self._deleted else status)
+        if not self._deleted and status.state in (JobState.FAILED, JobState.SUCCEEDED):
+            for one in diagnose(snapshot, self._tails):
+                yield Event(EventKind.FINDING, one.as_dict(), time.time(), one.replica)
 
     def _job(self, status: JobStatus) -> Iterator[Event]:
         news = (status.state, status.reason, status.message)
@@ -255,9 +258,8 @@ class _Watcher:
     def _is_in_state(self, replica: str, message: str) -> bool:
         """Whether the replica's own state says so already, or the message says nothing."""
         *_, last = _LEAD.sub("", message, count=1).strip().split("\n")  # as a state has it
-        replicas = self._status.replicas if self._status else ()
         return last in _REASONS_IN_STATE or any(
-            one.name == replica and last and last in one.message for one in replicas
+            one.name == replica and last and last in one.message for one in self._replicas_seen
         )
 
 

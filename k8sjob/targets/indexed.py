@@ -12,12 +12,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from k8sjob.contract import DEFAULT_PORT, ExitCode, Role
+from k8sjob.contract import CONTAINER_NAME, DEFAULT_PORT, ExitCode, Role
 from k8sjob.errors import Problem, field_path
 from k8sjob.kube.objects import Object, at_path, true_conditions
 from k8sjob.kube.resources import Controller
 from k8sjob.targets.api import Companion, JobState, Replicas, Target, created_pods
-from k8sjob.targets.schema import METADATA, POD_TEMPLATE, fit, type_problems
+from k8sjob.targets.schema import ABOUT, POD_TEMPLATE, fit, type_problems
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -40,11 +40,6 @@ has at most 255 of them, and these are what the runtime and the kernel end a con
 _RANKS: Final = ("RANK", "PET_NODE_RANK")
 _ENDING: Final = ("SuccessCriteriaMet", "FailureTarget")
 """Conditions of a Job that has come to its end, and whose Pods are still being counted."""
-_ABOUT: Final = {
-    "apiVersion": str,
-    "kind": str,
-    "metadata": {"name": str, "namespace": str, **METADATA},
-}
 JOB_SHAPE: Final = {
     "activeDeadlineSeconds": int,
     "backoffLimit": int,
@@ -59,12 +54,8 @@ JOB_SHAPE: Final = {
     "ttlSecondsAfterFinished": int,
 }
 """Of a Job's spec, see k8sjob.targets.schema."""
-
-
 _GENERATED: Final = ("controller-uid", "job-name")
 """How labels of the Pod template are called that the apiserver fills in, perhaps with a prefix."""
-
-
 _SPEC_FIELDS: Final = (
     "activeDeadlineSeconds backoffLimit backoffLimitPerIndex completionMode completions managedBy"
     " manualSelector maxFailedIndexes parallelism podFailurePolicy podReplacementPolicy selector"
@@ -90,6 +81,8 @@ class Indexed(Target):
     """Where the number of Pods is; empty: the completions of the Job."""
     complete: ClassVar[str] = "Complete"
     """The condition of a job that has succeeded."""
+    container_name: ClassVar[str] = CONTAINER_NAME
+    """Of the container that trains, as k8sjob renders it."""
     no_gang: ClassVar[str] = "no operator makes a PodGroup for it"
     """Why it has no gang scheduler."""
     limits: ClassVar[tuple[str, ...]] = ("suspend", "ttlSecondsAfterFinished")
@@ -165,10 +158,8 @@ class Indexed(Target):
             }
         return {
             "PYTHONUNBUFFERED": "1",
-            "MASTER_PORT": port,
-            "PET_MASTER_PORT": port,
-            "MASTER_ADDR": address,
-            "PET_MASTER_ADDR": address,
+            **dict.fromkeys(("MASTER_PORT", "PET_MASTER_PORT"), port),
+            **dict.fromkeys(("MASTER_ADDR", "PET_MASTER_ADDR"), address),
             "WORLD_SIZE": str(nodes * nproc),
             "PET_NPROC_PER_NODE": str(nproc),
             "PET_NNODES": str(nodes),
@@ -176,7 +167,7 @@ class Indexed(Target):
 
     def typed(self, manifest: Json) -> tuple[Json, list[WrongType]]:
         """As far as k8sjob reads the fields."""
-        return fit(manifest, {**_ABOUT, **self.shapes})
+        return fit(manifest, {**ABOUT, **self.shapes})
 
     def misfits(self, job: Json) -> Iterator[Problem]:
         """Fields of another type, and no name."""

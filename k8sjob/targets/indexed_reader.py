@@ -27,12 +27,12 @@ _NPROC: Final = re.compile(r"--nproc[-_]per[-_]node[=\s]+(\d{1,4})\b")
 
 
 class IndexedReader:
-    """Of a plain Job; see k8sjob.targets.api.Reader. k8sjob renders `container` as its trainer."""
+    """Of an Indexed Job; see k8sjob.targets.api.Reader."""
 
     quantities: tuple[tuple[str, ...], ...] = ()
 
-    def __init__(self, target: Indexed, container: str = CONTAINER_NAME) -> None:
-        self.target, self._container = target, container
+    def __init__(self, target: Indexed) -> None:
+        self.target = target
 
     def problems(self, job: Json) -> Iterator[Problem]:
         """Fields of another type, and no name."""
@@ -81,15 +81,16 @@ class IndexedReader:
             names = [one.get("name") for one in found]
             message = f"{names!r}: none with an image is called {CONTAINER_NAME!r}; call the one so"
             raise SpecError([Problem(at, f"{message} that trains")])
-        old, trains["name"] = trains.get("name"), self._container
+        called = self.target.container_name
+        old, trains["name"] = trains.get("name"), called
         rules = Object(spec).part("podFailurePolicy").get("rules") or ()
         for codes in (rule["onExitCodes"] for rule in rules if rule.get("onExitCodes")):
             if codes.get("containerName") == old:
-                codes["containerName"] = self._container
+                codes["containerName"] = called
         if _replace_in_commands(pod, _COMPLETION_INDEX, lambda _: "PET_NODE_RANK"):
             yield "in the command JOB_COMPLETION_INDEX became PET_NODE_RANK, which every kind has"
-        if old not in {CONTAINER_NAME, self._container}:
-            yield f"the container {old} is called {self._container} in what k8sjob renders"
+        if old not in {CONTAINER_NAME, called}:
+            yield f"the container {old} is called {called} in what k8sjob renders"
 
     def settle(self, job: Json) -> None:
         """The apiserver's defaults; without what k8sjob adds for suspensions and for twins."""

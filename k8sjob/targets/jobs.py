@@ -29,9 +29,9 @@ CONTROLLERS: Final = {target.resource: target.controller for target in TARGETS}
 """Of each kind of job, by its resource."""
 READERS: Final[tuple[Reader, ...]] = (
     PyTorchJobReader(),
-    TrainJobReader(),
-    JobSetReader(),
-    IndexedReader(IndexedJob()),
+    TrainJobReader(_TRAINJOB),
+    JobSetReader(_JOBSET),
+    IndexedReader(_JOB),
 )
 """How each kind of job is read that others wrote, for `adopt`."""
 _GRACE_SECONDS: Final = 30

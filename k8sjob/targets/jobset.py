@@ -94,9 +94,6 @@ _RANKS: Final = {"RANK", "NODE_RANK", "PET_NODE_RANK", "MASTER_ADDR", "PET_MASTE
 class JobSetReader(IndexedReader):
     """Of a JobSet."""
 
-    def __init__(self) -> None:
-        super().__init__(JobSet())
-
     def authored(self, job: Json, others: Sequence[Json]) -> Authored:  # noqa: ARG002 - it has none
         """With one replicated Job, `node`."""
         notes = list(join(Object(job).spec, Object(job).name, ("spec",)))

@@ -36,6 +36,11 @@ class Time:
 
 
 METADATA: Final = {"labels": {ANY: str}, "annotations": {ANY: str}}
+ABOUT: Final = {
+    "apiVersion": str,
+    "kind": str,
+    "metadata": {"name": str, "namespace": str, **METADATA},
+}
 _CONTAINER: Final = {
     "name": str,
     "image": str,

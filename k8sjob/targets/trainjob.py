@@ -119,6 +119,7 @@ class TrainJob(Indexed):
     shapes: ClassVar[Json] = {"spec": _SHAPE, "runtime": _RUNTIME_SHAPE}
     job_at = ("runtime", "spec", "template", "spec", "replicatedJobs", 0, "template", "spec")
     nodes_at = ("spec", "trainer", "numNodes")
+    container_name = NODE
     manager = f"{_GROUP}/trainjob-controller"
     limits = ("suspend",)
     no_gang = "its PodGroup is that of spec.podGroupPolicy, which overlay.runtime can have"
@@ -149,7 +150,7 @@ class TrainJob(Indexed):
         return {
             **values,
             "nproc_per_node": spec.nproc_per_node,
-            "container_name": NODE,
+            "container_name": self.container_name,
             "process_apart": True,
             "port": _PORT,
             "fields": _without_pet(values["fields"]),
@@ -276,9 +277,6 @@ _KIND: Final = "ClusterTrainingRuntime"
 class TrainJobReader(IndexedReader):
     """Of a TrainJob."""
 
-    def __init__(self) -> None:
-        super().__init__(TrainJob(), NODE)
-
     def authored(self, job: Json, others: Sequence[Json]) -> Authored:
         """With its runtime as `runtime`, and the whole of its process there."""
         spec = job["spec"] = self.target.written(job)
@@ -334,9 +332,8 @@ class TrainJobReader(IndexedReader):
             given, (nproc, each) = nproc, _processes(Object(container).part("resources"))
             yield f"numProcPerNode is {given}; in what k8sjob renders, {nproc}: one for each {each}"
         if deadline := job["spec"].pop("activeDeadlineSeconds", None):
-            of_job["activeDeadlineSeconds"] = min(
-                deadline, of_job.get("activeDeadlineSeconds") or deadline
-            )
+            other = of_job.get("activeDeadlineSeconds") or deadline
+            of_job["activeDeadlineSeconds"] = min(deadline, other)
             yield "activeDeadlineSeconds is that of the Job below in what k8sjob renders"
         job["spec"]["trainer"] = {"numNodes": nodes, "numProcPerNode": int(nproc)}
 

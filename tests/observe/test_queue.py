@@ -241,10 +241,7 @@ def test_where_nothing_of_it_may_be_read(job):
             False,
         ),
         (
-            mine(
-                pending(SHORT),
-                evicted("QuotaReserved", f"Previously: {PREEMPTED}", "False"),
-            ),
+            mine(pending(SHORT), evicted("QuotaReserved", f"Previously: {PREEMPTED}", "False")),
             SHORT,
             True,
         ),

@@ -132,9 +132,8 @@ def test_warnings_are_reported_once_with_their_replica():
     another = {**warning("job", "TooFewGPUs"), "metadata": {"uid": "another"}}
     again = [{**scheduling, "count": 2}, *first[1:], another]
     before = snapshot("Created", pods=pods, events=first)
-    warnings = of_kind(
-        watched(before, before, snapshot("Succeeded", pods=pods, events=again)), "warning"
-    )
+    after = snapshot("Succeeded", pods=pods, events=again)
+    warnings = of_kind(watched(before, before, after), "warning")
     assert [(w.replica, w.data["message"]) for w in warnings] == [
         ("worker-1", "FailedScheduling!"),
         ("", "TooFewGPUs!"),

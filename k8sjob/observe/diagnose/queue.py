@@ -128,10 +128,8 @@ def _closed(facts: Facts, queue: str) -> tuple[str, str] | None:
         found = [one for one in facts.of_kind("ClusterQueue") if Object(one).name == name]
         gone = ("clusterqueues", name) in missing
         if reason := closed(local, {} if gone else next(iter(found), None)):
-            return (
-                reason,
-                f"ask Kueue's administrator to correct it (kubectl get clusterqueue {name})",
-            )
+            look = f"(kubectl get clusterqueue {name})"
+            return reason, f"ask Kueue's administrator to correct it {look}"
     return None
 
 

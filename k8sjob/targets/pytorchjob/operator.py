@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import CONTAINER_NAME, DEFAULT_PORT, PORT_NAME, Role
 from k8sjob.errors import Problem
-from k8sjob.targets.schema import ANY, METADATA, POD_TEMPLATE, Quantity
+from k8sjob.kube.objects import Object, at_path
+from k8sjob.targets.schema import ABOUT, ANY, POD_TEMPLATE, Quantity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,10 +36,11 @@ REPLICA_TYPE: Final = "training.kubeflow.org/replica-type"
 REPLICA_INDEX: Final = "training.kubeflow.org/replica-index"
 """The number within the role, from 0."""
 
+COUNTED: Final = {"Running": "active", "Succeeded": "succeeded", "Failed": "failed"}
+"""Phases of Pods, and what status.replicaStatuses calls their number."""
+
 JOB: Final[dict[str, Any]] = {
-    "apiVersion": str,
-    "kind": str,
-    "metadata": {"name": str, "namespace": str, **METADATA},
+    **ABOUT,
     "spec": {
         "elasticPolicy": {
             "maxReplicas": int,
@@ -55,11 +57,7 @@ JOB: Final[dict[str, Any]] = {
         },
         "nprocPerNode": None,  # text, and a common mistake: lint has a check of its own for it
         "pytorchReplicaSpecs": {
-            ANY: {
-                "replicas": int,
-                "restartPolicy": str,
-                "template": POD_TEMPLATE,
-            }
+            ANY: {"replicas": int, "restartPolicy": str, "template": POD_TEMPLATE}
         },
         "runPolicy": {
             "activeDeadlineSeconds": int,
@@ -187,10 +185,10 @@ def webhook_problems(manifest: _Json) -> list[Problem]:
 
     The kind is checked too, since the webhook is not even asked about another one.
     """
-    spec = _mapping(manifest.get("spec"))
+    spec = Object(manifest).spec
     return [
         *_identity(manifest),
-        *_run_policy(_mapping(spec.get("runPolicy"))),
+        *_run_policy(Object(manifest).part("spec", "runPolicy")),
         *_elastic(spec),
         *_replicas(spec.get("pytorchReplicaSpecs")),
     ]
@@ -200,7 +198,7 @@ def _identity(manifest: _Json) -> Iterator[Problem]:
     for key, expected in (("apiVersion", API_VERSION), ("kind", KIND)):
         if (seen := manifest.get(key)) != expected:
             yield Problem(key, f"{seen!r} is not what the training operator watches: {expected!r}")
-    name = _mapping(manifest.get("metadata")).get("name")
+    name = at_path(manifest, "metadata", "name")
     if not isinstance(name, str) or len(name) > 63 or not _DNS_1035.fullmatch(name):
         yield Problem(
             "metadata.name",
@@ -222,7 +220,7 @@ def _elastic(spec: _Json) -> Iterator[Problem]:
     policy = spec.get("elasticPolicy")
     if not isinstance(policy, dict):
         return
-    if Role.WORKER not in _mapping(spec.get("pytorchReplicaSpecs")):
+    if Role.WORKER not in Object(spec).part("pytorchReplicaSpecs"):
         yield Problem(
             f"{_REPLICAS}[Worker]",
             "absent, but there is an elasticPolicy, which is about Workers; add Worker",
@@ -243,20 +241,19 @@ def _replicas(replicas: Any) -> Iterator[Problem]:
         at = f"{_REPLICAS}[{role}]"
         if role not in list(Role):
             yield Problem(at, f"{role!r} is not a replica type; use exactly 'Master' or 'Worker'")
-        yield from _containers(at, _mapping(replica))
-        yield from _count(at, role, _mapping(replica).get("replicas"))
+        yield from _containers(
+            f"{at}.template.spec.containers", at_path(replica, "template", "spec", "containers")
+        )
+        yield from _count(at, role, at_path(replica, "replicas"))
 
 
-def _containers(at: str, replica: _Json) -> Iterator[Problem]:
-    at = f"{at}.template.spec.containers"
-    pod = _mapping(_mapping(replica.get("template")).get("spec"))
-    containers = pod.get("containers")
+def _containers(at: str, containers: Any) -> Iterator[Problem]:
     if not isinstance(containers, list) or not containers:
         yield Problem(at, f"no containers; add one that is named {CONTAINER_NAME!r}")
         return
-    names = [_mapping(container).get("name") for container in containers]
+    names = [at_path(container, "name") for container in containers]
     for index, container in enumerate(containers):
-        if not _mapping(container).get("image"):
+        if not at_path(container, "image"):
             yield Problem(
                 f"{at}[{index}].image", f"container {names[index]!r} has no image; add it"
             )
@@ -274,7 +271,3 @@ def _count(at: str, role: str, count: Any) -> Iterator[Problem]:
         yield Problem(
             f"{at}.replicas", f"{count!r} is less than 1; set it to 1 or more, or take {role} out"
         )
-
-
-def _mapping(value: Any) -> _Json:
-    return value if isinstance(value, dict) else {}

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.contract import CONTAINER_NAME, Role
 from k8sjob.kube.objects import Object, Pod, is_true, stamp, true_conditions
 from k8sjob.targets.pytorchjob.operator import (
+    COUNTED,
     JOB_NAME,
     JOB_ROLE,
     KIND,
@@ -328,9 +329,8 @@ class _Reconciliation:
             return 0xBEEF  # the operator's own choice
         code = int(pod.terminated["exitCode"])
         message = f"Pod: {pod.namespace}.{pod.name} exited with code {code}"
-        self.actions.append(
-            Record("Normal", "ExitedWithCode", message, f"{pod.uid}/{pod.restarts}")
-        )
+        key = f"{pod.uid}/{pod.restarts}"
+        self.actions.append(Record("Normal", "ExitedWithCode", message, key))
         return code
 
     def failed_pod(self, role: Role, spec: Json, pod: Json, code: int) -> None:
@@ -348,10 +348,8 @@ class _Reconciliation:
 
     def create(self, role: Role, index: int) -> None:
         message = f"Created pod: {self.name}-{role.lower()}-{index}"
-        self.actions += [
-            CreatePod(role, index),
-            Record("Normal", "SuccessfulCreatePod", message),
-        ]
+        self.actions.append(CreatePod(role, index))
+        self.actions.append(Record("Normal", "SuccessfulCreatePod", message))
 
     def delete(self, pod: Json) -> bool:
         """Delete a Pod unless it is being deleted; whether it was not."""
@@ -421,8 +419,7 @@ class _Reconciliation:
 
 
 def _tally(counts: dict[str, int], pod: Json) -> None:
-    keys = {"Succeeded": "succeeded", "Failed": "failed", "Running": "active"}
-    key = keys.get(Pod(pod).phase)
+    key = COUNTED.get(Pod(pod).phase)
     if key == "active" and Object(pod).deleting:
         key = "failed"
     if key:

@@ -158,11 +158,7 @@ class PyTorchJob(Target):
         """status.replicaStatuses: Pods that run or have ended; the others are Pending."""
         found: Counter[str] = Counter()
         for counts in Object(job).part("status", "replicaStatuses").values():
-            for key, phase in (
-                ("active", "Running"),
-                ("succeeded", "Succeeded"),
-                ("failed", "Failed"),
-            ):
+            for phase, key in operator.COUNTED.items():
                 found[phase] += counts.get(key, 0)
         if state.finished and not self.keeps_pods(job):
             del found["Running"]  # the operator has deleted them, and leaves its count as it was
