@@ -13,16 +13,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.errors import ImageError, redacted
-from k8sjob.image.append import append_packages
-from k8sjob.image.registry.transfer import Transfer
+from k8sjob.image.layers import append_packages
+from k8sjob.image.registry.repository import transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from k8sjob.image.layer.archive import Layer
-    from k8sjob.image.registry.manifest import Base
-    from k8sjob.image.registry.reference import Reference
+    from k8sjob.image.archive import Layer
+    from k8sjob.image.registry.manifest import Base, Reference
     from k8sjob.image.registry.repository import Repository
     from k8sjob.spec import Image, JobSpec
 
@@ -196,8 +195,9 @@ class BuildRequest:
     def push(self, layers: Sequence[Layer], variables: Mapping[str, str] | None = None) -> None:
         """Push the base with layers on it, the lowest first, and variables that differ from its."""
         made = append_packages(self.base, layers, variables or {})
-        transfer = Transfer(self.target, self.below, self.progress, dry_run=False)
-        transfer.run(self.base, [layer.content for layer in layers], made.config)
+        contents = [layer.content for layer in layers]
+        parts = (self.base, contents, made.config)
+        transfer(self.target, self.below, *parts, progress=self.progress)
         self.target.put(made.manifest, made.media_type, self.tag)
 
 

@@ -7,13 +7,11 @@ from contextlib import closing
 import pytest
 
 from k8sjob.errors import ImageError
-from k8sjob.image.append import append_code
-from k8sjob.image.layer.context import read_context
-from k8sjob.image.layer.layers import pack_code
+from k8sjob.image.context import read_context
+from k8sjob.image.layers import append_code, pack_code
 from k8sjob.image.push import push
 from k8sjob.image.registry import manifest
-from k8sjob.image.registry.manifest import Base
-from k8sjob.image.registry.reference import Reference
+from k8sjob.image.registry.manifest import Base, Reference
 from k8sjob.rendering import dockerfile
 from k8sjob.spec import JobSpec
 

@@ -9,7 +9,7 @@ import pytest
 
 from k8sjob.errors import ImageError
 from k8sjob.image.registry.credentials import Keyring, Login
-from k8sjob.image.registry.reference import DEFAULT_REGISTRY, Reference
+from k8sjob.image.registry.manifest import DEFAULT_REGISTRY, Reference
 
 
 def basic(text):

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from k8sjob.errors import ImageError
-from k8sjob.image.layer.archive import entry, write_layer, zstd
-from k8sjob.image.layer.context import read_context, shown_size
-from k8sjob.image.layer.layers import SecretScanner, pack_code
+from k8sjob.image.archive import entry, write_layer, zstd
+from k8sjob.image.context import SecretScanner, read_context, shown_size
+from k8sjob.image.layers import pack_code
 from k8sjob.rendering.context import write_context
 
 
@@ -126,8 +126,8 @@ ANYWHERE = """
 import os, sys
 from contextlib import closing
 from pathlib import Path
-from k8sjob.image.layer.context import read_context
-from k8sjob.image.layer.layers import pack_code
+from k8sjob.image.context import read_context
+from k8sjob.image.layers import pack_code
 os.umask(int(sys.argv[2], 8))
 with closing(pack_code(read_context(Path(sys.argv[1])))) as layer:
     print(layer.content.digest)
@@ -210,8 +210,8 @@ def test_a_file_that_changes_meanwhile(code, change):
 PACK = """
 import sys
 from pathlib import Path
-from k8sjob.image.layer.context import read_context
-from k8sjob.image.layer.layers import pack_code
+from k8sjob.image.context import read_context
+from k8sjob.image.layers import pack_code
 pack_code(read_context(Path(sys.argv[1]))).close()
 """
 

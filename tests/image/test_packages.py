@@ -7,8 +7,8 @@ from contextlib import closing
 import pytest
 
 from k8sjob.errors import ImageError
-from k8sjob.image.layer.inventory import Inventory
-from k8sjob.image.layer.layers import pack_packages
+from k8sjob.image.inventory import Inventory
+from k8sjob.image.layers import pack_packages
 
 INVENTORY = Inventory("base", "/opt/py/bin/python", "3.11", "amd64", (2, 36), "opt/py/site", {})
 LONG = "#!/bin/sh\n'''exec' \"/a b/python\" \"$0\" \"$@\"\n' '''\nprint(1)\n"

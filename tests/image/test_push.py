@@ -9,7 +9,7 @@ from registries import BOTH, LAYERS, Layout, docker_alone, read_image
 from k8sjob.errors import ImageError
 from k8sjob.image.dependencies import Dependencies
 from k8sjob.image.registry.blobs import Sent
-from k8sjob.image.registry.reference import Reference
+from k8sjob.image.registry.manifest import Reference
 from k8sjob.provenance import ImageLayer
 
 REGISTRIES = BOTH

@@ -1,6 +1,6 @@
 import pytest
 
-from k8sjob.image.registry.reference import DEFAULT_LOGIN, DEFAULT_REGISTRY, Reference
+from k8sjob.image.registry.manifest import DEFAULT_LOGIN, DEFAULT_REGISTRY, Reference
 
 DIGEST = "sha256:" + "a" * 64
 ENDPOINT = f"registry-1.{DEFAULT_REGISTRY}"

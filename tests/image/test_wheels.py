@@ -14,7 +14,7 @@ from k8sjob.errors import ImageError
 from k8sjob.image.builders import choose, uv
 from k8sjob.image.builders.uv import find_uv, unpack
 from k8sjob.image.dependencies import Dependencies
-from k8sjob.image.layer.inventory import Inventory
+from k8sjob.image.inventory import Inventory
 
 pytestmark = pytest.mark.skipif(find_uv() is None, reason="uv missing; pip install 'k8sjob[build]'")
 

@@ -20,9 +20,8 @@ from k8sjob.image.registry.http_client import (
     host_of,
     is_loopback,
 )
-from k8sjob.image.registry.manifest import Descriptor
-from k8sjob.image.registry.reference import Reference
-from k8sjob.image.registry.transfer import run_parallel, start
+from k8sjob.image.registry.manifest import Descriptor, Reference
+from k8sjob.image.registry.repository import run_parallel, start
 
 
 @pytest.mark.parametrize(

@@ -22,16 +22,16 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.errors import ImageError
 from k8sjob.image.builders import process
 from k8sjob.image.builders.pip_settings import as_uv_settings
-from k8sjob.image.layer.context import shown_size
-from k8sjob.image.layer.inventory import DEFAULT_PATH, read_inventory
-from k8sjob.image.layer.layers import DEPS_BIN, pack_packages
+from k8sjob.image.context import shown_size
+from k8sjob.image.inventory import DEFAULT_PATH, read_inventory
+from k8sjob.image.layers import DEPS_BIN, pack_packages
 from k8sjob.image.registry.manifest import environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from k8sjob.image.dependencies import BuildRequest, Dependencies
-    from k8sjob.image.layer.inventory import Inventory
+    from k8sjob.image.inventory import Inventory
     from k8sjob.image.registry.manifest import Base
 
 _PROGRESS_SECONDS: Final = 5.0

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from k8sjob.image.registry.credentials import Login
     from k8sjob.image.registry.http_client import HttpClient, Response, RetryPolicy
-    from k8sjob.image.registry.reference import Reference
+    from k8sjob.image.registry.manifest import Reference
 
 _SCHEME: Final = re.compile(r"(?:^|,)\s*(Basic|Bearer)\b", re.IGNORECASE)
 _PARAMETER: Final = re.compile(r'(\w+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]+))')

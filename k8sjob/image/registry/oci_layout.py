@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from k8sjob.image.registry.blobs import Content
-    from k8sjob.image.registry.reference import Reference
+    from k8sjob.image.registry.manifest import Reference
 
 _MARK, _INDEX = "oci-layout", "index.json"
 _VERSION: Final = b'{"imageLayoutVersion":"1.0.0"}'

@@ -1,40 +1,52 @@
-"""The two layers that are put on a base: the job's code, and the packages that it installs.
+"""The two layers that are put on a base, the job's code and the packages that it installs.
 
 The code lies at /app and k8sjob's runtime at /opt/k8sjob; packages lie at /opt/deps, found by the
 base's Python after its own. Equal files give equal bytes, on any machine and at any time: nothing
-but names, contents and the executable bit of files is in a layer.
+but names, contents and the executable bit of files is in a layer. Of the base's manifest and config
+as little as possible is changed; with the code on it, the container is the one that the rendered
+Dockerfile gives: same user, folder, variables and command.
 """
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import stat
 import tarfile
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import RUNTIME_HOME, WORKDIR
 from k8sjob.errors import ImageError
-from k8sjob.image.layer.archive import Layer, entry, write_layer
-from k8sjob.image.layer.context import File
-from k8sjob.image.layer.inventory import DEPS_HOME
+from k8sjob.image.archive import Layer, entry, write_layer
+from k8sjob.image.context import File, SecretScanner
+from k8sjob.image.inventory import DEPS_HOME
 from k8sjob.image.registry.blobs import BLOCK
+from k8sjob.image.registry.manifest import digest_of, encode, environment, labels, table
 from k8sjob.rendering.context import runtime_files
 from k8sjob.rendering.dockerfile import HOME
-from k8sjob.rendering.manifest import IMAGE_UID
+from k8sjob.rendering.manifest import IMAGE_UID, container_argv
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from k8sjob.image.layer.context import Context
-    from k8sjob.image.layer.inventory import Inventory
+    from k8sjob.image.context import Context, Secret
+    from k8sjob.image.inventory import Inventory
+    from k8sjob.image.registry.manifest import Base
+    from k8sjob.spec import JobSpec
 
 _OPAQUE: Final = ".wh..wh..opq"
 """In a folder: nothing of it in the layers below is there any more."""
 _OPEN_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
+BASE_NAME: Final = "org.opencontainers.image.base.name"
+"""Label, and in OCI manifests annotation, with the base as the spec names it."""
+BASE_DIGEST: Final = "org.opencontainers.image.base.digest"
+"""The same with the digest of the base's manifest."""
+_CREATED: Final = "1970-01-01T00:00:00Z"
+_USER_NAME: Final = "k8sjob"
 DEPS_BIN: Final = f"{DEPS_HOME}/bin"
 """The commands of installed packages."""
 _PTH_FILE: Final = "zz-k8sjob-deps.pth"
@@ -47,75 +59,6 @@ _RECORDED: Final = re.compile(
 )
 _SHEBANG: Final = re.compile(rb"#![^\n]*python[^\n]*\n|#!/bin/sh\n'''exec' [^\n]*\n' '''\n")
 """How a command names the Python that it was unpacked by."""
-
-_OVERLAP: Final = 4096
-"""Bytes of the previous block that are scanned again: a secret may lie across two blocks."""
-_SECRETS: Final = tuple(
-    (begin.encode(), what, pattern.encode())  # compiled when it is needed: most pushes need none
-    for begin, what, pattern in (
-        ("AKIA", "an AWS access key", r"\bAKIA[0-9A-Z]{16}\b"),
-        ("aws_secret", "an AWS secret key", r"(?i:aws_secret_access_key)\W{1,6}[\w/+]{40}\b"),
-        ("ghp_", "a GitHub token", r"\bghp_[A-Za-z0-9]{36}"),
-        ("gho_", "a GitHub token", r"\bgho_[A-Za-z0-9]{36}"),
-        ("ghs_", "a GitHub token", r"\bghs_[A-Za-z0-9]{36}"),
-        ("github_pat_", "a GitHub token", r"\bgithub_pat_[A-Za-z0-9_]{40,}"),
-        ("glpat-", "a GitLab token", r"\bglpat-[A-Za-z0-9_-]{20}"),
-        ("hf_", "a Hugging Face token", r"\bhf_[A-Za-z0-9]{34}\b"),
-        ("sk-", "an API key", r"\bsk-(?:[a-z]{1,12}[0-9]{0,2}-){0,2}(?=\w*\d)[A-Za-z0-9_]{32,}"),
-        ("sk_live_", "a Stripe key", r"\bsk_live_[A-Za-z0-9]{24,}"),
-        ("xox", "a Slack token", r"\bxox[abeoprs]-[A-Za-z0-9-]{20,}"),
-        ("AIza", "a Google API key", r"\bAIza[A-Za-z0-9_-]{35}"),
-        ("npm_", "an npm token", r"\bnpm_[A-Za-z0-9]{36}\b"),
-        ("pypi-AgE", "a PyPI token", r"\bpypi-AgE[A-Za-z0-9_-]{50,}"),
-        ("dckr_pat_", "a registry token", r"\bdckr_pat_[A-Za-z0-9_-]{20,}"),
-        ("AccountKey=", "an Azure storage key", r"\bAccountKey=[A-Za-z0-9+/]{86}=="),
-        ("WANDB_API_KEY", "a W&B key", r"\bWANDB_API_KEY\W{1,6}[0-9a-f]{40}\b"),
-        ("PRIVATE KEY-----", "a private key", r"-----BEGIN [A-Z ]*PRIVATE KEY-----"),
-        ("client-key-data", "a client key", r"\bclient-key-data:\s*[A-Za-z0-9+/=]{64}"),
-        ('"auth"', "a registry login", r'"auth"\s*:\s*"[A-Za-z0-9+/]{8,}={0,2}"'),
-        ("password", "a netrc entry", r"\bmachine\s+\S+\s+login\s+\S+\s+password\s+\S"),
-        ("eyJ", "a JSON web token", r"\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}"),
-    )
-)
-"""Well-known credentials: their literal beginning, which is cheap to look for, and their form."""
-
-
-class Secret(NamedTuple):
-    """Content that looks like a credential; its value is never shown.
-
-    Attributes:
-        path: the file, relative to the context.
-        line: counted from 1.
-        what: which form it has.
-    """
-
-    path: str
-    line: int
-    what: str
-
-    def __str__(self) -> str:
-        return f"{self.path}:{self.line}: {self.what}"
-
-
-@dataclass(slots=True)
-class SecretScanner:
-    """Looks through one file, block by block; one finding for each form and line."""
-
-    path: str
-    findings: set[Secret] = field(default_factory=set)
-    _before: bytes = b""
-    _lines: int = 1
-
-    def feed(self, block: bytes) -> None:
-        """Look through the next block."""
-        data = self._before + block if self._before else block
-        for begin, what, pattern in _SECRETS:
-            if begin in data:
-                for match in re.finditer(pattern, data):
-                    line = self._lines + data.count(b"\n", 0, match.start())
-                    self.findings.add(Secret(self.path, line, what))
-        self._before = data[-_OVERLAP:]
-        self._lines += data.count(b"\n", 0, len(data) - len(self._before))
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,3 +242,86 @@ def _rewritten(file: File, python: str) -> bytes | None:
         found = _SHEBANG.match(data)
         return f"#!{python}\n".encode() + data[found.end() :] if found else data
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """The image above, as its registry is to hold it.
+
+    Attributes:
+        manifest: bytes.
+        media_type: of the manifest: the base's, but OCI's where a layer needs that.
+        config: bytes.
+    """
+
+    manifest: bytes
+    media_type: str
+    config: bytes
+
+    @property
+    def digest(self) -> str:
+        """Of the manifest."""
+        return digest_of(self.manifest)
+
+
+def append_code(base: Base, layer: Layer, spec: JobSpec) -> Appended:
+    """Put the code on a base; a container of the image runs the job.
+
+    A layer cannot add a line to the base's /etc/passwd without reading all of the base, so the name
+    that torch looks up is in a variable. ImageError: the base's config does not fit its manifest.
+    """
+    command, args = container_argv(spec)
+    variables = environment(base.config)
+    paths = [RUNTIME_HOME, WORKDIR, *variables.get("PYTHONPATH", "").split(":")]
+    variables["PYTHONPATH"] = ":".join(dict.fromkeys(path for path in paths if path))
+    variables |= {"HOME": HOME, "USER": _USER_NAME}
+    user = f"{IMAGE_UID}:{IMAGE_UID}"
+    run = {"WorkingDir": WORKDIR, "User": user, "Cmd": [*command, *args]}
+    return _append(base, [layer], variables, run, "k8sjob push")
+
+
+def append_packages(base: Base, layers: Sequence[Layer], variables: Mapping[str, str]) -> Appended:
+    """Put on a base what the code needs, the lowest layer first; nothing else about it changes.
+
+    The variables replace those of the base. ImageError: its config does not fit its manifest.
+    """
+    return _append(base, layers, environment(base.config) | dict(variables), {}, "k8sjob build")
+
+
+def _append(
+    base: Base,
+    layers: Sequence[Layer],
+    variables: Mapping[str, str],
+    run: Mapping[str, Any],
+    created_by: str,
+) -> Appended:
+    origin = {BASE_NAME: str(base.reference), BASE_DIGEST: base.manifest.digest}
+    config = copy.deepcopy(base.config)
+    config["rootfs"]["diff_ids"] = [*base.diff_ids, *(layer.diff_id for layer in layers)]
+    config["created"] = _CREATED
+    config.pop("container", None)
+    config.pop("container_config", None)  # how an old docker has built the base
+    if isinstance(config.get("history"), list):
+        config["history"] += [{"created": _CREATED, "created_by": created_by} for _ in layers]
+    config["config"] = {
+        **table(base.config, "config"),
+        "Env": [f"{name}={value}" for name, value in variables.items()],
+        **run,
+        "Labels": labels(base.config) | origin,
+    }
+    raw = encode(config)
+    below = base.manifest.as_oci() if any(layer.zstd for layer in layers) else base.manifest
+    content = copy.deepcopy(below.content)
+    content["config"] |= {"digest": digest_of(raw), "size": len(raw)}
+    content["config"].pop("data", None)  # the base's config itself, which some put in
+    content["layers"] += [
+        {
+            "mediaType": below.layer_type(zstd=layer.zstd),
+            "digest": layer.content.digest,
+            "size": layer.content.size,
+        }
+        for layer in layers
+    ]
+    if below.is_oci:
+        content["annotations"] = table(content, "annotations") | origin
+    return Appended(encode(content), below.media_type, raw)

@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 from k8sjob.errors import ImageError
-from k8sjob.image.layer.archive import ZSTD_ERRORS, ZSTD_MAGIC, zstd_reader
+from k8sjob.image.archive import ZSTD_ERRORS, ZSTD_MAGIC, zstd_reader
 from k8sjob.image.registry.blobs import BLOCK, RemoteContent
 from k8sjob.image.registry.manifest import environment
-from k8sjob.image.registry.transfer import run_parallel
+from k8sjob.image.registry.repository import run_parallel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
