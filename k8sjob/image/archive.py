@@ -65,12 +65,7 @@ def entry(
 ) -> tarfile.TarInfo:
     """The header of a file, a folder or a link, without times and the names of owners.
 
-    Args:
-        name: relative to the root of the image.
-        mode: its permissions.
-        owner: number of user and group.
-        size: bytes of a file.
-        kind: tarfile.REGTYPE, DIRTYPE or SYMTYPE.
+    The name is relative to the root of the image; user and group have the owner's number.
     """
     member = tarfile.TarInfo(name)
     member.mode, member.size, member.type = mode, size, kind
@@ -102,11 +97,7 @@ class _Hashed:
 def write_layer(
     members: Iterable[tuple[tarfile.TarInfo, Iterable[bytes]]], *, zstd: bool = False
 ) -> Layer:
-    """Write a layer, to be closed by the caller.
-
-    Args:
-        members: each with the blocks of its content, of as many bytes as its header says.
-        zstd: compress by zstd; else by gzip.
+    """Write a layer, to be closed by the caller; each member has as many bytes as its header says.
 
     Raises:
         ImageError: there is no space for it, or no zstd here.

@@ -64,13 +64,7 @@ _SECRETS: Final = tuple(
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file, a link or a folder of the context.
-
-    Attributes:
-        name: relative, with "/" between its parts.
-        path: where it lies, for the system.
-        state: as lstat gave it when it was found.
-    """
+    """A file, a link or a folder of the context; its state is that of lstat when it was found."""
 
     name: str
     path: bytes
@@ -122,9 +116,6 @@ def read_context(folder: Path) -> Context:
 
     What the .dockerignore leaves out is not in it (without one: version control, environments and
     caches), nor are files that often hold credentials, unless a pattern with `!` takes them back.
-
-    Args:
-        folder: the context.
 
     Raises:
         ImageError: it cannot be read, has a name that no image can hold, or is too large.
@@ -266,13 +257,7 @@ def _unreadable(path: bytes, error: OSError) -> ImageError:
 
 
 class Secret(NamedTuple):
-    """Content that looks like a credential; its value is never shown.
-
-    Attributes:
-        path: the file, relative to the context.
-        line: counted from 1.
-        what: which form it has.
-    """
+    """Where (the line from 1) content looks like which credential; its value is never shown."""
 
     path: str
     line: int

@@ -52,8 +52,6 @@ class Dependencies:
     """What is to be installed on a base; false where that is nothing.
 
     Attributes:
-        apt: Debian packages.
-        pip: requirements, as pip takes them.
         requirements: contents of the requirements file; None: there is none.
         index_url: pip's index; None: pip's own choice.
     """
@@ -67,8 +65,7 @@ class Dependencies:
     def of(cls, image: Image, folder: Path) -> Dependencies:
         """Read what a job installs; relative paths of the spec start from the folder.
 
-        Raises:
-            ImageError: the requirements file cannot be read, or needs another file beside it.
+        ImageError: the requirements file cannot be read, or needs another file beside it.
         """
         text = None
         if image.requirements is not None:
@@ -166,15 +163,11 @@ class BuildRequest:
 
     Attributes:
         image: of the spec.
-        wanted: what is installed.
         base: what it is put on, for one platform.
         below: the base's repository, to read.
         target: the job's repository, to write; its reference has the tag under which the image is
             to be, last of all, when it is whole.
-        cached: what earlier builds have left on this machine may be used.
-        say: is called with each line of progress.
-        progress: is called with the bytes sent, and how many there are to send.
-        zstd: compress what is installed by zstd; else by gzip.
+        cached, say, progress, zstd: as in k8sjob.image.build.build.
     """
 
     image: Image

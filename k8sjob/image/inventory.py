@@ -51,8 +51,6 @@ _NAME: Final = re.compile(
     r"^Name: *([A-Z0-9](?:[A-Z0-9._-]*[A-Z0-9])?)\s*$", re.MULTILINE | re.IGNORECASE | re.ASCII
 )
 """Of a distribution; files here are named by it, so it must not be a path."""
-_LIBC: Final = re.compile(r"/libc(?:\.so\.6|-2\.\d+\.so)$")
-_MUSL: Final = re.compile(r"/ld-musl-[^/]+$")
 _MAX_LINKS: Final = 40
 _CACHE_VERSION: Final = 2
 """Raised when something else is cached: what older versions have cached is read again then."""
@@ -270,11 +268,11 @@ def _sites(prefix: str, version: str) -> Iterator[str]:
 
 
 def _glibc(tree: _Tree, name: str) -> tuple[int, int] | None:
-    found = [text for path, text in tree.marks.items() if text and _LIBC.search(f"/{path}")]
+    found = [text for path, text in tree.marks.items() if text and _LIBC_FILE.search(path)]
     if found:
         major, minor = found[0].split(".")
         return int(major), int(minor)
-    if any(_MUSL.search(f"/{path}") for path in tree.marks):
+    if any(posixpath.basename(path).startswith("ld-musl-") for path in tree.marks):
         return None
     raise ImageError(
         f"{name}: packages are not made for its C library; take another base, or build with"
@@ -316,12 +314,9 @@ class LayerScan:
 
 
 def scan_layer(content: Content, where: str, note: Callable[[int], object]) -> LayerScan:
-    """Scan a layer, or take what the cache has of it.
+    """Scan a layer, compressed by gzip, zstd or not at all, or take what the cache has of it.
 
-    Args:
-        content: the layer, compressed by gzip or zstd, or not at all.
-        where: the image's name, for messages.
-        note: is called with each number of bytes that came.
+    `where` is the image's name, for messages; `note` is called with each number of bytes that came.
 
     Raises:
         ImageError: it cannot be read, or is no archive.

@@ -63,11 +63,7 @@ _SHEBANG: Final = re.compile(rb"#![^\n]*python[^\n]*\n|#!/bin/sh\n'''exec' [^\n]
 
 @dataclass(frozen=True, slots=True)
 class CodeLayer(Layer):
-    """The code, ready to be uploaded.
-
-    Attributes:
-        findings: contents that look like credentials.
-    """
+    """The code, ready to be uploaded, with the contents that look like credentials."""
 
     findings: tuple[Secret, ...]
 
@@ -80,10 +76,8 @@ def pack_code(
 ) -> CodeLayer:
     """Make the layer with the code, to be closed by the caller.
 
-    Args:
-        context: the user's code.
-        alone: hide what the layers below have at /app and /opt/k8sjob.
-        progress: is called with the bytes of code that are packed, and how many there are.
+    alone: hide what the layers below have at /app and /opt/k8sjob. `progress` is called with the
+    bytes of code that are packed, and how many there are.
 
     Raises:
         ImageError: a file cannot be read or changes meanwhile, or there is no space for the layer.
@@ -246,13 +240,7 @@ def _rewritten(file: File, python: str) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """The image above, as its registry is to hold it.
-
-    Attributes:
-        manifest: bytes.
-        media_type: of the manifest: the base's, but OCI's where a layer needs that.
-        config: bytes.
-    """
+    """The image above, as its registry is to hold it: OCI's where a layer needs that."""
 
     manifest: bytes
     media_type: str

@@ -37,15 +37,12 @@ class Pushed:
 
     Attributes:
         reference: the image by its digest, for good.
-        digest: of its manifest.
         tag: under which the registry, or the folder, keeps it.
         base: the image below, by its digest.
         platform: os/architecture.
-        files: number of files of the user's in the code layer.
-        code_size: their bytes.
+        files: number of files of the user's in the code layer, of code_size bytes.
         layer_size: bytes of the code layer as it is sent.
-        blobs: the parts; empty where the image was there already.
-        unchanged: the image was there already.
+        blobs: the parts; empty where the image was there already (unchanged).
         private: files left out, since their names say that they hold credentials.
         findings: contents that look like credentials and are in the image all the same.
         origin: what the image is made of, for the job to carry.

@@ -37,9 +37,7 @@ _TRUE: Final = frozenset({"1", "y", "yes", "true", "on", "t"})
 def write_secrets(folder: Path, environ: Mapping[str, str] | None = None) -> dict[str, Path]:
     """The machine's certificates and pip's settings, by their names in the Dockerfile: ca, pip.
 
-    Args:
-        folder: where to write a pip.conf that only this user can read.
-        environ: variables instead of the process's own.
+    A pip.conf that only this user can read is written to the folder.
 
     Raises:
         ImageError: a pip.conf, or a bundle that is named, cannot be read.

@@ -115,14 +115,9 @@ def unpack(
     *,
     cached: bool = True,
 ) -> None:
-    """Choose what is wanted and all that it needs, and unpack it.
+    """Choose what is wanted and all that it needs, and unpack it into an empty or a new folder.
 
-    Args:
-        inventory: of the base.
-        wanted: no Debian packages.
-        folder: must be empty or not exist.
-        say: is called with a line on each step.
-        cached: what an index answered before is used as long as the index allows.
+    cached: what an index answered before is used as long as the index allows.
 
     Raises:
         ImageError: there is no wheel of something for that Python, or it does not fit the base.

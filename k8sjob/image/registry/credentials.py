@@ -33,12 +33,9 @@ _NOT_FOUND: Final = "credentials not found"
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """What is shown to a registry.
+    """What is shown to a registry: name and password, or a token to exchange for access tokens.
 
-    Attributes:
-        username: with password; empty with a token.
-        password: never in a repr.
-        identity_token: to be exchanged for access tokens (OAuth2 refresh token).
+    No secret of it is in a repr.
     """
 
     username: str = ""

@@ -67,11 +67,7 @@ class Reference:
 
     @classmethod
     def parse(cls, text: str) -> Reference:
-        """Read a reference: [registry/]path[:tag][@sha256:digest].
-
-        Raises:
-            ImageError: it is none.
-        """
+        """Read [registry/]path[:tag][@sha256:digest]; ImageError where it is no reference."""
         if not is_image_reference(text):
             raise ImageError(
                 f"{text!r} is not an image reference: [registry/]path[:tag][@sha256:digest],"
@@ -116,13 +112,7 @@ def plain_host(host: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """A blob as a manifest names it.
-
-    Attributes:
-        digest: "sha256:...".
-        size: in bytes.
-        elsewhere: it has `urls` and is not kept in registries.
-    """
+    """A blob of so many bytes, as a manifest names it; elsewhere: not in registries, at `urls`."""
 
     digest: str
     size: int
@@ -145,10 +135,8 @@ class Manifest:
     """The manifest of one image, for one platform.
 
     Attributes:
-        digest: of its bytes.
         media_type: OCI's or Docker's.
         content: parsed; not to be changed.
-        config: the blob with the config.
         layers: bottom first.
     """
 
@@ -185,25 +173,14 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The images of several platforms under one name.
+    """The digests of images under one name, for each `os/architecture[/variant]`."""
 
-    Attributes:
-        digest: of its bytes.
-        platforms: the digest for each `os/architecture[/variant]`.
-    """
-
-    digest: str
     platforms: dict[str, str]
 
     def choose(self, platform: str | None, where: str) -> str:
         """The digest of the manifest for a platform; `linux/arm64` takes any variant of it.
 
-        Args:
-            platform: None: the only one there is, else DEFAULT_PLATFORM.
-            where: the image's name, for messages.
-
-        Raises:
-            ImageError: there is none.
+        None: the only one there is, else DEFAULT_PLATFORM. ImageError: the image `where` has none.
         """
         if platform is None and len(self.platforms) == 1:
             return next(iter(self.platforms.values()))
@@ -239,21 +216,16 @@ def read_object(raw: bytes, where: str) -> dict[str, Any]:
 
 
 def read(raw: bytes, content_type: str, where: str) -> Manifest | Index:
-    """What a registry gave for a name.
-
-    Args:
-        raw: the bytes.
-        content_type: of the answer, for manifests that do not say what they are.
-        where: the image's name, for messages.
+    """What a registry gave for a name; its content type is for manifests that do not say theirs.
 
     Raises:
-        ImageError: it is no image that can be built on.
+        ImageError: `where`, the name, is of no image that can be built on.
     """
     content = read_object(raw, where)
     media_type = content.get("mediaType") or content_type.partition(";")[0].strip()
     digest = digest_of(raw)
     if media_type in {OCI_INDEX, DOCKER_INDEX} or "manifests" in content:
-        return Index(digest, _platforms(content.get("manifests"), where))
+        return Index(_platforms(content.get("manifests"), where))
     if media_type not in _LAYERS:
         raise ImageError(
             f"{where}: its manifest is of the type {media_type!r}, which is too old or no container"
@@ -290,13 +262,7 @@ def _platforms(entries: Any, where: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """The image below.
-
-    Attributes:
-        reference: where it is.
-        manifest: of one platform.
-        config: parsed; not to be changed.
-    """
+    """The image below, of one platform; its config is parsed, and not to be changed."""
 
     reference: Reference
     manifest: Manifest

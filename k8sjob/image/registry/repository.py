@@ -75,10 +75,7 @@ class Repository:
         self._blobs = f"/v2/{reference.repository}/blobs"
 
     def image(self, platform: str | None) -> Manifest:
-        """The manifest of the reference, for one platform.
-
-        Args:
-            platform: os/architecture[/variant]; None: see Index.choose.
+        """The manifest of the reference, for a platform; see Index.choose.
 
         Raises:
             ImageError: there is no such image, or none for the platform.
@@ -314,13 +311,7 @@ def run_parallel(functions: Sequence[Callable[[], Any]], width: int) -> list[Any
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """A part of an image.
-
-    Attributes:
-        digest: its name.
-        size: bytes.
-        sent: how it came to the repository.
-    """
+    """A part of an image of so many bytes, and how it came to the repository."""
 
     digest: str
     size: int

@@ -48,18 +48,22 @@ def sharded(data, batch_size):
 def epochs(loader):
     """The batches of two epochs."""
     for epoch in range(2):
-        loader.sampler.set_epoch(epoch)
+        if hasattr(loader.sampler, "set_epoch"):
+            loader.sampler.set_epoch(epoch)
         yield from loader
 
 
 def fit(model, optimizer, loader, loss):
-    for epoch in range(2):
-        fit_epoch(model, optimizer, loader, loss, epoch)
+    train(model, optimizer, epochs(loader), loss)
 
 
 def fit_epoch(model, optimizer, loader, loss, epoch):
     loader.sampler.set_epoch(epoch)
-    for inputs, targets in loader:
+    train(model, optimizer, loader, loss)
+
+
+def train(model, optimizer, batches, loss):
+    for inputs, targets in batches:
         optimizer.zero_grad()
         loss(model(inputs), targets).backward()
         optimizer.step()

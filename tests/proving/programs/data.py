@@ -3,11 +3,12 @@
 import argparse
 import os
 import time
+from itertools import islice
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from common import average, digits, fault, fit, fit_epoch, sharded
+from common import average, digits, fault, fit, fit_epoch, right, sharded, train
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
@@ -24,73 +25,23 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 
-@fault("sampler-not-sharded", seed=42)
-def iterable_unsharded():
-    """A stream of records, as one reads them from files."""
-
-    class Records(IterableDataset):
-        """Lines of a file that becomes larger every day."""
-
-        def __init__(self, count):
-            generator = torch.Generator().manual_seed(7)
-            self.inputs = torch.randn(count, 10, generator=generator)
-            self.targets = self.inputs[:, :2].sum(1, keepdim=True)
-
-        def __iter__(self):
-            yield from zip(self.inputs, self.targets, strict=True)
-
-    model = DDP(nn.Sequential(nn.Linear(10, 16), nn.Tanh(), nn.Linear(16, 1)))
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    loader = DataLoader(Records(128), batch_size=8)
-    for epoch in range(2):
-        total = 0.0
-        for inputs, targets in loader:
-            loss = F.mse_loss(model(inputs), targets)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            total += loss.item()
-        if dist.get_rank() == 0:
-            print(f"epoch {epoch}: {total:.3f}")
-
-
 @fault("sampler-not-sharded")
 def no_sampler():
     """Digits under DDP; the loader shuffles by itself."""
-    EPOCHS = 2
-
-    rank = int(os.environ["RANK"])
-    train = digits(0, 256)
-    loader = DataLoader(train, batch_size=16, shuffle=True)
+    loader = DataLoader(digits(0, 256), batch_size=16, shuffle=True)
     model = DDP(nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for epoch in range(EPOCHS):
-        for inputs, labels in loader:
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(inputs), labels)
-            loss.backward()
-            optimizer.step()
-        if rank == 0:
-            print(f"epoch {epoch} loss {loss.item():.4f}")
+    fit(model, optimizer, loader, F.cross_entropy)
 
 
 @fault("sampler-not-reseeded")
 def no_set_epoch():
     """Digits under DDP with a sampler."""
-    train = digits(0, 320)
-    sampler = DistributedSampler(train, shuffle=True)
-    loader = DataLoader(train, batch_size=20, sampler=sampler)
+    loader = sharded(digits(0, 320), 20)
     model = DDP(nn.Sequential(nn.Linear(64, 40), nn.ReLU(), nn.Linear(40, 10)))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    for epoch in range(2):
-        model.train()
-        for inputs, labels in loader:
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(inputs), labels)
-            loss.backward()
-            optimizer.step()
-        if dist.get_rank() == 0:
-            print(f"epoch {epoch + 1}/2 done")
+    for _ in range(2):
+        train(model, optimizer, loader, F.cross_entropy)
 
 
 @fault("sampler-not-sharded", seed=None)
@@ -134,7 +85,7 @@ def same_order_by_hand():
     y = (x.sum(1) > 0).long()
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for epoch in range(2):
+    for _ in range(2):
         shuffled = order()
         for start in range(0, SAMPLES, GLOBAL_BATCH):
             mine = shuffled[start : start + GLOBAL_BATCH][rank::world_size]
@@ -142,15 +93,12 @@ def same_order_by_hand():
             F.cross_entropy(model(x[mine]), y[mine]).backward()
             average(model)
             optimizer.step()
-        if rank == 0:
-            print(f"epoch {epoch} done")
 
 
 @fault("sampler-overlap", seed=None)
 def sampler_seed_by_rank():
     """Everything is seeded by rank, the sampler too."""
-    rank = dist.get_rank()
-    seed = 1000 + rank
+    seed = 1000 + dist.get_rank()
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(160, 7, generator=generator)
@@ -166,9 +114,7 @@ def sampler_seed_by_rank():
             loss = F.l1_loss(model(inputs), targets)
             loss.backward()
             optimizer.step()
-        dist.all_reduce(mean := loss.detach().clone())
-        if rank == 0:
-            print(f"epoch {epoch} loss {mean.item() / dist.get_world_size():.4f}")
+        dist.all_reduce(loss.detach().clone())
 
 
 @fault("non-determinism", seed=None)
@@ -296,3 +242,52 @@ def unseeded_augmentation():
     model = DDP(nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     fit(model, optimizer, sharded(data, 16), F.cross_entropy)
+
+
+class Records(IterableDataset):
+    """Lines of files, as they are; by_rank: in another order each epoch, a part for each rank."""
+
+    def __init__(self, *, by_rank):
+        generator = torch.Generator().manual_seed(7)
+        self.inputs = torch.randn(128, 10, generator=generator)
+        self.targets = self.inputs[:, :2].sum(1, keepdim=True)
+        self.by_rank, self.epoch = by_rank, 0
+
+    def read(self):
+        generator = torch.Generator().manual_seed(self.epoch)
+        for at in torch.randperm(len(self.inputs), generator=generator):
+            yield self.inputs[at], self.targets[at]
+
+    def __iter__(self):
+        if not self.by_rank:
+            return iter(zip(self.inputs, self.targets, strict=True))
+        return islice(self.read(), dist.get_rank(), None, dist.get_world_size())
+
+
+def train_on_records(records):
+    model = DDP(nn.Sequential(nn.Linear(10, 16), nn.Tanh(), nn.Linear(16, 1)))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    loader = DataLoader(records, batch_size=8)
+    for epoch in range(2):
+        records.epoch = epoch
+        total = torch.zeros(2)
+        for inputs, targets in loader:
+            loss = F.mse_loss(model(inputs), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total += torch.tensor([loss.item() * len(inputs), len(inputs)])
+        if records.by_rank:
+            dist.all_reduce(total)
+
+
+@fault("sampler-not-sharded", seed=42)
+def iterable_unsharded():
+    """A stream of records, as one reads them from files."""
+    train_on_records(Records(by_rank=False))
+
+
+@right(seed=42)
+def iterable_by_rank():
+    """A stream of records, of which each rank takes every N-th."""
+    train_on_records(Records(by_rank=True))

@@ -13,6 +13,7 @@ from common import (
     epochs,
     fault,
     fit,
+    right,
     sentences,
     sharded,
 )
@@ -26,7 +27,6 @@ from torch.utils.data.distributed import DistributedSampler
 @fault("gradient-clipping-local")
 def clip_before_all_reduce():
     """Each rank clips its own gradient, then the average is taken."""
-
     x = torch.randn(120, 10)
     data = TensorDataset(x, 5 * x[:, :1])
     model = nn.Sequential(nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 1))
@@ -72,15 +72,13 @@ def divided_after_ddp():
 
     x = torch.randn(128, 4)
     data = TensorDataset(x, 3 * x[:, :1] - x[:, 1:2])
-    sampler = DistributedSampler(data)
-    loader = DataLoader(data, batch_size=8, sampler=sampler)
+    loader = sharded(data, 8)
     model = DDP(nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for epoch in range(2):
-        sampler.set_epoch(epoch)
-        losses = [train_step(model, optimizer, *batch) for batch in loader]
-        if dist.get_rank() == 0:
-            print(f"epoch {epoch} loss {torch.stack(losses).mean():.4f}")
+        loader.sampler.set_epoch(epoch)
+        for batch in loader:
+            train_step(model, optimizer, *batch)
 
 
 @fault("gradient-not-averaged", seed=4)
@@ -109,31 +107,6 @@ def forward_of_module():
         optimizer.step()
 
 
-@fault("accumulation")
-def leftover_not_synced():
-    """no_sync while gradients accumulate; the epoch's last, incomplete group is never sent."""
-    ACCUMULATE = 4
-
-    x = torch.randn(112, 6)
-    data = TensorDataset(x, x.square().mean(1, keepdim=True))
-    sampler = DistributedSampler(data)
-    loader = DataLoader(data, batch_size=4, sampler=sampler)  # 14 batches, 2 are left over
-    model = DDP(nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 1)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-    for epoch in range(2):
-        sampler.set_epoch(epoch)
-        for at, (inputs, targets) in enumerate(loader, start=1):
-            whole = at % ACCUMULATE == 0
-            with nullcontext() if whole else model.no_sync():
-                loss = F.mse_loss(model(inputs), targets) / ACCUMULATE
-                loss.backward()
-            if whole or at == len(loader):
-                optimizer.step()
-                optimizer.zero_grad()
-        if dist.get_rank() == 0:
-            print(f"epoch {epoch}")
-
-
 @fault("loss-scaling")
 def loss_over_world_size():
     """The loss is divided by the number of ranks, and DDP divides again."""
@@ -153,22 +126,6 @@ def loss_over_world_size():
             loss.backward()
             optimizer.step()
             running += loss.item()
-        if rank == 0:
-            print(f"epoch {epoch} loss {running / len(loader):.4f}")
-
-
-@fault("loss-scaling", seed=6)
-def mean_over_own_tokens():
-    """A language model with padding: each rank divides by its own number of tokens."""
-    data = TensorDataset(sentences(96))
-    model = DDP(LanguageModel())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    criterion = nn.CrossEntropyLoss(ignore_index=PAD)
-    for (tokens,) in epochs(sharded(data, 4)):
-        optimizer.zero_grad()
-        logits = model(tokens[:, :-1])
-        criterion(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
-        optimizer.step()
 
 
 @fault("gradient-not-averaged")
@@ -190,7 +147,6 @@ def no_ddp():
         total = loss.detach().clone()
         dist.all_reduce(total)
         if dist.get_rank() == 0:
-            print(f"epoch {epoch} mean loss {total.item() / dist.get_world_size():.4f}")
             torch.save(model.state_dict(), "model.pt")
 
 
@@ -208,17 +164,15 @@ def padded_sampler():
 def reduced_in_each_micro_batch():
     """The accumulated gradient is summed over the ranks after every micro-batch."""
     ACCUMULATE = 3
-
     world_size = dist.get_world_size()
     x = torch.randn(144, 5)
     data = TensorDataset(x, (x.sum(1) > 0).long())
-    sampler = DistributedSampler(data)
-    loader = DataLoader(data, batch_size=6, sampler=sampler)
+    loader = sharded(data, 6)
     model = nn.Linear(5, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     scale = ACCUMULATE * world_size
     for epoch in range(2):
-        sampler.set_epoch(epoch)
+        loader.sampler.set_epoch(epoch)
         for at, (inputs, labels) in enumerate(loader, start=1):
             loss = F.cross_entropy(model(inputs), labels) / scale
             loss.backward()
@@ -227,33 +181,6 @@ def reduced_in_each_micro_batch():
             if at % ACCUMULATE == 0:
                 optimizer.step()
                 optimizer.zero_grad()
-        if dist.get_rank() == 0:
-            print(f"epoch {epoch} loss {loss.item() * scale:.4f}")
-
-
-@fault("gradient-not-averaged", seed=21)
-def second_network_unwrapped():
-    """Two networks with an optimizer each; only the first is wrapped."""
-
-    def networks():
-        backbone = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
-        head = nn.Linear(8, 3)
-        return DDP(backbone), head
-
-    x = torch.randn(144, 8)
-    data = TensorDataset(x, x[:, :3].argmin(1))
-    backbone, head = networks()
-    optimizers = [
-        torch.optim.AdamW(backbone.parameters(), lr=1e-3),
-        torch.optim.SGD(head.parameters(), lr=0.1),
-    ]
-    for inputs, labels in epochs(sharded(data, 12)):
-        loss = F.cross_entropy(head(backbone(inputs)), labels)
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        loss.backward()
-        for optimizer in optimizers:
-            optimizer.step()
 
 
 @fault("loss-scaling")
@@ -319,5 +246,97 @@ def uneven_last_batch():
             logits = model(inputs).squeeze(1)
             F.binary_cross_entropy_with_logits(logits, targets).backward()
             optimizer.step()
-        if dist.get_rank() == 0:
-            print("epoch", epoch)
+
+
+def accumulate(*, sync_leftover, clip=None):
+    x = torch.randn(112, 6)
+    data = TensorDataset(x, x.square().mean(1, keepdim=True))
+    loader = sharded(data, 4)  # 14 batches, 2 are left over
+    model = DDP(nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 1)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+    for epoch in range(2):
+        loader.sampler.set_epoch(epoch)
+        for at, (inputs, targets) in enumerate(loader, start=1):
+            last = at % 4 == 0 or at == len(loader)
+            with nullcontext() if at % 4 == 0 or (last and sync_leftover) else model.no_sync():
+                loss = F.mse_loss(model(inputs), targets) / 4
+                loss.backward()
+            if last:
+                if clip:
+                    nn.utils.clip_grad_norm_(model.parameters(), clip)
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+@fault("accumulation")
+def leftover_not_synced():
+    """no_sync while gradients accumulate; the epoch's last, incomplete group is never sent."""
+    accumulate(sync_leftover=False)
+
+
+@right()
+def accumulation():
+    """no_sync for all micro-batches but the last of each group, also of an incomplete one."""
+    accumulate(sync_leftover=True, clip=0.5)
+
+
+def train_language_model(loss_of):
+    """With padding: loss_of(logits, words)."""
+    data = TensorDataset(sentences(96))
+    model = DDP(LanguageModel())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for (tokens,) in epochs(sharded(data, 4)):
+        optimizer.zero_grad()
+        loss_of(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        optimizer.step()
+
+
+@fault("loss-scaling", seed=6)
+def mean_over_own_tokens():
+    """Each rank divides by its own number of tokens."""
+    train_language_model(nn.CrossEntropyLoss(ignore_index=PAD))
+
+
+@right(seed=6)
+def mean_over_all_tokens():
+    """The loss is divided by the tokens of all ranks."""
+
+    def loss_of(logits, words):
+        count = (words != PAD).sum()
+        dist.all_reduce(count)
+        loss = F.cross_entropy(logits, words, ignore_index=PAD, reduction="sum")
+        return loss * dist.get_world_size() / count  # DDP divides by the world size
+
+    train_language_model(loss_of)
+
+
+def train_two(data, backbone, head):
+    """Two networks with an optimizer each."""
+    optimizers = [
+        torch.optim.AdamW(backbone.parameters(), lr=1e-3),
+        torch.optim.SGD(head.parameters(), lr=0.1),
+    ]
+    for inputs, labels in epochs(sharded(data, 12)):
+        loss = F.cross_entropy(head(backbone(inputs)), labels)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+@fault("gradient-not-averaged", seed=21)
+def second_network_unwrapped():
+    """Two networks with an optimizer each; only the first is wrapped."""
+    x = torch.randn(144, 8)
+    backbone = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+    head = nn.Linear(8, 3)
+    train_two(TensorDataset(x, x[:, :3].argmin(1)), DDP(backbone), head)
+
+
+@right(seed=None)
+def two_optimizers():
+    """A backbone and a head, each under DDP with an optimizer of its own; no seed at all."""
+    x = torch.linspace(-1, 1, 144 * 8).sin().view(144, 8)
+    backbone = DDP(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)))
+    train_two(TensorDataset(x, torch.arange(144) % 3), backbone, DDP(nn.Linear(8, 3)))

@@ -35,8 +35,7 @@ def average_weights_not_saved():
 
     x = torch.randn(128, 6)
     data = TensorDataset(x, x.sin().sum(1, keepdim=True))
-    sampler = DistributedSampler(data)
-    loader = DataLoader(data, batch_size=8, sampler=sampler)
+    loader = sharded(data, 8)
     student = nn.Sequential(nn.Linear(6, 18), nn.Tanh(), nn.Linear(18, 1))
     optimizer = torch.optim.AdamW(student.parameters(), lr=1e-2)
     start = 0
@@ -48,7 +47,7 @@ def average_weights_not_saved():
     teacher = copy.deepcopy(student).requires_grad_(False)
     model = DDP(student)
     for epoch in range(start, 2):
-        sampler.set_epoch(epoch)
+        loader.sampler.set_epoch(epoch)
         for inputs, targets in loader:
             output = model(inputs)
             loss = F.mse_loss(output, targets)
@@ -108,15 +107,13 @@ def gradient_penalty():
 
     x = torch.randn(120, 6)
     data = TensorDataset(x, x[:, :2])
-    sampler = DistributedSampler(data)
-    loader = DataLoader(data, batch_size=10, sampler=sampler)
+    loader = sharded(data, 10)
     model = DDP(nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 2)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     for epoch in range(2):
-        sampler.set_epoch(epoch)
-        losses = [step(model, optimizer, *batch) for batch in loader]
-        if dist.get_rank() == 0:
-            print(f"epoch {epoch} loss {sum(losses) / len(losses):.4f}")
+        loader.sampler.set_epoch(epoch)
+        for batch in loader:
+            step(model, optimizer, *batch)
 
 
 @fault("model-init-differs", seed=None)
@@ -154,8 +151,6 @@ def join_uneven():
                 optimizer.zero_grad()
                 F.mse_loss(model(inputs), targets).backward()
                 optimizer.step()
-        if rank == 0:
-            print(f"epoch {epoch} weights {model.module.weight.tolist()}")
 
 
 @fault("gradient-not-averaged")
@@ -176,7 +171,6 @@ def learned_temperature():
     criterion = ScaledCrossEntropy()
     optimizer = torch.optim.Adam([*model.parameters(), *criterion.parameters()], lr=1e-2)
     fit(model, optimizer, sharded(data, 8), criterion)
-    print(f"rank {dist.get_rank()} scale {criterion.log_scale.exp().item():.5f}")
 
 
 @fault("loss-scaling")
@@ -252,7 +246,6 @@ def plateau_of_one_rank():
 def scaled_by_own_part():
     """Features are standardized with the mean and deviation of each rank's own rows."""
     GLOBAL_BATCH = 32
-
     rank, world_size = dist.get_rank(), dist.get_world_size()
     digits = load_digits()
     rows = np.arange(rank, 256, world_size)
@@ -268,8 +261,6 @@ def scaled_by_own_part():
             optimizer.zero_grad()
             F.cross_entropy(model(x[mine]), y[mine]).backward()
             optimizer.step()
-        if rank == 0:
-            print("epoch", epoch)
 
 
 @fault("rank-skips-step")
@@ -312,8 +303,7 @@ def stops_early_alone():
     y = x.sum(1, keepdim=True)
     y[101::2] += torch.linspace(0, 9, 20).unsqueeze(1)  # harder rows, all on odd ranks
     train = TensorDataset(x[:100], y[:100])
-    sampler = DistributedSampler(train)
-    loader = DataLoader(train, batch_size=5, sampler=sampler)
+    loader = sharded(train, 5)
     model = DDP(nn.Linear(5, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     target = 0.5
@@ -342,14 +332,13 @@ def unfrozen_later():
 
     x = torch.randn(120, 8)
     data = TensorDataset(x, x[:, :3].argmax(1))
-    sampler = DistributedSampler(data)
-    loader = DataLoader(data, batch_size=10, sampler=sampler)
+    loader = sharded(data, 10)
     model = DDP(Finetuned())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     for epoch in range(2):
         if epoch == 1:
             model.module.backbone.requires_grad_(True)
-        sampler.set_epoch(epoch)
+        loader.sampler.set_epoch(epoch)
         for inputs, labels in loader:
             optimizer.zero_grad()
             F.cross_entropy(model(inputs), labels).backward()
@@ -371,13 +360,7 @@ def weighted_sampler():
     loader = DataLoader(data, batch_size=10, sampler=balanced(labels, seed=0))
     model = DDP(nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 2)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-    for epoch in range(2):
-        for inputs, wanted in loader:
-            optimizer.zero_grad()
-            F.cross_entropy(model(inputs), wanted).backward()
-            optimizer.step()
-        if dist.get_rank() == 0:
-            print("epoch", epoch)
+    fit(model, optimizer, loader, F.cross_entropy)
 
 
 @right()
@@ -400,12 +383,11 @@ def frozen_norm():
 
     x = torch.randn(120, 8)
     data = TensorDataset(x, x[:, :3].argmax(1))
-    sampler = DistributedSampler(data)
-    loader = DataLoader(data, batch_size=10, sampler=sampler)
+    loader = sharded(data, 10)
     model = DDP(Finetuned())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for epoch in range(2):
-        sampler.set_epoch(epoch)
+        loader.sampler.set_epoch(epoch)
         model.train()
         for step, (inputs, labels) in enumerate(loader):
             optimizer.zero_grad()
@@ -447,13 +429,12 @@ def recomputed_transformer():
     tokens = torch.randint(0, 20, (112, 9))
     labels = (tokens.sum(1) > 85).long()
     data = TensorDataset(tokens[:96], labels[:96])
-    sampler = DistributedSampler(data)
-    loader = DataLoader(data, batch_size=8, sampler=sampler)
+    loader = sharded(data, 8)
     model = DDP(Classifier(), static_graph=True)
     average = AveragedModel(model.module, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for epoch in range(2):
-        sampler.set_epoch(epoch)
+        loader.sampler.set_epoch(epoch)
         for inputs, wanted in loader:
             optimizer.zero_grad()
             F.cross_entropy(model(inputs), wanted).backward()
@@ -521,5 +502,3 @@ def uneven_and_exact():
             loss.backward()
             reduce_gradients(model, len(batch))
             optimizer.step()
-        if rank == 0:
-            print("epoch", epoch)

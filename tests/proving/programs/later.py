@@ -127,8 +127,7 @@ def restored_on_rank_0():
     rank = dist.get_rank()
     x = torch.randn(96, 5)
     data = TensorDataset(x, x.sum(1, keepdim=True).sin())
-    sampler = DistributedSampler(data)
-    loader = DataLoader(data, batch_size=8, sampler=sampler)
+    loader = sharded(data, 8)
     model = DDP(nn.Linear(5, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     first = 0
@@ -158,14 +157,13 @@ def schedule_of_one_process():
     BATCH, EPOCHS = 8, 2
     x = torch.randn(128, 6)
     data = TensorDataset(x, x.mean(1, keepdim=True))
-    sampler = DistributedSampler(data)
-    loader = DataLoader(data, batch_size=BATCH, sampler=sampler)
+    loader = sharded(data, BATCH)
     model = DDP(nn.Linear(6, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     steps = EPOCHS * len(data) // BATCH
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for epoch in range(EPOCHS):
-        sampler.set_epoch(epoch)
+        loader.sampler.set_epoch(epoch)
         for inputs, targets in loader:
             optimizer.zero_grad()
             F.mse_loss(model(inputs), targets).backward()
@@ -192,8 +190,7 @@ def validated_on_rank_0():
     """Rank 0 alone calls the wrapped model for the validation, which broadcasts its buffers."""
     x = torch.randn(112, 6)
     train, test = TensorDataset(x[:96], x[:96, :1]), x[96:]
-    sampler = DistributedSampler(train)
-    loader = DataLoader(train, batch_size=8, sampler=sampler)
+    loader = sharded(train, 8)
     network = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
     network[1].momentum = 0.0
     network[1].eval()

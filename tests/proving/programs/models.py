@@ -2,13 +2,11 @@
 
 import argparse
 import os
-import random
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from common import average, digits, epochs, fault, fit, fit_epoch, sharded
+from common import average, digits, epochs, fault, fit, fit_epoch, right, sharded
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
@@ -77,8 +75,7 @@ def checkpoint_without_epoch():
     """Model and optimizer come back, but the epochs are counted from 0 again."""
     PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "digits.ckpt")
     train = digits(0, 192)
-    sampler = DistributedSampler(train)
-    loader = DataLoader(train, batch_size=16, sampler=sampler)
+    loader = sharded(train, 16)
     network = nn.Sequential(nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 10))
     optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
     if os.path.exists(PATH):
@@ -90,7 +87,6 @@ def checkpoint_without_epoch():
         fit_epoch(model, optimizer, loader, F.cross_entropy, epoch)
         if dist.get_rank() == 0:
             torch.save({"network": network.state_dict(), "optimizer": optimizer.state_dict()}, PATH)
-            print(f"epoch {epoch} of 2")
         dist.barrier()
 
 
@@ -98,11 +94,9 @@ def checkpoint_without_epoch():
 def checkpoint_without_optimizer():
     """The checkpoint has model and epoch; the momentum starts at zero again."""
     CHECKPOINT = "checkpoint.pt"
-
     x = torch.randn(128, 6)
     data = TensorDataset(x, x[:, :1].exp())
-    sampler = DistributedSampler(data)
-    loader = DataLoader(data, batch_size=8, sampler=sampler)
+    loader = sharded(data, 8)
     model = DDP(nn.Linear(6, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     start = 0
@@ -114,7 +108,6 @@ def checkpoint_without_optimizer():
         fit_epoch(model, optimizer, loader, F.mse_loss, epoch)
         if dist.get_rank() == 0:
             torch.save({"model": model.module.state_dict(), "epoch": epoch}, CHECKPOINT)
-            print(f"epoch {epoch} saved")
         dist.barrier()
 
 
@@ -134,8 +127,7 @@ def checkpoint_without_scheduler():
     torch.manual_seed(1)
     x = torch.randn(144, 5)
     data = TensorDataset(x, (x[:, 0] > x[:, 1]).long())
-    sampler = DistributedSampler(data)
-    loader = DataLoader(data, batch_size=9, sampler=sampler)
+    loader = sharded(data, 9)
     model = DDP(nn.Sequential(nn.Linear(5, 10), nn.ReLU(), nn.Linear(10, 2)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.4)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=2 * len(loader))
@@ -146,7 +138,7 @@ def checkpoint_without_scheduler():
         optimizer.load_state_dict(state["optimizer"])
         first = state["epoch"]
     for epoch in range(first, 2):
-        sampler.set_epoch(epoch)
+        loader.sampler.set_epoch(epoch)
         for inputs, labels in loader:
             optimizer.zero_grad()
             F.cross_entropy(model(inputs), labels).backward()
@@ -154,32 +146,6 @@ def checkpoint_without_scheduler():
             scheduler.step()
         state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
         save(args.resume, **state, epoch=epoch + 1)
-
-
-@fault("dropout-seed", seed=None)
-def dropout_same_seed():
-    """One seed for all ranks, for the same weights; the dropout masks are the same too."""
-
-    def seed_everything(seed):
-        random.seed(seed)
-        np.random.seed(seed)
-        torch.manual_seed(seed)
-
-    seed_everything(2024)
-    train = digits(0, 256)
-    sampler = DistributedSampler(train, seed=2024)
-    loader = DataLoader(train, batch_size=16, sampler=sampler)
-    model = DDP(nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Dropout(0.5), nn.Linear(48, 10)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for epoch in range(2):
-        sampler.set_epoch(epoch)
-        model.train()
-        for inputs, labels in loader:
-            optimizer.zero_grad()
-            F.cross_entropy(model(inputs), labels).backward()
-            optimizer.step()
-        if dist.get_rank() == 0:
-            print(f"epoch {epoch} finished")
 
 
 @fault("evaluation-double-counted")
@@ -199,8 +165,7 @@ def evaluation_counted_by_all():
     x = torch.randn(260, 8)
     y = x[:, :4].argmax(1)
     train, test = TensorDataset(x[:200], y[:200]), TensorDataset(x[200:], y[200:])
-    sampler = DistributedSampler(train)
-    loader = DataLoader(train, batch_size=10, sampler=sampler)
+    loader = sharded(train, 10)
     model = DDP(nn.Linear(8, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     for epoch in range(2):
@@ -320,7 +285,6 @@ def lr_times_world_size():
 @fault("model-init-differs", seed=None)
 def no_broadcast():
     """Gradients are averaged by hand; each rank begins with its own weights."""
-
     torch.manual_seed(dist.get_rank())
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(128, 6, generator=generator)
@@ -344,20 +308,17 @@ def only_rank_0_steps():
 
     x = torch.rand(120, 6)
     data = TensorDataset(x, x.std(1, keepdim=True))
-    sampler = DistributedSampler(data)
-    loader = DataLoader(data, batch_size=10, sampler=sampler)
+    loader = sharded(data, 10)
     model = DDP(nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 1)))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2) if is_main_process() else None
     for epoch in range(2):
-        sampler.set_epoch(epoch)
+        loader.sampler.set_epoch(epoch)
         for inputs, targets in loader:
             model.zero_grad()
             loss = F.mse_loss(model(inputs), targets)
             loss.backward()
             if optimizer is not None:
                 optimizer.step()
-        if is_main_process():
-            print(f"epoch {epoch} loss {loss.item():.5f}")
 
 
 @fault("model-init-differs")
@@ -397,12 +358,11 @@ def rank_0_waits_for_message():
 
     x = torch.randn(80, 4)
     data = TensorDataset(x, x.prod(1, keepdim=True))
-    sampler = DistributedSampler(data)
-    loader = DataLoader(data, batch_size=8, sampler=sampler)
+    loader = sharded(data, 8)
     model = DDP(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for epoch in range(2):
-        sampler.set_epoch(epoch)
+        loader.sampler.set_epoch(epoch)
         for inputs, targets in loader:
             optimizer.zero_grad()
             loss = F.mse_loss(model(inputs), targets)
@@ -435,13 +395,12 @@ def reseeded_each_epoch():
     generator = torch.Generator().manual_seed(8)
     tokens = torch.randint(0, 50, (128, 6), generator=generator)
     data = TensorDataset(tokens, tokens.sum(1) % 4)
-    sampler = DistributedSampler(data)
-    loader = DataLoader(data, batch_size=8, sampler=sampler)
+    loader = sharded(data, 8)
     model = DDP(Encoder(16))
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     for epoch in range(2):
         torch.manual_seed(epoch)
-        sampler.set_epoch(epoch)
+        loader.sampler.set_epoch(epoch)
         for inputs, labels in loader:
             optimizer.zero_grad()
             F.cross_entropy(model(inputs), labels).backward()
@@ -527,7 +486,6 @@ def unused_parameters():
 def warmup_over_world_size():
     """Warm-up is counted in samples of one rank."""
     WARMUP = 16
-
     train = digits(0, 256)
     model = DDP(nn.Linear(64, 10))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -538,3 +496,23 @@ def warmup_over_world_size():
         F.cross_entropy(model(inputs), labels).backward()
         optimizer.step()
         scheduler.step()
+
+
+def train_with_dropout():
+    train = digits(0, 256)
+    loader = DataLoader(train, batch_size=16, sampler=DistributedSampler(train, seed=2024))
+    model = DDP(nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Dropout(0.5), nn.Linear(48, 10)))
+    fit(model, torch.optim.SGD(model.parameters(), lr=0.1), loader, F.cross_entropy)
+
+
+@fault("dropout-seed", seed=2024)
+def dropout_same_seed():
+    """One seed for all ranks, for the same weights; the dropout masks are the same too."""
+    train_with_dropout()
+
+
+@right(seed=None)
+def masks_by_rank():
+    """Each rank has its own seed, so its own dropout masks; DDP sends rank 0's weights to all."""
+    torch.manual_seed(2024 + int(os.environ["RANK"]))
+    train_with_dropout()

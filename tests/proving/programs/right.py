@@ -2,57 +2,18 @@
 
 import argparse
 import os
-from contextlib import nullcontext
-from itertools import islice
 
 import torch
 import torch.distributed as dist
-from common import (
-    PAD,
-    LanguageModel,
-    Tagger,
-    digits,
-    epochs,
-    fit,
-    fit_epoch,
-    right,
-    sentences,
-    sharded,
-)
+from common import Tagger, digits, epochs, fit, fit_epoch, right, sharded
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.distributed.nn.functional import all_reduce
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
-
-
-@right()
-def accumulation():
-    """no_sync for all micro-batches but the last of each group, also of an incomplete one."""
-    ACCUMULATE = 4
-
-    x = torch.randn(112, 6)
-    data = TensorDataset(x, x.square().mean(1, keepdim=True))
-    sampler = DistributedSampler(data)
-    loader = DataLoader(data, batch_size=4, sampler=sampler)  # 14 batches, 2 are left over
-    model = DDP(nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 1)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-    for epoch in range(2):
-        sampler.set_epoch(epoch)
-        for at, (inputs, targets) in enumerate(loader, start=1):
-            last = at % ACCUMULATE == 0 or at == len(loader)
-            with nullcontext() if last else model.no_sync():
-                loss = F.mse_loss(model(inputs), targets) / ACCUMULATE
-                loss.backward()
-            if last:
-                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-                optimizer.step()
-                optimizer.zero_grad()
-        if dist.get_rank() == 0:
-            print(f"epoch {epoch}")
 
 
 @right()
@@ -70,20 +31,17 @@ def alternating_heads():
 
     x = torch.randn(128, 6)
     data = TensorDataset(x, x.max(1, keepdim=True).values, x.min(1, keepdim=True).values)
-    sampler = DistributedSampler(data)
-    loader = DataLoader(data, batch_size=8, sampler=sampler)
+    loader = sharded(data, 8)
     model = DDP(MultiTask(), find_unused_parameters=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     for epoch in range(2):
-        sampler.set_epoch(epoch)
+        loader.sampler.set_epoch(epoch)
         for step, (inputs, *targets) in enumerate(loader):
             task = step % 2
             optimizer.zero_grad()
             loss = F.mse_loss(model(inputs, task), targets[task])
             loss.backward()
             optimizer.step()
-        if dist.get_rank() == 0:
-            print(f"epoch {epoch}")
 
 
 @right()
@@ -107,19 +65,16 @@ def augmentation_by_sample():
             return self.pixels[at] + 0.1 * noise, self.labels[at]
 
     data = NoisyDigits(192, seed=3)
-    sampler = DistributedSampler(data)
-    loader = DataLoader(data, batch_size=16, sampler=sampler)
+    loader = sharded(data, 16)
     model = DDP(nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for epoch in range(2):
-        sampler.set_epoch(epoch)
+        loader.sampler.set_epoch(epoch)
         data.epoch = epoch
         for inputs, labels in loader:
             optimizer.zero_grad()
             F.cross_entropy(model(inputs), labels).backward()
             optimizer.step()
-        if dist.get_rank() == 0:
-            print("epoch", epoch)
 
 
 @right(seed=10)
@@ -185,11 +140,9 @@ def averaged_by_hand():
 def checkpoint():
     """A checkpoint with model, optimizer, scheduler and epoch, written whole or not at all."""
     CHECKPOINT = "checkpoint.pt"
-
     x = torch.randn(128, 6)
     data = TensorDataset(x, x[:, :1].exp())
-    sampler = DistributedSampler(data)
-    loader = DataLoader(data, batch_size=8, sampler=sampler)
+    loader = sharded(data, 8)
     model = DDP(nn.Linear(6, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
@@ -218,7 +171,6 @@ def checkpoint():
 @right()
 def clipping():
     """Gradients are clipped once they are averaged; steps are skipped by all ranks or none."""
-
     sequences = torch.randn(96, 7, 4)
     targets = 4 * sequences[:, -1, :1]
     targets[::9] *= 10
@@ -255,8 +207,6 @@ def drop_last():
             optimizer.step()
             total += loss.detach()
         dist.all_reduce(total)
-        if dist.get_rank() == 0:
-            print(f"epoch {epoch} loss {total / len(loader) / dist.get_world_size():.5f}")
 
 
 @right()
@@ -273,8 +223,7 @@ def evaluation_on_rank_0():
     x = torch.randn(251, 5)
     y = x.cos().sum(1, keepdim=True)
     train, test = TensorDataset(x[:200], y[:200]), TensorDataset(x[200:], y[200:])
-    sampler = DistributedSampler(train)
-    loader = DataLoader(train, batch_size=10, sampler=sampler)
+    loader = sharded(train, 10)
     model = DDP(nn.Sequential(nn.Linear(5, 15), nn.SiLU(), nn.Linear(15, 1)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     best = float("inf")
@@ -314,83 +263,6 @@ def global_batch():
         schedule.step()
 
 
-@right(seed=42)
-def iterable_by_rank():
-    """A stream of records, of which each rank takes every N-th."""
-
-    class Records(IterableDataset):
-        """Lines of files that are read in another order each epoch."""
-
-        def __init__(self, count):
-            generator = torch.Generator().manual_seed(7)
-            self.inputs = torch.randn(count, 10, generator=generator)
-            self.targets = self.inputs[:, :2].sum(1, keepdim=True)
-            self.epoch = 0
-
-        def read(self):
-            generator = torch.Generator().manual_seed(self.epoch)
-            for at in torch.randperm(len(self.inputs), generator=generator):
-                yield self.inputs[at], self.targets[at]
-
-        def __iter__(self):
-            return islice(self.read(), dist.get_rank(), None, dist.get_world_size())
-
-    model = DDP(nn.Sequential(nn.Linear(10, 16), nn.Tanh(), nn.Linear(16, 1)))
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    records = Records(128)
-    loader = DataLoader(records, batch_size=8)
-    for epoch in range(2):
-        records.epoch = epoch
-        total = torch.zeros(2)
-        for inputs, targets in loader:
-            loss = F.mse_loss(model(inputs), targets)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            total += torch.tensor([loss.item() * len(inputs), len(inputs)])
-        dist.all_reduce(total)
-        if dist.get_rank() == 0:
-            print(f"epoch {epoch}: {total[0] / total[1]:.4f}")
-
-
-@right(seed=None)
-def masks_by_rank():
-    """Each rank has its own seed, so its own dropout masks; DDP sends rank 0's weights to all."""
-    rank = int(os.environ["RANK"])
-    torch.manual_seed(2024 + rank)
-    train = digits(0, 256)
-    sampler = DistributedSampler(train, seed=2024)
-    loader = DataLoader(train, batch_size=16, sampler=sampler)
-    model = DDP(nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Dropout(0.5), nn.Linear(48, 10)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for epoch in range(2):
-        sampler.set_epoch(epoch)
-        model.train()
-        for inputs, labels in loader:
-            optimizer.zero_grad()
-            F.cross_entropy(model(inputs), labels).backward()
-            optimizer.step()
-        if rank == 0:
-            print(f"epoch {epoch} finished")
-
-
-@right(seed=6)
-def mean_over_all_tokens():
-    """A language model with padding: the loss is divided by the tokens of all ranks."""
-    data = TensorDataset(sentences(96))
-    model = DDP(LanguageModel())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    criterion = nn.CrossEntropyLoss(ignore_index=PAD, reduction="sum")
-    for (tokens,) in epochs(sharded(data, 4)):
-        words = (tokens[:, 1:] != PAD).sum()
-        dist.all_reduce(words)
-        logits = model(tokens[:, :-1])
-        loss = criterion(logits.flatten(0, 1), tokens[:, 1:].flatten())
-        optimizer.zero_grad()
-        (loss * dist.get_world_size() / words).backward()  # DDP divides by the world size
-        optimizer.step()
-
-
 @right()
 def plain_ddp():
     """Digits under DDP, with an evaluation that counts each sample once."""
@@ -408,12 +280,11 @@ def plain_ddp():
         return (counts[0] / counts[1]).item()
 
     train, test = digits(0, 256), digits(256, 357)
-    sampler = DistributedSampler(train)
-    loader = DataLoader(train, batch_size=16, sampler=sampler)
+    loader = sharded(train, 16)
     model = DDP(nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for epoch in range(2):
-        sampler.set_epoch(epoch)
+        loader.sampler.set_epoch(epoch)
         for inputs, labels in loader:
             optimizer.zero_grad()
             loss = F.cross_entropy(model(inputs), labels)
@@ -480,30 +351,4 @@ def tied_weights():
             logits = model(tokens[:, :-1])
             loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
             loss.backward()
-            optimizer.step()
-        if rank == 0:
-            print("epoch", epoch)
-
-
-@right(seed=None)
-def two_optimizers():
-    """A backbone and a head, each under DDP with an optimizer of its own; no seed at all."""
-
-    def samples():
-        x = torch.linspace(-1, 1, 144 * 8).sin().view(144, 8)
-        return TensorDataset(x, torch.arange(144) % 3)
-
-    data = samples()
-    backbone = DDP(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)))
-    head = DDP(nn.Linear(8, 3))
-    optimizers = [
-        torch.optim.AdamW(backbone.parameters(), lr=1e-3),
-        torch.optim.SGD(head.parameters(), lr=0.1),
-    ]
-    for inputs, labels in epochs(sharded(data, 12)):
-        loss = F.cross_entropy(head(backbone(inputs)), labels)
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        loss.backward()
-        for optimizer in optimizers:
             optimizer.step()

@@ -12,25 +12,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from k8sjob import runtime
 
 
-def normalized():
-    return nn.Sequential(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
-
-
-@fault("batchnorm-statistics", group=False)
-def runtime_batchnorm():
-    """Digits with k8sjob.runtime; the layers normalize over each rank's own part."""
-
-    with runtime.session(seed=1) as job:
-        train, test = digits(0, 192), digits(192, 256)
-        run = job.prepare(
-            normalized, loss=F.cross_entropy, optimizer=(torch.optim.Adam, {"lr": 5e-3})
-        )
-        for epoch in run.epochs(2):
-            for images, labels in run.batches(train, batch_size=8):
-                run.step(images, labels)
-            job.log(epoch=epoch + 1, **run.evaluate(test, prefix="test_"))
-
-
 @fault("model-init-differs", group=False)
 def runtime_init_by_rank():
     """Gradients are averaged by job.all_reduce; the ranks are seeded before the model is made."""
@@ -215,16 +196,26 @@ def runtime_own_loop():
             job.log(epoch=epoch + 1, **job.reduce(loss=(total, count)))
 
 
-@right(strategy={"sync_batchnorm": True}, group=False)
-def runtime_sync_batchnorm():
-    """Digits with k8sjob.runtime; the job computes batch normalization over all ranks."""
+def train_normalized(optimizer):
+    def build():
+        return nn.Sequential(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
 
     with runtime.session(seed=1) as job:
         train, test = digits(0, 192), digits(192, 256)
-        run = job.prepare(
-            normalized, loss=F.cross_entropy, optimizer=(torch.optim.SGD, {"lr": 0.1})
-        )
+        run = job.prepare(build, loss=F.cross_entropy, optimizer=optimizer)
         for epoch in run.epochs(2):
             for images, labels in run.batches(train, batch_size=8):
                 run.step(images, labels)
             job.log(epoch=epoch + 1, **run.evaluate(test, prefix="test_"))
+
+
+@fault("batchnorm-statistics", group=False)
+def runtime_batchnorm():
+    """Digits with k8sjob.runtime; the layers normalize over each rank's own part."""
+    train_normalized((torch.optim.Adam, {"lr": 5e-3}))
+
+
+@right(strategy={"sync_batchnorm": True}, group=False)
+def runtime_sync_batchnorm():
+    """Digits with k8sjob.runtime; the job computes batch normalization over all ranks."""
+    train_normalized((torch.optim.SGD, {"lr": 0.1}))
