@@ -11,6 +11,7 @@ from faulty import FaultyRegistry
 from registries import CONFIG, LAYERS, QUICK, Layout, LocalRegistry, Registry, job
 
 from k8sjob.cli import main
+from k8sjob.image.build import build
 from k8sjob.image.push import push
 from k8sjob.image.registry.credentials import Keyring
 from k8sjob.image.registry.http_client import HttpClient
@@ -99,6 +100,18 @@ def code(tmp_path):
 
 
 @pytest.fixture
+def write_job(code):
+    """Writes the job.yaml of an image to build, with more fields of it; returns its path."""
+
+    def write(repository, base, more=""):
+        image = f"image: {{repository: {repository}, base: '{base}'{more}}}"
+        (code / "job.yaml").write_text(f"name: tiny\n{image}\nrun: {{script: main.py}}\n")
+        return code / "job.yaml"
+
+    return write
+
+
+@pytest.fixture
 def k8sjob(capfd):
     """Runs a command line in this process, with these variables in its environment."""
 
@@ -133,6 +146,18 @@ def pushed():
             http=http or HttpClient(retry=QUICK),
             **options,
         )
+
+    return call
+
+
+@pytest.fixture
+def build_there(code):
+    """Builds what a job installs, in the same way; returns what was made, and the lines of it."""
+
+    def call(repository, base, image, *, folder=code, **options):
+        detail = []
+        how = {"keyring": Keyring({}), "http": HttpClient(retry=QUICK), "say": detail.append}
+        return build(job(repository, base, **image), folder, **how, **options), detail
 
     return call
 

@@ -8,17 +8,6 @@ import pytest
 
 
 @pytest.fixture
-def write_job(code):
-    def write(repository, base, more=""):
-        image = f"image: {{repository: {repository}, base: '{base}'{more}}}"
-        text = f"name: tiny\n{image}\nrun: {{script: main.py}}\n"
-        (code / "job.yaml").write_text(text)
-        return code / "job.yaml"
-
-    return write
-
-
-@pytest.fixture
 def push(k8sjob):
     return lambda *args, **env: k8sjob("push", *args, **env)
 

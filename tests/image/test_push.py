@@ -97,15 +97,6 @@ def test_a_base_in_another_registry_is_copied(registry, start_registry, base_ima
     assert seen[-1][0] == seen[-1][1] == sum(blob.size for blob in done.blobs)
 
 
-def test_a_dry_run_writes_nothing(registry, base_image, pushed, code):
-    base = base_image(registry)
-    would = pushed(f"{registry.host}/team/dry", base, code, dry_run=True)
-    assert {blob.sent for blob in would.blobs} == {Sent.MISSING}
-    assert registry.tags("team/dry") == []
-    done = pushed(f"{registry.host}/team/dry", base, code)
-    assert (done.digest, done.files, done.layer_size) == (would.digest, 2, would.layer_size)
-
-
 def test_the_platform_is_chosen_from_an_index(registry, base_image, tmp_path, pushed, code):
     layout = Layout(tmp_path / "several")
     entries = []
@@ -140,8 +131,6 @@ def test_what_an_image_has_below_is_hidden_when_code_is_put_onto_it(
     names = list(read_image(done.reference)[2][-1])
     for folder in ("app", "opt/k8sjob"):
         assert names.index(folder) < names.index(f"{folder}/.wh..wh..opq")
-    with pytest.raises(ImageError, match=r"image: pip: tqdm has to be installed"):
-        pushed(f"{registry.host}/team/onto", base, code, image={"pip": ["tqdm"]})
 
 
 @docker_alone
