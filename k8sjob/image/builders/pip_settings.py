@@ -74,7 +74,7 @@ def _bundle(environ: Mapping[str, str], configured: str | None) -> Path | None:
     return Path(named).resolve()
 
 
-def as_uv_settings(environ: Mapping[str, str] | None = None) -> tuple[str, dict[str, str]]:
+def as_uv_settings() -> tuple[str, dict[str, str]]:
     """Pip's settings in uv's form.
 
     Returns:
@@ -83,7 +83,7 @@ def as_uv_settings(environ: Mapping[str, str] | None = None) -> tuple[str, dict[
     Raises:
         ImageError: a pip.conf cannot be read.
     """
-    environ = os.environ if environ is None else environ
+    environ = os.environ
     _, config, system = _folders(environ)
     files = [folder / "uv/uv.toml" for folder in (config, *system, Path("/etc"))]
     if any(environ.get(name) for name in _UV_VARIABLES) or any(path.exists() for path in files):

@@ -7,7 +7,7 @@ import io
 import time
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from urllib3.exceptions import HTTPError
 
@@ -26,25 +26,6 @@ BLOCK: Final = 256 << 10
 """Bytes that are in memory at once, of each blob that is being transferred."""
 _MIN_RATE: Final = 10_000
 """Bytes a second that a registry must deliver on average; mobile networks are faster."""
-
-
-class Content(Protocol):
-    """A blob that can be uploaded."""
-
-    @property
-    def digest(self) -> str:
-        """Of all of it."""
-
-    @property
-    def size(self) -> int:
-        """In bytes."""
-
-    def blocks(self) -> Iterator[bytes]:
-        """All of it; may be called again after a failure.
-
-        Raises:
-            ImageError: it cannot be read, or does not match its digest.
-        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +128,10 @@ class RemoteContent:
                 if skipped < len(block):
                     yield block[skipped:]
                 skipped = max(0, skipped - len(block))
+
+
+Content: TypeAlias = FileContent | RemoteContent
+"""A blob that can be uploaded; its blocks may be asked for again after a failure."""
 
 
 class Sent(StrEnum):
