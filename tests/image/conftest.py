@@ -54,6 +54,13 @@ def registry(start_registry):
 
 
 @pytest.fixture(scope="session")
+def readonly(start_registry):
+    """A registry that nothing can be written to."""
+    maintenance = {"readonly": {"enabled": True}}
+    return start_registry(storage={"inmemory": {}, "maintenance": maintenance})
+
+
+@pytest.fixture(scope="session")
 def base_image(tmp_path_factory):
     """Puts an image into a registry; returns its name there."""
 
@@ -61,6 +68,24 @@ def base_image(tmp_path_factory):
         layout = Layout(tmp_path_factory.mktemp("layout"))
         layout.index([layout.image(layers, config, form=form)])
         registry.put(layout, name, **headers)
+        return f"{registry.host}/{name}"
+
+    return put
+
+
+@pytest.fixture
+def several(registry, tmp_path):
+    """Puts an index of images for several platforms into the registry; returns its name there."""
+
+    def put(name, *platforms):
+        layout = Layout(tmp_path / "several")
+        entries = []
+        for platform in platforms:
+            place = dict(zip(("os", "architecture", "variant"), platform.split("/"), strict=False))
+            entry = layout.image([{"who": platform.encode()}], platform=platform)
+            entries.append({**entry, "platform": place})
+        layout.index(entries)
+        registry.put(layout, name)
         return f"{registry.host}/{name}"
 
     return put

@@ -207,9 +207,7 @@ def test_a_build_that_fails_tags_nothing(registry, storage, built):
     assert buildah(storage, "containers", "-q") == ""
 
 
-def test_a_registry_that_refuses_does_so_before_the_build(start_registry, base, built):
-    maintenance = {"readonly": {"enabled": True}}
-    readonly = start_registry(storage={"inmemory": {}, "maintenance": maintenance})
+def test_a_registry_that_refuses_does_so_before_the_build(readonly, base, built):
     detail = []
     with pytest.raises(ImageError, match="answers 405; it takes no uploads"):
         built("build/refused", at=readonly, progress=lambda *_: detail.append(_))
@@ -296,17 +294,10 @@ def sleeping():
     return False
 
 
-def test_each_platform_has_an_image_of_its_own(registry, k8sjob, job_file, tmp_path):
-    layout = Layout(tmp_path / "several")
-    entries = []
-    for architecture in ("amd64", "arm64"):
-        entry = layout.image([{"who": architecture.encode()}], platform=f"linux/{architecture}")
-        entries.append({**entry, "platform": {"os": "linux", "architecture": architecture}})
-    layout.index(entries)
-    onto = f"{registry.host}/build/several:1"
-    registry.put(layout, "build/several:1")
-    flags = [f"--platform=linux/{name}" for name in ("amd64", "arm64")]
-    file = job_file("build/platforms", onto=onto)
+def test_each_platform_has_an_image_of_its_own(several, k8sjob, job_file):
+    platforms = ("linux/amd64", "linux/arm64")
+    flags = [f"--platform={name}" for name in platforms]
+    file = job_file("build/platforms", onto=several("build/several:1", *platforms))
     would = k8sjob("build", file, "--builder=buildah", "--dry-run", *flags)
     assert (would.returncode, would.stdout) == (0, "")
     lines = [line for line in would.stderr.splitlines() if line.startswith("would build deps-")]

@@ -4,7 +4,7 @@ import subprocess
 from dataclasses import replace
 
 import pytest
-from registries import BOTH, LAYERS, Layout, docker_alone, read_image
+from registries import BOTH, LAYERS, docker_alone, read_image
 
 from k8sjob.errors import ImageError
 from k8sjob.image.dependencies import Dependencies
@@ -97,17 +97,8 @@ def test_a_base_in_another_registry_is_copied(registry, start_registry, base_ima
     assert seen[-1][0] == seen[-1][1] == sum(blob.size for blob in done.blobs)
 
 
-def test_the_platform_is_chosen_from_an_index(registry, base_image, tmp_path, pushed, code):
-    layout = Layout(tmp_path / "several")
-    entries = []
-    for platform, variant in (("linux/arm64", "v8"), ("linux/amd64", None)):
-        system, architecture = platform.split("/")
-        entry = layout.image([{"who": platform.encode()}], platform=platform)
-        place = {"os": system, "architecture": architecture, "variant": variant}
-        entries.append({**entry, "platform": {k: v for k, v in place.items() if v}})
-    layout.index(entries)
-    base = f"{registry.host}/team/several:1"
-    registry.put(layout, "team/several:1")
+def test_the_platform_is_chosen_from_an_index(registry, base_image, several, pushed, code):
+    base = several("team/several:1", "linux/arm64/v8", "linux/amd64")
     target = f"{registry.host}/team/platform"
     for platform, expected in ((None, "amd64"), ("linux/arm64", "arm64"), ("linux/amd64", "amd64")):
         done = pushed(target, base, code, image={"platform": platform})

@@ -180,7 +180,6 @@ REFUSED = {
     "source": r"(?s)source.*or take --builder buildah, which can compile",
     "slow": r"(?s)slow.*or take --builder buildah",
     "fast>=4": r"(?s)fast.*or take --builder buildah",
-    "not-there": r"(?s)not-there.*ask for another version",
 }
 
 
