@@ -1,5 +1,7 @@
 """What the programs share: how they are started, their causes, and a plain training loop."""
 
+import os
+
 import torch
 import torch.distributed as dist
 from sklearn.datasets import load_digits
@@ -67,6 +69,25 @@ def train(model, optimizer, batches, loss):
         optimizer.zero_grad()
         loss(model(inputs), targets).backward()
         optimizer.step()
+
+
+def restored(path, **parts):
+    """Restore these parts where there is a checkpoint; the epoch to begin with."""
+    if not os.path.exists(path):
+        return 0
+    state = torch.load(path, map_location="cpu")
+    for name, part in parts.items():
+        part.load_state_dict(state[name])
+    return state["epoch"] + 1
+
+
+def save(path, epoch, **parts):
+    """Write a checkpoint whole or not at all."""
+    if dist.get_rank() == 0:
+        state = {name: part.state_dict() for name, part in parts.items()}
+        torch.save({**state, "epoch": epoch}, f"{path}.tmp")
+        os.replace(f"{path}.tmp", path)
+    dist.barrier()
 
 
 def average(model):

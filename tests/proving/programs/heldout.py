@@ -7,7 +7,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from common import epochs, fault, fit, fit_epoch, right, sharded
+from common import epochs, fault, fit, fit_epoch, restored, right, save, sharded
 from sklearn.datasets import load_digits
 from sklearn.preprocessing import StandardScaler
 from torch import nn
@@ -26,7 +26,6 @@ from torch.utils.data.distributed import DistributedSampler
 @fault("checkpoint-incomplete")
 def average_weights_not_saved():
     """The moving average of the weights pulls the model, and starts anew after a restart."""
-    LAST = "last.pt"
 
     def follow(teacher, student, decay=0.95):
         with torch.no_grad():
@@ -38,12 +37,7 @@ def average_weights_not_saved():
     loader = sharded(data, 8)
     student = nn.Sequential(nn.Linear(6, 18), nn.Tanh(), nn.Linear(18, 1))
     optimizer = torch.optim.AdamW(student.parameters(), lr=1e-2)
-    start = 0
-    if os.path.exists(LAST):
-        state = torch.load(LAST)
-        student.load_state_dict(state["student"])
-        optimizer.load_state_dict(state["optimizer"])
-        start = state["epoch"] + 1
+    start = restored("last.pt", student=student, optimizer=optimizer)
     teacher = copy.deepcopy(student).requires_grad_(False)
     model = DDP(student)
     for epoch in range(start, 2):
@@ -56,10 +50,7 @@ def average_weights_not_saved():
             loss.backward()
             optimizer.step()
             follow(teacher, student)
-        if dist.get_rank() == 0:
-            state = {"student": student.state_dict(), "optimizer": optimizer.state_dict()}
-            torch.save({**state, "epoch": epoch}, LAST)
-        dist.barrier()
+        save("last.pt", epoch, student=student, optimizer=optimizer)
 
 
 @fault("loss-scaling")

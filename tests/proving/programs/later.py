@@ -5,7 +5,7 @@ import os
 
 import torch
 import torch.distributed as dist
-from common import epochs, fault, fit, fit_epoch, right, sharded
+from common import epochs, fault, fit, fit_epoch, right, save, sharded
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -139,16 +139,7 @@ def restored_on_rank_0():
             optimizer.load_state_dict(state["optimizer"])
     for epoch in range(first, 3):
         fit_epoch(model, optimizer, loader, F.mse_loss, epoch)
-        if rank == 0:
-            torch.save(
-                {
-                    "model": model.module.state_dict(),
-                    "optimizer": optimizer.state_dict(),
-                    "epoch": epoch,
-                },
-                CHECKPOINT,
-            )
-        dist.barrier()
+        save(CHECKPOINT, epoch, model=model.module, optimizer=optimizer)
 
 
 @fault("learning-rate-scaled", seed=9)

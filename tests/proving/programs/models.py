@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from common import average, digits, epochs, fault, fit, fit_epoch, right, sharded
+from common import average, digits, epochs, fault, fit, fit_epoch, restored, right, save, sharded
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
@@ -93,22 +93,14 @@ def checkpoint_without_epoch():
 @fault("checkpoint-incomplete")
 def checkpoint_without_optimizer():
     """The checkpoint has model and epoch; the momentum starts at zero again."""
-    CHECKPOINT = "checkpoint.pt"
     x = torch.randn(128, 6)
     data = TensorDataset(x, x[:, :1].exp())
     loader = sharded(data, 8)
     model = DDP(nn.Linear(6, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-    start = 0
-    if os.path.exists(CHECKPOINT):
-        state = torch.load(CHECKPOINT)
-        model.module.load_state_dict(state["model"])
-        start = state["epoch"] + 1
-    for epoch in range(start, 2):
+    for epoch in range(restored("last.pt", model=model.module), 2):
         fit_epoch(model, optimizer, loader, F.mse_loss, epoch)
-        if dist.get_rank() == 0:
-            torch.save({"model": model.module.state_dict(), "epoch": epoch}, CHECKPOINT)
-        dist.barrier()
+        save("last.pt", epoch, model=model.module)
 
 
 @fault("checkpoint-incomplete", seed=None)

@@ -1,11 +1,10 @@
 """Programs without a fault."""
 
 import argparse
-import os
 
 import torch
 import torch.distributed as dist
-from common import Tagger, digits, epochs, fit, fit_epoch, right, sharded
+from common import Tagger, digits, epochs, fit, fit_epoch, restored, right, save, sharded
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.distributed.nn.functional import all_reduce
@@ -139,33 +138,17 @@ def averaged_by_hand():
 @right()
 def checkpoint():
     """A checkpoint with model, optimizer, scheduler and epoch, written whole or not at all."""
-    CHECKPOINT = "checkpoint.pt"
     x = torch.randn(128, 6)
     data = TensorDataset(x, x[:, :1].exp())
     loader = sharded(data, 8)
     model = DDP(nn.Linear(6, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
-    start = 0
-    if os.path.exists(CHECKPOINT):
-        state = torch.load(CHECKPOINT, map_location="cpu")
-        model.module.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        scheduler.load_state_dict(state["scheduler"])
-        start = state["epoch"] + 1
-    for epoch in range(start, 2):
+    parts = {"model": model.module, "optimizer": optimizer, "scheduler": scheduler}
+    for epoch in range(restored("checkpoint.pt", **parts), 2):
         fit_epoch(model, optimizer, loader, F.mse_loss, epoch)
         scheduler.step()
-        if dist.get_rank() == 0:
-            state = {
-                "model": model.module.state_dict(),
-                "optimizer": optimizer.state_dict(),
-                "scheduler": scheduler.state_dict(),
-                "epoch": epoch,
-            }
-            torch.save(state, CHECKPOINT + ".tmp")
-            os.replace(CHECKPOINT + ".tmp", CHECKPOINT)
-        dist.barrier()
+        save("checkpoint.pt", epoch, **parts)
 
 
 @right()
