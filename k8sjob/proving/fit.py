@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
@@ -66,7 +66,7 @@ class Measured:
         values = {name: max(round(getattr(self, name)
                   + share * (getattr(other, name) - getattr(self, name))), 0)
                   for name in ("inputs", "activations", "retained")}  # fmt: skip
-        return Measured(**{**asdict(self), "batch": batch, **values})
+        return replace(self, batch=batch, **values)
 
 
 def peak(one: Measured, strategy: str, ranks: int, *, reshard: bool = True) -> dict[str, int]:

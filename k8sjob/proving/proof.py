@@ -11,7 +11,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from k8sjob.backends.local.prepare import Places, prepare
 from k8sjob.backends.local.store import Store
@@ -204,6 +204,8 @@ class _Runs:
 class Forks:
     """A process that has torch imported, and forks the ranks of each run."""
 
+    program: ClassVar = ("-m", "k8sjob.runtime.prover")
+
     def __enter__(self) -> Self:
         env = {
             **os.environ,
@@ -214,7 +216,7 @@ class Forks:
         home = str(Path(__file__).parents[2])
         env["PYTHONPATH"] = os.pathsep.join([home, *filter(None, [env.get("PYTHONPATH")])])
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "k8sjob.runtime.prover"],
+            [sys.executable, "-P", *self.program],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, process_group=0,
         )  # fmt: skip
         return self

@@ -40,17 +40,7 @@ runpy.run_module("k8sjob.runtime.prover", run_name="__main__", alter_sys=True)
 class WarmForks(Forks):
     """Forks ranks from a process that has imported scikit-learn: 0.8 s a program instead of 5."""
 
-    def __enter__(self):
-        env = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", WARM],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **env, "PYTHONPATH": str(PROGRAMS.parents[2])},
-            process_group=0,
-        )
-        return self
+    program = ("-c", WARM)
 
 
 class Program(NamedTuple):

@@ -1,4 +1,4 @@
-"""Faults in the data: which samples a rank trains on, and in which order."""
+"""Programs about data: which samples a rank trains on, and in which order."""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""Faults in the loss and in how gradients are reduced."""
+"""Programs about the loss and how gradients are reduced."""
 
 from contextlib import nullcontext
 

@@ -1,4 +1,4 @@
-"""Faults in models, optimizers, evaluations, checkpoints and the order of collectives."""
+"""Programs about models, optimizers, evaluations, checkpoints and the order of collectives."""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""Programs without a fault."""
+"""Programs without a fault that differ in more than one place from those with one."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""Programs with k8sjob.runtime: with one fault each, then without any."""
+"""Programs with k8sjob.runtime."""
 
 import math
 
