@@ -72,13 +72,10 @@ def divided_after_ddp():
 
     x = torch.randn(128, 4)
     data = TensorDataset(x, 3 * x[:, :1] - x[:, 1:2])
-    loader = sharded(data, 8)
     model = DDP(nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for epoch in range(2):
-        loader.sampler.set_epoch(epoch)
-        for batch in loader:
-            train_step(model, optimizer, *batch)
+    for batch in epochs(sharded(data, 8)):
+        train_step(model, optimizer, *batch)
 
 
 @fault("gradient-not-averaged", seed=4)

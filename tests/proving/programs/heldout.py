@@ -98,13 +98,10 @@ def gradient_penalty():
 
     x = torch.randn(120, 6)
     data = TensorDataset(x, x[:, :2])
-    loader = sharded(data, 10)
     model = DDP(nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 2)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-    for epoch in range(2):
-        loader.sampler.set_epoch(epoch)
-        for batch in loader:
-            step(model, optimizer, *batch)
+    for batch in epochs(sharded(data, 10)):
+        step(model, optimizer, *batch)
 
 
 @fault("model-init-differs", seed=None)

@@ -300,17 +300,14 @@ def only_rank_0_steps():
 
     x = torch.rand(120, 6)
     data = TensorDataset(x, x.std(1, keepdim=True))
-    loader = sharded(data, 10)
     model = DDP(nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 1)))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2) if is_main_process() else None
-    for epoch in range(2):
-        loader.sampler.set_epoch(epoch)
-        for inputs, targets in loader:
-            model.zero_grad()
-            loss = F.mse_loss(model(inputs), targets)
-            loss.backward()
-            if optimizer is not None:
-                optimizer.step()
+    for inputs, targets in epochs(sharded(data, 10)):
+        model.zero_grad()
+        loss = F.mse_loss(model(inputs), targets)
+        loss.backward()
+        if optimizer is not None:
+            optimizer.step()
 
 
 @fault("model-init-differs")
