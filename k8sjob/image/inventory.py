@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from k8sjob.errors import ImageError
 from k8sjob.image.archive import ZSTD_ERRORS, ZSTD_MAGIC, zstd_reader
-from k8sjob.image.registry.blobs import BLOCK, RemoteContent
+from k8sjob.image.registry.blobs import BLOCK, RemoteContent, counted
 from k8sjob.image.registry.manifest import environment
 from k8sjob.image.registry.repository import run_parallel
 
@@ -339,12 +339,7 @@ def scan_layer(content: Content, where: str, note: Callable[[int], object]) -> L
 
 
 def _scan(content: Content, what: str, note: Callable[[int], object]) -> LayerScan:
-    def counted() -> Iterator[bytes]:
-        for block in content.blocks():
-            note(len(block))
-            yield block
-
-    blocks, found, failure = counted(), LayerScan(), None
+    blocks, found, failure = counted(content, note), LayerScan(), None
     try:
         _scan_archive(_Stream(blocks), what, found)
     except _READ_ERRORS as error:

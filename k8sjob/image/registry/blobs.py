@@ -15,7 +15,7 @@ from k8sjob.errors import ImageError
 from k8sjob.image.registry.manifest import digest_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from tempfile import SpooledTemporaryFile
     from typing import BinaryIO
 
@@ -132,6 +132,13 @@ class RemoteContent:
 
 Content: TypeAlias = FileContent | RemoteContent
 """A blob that can be uploaded; its blocks may be asked for again after a failure."""
+
+
+def counted(content: Content, note: Callable[[int], object]) -> Iterator[bytes]:
+    """The blocks of a blob; `note` is called with the size of each."""
+    for block in content.blocks():
+        note(len(block))
+        yield block
 
 
 class Sent(StrEnum):
