@@ -109,7 +109,7 @@ def _replica_row(replica: ReplicaStatus) -> list[object]:
 
 def _made_of(job: Json) -> list[str]:
     """The layers of the image, the highest first, and its base."""
-    from k8sjob.image.layer.context import shown_size  # noqa: PLC0415 - of no use for a list
+    from k8sjob.image.context import shown_size  # noqa: PLC0415 - of no use for a list
 
     made_of = provenance(job)
     if made_of is None:

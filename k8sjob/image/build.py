@@ -14,7 +14,7 @@ from k8sjob.image.dependencies import BuildRequest, Dependencies, image_on_base
 from k8sjob.image.registry.blobs import in_memory
 from k8sjob.image.registry.credentials import Keyring
 from k8sjob.image.registry.http_client import HttpClient
-from k8sjob.image.registry.reference import Reference
+from k8sjob.image.registry.manifest import Reference
 from k8sjob.image.registry.repository import Registries, Repository, read_base
 
 if TYPE_CHECKING:

@@ -13,16 +13,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.errors import ImageError, redacted
-from k8sjob.image.append import append_packages
-from k8sjob.image.registry.transfer import Transfer
+from k8sjob.image.layers import append_packages
+from k8sjob.image.registry.repository import transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from k8sjob.image.layer.archive import Layer
-    from k8sjob.image.registry.manifest import Base
-    from k8sjob.image.registry.reference import Reference
+    from k8sjob.image.archive import Layer
+    from k8sjob.image.registry.manifest import Base, Reference
     from k8sjob.image.registry.repository import Repository
     from k8sjob.spec import Image, JobSpec
 
@@ -53,8 +52,6 @@ class Dependencies:
     """What is to be installed on a base; false where that is nothing.
 
     Attributes:
-        apt: Debian packages.
-        pip: requirements, as pip takes them.
         requirements: contents of the requirements file; None: there is none.
         index_url: pip's index; None: pip's own choice.
     """
@@ -68,8 +65,7 @@ class Dependencies:
     def of(cls, image: Image, folder: Path) -> Dependencies:
         """Read what a job installs; relative paths of the spec start from the folder.
 
-        Raises:
-            ImageError: the requirements file cannot be read, or needs another file beside it.
+        ImageError: the requirements file cannot be read, or needs another file beside it.
         """
         text = None
         if image.requirements is not None:
@@ -167,15 +163,11 @@ class BuildRequest:
 
     Attributes:
         image: of the spec.
-        wanted: what is installed.
         base: what it is put on, for one platform.
         below: the base's repository, to read.
         target: the job's repository, to write; its reference has the tag under which the image is
             to be, last of all, when it is whole.
-        cached: what earlier builds have left on this machine may be used.
-        say: is called with each line of progress.
-        progress: is called with the bytes sent, and how many there are to send.
-        zstd: compress what is installed by zstd; else by gzip.
+        cached, say, progress, zstd: as in k8sjob.image.build.build.
     """
 
     image: Image
@@ -196,8 +188,9 @@ class BuildRequest:
     def push(self, layers: Sequence[Layer], variables: Mapping[str, str] | None = None) -> None:
         """Push the base with layers on it, the lowest first, and variables that differ from its."""
         made = append_packages(self.base, layers, variables or {})
-        transfer = Transfer(self.target, self.below, self.progress, dry_run=False)
-        transfer.run(self.base, [layer.content for layer in layers], made.config)
+        contents = [layer.content for layer in layers]
+        parts = (self.base, contents, made.config)
+        transfer(self.target, self.below, *parts, progress=self.progress)
         self.target.put(made.manifest, made.media_type, self.tag)
 
 

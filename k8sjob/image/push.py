@@ -12,25 +12,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from k8sjob.errors import ImageError
-from k8sjob.image.append import BASE_DIGEST, BASE_NAME, append_code
+from k8sjob.image.context import read_context
 from k8sjob.image.dependencies import Dependencies, image_on_base
-from k8sjob.image.layer.context import read_context
-from k8sjob.image.layer.layers import pack_code
+from k8sjob.image.layers import BASE_DIGEST, BASE_NAME, append_code, pack_code
 from k8sjob.image.registry.credentials import Keyring
 from k8sjob.image.registry.http_client import HttpClient
-from k8sjob.image.registry.manifest import labels
+from k8sjob.image.registry.manifest import Reference, labels
 from k8sjob.image.registry.oci_layout import Layout
-from k8sjob.image.registry.reference import Reference
-from k8sjob.image.registry.repository import Registries, Repository, read_base
-from k8sjob.image.registry.transfer import Transfer, start
+from k8sjob.image.registry.repository import Registries, Repository, read_base, start, transfer
 from k8sjob.provenance import ImageLayer, Provenance
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from k8sjob.image.layer.layers import Secret
+    from k8sjob.image.context import Secret
     from k8sjob.image.registry.manifest import Base, Manifest
-    from k8sjob.image.registry.transfer import Blob
+    from k8sjob.image.registry.repository import Blob
     from k8sjob.spec import Image, JobSpec
 
 
@@ -40,15 +37,12 @@ class Pushed:
 
     Attributes:
         reference: the image by its digest, for good.
-        digest: of its manifest.
         tag: under which the registry, or the folder, keeps it.
         base: the image below, by its digest.
         platform: os/architecture.
-        files: number of files of the user's in the code layer.
-        code_size: their bytes.
+        files: number of files of the user's in the code layer, of code_size bytes.
         layer_size: bytes of the code layer as it is sent.
-        blobs: the parts; empty where the image was there already.
-        unchanged: the image was there already.
+        blobs: the parts; empty where the image was there already (unchanged).
         private: files left out, since their names say that they hold credentials.
         findings: contents that look like credentials and are in the image all the same.
         origin: what the image is made of, for the job to carry.
@@ -134,8 +128,11 @@ def push(
         made = append_code(base, layer, spec)
         tag = f"k8sjob-{made.digest.removeprefix('sha256:')[:12]}"
         unchanged = place.has(made.manifest, made.media_type)
-        transfer = Transfer(place, target if wanted else below, progress, dry_run=dry_run)
-        blobs = () if unchanged else transfer.run(base, [layer.content], made.config)
+        blobs: tuple[Blob, ...] = ()
+        if not unchanged:
+            source = target if wanted else below
+            parts = (base, [layer.content], made.config)
+            blobs = transfer(place, source, *parts, progress=progress, dry_run=dry_run)
         if not unchanged and not dry_run:
             place.put(made.manifest, made.media_type, tag)
     reference = target.reference.at(made.digest)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.backends.local.prepare import Places, prepare
-from k8sjob.backends.local.store import Store
-from k8sjob.contract import AGENT
-from k8sjob.errors import BackendError, Problem, SpecError
+from k8sjob.errors import BackendError
 from k8sjob.jobs.plan import load_spec, plan_run
-from k8sjob.proving.proof import Forks
+from k8sjob.proving.proof import Forks, check_script
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -69,7 +66,7 @@ class Measured:
         values = {name: max(round(getattr(self, name)
                   + share * (getattr(other, name) - getattr(self, name))), 0)
                   for name in ("inputs", "activations", "retained")}  # fmt: skip
-        return Measured(**{**asdict(self), "batch": batch, **values})
+        return replace(self, batch=batch, **values)
 
 
 def peak(one: Measured, strategy: str, ranks: int, *, reshard: bool = True) -> dict[str, int]:
@@ -163,10 +160,7 @@ def fit(
         BackendError: it cannot be started here, it fails, or it trains nothing.
     """
     spec, folder = load_spec(spec, folder, here=True)
-    if not (spec.run.script or spec.run.module):
-        raise SpecError([Problem("run.command",
-            "fit needs a Python script; set run.script or run.module in place of run.command",
-        )])  # fmt: skip
+    check_script(spec, "fit")
     memory = memory or gpu_memory(spec.resources.gpu_type or "")
     gpu = bool(memory or spec.resources.gpus)
     ranks, strategy = spec.world_size, spec.strategy
@@ -225,14 +219,10 @@ def _advice(
 
 
 def _run(plan: Plan, root: Path, forks: Forks, options: Mapping[str, Any]) -> tuple[Measured, str]:
-    places = Places(plan, root, root / "checkpoints", Store())
-    launch = prepare(places, places.job).launches["master-0"]
     folder = root / "record"
-    answer = forks.run({
-        "argv": launch.argv[len(AGENT) :], "env": launch.env, "cwd": launch.cwd,
-        "folder": str(folder), "ranks": 1, "quiet": _QUIET, "silent": _LIMIT, "limit": _LIMIT,
-        "options": {"memory": dict(options)},
-    })  # fmt: skip
+    limits = {"quiet": _QUIET, "silent": _LIMIT, "limit": _LIMIT}
+    request = {"folder": str(folder), "ranks": 1, "options": {"memory": dict(options)}, **limits}
+    answer = forks.start(plan, root, request)
     script = plan.spec.run.script or plan.spec.run.module
     file = folder / "memory.json"
     if not file.exists():

@@ -11,7 +11,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from k8sjob.backends.local.prepare import Places, prepare
 from k8sjob.backends.local.store import Store
@@ -121,17 +121,20 @@ def _check(spec: JobSpec, nproc: int) -> None:
     if nproc < 2:
         message = f"--nproc {nproc}: one process is compared with several; give at least 2"
         raise SpecError([Problem("", message)])
-    if not (spec.run.script or spec.run.module):
-        message = (
-            "prove needs a Python script; set run.script or run.module in place of run.command"
-        )
-        raise SpecError([Problem("run.command", message)])
+    check_script(spec, "prove")
     if spec.strategy.kind not in _DATA_PARALLEL:
         message = (
             f"prove compares data-parallel training (ddp, fsdp), and strategy.kind is"
             f" {spec.strategy.kind}"
         )
         raise SpecError([Problem("strategy.kind", message)])
+
+
+def check_script(spec: JobSpec, command: str) -> None:
+    """SpecError where a job runs no Python script, which the command needs."""
+    if not (spec.run.script or spec.run.module):
+        message = "a Python script; set run.script or run.module in place of run.command"
+        raise SpecError([Problem("run.command", f"{command} needs {message}")])
 
 
 def _proof(evidence: Evidence, nproc: int) -> Proof:
@@ -190,23 +193,18 @@ class _Runs:
         return Evidence(many, one, again, resumed)
 
     def _run(self, name: str, ranks: int, *, files: Path | None = None, **options: Any) -> Run:
-        places = Places(self._plan, self._root / name, self._root / name / "checkpoints", Store())
-        launch = prepare(places, places.job).launches["master-0"]
-        if files is not None:
-            shutil.copytree(files, launch.cwd, dirs_exist_ok=True)
         self._progress(_LINES[name].format(ranks))
         folder = self._root / "records" / name
-        answer = self._forks.run({
-            "argv": launch.argv[len(AGENT) :], "env": launch.env, "cwd": launch.cwd,
-            "folder": str(folder), "ranks": ranks,
-            "quiet": _QUIET, "silent": _SILENT, "limit": _LIMIT,
-            "options": {"steps": self._steps, "seconds": _SECONDS, **options},
-        })  # fmt: skip
-        return Run.read(folder, answer)
+        limits = {"quiet": _QUIET, "silent": _SILENT, "limit": _LIMIT}
+        options = {"steps": self._steps, "seconds": _SECONDS, **options}
+        request = {"folder": str(folder), "ranks": ranks, "options": options, **limits}
+        return Run.read(folder, self._forks.start(self._plan, self._root / name, request, files))
 
 
 class Forks:
     """A process that has torch imported, and forks the ranks of each run."""
+
+    program: ClassVar = ("-m", "k8sjob.runtime.prover")
 
     def __enter__(self) -> Self:
         env = {
@@ -218,7 +216,7 @@ class Forks:
         home = str(Path(__file__).parents[2])
         env["PYTHONPATH"] = os.pathsep.join([home, *filter(None, [env.get("PYTHONPATH")])])
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "k8sjob.runtime.prover"],
+            [sys.executable, "-P", *self.program],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, process_group=0,
         )  # fmt: skip
         return self
@@ -228,6 +226,17 @@ class Forks:
             self._process.terminate()
         with suppress(BrokenPipeError):
             self._process.communicate()
+
+    def start(
+        self, plan: Plan, root: Path, request: Mapping[str, Any], files: Path | None = None
+    ) -> dict[str, Any]:
+        """Run the script of a plan in a new folder, with copies of these files; see `run`."""
+        places = Places(plan, root, root / "checkpoints", Store())
+        launch = prepare(places, places.job).launches["master-0"]
+        if files is not None:
+            shutil.copytree(files, launch.cwd, dirs_exist_ok=True)
+        argv = launch.argv[len(AGENT) :]
+        return self.run({"argv": argv, "env": launch.env, "cwd": launch.cwd, **request})
 
     def run(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Run a script; see k8sjob.runtime.prover.

@@ -14,15 +14,14 @@ from wheelhouse import alone, wheel
 from k8sjob.errors import ImageError
 from k8sjob.image.builders.pip_settings import write_secrets
 from k8sjob.image.builders.uv import find_uv, unpack
+from k8sjob.image.context import read_context
 from k8sjob.image.dependencies import Dependencies
-from k8sjob.image.layer.context import read_context
-from k8sjob.image.layer.inventory import Inventory
-from k8sjob.image.layer.layers import pack_code
+from k8sjob.image.inventory import Inventory
+from k8sjob.image.layers import pack_code
 from k8sjob.image.registry import manifest
 from k8sjob.image.registry.credentials import Keyring
-from k8sjob.image.registry.manifest import Index
+from k8sjob.image.registry.manifest import Index, Reference
 from k8sjob.image.registry.oci_layout import Layout
-from k8sjob.image.registry.reference import Reference
 from k8sjob.spec import Image
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,6 +11,7 @@ from faulty import FaultyRegistry
 from registries import CONFIG, LAYERS, QUICK, Layout, LocalRegistry, Registry, job
 
 from k8sjob.cli import main
+from k8sjob.image.build import build
 from k8sjob.image.push import push
 from k8sjob.image.registry.credentials import Keyring
 from k8sjob.image.registry.http_client import HttpClient
@@ -53,6 +54,13 @@ def registry(start_registry):
 
 
 @pytest.fixture(scope="session")
+def readonly(start_registry):
+    """A registry that nothing can be written to."""
+    maintenance = {"readonly": {"enabled": True}}
+    return start_registry(storage={"inmemory": {}, "maintenance": maintenance})
+
+
+@pytest.fixture(scope="session")
 def base_image(tmp_path_factory):
     """Puts an image into a registry; returns its name there."""
 
@@ -60,6 +68,24 @@ def base_image(tmp_path_factory):
         layout = Layout(tmp_path_factory.mktemp("layout"))
         layout.index([layout.image(layers, config, form=form)])
         registry.put(layout, name, **headers)
+        return f"{registry.host}/{name}"
+
+    return put
+
+
+@pytest.fixture
+def several(registry, tmp_path):
+    """Puts an index of images for several platforms into the registry; returns its name there."""
+
+    def put(name, *platforms):
+        layout = Layout(tmp_path / "several")
+        entries = []
+        for platform in platforms:
+            place = dict(zip(("os", "architecture", "variant"), platform.split("/"), strict=False))
+            entry = layout.image([{"who": platform.encode()}], platform=platform)
+            entries.append({**entry, "platform": place})
+        layout.index(entries)
+        registry.put(layout, name)
         return f"{registry.host}/{name}"
 
     return put
@@ -99,6 +125,18 @@ def code(tmp_path):
 
 
 @pytest.fixture
+def write_job(code):
+    """Writes the job.yaml of an image to build, with more fields of it; returns its path."""
+
+    def write(repository, base, more=""):
+        image = f"image: {{repository: {repository}, base: '{base}'{more}}}"
+        (code / "job.yaml").write_text(f"name: tiny\n{image}\nrun: {{script: main.py}}\n")
+        return code / "job.yaml"
+
+    return write
+
+
+@pytest.fixture
 def k8sjob(capfd):
     """Runs a command line in this process, with these variables in its environment."""
 
@@ -133,6 +171,18 @@ def pushed():
             http=http or HttpClient(retry=QUICK),
             **options,
         )
+
+    return call
+
+
+@pytest.fixture
+def build_there(code):
+    """Builds what a job installs, in the same way; returns what was made, and the lines of it."""
+
+    def call(repository, base, image, *, folder=code, **options):
+        detail = []
+        how = {"keyring": Keyring({}), "http": HttpClient(retry=QUICK), "say": detail.append}
+        return build(job(repository, base, **image), folder, **how, **options), detail
 
     return call
 

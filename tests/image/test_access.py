@@ -179,11 +179,6 @@ def test_a_certificate_must_be_trusted(tls, push_to_tls, certificate, home, monk
     assert push_to_tls().unchanged
 
 
-def test_plain_http_is_for_loopback_and_for_what_is_named(pushed, code):
-    with pytest.raises(ImageError, match=r"reading reg\.invalid/x:1: reg\.invalid: there is no ho"):
-        pushed("reg.invalid/y", "reg.invalid/x:1", code)
-
-
 def test_loopback_goes_through_no_proxy(registry, base_image, pushed, code, monkeypatch):
     base = base_image(registry)
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")

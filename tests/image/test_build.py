@@ -19,15 +19,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from registries import QUICK, Layout, job, read_image
+from registries import Layout, read_image
 
 from k8sjob.errors import ImageError
-from k8sjob.image.build import build
 from k8sjob.image.builders import BUILDERS
 from k8sjob.image.builders.containers import exported
 from k8sjob.image.dependencies import Dependencies
-from k8sjob.image.registry.credentials import Keyring
-from k8sjob.image.registry.http_client import HttpClient
 
 pytestmark = pytest.mark.system
 REGISTRIES = ("docker",)  # builders need a Debian as well
@@ -100,14 +97,15 @@ def base(registry, storage, tmp_path_factory):
 
 
 @pytest.fixture
-def built(registry, base, code, storage_of):
+def built(registry, base, build_there, storage_of):
     """Builds, and gives what was made and what was said."""
 
-    def call(repository, *, builder="buildah", onto=base, at=registry, image=None, **options):
-        detail = []
-        spec = job(f"{at.host}/{repository}", onto, **(image or {"pip": ["tqdm"]}))
-        options |= {"keyring": Keyring({}), "http": HttpClient(retry=QUICK), "say": detail.append}
-        return build(spec, code, builder=builder, **options), "\n".join(detail)
+    def call(repository, *, builder="buildah", at=registry, image=None, **options):
+        image = image or {"pip": ["tqdm"]}
+        done, lines = build_there(
+            f"{at.host}/{repository}", base, image, builder=builder, **options
+        )
+        return done, "\n".join(lines)
 
     return call
 
@@ -209,9 +207,7 @@ def test_a_build_that_fails_tags_nothing(registry, storage, built):
     assert buildah(storage, "containers", "-q") == ""
 
 
-def test_a_registry_that_refuses_does_so_before_the_build(start_registry, base, built):
-    maintenance = {"readonly": {"enabled": True}}
-    readonly = start_registry(storage={"inmemory": {}, "maintenance": maintenance})
+def test_a_registry_that_refuses_does_so_before_the_build(readonly, base, built):
     detail = []
     with pytest.raises(ImageError, match="answers 405; it takes no uploads"):
         built("build/refused", at=readonly, progress=lambda *_: detail.append(_))
@@ -230,17 +226,15 @@ def test_credentials_of_an_index_are_in_no_layer(built, monkeypatch):
 
 
 @pytest.fixture
-def write_job(code, registry, base):
+def job_file(registry, base, write_job):
     def write(repository, more="pip: [tqdm]", onto=base):
-        image = f"image: {{repository: {registry.host}/{repository}, base: '{onto}', {more}}}"
-        (code / "job.yaml").write_text(f"name: tiny\n{image}\nrun: {{script: main.py}}\n")
-        return code / "job.yaml"
+        return write_job(f"{registry.host}/{repository}", onto, f", {more}")
 
     return write
 
 
-def test_the_command(registry, k8sjob, write_job, storage_of):
-    file = write_job("build/command")
+def test_the_command(registry, k8sjob, job_file, storage_of):
+    file = job_file("build/command")
     would = k8sjob("build", file, "--builder", "buildah", "--dry-run")
     assert (would.returncode, would.stdout) == (0, "")
     assert "by buildah: pip: tqdm" in would.stderr
@@ -259,8 +253,8 @@ def test_the_command(registry, k8sjob, write_job, storage_of):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda each: each.name)
-def test_an_interrupted_build_leaves_nothing(registry, write_job, storage, tmp_path, number):
-    file = write_job("build/stopped", "pip: [slow-package]")
+def test_an_interrupted_build_leaves_nothing(registry, job_file, storage, tmp_path, number):
+    file = job_file("build/stopped", "pip: [slow-package]")
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     env = {"CONTAINERS_STORAGE_CONF": str(storage), "TMPDIR": str(temporary)}
@@ -300,17 +294,10 @@ def sleeping():
     return False
 
 
-def test_each_platform_has_an_image_of_its_own(registry, k8sjob, write_job, tmp_path):
-    layout = Layout(tmp_path / "several")
-    entries = []
-    for architecture in ("amd64", "arm64"):
-        entry = layout.image([{"who": architecture.encode()}], platform=f"linux/{architecture}")
-        entries.append({**entry, "platform": {"os": "linux", "architecture": architecture}})
-    layout.index(entries)
-    onto = f"{registry.host}/build/several:1"
-    registry.put(layout, "build/several:1")
-    flags = [f"--platform=linux/{name}" for name in ("amd64", "arm64")]
-    file = write_job("build/platforms", onto=onto)
+def test_each_platform_has_an_image_of_its_own(several, k8sjob, job_file):
+    platforms = ("linux/amd64", "linux/arm64")
+    flags = [f"--platform={name}" for name in platforms]
+    file = job_file("build/platforms", onto=several("build/several:1", *platforms))
     would = k8sjob("build", file, "--builder=buildah", "--dry-run", *flags)
     assert (would.returncode, would.stdout) == (0, "")
     lines = [line for line in would.stderr.splitlines() if line.startswith("would build deps-")]

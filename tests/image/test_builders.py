@@ -16,8 +16,7 @@ from k8sjob.image.dependencies import BuildRequest, Dependencies
 from k8sjob.image.registry import manifest
 from k8sjob.image.registry.credentials import Keyring
 from k8sjob.image.registry.http_client import HttpClient
-from k8sjob.image.registry.manifest import Base
-from k8sjob.image.registry.reference import DEFAULT_REGISTRY, Reference
+from k8sjob.image.registry.manifest import DEFAULT_REGISTRY, Base, Reference
 from k8sjob.image.registry.repository import Registries, Repository
 
 MANIFEST = {

@@ -8,17 +8,6 @@ import pytest
 
 
 @pytest.fixture
-def write_job(code):
-    def write(repository, base, more=""):
-        image = f"image: {{repository: {repository}, base: '{base}'{more}}}"
-        text = f"name: tiny\n{image}\nrun: {{script: main.py}}\n"
-        (code / "job.yaml").write_text(text)
-        return code / "job.yaml"
-
-    return write
-
-
-@pytest.fixture
 def push(k8sjob):
     return lambda *args, **env: k8sjob("push", *args, **env)
 
@@ -56,13 +45,6 @@ def test_code_is_put_onto_what_was_built(push, registry, base_image, write_job):
     assert push(job, "--onto", base).returncode == 0
 
 
-@pytest.fixture(scope="module")
-def readonly(start_registry):
-    """A registry that nothing can be written to."""
-    maintenance = {"readonly": {"enabled": True}}
-    return start_registry(storage={"inmemory": {}, "maintenance": maintenance})
-
-
 MISTAKES = {
     "{host}/command/base:9": r"answers 404: MANIFEST_UNKNOWN manifest unknown; check the name",
     "{host}/nothing/there:1": r"reading {host}/nothing/there:1: {host} answers 404",
@@ -87,15 +69,6 @@ def test_a_registry_that_takes_nothing(push, registry, readonly, base_image, wri
     done = push(write_job(f"{readonly.host}/command/app", base))
     assert done.returncode == 1
     assert f"{readonly.host} answers 405; it takes no uploads" in done.stderr
-
-
-def test_a_login_file_that_is_broken(push, registry, base_image, write_job, home):
-    base = base_image(registry, "command/base:1")
-    (home / "config.json").write_text("{")
-    job = write_job(f"{registry.host}/command/app", base)
-    done = push(job, DOCKER_CONFIG=str(home))
-    assert done.returncode == 1
-    assert f"error: {home}/config.json:1:2: not JSON" in done.stderr
 
 
 def test_a_proxy_and_a_registry_that_is_named_for_plain_http(push, registry, base_image, write_job):

@@ -9,7 +9,7 @@ import pytest
 
 from k8sjob.errors import ImageError
 from k8sjob.image.registry.credentials import Keyring, Login
-from k8sjob.image.registry.reference import DEFAULT_REGISTRY, Reference
+from k8sjob.image.registry.manifest import DEFAULT_REGISTRY, Reference
 
 
 def basic(text):
@@ -72,18 +72,24 @@ def test_forms_of_an_entry(keep, entry, expected):
     assert login("reg.example/team/x") is None
 
 
+DEFAULT_KEY = f"https://index.{DEFAULT_REGISTRY}/v1/"
+
+
 @pytest.mark.parametrize(
-    "key", ["reg.example", "https://reg.example", "https://reg.example/v1/", "reg.example/v2/"]
+    ("key", "image"),
+    [
+        ("reg.example", "reg.example/team/x"),
+        ("https://reg.example", "reg.example/team/x"),
+        ("https://reg.example/v1/", "reg.example/team/x"),
+        ("reg.example/v2/", "reg.example/team/x"),
+        (DEFAULT_KEY, "python"),
+        (DEFAULT_KEY, "team/x"),
+        (DEFAULT_KEY, f"registry-1.{DEFAULT_REGISTRY}/team/x"),
+    ],
 )
-def test_a_registry_is_named_in_several_ways(keep, key):
+def test_a_registry_is_named_in_several_ways(keep, key, image):
     keep({"auths": {key: {"auth": basic("me:x")}}})
-    assert login("reg.example/team/x") == Login("me", "x")
-
-
-@pytest.mark.parametrize("name", ["python", "team/x", f"registry-1.{DEFAULT_REGISTRY}/team/x"])
-def test_the_default_registry_goes_by_several_names(keep, name):
-    keep({"auths": {f"https://index.{DEFAULT_REGISTRY}/v1/": {"auth": basic("me:x")}}})
-    assert login(name) == Login("me", "x")
+    assert login(image) == Login("me", "x")
 
 
 def test_podmans_entries_are_for_a_part_of_a_registry(keep):

@@ -7,7 +7,7 @@ from registries import job
 
 from k8sjob.errors import ImageError
 from k8sjob.image.dependencies import Dependencies
-from k8sjob.image.registry.reference import Reference
+from k8sjob.image.registry.manifest import Reference
 
 BASE = "sha256:" + "1" * 64
 IMAGE = {"apt": ["git"], "pip": ["tqdm"], "requirements": "requirements.txt"}

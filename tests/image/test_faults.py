@@ -96,7 +96,7 @@ def each_request(attempt, fault, **options):
 @pytest.fixture(autouse=True)
 def little_to_pack(monkeypatch):
     """No files of k8sjob in the image: to pack them takes half of the time of a push."""
-    monkeypatch.setattr("k8sjob.image.layer.layers.runtime_files", list)
+    monkeypatch.setattr("k8sjob.image.layers.runtime_files", list)
 
 
 @with_docker

@@ -11,13 +11,12 @@ import wheelhouse
 from registries import tar_of
 
 from k8sjob.errors import ImageError
-from k8sjob.image.layer.archive import ZSTD_MAGIC, zstd
-from k8sjob.image.layer.inventory import read_inventory, scan_layer, take_inventory
+from k8sjob.image.archive import ZSTD_MAGIC, zstd
+from k8sjob.image.inventory import read_inventory, scan_layer, take_inventory
 from k8sjob.image.registry.blobs import in_memory
 from k8sjob.image.registry.client import RegistryClient
 from k8sjob.image.registry.http_client import HttpClient
-from k8sjob.image.registry.manifest import Base, Descriptor, Manifest
-from k8sjob.image.registry.reference import Reference
+from k8sjob.image.registry.manifest import Base, Descriptor, Manifest, Reference
 from k8sjob.image.registry.repository import Repository
 
 DIGEST = "sha256:" + "a" * 64
@@ -237,7 +236,7 @@ def pax(records, kind=tarfile.XHDTYPE):
     ids=["pax", "global pax", "long name", "headers of headers", "global keys", "many METADATA"],
 )
 def test_a_layer_that_would_fill_the_memory(data, cache, monkeypatch):
-    monkeypatch.setattr("k8sjob.image.layer.inventory._MAX_KEPT_OF_ONE", 50_000)
+    monkeypatch.setattr("k8sjob.image.inventory._MAX_KEPT_OF_ONE", 50_000)
     compressed = gzip.compress(data + tar_of({"a": ""}), 1)
     with pytest.raises(ImageError, match="not an archive"):
         scan_layer(in_memory(compressed), "base", lambda _size: None)
@@ -245,7 +244,7 @@ def test_a_layer_that_would_fill_the_memory(data, cache, monkeypatch):
 
 
 def test_layers_that_would_fill_the_memory_together(cache, monkeypatch):
-    monkeypatch.setattr("k8sjob.image.layer.inventory._MAX_KEPT", 250)
+    monkeypatch.setattr("k8sjob.image.inventory._MAX_KEPT", 250)
     cache.mkdir(parents=True)
     kept = {"form": 2, "traces": {"marks": {"a": "x" * 99}}}
     (cache / f"{DIGEST.replace(':', '-')}.json").write_text(json.dumps(kept))

@@ -1,4 +1,4 @@
-"""The code as a layer: what is in it, that it is always the same, and what cannot be packed."""
+"""Code and packages as layers: what is in them, always the same, and what cannot be packed."""
 
 import gzip
 import hashlib
@@ -17,15 +17,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from k8sjob.errors import ImageError
-from k8sjob.image.layer.archive import entry, write_layer, zstd
-from k8sjob.image.layer.context import read_context, shown_size
-from k8sjob.image.layer.layers import SecretScanner, pack_code
+from k8sjob.image.archive import entry, write_layer, zstd
+from k8sjob.image.context import SecretScanner, read_context, shown_size
+from k8sjob.image.inventory import Inventory
+from k8sjob.image.layers import pack_code, pack_packages
 from k8sjob.rendering.context import write_context
 
 
 def packed(folder, **options):
+    return contents(pack_code(read_context(folder), **options))
+
+
+def contents(layer):
     """The layer's members by name, with their contents."""
-    with closing(pack_code(read_context(folder), **options)) as layer:
+    with closing(layer):
         blob = b"".join(layer.content.blocks())
     assert layer.content.digest == f"sha256:{hashlib.sha256(blob).hexdigest()}"
     assert layer.content.size == len(blob)
@@ -35,16 +40,20 @@ def packed(folder, **options):
         return {m.name: (m, m.isfile() and members.extractfile(m).read()) for m in members}
 
 
-def digest(folder):
-    with closing(pack_code(read_context(folder))) as layer:
+def digest(layer):
+    with closing(layer):
         return layer.content.digest
+
+
+def digest_of_code(folder):
+    return digest(pack_code(read_context(folder)))
 
 
 def user_files(members):
     return {name.removeprefix("app/") for name, (m, _) in members.items() if name[:4] == "app/"}
 
 
-def test_what_is_in_it(code):
+def test_what_is_in_a_layer_of_code(code):
     (code / "run.sh").write_text("#!/bin/sh\n")
     (code / "run.sh").chmod(0o700)
     (code / "main.py").chmod(0o600)
@@ -117,20 +126,19 @@ def test_order_times_modes_and_links_do_not_matter(code, tmp_path):
     (other / "main.py").write_text("print('hello')\n")
     os.utime(other / "main.py", (1, 1))
     (other / "a").chmod(0o700)
-    assert digest(code) == digest(other)
+    assert digest_of_code(code) == digest_of_code(other)
     (other / "main.py").chmod(0o744)
-    assert digest(code) != digest(other)
+    assert digest_of_code(code) != digest_of_code(other)
 
 
-ANYWHERE = """
+PACK = """
 import os, sys
-from contextlib import closing
 from pathlib import Path
-from k8sjob.image.layer.context import read_context
-from k8sjob.image.layer.layers import pack_code
-os.umask(int(sys.argv[2], 8))
-with closing(pack_code(read_context(Path(sys.argv[1])))) as layer:
-    print(layer.content.digest)
+from k8sjob.image.context import read_context
+from k8sjob.image.layers import pack_code
+os.umask(int(sys.argv[2], 8) if sys.argv[2:] else 0o022)
+layer = pack_code(read_context(Path(sys.argv[1])))
+layer.close()
 """
 
 
@@ -144,9 +152,10 @@ with closing(pack_code(read_context(Path(sys.argv[1])))) as layer:
 def test_locale_time_zone_and_umask_do_not_matter(code, env, umask):
     (code / "ünïcode.py").write_text("x = 'é'\n")
     (code / "link").symlink_to("ünïcode.py")
-    argv = [sys.executable, "-c", ANYWHERE, os.fsencode(code), umask]
+    program = f"{PACK}\nprint(layer.content.digest)"
+    argv = [sys.executable, "-c", program, os.fsencode(code), umask]
     done = subprocess.run(argv, env=os.environ | env, capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == digest(code), done.stderr
+    assert done.stdout.strip() == digest_of_code(code), done.stderr
 
 
 def test_private_files_are_left_out_and_told(code):
@@ -207,15 +216,6 @@ def test_a_file_that_changes_meanwhile(code, change):
         pack_code(context)
 
 
-PACK = """
-import sys
-from pathlib import Path
-from k8sjob.image.layer.context import read_context
-from k8sjob.image.layer.layers import pack_code
-pack_code(read_context(Path(sys.argv[1]))).close()
-"""
-
-
 @pytest.mark.parametrize("name", ["main.py", "pkg"])
 def test_what_cannot_be_read_is_named(code, name):
     (code / name).chmod(0)
@@ -244,12 +244,6 @@ def test_a_disk_that_is_full_again_when_the_file_is_closed(monkeypatch, size, zs
         write_layer([(entry("data.bin", 0o644, size=size), [os.urandom(size)])], zstd=zstd)
 
 
-MEMORY = f"""
-{PACK}
-print(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
-"""
-
-
 def test_a_context_that_is_larger_than_code_is_remarked_upon(code):
     assert read_context(code).remark is None
     with (code / "data.bin").open("wb") as file:
@@ -272,9 +266,70 @@ def test_it_says_how_far_it_is(code):
 def test_memory_does_not_grow_with_the_layer(code):
     with (code / "data.bin").open("wb") as file:
         file.truncate(64_000_000)
-    argv = [sys.executable, "-c", MEMORY, str(code)]
+    peak = 'print(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])'
+    argv = [sys.executable, "-c", f"{PACK}\n{peak}", str(code)]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     assert int(done.stdout) < 80_000  # kilobytes
+
+
+# --- packages ---------------------------------------------------------------------------------
+
+INVENTORY = Inventory("base", "/opt/py/bin/python", "3.11", "amd64", (2, 36), "opt/py/site", {})
+LONG = "#!/bin/sh\n'''exec' \"/a b/python\" \"$0\" \"$@\"\n' '''\nprint(1)\n"
+
+
+def unpacked(folder, *, python="/usr/bin/python3.11", umask=0o022):
+    files = {
+        ".lock": "",
+        "bin/tool": f"#!{python}\nprint(1)\n" if " " not in python else LONG,
+        "bin/script": "#!/bin/sh\necho python\n",
+        "bin/program": "\x7fELF #!python\nbin/tool,x\n",
+        "tool/__init__.py": "import os\n",
+        "tool/__pycache__/x.pyc": python,
+        "tool-1.dist-info/RECORD": f"bin/tool,sha256={len(python)},{len(python)}\n"
+        f"tool-1.dist-info/RECORD,,\ntool-1.dist-info/uv_cache.json,sha256={len(python)},9\n"
+        "tool/__init__.py,sha256=abc,10\n",
+        "tool-1.dist-info/uv_cache.json": python,
+        "tool-1.dist-info/direct_url.json": python,
+        "näme/data.txt": "x",
+    }
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod((0o777 if name[:3] == "bin" else 0o666) & ~umask)
+    return folder
+
+
+def test_what_is_in_a_layer_of_packages(tmp_path):
+    found = contents(pack_packages(unpacked(tmp_path), INVENTORY))
+    assert {name: content for name, (_, content) in found.items() if content is not False} == {
+        "opt/deps/bin/program": b"\x7fELF #!python\nbin/tool,x\n",
+        "opt/deps/bin/script": b"#!/bin/sh\necho python\n",
+        "opt/deps/bin/tool": b"#!/opt/py/bin/python\nprint(1)\n",
+        "opt/deps/näme/data.txt": b"x",
+        "opt/deps/tool-1.dist-info/RECORD": b"bin/tool,,\ntool-1.dist-info/RECORD,,\n"
+        b"tool/__init__.py,sha256=abc,10\n",
+        "opt/deps/tool/__init__.py": b"import os\n",
+        "opt/py/site/zz-k8sjob-deps.pth": b"import site; site.addsitedir('/opt/deps')\n",
+    }
+    modes = {name: oct(m.mode) for name, (m, _) in found.items()}
+    assert (modes["opt/deps/bin/tool"], modes["opt/deps/tool/__init__.py"]) == ("0o755", "0o644")
+    assert {(m.uid, m.gid, m.mtime) for m, _ in found.values()} == {(0, 0, 0)}
+
+
+@pytest.mark.parametrize(
+    "how", [{"python": "/home/me/.venv/bin/python3"}, {"python": "/a b/python"}, {"umask": 0o077}]
+)
+def test_the_machine_that_unpacked_them_does_not_matter(tmp_path, how):
+    one, two = unpacked(tmp_path / "one"), unpacked(tmp_path / "two", **how)
+    assert digest(pack_packages(one, INVENTORY)) == digest(pack_packages(two, INVENTORY))
+
+
+def test_a_name_that_no_image_can_hold(tmp_path):
+    (tmp_path / "caf\udce9.py").write_text("")
+    with pytest.raises(ImageError, match="a package has a name that is not UTF-8"):
+        pack_packages(tmp_path, INVENTORY)
 
 
 # --- the archive and the scanner ----------------------------------------------------------------

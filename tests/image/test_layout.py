@@ -127,18 +127,16 @@ def test_what_comes_wrong_is_never_an_image(faulty, base, written, tmp_path, fau
 
 
 @pytest.fixture
-def write_job(registry, base, code):
-    image = f"{{repository: {registry.host}/layout/cli, base: '{base}'}}"
-    (code / "job.yaml").write_text(f"name: tiny\nimage: {image}\nrun: {{script: main.py}}\n")
-    return code / "job.yaml"
+def job_file(write_job, registry, base):
+    return write_job(f"{registry.host}/layout/cli", base)
 
 
 @docker_alone
-def test_the_command_says_how_to_bring_it_on(skopeo_is_there, k8sjob, write_job, registry, out):
-    would = k8sjob("push", write_job, "--dry-run", "-o", f"oci:{out}")
+def test_the_command_says_how_to_bring_it_on(skopeo_is_there, k8sjob, job_file, registry, out):
+    would = k8sjob("push", job_file, "--dry-run", "-o", f"oci:{out}")
     sizes = r"would send [\d.]+ kB, and [\d.]+ (kB|bytes) of the base$"
     assert re.search(sizes, would.stderr, re.MULTILINE), would.stderr
-    done = k8sjob("push", write_job, "--output", f"oci:{out}")
+    done = k8sjob("push", job_file, "--output", f"oci:{out}")
     assert done.returncode == 0, done.stderr
     assert would.stdout == done.stdout
     assert done.stdout.startswith(f"{registry.host}/layout/cli@sha256:")
@@ -147,15 +145,15 @@ def test_the_command_says_how_to_bring_it_on(skopeo_is_there, k8sjob, write_job,
     assert read_image(done.stdout.strip())[0]["layers"]
 
 
-def test_the_command_takes_no_other_place(k8sjob, write_job):
-    done = k8sjob("push", write_job, "-o", "tar:x")
+def test_the_command_takes_no_other_place(k8sjob, job_file):
+    done = k8sjob("push", job_file, "-o", "tar:x")
     assert done.returncode == 2
     assert "'tar:x' is not one of name, json and oci:DIR" in done.stderr
 
 
-def test_a_disk_that_is_full(write_job, code, out):
+def test_a_disk_that_is_full(job_file, code, out):
     (code / "large").write_bytes(os.urandom(3 << 20))
-    argv = f"ulimit -f 1024; exec {sys.executable} -m k8sjob push {write_job} -o oci:{out}"
+    argv = f"ulimit -f 1024; exec {sys.executable} -m k8sjob push {job_file} -o oci:{out}"
     done = subprocess.run(["bash", "-c", argv], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert f"error: {out}: cannot be written: File too large; make space" in done.stderr

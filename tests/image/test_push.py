@@ -4,12 +4,12 @@ import subprocess
 from dataclasses import replace
 
 import pytest
-from registries import BOTH, LAYERS, Layout, docker_alone, read_image
+from registries import BOTH, LAYERS, docker_alone, read_image
 
 from k8sjob.errors import ImageError
 from k8sjob.image.dependencies import Dependencies
 from k8sjob.image.registry.blobs import Sent
-from k8sjob.image.registry.reference import Reference
+from k8sjob.image.registry.manifest import Reference
 from k8sjob.provenance import ImageLayer
 
 REGISTRIES = BOTH
@@ -97,26 +97,8 @@ def test_a_base_in_another_registry_is_copied(registry, start_registry, base_ima
     assert seen[-1][0] == seen[-1][1] == sum(blob.size for blob in done.blobs)
 
 
-def test_a_dry_run_writes_nothing(registry, base_image, pushed, code):
-    base = base_image(registry)
-    would = pushed(f"{registry.host}/team/dry", base, code, dry_run=True)
-    assert {blob.sent for blob in would.blobs} == {Sent.MISSING}
-    assert registry.tags("team/dry") == []
-    done = pushed(f"{registry.host}/team/dry", base, code)
-    assert (done.digest, done.files, done.layer_size) == (would.digest, 2, would.layer_size)
-
-
-def test_the_platform_is_chosen_from_an_index(registry, base_image, tmp_path, pushed, code):
-    layout = Layout(tmp_path / "several")
-    entries = []
-    for platform, variant in (("linux/arm64", "v8"), ("linux/amd64", None)):
-        system, architecture = platform.split("/")
-        entry = layout.image([{"who": platform.encode()}], platform=platform)
-        place = {"os": system, "architecture": architecture, "variant": variant}
-        entries.append({**entry, "platform": {k: v for k, v in place.items() if v}})
-    layout.index(entries)
-    base = f"{registry.host}/team/several:1"
-    registry.put(layout, "team/several:1")
+def test_the_platform_is_chosen_from_an_index(registry, base_image, several, pushed, code):
+    base = several("team/several:1", "linux/arm64/v8", "linux/amd64")
     target = f"{registry.host}/team/platform"
     for platform, expected in ((None, "amd64"), ("linux/arm64", "arm64"), ("linux/amd64", "amd64")):
         done = pushed(target, base, code, image={"platform": platform})
@@ -140,8 +122,6 @@ def test_what_an_image_has_below_is_hidden_when_code_is_put_onto_it(
     names = list(read_image(done.reference)[2][-1])
     for folder in ("app", "opt/k8sjob"):
         assert names.index(folder) < names.index(f"{folder}/.wh..wh..opq")
-    with pytest.raises(ImageError, match=r"image: pip: tqdm has to be installed"):
-        pushed(f"{registry.host}/team/onto", base, code, image={"pip": ["tqdm"]})
 
 
 @docker_alone

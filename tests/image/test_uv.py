@@ -9,13 +9,10 @@ from pathlib import Path
 
 import pytest
 import wheelhouse
-from registries import QUICK, docker_alone, job, read_image, read_manifest
+from registries import docker_alone, read_image, read_manifest
 from wheelhouse import SITE, wheel
 
 from k8sjob.errors import ImageError
-from k8sjob.image.build import build
-from k8sjob.image.registry.credentials import Keyring
-from k8sjob.image.registry.http_client import HttpClient
 
 COMMAND = "[console_scripts]\nskl = skl:main\n"
 NATIVE = "cp311-cp311-{}"
@@ -55,14 +52,13 @@ def place(links, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def built(code):
+def built(build_there):
     """Builds what is asked for by uv; the lines that were printed are in `.detail`."""
 
-    def call(repository, base, *pip, folder=code, builder="uv", image=None, **options):
-        call.detail = []
-        spec = job(repository, base, pip=pip, **(image or {}))
-        how = {"http": HttpClient(retry=QUICK), "keyring": Keyring({}), "say": call.detail.append}
-        return build(spec, folder, builder=builder, **how, **options)
+    def call(repository, base, *pip, image=None, **options):
+        image = {"pip": pip, **(image or {})}
+        done, call.detail = build_there(repository, base, image, builder="uv", **options)
+        return done
 
     return call
 
@@ -184,7 +180,6 @@ REFUSED = {
     "source": r"(?s)source.*or take --builder buildah, which can compile",
     "slow": r"(?s)slow.*or take --builder buildah",
     "fast>=4": r"(?s)fast.*or take --builder buildah",
-    "not-there": r"(?s)not-there.*ask for another version",
 }
 
 
@@ -207,13 +202,12 @@ WITHOUT = {
 
 
 @pytest.mark.parametrize("missing", WITHOUT)
-def test_without_the_extra(registry, debian, code, missing):
+def test_without_the_extra(registry, debian, write_job, missing):
     """In an interpreter that finds neither the package nor the program."""
-    image = f"{{repository: {registry.host}/uv/none, base: '{debian}', pip: [tiny]}}"
-    (code / "job.yaml").write_text(f"name: tiny\nimage: {image}\nrun: {{script: main.py}}\n")
+    file = write_job(f"{registry.host}/uv/none", debian, ", pip: [tiny]")
     program = f"import sys; {missing}; from k8sjob.cli import main; main()"
     done = subprocess.run(
-        [sys.executable, "-c", program, "build", "--builder", "uv", "--zstd", str(code)],
+        [sys.executable, "-c", program, "build", "--builder", "uv", "--zstd", str(file)],
         env=os.environ | {"PATH": "/nowhere"},
         capture_output=True,
         text=True,

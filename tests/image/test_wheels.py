@@ -14,7 +14,7 @@ from k8sjob.errors import ImageError
 from k8sjob.image.builders import choose, uv
 from k8sjob.image.builders.uv import find_uv, unpack
 from k8sjob.image.dependencies import Dependencies
-from k8sjob.image.layer.inventory import Inventory
+from k8sjob.image.inventory import Inventory
 
 pytestmark = pytest.mark.skipif(find_uv() is None, reason="uv missing; pip install 'k8sjob[build]'")
 
@@ -75,14 +75,6 @@ def test_a_requirements_file_may_name_an_index(tmp_path, set_up_for_pip, links):
         assert unpacked(tmp_path / "deps", requirements=text)[-1] == "fast==1.0, pure==1.0"
 
 
-def test_an_index_of_its_own_is_asked(tmp_path, monkeypatch):
-    monkeypatch.delenv("UV_CONFIG_FILE")
-    monkeypatch.delenv("UV_OFFLINE")
-    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
-    with pytest.raises(ImageError, match=r"127\.0\.0\.1:9/simple/nothing"):
-        unpacked(tmp_path / "deps", "nothing", index_url="http://127.0.0.1:9/simple")
-
-
 @pytest.fixture
 def set_up_for_pip(tmp_path, monkeypatch):
     """uv has no settings, and is not offline; pip has what a test gives it."""
@@ -110,11 +102,6 @@ def test_the_index_that_pip_is_set_up_for(tmp_path, links, set_up_for_pip):
         assert "very-secret" not in text
 
 
-def test_folders_that_pip_is_set_up_for(tmp_path, links, set_up_for_pip):
-    set_up_for_pip(no_index="true", find_links=links)
-    assert unpacked(tmp_path / "deps", "pure")[-1] == "fast==1.0, pure==1.0"
-
-
 @pytest.fixture
 def signed(certificate, tmp_path):
     """A certificate that the other one has signed, and its key."""
@@ -140,24 +127,25 @@ def test_certificates_that_pip_is_set_up_for(tmp_path, links, set_up_for_pip, ce
         assert unpacked(tmp_path / "trusted", "pure")[-1] == "fast==1.0, pure==1.0"
 
 
-@pytest.mark.parametrize("how", ["variable", "file"])
-def test_settings_of_its_own_come_before_pips(tmp_path, links, set_up_for_pip, monkeypatch, how):
-    set_up_for_pip(index_url="http://127.0.0.1:9/simple", no_index="true")
+@pytest.mark.parametrize("how", ["pip's folders", "variable", "file", "spec"])
+def test_where_wheels_come_from(tmp_path, links, set_up_for_pip, monkeypatch, how):
+    """By pip's settings; those of uv itself, and the spec's index, come before them."""
+    wrong, more = {"index_url": "http://127.0.0.1:9/simple"}, {}
     with indexes.serving(links) as address:
+        if how == "pip's folders":
+            set_up_for_pip(no_index="true", find_links=links)
+        elif how == "spec":
+            set_up_for_pip(**wrong)
+            more = {"index_url": address}
+        else:
+            set_up_for_pip(**wrong, no_index="true")
         if how == "variable":
             monkeypatch.setenv("UV_DEFAULT_INDEX", address)
-        else:
+        if how == "file":
             monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
             (tmp_path / "config/uv").mkdir(parents=True)
             (tmp_path / "config/uv/uv.toml").write_text(f'[pip]\nindex-url = "{address}"\n')
-        assert unpacked(tmp_path / "deps", "pure")[-1] == "fast==1.0, pure==1.0"
-
-
-def test_the_specs_index_comes_before_pips(tmp_path, links, set_up_for_pip):
-    set_up_for_pip(index_url="http://127.0.0.1:9/simple")
-    with indexes.serving(links) as address:
-        detail = unpacked(tmp_path / "deps", "pure", index_url=address)
-    assert detail[-1] == "fast==1.0, pure==1.0"
+        assert unpacked(tmp_path / "deps", "pure", **more)[-1] == "fast==1.0, pure==1.0"
 
 
 def test_projects_and_settings_around_it_have_no_say(tmp_path, monkeypatch, links):

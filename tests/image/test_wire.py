@@ -17,12 +17,10 @@ from k8sjob.image.registry.http_client import (
     RetryPolicy,
     TransportError,
     _retry_after,
-    host_of,
     is_loopback,
 )
-from k8sjob.image.registry.manifest import Descriptor
-from k8sjob.image.registry.reference import Reference
-from k8sjob.image.registry.transfer import run_parallel, start
+from k8sjob.image.registry.manifest import Descriptor, Reference
+from k8sjob.image.registry.repository import run_parallel, start
 
 
 @pytest.mark.parametrize(
@@ -42,20 +40,23 @@ def test_this_machine_is_known_by_its_address_alone(host, expected):
     assert is_loopback(host) is expected
 
 
-@pytest.mark.parametrize("url", ["ftp://reg.example/x", "http:///x", "nothing"])
-def test_what_is_no_registry(url):
-    with pytest.raises(ImageError, match="is not the URL of a registry"):
-        HttpClient().send("GET", url)
-
-
 @pytest.mark.parametrize(
-    "url",
-    [r"http://evil.example\@localhost/", "http://localhost\t@evil.example/", "http://127.999.1.1/"],
+    ("url", "message"),
+    [
+        ("ftp://reg.example/x", "is not the URL of a registry"),
+        ("http:///x", "is not the URL of a registry"),
+        ("nothing", "is not the URL of a registry"),
+        # the host is the one that the request would go to
+        (r"http://evil.example\@localhost/", "^evil.example would be asked without TLS"),
+        ("http://localhost\t@evil.example/", "^evil.example would be asked without TLS"),
+        ("http://127.999.1.1/", "^127.999.1.1 would be asked without TLS"),
+        ("http://user:secret@reg.example:80/v2/", "^reg.example:80 would be asked without TLS"),
+    ],
 )
-def test_the_host_is_the_one_that_the_request_goes_to(url):
-    with pytest.raises(ImageError, match=r"(evil.example|127.999.1.1) would be asked without TLS"):
+def test_who_is_not_asked(url, message):
+    with pytest.raises(ImageError, match=message) as caught:
         HttpClient().send("GET", url)
-    assert not is_loopback(host_of(url))
+    assert "secret" not in str(caught.value)
 
 
 @pytest.fixture
@@ -82,6 +83,7 @@ def trickling():
 
 
 OK = b"HTTP/1.1 200 OK\r\n"
+SCOPE = "r:a/b:pull,push"
 
 
 def test_an_answer_that_comes_byte_by_byte(trickling):
@@ -110,12 +112,6 @@ def test_a_blob_has_its_size_and_comes_in_time(trickling, size, patience, messag
     blob = Descriptor("sha256:" + "0" * 64, size)
     with pytest.raises(ImageError, match=message):
         list(RemoteContent(session, Reference.parse("reg.example/x:1"), blob).blocks())
-
-
-def test_nobody_else_is_asked_in_plain():
-    with pytest.raises(ImageError, match=r"reg.example:80 would be asked without TLS") as caught:
-        HttpClient().send("GET", "http://user:secret@reg.example:80/v2/")
-    assert "secret" not in str(caught.value)
 
 
 def test_a_pause_is_what_the_other_side_asks_for():
@@ -177,19 +173,10 @@ def test_an_answer_must_speak_of_what_was_asked_for(headers, expected):
     [
         ('Basic realm="x"', {"basic": {"realm": "x"}}),
         (
-            'Bearer realm="https://a.example/t?x=1,2",service=s, scope="repository:a/b:pull,push"',
-            {
-                "bearer": {
-                    "realm": "https://a.example/t?x=1,2",
-                    "service": "s",
-                    "scope": "repository:a/b:pull,push",
-                }
-            },
+            'Bearer realm="https://a.example/t?x=1,2",service=s, scope="r:a/b:pull,push"',
+            {"bearer": {"realm": "https://a.example/t?x=1,2", "service": "s", "scope": SCOPE}},
         ),
-        (
-            'bearer Realm="r", Basic realm="x"',
-            {"bearer": {"realm": "r"}, "basic": {"realm": "x"}},
-        ),
+        ('bearer Realm="r", Basic realm="x"', {"bearer": {"realm": "r"}, "basic": {"realm": "x"}}),
         ("Negotiate", {}),
         ("", {}),
     ],

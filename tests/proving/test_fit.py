@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -11,8 +12,7 @@ from k8sjob.proving.fit import Measured, gpu_memory, largest_batch, peak
 MIB = 2**20
 ONE = Measured(batch=8, parameters=100, buffers=4, gradients=100, optimizer=200, inputs=8,
                activations=80, retained=150, step=0, blocks=(20, 40))  # fmt: skip
-TWICE = Measured(batch=16, parameters=100, buffers=4, gradients=100, optimizer=200, inputs=16,
-                 activations=150, retained=220, step=0, blocks=(20, 40))  # fmt: skip
+TWICE = replace(ONE, batch=16, inputs=16, activations=150, retained=220)
 
 
 def test_ddp_has_all_buckets_when_activations_are_at_their_peak():
@@ -20,12 +20,7 @@ def test_ddp_has_all_buckets_when_activations_are_at_their_peak():
 
 
 def test_ddp_with_copies_has_gradients_and_buckets():
-    copies = Measured(**{**vars_of(ONE), "copies": True})
-    assert peak(copies, "ddp", 2)["total"] == 100 + 4 + 200 + 200 + 8 + 50
-
-
-def vars_of(one):
-    return {name: getattr(one, name) for name in Measured.__slots__}
+    assert peak(replace(ONE, copies=True), "ddp", 2)["total"] == 100 + 4 + 200 + 200 + 8 + 50
 
 
 def test_fsdp_divides_the_model_and_gathers_two_blocks():
@@ -40,8 +35,7 @@ def test_one_rank_shards_and_copies_nothing():
 
 
 def test_an_optimizers_temporaries_are_a_peak_of_their_own():
-    large = Measured(**{**vars_of(ONE), "step": 90})
-    found = peak(large, "ddp", 2)
+    found = peak(replace(ONE, step=90), "ddp", 2)
     assert (found["workspace"], found["activations"]) == (90, 0)
     assert found["total"] == 100 + 4 + 100 + 200 + 8 + 90
 

@@ -1,13 +1,13 @@
 """`k8sjob prove` on programs with one fault each, and on programs without any.
 
-A program's first line is `# good`, or `# cause: CODE` with the causes that are right for its fault.
-The programs in heldout/ were not looked at when the rules were written; nor were those in later/,
-which came after them, when they were judged for the first time.
+A program is a function in programs/, marked with the causes that are right for its fault. Those in
+heldout.py were not looked at when the rules were written; nor were those in later.py, which came
+after them, when they were judged for the first time.
 """
 
+import ast
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import SimpleQueue
+from typing import NamedTuple
 
 import pytest
 
@@ -26,7 +27,8 @@ from k8sjob.proving.proof import Forks
 from k8sjob.spec import JobSpec
 
 pytestmark = pytest.mark.dist
-HERE = Path(__file__).parent
+PROGRAMS = Path(__file__).parent / "programs"
+CASES = ("data", "gradients", "models", "session", "right")
 AT_ONCE = 2
 WARM = """
 import runpy
@@ -38,31 +40,54 @@ runpy.run_module("k8sjob.runtime.prover", run_name="__main__", alter_sys=True)
 class WarmForks(Forks):
     """Forks ranks from a process that has imported scikit-learn: 0.8 s a program instead of 5."""
 
-    def __enter__(self):
-        env = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", WARM],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **env, "PYTHONPATH": str(HERE.parents[1])},
-            process_group=0,
-        )
-        return self
+    program = ("-c", WARM)
+
+
+class Program(NamedTuple):
+    """A function of a module, the causes that are right for its fault, and a strategy."""
+
+    module: str
+    name: str
+    causes: list[str]
+    strategy: dict[str, object]
+
+    def write(self, folder, script="main.py"):
+        for module in ("common", self.module):
+            shutil.copy(PROGRAMS / f"{module}.py", folder)
+        call = 'if __name__ == "__main__":\n    main()\n'
+        (folder / script).write_text(f"from {self.module} import {self.name} as main\n\n{call}")
+
+
+def programs(*modules):
+    """The programs in these modules, by their names."""
+    found = {}
+    for module in modules:
+        for node in ast.parse((PROGRAMS / f"{module}.py").read_text()).body:
+            marks = node.decorator_list if isinstance(node, ast.FunctionDef) else []
+            for mark in marks:
+                causes = [each.value for each in mark.args]
+                strategy = [each.value for each in mark.keywords if each.arg == "strategy"]
+                options = ast.literal_eval(strategy[0]) if strategy else {}
+                found[node.name] = Program(module, node.name, causes, options)
+    return found
+
+
+def divided(*modules):
+    """The programs with a fault, and those without."""
+    every = programs(*modules).values()
+    return [one for one in every if one.causes], [one for one in every if not one.causes]
 
 
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory):
-    """Proves programs, and gives (path, right causes, what was found) of each."""
+    """Proves programs; a line for each whose fault is not found, or called by another cause."""
     idle = SimpleQueue()
 
-    def one(path):
-        folder = tmp_path_factory.mktemp(path.stem)
-        shutil.copy(path, folder)
-        first, second = path.read_text().splitlines()[:2]
-        spec = JobSpec(name="case", image="none:1", run={"script": path.name})
-        for field in re.findall(r"# set: strategy\.(\w+)=true", second):
-            spec = spec.with_(strategy={field: True})
+    def one(program):
+        folder = tmp_path_factory.mktemp(program.name)
+        program.write(folder)
+        spec = JobSpec(name="case", image="none:1", run={"script": "main.py"})
+        spec = spec.with_(strategy=program.strategy)
         forks = idle.get()
         try:
             proof = prove(spec, folder=folder, forks=forks)
@@ -70,12 +95,13 @@ def judge(tmp_path_factory):
             proof = Proof(equal=False, cause="not-compared", message=str(error))
         finally:
             idle.put(forks)
-        causes = [None] if first == "# good" else first.removeprefix("# cause: ").split("|")
-        return path, causes, proof
+        if proof.cause in (program.causes or [None]):
+            return None
+        return f"{program.name}: {proof.cause} instead of {program.causes}: {proof.message}"
 
-    def all_of(paths):
+    def all_of(chosen):
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            return list(pool.map(one, paths))
+            return list(filter(None, pool.map(one, chosen)))
 
     with WarmForks() as first, WarmForks() as second:
         idle.put(first)
@@ -83,38 +109,25 @@ def judge(tmp_path_factory):
         yield all_of
 
 
-def programs(folder):
-    return sorted((HERE / folder).glob("*.py"))
-
-
-def wrong(found):
-    """A line for each program whose fault was not found, or was called by another cause."""
-    return [
-        f"{path.stem}: {proof.cause} instead of {causes}: {proof.message}"
-        for path, causes, proof in found
-        if proof.cause not in causes
-    ]
-
-
 @pytest.mark.timeout(900)
 def test_at_least_45_of_50_faults_have_the_right_cause(judge):
-    found = judge(programs("cases/bugs"))
-    assert len(found) == 50
-    missed = wrong(found)
+    faults, _ = divided(*CASES)
+    assert len(faults) == 50
+    missed = judge(faults)
     assert len(missed) <= 5, "\n".join(missed)
 
 
 @pytest.mark.timeout(600)
 def test_no_alarm_for_a_program_that_is_right(judge):
-    found = judge(programs("cases/good"))
-    assert len(found) == 20
-    assert not wrong(found)
+    _, right = divided(*CASES)
+    assert len(right) == 20
+    assert not judge(right)
 
 
 @pytest.mark.timeout(600)
 def test_programs_that_the_rules_were_not_written_for(judge):
-    faults, right = judge(programs("heldout/bugs")), judge(programs("heldout/good"))
-    missed, alarms = wrong(faults), wrong(right)
+    faults, right = divided("heldout")
+    missed, alarms = judge(faults), judge(right)
     count = f"held out: {15 - len(missed)} of 15 causes, {len(alarms)} alarms in 5"
     print("\n".join([count, *missed, *alarms]))  # noqa: T201 - a measurement; pytest -s shows it
     assert not alarms
@@ -122,14 +135,15 @@ def test_programs_that_the_rules_were_not_written_for(judge):
 
 @pytest.mark.essential
 def test_some_of_each(judge):
-    names = ["bugs/no_sampler", "bugs/no_set_epoch", "bugs/no_ddp", "good/plain_ddp"]
-    assert not wrong(judge([HERE / "cases" / f"{name}.py" for name in names]))
+    names = ("no_sampler", "no_set_epoch", "no_ddp", "plain_ddp")
+    assert not judge([programs(*CASES)[name] for name in names])
 
 
 @pytest.mark.timeout(600)
 def test_programs_that_came_later(judge):
-    missed = wrong(judge(programs("later/bugs")))
-    assert not wrong(judge(programs("later/good")))
+    faults, right = divided("later")
+    missed = judge(faults)
+    assert not judge(right)
     assert len(missed) <= 1, "\n".join(missed)
 
 
@@ -145,7 +159,7 @@ def proving(*args, folder, **options):
 
 
 def test_one_process_of_a_node_is_compared_with_two(tmp_path):
-    shutil.copy(HERE / "cases/good/plain_ddp.py", tmp_path / "train.py")
+    programs("right")["plain_ddp"].write(tmp_path, "train.py")
     (tmp_path / "job.yaml").write_text(
         "name: one\nimage: none:1\nrun: {module: train}\nreplicas: {nproc_per_node: 1}\n"
     )

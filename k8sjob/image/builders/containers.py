@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.errors import ImageError
+from k8sjob.image.archive import Layer
 from k8sjob.image.builders.pip_settings import write_secrets
 from k8sjob.image.builders.process import BuilderError, run, succeeds
-from k8sjob.image.layer.archive import Layer
 from k8sjob.image.registry.blobs import FileContent
 from k8sjob.image.registry.manifest import Manifest, read, read_object
 from k8sjob.rendering.context import dependencies_dockerfile
@@ -49,7 +49,7 @@ class Recipe:
     Attributes:
         folder: for what it gives back.
         context: with the Dockerfile and the requirements in it.
-        secrets: files by the names that the Dockerfile has for them.
+        secrets: files by the Dockerfile's names for them.
     """
 
     folder: Path
@@ -107,9 +107,7 @@ def buildx_argv(request: BuildRequest, recipe: Recipe) -> list[str]:
     if request.target.client.is_plain:
         output += ",registry.insecure=true"
     return [
-        "docker",
-        "buildx",
-        "build",
+        *("docker", "buildx", "build"),
         "--progress=plain",
         "--provenance=false",  # or the tag would be of an index with a date in it
         *([] if request.cached else ["--no-cache"]),

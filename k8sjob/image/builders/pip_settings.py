@@ -37,9 +37,7 @@ _TRUE: Final = frozenset({"1", "y", "yes", "true", "on", "t"})
 def write_secrets(folder: Path, environ: Mapping[str, str] | None = None) -> dict[str, Path]:
     """The machine's certificates and pip's settings, by their names in the Dockerfile: ca, pip.
 
-    Args:
-        folder: where to write a pip.conf that only this user can read.
-        environ: variables instead of the process's own.
+    A pip.conf that only this user can read is written to the folder.
 
     Raises:
         ImageError: a pip.conf, or a bundle that is named, cannot be read.
@@ -76,7 +74,7 @@ def _bundle(environ: Mapping[str, str], configured: str | None) -> Path | None:
     return Path(named).resolve()
 
 
-def as_uv_settings(environ: Mapping[str, str] | None = None) -> tuple[str, dict[str, str]]:
+def as_uv_settings() -> tuple[str, dict[str, str]]:
     """Pip's settings in uv's form.
 
     Returns:
@@ -85,7 +83,7 @@ def as_uv_settings(environ: Mapping[str, str] | None = None) -> tuple[str, dict[
     Raises:
         ImageError: a pip.conf cannot be read.
     """
-    environ = os.environ if environ is None else environ
+    environ = os.environ
     _, config, system = _folders(environ)
     files = [folder / "uv/uv.toml" for folder in (config, *system, Path("/etc"))]
     if any(environ.get(name) for name in _UV_VARIABLES) or any(path.exists() for path in files):

@@ -22,16 +22,16 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.errors import ImageError
 from k8sjob.image.builders import process
 from k8sjob.image.builders.pip_settings import as_uv_settings
-from k8sjob.image.layer.context import shown_size
-from k8sjob.image.layer.inventory import DEFAULT_PATH, read_inventory
-from k8sjob.image.layer.layers import DEPS_BIN, pack_packages
+from k8sjob.image.context import shown_size
+from k8sjob.image.inventory import DEFAULT_PATH, read_inventory
+from k8sjob.image.layers import DEPS_BIN, pack_packages
 from k8sjob.image.registry.manifest import environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from k8sjob.image.dependencies import BuildRequest, Dependencies
-    from k8sjob.image.layer.inventory import Inventory
+    from k8sjob.image.inventory import Inventory
     from k8sjob.image.registry.manifest import Base
 
 _PROGRESS_SECONDS: Final = 5.0
@@ -115,14 +115,9 @@ def unpack(
     *,
     cached: bool = True,
 ) -> None:
-    """Choose what is wanted and all that it needs, and unpack it.
+    """Choose what is wanted and all that it needs, and unpack it into an empty or a new folder.
 
-    Args:
-        inventory: of the base.
-        wanted: no Debian packages.
-        folder: must be empty or not exist.
-        say: is called with a line on each step.
-        cached: what an index answered before is used as long as the index allows.
+    cached: what an index answered before is used as long as the index allows.
 
     Raises:
         ImageError: there is no wheel of something for that Python, or it does not fit the base.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from k8sjob.image.registry.credentials import Login
     from k8sjob.image.registry.http_client import HttpClient, Response, RetryPolicy
-    from k8sjob.image.registry.reference import Reference
+    from k8sjob.image.registry.manifest import Reference
 
 _SCHEME: Final = re.compile(r"(?:^|,)\s*(Basic|Bearer)\b", re.IGNORECASE)
 _PARAMETER: Final = re.compile(r'(\w+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]+))')
@@ -79,14 +79,8 @@ class RegistryClient:
     ) -> Response:
         """Make a request, with retries.
 
-        Args:
-            method: of HTTP.
-            path: below the registry, or a URL that it has given.
-            ok: the statuses that are not errors.
-            doing: what it is for, in messages.
-            headers: of the request.
-            body: whole.
-            stream: leave the answer's body to be read.
+        The path is below the registry, or a URL that it has given; statuses that are not `ok` are
+        errors; messages say what it is for (`doing`); stream: leave the answer's body to be read.
 
         Raises:
             ImageError: the registry refuses, or cannot be reached.

@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.errors import ImageError, redacted
-from k8sjob.image.registry.manifest import table
-from k8sjob.image.registry.reference import DEFAULT_LOGIN, DEFAULT_REGISTRY, plain_host
+from k8sjob.image.registry.manifest import DEFAULT_LOGIN, DEFAULT_REGISTRY, plain_host, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from k8sjob.image.registry.reference import Reference
+    from k8sjob.image.registry.manifest import Reference
 
 _HELPER_LIMIT: Final = 60.0
 """Seconds that a helper may take: it may ask the user, or a cloud."""
@@ -34,12 +33,9 @@ _NOT_FOUND: Final = "credentials not found"
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """What is shown to a registry.
+    """What is shown to a registry: name and password, or a token to exchange for access tokens.
 
-    Attributes:
-        username: with password; empty with a token.
-        password: never in a repr.
-        identity_token: to be exchanged for access tokens (OAuth2 refresh token).
+    No secret of it is in a repr.
     """
 
     username: str = ""

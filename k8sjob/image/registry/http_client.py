@@ -75,12 +75,7 @@ class RetryPolicy:
     answer: float = 300.0
 
     def wait(self, failures: int, retry_after: str | None = None) -> None:
-        """Pause before the next attempt.
-
-        Args:
-            failures: failed attempts so far, from 1.
-            retry_after: the header of that name.
-        """
+        """Pause before the next attempt, after so many failures (from 1) and what a header asks."""
         pause = self.pause * 2 ** (failures - 1) * random.uniform(0.75, 1.25)  # noqa: S311 - jitter, no secret
         time.sleep(min(_MAX_PAUSE, max(pause, _retry_after(retry_after))))
 
@@ -94,15 +89,7 @@ def _retry_after(header: str | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """An answer.
-
-    Attributes:
-        url: of the request.
-        status: of HTTP.
-        headers: of the answer, looked up in any case.
-        body: complete; empty where there is a stream.
-        stream: the response that is still to be read.
-    """
+    """An answer to the request of a URL: complete, or a stream that is still to be read."""
 
     url: str
     status: int
@@ -160,17 +147,9 @@ class HttpClient:
         body: bytes | None = None,
         stream: bool = False,
     ) -> Response:
-        """Make a request that is safe to repeat, with retries; redirects are not followed.
+        """Make a request that is safe to repeat, with retries; the last answer, of any status.
 
-        Args:
-            method: of HTTP.
-            url: complete.
-            headers: of the request.
-            body: whole, so that it can be sent again.
-            stream: leave the body of a good answer to be read.
-
-        Returns:
-            The last answer, whatever its status.
+        Redirects are not followed; stream: leave the body of a good answer to be read.
 
         Raises:
             TransportError: there was no answer.
@@ -233,9 +212,7 @@ class HttpClient:
             )
         key = (proxy_for(scheme, host), host if scheme == "https" else "")
         with self._lock:
-            if key not in self._pools:
-                self._pools[key] = self._new_pool(*key)
-            return self._pools[key]
+            return self._pools.get(key) or self._pools.setdefault(key, self._new_pool(*key))
 
     def _new_pool(self, proxy: str, host: str) -> urllib3.PoolManager:
         options: dict[str, Any] = {
@@ -258,7 +235,7 @@ class HttpClient:
 class _HeadersDeadline:
     """A connection whose headers must arrive in time, however slowly each byte comes."""
 
-    sock: socket.socket | None
+    sock: socket.socket
 
     def getresponse(self) -> urllib3.HTTPResponse:
         late = threading.Event()
@@ -281,7 +258,7 @@ class _HeadersDeadline:
     def _cut(self, late: threading.Event) -> None:
         late.set()
         with suppress(OSError, AttributeError):
-            self.sock.shutdown(socket.SHUT_RDWR)  # type: ignore[union-attr]  # see suppress
+            self.sock.shutdown(socket.SHUT_RDWR)
 
 
 class _HTTP(_HeadersDeadline, urllib3.connection.HTTPConnection):  # type: ignore[misc]  # the same form

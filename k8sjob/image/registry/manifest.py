@@ -1,4 +1,4 @@
-"""Manifests, indexes and configs as registries hold them: OCI's and Docker's, read with care."""
+"""Image references; and manifests, indexes and configs, OCI's and Docker's, read with care."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.errors import ImageError
+from k8sjob.spec.values import is_image_reference
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from k8sjob.image.registry.reference import Reference
+DEFAULT_REGISTRY: Final = "docker.io"
+"""The registry of references that name none, a part of the format; it answers at another host."""
+_DEFAULT_ENDPOINT: Final = f"registry-1.{DEFAULT_REGISTRY}"
+DEFAULT_LOGIN: Final = f"https://index.{DEFAULT_REGISTRY}/v1/"
+"""Under which `docker login` keeps the credentials for it."""
+_ALIASES: Final = frozenset({DEFAULT_REGISTRY, f"index.{DEFAULT_REGISTRY}", _DEFAULT_ENDPOINT})
 
 OCI_MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
 OCI_INDEX: Final = "application/vnd.oci.image.index.v1+json"
@@ -42,14 +48,71 @@ _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
 
 
 @dataclass(frozen=True, slots=True)
-class Descriptor:
-    """A blob as a manifest names it.
+class Reference:
+    """Where an image is.
 
     Attributes:
-        digest: "sha256:...".
-        size: in bytes.
-        elsewhere: it has `urls` and is not kept in registries.
+        name: the reference as it was written, without tag and digest.
+        registry: host[:port] as it stands in names; see `endpoint` for where it answers.
+        repository: path in the registry, complete.
+        tag: None where none was written.
+        digest: "sha256:..."; None where none was written. It decides, whatever the tag.
     """
+
+    name: str
+    registry: str
+    repository: str
+    tag: str | None = None
+    digest: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Reference:
+        """Read [registry/]path[:tag][@sha256:digest]; ImageError where it is no reference."""
+        if not is_image_reference(text):
+            raise ImageError(
+                f"{text!r} is not an image reference: [registry/]path[:tag][@sha256:digest],"
+                " registry and path in lower case"
+            )
+        tagged, _, digest = text.partition("@")
+        folders, slash, last = tagged.rpartition("/")
+        last, _, tag = last.partition(":")
+        name = folders + slash + last
+        first, slash, rest = name.partition("/")
+        if slash and (first == "localhost" or set(first) & set(".:")):
+            registry, repository = plain_host(first), rest
+        else:
+            registry, repository = DEFAULT_REGISTRY, name
+        if registry == DEFAULT_REGISTRY and "/" not in repository:
+            repository = f"library/{repository}"
+        return cls(name, registry, repository, tag or None, digest or None)
+
+    @property
+    def endpoint(self) -> str:
+        """The host[:port] that answers for the registry."""
+        return _DEFAULT_ENDPOINT if self.registry == DEFAULT_REGISTRY else self.registry
+
+    @property
+    def version(self) -> str:
+        """What is asked for in the repository: the digest, else the tag, else `latest`."""
+        return self.digest or self.tag or "latest"
+
+    def at(self, digest: str) -> str:
+        """The reference to one image of the repository, for good."""
+        return f"{self.name}@{digest}"
+
+    def __str__(self) -> str:
+        tag = f":{self.tag}" if self.tag else ""
+        return self.name + tag + (f"@{self.digest}" if self.digest else "")
+
+
+def plain_host(host: str) -> str:
+    """A registry by the name that references use for it: the default one has several."""
+    return DEFAULT_REGISTRY if host in _ALIASES else host
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """A blob of so many bytes, as a manifest names it; elsewhere: not in registries, at `urls`."""
 
     digest: str
     size: int
@@ -72,10 +135,8 @@ class Manifest:
     """The manifest of one image, for one platform.
 
     Attributes:
-        digest: of its bytes.
         media_type: OCI's or Docker's.
         content: parsed; not to be changed.
-        config: the blob with the config.
         layers: bottom first.
     """
 
@@ -112,25 +173,14 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The images of several platforms under one name.
+    """The digests of images under one name, for each `os/architecture[/variant]`."""
 
-    Attributes:
-        digest: of its bytes.
-        platforms: the digest for each `os/architecture[/variant]`.
-    """
-
-    digest: str
     platforms: dict[str, str]
 
     def choose(self, platform: str | None, where: str) -> str:
         """The digest of the manifest for a platform; `linux/arm64` takes any variant of it.
 
-        Args:
-            platform: None: the only one there is, else DEFAULT_PLATFORM.
-            where: the image's name, for messages.
-
-        Raises:
-            ImageError: there is none.
+        None: the only one there is, else DEFAULT_PLATFORM. ImageError: the image `where` has none.
         """
         if platform is None and len(self.platforms) == 1:
             return next(iter(self.platforms.values()))
@@ -166,21 +216,16 @@ def read_object(raw: bytes, where: str) -> dict[str, Any]:
 
 
 def read(raw: bytes, content_type: str, where: str) -> Manifest | Index:
-    """What a registry gave for a name.
-
-    Args:
-        raw: the bytes.
-        content_type: of the answer, for manifests that do not say what they are.
-        where: the image's name, for messages.
+    """What a registry gave for a name; its content type is for manifests that do not say theirs.
 
     Raises:
-        ImageError: it is no image that can be built on.
+        ImageError: `where`, the name, is of no image that can be built on.
     """
     content = read_object(raw, where)
     media_type = content.get("mediaType") or content_type.partition(";")[0].strip()
     digest = digest_of(raw)
     if media_type in {OCI_INDEX, DOCKER_INDEX} or "manifests" in content:
-        return Index(digest, _platforms(content.get("manifests"), where))
+        return Index(_platforms(content.get("manifests"), where))
     if media_type not in _LAYERS:
         raise ImageError(
             f"{where}: its manifest is of the type {media_type!r}, which is too old or no container"
@@ -217,13 +262,7 @@ def _platforms(entries: Any, where: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """The image below.
-
-    Attributes:
-        reference: where it is.
-        manifest: of one platform.
-        config: parsed; not to be changed.
-    """
+    """The image below, of one platform; its config is parsed, and not to be changed."""
 
     reference: Reference
     manifest: Manifest

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.errors import ImageError
-from k8sjob.image.registry.blobs import Sent, in_memory
+from k8sjob.image.registry.blobs import Sent, counted, in_memory
 from k8sjob.image.registry.manifest import OCI_INDEX, digest_of, encode, read_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from k8sjob.image.registry.blobs import Content
-    from k8sjob.image.registry.reference import Reference
+    from k8sjob.image.registry.manifest import Reference
 
 _MARK, _INDEX = "oci-layout", "index.json"
 _VERSION: Final = b'{"imageLayoutVersion":"1.0.0"}'
@@ -73,14 +73,8 @@ class Layout:
         self, content: Content, sent: Callable[[int], object], _mount: Reference | None = None
     ) -> Sent:
         """Write a blob; `sent` is called with each number of bytes. ImageError: no space."""
-
-        def blocks() -> Iterator[bytes]:
-            for block in content.blocks():
-                sent(len(block))
-                yield block
-
         with _errors_explained(self.folder):
-            self.write(self.path(content.digest), blocks())
+            self.write(self.path(content.digest), counted(content, sent))
         return Sent.UPLOADED
 
     def put(self, raw: bytes, media_type: str, tag: str) -> None:

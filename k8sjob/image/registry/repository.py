@@ -1,31 +1,46 @@
-"""Repositories of registries: manifests and small blobs, checked against their digests."""
+"""Repositories of registries, and the transfer of an image's parts into them.
+
+All that is read is checked against its digest. A registry may lose an upload, cut the connection or
+forget the token: then the upload starts again, and the registry itself checks what it ends up with.
+Several parts are transferred at a time, by threads that are daemons: those of concurrent.futures'
+executors would keep the interpreter from exiting while a registry does not answer.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import threading
+from collections import deque
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlencode
 
 from k8sjob.errors import ImageError
 from k8sjob.image.registry import manifest
-from k8sjob.image.registry.blobs import RemoteContent, Upload
+from k8sjob.image.registry.blobs import RemoteContent, Sent, in_memory
 from k8sjob.image.registry.client import RegistryClient
-from k8sjob.image.registry.http_client import MAX_BODY
+from k8sjob.image.registry.http_client import MAX_BODY, TransportError
 from k8sjob.image.registry.manifest import Base, Index, digest_of, read_object
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator, Sequence
 
-    from k8sjob.image.registry.blobs import Content, Sent
+    from k8sjob.image.registry.blobs import Content
     from k8sjob.image.registry.credentials import Entry, Keyring, Login
     from k8sjob.image.registry.http_client import HttpClient, Response
-    from k8sjob.image.registry.manifest import Descriptor, Manifest
-    from k8sjob.image.registry.reference import Reference
+    from k8sjob.image.registry.manifest import Descriptor, Manifest, Reference
+    from k8sjob.image.registry.oci_layout import Layout
 
 _MAX_NESTING: Final = 3
 """Indexes in indexes that are followed."""
 _EXISTS: Final = frozenset({200, 401, 403, 404})
-"""Some registries answer 401 or 403 for what does not exist."""
+"""Some registries answer 401 or 403 for what does not exist, even to those who may create it."""
+_WIDTH: Final = 6
+"""Blobs that are transferred at the same time; each takes some hundred kilobytes of memory."""
 
 
 class Registries:
@@ -57,12 +72,10 @@ class Repository:
         self.client = client
         self.reference = reference
         self._manifests = f"/v2/{reference.repository}/manifests"
+        self._blobs = f"/v2/{reference.repository}/blobs"
 
     def image(self, platform: str | None) -> Manifest:
-        """The manifest of the reference, for one platform.
-
-        Args:
-            platform: os/architecture[/variant]; None: see Index.choose.
+        """The manifest of the reference, for a platform; see Index.choose.
 
         Raises:
             ImageError: there is no such image, or none for the platform.
@@ -126,13 +139,89 @@ class Repository:
 
     def holds(self, content: Content) -> bool:
         """Whether the repository has a blob."""
-        return Upload(self.client, self.reference, content).is_there()
+        doing = f"{self._uploading(content)}: looking for it"
+        path = f"{self._blobs}/{content.digest}"
+        answer = self.client.request("HEAD", path, ok=_EXISTS, doing=doing)
+        return answer.confirms(content.digest, content.size)
 
     def bring(
         self, content: Content, sent: Callable[[int], object], mount: Reference | None = None
     ) -> Sent:
-        """Mount a blob from another repository that has it, or upload it; see Upload."""
-        return Upload(self.client, self.reference, content, sent).run(mount)
+        """Mount a blob from another repository of the registry that has it, or upload it.
+
+        `sent` is called with the bytes that go out, or less than 0: were lost.
+
+        Raises:
+            ImageError: the registry does not take it.
+        """
+        retry, doing, lost = self.client.retry, self._uploading(content), None
+        for failures in range(1, retry.tries + 1):
+            location = self._begin(content, mount, doing)
+            if location is None:
+                return Sent.MOUNTED
+            mount = None  # it was not granted
+            lost = self._send(content, location, sent, doing)
+            if lost is None:
+                return Sent.UPLOADED
+            retry.wait(failures)
+            if self.holds(content):
+                return Sent.UPLOADED  # the answer was lost, not the blob
+        raise ImageError(f"{doing}: {lost}; tried {retry.tries} times")
+
+    def _uploading(self, content: Content) -> str:
+        return f"uploading {content.digest[:19]} to {self.reference.name}"
+
+    def _begin(self, content: Content, mount: Reference | None, doing: str) -> str | None:
+        """The location of a new upload; None where the blob was mounted instead."""
+        uploads = f"{self._blobs}/uploads/"
+        if mount is not None:
+            query = urlencode({"mount": content.digest, "from": mount.repository})
+            with suppress(ImageError):  # a real obstacle stops the upload, too
+                answer = self.client.request(
+                    "POST", f"{uploads}?{query}", ok={201, 202}, doing=doing, body=b""
+                )
+                return None if answer.status == 201 else self._location(answer, doing)
+        answer = self.client.request("POST", uploads, ok={202}, doing=doing, body=b"")
+        return self._location(answer, doing)
+
+    def _location(self, answer: Response, doing: str) -> str:
+        if location := answer.headers.get("Location"):
+            return self.client.url(location, answer)
+        raise ImageError(f"{doing}: the registry accepts it and does not say where to send it")
+
+    def _send(
+        self, content: Content, location: str, sent: Callable[[int], object], doing: str
+    ) -> str | None:
+        """Send a blob; why it was lost where a new upload may succeed, else None."""
+        url = f"{location}{'&' if '?' in location else '?'}{urlencode({'digest': content.digest})}"
+        size = str(content.size)
+        headers = {"Content-Type": "application/octet-stream", "Content-Length": size}
+        out = 0
+
+        def blocks() -> Generator[bytes]:
+            nonlocal out
+            for block in content.blocks():
+                sent(len(block))
+                out += len(block)
+                yield block
+
+        # urllib3's error keeps hold of a body that was not read to its end: closed here, so that
+        # the connection it is read from is released.
+        try:
+            with closing(blocks()) as body:
+                answer = self.client.send("PUT", url, headers=headers, body=body)
+        except TransportError as error:
+            lost = str(error)
+        else:
+            stored = answer.headers.get("Docker-Content-Digest", content.digest)
+            if answer.status == 201 and stored == content.digest:
+                return None
+            refusal = self.client.refusal(answer, doing)
+            if answer.status in {403, 405, 413}:
+                raise refusal
+            lost = f"the registry took it for {stored}" if answer.status == 201 else str(refusal)
+        sent(-out)
+        return lost
 
     def put(self, raw: bytes, media_type: str, tag: str) -> None:
         """Write a manifest under a tag; all that it names must be there.
@@ -179,3 +268,107 @@ def read_base(repository: Repository, platform: str | None) -> Base:
             " another base, or change it"
         )
     return base
+
+
+def start(function: Callable[[], Any]) -> Future[Any]:
+    """Run a function in another thread."""
+    future: Future[Any] = Future()
+    threading.Thread(target=_run, args=(future, function), daemon=True).start()
+    return future
+
+
+def _run(future: Future[Any], function: Callable[[], Any]) -> None:
+    if future.set_running_or_notify_cancel():
+        try:
+            future.set_result(function())
+        except BaseException as error:  # noqa: BLE001 - raised where the result is waited for
+            future.set_exception(error)
+
+
+def run_parallel(functions: Sequence[Callable[[], Any]], width: int) -> list[Any]:
+    """Call functions in at most `width` threads, the first ones first; their results, in order.
+
+    Raises:
+        The first failure; functions that have not started by then never do.
+    """
+    tasks = [(Future[Any](), function) for function in functions]
+    waiting = deque(tasks)
+
+    def work() -> None:
+        with suppress(IndexError):
+            while True:
+                _run(*waiting.popleft())
+
+    for _ in range(min(width, len(tasks))):
+        threading.Thread(target=work, daemon=True).start()
+    done, pending = wait([future for future, _ in tasks], return_when=FIRST_EXCEPTION)
+    for future in pending:
+        future.cancel()
+    for future in done:
+        future.result()  # raises the failure
+    return [future.result() for future, _ in tasks]
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """A part of an image of so many bytes, and how it came to the repository."""
+
+    digest: str
+    size: int
+    sent: Sent
+
+
+def transfer(
+    target: Repository | Layout,
+    below: Repository,
+    base: Base,
+    layers: Sequence[Content],
+    config: bytes,
+    *,
+    progress: Callable[[int, int], object],
+    dry_run: bool = False,
+) -> tuple[Blob, ...]:
+    """Bring what is missing of a base, the layers on it, and the config of both together.
+
+    `progress` is called with the bytes sent, and how many there are to send.
+
+    Returns:
+        The parts in the manifest's order, the config last.
+    """
+    mount = below.reference if below.client is target.client else None
+    lock, over, done, total = threading.Lock(), threading.Event(), 0, 0
+
+    def expect(size: int) -> None:
+        nonlocal total
+        with lock:
+            total += size
+
+    def note(size: int) -> None:
+        nonlocal done
+        with lock:
+            if over.is_set():
+                raise ImageError("stopped, since another part has failed")
+            done += size
+            progress(done, total)
+
+    def bring(content: Content, mount: Reference | None) -> Blob:
+        if target.holds(content):
+            return Blob(content.digest, content.size, Sent.THERE)
+        if dry_run:
+            return Blob(content.digest, content.size, Sent.MISSING)
+        expect(content.size)
+        sent = target.bring(content, note, mount)
+        if sent is Sent.MOUNTED:
+            expect(-content.size)
+        return Blob(content.digest, content.size, sent)
+
+    parts: list[tuple[Content, Reference | None]] = [
+        (RemoteContent(below.client, below.reference, descriptor), mount)
+        for descriptor in dict.fromkeys(base.manifest.layers)
+        if not descriptor.elsewhere
+    ]
+    parts += [(content, None) for content in (*layers, in_memory(config))]
+    try:
+        return tuple(run_parallel([partial(bring, *part) for part in parts], _WIDTH))
+    finally:
+        over.set()  # threads that are still at work end with their next block

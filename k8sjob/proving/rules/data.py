@@ -7,7 +7,7 @@ from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
 from k8sjob.proving.rules.evidence import Cause, Difference
-from k8sjob.proving.rules.sketches import shares
+from k8sjob.proving.trace import shares
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

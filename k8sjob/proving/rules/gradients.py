@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from k8sjob.proving.rules.evidence import Cause, Difference
-from k8sjob.proving.rules.sketches import (
+from k8sjob.proving.trace import (
     changed,
     distance,
     length,

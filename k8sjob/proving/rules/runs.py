@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.proving.rules.data import identified
 from k8sjob.proving.rules.evidence import Cause, Difference
-from k8sjob.proving.rules.sketches import changed, length, norm, shown, worst
+from k8sjob.proving.trace import changed, length, norm, shown, worst
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,0 +1,288 @@
+"""What of a build context goes into the image: the files that a build would copy, and secrets.
+
+Names are walked as bytes, so that the result is the same under any locale.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from k8sjob.errors import ImageError
+from k8sjob.rendering.context import COPY_MARK, MADE_HERE, OWN_IGNORE
+from k8sjob.rendering.dockerignore import (
+    HISTORY,
+    PRIVATE_FILES,
+    Ignore,
+    dockerignore,
+    own_patterns,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+LARGEST: Final = 10 << 30
+"""Bytes of a context at most: registries take no larger layer, and nodes should not pull one."""
+_MUCH: Final = 500_000_000
+"""Bytes from which on a context is remarked upon: code alone is never as large."""
+_SHOWN: Final = 5
+_OVERLAP: Final = 4096
+"""Bytes of the previous block that are scanned again: a secret may lie across two blocks."""
+_SECRETS: Final = tuple(
+    (begin.encode(), what, pattern.encode())  # compiled when it is needed: most pushes need none
+    for begin, what, pattern in (
+        ("AKIA", "an AWS access key", r"\bAKIA[0-9A-Z]{16}\b"),
+        ("aws_secret", "an AWS secret key", r"(?i:aws_secret_access_key)\W{1,6}[\w/+]{40}\b"),
+        ("ghp_", "a GitHub token", r"\bghp_[A-Za-z0-9]{36}"),
+        ("gho_", "a GitHub token", r"\bgho_[A-Za-z0-9]{36}"),
+        ("ghs_", "a GitHub token", r"\bghs_[A-Za-z0-9]{36}"),
+        ("github_pat_", "a GitHub token", r"\bgithub_pat_[A-Za-z0-9_]{40,}"),
+        ("glpat-", "a GitLab token", r"\bglpat-[A-Za-z0-9_-]{20}"),
+        ("hf_", "a Hugging Face token", r"\bhf_[A-Za-z0-9]{34}\b"),
+        ("sk-", "an API key", r"\bsk-(?:[a-z]{1,12}[0-9]{0,2}-){0,2}(?=\w*\d)[A-Za-z0-9_]{32,}"),
+        ("sk_live_", "a Stripe key", r"\bsk_live_[A-Za-z0-9]{24,}"),
+        ("xox", "a Slack token", r"\bxox[abeoprs]-[A-Za-z0-9-]{20,}"),
+        ("AIza", "a Google API key", r"\bAIza[A-Za-z0-9_-]{35}"),
+        ("npm_", "an npm token", r"\bnpm_[A-Za-z0-9]{36}\b"),
+        ("pypi-AgE", "a PyPI token", r"\bpypi-AgE[A-Za-z0-9_-]{50,}"),
+        ("dckr_pat_", "a registry token", r"\bdckr_pat_[A-Za-z0-9_-]{20,}"),
+        ("AccountKey=", "an Azure storage key", r"\bAccountKey=[A-Za-z0-9+/]{86}=="),
+        ("WANDB_API_KEY", "a W&B key", r"\bWANDB_API_KEY\W{1,6}[0-9a-f]{40}\b"),
+        ("PRIVATE KEY-----", "a private key", r"-----BEGIN [A-Z ]*PRIVATE KEY-----"),
+        ("client-key-data", "a client key", r"\bclient-key-data:\s*[A-Za-z0-9+/=]{64}"),
+        ('"auth"', "a registry login", r'"auth"\s*:\s*"[A-Za-z0-9+/]{8,}={0,2}"'),
+        ("password", "a netrc entry", r"\bmachine\s+\S+\s+login\s+\S+\s+password\s+\S"),
+        ("eyJ", "a JSON web token", r"\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}"),
+    )
+)
+"""Well-known credentials: their literal beginning, which is cheap to look for, and their form."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file, a link or a folder of the context; its state is that of lstat when it was found."""
+
+    name: str
+    path: bytes
+    state: os.stat_result
+
+    @property
+    def is_link(self) -> bool:
+        """Whether it is a symbolic link."""
+        return stat.S_ISLNK(self.state.st_mode)
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is a folder."""
+        return stat.S_ISDIR(self.state.st_mode)
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The code that goes into an image.
+
+    Attributes:
+        entries: files and links, and the folders that they lie in; sorted, folders first.
+        size: bytes of all files.
+        private: what was left out because of its name, and could have been meant to go along.
+    """
+
+    entries: tuple[File, ...]
+    size: int
+    private: tuple[str, ...]
+
+    @property
+    def files(self) -> int:
+        """How many files and links there are."""
+        return sum(not entry.is_folder for entry in self.entries)
+
+    @property
+    def remark(self) -> str | None:
+        """What to say of a context that is larger than code is, before it is packed."""
+        if self.size < _MUCH:
+            return None
+        return (
+            f"{shown_size(self.size)} of code, which the nodes pull again at each change;"
+            f" {_advice(self.entries)}"
+        )
+
+
+def read_context(folder: Path) -> Context:
+    """Find what goes into the image.
+
+    What the .dockerignore leaves out is not in it (without one: version control, environments and
+    caches), nor are files that often hold credentials, unless a pattern with `!` takes them back.
+
+    Raises:
+        ImageError: it cannot be read, has a name that no image can hold, or is too large.
+    """
+    if not folder.is_dir():
+        raise ImageError(f"image.context: {folder} is not a folder; name the one with your code")
+    walk = _Walk(folder)
+    found = {file.name: file for file in walk.below(os.fsencode(folder), "")}
+    kept = [file for file in found.values() if not file.is_folder]
+    parents = {parent for file in kept for parent in _parents(file.name)}
+    size = sum(file.state.st_size for file in kept if not file.is_link)
+    if size > LARGEST:
+        raise ImageError(
+            f"{folder}: {shown_size(size)} is too much for an image (at most"
+            f" {shown_size(LARGEST)}); {_advice(kept)}"
+        )
+    names = sorted([*parents, *(file.name for file in kept)], key=str.encode)
+    return Context(tuple(found[name] for name in names), size, tuple(sorted(walk.private)))
+
+
+def _advice(files: Iterable[File]) -> str:
+    """What of a large context could be elsewhere."""
+    contents = [file for file in files if stat.S_ISREG(file.state.st_mode)]
+    largest = sorted(contents, key=lambda file: -file.state.st_size)[:_SHOWN]
+    shown = ", ".join(f"{file.name} ({shown_size(file.state.st_size)})" for file in largest)
+    return f"the largest: {shown}; leave data out by {OWN_IGNORE} and mount it as a volume"
+
+
+def shown_size(size: float) -> str:
+    """Bytes for people: 12 kB, 1.5 GB."""
+    for unit in ("bytes", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}" if unit != "bytes" else f"{size:.0f} bytes"
+        size /= 1000
+    return f"{size:.3g} GB" if size < 1000 else f"{size:,.0f} GB"
+
+
+def _parents(name: str) -> Iterator[str]:
+    parts = name.split("/")
+    return ("/".join(parts[:end]) for end in range(1, len(parts)))
+
+
+class _Walk:
+    """One way through a context."""
+
+    def __init__(self, folder: Path) -> None:
+        own = own_patterns(folder / OWN_IGNORE)
+        named = f"{HISTORY}{PRIVATE_FILES}"
+        self._ignored = Ignore(dockerignore() if own is None else own)
+        self._private = Ignore(named)
+        # The user's own patterns come last, so that a `!` of theirs takes back.
+        self._decided = Ignore(f"{named}\n{own or ''}")
+        self._own = Ignore(own or "")
+        self.private: list[str] = []
+
+    def below(self, folder: bytes, base: str) -> Iterator[File]:
+        """All that is kept under a folder, and the folders on the way."""
+        for entry in self._listed(folder):
+            file = self._file(entry, base)
+            if base == "" and file.name in MADE_HERE:
+                continue
+            if file.is_folder:
+                if not self._is_hidden(file.name) and not _is_copy(file.path):
+                    yield file
+                    yield from self.below(file.path, f"{file.name}/")
+            elif self._is_kept(file.name) and self._is_content(file):
+                yield file
+
+    def _listed(self, folder: bytes) -> list[os.DirEntry[bytes]]:
+        try:
+            with os.scandir(folder) as entries:
+                return list(entries)
+        except OSError as error:
+            raise _unreadable(folder, error) from None
+
+    def _file(self, entry: os.DirEntry[bytes], base: str) -> File:
+        try:
+            state = entry.stat(follow_symlinks=False)
+        except OSError as error:
+            raise _unreadable(entry.path, error) from None
+        return File(base + entry.name.decode("utf-8", "surrogateescape"), entry.path, state)
+
+    def _is_hidden(self, name: str) -> bool:
+        """Whether a folder is left out with all that is in it."""
+        if self._private(name) and not self._own(name) and self._decided.hides(name):
+            self._note(f"{name}/")
+            return True
+        return self._ignored.hides(name)
+
+    def _is_kept(self, name: str) -> bool:
+        if self._private(name) and self._decided(name):
+            if not self._own(name):
+                self._note(name)
+            return False
+        return not self._ignored(name)
+
+    def _note(self, name: str) -> None:
+        if not name.rstrip("/").endswith(".git"):  # nobody wonders where that is
+            self.private.append(name)
+
+    def _is_content(self, file: File) -> bool:
+        """Whether an image can hold it; builds pass over what is neither file nor link, too."""
+        if not (file.is_link or stat.S_ISREG(file.state.st_mode)):
+            return False
+        try:
+            file.name.encode()
+        except UnicodeEncodeError:
+            raise ImageError(
+                f"{file.path!r}: the name is not UTF-8, which an image needs; rename it, or leave"
+                f" it out by {OWN_IGNORE}"
+            ) from None
+        if file.is_link:
+            _check_link(file.path)
+        return True
+
+
+def _is_copy(folder: bytes) -> bool:
+    """Whether `k8sjob render -d` has made the folder: it has the code a second time."""
+    return os.path.exists(os.path.join(folder, COPY_MARK.encode()))  # noqa: PTH110, PTH118 - names are bytes
+
+
+def _check_link(path: bytes) -> None:
+    try:
+        os.stat(path)  # noqa: PTH116 - names are bytes
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        pass  # it may lead somewhere in the image
+    except OSError as error:
+        raise ImageError(
+            f"{os.fsdecode(path)}: the link leads in a circle ({error.strerror}); take it away, or"
+            f" leave it out by {OWN_IGNORE}"
+        ) from None
+
+
+def _unreadable(path: bytes, error: OSError) -> ImageError:
+    return ImageError(
+        f"{os.fsdecode(path)}: cannot be read: {error.strerror}; make it readable, or leave it out"
+        f" by {OWN_IGNORE}"
+    )
+
+
+class Secret(NamedTuple):
+    """Where (the line from 1) content looks like which credential; its value is never shown."""
+
+    path: str
+    line: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.what}"
+
+
+@dataclass(slots=True)
+class SecretScanner:
+    """Looks through one file, block by block; one finding for each form and line."""
+
+    path: str
+    findings: set[Secret] = field(default_factory=set)
+    _before: bytes = b""
+    _lines: int = 1
+
+    def feed(self, block: bytes) -> None:
+        """Look through the next block."""
+        data = self._before + block if self._before else block
+        for begin, what, pattern in _SECRETS:
+            if begin in data:
+                for match in re.finditer(pattern, data):
+                    line = self._lines + data.count(b"\n", 0, match.start())
+                    self.findings.add(Secret(self.path, line, what))
+        self._before = data[-_OVERLAP:]
+        self._lines += data.count(b"\n", 0, len(data) - len(self._before))

@@ -1,0 +1,438 @@
+"""A base's Python and its installed packages, as its layers show them.
+
+What is installed on top has to fit: the version, the platform, and the packages that are there.
+Layers are large and never change, so each is scanned in one stream, once on a machine; what was
+found is cached by its digest.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import posixpath
+import re
+import tarfile
+import tempfile
+import threading
+import zlib
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, cast
+
+from k8sjob.errors import ImageError
+from k8sjob.image.archive import ZSTD_ERRORS, ZSTD_MAGIC, zstd_reader
+from k8sjob.image.registry.blobs import BLOCK, RemoteContent, counted
+from k8sjob.image.registry.manifest import environment
+from k8sjob.image.registry.repository import run_parallel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import IO
+
+    from k8sjob.image.registry.blobs import Content
+    from k8sjob.image.registry.manifest import Base
+    from k8sjob.image.registry.repository import Repository
+
+DEPS_HOME: Final = "/opt/deps"
+"""Where packages lie that were put on a base without running it."""
+_WIDTH: Final = 4
+"""Layers that are read at the same time."""
+DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""PATH in a container whose image does not set it."""
+_VERSION: Final = re.compile(r"python(\d+\.\d+)$")
+_VENV_VERSION: Final = re.compile(r"^version(?:_info)?\s*=\s*(\d+\.\d+)", re.MULTILINE)
+_SYSTEM_SITES: Final = re.compile(
+    r"^include-system-site-packages\s*=\s*true", re.MULTILINE | re.IGNORECASE
+)
+_NAME: Final = re.compile(
+    r"^Name: *([A-Z0-9](?:[A-Z0-9._-]*[A-Z0-9])?)\s*$", re.MULTILINE | re.IGNORECASE | re.ASCII
+)
+"""Of a distribution; files here are named by it, so it must not be a path."""
+_MAX_LINKS: Final = 40
+_CACHE_VERSION: Final = 2
+"""Raised when something else is cached: what older versions have cached is read again then."""
+_WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
+_METADATA: Final = re.compile(r"(?:^|/)[^/]+\.(?:dist-info/METADATA|egg-info/PKG-INFO|egg-info)$")
+_HEADER: Final = re.compile(
+    r"^(?:Name|Version|Provides-Extra|Requires-Dist): .*$", re.MULTILINE | re.IGNORECASE
+)
+_PYTHON: Final = re.compile(r"(?:^|/)bin/python[\d.]*$|(?:^|/)lib/ld-musl-[^/]+$")
+_VENV: Final = re.compile(r"(?:^|/)pyvenv\.cfg$")
+_LIBC_FILE: Final = re.compile(r"(?:usr/)?lib(?:64)?/(?:[\w-]+/)?libc(?:\.so\.6|-2\.\d+\.so)$")
+_LIBC_VERSION: Final = re.compile(rb"GNU C Library [^\n]*release version (\d+\.\d+)")
+_SITE: Final = re.compile(r"(.*/(?:site|dist)-packages)(?:/|$)")
+_MAX_FILE: Final = 16 << 20
+"""Bytes that are read of one file."""
+_MAX_HEADER: Final = 1 << 20
+"""Bytes of an extended header, which is a name and a few numbers."""
+_MAX_KEPT_OF_ONE: Final = 64 << 20
+_MAX_KEPT: Final = 128 << 20
+"""Characters that are kept of one layer, and of all: those of large bases are a few millions."""
+_MAX_GLOBAL: Final = 1000
+"""Keys of pax headers that are for all members."""
+_HEADER_TYPES: Final = frozenset(
+    {tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE}
+    | {tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK}
+)
+_READ_ERRORS: Final[tuple[type[Exception], ...]] = (
+    tarfile.TarError,
+    EOFError,
+    zlib.error,
+    OSError,
+    ValueError,
+    RecursionError,  # headers of headers of headers
+    *ZSTD_ERRORS,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """A base's Python.
+
+    Attributes:
+        image: the base's name, for messages.
+        python: path of the interpreter that `python` means there.
+        version: of the language, as "3.13".
+        architecture: as images name it, as "amd64".
+        glibc: version of the C library, as (2, 36); None: it is musl.
+        site: the last folder of packages that Python searches; without a leading "/".
+        distributions: name, version and extras of what is installed, as the headers of its
+            metadata, by normalized name.
+    """
+
+    image: str
+    python: str
+    version: str
+    architecture: str
+    glibc: tuple[int, int] | None
+    site: str
+    distributions: dict[str, str]
+
+
+def read_inventory(
+    base: Base, repository: Repository, progress: Callable[[int, int], object]
+) -> Inventory:
+    """Read the base's layers from its repository; each is read once on this machine.
+
+    `progress` is called with the bytes read, and how many there are to read.
+
+    Raises:
+        ImageError: a layer cannot be read, or there is no Python that is understood.
+    """
+    layers = [layer for layer in base.manifest.layers if not layer.elsewhere]
+    total, where = sum(layer.size for layer in layers), str(repository.reference)
+    received = kept = 0
+    lock = threading.Lock()
+
+    def note(size: int) -> None:
+        nonlocal received
+        with lock:
+            received += size
+            progress(received, total)
+
+    def scan(number: int) -> LayerScan:
+        nonlocal kept
+        content = RemoteContent(repository.client, repository.reference, layers[number])
+        found = scan_layer(content, where, note)
+        with lock:
+            kept += found.size
+        if kept > _MAX_KEPT:
+            raise ImageError(
+                f"{where}: its {len(layers)} layers have more names and metadata than any Python"
+                " needs; take another base"
+            )
+        return found
+
+    work = [lambda number=number: scan(number) for number in range(len(layers))]
+    return take_inventory(base, run_parallel(work, _WIDTH))
+
+
+def take_inventory(base: Base, layers: Iterable[LayerScan]) -> Inventory:
+    """Combine the scans of all layers, bottom first.
+
+    Raises:
+        ImageError: there is no Python that is understood.
+    """
+    tree = _Tree()
+    for layer in layers:
+        tree.add(layer)
+    variables = environment(base.config)
+    name = str(base.reference)
+    python = _python(tree, variables.get("PATH") or DEFAULT_PATH)
+    if python is None:
+        raise ImageError(
+            f"{name} has no Python on its PATH, for which packages could be installed; take a base"
+            " with Python and torch"
+        )
+    found = _version_and_sites(tree, *python)
+    if found is None:
+        raise ImageError(
+            f"{name}: the version of {python[0]} cannot be found out; take another base, or build"
+            " with --builder buildah"
+        )
+    version, searched = found
+    sites = [site for site in map(tree.resolve, searched) if site in tree.marks]
+    if not sites:
+        raise ImageError(
+            f"{name}: {python[0]} has no folder for packages (looked for: {', '.join(searched)});"
+            " take another base, or build with --builder buildah"
+        )
+    paths = variables.get("PYTHONPATH", "").split(":")
+    folders = [*sites, DEPS_HOME, *(path.strip("/") for path in paths)]
+    return Inventory(
+        image=name,
+        python=python[0],
+        version=version,
+        architecture=base.platform.partition("/")[2],
+        glibc=_glibc(tree, name),
+        site=sites[-1],
+        distributions=dict(_distributions(tree, folders)),
+    )
+
+
+class _Tree:
+    """The files of interest in all layers together."""
+
+    def __init__(self) -> None:
+        self.links: dict[str, str] = {}
+        self.marks: dict[str, str] = {}
+
+    def add(self, layer: LayerScan) -> None:
+        """Put a layer on top."""
+        for hidden in layer.hidden:
+            folder = f"{hidden.rstrip('/')}/"
+            for paths in (self.links, self.marks):
+                for path in [each for each in paths if each == hidden or each.startswith(folder)]:
+                    del paths[path]
+        for path, target in layer.links.items():
+            self.marks.pop(path, None)
+            self.links[path] = target
+        for path, text in layer.marks.items():
+            self.links.pop(path, None)
+            self.marks[path] = text
+
+    def resolve(self, path: str) -> str:
+        """A path with all links on its way followed; unchanged where they form a circle."""
+        done, rest = "", posixpath.normpath(path).strip("/").split("/")
+        for _ in range(_MAX_LINKS):
+            while rest:
+                step = posixpath.normpath(posixpath.join(done, rest.pop(0))).lstrip("/")
+                if step in self.links:
+                    target = posixpath.join("/", done, self.links[step], *rest)
+                    done, rest = "", posixpath.normpath(target).strip("/").split("/")
+                    break
+                done = step
+            else:
+                return done
+        return path
+
+
+def _python(tree: _Tree, path: str) -> tuple[str, str] | None:
+    """The interpreter as it is called, and the file behind all links."""
+    for name in ("python", "python3"):
+        for folder in path.split(":"):
+            called = posixpath.join("/", folder, name)
+            real = tree.resolve(called)
+            if real in tree.marks and posixpath.basename(real).startswith("python"):
+                return called, real
+    return None
+
+
+def _version_and_sites(tree: _Tree, called: str, real: str) -> tuple[str, list[str]] | None:
+    """An interpreter's version, and where it searches packages; None: the version is unknown."""
+    prefix = posixpath.dirname(posixpath.dirname(real))
+    venv = posixpath.dirname(tree.resolve(posixpath.dirname(called)))
+    config = tree.marks.get(f"{venv}/pyvenv.cfg")
+    version = _VERSION.search(real) or _VENV_VERSION.search(config or "")
+    if version is None:
+        return None
+    prefixes = [prefix]
+    if config is not None:
+        prefixes = [venv, prefix] if _SYSTEM_SITES.search(config) else [venv]
+    return version[1], [site for each in prefixes for site in _sites(each, version[1])]
+
+
+def _sites(prefix: str, version: str) -> Iterator[str]:
+    """A system's own Python has several: Debian's in dist-packages, others' in lib64, too."""
+    if not prefix:
+        return
+    if prefix == "usr":
+        for folder in ("local/lib/python" + version, "lib/python" + version, "lib/python3"):
+            yield f"usr/{folder}/dist-packages"
+    for each in ("usr/local", "usr") if prefix == "usr" else (prefix,):
+        yield f"{each}/lib64/python{version}/site-packages"
+        yield f"{each}/lib/python{version}/site-packages"
+
+
+def _glibc(tree: _Tree, name: str) -> tuple[int, int] | None:
+    found = [text for path, text in tree.marks.items() if text and _LIBC_FILE.search(path)]
+    if found:
+        major, minor = found[0].split(".")
+        return int(major), int(minor)
+    if any(posixpath.basename(path).startswith("ld-musl-") for path in tree.marks):
+        return None
+    raise ImageError(
+        f"{name}: packages are not made for its C library; take another base, or build with"
+        " --builder buildah"
+    )
+
+
+def _distributions(tree: _Tree, folders: Iterable[str]) -> Iterator[tuple[str, str]]:
+    places = {tree.resolve(folder) for folder in folders}
+    for path, text in tree.marks.items():
+        folder, _, info = path.rpartition("/")
+        if info in {"METADATA", "PKG-INFO"}:
+            folder = folder.rpartition("/")[0]
+        name = _NAME.search(text)
+        if name and folder in places:
+            yield re.sub(r"[-_.]+", "-", name[1]).lower(), text
+
+
+@dataclass(frozen=True, slots=True)
+class LayerScan:
+    """What was found in a layer; paths begin without "/".
+
+    Attributes:
+        links: target of each symbolic link.
+        marks: a text for each file of interest: headers of a distribution, the version of the C
+            library, a pyvenv.cfg; empty for interpreters and folders of packages.
+        hidden: paths of lower layers that are removed; with "/" at the end what is below them.
+    """
+
+    links: dict[str, str] = field(default_factory=dict)
+    marks: dict[str, str] = field(default_factory=dict)
+    hidden: list[str] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        """Characters of all names and texts."""
+        texts = (self.links, self.links.values(), self.marks, self.marks.values())
+        return sum(len(text) for part in (*texts, self.hidden) for text in part)
+
+
+def scan_layer(content: Content, where: str, note: Callable[[int], object]) -> LayerScan:
+    """Scan a layer, compressed by gzip, zstd or not at all, or take what the cache has of it.
+
+    `where` is the image's name, for messages; `note` is called with each number of bytes that came.
+
+    Raises:
+        ImageError: it cannot be read, or is no archive.
+    """
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    cached = Path(home) / "k8sjob/layers" / f"{content.digest.replace(':', '-')}.json"
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        kept = json.loads(cached.read_bytes())
+        if kept["form"] == _CACHE_VERSION:
+            found = LayerScan(**kept["traces"])
+            note(content.size)
+            return found
+    found = _scan(content, f"{where}, layer {content.digest[:19]}", note)
+    with suppress(OSError):  # without a cache it is read again
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=cached.parent, delete=False) as file:
+            json.dump({"form": _CACHE_VERSION, "traces": asdict(found)}, file)
+        Path(file.name).replace(cached)
+    return found
+
+
+def _scan(content: Content, what: str, note: Callable[[int], object]) -> LayerScan:
+    blocks, found, failure = counted(content, note), LayerScan(), None
+    try:
+        _scan_archive(_Stream(blocks), what, found)
+    except _READ_ERRORS as error:
+        failure = error
+    for _ in blocks:  # the digest is checked at the very end
+        pass
+    if failure is not None:
+        raise ImageError(f"{what}: not an archive ({failure}); the image is broken")
+    return found
+
+
+class _Stream(io.RawIOBase):
+    """Blocks as a file that is read once."""
+
+    def __init__(self, blocks: Iterator[bytes]) -> None:
+        self._blocks = blocks
+        self._rest = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]  # in fact any buffer
+        while not self._rest:
+            block = next(self._blocks, None)
+            if block is None:
+                return 0
+            self._rest = block
+        size = min(len(buffer), len(self._rest))
+        buffer[:size], self._rest = self._rest[:size], self._rest[size:]
+        return size
+
+
+class _TarInfo(tarfile.TarInfo):
+    """A member whose extended headers, which are read whole, have a limit."""
+
+    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
+        if self.type in _HEADER_TYPES and self.size > _MAX_HEADER:
+            raise tarfile.ReadError(f"a header of {self.size} bytes")
+        return super()._proc_member(archive)  # type: ignore[misc,no-any-return]  # no public form
+
+
+def _scan_archive(stream: io.RawIOBase, what: str, found: LayerScan) -> None:
+    raw = io.BufferedReader(stream, BLOCK)
+    start = raw.peek(4)[:4]
+    opened: IO[bytes] = raw
+    if start[:2] == b"\x1f\x8b":
+        opened = cast("IO[bytes]", gzip.GzipFile(fileobj=raw))
+    elif start == ZSTD_MAGIC:
+        opened = zstd_reader(raw, what)
+    kept = 0
+    with tarfile.open(fileobj=opened, mode="r|", bufsize=BLOCK, tarinfo=_TarInfo) as archive:
+        for member in archive:
+            archive.members = []  # type: ignore[attr-defined]  # it would keep all of them
+            kept += _scan_member(archive, member, found)
+            if kept > _MAX_KEPT_OF_ONE or len(archive.pax_headers) > _MAX_GLOBAL:
+                raise tarfile.ReadError("it has more names and metadata than any Python needs")
+
+
+def _scan_member(archive: tarfile.TarFile, member: tarfile.TarInfo, found: LayerScan) -> int:
+    """Keep what is of interest of a member; how many bytes were kept."""
+    text: str | None = ""
+    path = posixpath.normpath(member.name).lstrip("/")
+    folder, _, name = path.rpartition("/")
+    if name == _OPAQUE:
+        found.hidden.append(f"{folder}/")
+    elif name.startswith(_WHITEOUT):
+        found.hidden.append(posixpath.join(folder, name.removeprefix(_WHITEOUT)))
+    elif member.issym():
+        found.links[path] = member.linkname
+    elif member.islnk():
+        same = posixpath.normpath(member.linkname).lstrip("/")
+        if same in found.marks or _PYTHON.search(path):
+            found.marks[path] = found.marks.get(same, "")
+    elif member.isfile() and (text := _text(archive, member, path)) is not None:
+        found.marks[path] = text
+    if site := _SITE.match(f"/{path}"):
+        found.marks.setdefault(site[1].lstrip("/"), "")
+    is_kept = path in found.links or path in found.marks or name.startswith(_WHITEOUT)
+    return len(path) + len(member.linkname) + len(text or "") if is_kept else 0
+
+
+def _text(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> str | None:
+    """What is kept of a file; None: the file is of no interest."""
+    if _PYTHON.search(path):
+        return ""
+    if not (_METADATA.search(path) or _VENV.search(path) or _LIBC_FILE.match(path)):
+        return None
+    file = archive.extractfile(member)
+    data = file.read(_MAX_FILE) if file else b""
+    if _LIBC_FILE.match(path):
+        version = _LIBC_VERSION.search(data)
+        return version[1].decode() if version else None
+    text = data.decode(errors="replace").replace("\r\n", "\n")
+    if _VENV.search(path):
+        return text
+    return "\n".join(_HEADER.findall(text.partition("\n\n")[0]))

@@ -1,1 +1,0 @@
-"""Layers: the code, the packages, and what a base's layers contain."""
