@@ -57,7 +57,10 @@ def test_a_rank_that_lost_its_peer_is_not_the_cause(snapshot, make_pod):
         make_pod("worker-0", "Failed", terminated=ended(1, at="2026-01-01T00:05:01Z")),
     ]
     logs = {
-        "master-0": ["Traceback", "RuntimeError: Connection closed by peer [10.0.0.1]:9"],
+        "master-0": [
+            "Traceback",
+            "RuntimeError: [gloo/pair.cc:534] Connection closed by peer [10.0.0.1]:9",
+        ],
         "worker-0": ["Traceback", "[rank1]: ValueError: the loss is no number"],
     }
     (finding,) = diagnose(snapshot("Failed:x:y", pods=pods), logs)
@@ -70,7 +73,7 @@ def test_problems_of_running_ranks_are_reported(snapshot, make_pod):
     logs = {name: [WATCHDOG.format(0)] for name in names}
     (finding,) = diagnose(snapshot("Running", pods=pods), logs)
     assert finding.message.startswith("master-0, worker-0 and worker-1: it waited 600 s")
-    logs = {name: ["RuntimeError: Connection closed by peer"] for name in names}
+    logs = {name: ["RuntimeError: [gloo/pair.cc:534] Connection closed by peer"] for name in names}
     assert diagnose(snapshot("Running", pods=pods), logs) == []
     for later in (["text"] * 30, ["step 1 loss 0.5"], [Event("started").encode()]):
         logs = {name: [WATCHDOG.format(0), *later] for name in names}
@@ -102,7 +105,7 @@ HANDLED = [
         "pod:8:8 [0] ib_plugin.c:1615 NCCL WARN NET/IB : Got completion from peer 10.0.0.1<5> with"
         " status=12 opcode=0 len=0 vendor err 129 (Recv)"
     ),
-    "RuntimeError: Connection closed by peer",
+    "RuntimeError: [gloo/pair.cc:534] Connection closed by peer",
     "requests.exceptions.ConnectionError: Temporary failure in name resolution, cached copy used",
     "RuntimeError: The NVIDIA driver on your system is too old (found version 11040); using CPU",
     "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. Restarted.",
@@ -206,11 +209,27 @@ def test_the_end_of_a_container(snapshot, make_pod, end, lines, cause, note):  #
         ("OSError", "[Errno 98] Address already in use", "address-in-use"),
         ("ConnectionResetError", "[Errno 104] Connection reset by peer", "crash"),
         ("BrokenPipeError", "[Errno 32] Broken pipe", "crash"),
-        ("RuntimeError", "[pair.cc:534] Connection closed by peer [10.0.0.1]:5", "connection"),
+        ("RuntimeError", "could not read shard 7: Connection reset by peer", "crash"),
     ],
 )
 def test_a_report_has_the_cause_of_its_text(snapshot, make_pod, kind, detail, cause):
     assert why(snapshot, make_pod, report(kind, detail), ["step 3 loss 0.5"]).cause == cause
+
+
+@pytest.mark.parametrize(
+    ("lines", "cause"),
+    [
+        (["RuntimeError: tokenizer server: Broken pipe"], "crash"),
+        (["RuntimeError: [gloo/pair.cc:534] Connection closed by peer [10.0.0.1]:5"], "connection"),
+        (["torch.distributed.DistNetworkError: Broken pipe"], "connection"),
+        (
+            ["RuntimeError: NCCL error", "Last error:", "socketProgress: Connection reset by peer"],
+            "connection",
+        ),
+    ],
+)
+def test_a_connection_of_the_script_is_none_between_ranks(snapshot, make_pod, lines, cause):
+    assert why(snapshot, make_pod, ended(1), [TRACEBACK, AT, *lines]).cause == cause
 
 
 @pytest.mark.parametrize("signal", ["Killed", "Segmentation fault"])
@@ -272,7 +291,11 @@ def test_the_last_traceback_counts(snapshot, make_pod, several):
     nproc = "2" if several else "1"
     finding = why(snapshot, make_pod, ended(1), [*HANDLED, *KEY_ERROR], nproc=nproc)
     assert finding.message == "worker-0: exit code 1: KeyError: 'lr'"
-    lost = [TRACEBACK, AT, "[rank0]: RuntimeError: Connection closed by peer [10.0.0.1]:5"]
+    lost = [
+        TRACEBACK,
+        AT,
+        "[rank0]: RuntimeError: [gloo/pair.cc:534] Connection closed by peer [10.0.0.1]:5",
+    ]
     finding = why(snapshot, make_pod, ended(1), [*KEY_ERROR, *lost], nproc=nproc)
     assert finding.cause == ("crash" if several else "connection")
 
@@ -282,13 +305,17 @@ def test_the_last_traceback_counts(snapshot, make_pod, several):
     [
         ("ModuleNotFoundError: No module named 'pandas'", "install 'pandas'"),
         ("RuntimeError: Found no NVIDIA driver on your system", "this machine has a GPU"),
-        ("RuntimeError: Connection closed by peer", "check what is between them"),
+        (
+            "RuntimeError: [gloo/pair.cc:534] Connection closed by peer",
+            "check what is between them",
+        ),
         ("sh: python4: not found", "install the program on this machine"),
     ],
 )
 def test_a_next_step_on_this_machine_speaks_of_this_machine(snapshot, make_pod, detail, step):
     kind, _, message = detail.partition(": ")
     end = ended(127) if kind == "sh" else ended(1, Reason(1, 0, kind, message).encode())
+    end = ended(1) if "closed" in message else end
     pods = [make_pod("worker-0", "Failed", terminated=end)]
     job = snapshot("Failed:x:y", pods=pods)
     job.job["metadata"]["namespace"] = "local"

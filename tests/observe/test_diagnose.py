@@ -319,7 +319,9 @@ def test_the_first_cause_is_not_its_consequences(snapshot, make_pod):
 
 def test_a_rank_that_ended_early_is_named(snapshot, make_pod):
     master = make_pod("master-0", "Failed", terminated=ended(1))
-    tail = {"master-0": ["RuntimeError: [pair.cc:534] Connection closed by peer [10.244.0.7]:1"]}
+    tail = {
+        "master-0": ["RuntimeError: [gloo/pair.cc:534] Connection closed by peer [10.244.0.7]:1"]
+    }
     left, runs = ({"terminated": {"exitCode": 0}}, {"running": {}})
     who = "worker-0 (rank 1) had ended with exit code 0, and master-0 still waited for it"
     for state, note in ((left, who), (runs, "another rank broke")):

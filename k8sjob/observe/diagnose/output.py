@@ -60,6 +60,8 @@ _PEER_LOST: Final = re.compile(
     r"|NCCL communicator was aborted",
     re.IGNORECASE,
 )
+_BETWEEN_RANKS: Final = re.compile(r"(?i:gloo|nccl|c10d)|Dist\w*Error|PeerLost")
+"""In a text about a connection: it is one between ranks, and not one of the script's own."""
 _TORCH_ERROR: Final = re.compile(r"^[\w.]*(?:RuntimeError|Dist\w*Error|PeerLost)\b")
 """Exceptions of torch and jax; a ConnectionResetError is that of another connection."""
 _MAX_UNFRAMED: Final = 10
@@ -272,18 +274,20 @@ class LastOutput:
         error: the lines of the exception that ended it; empty where none is known.
         context: the last lines of its output, since training last advanced.
         last: the last line of all; empty where there is none.
+        reported: whether the runtime has reported the error; its exit code says what it means.
     """
 
     error: tuple[str, ...]
     context: tuple[str, ...]
     last: str = ""
+    reported: bool = False
 
     @property
     def lost_a_peer(self) -> bool:
-        """Whether it ended because another rank went away."""
+        """Whether the output says that it ended because another rank went away."""
         if self.error:
-            return _is_lost_peer(self.error)
-        return any(_PEER_LOST.search(line) for line in self.context[-8:])
+            return not self.reported and _is_lost_peer(self.error)
+        return any(_broke(line) for line in self.context[-8:])
 
 
 def is_bare_exit(reason: Reason) -> bool:
@@ -298,7 +302,8 @@ def last_output(end: End, lines: Sequence[str], *, ranks: int) -> LastOutput:
     lines = lines[: len(lines) - bars] if bars <= _MAX_REDRAWN_BARS else lines
     context = tuple(since_training(lines))
     if end.reason and end.reason.type not in _NO_EXCEPTION and not is_bare_exit(end.reason):
-        return LastOutput(tuple(f"{end.reason.type}: {end.reason.message}".splitlines()), context)
+        error = tuple(f"{end.reason.type}: {end.reason.message}".splitlines())
+        return LastOutput(error, context, reported=True)
     written = [_RANK.sub("", line) for line in lines if _is_text(line)]
     if end.message and not end.reason:  # from the script, or taken from the log by the kubelet
         left = [_RANK.sub("", line) for line in end.message.splitlines() if line.strip()]
@@ -368,7 +373,12 @@ def _raised(block: Sequence[str]) -> tuple[str, ...]:
 
 
 def _is_lost_peer(error: Sequence[str]) -> bool:
-    return bool(_TORCH_ERROR.match(error[0])) and any(_PEER_LOST.search(line) for line in error)
+    return bool(_TORCH_ERROR.match(error[0])) and _broke("\n".join(error))
+
+
+def _broke(text: str) -> bool:
+    """Whether a text says that a connection between ranks broke."""
+    return bool(_PEER_LOST.search(text) and _BETWEEN_RANKS.search(text))
 
 
 def explain_output(output: LastOutput, *, local: bool) -> Explanation | None:
