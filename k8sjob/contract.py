@@ -254,6 +254,10 @@ class Reason:
     culprits: tuple[int, ...] = ()
     step: int = -1
 
+    def means(self, code: ExitCode) -> bool:
+        """Whether it is that exit code of the runtime's, and not a script's own or a signal's."""
+        return self.exit_code == code and self.type not in {"Exit", "Signal"}
+
     def encode(self) -> str:
         """JSON of at most MAX_TERMINATION_BYTES bytes; the message gives way, nothing else."""
         body = asdict(self)

@@ -90,6 +90,24 @@ def test_the_job_itself(snapshot, condition, cause, step):
             "crash",
             "worker-0, rank 5: exit code 200 (main.py:6)$",
         ),
+        *(
+            (
+                ended(code, Reason(code, 5, kind, message, "main.py:6").encode()),
+                ["own words"],
+                cause,
+                note,
+            )
+            for code, kind, message, cause, note in [
+                (138, "Signal", "killed by SIGUSR1", "killed", "ended by SIGUSR1 (main.py:6)$"),
+                (140, "Signal", "killed by SIGUSR2", "killed", "ended by SIGUSR2 (main.py:6)$"),
+                *(
+                    (n, "Exit", f"exited with code {n}", "crash", f"exit code {n}: own words")
+                    for n in (127, 137, 138, 140)
+                ),
+            ]
+        ),
+        (ended(137, Reason(137, -1, "Exit", "exited with code 137").encode()), [], "killed", ""),
+        (ended(127, Reason(127, -1, "Exit", "exited with code 127").encode()), [], "start", ""),
         (  # as older runtimes wrote it
             ended(7, Reason(7, 5, "Exit", "it gave no reason").encode()),
             ["the last line", "k8sjob: rank 5: Exit: it gave no reason, exit code 7"],

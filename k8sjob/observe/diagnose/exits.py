@@ -75,7 +75,7 @@ def _explained(end: End, explanation: Explanation | None) -> Finding | None:
 
 
 def _hung(facts: Facts, end: End) -> Finding | None:
-    if end.exit_code != ExitCode.HUNG:
+    if not end.means(ExitCode.HUNG):
         return None
     if left := _left_early(facts, end):
         return left
@@ -93,7 +93,7 @@ def _hung(facts: Facts, end: End) -> Finding | None:
 
 
 def _absent_from_rendezvous(facts: Facts, end: End) -> Finding | None:
-    if not (end.reason and end.reason.culprits and end.exit_code == ExitCode.PEER_LOST):
+    if not (end.reason and end.reason.culprits and end.means(ExitCode.PEER_LOST)):
         return None
     if left := _left_early(facts, end):
         step = "submit the job again: it continues from its newest checkpoint, and ends at once"
@@ -135,7 +135,8 @@ def _cannot_start(facts: Facts, end: End) -> Finding | None:
     what = "its command cannot be started"
     if end.why not in ("StartError", "ContainerCannotRun"):
         by_agent = _output(facts, end).last.startswith("k8sjob: cannot start ")
-        if end.exit_code != 127 and not by_agent:  # a shell's "no such program"
+        no_program = end.exit_code == 127 and not end.chosen_by_script  # a shell's code for that
+        if not no_program and not by_agent:
             return None
         return _finding(end, Cause.START, what + _error(facts, end), step)
     error = re.sub(
@@ -192,7 +193,7 @@ def _absent_ranks(facts: Facts) -> str:
 
 
 def _lost_connection(facts: Facts, end: End) -> Finding | None:
-    if end.exit_code != ExitCode.PEER_LOST and not _output(facts, end).lost_a_peer:
+    if not end.means(ExitCode.PEER_LOST) and not _output(facts, end).lost_a_peer:
         return None
     between = "" if facts.local else ": a NetworkPolicy, a sidecar, the nodes' network"
     return _left_early(facts, end) or _finding(
@@ -242,7 +243,7 @@ def _done_before(facts: Facts, end: End) -> dict[str, str]:
 def _killed(facts: Facts, end: End) -> Finding | None:
     number = end.exit_code - 128 if end.reason else _signal(facts, end)
     name = next((s.name for s in signal.Signals if s == number), "")
-    if not name or end.exit_code in (ExitCode.PEER_LOST, ExitCode.HUNG):
+    if not name or end.chosen_by_script:
         return None
     killed = "find out what killed it: a person, or this machine's lack of memory (dmesg)"
     if not facts.local:

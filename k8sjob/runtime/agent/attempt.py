@@ -202,7 +202,7 @@ def verdict(record: Record, stop: signal.Signals | None) -> Reason | None:
     reasons = {rank: _reason(rank, end, record) for rank, end in record.failures.items()}
     cause = min(
         reasons.values(),
-        key=lambda reason: (reason.exit_code == ExitCode.PEER_LOST, reason.time),
+        key=lambda reason: (reason.means(ExitCode.PEER_LOST), reason.time),
         default=None,
     )
     ended = min(record.stop_time, record.orphan_time, record.leave_time)

@@ -138,9 +138,9 @@ def repeats(before: Reason | None, now: Reason) -> bool:
     caused, and a connection may break twice in the line where all the time is spent. A signal may
     come from outside, so its step must be known; a hang lasts too long to come by chance twice.
     """
-    if before is None or now.exit_code in {ExitCode.PEER_LOST, ExitCode.STOPPED}:
+    if before is None or now.means(ExitCode.PEER_LOST) or now.exit_code == ExitCode.STOPPED:
         return False
-    known = now.step >= 0 or now.exit_code == ExitCode.HUNG
+    known = now.step >= 0 or now.means(ExitCode.HUNG)
     # Which of the ranks reports a hang first is chance.
     one, two = (
         (reason.exit_code, reason.culprits or (reason.rank,), reason.where, reason.step)
@@ -237,7 +237,7 @@ class Coordinator:
         Processes that never formed a group do not need each other.
         """
         done = [rank for node in self._roster.done() for rank in self._node.ranks(node)]
-        if reason.exit_code in {ExitCode.PEER_LOST, ExitCode.HUNG}:
+        if reason.means(ExitCode.PEER_LOST) or reason.means(ExitCode.HUNG):
             self._depends = True
             sent = min(record.sent.values(), default=_NEVER)
             done += [r for r, end in record.exits.items() if not end.code and end.moment < sent]
