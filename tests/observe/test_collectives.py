@@ -217,6 +217,24 @@ def test_a_report_has_the_cause_of_its_text(snapshot, make_pod, kind, detail, ca
 
 
 @pytest.mark.parametrize(
+    ("causes", "cause", "note"),
+    [
+        (("from OutOfMemoryError: CUDA out of memory",), "gpu-memory", "CUDA out of memory (main"),
+        (("from X: no", "from ModuleNotFoundError: No module named 'x'"), "missing-module", "'x'"),
+        (("first OutOfMemoryError: CUDA out of memory",), "gpu-memory", "CUDA out of memory"),
+        # A script may go on without the package, within the handler.
+        (("while handling ImportError: No module named 'x'",), "crash", "no; while handling Imp"),
+        (("from KeyError: 'lr'",), "crash", "MyError: no; from KeyError: 'lr' (main.py:3)"),
+    ],
+)
+def test_what_an_exception_was_raised_from_is_its_cause(snapshot, make_pod, causes, cause, note):
+    reason = Reason(1, 1, "MyError", "no", "main.py:3", causes=causes)
+    finding = why(snapshot, make_pod, ended(1, reason.encode()), [])
+    assert finding.cause == cause
+    assert note in finding.message
+
+
+@pytest.mark.parametrize(
     ("lines", "cause"),
     [
         (["RuntimeError: tokenizer server: Broken pipe"], "crash"),

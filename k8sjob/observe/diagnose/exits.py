@@ -312,7 +312,8 @@ def _error(facts: Facts, end: End) -> str:
         return where
     if end.reason and not is_bare_exit(end.reason):
         kind = end.reason.type if end.reason.type != "Left" else ""
-        return "".join(f": {part}" for part in (kind, end.reason.message.strip()) if part) + where
+        what = "".join(f": {part}" for part in (kind, end.reason.message.strip()) if part)
+        return "; ".join((what, *end.reason.causes)) + where
     output = _output(facts, end)
     error = output.error or (output.last,)
     line = " ".join(error[: 2 if error[0].endswith(":") else 1]).strip()

@@ -275,12 +275,14 @@ class LastOutput:
         context: the last lines of its output, since training last advanced.
         last: the last line of all; empty where there is none.
         reported: whether the runtime has reported the error; its exit code says what it means.
+        causes: what the error was raised from, each as a line; the last one, its root, first.
     """
 
     error: tuple[str, ...]
     context: tuple[str, ...]
     last: str = ""
     reported: bool = False
+    causes: tuple[str, ...] = ()
 
     @property
     def lost_a_peer(self) -> bool:
@@ -303,7 +305,7 @@ def last_output(end: End, lines: Sequence[str], *, ranks: int) -> LastOutput:
     context = tuple(since_training(lines))
     if end.reason and end.reason.type not in _NO_EXCEPTION and not is_bare_exit(end.reason):
         error = tuple(f"{end.reason.type}: {end.reason.message}".splitlines())
-        return LastOutput(error, context, reported=True)
+        return LastOutput(error, context, reported=True, causes=_roots(end.reason))
     written = [_RANK.sub("", line) for line in lines if _is_text(line)]
     if end.message and not end.reason:  # from the script, or taken from the log by the kubelet
         left = [_RANK.sub("", line) for line in end.message.splitlines() if line.strip()]
@@ -312,6 +314,12 @@ def last_output(end: End, lines: Sequence[str], *, ranks: int) -> LastOutput:
     if end.exit_code > 128:  # a signal ended it, and no exception
         return LastOutput((), context, last)
     return LastOutput(_exception(context, several=ranks > 1), context, last)
+
+
+def _roots(reason: Reason) -> tuple[str, ...]:
+    """What an exception was raised from; what was being handled then may have been got over."""
+    causes = takewhile(lambda one: not one.startswith("while "), reason.causes)
+    return tuple(one.partition(" ")[2] for one in causes)[::-1]
 
 
 def since_training(lines: Sequence[str]) -> list[str]:
@@ -385,8 +393,9 @@ def explain_output(output: LastOutput, *, local: bool) -> Explanation | None:
     """What a container's output says about its end; None where nothing in it is known."""
     if not output.error:
         return explain_lines(output.context, local=local) or _nccl_error(output.context)
-    if found := _first(_RULES, output.error, local=local):
-        return found
+    for error in (*((cause,) for cause in output.causes), output.error):
+        if found := _first(_RULES, error, local=local):
+            return found
     if not any(_SAYS_LITTLE.search(line) for line in output.error):
         return None
     lines = [*output.error, *output.context]
