@@ -207,6 +207,34 @@ def test_the_end_of_a_container(snapshot, make_pod, end, lines, cause, note):  #
         ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2 GiB", "gpu-memory"),
         ("ImportError", "failed to import it:\nNo module named 'apex'", "missing-module"),
         ("OSError", "[Errno 98] Address already in use", "address-in-use"),
+        # The text in an exception of the script's own
+        ("ValueError", "unknown policy 'OutOfMemoryError'", "crash"),
+        ("RuntimeError", "unknown policy 'OutOfMemoryError'", "crash"),
+        ("RegistryError", "No module named 'resnet51' in the registry", "crash"),
+        ("ValueError", "no rule for 'No space left on device'", "crash"),
+        ("TimeoutError", "upload: client socket has timed out, connecting to (s3, 443)", "crash"),
+        (
+            "TimeoutError",
+            "The client socket has timed out after 9s while trying to connect to (m, 23)",
+            "rendezvous",
+        ),
+        ("AcceleratorError", "CUDA error: out of memory", "gpu-memory"),
+        ("MemoryError", "", "memory"),
+        ("_ArrayMemoryError", "Unable to allocate 512. TiB for an array", "memory"),
+        ("RuntimeError", "alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate", "memory"),
+        ("OSError", "[Errno 28] No space left on device", "disk"),
+        ("OSError", "[Errno 28] No space left on device: '/dev/shm/x'", "shared-memory"),
+        (
+            "RuntimeError",
+            "[enforce fail at inline_container.cc:671] . unexpected pos 704 vs 598",
+            "disk",
+        ),
+        ("RuntimeError", "nccl2 requires at least one CUDA device", "gpu-driver"),
+        (
+            "PeerLost",
+            "[Rank 0]: Rank 1 failed to pass monitoredBarrier in 5000 ms",
+            "collective-timeout",
+        ),
         ("ConnectionResetError", "[Errno 104] Connection reset by peer", "crash"),
         ("BrokenPipeError", "[Errno 32] Broken pipe", "crash"),
         ("RuntimeError", "could not read shard 7: Connection reset by peer", "crash"),
@@ -248,6 +276,23 @@ def test_what_an_exception_was_raised_from_is_its_cause(snapshot, make_pod, caus
 )
 def test_a_connection_of_the_script_is_none_between_ranks(snapshot, make_pod, lines, cause):
     assert why(snapshot, make_pod, ended(1), [TRACEBACK, AT, *lines]).cause == cause
+
+
+@pytest.mark.parametrize(("kind", "step"), [("OSError", "port 0"), ("DistNetworkError", "use the")])
+def test_a_server_of_the_script_does_not_take_the_port_of_the_rendezvous(
+    snapshot, make_pod, kind, step
+):
+    end = report(kind, "[Errno 98] Address already in use")
+    assert step in why(snapshot, make_pod, end, []).next_step
+
+
+@pytest.mark.parametrize("rank", [0, -1])
+def test_a_script_that_leaves_with_a_code_had_handled_what_it_wrote(snapshot, make_pod, rank):
+    end = ended(2, Reason(2, rank, "Exit", "exited with code 2").encode())
+    lines = ["main.py:7: UserWarning: RuntimeError: NCCL error: unhandled system error"]
+    finding = why(snapshot, make_pod, end, [*lines, HANDLED[0]])
+    assert finding.cause == ("missing-module" if rank < 0 else "crash")
+    assert HANDLED[0] in finding.message or rank < 0
 
 
 @pytest.mark.parametrize("signal", ["Killed", "Segmentation fault"])

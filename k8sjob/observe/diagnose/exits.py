@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.contract import Event, EventKind, ExitCode
 from k8sjob.observe.diagnose.finding import SAME_STEPS, Cause, Explanation, Finding
 from k8sjob.observe.diagnose.output import (
+    ARGUMENTS_REFUSED,
     LastOutput,
     explain_output,
     is_bare_exit,
@@ -35,8 +36,6 @@ _TORCHRUN_SIGNAL: Final = re.compile(r"^\s*traceback : Signal (\d{1,2}) \(SIG\w+
 """How torchrun's summary names the signal that ended a process; torchrun itself exits with 1."""
 _EXEC_FORMAT: Final = re.compile(r"^exec \S+: exec format error$|: exec format error: unknown$")
 """The kernel's refusal in a container's output, and in the container runtime's message."""
-_ARGUMENTS_REFUSED: Final = re.compile(r"\S+\.py: error: ")
-"""How argparse ends a script."""
 _STATE_REFUSED: Final = re.compile(
     r"Error\(s\) in loading state_dict for|^\s*size mismatch for \S+:"
     r"|loaded state dict (?:has a different number of parameter groups|contains a parameter group)"
@@ -286,7 +285,7 @@ def _refused_checkpoint(facts: Facts, end: End) -> Finding | None:
 
 def _crashed(facts: Facts, end: End) -> Finding:
     step = "correct the script"
-    if any(_ARGUMENTS_REFUSED.match(line) for line in _output(facts, end).error):
+    if any(ARGUMENTS_REFUSED.match(line) for line in _output(facts, end).error):
         step = "correct run.args, or the arguments after `--`"
     elif end.exit_code == ExitCode.CONFIG:
         step += ", or its arguments (run.args)"

@@ -93,6 +93,7 @@ class Cause(StrEnum):
     NO_GROUP = "no-group"
     NAN_LOSS = "nan-loss"
     NCCL = "nccl"
+    DISK = "disk"
     ADDRESS_IN_USE = "address-in-use"
     KILLED = "killed"
     CRASH = "crash"
@@ -153,6 +154,8 @@ class Rule:
         local_step: the next step for a job on this machine, where that differs.
         exception_only: whether only an exception with this text ends a container; other lines that
             contain it are warnings.
+        types: a pattern for the classes of exceptions that it is about; empty: all. An exception of
+            the script's own may quote the text.
     """
 
     pattern: str
@@ -161,6 +164,7 @@ class Rule:
     next_step: str
     local_step: str = ""
     exception_only: bool = False
+    types: str = ""
 
     def search(self, text: str) -> re.Match[str] | None:
         """Where the text names the cause."""
