@@ -161,25 +161,25 @@ def test_the_job_itself(snapshot, condition, cause, step):
             "exit code 1: UsageError: no key$",
         ),
         (
-            ended(2, Reason(2, 0, "Exit", "exited with code 2", "main.py:5").encode()),
+            ended(2, Reason(2, 1, "Exit", "exited with code 2", "main.py:5").encode()),
             ["usage: main.py [-h] --lr LR", "main.py: error: the following are required: --lr"],
             "crash",
             "exit code 2: main.py: error: the following are required: --lr (main.py:5)$",
         ),
         (
-            ended(2, Reason(2, 0, "Exit", "exited with code 2", "main.py:5").encode()),
+            ended(2, Reason(2, 1, "Exit", "exited with code 2", "main.py:5").encode()),
             ["no data", "k8sjob: rank 0: exited with code 2 (main.py:5)"],
             "crash",
             "exit code 2: no data (main.py:5)",
         ),
         (
-            ended(1, Reason(1, 0, "Exit", "exited with code 1", "main.py:5").encode()),
+            ended(1, Reason(1, 1, "Exit", "exited with code 1", "main.py:5").encode()),
             ["Traceback (most recent call last):", "  File 'x'", "KeyError: 'handled'", "bye"],
             "crash",
             "exit code 1: KeyError: 'handled' (main.py:5)",
         ),
         (
-            ended(1, Reason(1, 0, "AssertionError", "", "main.py:5").encode()),
+            ended(1, Reason(1, 1, "AssertionError", "", "main.py:5").encode()),
             [],
             "crash",
             "exit code 1: AssertionError (main.py:5)$",
@@ -203,7 +203,7 @@ def test_the_job_itself(snapshot, condition, cause, step):
             "no module named 'pandas.core'",
         ),
         (
-            ended(1, Reason(1, 0, "ModuleNotFoundError", "No module named 'x'").encode()),
+            ended(1, Reason(1, 1, "ModuleNotFoundError", "No module named 'x'").encode()),
             [],
             "missing-module",
             "no module named 'x'",
@@ -227,7 +227,7 @@ def test_the_job_itself(snapshot, condition, cause, step):
             "built for another processor architecture",
         ),
         (
-            ended(1, Reason(1, 0, "OSError", "x: exec format error: unknown").encode()),
+            ended(1, Reason(1, 1, "OSError", "x: exec format error: unknown").encode()),
             [],
             "crash",
             "OSError: x: exec format error",
@@ -246,7 +246,7 @@ def test_the_job_itself(snapshot, condition, cause, step):
             "ranks 2, 3 hung: no beat for 9 s",
         ),
         (
-            ended(138, Reason(138, 0, "PeerLost", "2 of 3 came", culprits=(1,)).encode()),
+            ended(138, Reason(138, 1, "PeerLost", "2 of 3 came", culprits=(1,)).encode()),
             [],
             "rendezvous",
             "rank 1 did not join the rendezvous: 2 of 3 came",
@@ -1301,7 +1301,7 @@ def test_a_mount_that_the_kubelet_has_not_retried_is_no_cause(count, seconds, sn
 
 def test_of_past_ends_the_newest_failure_is_reported(snapshot, make_pod):
     def again(name, code, message, at):
-        reason = Reason(code, 0, "ValueError", message).encode()
+        reason = Reason(code, -1, "ValueError", message).encode()
         return make_pod(name, restarts=1, running={}, last=ended(code, reason, at=at))
 
     pods = [
@@ -1311,8 +1311,7 @@ def test_of_past_ends_the_newest_failure_is_reported(snapshot, make_pod):
     ]
     (finding,) = diagnose(snapshot("Running", pods=pods), {}, now=NOW)
     assert (
-        finding.message
-        == "worker-0, rank 0: exit code 1: ValueError: new, 3 min ago; it is running again"
+        finding.message == "worker-0: exit code 1: ValueError: new, 3 min ago; it is running again"
     )
 
 
@@ -1335,11 +1334,43 @@ def test_lines_of_any_length_are_read_in_linear_time(part):
     assert since_training([text, "last"])[-1] == "last"
 
 
-@pytest.mark.parametrize(("nproc", "replica"), [("1", "worker-0"), ("auto", "master-0")])
-def test_a_failure_reported_by_the_master_is_that_of_its_rank(snapshot, make_pod, nproc, replica):
+@pytest.mark.parametrize("text", ["x" * 9000, "size mismatch\n" * 300])
+@pytest.mark.parametrize("kind", ["ValueError", "OutOfMemoryError"])
+def test_a_long_message_is_shortened(snapshot, make_pod, kind, text):
+    end = ended(1, Reason(1, 0, kind, text, "main.py:3").encode())
+    pods = [make_pod("master-0", "Failed", terminated=end)]
+    (finding,) = diagnose(snapshot("Failed:x:y", pods=pods), {}, now=NOW)
+    cut = "size" not in text or kind == "ValueError"  # a rule shows the line that it found
+    assert ("..." in finding.message) == cut
+    assert len(finding.message) < 600
+    assert finding.message.count("\n") <= 5
+
+
+@pytest.mark.parametrize("kind", ["Hang", "Hung"])
+@pytest.mark.parametrize("culprits", [(), (1,)])
+def test_no_timeout_helps_where_all_ranks_wait(snapshot, make_pod, kind, culprits):
+    end = ended(140, Reason(140, 0, kind, "all ranks wait", culprits=culprits).encode())
+    pods = [make_pod("master-0", "Failed", terminated=end)]
+    (finding,) = diagnose(snapshot("Failed:x:y", pods=pods), {}, now=NOW)
+    assert ("_timeout" in finding.next_step) == bool(culprits)
+    assert ("the same order" in finding.next_step) != bool(culprits)
+
+
+@pytest.mark.parametrize(
+    ("reporter", "rank", "nproc", "replica"),
+    [
+        ("master-0", 1, "1", "worker-0"),
+        ("worker-0", 0, "1", "master-0"),
+        ("worker-0", 1, "1", "worker-0"),
+        ("master-0", 1, "auto", "master-0"),
+    ],
+)
+def test_a_failure_is_that_of_its_rank_whichever_replica_reports_it(  # noqa: PLR0917 - fixtures
+    snapshot, make_pod, reporter, rank, nproc, replica
+):
     """Where the number of processes is not known, nor are the ranks of a replica."""
-    crash = Reason(1, 1, "ValueError", "the cause").encode()
-    master = make_pod("master-0", "Failed", terminated=ended(1, crash))
+    crash = Reason(1, rank, "ValueError", "the cause").encode()
+    pod = make_pod(reporter, "Failed", terminated=ended(1, crash))
     counts = {"Master": 1, "Worker": 1}
-    job = snapshot("Failed:x:y", pods=[master], replicas=counts, nproc=nproc)
+    job = snapshot("Failed:x:y", pods=[pod], replicas=counts, nproc=nproc)
     assert diagnose(job, {}, now=NOW)[0].replica == replica

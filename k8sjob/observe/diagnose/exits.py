@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import Event, EventKind, ExitCode
-from k8sjob.observe.diagnose.finding import SAME_STEPS, Cause, Explanation, Finding
+from k8sjob.observe.diagnose.finding import SAME_STEPS, Cause, Explanation, Finding, shortened
 from k8sjob.observe.diagnose.output import (
     ARGUMENTS_REFUSED,
     LastOutput,
@@ -46,9 +46,10 @@ _STATE_REFUSED: Final = re.compile(
 def explain_end(facts: Facts, end: End) -> Finding:
     """The finding about a container's failure, at the replica whose rank failed.
 
-    The Master's agent ends with the failure of another node where its own ranks have succeeded.
+    The Master's agent ends with the failure of another node where its own ranks have succeeded, and
+    each node's with the rank that made all of them hang.
     """
-    if end.reason and end.reason.rank >= 0 and end.replica == next(iter(facts.ranks), ""):
+    if end.reason and end.reason.rank >= 0:
         end = replace(end, replica=facts.replica_of(end.reason.rank) or end.replica)
     return next(finding for cause in _CAUSES if (finding := cause(facts, end)))
 
@@ -81,12 +82,16 @@ def _hung(facts: Facts, end: End) -> Finding | None:
     culprits = end.reason.culprits if end.reason else ()
     where = f" --rank {culprits[0]}" if culprits else ""
     others_waited = end.reason is not None and end.reason.type == "Hung"  # see watchdog.py
-    limit = "the others may wait so long, raise run.collective_timeout"
+    if others_waited:
+        step = "if the others may wait so long, raise run.collective_timeout"
+    else:
+        step = "if a step may take so long, raise run.hang_timeout"
+    if end.reason and not culprits:  # all wait, and would for ever
+        step = "all ranks must make the same calls in the same order, with tensors of one shape"
     return Finding(
         Cause.HUNG,
         f"{_ranks(culprits) or end.source} hung{_reported(end)}",
-        f"see the Python stacks in the output: k8sjob logs {facts.job_argument}{where}; if "
-        + (limit if others_waited else "a step may take so long, raise run.hang_timeout"),
+        f"see the Python stacks in the output: k8sjob logs {facts.job_argument}{where}; {step}",
         end.replica,
     )
 
@@ -311,11 +316,11 @@ def _error(facts: Facts, end: End) -> str:
         return where
     if end.reason and not is_bare_exit(end.reason):
         kind = end.reason.type if end.reason.type != "Left" else ""
-        what = "".join(f": {part}" for part in (kind, end.reason.message.strip()) if part)
+        what = "".join(f": {part}" for part in (kind, shortened(end.reason.message)) if part)
         return "; ".join((what, *end.reason.causes)) + where
     output = _output(facts, end)
     error = output.error or (output.last,)
-    line = " ".join(error[: 2 if error[0].endswith(":") else 1]).strip()
+    line = shortened(" ".join(error[: 2 if error[0].endswith(":") else 1]))
     return (f": {line}" if line else "") + where
 
 

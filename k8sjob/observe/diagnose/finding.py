@@ -20,6 +20,8 @@ _REPLICA_IDENTIFIERS: Final = re.compile(
     r"(?:master|worker)-\d+\b|\brank ?\d+|\[?\d+\.\d+\.\d+\.\d+\]?(?:[:<]\d+>?)?"
     r"|\d+ times over"
 )
+_MAX_LINES: Final = 5
+_MAX_LINE: Final = 500
 SAME_STEPS: Final = (
     "let all ranks take the same number of steps, in the same order: run.batches() and a"
     " DistributedSampler give each as many batches; torch's Join stands in for ranks that are done"
@@ -259,6 +261,15 @@ def age(begun: datetime, now: datetime) -> str:
         if seconds >= 2 * size:
             return f"{seconds // size} {unit}"
     return f"{seconds} s"
+
+
+def shortened(text: str) -> str:
+    """The beginning of a script's text, which may be of any size: few lines, none of them long."""
+    lines = text.strip().splitlines()
+    kept = [
+        one if len(one) <= _MAX_LINE else f"{one[:_MAX_LINE]} ..." for one in lines[:_MAX_LINES]
+    ]
+    return "\n".join([*kept, "..."] if len(lines) > _MAX_LINES else kept)
 
 
 def one_line(message: str) -> str:

@@ -11,7 +11,7 @@ from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import Event, EventKind
-from k8sjob.observe.diagnose.finding import Cause, Explanation, Rule
+from k8sjob.observe.diagnose.finding import Cause, Explanation, Rule, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -510,4 +510,4 @@ def _plain(line: str) -> str:
     """A log line without the prefixes of torch and NCCL."""
     for prefix in _LOG_PREFIXES:
         line = re.sub(prefix, "", line)
-    return line.strip()
+    return shortened(line)
