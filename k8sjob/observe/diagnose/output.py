@@ -488,7 +488,8 @@ def _first(rules: Iterable[Rule], lines: Sequence[str], *, local: bool) -> Expla
 
 def _nccl_error(lines: Sequence[str]) -> Explanation | None:
     """An NCCL error that no rule knows, with what NCCL itself calls the last error."""
-    errors = (line for line in lines if "Warning: " not in line)
+    # A warning is followed by the line of code that gave it.
+    errors = (line for line in lines if "Warning: " not in line and not line[:1].isspace())
     found = next((found for line in errors if (found := _NCCL.search(line))), None)
     if found is None:
         return None
