@@ -153,6 +153,8 @@ _MAX_TIME: Final = 253_402_300_799.0
 """The end of the year 9999, the last moment that a datetime can hold."""
 _MAX_RANK: Final = 10**6
 _MAX_STEP: Final = 2**53
+_MIN_MESSAGE: Final = 400
+"""A longer message gives way before the causes do."""
 
 
 def decode_object(text: str, max_length: int = 2**20) -> dict[str, Any] | None:
@@ -248,6 +250,8 @@ class Reason:
         time: seconds since the epoch at which it was seen.
         culprits: ranks named by the watchdog, missing at the rendezvous, or done too early.
         step: the rank's last optimizer step, counted from 0; -1 where it is not known.
+        causes: the exceptions behind it, the last one first: "from OSError: ...", and of a group
+            "first OSError: ..."; "while handling OSError: ..." is not known to be a cause.
     """
 
     exit_code: int
@@ -258,15 +262,22 @@ class Reason:
     time: float = 0.0
     culprits: tuple[int, ...] = ()
     step: int = -1
+    causes: tuple[str, ...] = ()
+
+    def means(self, code: ExitCode) -> bool:
+        """Whether it is that exit code of the runtime's, and not a script's own or a signal's."""
+        return self.exit_code == code and self.type not in {"Exit", "Signal"}
 
     def encode(self) -> str:
-        """JSON of at most MAX_TERMINATION_BYTES bytes; the message gives way, nothing else."""
+        """JSON of at most MAX_TERMINATION_BYTES bytes; the message gives way, then the causes."""
         body = asdict(self)
         text = json.dumps(body)
         while len(text) > MAX_TERMINATION_BYTES:
             body["message"] = body["message"][: len(body["message"]) * 3 // 4]
             body["where"], body["type"] = body["where"][-200:], body["type"][:100]
             body["culprits"] = body["culprits"][:100]
+            if len(body["message"]) < _MIN_MESSAGE:
+                body["causes"] = [one[: len(one) * 3 // 4] for one in body["causes"][:4]]
             text = json.dumps(body)
         return text
 
@@ -276,6 +287,7 @@ class Reason:
         body = decode_object(text, MAX_TERMINATION_BYTES) or {}
         code, rank, time = body.get("exit_code"), body.get("rank", -1), body.get("time", 0.0)
         culprits, step = body.get("culprits", []), body.get("step", -1)
+        causes = body.get("causes", [])
         if not _is_integer(step, -1, _MAX_STEP):
             step = -1
         if code is None or not (_is_integer(code, 0, 255) and _is_integer(rank, -1, _MAX_RANK)):
@@ -293,6 +305,7 @@ class Reason:
             time=float(time),
             culprits=tuple(culprits),
             step=step,
+            causes=tuple(map(str, causes)) if isinstance(causes, list) else (),
         )
 
 

@@ -81,6 +81,16 @@ def test_a_reason_survives_its_message():
     assert Reason.decode(reason.encode()) == reason
 
 
+@pytest.mark.parametrize("cause", ["from OSError: " + "x" * 280, "é" * 5000])
+def test_a_long_message_gives_way_to_its_causes(cause):
+    reason = Reason(1, 0, "RuntimeError", "y" * 10**6, "a.py:3", causes=(cause,))
+    text = reason.encode()
+    assert len(text) <= 4096
+    (kept,) = Reason.decode(text).causes
+    assert cause.startswith(kept)
+    assert len(kept) >= 280
+
+
 VALUES = st.recursive(
     st.none()
     | st.booleans()
@@ -109,7 +119,9 @@ def test_whatever_an_event_holds_it_can_be_added_up_and_printed(kind, data, time
         json.loads(json.dumps(record(event), allow_nan=False))
 
 
-@given(VALUES, st.sampled_from(["exit_code", "rank", "time", "culprits", "message", "type"]))
+@given(
+    VALUES, st.sampled_from(["exit_code", "rank", "time", "culprits", "causes", "message", "type"])
+)
 def test_whatever_a_termination_message_holds_it_is_decoded_or_text(value, key):
     found = Reason.decode(json.dumps({"exit_code": 1, key: value}))
     assert found is None or Reason.decode(found.encode()) == found

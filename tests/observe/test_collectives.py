@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from observed import ended, make_pod, reported, running, snapshot
 
-from k8sjob.contract import Event
+from k8sjob.contract import Event, Reason
 from k8sjob.observe.diagnose import diagnose
 
 WATCHDOG = (
@@ -52,7 +52,10 @@ def test_ranks_that_did_not_reach_a_collective_are_named():
 def test_a_rank_that_lost_its_peer_is_not_the_cause():
     pods = [failed("master-0"), failed("worker-0", ended(1, time="05:01"))]
     logs = {
-        "master-0": ["Traceback", "RuntimeError: Connection closed by peer [10.0.0.1]:9"],
+        "master-0": [
+            "Traceback",
+            "RuntimeError: [gloo/pair.cc:534] Connection closed by peer [10.0.0.1]:9",
+        ],
         "worker-0": ["Traceback", "[rank1]: ValueError: the loss is no number"],
     }
     (finding,) = diagnose(snapshot("Failed:x:y", pods=pods), logs)
@@ -65,7 +68,7 @@ def test_problems_of_running_ranks_are_reported():
     logs = {name: [WATCHDOG.format(0)] for name in names}
     (finding,) = diagnose(snapshot("Running", pods=pods), logs)
     assert finding.message.startswith("master-0, worker-0 and worker-1: it waited 600 s")
-    logs = {name: ["RuntimeError: Connection closed by peer"] for name in names}
+    logs = {name: ["RuntimeError: [gloo/pair.cc:534] Connection closed by peer"] for name in names}
     assert diagnose(snapshot("Running", pods=pods), logs) == []
     for later in (["text"] * 30, ["step 1 loss 0.5"], [Event("started").encode()]):
         logs = {name: [WATCHDOG.format(0), *later] for name in names}
@@ -97,7 +100,7 @@ HANDLED = [
         "pod:8:8 [0] ib_plugin.c:1615 NCCL WARN NET/IB : Got completion from peer 10.0.0.1<5> with"
         " status=12 opcode=0 len=0 vendor err 129 (Recv)"
     ),
-    "RuntimeError: Connection closed by peer",
+    "RuntimeError: [gloo/pair.cc:534] Connection closed by peer",
     "requests.exceptions.ConnectionError: Temporary failure in name resolution, cached copy used",
     "RuntimeError: The NVIDIA driver on your system is too old (found version 11040); using CPU",
     "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. Restarted.",
@@ -190,13 +193,91 @@ def test_the_end_of_a_container(end, lines, cause, note):
         ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2 GiB", "gpu-memory"),
         ("ImportError", "failed to import it:\nNo module named 'apex'", "missing-module"),
         ("OSError", "[Errno 98] Address already in use", "address-in-use"),
+        # The text in an exception of the script's own
+        ("ValueError", "unknown policy 'OutOfMemoryError'", "crash"),
+        ("RuntimeError", "unknown policy 'OutOfMemoryError'", "crash"),
+        ("RegistryError", "No module named 'resnet51' in the registry", "crash"),
+        ("ValueError", "no rule for 'No space left on device'", "crash"),
+        ("TimeoutError", "upload: client socket has timed out, connecting to (s3, 443)", "crash"),
+        (
+            "TimeoutError",
+            "The client socket has timed out after 9s while trying to connect to (m, 23)",
+            "rendezvous",
+        ),
+        ("AcceleratorError", "CUDA error: out of memory", "gpu-memory"),
+        ("MemoryError", "", "memory"),
+        ("_ArrayMemoryError", "Unable to allocate 512. TiB for an array", "memory"),
+        ("RuntimeError", "alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate", "memory"),
+        ("OSError", "[Errno 28] No space left on device", "disk"),
+        ("OSError", "[Errno 28] No space left on device: '/dev/shm/x'", "shared-memory"),
+        (
+            "RuntimeError",
+            "[enforce fail at inline_container.cc:671] . unexpected pos 704 vs 598",
+            "disk",
+        ),
+        ("RuntimeError", "nccl2 requires at least one CUDA device", "gpu-driver"),
+        (
+            "PeerLost",
+            "[Rank 0]: Rank 1 failed to pass monitoredBarrier in 5000 ms",
+            "collective-timeout",
+        ),
         ("ConnectionResetError", "[Errno 104] Connection reset by peer", "crash"),
         ("BrokenPipeError", "[Errno 32] Broken pipe", "crash"),
-        ("RuntimeError", "[pair.cc:534] Connection closed by peer [10.0.0.1]:5", "connection"),
+        ("RuntimeError", "could not read shard 7: Connection reset by peer", "crash"),
     ],
 )
 def test_a_report_has_the_cause_of_its_text(kind, detail, cause):
     assert why(report(kind, detail), ["step 3 loss 0.5"]).cause == cause
+
+
+@pytest.mark.parametrize(
+    ("causes", "cause", "note"),
+    [
+        (("from OutOfMemoryError: CUDA out of memory",), "gpu-memory", "CUDA out of memory (main"),
+        (("from X: no", "from ModuleNotFoundError: No module named 'x'"), "missing-module", "'x'"),
+        (("first OutOfMemoryError: CUDA out of memory",), "gpu-memory", "CUDA out of memory"),
+        # A script may go on without the package, within the handler.
+        (("while handling ImportError: No module named 'x'",), "crash", "no; while handling Imp"),
+        (("from KeyError: 'lr'",), "crash", "MyError: no; from KeyError: 'lr' (main.py:3)"),
+    ],
+)
+def test_what_an_exception_was_raised_from_is_its_cause(causes, cause, note):
+    reason = Reason(1, 1, "MyError", "no", "main.py:3", causes=causes)
+    finding = why(ended(1, reason.encode()), [])
+    assert finding.cause == cause
+    assert note in finding.message
+
+
+@pytest.mark.parametrize(
+    ("lines", "cause"),
+    [
+        (["RuntimeError: tokenizer server: Broken pipe"], "crash"),
+        (["RuntimeError: [gloo/pair.cc:534] Connection closed by peer [10.0.0.1]:5"], "connection"),
+        (["torch.distributed.DistNetworkError: Broken pipe"], "connection"),
+        (
+            ["RuntimeError: NCCL error", "Last error:", "socketProgress: Connection reset by peer"],
+            "connection",
+        ),
+    ],
+)
+def test_a_connection_of_the_script_is_none_between_ranks(lines, cause):
+    assert why(ended(1), [TRACEBACK, AT, *lines]).cause == cause
+
+
+@pytest.mark.parametrize(("kind", "step"), [("OSError", "port 0"), ("DistNetworkError", "use the")])
+def test_a_server_of_the_script_does_not_take_the_port_of_the_rendezvous(kind, step):
+    end = report(kind, "[Errno 98] Address already in use")
+    assert step in why(end, []).next_step
+
+
+@pytest.mark.parametrize("rank", [1, -1])
+def test_a_script_that_leaves_with_a_code_had_handled_what_it_wrote(rank):
+    end = ended(2, Reason(2, rank, "Exit", "exited with code 2").encode())
+    lines = ["main.py:7: UserWarning: NCCL error: unhandled system error"]
+    lines += ["  warnings.warn('NCCL error: unhandled system error')"]
+    finding = why(end, [*lines, HANDLED[0]])
+    assert finding.cause == ("missing-module" if rank < 0 else "crash")
+    assert HANDLED[0] in finding.message or rank < 0
 
 
 @pytest.mark.parametrize("signal", ["Killed", "Segmentation fault"])
@@ -256,7 +337,11 @@ def test_the_last_traceback_counts(several):
     nproc = "2" if several else "1"
     finding = why(ended(1), [*HANDLED, *KEY_ERROR], nproc=nproc)
     assert finding.message == "worker-0: exit code 1: KeyError: 'lr'"
-    lost = [TRACEBACK, AT, "[rank0]: RuntimeError: Connection closed by peer [10.0.0.1]:5"]
+    lost = [
+        TRACEBACK,
+        AT,
+        "[rank0]: RuntimeError: [gloo/pair.cc:534] Connection closed by peer [10.0.0.1]:5",
+    ]
     finding = why(ended(1), [*KEY_ERROR, *lost], nproc=nproc)
     assert finding.cause == ("crash" if several else "connection")
 
@@ -266,13 +351,18 @@ def test_the_last_traceback_counts(several):
     [
         ("ModuleNotFoundError: No module named 'pandas'", "install 'pandas'", "image.pip"),
         ("RuntimeError: Found no NVIDIA driver", "this machine has a GPU", "base image"),
-        ("RuntimeError: Connection closed by peer", "check what is between them", "NetworkPolicy"),
+        (
+            "RuntimeError: [gloo/pair.cc:534] Connection closed by peer",
+            "check what is between them",
+            "NetworkPolicy",
+        ),
         ("sh: python4: not found", "install the program on this machine", "in the image"),
     ],
 )
 def test_a_next_step_on_this_machine_speaks_of_this_machine(detail, step, in_a_cluster):
     kind, _, message = detail.partition(": ")
     end = ended(127) if kind == "sh" else reported(1, 0, kind, message)
+    end = ended(1) if "peer" in message else end  # no traceback of the agent's
     here, there = (why(end, [detail], namespace=place).next_step for place in ("local", "blue"))
     assert step in here
     assert in_a_cluster in there

@@ -117,6 +117,20 @@ def left_with(code):
         (reported(139, 5, "Signal", SIGNAL), [], "killed | worker-0, rank 5: ended by SIGSEGV$"),
         (raised("Signal", SIGNAL, 139), [], "killed | 0, rank 5: ended by SIGSEGV (t.py:3)$"),
         (left_with(200), [STARTED], "crash | worker-0, rank 5: exit code 200 (t.py:3)$"),
+        *(
+            (
+                raised("Signal", f"killed by {name}", code),
+                ["words"],
+                f"killed | ended by {name} (t.py:3)$",
+            )
+            for code, name in ((138, "SIGUSR1"), (140, "SIGUSR2"))
+        ),
+        *(
+            (left_with(code), ["words"], f"crash | exit code {code}: words")
+            for code in (127, 137, 138, 140)
+        ),
+        (reported(137, -1, "Exit", "exited with code 137"), [], "killed | "),
+        (reported(127, -1, "Exit", "exited with code 127"), [], "start | "),
         (  # as older runtimes wrote it
             reported(7, 5, "Exit", "it gave no reason"),
             ["the last line", "k8sjob: rank 5: Exit: it gave no reason, exit code 7"],
@@ -195,7 +209,7 @@ def left_with(code):
             "hung | ranks 2, 3 hung: no beat for 9 s",
         ),
         (
-            reported(138, 0, "PeerLost", "2 of 3 came", culprits=(1,)),
+            reported(138, 1, "PeerLost", "2 of 3 came", culprits=(1,)),
             [],
             "rendezvous | rank 1 did not join the rendezvous: 2 of 3 came",
         ),
@@ -265,7 +279,9 @@ def test_the_first_cause_is_not_its_consequences():
 )
 def test_a_rank_that_ended_early_is_named(state, expected):
     pods = [make_pod("master-0", "Failed", terminated=ended(1)), make_pod("worker-0", **state)]
-    tail = {"master-0": ["RuntimeError: [pair.cc:534] Connection closed by peer [10.244.0.7]:1"]}
+    tail = {
+        "master-0": ["RuntimeError: [gloo/pair.cc:534] Connection closed by peer [10.244.0.7]:1"]
+    }
     finding = why("Failed", pods=pods, logs=tail)[0]
     assert f"{finding.cause} | {finding.message}".startswith(expected)
 
@@ -1046,11 +1062,11 @@ def test_of_past_ends_the_newest_failure_is_reported():
     old = reported(1, 0, "ValueError", "old") | {"finishedAt": "2025-12-31T22:00:00Z"}
     ends = {
         "master-0": old,
-        "worker-0": reported(1, 0, "ValueError", "new", time="07:00"),
-        "worker-1": reported(138, 0, "ValueError", "its peer", time="06:59"),
+        "worker-0": reported(1, 1, "ValueError", "new", time="07:00"),
+        "worker-1": reported(138, 2, "PeerLost", "its peer", time="06:59"),
     }
     pods = [make_pod(name, restarts=1, running={}, last=end) for name, end in ends.items()]
-    message = "worker-0, rank 0: exit code 1: ValueError: new, 3 min ago; it is running again"
+    message = "worker-0, rank 1: exit code 1: ValueError: new, 3 min ago; it is running again"
     assert only("Running", pods=pods).message == message
 
 

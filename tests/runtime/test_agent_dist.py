@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -223,6 +224,18 @@ class TestScriptWithoutSession:
             assert f"{why.where} in prepare; rank 0 has waited" in why.message
             file, _, line = why.where.rpartition(":")
             assert "# here" in Path(file).read_text().splitlines()[int(line) - 1]
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="tells a stopped process by /proc")
+    def test_a_rank_that_is_stopped_while_it_waits_is_named(self, raw):
+        script = """
+            import threading
+            if rank == 1:
+                threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+                dist.recv(torch.ones(4), 0)
+            dist.barrier()
+        """
+        ((code, err, why),) = raw(script, 1, 2, hang_timeout=4.0)
+        assert (code, why.type, why.culprits) == (ExitCode.HUNG, "Hang", (1,)), err
 
     def test_no_alarm_without_a_hang(self, raw, tmp_path):
         """Each case takes longer than hang_timeout, and rank 0 gets to the next one."""

@@ -77,6 +77,11 @@ class TestVerdict:
         record = Record(exits={0: ended(138, 1), 1: killed(9, 2)}, reasons={0: Reason(138, time=1)})
         assert verdict(record, None).exit_code == 137
 
+    def test_a_signal_with_the_code_of_a_lost_peer_is_a_cause(self):
+        lost = Reason(138, 1, "PeerLost", time=2)
+        record = Record(exits={0: killed(10, 3), 1: ended(138, 2)}, reasons={1: lost})
+        assert verdict(record, None).message == "killed by SIGUSR1"
+
     def test_a_written_reason_counts_before_the_exit_code(self):
         """The main thread may meet the broken connection while the watchdog takes its leave."""
         record = Record(exits={0: ended(138, 2)}, reasons={0: Reason(ExitCode.HUNG, time=1)})
@@ -126,7 +131,12 @@ class TestVerdict:
             exits={
                 rank: killed(9, at) if code == 137 else ended(code, at)
                 for rank, (code, at) in ends.items()
-            }
+            },
+            reasons={
+                rank: Reason(code, rank, "PeerLost", time=at)
+                for rank, (code, at) in ends.items()
+                if code == 138
+            },
         )
         reason = verdict(record, None)
         codes = {code for code, _ in ends.values()} - {0}

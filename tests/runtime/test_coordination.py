@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from dataclasses import replace
 
@@ -92,16 +93,17 @@ class TestDone:
         assert [node.finish().code for node in nodes] == [0, 0]
         assert [starts(tmp_path, rank) for rank in range(2)] == [1, 2]
 
-    def test_a_killed_rank_did_not_wait_for_another(self, counted, tmp_path):
+    @pytest.mark.parametrize("number", [9, signal.SIGUSR1])  # 128 + SIGUSR1 is PEER_LOST
+    def test_a_killed_rank_did_not_wait_for_another(self, counted, tmp_path, number):
         """It is not tried again, since the others are gone, but they are not to blame."""
-        script = """
+        script = f"""
             import types
             met = types.SimpleNamespace(is_initialized=lambda: True, get_world_size=lambda: 2)
             sys.modules["torch.distributed.distributed_c10d"] = met
             time.sleep(1)
             if rank:
                 time.sleep(2)
-                os.kill(os.getpid(), 9)
+                os.kill(os.getpid(), {number})
         """
         _, end = [node.finish() for node in counted(script, max_restarts=3)]
         assert end.code == ExitCode.RESTARTS_SPENT
@@ -241,6 +243,8 @@ HUNG = Reason(ExitCode.HUNG, rank=0, where="main.py:3", culprits=(1,), step=7)
         (CRASHED, replace(CRASHED, where=""), False),
         (replace(KILLED, step=-1, where="main.py:3"),) * 2 + (False,),
         (Reason(255, type="Exit", where="main.py:3"),) * 2 + (True,),
+        (replace(KILLED, exit_code=138), replace(KILLED, exit_code=138), True),
+        (Reason(140, type="Exit"), Reason(140, type="Exit"), False),
         (HUNG, replace(HUNG, rank=3), True),
         (HUNG, replace(HUNG, culprits=(2,)), False),
         (HUNG, replace(HUNG, where="main.py:4"), False),

@@ -127,7 +127,13 @@ class TestHangOf:
     def test_all_wait(self):
         why = hang_of({0: STUCK, 1: WAITS})
         assert (why.rank, why.culprits, why.where) == (0, (), "main.py:9")
-        assert why.message.endswith("; no rank is known that does not wait")
+        assert "so have all others, in the same line: their calls there differ" in why.message
+        assert hang_of({0: STUCK}).message.endswith("; no rank is known that does not wait")
+
+    def test_a_rank_that_stopped_before_it_told_of_its_group_is_to_blame(self):
+        why = hang_of({0: STUCK, 1: WAITS, 2: Seen(torch=True)})
+        assert (why.rank, why.culprits) == (2, (2,))
+        assert why.message.startswith("rank 2 is in no known line; rank 0 has waited")
 
     def test_all_wait_in_different_lines(self):
         other = Seen(ranks=3, step=7, where="main.py:20 in test", waited=601)

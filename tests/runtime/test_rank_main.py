@@ -295,6 +295,16 @@ def test_what_a_signal_handler_raises_during_the_report_is_the_reason(monkeypatc
     assert "ZeroDivisionError" not in capsys.readouterr().err
 
 
+NONE = "FileNotFoundError: [Errno 2] No such file or directory: '/none'"
+OSERROR, HANDLING, FIRST = (f"from {NONE}",), (f"while handling {NONE}",), (f"first {NONE}",)
+IN_GROUP = """def f():
+ open('/none')
+try: f()
+except OSError as e: x = e
+raise ExceptionGroup('no', [x, KeyError()])"""
+NESTED = ("first ExceptionGroup: no (1 sub-exception)", "first KeyError: 'x'")
+
+
 class TestReason:
     @pytest.mark.parametrize(
         ("error", "code"),
@@ -328,6 +338,28 @@ class TestReason:
         error = ValueError("\n\nno key\nsee the manual\n")
         assert reason_of(error, 1).message == "no key\nsee the manual"
         assert first_line(error) == "ValueError: no key"
+
+    @pytest.mark.parametrize(
+        ("script", "causes", "line"),
+        [
+            ("raise ValueError('no')", (), 1),
+            ("try: open('/none')\nexcept OSError as e: raise ValueError('no') from e", OSERROR, 2),
+            ("try: open('/none')\nfinally: raise ValueError('no')", HANDLING, 2),
+            ("try: open('/none')\nexcept OSError: raise ValueError('no') from None", (), 2),
+            ("e = ValueError('no')\nraise e from e", (), 2),
+            (
+                IN_GROUP,
+                FIRST,
+                2,
+            ),
+            ("raise ExceptionGroup('no', [ExceptionGroup('no', [KeyError('x')])])", NESTED, 1),
+            ("import sys\ntry: open('/none')\nexcept OSError: sys.exit(3)", (), 3),
+        ],
+    )
+    def test_the_exceptions_behind_one_are_reported(self, run, script, causes, line):
+        reason = run(script).reason
+        assert reason.causes == causes
+        assert reason.where.endswith(f":{line}")
 
     def test_a_code_alone_is_no_error(self):
         """argparse has said by itself what it refuses."""

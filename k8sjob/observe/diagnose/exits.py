@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import EventKind, ExitCode
-from k8sjob.observe.diagnose.finding import SAME_STEPS, Cause, Explanation, Finding
+from k8sjob.observe.diagnose.finding import SAME_STEPS, Cause, Explanation, Finding, shortened
 from k8sjob.observe.diagnose.output import (
+    ARGUMENTS_REFUSED,
     LastOutput,
     explain_output,
     is_bare_exit,
@@ -35,8 +36,6 @@ _TORCHRUN_SIGNAL: Final = re.compile(r"^\s*traceback : Signal (\d{1,2}) \(SIG\w+
 """How torchrun's summary names the signal that ended a process; torchrun itself exits with 1."""
 _EXEC_FORMAT: Final = re.compile(r"^exec \S+: exec format error$|: exec format error: unknown$")
 """The kernel's refusal in a container's output, and in the container runtime's message."""
-_ARGUMENTS_REFUSED: Final = re.compile(r"\S+\.py: error: ")
-"""How argparse ends a script."""
 _STATE_REFUSED: Final = re.compile(
     r"Error\(s\) in loading state_dict for|^\s*size mismatch for \S+:"
     r"|loaded state dict (?:has a different number of parameter groups|contains a parameter group)"
@@ -47,9 +46,10 @@ _STATE_REFUSED: Final = re.compile(
 def explain_end(facts: Facts, end: End) -> Finding:
     """The finding about a container's failure, at the replica whose rank failed.
 
-    The Master's agent ends with the failure of another node where its own ranks have succeeded.
+    The Master's agent ends with the failure of another node where its own ranks have succeeded, and
+    each node's with the rank that made all of them hang.
     """
-    if end.reason and end.reason.rank >= 0 and end.replica == next(iter(facts.ranks), ""):
+    if end.reason and end.reason.rank >= 0:
         end = replace(end, replica=facts.replica_of(end.reason.rank) or end.replica)
     return next(finding for cause in _CAUSES if (finding := cause(facts, end)))
 
@@ -75,25 +75,29 @@ def _explained(end: End, explanation: Explanation | None) -> Finding | None:
 
 
 def _hung(facts: Facts, end: End) -> Finding | None:
-    if end.exit_code != ExitCode.HUNG:
+    if not end.means(ExitCode.HUNG):
         return None
     if left := _left_early(facts, end):
         return left
     culprits = end.reason.culprits if end.reason else ()
     where = f" --rank {culprits[0]}" if culprits else ""
     others_waited = end.reason is not None and end.reason.type == "Hung"  # see watchdog.py
-    limit = "the others may wait so long, raise run.collective_timeout"
+    if others_waited:
+        step = "if the others may wait so long, raise run.collective_timeout"
+    else:
+        step = "if a step may take so long, raise run.hang_timeout"
+    if end.reason and not culprits:  # all wait, and would for ever
+        step = "all ranks must make the same calls in the same order, with tensors of one shape"
     return Finding(
         Cause.HUNG,
         f"{_ranks(culprits) or end.source} hung{_reported(end)}",
-        f"see the Python stacks in the output: k8sjob logs {facts.job_argument}{where}; if "
-        + (limit if others_waited else "a step may take so long, raise run.hang_timeout"),
+        f"see the Python stacks in the output: k8sjob logs {facts.job_argument}{where}; {step}",
         end.replica,
     )
 
 
 def _absent_from_rendezvous(facts: Facts, end: End) -> Finding | None:
-    if not (end.reason and end.reason.culprits and end.exit_code == ExitCode.PEER_LOST):
+    if not (end.reason and end.reason.culprits and end.means(ExitCode.PEER_LOST)):
         return None
     if left := _left_early(facts, end):
         step = "submit the job again: it continues from its newest checkpoint, and ends at once"
@@ -135,7 +139,8 @@ def _cannot_start(facts: Facts, end: End) -> Finding | None:
     what = "its command cannot be started"
     if end.why not in ("StartError", "ContainerCannotRun"):
         by_agent = _output(facts, end).last.startswith("k8sjob: cannot start ")
-        if end.exit_code != 127 and not by_agent:  # a shell's "no such program"
+        no_program = end.exit_code == 127 and not end.chosen_by_script  # a shell's code for that
+        if not no_program and not by_agent:
             return None
         return _finding(end, Cause.START, what + _error(facts, end), step)
     error = re.sub(
@@ -192,7 +197,7 @@ def _absent_ranks(facts: Facts) -> str:
 
 
 def _lost_connection(facts: Facts, end: End) -> Finding | None:
-    if end.exit_code != ExitCode.PEER_LOST and not _output(facts, end).lost_a_peer:
+    if not end.means(ExitCode.PEER_LOST) and not _output(facts, end).lost_a_peer:
         return None
     between = "" if facts.local else ": a NetworkPolicy, a sidecar, the nodes' network"
     return _left_early(facts, end) or _finding(
@@ -242,7 +247,7 @@ def _done_before(facts: Facts, end: End) -> dict[str, str]:
 def _killed(facts: Facts, end: End) -> Finding | None:
     number = end.exit_code - 128 if end.reason else _signal(facts, end)
     name = next((s.name for s in signal.Signals if s == number), "")
-    if not name or end.exit_code in (ExitCode.PEER_LOST, ExitCode.HUNG):
+    if not name or end.chosen_by_script:
         return None
     killed = "find out what killed it: a person, or this machine's lack of memory (dmesg)"
     if not facts.local:
@@ -283,7 +288,7 @@ def _refused_checkpoint(facts: Facts, end: End) -> Finding | None:
 
 def _crashed(facts: Facts, end: End) -> Finding:
     step = "correct the script"
-    if any(_ARGUMENTS_REFUSED.match(line) for line in _output(facts, end).error):
+    if any(ARGUMENTS_REFUSED.match(line) for line in _output(facts, end).error):
         step = "correct run.args, or the arguments after `--`"
     elif end.exit_code == ExitCode.CONFIG:
         step += ", or its arguments (run.args)"
@@ -309,10 +314,11 @@ def _error(facts: Facts, end: End) -> str:
         return where
     if end.reason and not is_bare_exit(end.reason):
         kind = end.reason.type if end.reason.type != "Left" else ""
-        return "".join(f": {part}" for part in (kind, end.reason.message.strip()) if part) + where
+        what = "".join(f": {part}" for part in (kind, shortened(end.reason.message)) if part)
+        return "; ".join((what, *end.reason.causes)) + where
     output = _output(facts, end)
     error = output.error or (output.last,)
-    line = " ".join(error[: 2 if error[0].endswith(":") else 1]).strip()
+    line = shortened(" ".join(error[: 2 if error[0].endswith(":") else 1]))
     return (f": {line}" if line else "") + where
 
 

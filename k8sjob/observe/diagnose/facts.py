@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from k8sjob.observe.status import JobStatus
     from k8sjob.targets.api import Target
 
-_CONSEQUENCES: Final = frozenset({ExitCode.PEER_LOST, ExitCode.STOPPED})
 _CUT_REASON: Final = re.compile(
     r'\{"exit_code": (?P<code>[0-9]{1,3}), "rank": (?P<rank>-?[0-9]{1,6}),'
     r' "type": "(?P<type>[^"\\]*)", "message": "(?P<message>(?:[^"\\]|\\.)*)'
@@ -142,7 +141,17 @@ class End:
     def is_consequence(self) -> bool:
         """Whether another failure, or a request, was the cause of this one."""
         others_absent = bool(self.reason and self.reason.culprits)
-        return self.exit_code in _CONSEQUENCES and not others_absent
+        stopped = self.exit_code == ExitCode.STOPPED
+        return (stopped or self.means(ExitCode.PEER_LOST)) and not others_absent
+
+    def means(self, code: ExitCode) -> bool:
+        """Whether it ended with a code of the runtime's; see Reason.means()."""
+        return self.reason.means(code) if self.reason else self.exit_code == code
+
+    @property
+    def chosen_by_script(self) -> bool:
+        """Whether a script left with its exit code; a command may be a shell that passes one on."""
+        return bool(self.reason and self.reason.type == "Exit" and self.reason.rank >= 0)
 
 
 @dataclass(frozen=True)

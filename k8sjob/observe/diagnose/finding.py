@@ -20,6 +20,8 @@ _REPLICA_IDENTIFIERS: Final = re.compile(
     r"(?:master|worker)-\d+\b|\brank ?\d+|\[?\d+\.\d+\.\d+\.\d+\]?(?:[:<]\d+>?)?"
     r"|\d+ times over"
 )
+_MAX_LINES: Final = 5
+_MAX_LINE: Final = 500
 SAME_STEPS: Final = (
     "let all ranks take the same number of steps, in the same order: run.batches() and a"
     " DistributedSampler give each as many batches; torch's Join stands in for ranks that are done"
@@ -93,6 +95,7 @@ class Cause(StrEnum):
     NO_GROUP = "no-group"
     NAN_LOSS = "nan-loss"
     NCCL = "nccl"
+    DISK = "disk"
     ADDRESS_IN_USE = "address-in-use"
     KILLED = "killed"
     CRASH = "crash"
@@ -170,6 +173,8 @@ class Rule:
         local_step: the next step for a job on this machine, where that differs.
         exception_only: whether only an exception with this text ends a container; other lines that
             contain it are warnings.
+        types: a pattern for the classes of exceptions that it is about; empty: all. An exception of
+            the script's own may quote the text.
     """
 
     pattern: str
@@ -178,6 +183,7 @@ class Rule:
     next_step: str
     local_step: str = ""
     exception_only: bool = False
+    types: str = ""
 
     def search(self, text: str) -> re.Match[str] | None:
         """Where the text names the cause."""
@@ -247,6 +253,15 @@ def age(begun: datetime, now: datetime) -> str:
         if seconds >= 2 * size:
             return f"{seconds // size} {unit}"
     return f"{seconds} s"
+
+
+def shortened(text: str) -> str:
+    """The beginning of a script's text, which may be of any size: few lines, none of them long."""
+    lines = text.strip().splitlines()
+    kept = [
+        one if len(one) <= _MAX_LINE else f"{one[:_MAX_LINE]} ..." for one in lines[:_MAX_LINES]
+    ]
+    return "\n".join([*kept, "..."] if len(lines) > _MAX_LINES else kept)
 
 
 def one_line(message: str) -> str:

@@ -11,7 +11,7 @@ from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import Event, EventKind
-from k8sjob.observe.diagnose.finding import Cause, Explanation, Rule
+from k8sjob.observe.diagnose.finding import Cause, Explanation, Rule, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -27,6 +27,8 @@ _TRACEBACK: Final = "Traceback (most recent call last)"
 _ERROR: Final = re.compile(
     r"[\w.]*(?:[Ee]rror|Exception|Interrupt|Exit)\b|\S+\.py: error: |\S*python[\d.]*: "
 )
+ARGUMENTS_REFUSED: Final = re.compile(r"\S+\.py: error: ")
+"""How argparse ends a script."""
 _TORCHRUN_SUMMARY: Final = re.compile(r"torch\.distributed\.elastic\S*ChildFailedError")
 """torchrun's own error, which follows that of the rank that failed."""
 _AT_EXIT: Final = re.compile(r"wandb:(?! ERROR)")
@@ -60,10 +62,16 @@ _PEER_LOST: Final = re.compile(
     r"|NCCL communicator was aborted",
     re.IGNORECASE,
 )
+_BETWEEN_RANKS: Final = re.compile(r"(?i:gloo|nccl|c10d)|Dist\w*Error|PeerLost")
+"""In a text about a connection: it is one between ranks, and not one of the script's own."""
 _TORCH_ERROR: Final = re.compile(r"^[\w.]*(?:RuntimeError|Dist\w*Error|PeerLost)\b")
 """Exceptions of torch and jax; a ConnectionResetError is that of another connection."""
 _MAX_UNFRAMED: Final = 10
 """An error without a traceback is looked for in so many last lines."""
+
+_KIND: Final = re.compile(r"(?:\w+\.)*(\w+)(?::|$)")
+"""The class at the beginning of an exception's first line."""
+_OF_TORCH: Final = r"\w*(?:Runtime|OutOfMemory|Accelerator|ResourceExhausted)Error|Dist\w*Error"
 
 _RULES: Final = (
     Rule(
@@ -83,6 +91,7 @@ _RULES: Final = (
         " a version that has the module, and rename a file {package}.py of yours, which would hide"
         " it",
         exception_only=True,
+        types="ModuleNotFoundError|ImportError",
     ),
     Rule(
         r"No module named '?(?P<name>(?P<package>\w+)[\w.]*)'?",
@@ -94,13 +103,16 @@ _RULES: Final = (
         " that k8sjob runs in; if it is a file of yours, check that it is in image.context and that"
         " .dockerignore does not exclude it",
         exception_only=True,
+        types="ModuleNotFoundError|ImportError",
     ),
     Rule(
-        r"(?i:CUDA(?: error:)? out of memory)|OutOfMemoryError|RESOURCE_EXHAUSTED: .*[Oo]ut of mem",
+        r"(?i:CUDA(?: error:)? out of memory)|^[\w.]*OutOfMemoryError\b"
+        r"|RESOURCE_EXHAUSTED: .*[Oo]ut of mem",
         Cause.GPU_MEMORY,
         "out of GPU memory: {text}",
         "make the batch smaller and raise strategy.accumulate by as much: the result is the same",
         exception_only=True,
+        types=_OF_TORCH,
     ),
     Rule(
         r"Duplicate GPU detected : rank (?P<a>\d+) and rank (?P<b>\d+) both on CUDA device \w+",
@@ -128,7 +140,7 @@ _RULES: Final = (
     Rule(
         r"Error while creating shared memory segment|posix_fallocate failed|failed to extend"
         r" /dev/shm|out of shared memory|unable to (?:write to|mmap \d+ bytes from) file </torch"
-        r"|/dev/shm.*No space left",
+        r"|/dev/shm.*No space left|No space left on device: '/dev/shm",
         Cause.SHARED_MEMORY,
         "its shared memory (/dev/shm) is full: {text}",
         "raise resources.shm: without it a container has a /dev/shm of 64 MiB (in a manifest: an"
@@ -150,6 +162,7 @@ _RULES: Final = (
         "check whether this machine has a GPU and a driver (nvidia-smi), and whether torch is built"
         " for that driver; without a GPU let the script use the CPU (torch.device('cpu'))",
         exception_only=True,
+        types=_OF_TORCH,
     ),
     Rule(
         r"uncorrectable (?:ECC|NVLink) error|fallen off the bus|hardware stack error",
@@ -189,6 +202,13 @@ _RULES: Final = (
         " run.collective_timeout",
     ),
     Rule(
+        r"Ranks? (?P<ranks>\d+(?:, ?\d+)*) (?:failed to pass|timed out in) monitoredBarrier",
+        Cause.COLLECTIVE_TIMEOUT,
+        "rank {ranks} did not come to a monitored_barrier in time: {text}",
+        "see what that rank was doing then; if it may take so long, raise the timeout of the"
+        " monitored_barrier",
+    ),
+    Rule(
         r"op\.preamble\.length <= op\.nbytes\. (?P<sent>\d+) vs (?P<fits>\d+)",
         Cause.COLLECTIVE_MISMATCH,
         "another rank sent {sent} bytes where a collective of this one takes {fits}: the ranks made"
@@ -212,8 +232,8 @@ _RULES: Final = (
         " replica); then check why the others did not join",
     ),
     Rule(
-        r"client socket has (?:timed out|failed) .*?connect(?:ing)? to [\[(]?(?P<where>[^\s,\])]+)"
-        r"[,\]):]+ ?(?P<port>\d+)",
+        r"[Tt]he client socket has (?:timed out|failed) .*?connect(?:ing)? to [\[(]?"
+        r"(?P<where>[^\s,\])]+)[,\]):]+ ?(?P<port>\d+)",
         Cause.RENDEZVOUS,
         "it could not connect to {where}, port {port}",
         "check whether that replica runs and listens; a NetworkPolicy or a sidecar"
@@ -242,6 +262,45 @@ _RULES: Final = (
         Cause.ADDRESS_IN_USE,
         "a port that it wanted to listen on is taken: {text}",
         "use the port in MASTER_PORT, or 0 for a free one, instead of a fixed number",
+        exception_only=True,
+        types=_OF_TORCH,
+    ),
+    Rule(
+        r"Address already in use|EADDRINUSE",
+        Cause.ADDRESS_IN_USE,
+        "a port that it wanted to listen on is taken: {text}",
+        "let that server listen on port 0, which gives it a free one; of several processes on one"
+        " machine each needs its own, and MASTER_PORT is the rendezvous' own",
+        exception_only=True,
+    ),
+    Rule(
+        r"^[\w.]*MemoryError\b|DefaultCPUAllocator: |\[Errno 12\] Cannot allocate memory",
+        Cause.MEMORY,
+        "its memory was used up, or was not enough for one allocation: {text}",
+        "raise resources.memory, or use less: fewer data loader workers, smaller batches",
+        "use less, or lift the limit of this shell (ulimit -v): fewer data loader workers, smaller"
+        " batches",
+        exception_only=True,
+    ),
+    Rule(
+        r"No space left on device|Disk quota exceeded|\[Errno 27\] File too large"
+        r"|inline_container\.cc:\d+\] ?\. (?:unexpected pos \d+ vs \d+|PytorchStreamWriter failed)",
+        Cause.DISK,
+        "it could not write: a disk is full, or a quota or file size limit was reached: {text}",
+        "write to a larger volume (volumes, checkpoint.dir), or keep less there (checkpoint.keep)",
+        "free space on that disk (df -h), or write elsewhere; a limit of this shell (ulimit -f)"
+        " does this, too",
+        exception_only=True,
+        types="OSError|RuntimeError|SafetensorError",
+    ),
+    Rule(
+        r"requires at least one CUDA device|only supported with GPUs, no GPUs found",
+        Cause.GPU_DRIVER,
+        "the backend of its process group needs a GPU, and the process has none: {text}",
+        "ask for GPUs (resources.gpus), or let the script choose gloo where there is none:"
+        " init_process_group('nccl' if torch.cuda.is_available() else 'gloo')",
+        "let the script choose gloo where there is no GPU:"
+        " init_process_group('nccl' if torch.cuda.is_available() else 'gloo')",
         exception_only=True,
     ),
 )
@@ -272,18 +331,22 @@ class LastOutput:
         error: the lines of the exception that ended it; empty where none is known.
         context: the last lines of its output, since training last advanced.
         last: the last line of all; empty where there is none.
+        reported: whether the runtime has reported the error; its exit code says what it means.
+        causes: what the error was raised from, each as a line; the last one, its root, first.
     """
 
     error: tuple[str, ...]
     context: tuple[str, ...]
     last: str = ""
+    reported: bool = False
+    causes: tuple[str, ...] = ()
 
     @property
     def lost_a_peer(self) -> bool:
-        """Whether it ended because another rank went away."""
+        """Whether the output says that it ended because another rank went away."""
         if self.error:
-            return _is_lost_peer(self.error)
-        return any(_PEER_LOST.search(line) for line in self.context[-8:])
+            return not self.reported and _is_lost_peer(self.error)
+        return any(_broke(line) for line in self.context[-8:])
 
 
 def is_bare_exit(reason: Reason) -> bool:
@@ -298,7 +361,9 @@ def last_output(end: End, lines: Sequence[str], *, ranks: int) -> LastOutput:
     lines = lines[: len(lines) - bars] if bars <= _MAX_REDRAWN_BARS else lines
     context = tuple(since_training(lines))
     if end.reason and end.reason.type not in _NO_EXCEPTION and not is_bare_exit(end.reason):
-        return LastOutput(tuple(f"{end.reason.type}: {end.reason.message}".splitlines()), context)
+        text = ": ".join(filter(None, (end.reason.type, end.reason.message)))
+        error = tuple(text.splitlines())
+        return LastOutput(error, context, reported=True, causes=_roots(end.reason))
     written = [_RANK.sub("", line) for line in lines if _is_text(line)]
     if end.message and not end.reason:  # from the script, or taken from the log by the kubelet
         left = [_RANK.sub("", line) for line in end.message.splitlines() if line.strip()]
@@ -306,7 +371,14 @@ def last_output(end: End, lines: Sequence[str], *, ranks: int) -> LastOutput:
     last = written[-1] if written else ""
     if end.exit_code > 128:  # a signal ended it, and no exception
         return LastOutput((), context, last)
-    return LastOutput(_exception(context, several=ranks > 1), context, last)
+    unframed = ARGUMENTS_REFUSED if end.chosen_by_script else _ERROR
+    return LastOutput(_exception(context, unframed, several=ranks > 1), context, last)
+
+
+def _roots(reason: Reason) -> tuple[str, ...]:
+    """What an exception was raised from; what was being handled then may have been got over."""
+    causes = takewhile(lambda one: not one.startswith("while "), reason.causes)
+    return tuple(one.partition(" ")[2] for one in causes)[::-1]
 
 
 def since_training(lines: Sequence[str]) -> list[str]:
@@ -333,8 +405,14 @@ def _is_text(line: str) -> bool:
     return not (_NO_REASON.match(line) or _AT_EXIT.match(line) or Event.decode(line))
 
 
-def _exception(lines: Sequence[str], *, several: bool) -> tuple[str, ...]:
-    """The last exception; of several ranks' the last one that is not the loss of another rank."""
+def _exception(
+    lines: Sequence[str], unframed: re.Pattern[str], *, several: bool
+) -> tuple[str, ...]:
+    """The last exception; of several ranks' the last one that is not the loss of another rank.
+
+    `unframed` is how an error may begin that no traceback comes before: a script that leaves by
+    itself has handled whatever it wrote before.
+    """
     starts = [n for n, line in enumerate(lines) if line.startswith(_TRACEBACK)]
     blocks = (lines[begin:end] for begin, end in pairwise([*starts, len(lines)]))
     raised = [error for block in blocks if (error := _raised(block))]
@@ -342,10 +420,10 @@ def _exception(lines: Sequence[str], *, several: bool) -> tuple[str, ...]:
     firsthand = [error for error in raised if not _is_lost_peer(error)] if several else []
     if raised:
         return (firsthand or raised)[-1]
-    return _unframed(lines)
+    return _unframed(lines, unframed)
 
 
-def _unframed(lines: Sequence[str]) -> tuple[str, ...]:
+def _unframed(lines: Sequence[str], start: re.Pattern[str]) -> tuple[str, ...]:
     """An error without the beginning of its traceback: the last line, or one below a frame.
 
     Another line that reads like an error was written by a script that handled it.
@@ -354,7 +432,7 @@ def _unframed(lines: Sequence[str]) -> tuple[str, ...]:
     found = [
         line
         for above, line, below in zip(["", *last], last, [*last[1:], ""], strict=False)
-        if _ERROR.match(line)
+        if start.match(line)
         and not _TORCHRUN_SUMMARY.match(line)
         and (above[:1].isspace() or not below)
     ]
@@ -368,15 +446,21 @@ def _raised(block: Sequence[str]) -> tuple[str, ...]:
 
 
 def _is_lost_peer(error: Sequence[str]) -> bool:
-    return bool(_TORCH_ERROR.match(error[0])) and any(_PEER_LOST.search(line) for line in error)
+    return bool(_TORCH_ERROR.match(error[0])) and _broke("\n".join(error))
+
+
+def _broke(text: str) -> bool:
+    """Whether a text says that a connection between ranks broke."""
+    return bool(_PEER_LOST.search(text) and _BETWEEN_RANKS.search(text))
 
 
 def explain_output(output: LastOutput, *, local: bool) -> Explanation | None:
     """What a container's output says about its end; None where nothing in it is known."""
     if not output.error:
         return explain_lines(output.context, local=local) or _nccl_error(output.context)
-    if found := _first(_RULES, output.error, local=local):
-        return found
+    for error in (*((cause,) for cause in output.causes), output.error):
+        if found := _first(_RULES, error, local=local):
+            return found
     if not any(_SAYS_LITTLE.search(line) for line in output.error):
         return None
     lines = [*output.error, *output.context]
@@ -389,7 +473,11 @@ def explain_lines(lines: Sequence[str], *, local: bool) -> Explanation | None:
 
 
 def _first(rules: Iterable[Rule], lines: Sequence[str], *, local: bool) -> Explanation | None:
+    """The explanation of the first rule that fits a line; the first one may be an exception's."""
+    kind = found[1] if lines and (found := _KIND.match(lines[0])) else ""
     for rule in rules:
+        if kind and rule.types and not re.fullmatch(rule.types, kind):
+            continue
         for line in lines:
             if found := rule.search(line):
                 seconds = str(round(int(found.groupdict().get("ms") or 0) / 1000))
@@ -400,7 +488,9 @@ def _first(rules: Iterable[Rule], lines: Sequence[str], *, local: bool) -> Expla
 
 def _nccl_error(lines: Sequence[str]) -> Explanation | None:
     """An NCCL error that no rule knows, with what NCCL itself calls the last error."""
-    found = next((found for line in lines if (found := _NCCL.search(line))), None)
+    # A warning is followed by the line of code that gave it.
+    errors = (line for line in lines if "Warning: " not in line and not line[:1].isspace())
+    found = next((found for line in errors if (found := _NCCL.search(line))), None)
     if found is None:
         return None
     after = next((n + 1 for n, line in enumerate(lines) if line.endswith(_LAST_ERROR)), len(lines))
@@ -421,4 +511,4 @@ def _plain(line: str) -> str:
     """A log line without the prefixes of torch and NCCL."""
     for prefix in _LOG_PREFIXES:
         line = re.sub(prefix, "", line)
-    return line.strip()
+    return shortened(line)

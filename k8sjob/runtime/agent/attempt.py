@@ -119,7 +119,7 @@ def run_attempt(
             _take_exits(group, members, record)
             record.stop_time, record.orphan_time = inbox.stop_time, inbox.orphan_time
             if observed:
-                record.seen = _look(members)
+                record.seen = _look(members, group)
             grace = leave(record) if leave and record.leave_time == _NEVER else None
             if grace is not None:
                 record.leave_time, record.leave_grace = time.monotonic(), grace
@@ -202,7 +202,7 @@ def verdict(record: Record, stop: signal.Signals | None) -> Reason | None:
     reasons = {rank: _reason(rank, end, record) for rank, end in record.failures.items()}
     cause = min(
         reasons.values(),
-        key=lambda reason: (reason.exit_code == ExitCode.PEER_LOST, reason.time),
+        key=lambda reason: (reason.means(ExitCode.PEER_LOST), reason.time),
         default=None,
     )
     ended = min(record.stop_time, record.orphan_time, record.leave_time)
@@ -313,8 +313,14 @@ def _reason(rank: int, end: Exit, record: Record) -> Reason:
     return Reason(end.code, rank, kind, message, place, end.time, step=step)
 
 
-def _look(members: Sequence[Member]) -> dict[int, Seen]:
-    return {member.rank: read_seen(seen_file(member.error_file)) for member in members}
+def _look(members: Sequence[Member], group: WorkerGroup | None = None) -> dict[int, Seen]:
+    """What the ranks wrote about themselves; in `group` one that is stopped now does not wait."""
+    seen = {member.rank: read_seen(seen_file(member.error_file)) for member in members}
+    for index, member in enumerate(members):
+        one = seen[member.rank]
+        if group and one.waited and group.stopped(index):
+            seen[member.rank] = replace(one, waited=0, stuck=False)
+    return seen
 
 
 def _read_reasons(members: Sequence[Member]) -> dict[int, Reason]:

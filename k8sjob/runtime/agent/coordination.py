@@ -144,10 +144,10 @@ def repeats(before: Reason | None, now: Reason) -> bool:
     come from outside, so its step must be known, unless it is one that a process causes itself; a
     hang lasts too long to come by chance twice.
     """
-    if before is None or now.exit_code in {ExitCode.PEER_LOST, ExitCode.STOPPED}:
+    if before is None or now.means(ExitCode.PEER_LOST) or now.exit_code == ExitCode.STOPPED:
         return False
     own = now.type == "Exit" or now.exit_code - 128 in _OWN_SIGNALS
-    known = now.step >= 0 or now.exit_code == ExitCode.HUNG or (own and now.where)
+    known = now.step >= 0 or now.means(ExitCode.HUNG) or (own and now.where)
     # Which of the ranks reports a hang first is chance.
     one, two = (
         (reason.exit_code, reason.culprits or (reason.rank,), reason.where, reason.step)
@@ -241,7 +241,7 @@ class Coordinator:
     def explained(self, record: Record, reason: Reason, inbox: Inbox) -> Reason:
         """The last reason, once the nodes whose end broke a connection can have reported it."""
         end = time.monotonic() + TIMEOUTS.reported
-        while reason.exit_code == ExitCode.PEER_LOST and not inbox.stopping():
+        while reason.means(ExitCode.PEER_LOST) and not inbox.stopping():
             if (left := self._left(record, reason)) or time.monotonic() > end:
                 return left or reason
             inbox.wait(TIMEOUTS.poll)
@@ -253,7 +253,7 @@ class Coordinator:
         Processes that never formed a group do not need each other.
         """
         done = [rank for node in self._roster.done() for rank in self._node.ranks(node)]
-        if reason.exit_code in {ExitCode.PEER_LOST, ExitCode.HUNG}:
+        if reason.means(ExitCode.PEER_LOST) or reason.means(ExitCode.HUNG):
             self._depends = True
             sent = min(record.sent.values(), default=_NEVER)
             done += [r for r, end in record.exits.items() if not end.code and end.moment < sent]
@@ -287,7 +287,8 @@ class Coordinator:
         failure = self._roster.failure()
         if failure is not None:
             done = tuple(self._node.ranks(0))
-            if failure.exit_code in {ExitCode.PEER_LOST, ExitCode.HUNG} and not failure.culprits:
+            waited = failure.means(ExitCode.PEER_LOST) or failure.means(ExitCode.HUNG)
+            if waited and not failure.culprits:
                 return _waited_for(done, failure)
             message = f"after {ranks_in_words(done)} had ended with exit code 0: {failure.message}"
             return replace(failure, message=message)

@@ -115,7 +115,7 @@ def is_loss(reason: Reason, node: NodeEnv) -> bool:
     """Whether a round ended because of another node."""
     own = set(node.ranks(node.node_rank))
     others = bool(reason.culprits) and own.isdisjoint(reason.culprits)
-    return reason.exit_code == ExitCode.PEER_LOST or (reason.exit_code == ExitCode.HUNG and others)
+    return reason.means(ExitCode.PEER_LOST) or (reason.means(ExitCode.HUNG) and others)
 
 
 class _Rendezvous:

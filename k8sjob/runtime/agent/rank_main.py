@@ -31,7 +31,14 @@ from k8sjob.contract import ExitCode, Reason
 from k8sjob.runtime.base import config
 from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.env import rank_or_none
-from k8sjob.runtime.base.errors import EnvError, first_line, message_of, peer_loss
+from k8sjob.runtime.base.errors import (
+    EnvError,
+    causes,
+    first_leaf,
+    first_line,
+    message_of,
+    peer_loss,
+)
 from k8sjob.runtime.base.frames import RUNTIME, embedded, raised_at, users_paths
 from k8sjob.runtime.base.observer import Observer
 from k8sjob.runtime.base.termination import (
@@ -112,16 +119,18 @@ def exit_code(error: BaseException) -> int:
 
 def reason_of(error: BaseException, code: int) -> Reason:
     """The Reason for the agent, from the exception that ended the program."""
-    kind, message, place = type(error).__qualname__, message_of(error), where(error)
+    kind, message = type(error).__qualname__, message_of(error)
+    place = where(first_leaf(error)) or where(error)
+    behind = () if _is_k8sjobs(error) else causes(error)
     remote = error.__cause__ if type(error.__cause__).__name__ in _REMOTE else None
     if inner := embedded(message if remote is None else str(remote)):
-        kind, message, place = inner.kind, inner.message, inner.where or place
+        kind, message, place, behind = inner.kind, inner.message, inner.where or place, ()
     elif isinstance(error, SystemExit):
         if not isinstance(error.code, str):  # its output has the reason, if there is one
-            kind, message = "Exit", f"exited with code {code}"
+            kind, message, behind = "Exit", f"exited with code {code}", ()
         kind = "Stopped" if code == ExitCode.STOPPED else kind
     elif code == ExitCode.PEER_LOST:
-        kind, message = "PeerLost", peer_loss(error) or message
+        kind, message, behind = "PeerLost", peer_loss(error) or message, ()
     env = rank_or_none()
     return Reason(
         exit_code=code,
@@ -131,6 +140,7 @@ def reason_of(error: BaseException, code: int) -> Reason:
         where=place,
         time=time.time(),
         culprits=tuple(getattr(error, "culprits", ())) if _is_k8sjobs(error) else (),
+        causes=tuple(map(users_paths, behind)),
     )
 
 

@@ -64,6 +64,9 @@ _SIGNS: Final[tuple[tuple[str, str], ...]] = (
 )
 """(class, what its message contains), each from the source named above it; torch 2.6 to 2.15."""
 
+_MAX_CAUSES: Final = 4
+_MAX_CAUSE: Final = 300
+"""Characters of a cause that are kept."""
 _LATE: Final = re.compile(r"[Tt]imed out|[Tt]imeout|failed to pass")
 
 
@@ -79,6 +82,33 @@ def first_line(error: BaseException) -> str:
     """An exception's class and the first line of its message."""
     text = message_of(error).splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+def causes(error: BaseException) -> tuple[str, ...]:
+    """The exceptions behind one, the last one first; see Reason.causes."""
+    found: list[str] = []
+    seen = {id(error)}
+    link: BaseException | None = error
+    while link is not None and len(found) < _MAX_CAUSES:
+        if isinstance(link, BaseExceptionGroup):
+            relation, link = "first", link.exceptions[0]
+        elif link.__cause__ is not None:
+            relation, link = "from", link.__cause__
+        else:
+            context = None if link.__suppress_context__ else link.__context__
+            relation, link = "while handling", context
+        if link is None or id(link) in seen:
+            break
+        seen.add(id(link))
+        found.append(f"{relation} {first_line(link)[:_MAX_CAUSE]}")
+    return tuple(found)
+
+
+def first_leaf(error: BaseException) -> BaseException:
+    """The first exception in a group that is no group; the exception itself where it is none."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def ranks_in_words(ranks: Iterable[int]) -> str:

@@ -280,12 +280,22 @@ def hang_of(seen: Mapping[int, Seen]) -> Reason | None:
     late = min((rank for rank, one in seen.items() if one.stuck), default=None)
     if late is None or any(one.steps_on for one in seen.values()):
         return None
-    guilty = tuple(sorted(rank for rank, one in seen.items() if one.ranks > 1 and not one.waited))
+    guilty = tuple(
+        sorted(
+            rank
+            for rank, one in seen.items()
+            # One that stopped at once has not told of the group that the late one is in.
+            if not one.waited and (one.ranks > 1 or rank < seen[late].ranks)
+        )
+    )
     message = f"rank {late} has waited {seen[late].waited} s in a collective, {seen[late].where}"
     if guilty:
         message = f"{_places(seen, guilty)}; {message}"
     elif len({one.where for one in seen.values()}) > 1:
         message += f"; so have all others, in different lines: {_places(seen, tuple(seen))}"
+    elif len(seen) > 1:
+        message += "; so have all others, in the same line: their calls there differ, in kind,"
+        message += " source or shape, or one rank has made more of them before"
     else:
         message += "; no rank is known that does not wait"
     first = seen[guilty[0] if guilty else late]
@@ -302,8 +312,11 @@ def hang_of(seen: Mapping[int, Seen]) -> Reason | None:
 
 
 def _places(seen: Mapping[int, Seen], ranks: tuple[int, ...]) -> str:
-    known = [(rank, seen[rank].where or "in no line of the script") for rank in ranks[:_MAX_SHOWN]]
-    return ", ".join(f"rank {rank} is at {where}" for rank, where in known)
+    known = [(rank, seen[rank].where) for rank in ranks[:_MAX_SHOWN]]
+    return ", ".join(
+        f"rank {rank} is at {where}" if where else f"rank {rank} is in no known line"
+        for rank, where in known
+    )
 
 
 def _is_watched() -> bool:

@@ -53,7 +53,7 @@ def write_message(reason: Reason, file: Path | None) -> None:
 def describe(reason: Reason) -> str:
     """A reason as one line for people."""
     who = f"rank {reason.rank}: " if reason.rank >= 0 else ""
-    message = " ".join(reason.message.split())
+    message = " ".join("; ".join((reason.message, *reason.causes)).split())
     where = f" ({reason.where})" if reason.where and reason.where not in message else ""
     if reason.type == "Exit" and message.startswith(f"exited with code {reason.exit_code}"):
         return f"{who}{message}{where}"
