@@ -177,7 +177,8 @@ class Code:
     def variable(self, use: ast.expr) -> Variable | None:
         """The variable that a name or `self.name` means here; None: imported, or never set."""
         if (owner := self._of_self(use)) and isinstance(use, ast.Attribute):
-            return self._scopes[owner].get(f"self.{use.attr}")
+            of_class = self._scopes[owner]
+            return of_class.get(f"self.{use.attr}") or of_class.get(use.attr)
         if not isinstance(use, ast.Name):
             return None
         scope = innermost = self._scope(use)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.lint.finding import Hit, Rules
 from k8sjob.checks.lint.script_code import keyword
-from k8sjob.checks.lint.script_facts import FORWARD, METHODS
+from k8sjob.checks.lint.script_facts import FORWARD, MAKES_GROUP, METHODS
 from k8sjob.checks.lint.script_modules import Function
 from k8sjob.checks.lint.script_ranks import RANKS
 
@@ -133,7 +133,7 @@ class _Reach:
 
 def _of_torch(name: str, call: ast.Call) -> str:
     last = name.rpartition(".")[2]
-    if last in ("init_process_group", "init_rpc", "init_device_mesh"):
+    if last in MAKES_GROUP:
         return _MAKES_GROUP
     if ".checkpoint." in name:
         alone = keyword(call, "process_group") or keyword(call, "no_dist")

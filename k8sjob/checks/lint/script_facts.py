@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.lint.finding import Hit
-from k8sjob.checks.lint.script_code import Code, is_main_guard, parameters
+from k8sjob.checks.lint.script_code import Code, constant, is_main_guard, parameters
 from k8sjob.checks.lint.script_origins import Origins
 from k8sjob.checks.lint.script_ranks import Ranks
 
@@ -33,6 +33,7 @@ _KNOWN: Final = (
     "tokenizers torch torchaudio torchdata torchinfo torchmetrics torchtext torchvision tqdm "
     "typer typing_extensions wandb yaml"
 )
+MAKES_GROUP: Final = frozenset({"init_process_group", "init_device_mesh", "init_rpc"})
 _LIBRARIES: Final = frozenset(_KNOWN.split())
 """Known to make no process group behind the script's back."""
 FORWARD: Final = "forward"
@@ -155,9 +156,13 @@ class Script(Code):
 
     @cached_property
     def makes_group(self) -> bool:
-        """Whether the script makes a process group, by itself or through what it imports."""
-        makers = self.torch_calls("init_process_group", "init_device_mesh", "init_rpc")
-        return bool(makers) or self.has_runtime or bool(self.modules & MANAGED)
+        """Whether the script makes a process group, by itself or through what it imports.
+
+        What makes one need not be called by its name: `partial(dist.init_process_group, "gloo")`.
+        """
+        named = any(map(self.uses, MAKES_GROUP))
+        named |= any(constant(node) in MAKES_GROUP for node in self.nodes)
+        return named or self.has_runtime or bool(self.modules & MANAGED)
 
     @cached_property
     def has_runtime(self) -> bool:

@@ -11,12 +11,13 @@ import ast
 import operator
 import re
 from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.checks.lint.script_code import Guard
+from k8sjob.checks.lint.script_code import Guard, constant, keyword
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from k8sjob.checks.lint.script_code import Code
 
@@ -33,8 +34,9 @@ _RANK: Final = re.compile(
     re.IGNORECASE,
 )
 _MAIN: Final = re.compile(
-    r"_?(is|am|on)_(the_)?((local|global|world)_)?(main|master|primary|chief|leader|coordinator|root"
-    r"|rank_?(0|zero)|(process_)?zero|first)(_(process|proc|rank|worker|node|device))?(_zero)?"
+    r"_?(is|am|on)_(the_)?((local|global|world)_)?((main|master|primary|chief|leader|coordinator"
+    r"|rank_?(0|zero)|(process_)?zero)(_(process|proc|rank|worker|node|device))?(_zero)?"
+    r"|(root|first)_(process|proc|rank|worker))"
     r"|_?(main|master|primary)_(process|proc|rank)(_only)?|rank_?zero(_only)?|is_global_zero",
     re.IGNORECASE,
 )
@@ -53,6 +55,8 @@ _RANKISH: Final = re.compile(
 )
 _VARIABLES: Final = "RANK LOCAL_RANK GROUP_RANK SLURM_PROCID SLURM_LOCALID OMPI_COMM_WORLD_RANK"
 _RANK_VARIABLES: Final = frozenset(_VARIABLES.split())
+_NO_SIZE: Final = (None, -1, 0)
+"""What a rank may be before it is known."""
 _MAX_DEPTH: Final = 6
 _OPERATORS: Final[dict[type[ast.cmpop], Callable[[Any, Any], bool]]] = {
     ast.Eq: operator.eq,
@@ -164,7 +168,8 @@ class Ranks:
                 return False
 
     def _holds_rank(self, node: ast.Name | ast.Attribute, depth: int) -> bool:
-        named = bool(_RANK.fullmatch(node.id if isinstance(node, ast.Name) else node.attr))
+        name = node.id if isinstance(node, ast.Name) else node.attr
+        named = bool(_RANK.fullmatch(name)) and name not in self._sizes
         if values := self._code.values(node):
             if named and any(not isinstance(value, ast.Constant) for value in values):
                 return True
@@ -172,16 +177,24 @@ class Ranks:
         found = self._code.variable(node)
         return named and not (found and found.unknown)
 
+    @cached_property
+    def _sizes(self) -> frozenset[str]:
+        """Names that get a number which no rank has by default: `rank=8` is a matrix's."""
+        given = (pair for node in self._code.nodes for pair in _given(node))
+        return frozenset(name for name, value in given if _whole(constant(value)) not in _NO_SIZE)
+
     def _named(self, node: ast.expr, depth: int) -> Truth:
         """A rank, or a variable or a function that says something about it."""
         if self._is_rank(node, depth):
             return tuple(bool(rank) for rank in RANKS)
-        known = {self.truth(value) for value in self._code.values(node)}
+        values = self._code.values(node)
+        known = {self.truth(value) for value in values}
         if several := [one for one in known if one[0] != one[1]]:
             return several[0] if len(several) == 1 else _UNKNOWN
         name = self._last_name(node)
         if _MAIN.fullmatch(name):
-            return (True, False)
+            about = any(self.mentioned_in(one) or self.only_some_reach(one) for one in values)
+            return (True, False) if about or not values else _UNKNOWN
         return (True, True) if _SEVERAL.search(name) else _UNKNOWN
 
     def guards(self, node: ast.AST) -> list[Guard]:
@@ -227,6 +240,28 @@ class Ranks:
             return any(map(self.mentioned_in, (*tests, *self._code.contexts(place))))
 
         return self._code.always(node, selected)
+
+
+def _given(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
+    """Names of parameters, attributes and options, with what they are by default."""
+    match node:
+        case ast.arguments():
+            positional = [*node.posonlyargs, *node.args][::-1]
+            yield from zip((one.arg for one in positional), node.defaults[::-1], strict=False)
+            yield from zip((one.arg for one in node.kwonlyargs), node.kw_defaults, strict=True)
+        case ast.Call(args=args, keywords=keywords):
+            yield from ((one.arg or "", one.value) for one in keywords)
+            texts = [text for one in args if isinstance(text := constant(one), str)]
+            if default := keyword(node, "default"):  # of an option on the command line
+                yield from ((text.lstrip("-").replace("-", "_"), default) for text in texts)
+        case (
+            ast.AnnAssign(target=ast.Name(id=name), value=value)
+            | ast.AnnAssign(target=ast.Attribute(attr=name), value=value)
+            | ast.Assign(targets=[ast.Attribute(attr=name)], value=value)
+        ):
+            yield name, value
+        case _:
+            pass
 
 
 def _whole(value: object) -> int | None:

@@ -41,7 +41,8 @@ NOT_CONDITIONS = [
     "rank % 2 == 0", "rank in (0, 1)", "rank < world", "world_size > 1", "dist.is_initialized()",
     "lora_rank == 0", "tp_rank == 0", "step == 0", "epoch % 5 == 0", "args.local_rank != -1",
     "rank == -1", "rank >= 0", "main", "master_addr", "rank == other", "rank is not None",
-    "use_gpu", "first", "torch.cuda.is_available()", "isinstance(rank, int)",
+    "use_gpu", "first", "is_first", "self.is_root", "torch.cuda.is_available()",
+    "isinstance(rank, int)",
 ]  # fmt: skip
 
 
@@ -202,6 +203,25 @@ class Metrics(Base):
     def show(self):
         if rank == 0:
             super().show()
+---
+if rank == 0:
+    is_main = True
+else:
+    is_main = False
+if is_main:
+    dist.barrier()
+---
+class Metrics:
+    is_main = False
+    def __init__(self):
+        self.is_main = unknown(rank)
+    def show(self):
+        if self.is_main:
+            dist.barrier()
+---
+layer = Adapter(rank=4)
+if rank > 0:
+    dist.barrier()
 ---
 @rank_zero_only
 def f():
@@ -392,6 +412,48 @@ def a():
 
 if rank == 0:
     a()
+---
+is_main = True
+for x in loader:
+    if is_main:
+        dist.barrier()
+    is_main = False
+---
+class Walk:
+    is_main = True
+    def go(self):
+        if self.is_main:
+            dist.barrier()
+
+Walk().go()
+---
+parser.add_argument('--rank', type=int, default=8)
+if args.rank > 0:
+    dist.barrier()
+---
+class Adapter:
+    def __init__(this, rank=4):
+        this.rank = rank
+    def sync(this):
+        if this.rank:
+            dist.barrier()
+
+Adapter().sync()
+---
+class Adapter:
+    def __init__(self, *, rank=4):
+        self.rank = rank
+    def sync(self):
+        if self.rank > 0:
+            dist.barrier()
+
+Adapter().sync()
+---
+class Config:
+    rank: int = 16
+
+if config.rank > 0:
+    dist.barrier()
 ---
 def ready():
     def alone():

@@ -217,6 +217,11 @@ def test_a_local_rank_argument(launcher, argument, expected):
     [
         ("", True),
         ("import numpy, os", True),
+        ("from torch.distributed import init_process_group", True),
+        ("start = torch.distributed.init_process_group\nstart()", False),
+        ("partial(torch.distributed.init_process_group, 'gloo')()", False),
+        ("from torch.distributed import *\ninit_process_group()", False),
+        ("getattr(torch.distributed, 'init_process_group')()", False),
         ("from helpers import setup", False),
         ("from . import setup", False),
         ("import lightning", False),
@@ -224,7 +229,9 @@ def test_a_local_rank_argument(launcher, argument, expected):
 )
 def test_a_missing_group_is_told_only_where_nothing_else_could_make_it(imports, found):
     text = f"import torch\n{imports}\nprint(torch.nn.parallel.DistributedDataParallel(m))\n"
-    assert ids(text, group=False) == (["process-group-missing"] if found else [])
+    assert ("process-group-missing" in ids(text, group=False)) is found
+    training = ids(f"{text}loss.backward()\n", Setting(processes=2), group=False)
+    assert ("training-not-distributed" in training) is found
 
 
 @pytest.mark.parametrize(
