@@ -49,11 +49,14 @@ def _samplers(script: Script) -> Iterator[tuple[ast.Call, bool]]:
 @RULES.warning
 def _sampler_without_set_epoch(script: Script) -> Iterator[Hit]:
     """DistributedSampler shuffles by its seed and its epoch; one that is never set stays 0."""
-    if script.method_calls("set_epoch") or not _has_epochs(script):
+    if _sets_epoch(script) or not _has_epochs(script):
         return
     for call, evaluates in _samplers(script):
         if evaluates or constant(keyword(call, "shuffle", 3)) is False:
             continue
+        seed = keyword(call, "seed", 4)
+        if seed and constant(seed) is None and script.all_loops(call):
+            continue  # one for each epoch, of a seed of its own
         yield script.at(
             call,
             "this DistributedSampler shuffles, and set_epoch is never called: every epoch sees the "
@@ -62,12 +65,39 @@ def _sampler_without_set_epoch(script: Script) -> Iterator[Hit]:
         )
 
 
+def _sets_epoch(script: Script) -> bool:
+    """Whether a sampler may get its epoch, by whatever means."""
+    samplers = set(script.torch_calls("DistributedSampler"))
+    for node in script.nodes:
+        if constant(node) == "set_epoch":  # for getattr
+            return True
+        if isinstance(node, ast.Attribute) and node.attr == "epoch" and _is_stored(node):
+            owner = node.value
+            if samplers & set(script.values(owner)) or "sampler" in ast.unparse(owner).lower():
+                return True
+    return bool(script.method_calls("set_epoch"))
+
+
+def _is_stored(node: ast.Attribute) -> bool:
+    return isinstance(node.ctx, ast.Store)
+
+
 def _has_epochs(script: Script) -> bool:
-    """Whether the file trains in a loop over epochs."""
+    """Whether the file trains in a loop over epochs: it passes over a loader several times."""
     for node in script.nodes:
         if isinstance(node, ast.For) and "epoch" in ast.unparse(node.target).lower():
             return script.trains
-    return any(len(script.loops(call)) > 1 for call in script.method_calls("backward"))
+    loops = (script.loops(call)[:-1] for call in script.method_calls("backward"))
+    inner = (loop.iter for several in loops for loop in several if isinstance(loop, ast.For))
+    return any(_is_loader(script, part) for given in inner for part in ast.walk(given))
+
+
+def _is_loader(script: Script, node: ast.AST) -> bool:
+    if not isinstance(node, ast.Name | ast.Attribute | ast.Call):
+        return False
+    loaders = set(script.torch_calls("DataLoader"))
+    named = "load" in script.last_name(node).lower()
+    return named or not loaders.isdisjoint(script.origins.of(node))
 
 
 @RULES.warning
@@ -154,9 +184,16 @@ def _download_on_every_rank(script: Script) -> Iterator[Hit]:
         for call in script.torch_calls("barrier", "monitored_barrier")
     ):
         return
+
+    def locked(place: ast.AST) -> bool:
+        return any("lock" in ast.unparse(one).lower() for one in script.contexts(place))
+
     for name, call in script.calls:
         library = name.startswith(("torchvision.", "torchaudio.", "torchtext."))
         if not library or constant(keyword(call, "download")) is not True:
+            continue
+        given = (*call.args, *(one.value for one in call.keywords))
+        if any(map(script.ranks.mentioned_in, given)) or script.always(call, locked):
             continue
         if not script.ranks.only_some_reach(call):
             yield script.at(

@@ -111,7 +111,7 @@ class Script(Code):
     @cached_property
     def ranks(self) -> Ranks:
         """Which ranks its conditions let through."""
-        return Ranks(self)
+        return Ranks(self, self.origins)
 
     @cached_property
     def kinds(self) -> Kinds:

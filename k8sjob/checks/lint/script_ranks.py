@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from k8sjob.checks.lint.script_code import Code
+    from k8sjob.checks.lint.script_origins import Origins
 
 Truth = tuple[bool | None, ...]
 """What a test is on each of RANKS; None: not known."""
@@ -55,6 +56,16 @@ _RANKISH: Final = re.compile(
 )
 _VARIABLES: Final = "RANK LOCAL_RANK GROUP_RANK SLURM_PROCID SLURM_LOCALID OMPI_COMM_WORLD_RANK"
 _RANK_VARIABLES: Final = frozenset(_VARIABLES.split())
+_OWN: Final = re.compile(
+    r"socket\.(gethostname|getfqdn)|platform\.(node|uname)|os\.(getpid|uname)|uuid\.uuid[14]"
+    r"|tempfile\.(mk[ds]temp|\w*Temporary\w+)"
+)
+"""What gives each process something of its own, as the rank does."""
+_PATHS: Final = re.compile(
+    r"os\.path\.\w+|os\.fspath|(pathlib\.)?(Pure|Posix)*Path|str"
+    r"|.*\.(format|join|joinpath|with_name|with_stem|with_suffix)"
+)
+"""What gives a text or a path that is made of its arguments."""
 _NO_SIZE: Final = (None, -1, 0)
 """What a rank may be before it is known."""
 _MAX_DEPTH: Final = 6
@@ -75,8 +86,8 @@ _OPERATORS: Final[dict[type[ast.cmpop], Callable[[Any, Any], bool]]] = {
 class Ranks:
     """Which ranks the conditions of a program let through."""
 
-    def __init__(self, code: Code) -> None:
-        self._code = code
+    def __init__(self, code: Code, origins: Origins) -> None:
+        self._code, self._origins = code, origins
         self._about_rank: dict[ast.expr, bool] = {}
         self._truths: dict[ast.expr | None, Truth] = {}
         self._guards: dict[ast.AST, list[Guard]] = {}
@@ -206,7 +217,7 @@ class Ranks:
         return self._guards[node]
 
     def mentioned_in(self, node: ast.AST | None) -> bool:
-        """Whether an expression seems to depend on the rank."""
+        """Whether an expression seems to depend on the rank, or on the process otherwise."""
         for part in ast.walk(node) if node else ():
             match part:
                 case ast.Name(id=name) | ast.Attribute(attr=name):
@@ -214,7 +225,7 @@ class Ranks:
                         return True
                 case ast.Call() if self._is_about_rank(part):
                     return True
-                case ast.Constant(value=str(text)) if "RANK" in text:
+                case ast.Constant(value=str(text)) if "RANK" in text or text == "HOSTNAME":
                     return True
                 case _:
                     pass
@@ -224,13 +235,25 @@ class Ranks:
         """`first = rank == 0`; not `model.to(rank)`, which is a model."""
         if use not in self._about_rank:
             self._about_rank[use] = False  # for one that is made of itself
-            self._about_rank[use] = self._is_rank(use) or any(
-                self._is_about_rank(value)
-                if isinstance(value, ast.Call)
-                else self.mentioned_in(value)
-                for value in self._code.values(use)
-            )
+            with suppress(RecursionError):
+                values = self._code.values(use) or self._passed(use)
+                own = isinstance(use, ast.Call) and _OWN.fullmatch(self._code.name(use.func))
+                self._about_rank[use] = (
+                    self._is_rank(use) or bool(own) or any(map(self._says_rank, values))
+                )
         return self._about_rank[use]
+
+    def _says_rank(self, value: ast.expr) -> bool:
+        if isinstance(value, ast.Call) and not _PATHS.fullmatch(self._code.name(value.func)):
+            return self._is_about_rank(value)
+        return self.mentioned_in(value)
+
+    def _passed(self, use: ast.expr) -> list[ast.expr]:
+        """What the program is known to pass as a parameter."""
+        found = self._code.variable(use)
+        if not isinstance(use, ast.Name) or not found or not found.parameter_of:
+            return []
+        return list(filter(None, self._origins.passed(found.parameter_of, use.id)))
 
     def only_some_reach(self, node: ast.AST) -> bool:
         """Whether only some ranks seem to come to a line."""

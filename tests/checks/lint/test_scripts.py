@@ -37,6 +37,19 @@ def test_nothing_is_executed(tmp_path):
     assert not trap.exists()
 
 
+SAVE = "def save(to):\n    if to is not None:\n        torch.save(m, to)\n\n"
+SAVER = """
+class Saver:
+    def __init__(self, enabled):
+        self.enabled = enabled
+    def save(self):
+        if not self.enabled:
+            return
+        torch.save(m, 'm.pt')
+
+"""
+
+
 @pytest.mark.parametrize(
     ("body", "found"),
     [
@@ -57,6 +70,16 @@ def test_nothing_is_executed(tmp_path):
         ("model = torch.nn.Linear(1, 1).to(rank)\nif model:\n    torch.save(m, 'm.pt')", True),
         ("import io\nbuffer = io.BytesIO()\ntorch.save(m, buffer)", False),
         ("from torch import save as write\nwrite(m, 'm.pt')", True),
+        ("import socket\ntorch.save(m, f'{socket.gethostname()}.pt')", False),
+        ("import os\npath = 'm-%d' % os.getpid()\ntorch.save(m, path)", False),
+        ("import tempfile\nwith tempfile.NamedTemporaryFile() as h:\n    torch.save(m, h)", False),
+        ("import tempfile\ntorch.save(m, tempfile.gettempdir() + '/m.pt')", True),
+        ("import os\npath = os.path.join('out', f'{rank}.pt')\ntorch.save(m, path)", False),
+        ("path = 'm-{}.pt'.format(rank)\ntorch.save(m, path)", False),
+        (f"{SAVE}save('m.pt' if rank == 0 else None)", False),
+        (f"{SAVE}save('m.pt' if step == 0 else None)", True),
+        (f"{SAVER}Saver(enabled=rank == 0).save()", False),
+        (f"{SAVER}Saver(enabled=True).save()", True),
     ],
 )
 def test_saving_on_every_rank(body, found):
@@ -250,6 +273,52 @@ def test_an_epoch_that_is_never_set(call, found):
     expected = ["sampler-in-evaluation"] if "test_set" in call else []
     assert ids(text) == (["sampler-without-set-epoch"] if found else expected)
     assert "sampler-without-set-epoch" not in ids(text + "    sampler.set_epoch(epoch)\n")
+
+
+EPOCHS = "for e in range(3):\n    {}\n    for x in loader:\n        model(x).backward()\n"
+STEPS = (
+    "batches = iter(loader)\nfor step in range(9):\n    for micro in {}:\n        f().backward()\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        (EPOCHS.format("pass"), True),
+        (EPOCHS.format("sampler.epoch = e"), False),
+        (EPOCHS.format("state.epoch = e"), True),
+        (EPOCHS.format("loader.sampler.epoch = e"), False),
+        (EPOCHS.format("getattr(sampler, 'set_epoch')(e)"), False),
+        (EPOCHS.format("other = DistributedSampler(train, seed=e, shuffle=False)"), True),
+        (STEPS.format("range(2)"), False),
+        (STEPS.format("next(it).chunk(2)"), False),
+        (EPOCHS.format("pass").replace("in loader", "in DataLoader(train, 4)"), True),
+    ],
+)
+def test_an_epoch_that_is_set_in_another_way(body, found):
+    text = "from torch.utils.data import DataLoader, DistributedSampler\n"
+    text += f"sampler = DistributedSampler(train)\n{body}"
+    assert ("sampler-without-set-epoch" in ids(text)) is found
+    anew = text.replace("pass\n", "sampler = DistributedSampler(train, seed=e)\n")
+    anew = anew.replace("sampler = DistributedSampler(train)\n", "")
+    assert "sampler-without-set-epoch" not in ids(anew)
+
+
+@pytest.mark.parametrize(
+    ("made", "found"),
+    [
+        ("MNIST('d', download=True)", True),
+        ("MNIST(f'd/{rank}', download=True)", False),
+        ("MNIST(root=tempfile.mkdtemp(), download=True)", False),
+        ("f()\nwith FileLock('d.lock'):\n    MNIST('d', download=True)", False),
+        ("f()\ndef get():\n    MNIST('d', download=True)\nwith FileLock('l'):\n    get()", False),
+    ],
+)
+def test_a_download_on_every_rank(made, found):
+    head = (
+        "import tempfile\nfrom torchvision.datasets import MNIST\nfrom filelock import FileLock\n"
+    )
+    assert ids(f"{head}data = {made}") == (["download-on-every-rank"] if found else [])
 
 
 def test_a_spec_for_one_process_needs_no_group():
