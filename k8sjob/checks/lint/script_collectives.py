@@ -199,7 +199,7 @@ def _where(script: Script, place: _Place) -> str:
     for guard in place.guards:
         truth = script.ranks.truth(guard.test)
         if guard.test and truth[place.rank == 0] is (not guard.holds):
-            return guard.where.format(ast.unparse(guard.test))
+            return guard.where.format(ast.unparse(guard.shown or guard.test))
     return ""
 
 

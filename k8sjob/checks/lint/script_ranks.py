@@ -117,7 +117,7 @@ class Ranks:
                 return self._truth(inner, depth + 1)
             case ast.Compare(left=left, ops=[op], comparators=[right]):
                 return self._compared(left, _OPERATORS[type(op)], right, depth)
-            case ast.Name() | ast.Attribute() | ast.Call() if depth < _MAX_DEPTH:
+            case ast.Name() | ast.Attribute() | ast.Call() | ast.Constant() if depth < _MAX_DEPTH:
                 return self._named(test, depth)
             case _:
                 return _UNKNOWN
@@ -195,7 +195,9 @@ class Ranks:
         return frozenset(name for name, value in given if _whole(constant(value)) not in _NO_SIZE)
 
     def _named(self, node: ast.expr, depth: int) -> Truth:
-        """A rank, or a variable or a function that says something about it."""
+        """A rank, or a variable or a function that says something about it, or a literal."""
+        if isinstance(node, ast.Constant):
+            return (node.value, node.value) if isinstance(node.value, bool) else _UNKNOWN
         if self._is_rank(node, depth):
             return tuple(bool(rank) for rank in RANKS)
         values = self._code.values(node)

@@ -80,6 +80,88 @@ def test_every_collective_of_torch(collective):
     assert found(f"if rank == 0:\n    {collective}\nelse:\n    {collective}") == []
 
 
+LEAVES = """\
+if rank == 0: print(x)
+else: return
+---
+if rank == 0: print(x)
+elif rank == 1: return
+---
+if rank != 0:
+    if x: return 1
+    else: return 2
+---
+if rank != 0:
+    with open(x) as f: return f
+---
+with open(x):
+    if rank != 0: return
+---
+try:
+    if rank != 0: return
+finally: print(x)
+---
+if rank != 0:
+    try: load()
+    finally: return
+---
+if rank != 0:
+    try: return load()
+    except OSError: return
+---
+match rank:
+    case 0: print(x)
+    case _: return
+"""
+STAYS = """\
+if rank == 0: print(x)
+elif x: return
+---
+if x:
+    if rank != 0: return
+---
+if rank != 0:
+    try: return load()
+    except OSError: pass
+---
+while True:
+    if x: break
+    if rank != 0: return
+---
+for y in x:
+    if rank != 0: return
+---
+for y in range(3):
+    if rank != 0: break
+---
+for y in range(3):
+    with open(x):
+        if rank != 0: continue
+---
+if rank != 0:
+    for y in x: break
+---
+if rank != 0:
+    def later(): return
+---
+match x:
+    case 0: return
+---
+match [rank, x]:
+    case [1, 2]: return
+"""
+
+
+@pytest.mark.parametrize("leaves", LEAVES.split("---\n"))
+def test_what_leaves_in_another_form(leaves):
+    assert found(f"def f(x):\n{indent(leaves, '    ')}    dist.barrier()\n\nf(1)") == [FOUND]
+
+
+@pytest.mark.parametrize("stays", STAYS.split("---\n"))
+def test_what_does_not_leave_for_certain(stays):
+    assert found(f"def f(x):\n{indent(stays, '    ')}    dist.barrier()\n\nf(1)") == []
+
+
 WAYS = """\
 def a():
     b()
@@ -222,6 +304,24 @@ class Metrics:
 layer = Adapter(rank=4)
 if rank > 0:
     dist.barrier()
+---
+match rank:
+    case 0:
+        dist.barrier()
+---
+match dist.get_rank():
+    case 1 | 2:
+        pass
+    case other:
+        dist.barrier()
+---
+match os.environ["RANK"]:
+    case "0" if True:
+        dist.barrier()
+---
+while True:
+    if rank == 0:
+        dist.barrier()
 ---
 @rank_zero_only
 def f():
@@ -412,6 +512,36 @@ def a():
 
 if rank == 0:
     a()
+---
+match rank:
+    case 0:
+        dist.barrier()
+    case _:
+        dist.barrier()
+---
+match rank:
+    case 0 | 1:
+        dist.barrier()
+---
+match rank:
+    case 0 if late:
+        pass
+    case _:
+        dist.barrier()
+---
+match mode:
+    case "train":
+        dist.barrier()
+---
+def fits(x):
+    return rank == 0
+
+match mode:
+    case Train(x=1):
+        dist.barrier()
+---
+if False and rank == 0:
+    dist.barrier()
 ---
 is_main = True
 for x in loader:
