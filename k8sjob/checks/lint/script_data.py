@@ -18,7 +18,6 @@ RULES: Final = Rules["Script"]("script")
 _EVALUATION: Final = re.compile(r"(^|_)(test|val|valid|validation|eval|dev|holdout)(_|set|$|\d)")
 _DIVIDES: Final = frozenset(
     {
-        "DistributedSampler",
         "Subset",
         "shard",
         "split_dataset_by_node",
@@ -51,6 +50,9 @@ def _sampler_without_set_epoch(script: Script) -> Iterator[Hit]:
     """DistributedSampler shuffles by its seed and its epoch; one that is never set stays 0."""
     if _sets_epoch(script) or not _has_epochs(script):
         return
+    seen = "set_epoch is never called"
+    if calls := script.method_calls("set_epoch"):
+        seen = f"`{ast.unparse(calls[0])}` is the same epoch every time"
     for call, evaluates in _samplers(script):
         if evaluates or constant(keyword(call, "shuffle", 3)) is False:
             continue
@@ -59,9 +61,9 @@ def _sampler_without_set_epoch(script: Script) -> Iterator[Hit]:
             continue  # one for each epoch, of a seed of its own
         yield script.at(
             call,
-            "this DistributedSampler shuffles, and set_epoch is never called: every epoch sees the "
-            "samples in the same order and with the same share for each rank; call "
-            "sampler.set_epoch(epoch) at the beginning of each epoch",
+            f"this DistributedSampler shuffles, and {seen}: every epoch sees the samples in the "
+            "same order and with the same share for each rank; call sampler.set_epoch(epoch) at "
+            "the beginning of each epoch",
         )
 
 
@@ -75,7 +77,8 @@ def _sets_epoch(script: Script) -> bool:
             owner = node.value
             if samplers & set(script.values(owner)) or "sampler" in ast.unparse(owner).lower():
                 return True
-    return bool(script.method_calls("set_epoch"))
+    numbers = {constant(keyword(one, "epoch", 0)) for one in script.method_calls("set_epoch")}
+    return None in numbers or len(numbers) > 1
 
 
 def _is_stored(node: ast.Attribute) -> bool:
@@ -117,8 +120,7 @@ def _sampler_in_evaluation(script: Script) -> Iterator[Hit]:
 @RULES.warning
 def _data_not_sharded(script: Script) -> Iterator[Hit]:
     """DistributedDataParallel averages gradients; dividing the data is the sampler's business."""
-    divides = any(name.rpartition(".")[2] in _DIVIDES for name, _ in script.calls)
-    divides |= any(name.rpartition(".")[2] in _DIVIDES for name in script.targets)
+    divides = any(map(script.uses, _DIVIDES)) or _gives_sampler(script)
     divides |= script.has_runtime or bool(script.modules & MANAGED) or not script.self_contained
     if divides or not script.torch_calls("DistributedDataParallel"):
         return
@@ -135,6 +137,20 @@ def _data_not_sharded(script: Script) -> Iterator[Hit]:
                 "epoch passes over the data once per process, so more pods make it no faster; pass "
                 "sampler=DistributedSampler(dataset) instead of shuffle=True",
             )
+
+
+def _gives_sampler(script: Script) -> bool:
+    """Whether a DistributedSampler may be given to a loader: it does more than get its epoch."""
+    for sampler in script.uses("DistributedSampler"):
+        around = [parent for _, parent in script.ancestors(sampler)][:2]
+        match around:
+            case [ast.Call(), ast.Assign(targets=[ast.Name(id=name)])]:
+                owners = (next(script.ancestors(use))[1] for use in script.uses(name))
+                if any(getattr(one, "attr", "") not in ("set_epoch", "epoch") for one in owners):
+                    return True
+            case _:
+                return True
+    return False
 
 
 @RULES.error

@@ -288,6 +288,10 @@ STEPS = (
     ("body", "found"),
     [
         (EPOCHS.format("pass"), True),
+        (EPOCHS.format("sampler.set_epoch(0)"), True),
+        (EPOCHS.format("sampler.set_epoch(epoch=0)"), True),
+        (EPOCHS.format("sampler.set_epoch(first)"), False),
+        (EPOCHS.format("sampler.set_epoch(0)\n    f(sampler)\n    sampler.set_epoch(1)"), False),
         (EPOCHS.format("sampler.epoch = e"), False),
         (EPOCHS.format("state.epoch = e"), True),
         (EPOCHS.format("loader.sampler.epoch = e"), False),
@@ -305,6 +309,26 @@ def test_an_epoch_that_is_set_in_another_way(body, found):
     anew = text.replace("pass\n", "sampler = DistributedSampler(train, seed=e)\n")
     anew = anew.replace("sampler = DistributedSampler(train)\n", "")
     assert "sampler-without-set-epoch" not in ids(anew)
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("s = DistributedSampler(d)\ns.set_epoch(e)\nDataLoader(d, 4, shuffle=True)", True),
+        ("s = DistributedSampler(d)\nDataLoader(d, 4, True)", True),
+        ("DataLoader(d, 4, shuffle=True)", True),
+        ("DataLoader(d, 4, shuffle=False)", False),
+        ("s = DistributedSampler(d)\nDataLoader(d, 4, sampler=s)", False),
+        ("s = DistributedSampler(d)\nrest = {'sampler': s}\nDataLoader(d, shuffle=True)", False),
+        ("DataLoader(d, sampler=DistributedSampler(d))\nDataLoader(e, shuffle=True)", False),
+        ("class S(DistributedSampler): pass\nDataLoader(d, shuffle=True)", False),
+        ("class S(IterableDataset): pass\nDataLoader(d, shuffle=True)", False),
+    ],
+)
+def test_data_that_nothing_divides(body, found):
+    head = "from torch.utils.data import DataLoader, DistributedSampler, IterableDataset\n"
+    text = f"{head}model = torch.nn.parallel.DistributedDataParallel(net)\n{body}"
+    assert ids(text) == (["data-not-sharded"] if found else [])
 
 
 @pytest.mark.parametrize(
