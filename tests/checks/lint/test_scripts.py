@@ -298,7 +298,7 @@ STEPS = (
         (EPOCHS.format("getattr(sampler, 'set_epoch')(e)"), False),
         (EPOCHS.format("other = DistributedSampler(train, seed=e, shuffle=False)"), True),
         (STEPS.format("range(2)"), False),
-        (STEPS.format("next(it).chunk(2)"), False),
+        (STEPS.format("next(batches).chunk(2)"), False),
         (EPOCHS.format("pass").replace("in loader", "in DataLoader(train, 4)"), True),
     ],
 )
