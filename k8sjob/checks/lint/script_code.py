@@ -28,14 +28,16 @@ class Guard(NamedTuple):
     """A condition that a line depends on.
 
     Attributes:
-        test: its expression; None for an exception that is handled, or a case of `match`.
+        test: its expression; None for an exception that is handled.
         holds: whether the line runs if the test holds, or if it does not.
         where: the line's place, as `under {}` with the test in the braces.
+        shown: what stands in the braces instead, where the test is not in the text.
     """
 
     test: ast.expr | None
     holds: bool
     where: str = ""
+    shown: ast.expr | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -73,6 +75,7 @@ class Code:
         self.nodes: list[ast.AST] = []
         self._parents: dict[ast.AST, ast.AST] = {}
         self._home: dict[ast.AST, Module] = {}
+        self._past: dict[ast.AST, list[Guard]] = {}
         for module in files:
             unused = {
                 node
@@ -177,7 +180,8 @@ class Code:
     def variable(self, use: ast.expr) -> Variable | None:
         """The variable that a name or `self.name` means here; None: imported, or never set."""
         if (owner := self._of_self(use)) and isinstance(use, ast.Attribute):
-            return self._scopes[owner].get(f"self.{use.attr}")
+            of_class = self._scopes[owner]
+            return of_class.get(f"self.{use.attr}") or of_class.get(use.attr)
         if not isinstance(use, ast.Name):
             return None
         scope = innermost = self._scope(use)
@@ -281,7 +285,7 @@ class Code:
         """What a node's running depends on within its function, the innermost first.
 
         Besides the branches that it is in these are the ones before it that leave: after
-        `if rank != 0: return` only rank 0 is left.
+        `if rank != 0: return` only rank 0 is left, wherever in a statement that is.
         """
         for child, parent in self.ancestors(node):
             yield from _branch(child, parent)
@@ -289,8 +293,9 @@ class Code:
                 block = getattr(parent, name, None)
                 if isinstance(block, list) and child in block:
                     for stmt in block[: block.index(child)]:
-                        if isinstance(stmt, ast.If) and self._leaves(stmt.body[-1]):
-                            yield Guard(stmt.test, holds=False, where="after `if {}` has left")
+                        if stmt not in self._past:
+                            self._past[stmt] = list(self._passed(stmt))
+                        yield from self._past[stmt]
             if isinstance(parent, Function):
                 return
 
@@ -303,11 +308,42 @@ class Code:
                 yield from parent.decorator_list if isinstance(child, ast.stmt) else ()
                 return
 
-    def _leaves(self, stmt: ast.stmt) -> bool:
+    def _passed(self, stmt: ast.stmt, depth: int = 0, *, looped: bool = False) -> Iterator[Guard]:
+        """What holds for who has come past a statement: some branches of it leave.
+
+        Args:
+            stmt: the statement.
+            depth: how deep it lies in another one.
+            looped: whether a loop lies between, which is all that `break` leaves.
+        """
+        looped |= isinstance(stmt, ast.For | ast.AsyncFor | ast.While)
+        for test, block in _branches(stmt) if depth < _MAX_DEPTH else ():
+            if any(self._leaves(inner, depth, looped=looped) for inner in block):
+                if test is not None:
+                    yield Guard(test, holds=False, where="after `if {}` has left")
+                continue
+            for inner in block:
+                for guard in self._passed(inner, depth + 1, looped=looped):
+                    if test is None or guard.test is None:
+                        yield guard
+                        continue
+                    holds = guard.test if guard.holds else _negated(guard.test)
+                    either = ast.BoolOp(ast.Or(), [_negated(test), holds])
+                    shown = guard.shown or guard.test
+                    yield Guard(either, holds=True, where=guard.where, shown=shown)
+
+    def _leaves(self, stmt: ast.stmt, depth: int = 0, *, looped: bool = False) -> bool:
         """Whether who comes to a statement does not come to what follows; an error ends all."""
+        if ways := _ways(stmt):
+            return depth < _MAX_DEPTH and all(
+                any(self._leaves(inner, depth + 1, looped=looped) for inner in block)
+                for block in ways
+            )
         match stmt:
-            case ast.Return() | ast.Continue() | ast.Break():
+            case ast.Return():
                 return True
+            case ast.Continue() | ast.Break():
+                return not looped
             case ast.Expr(value=ast.Call(func=function)):
                 return self.name(function) in _ENDS
             case ast.Raise(exc=ast.Call(func=ast.Name(id=name)) | ast.Name(id=name)):
@@ -387,10 +423,81 @@ def _branch(child: ast.AST, parent: ast.AST) -> Iterator[Guard]:
                 if before is child:
                     break
                 yield Guard(before, isinstance(op, ast.And), "behind `{}`")
-        case ast.ExceptHandler() | ast.match_case():
+        case ast.Match() if isinstance(child, ast.match_case):
+            yield Guard(_chosen(parent, child), holds=True, where="where `{}`")
+        case ast.ExceptHandler():
             yield Guard(None, holds=True)
         case _:
             pass
+
+
+def _branches(stmt: ast.stmt) -> Iterator[tuple[ast.expr | None, Sequence[ast.stmt]]]:
+    """The blocks of a statement with what decides whether they run; None: they do."""
+    match stmt:
+        case ast.If(test=test, body=body, orelse=orelse):
+            yield test, body
+            yield _negated(test), orelse
+        case ast.With(body=body) | ast.AsyncWith(body=body):
+            yield None, body
+        case ast.Try(body=body, handlers=[], orelse=orelse, finalbody=last):
+            yield None, [*body, *orelse, *last]
+        case ast.While(test=test, body=body):
+            yield _unknown(test), body
+        case ast.For(iter=test, body=body) | ast.AsyncFor(iter=test, body=body):
+            yield _unknown(test), body
+        case ast.Match(cases=cases):
+            yield from ((_chosen(stmt, case), case.body) for case in cases)
+        case _:
+            pass
+
+
+def _ways(stmt: ast.stmt) -> list[list[ast.stmt]]:
+    """The ways through a statement, but for loops and `match`, of which none may be taken."""
+    match stmt:
+        case ast.If(test=ast.Constant(value=True), body=body):
+            return [body]
+        case ast.If(body=body, orelse=orelse):
+            return [body, orelse]
+        case ast.With(body=body) | ast.AsyncWith(body=body):
+            return [body]
+        case ast.Try(body=body, handlers=handlers, orelse=orelse, finalbody=last):
+            return [[*body, *orelse, *last], *([*one.body, *last] for one in handlers)]
+        case _:
+            return []
+
+
+def _negated(test: ast.expr) -> ast.expr:
+    return ast.UnaryOp(ast.Not(), test)
+
+
+def _unknown(about: ast.expr) -> ast.expr:
+    """A test of something, of which nobody can say on which ranks it holds."""
+    return ast.Tuple([about])
+
+
+def _chosen(stmt: ast.Match, case: ast.match_case) -> ast.expr:
+    """What holds where a case of `match` runs: its pattern, and none of those before it."""
+    before = stmt.cases[: stmt.cases.index(case)]
+    tests = [_negated(_fits(stmt.subject, one)) for one in before] + [_fits(stmt.subject, case)]
+    return ast.BoolOp(ast.And(), tests) if before else tests[0]
+
+
+def _fits(subject: ast.expr, case: ast.match_case) -> ast.expr:
+    """Whether a case fits, but for those before it; for patterns of values."""
+
+    def fits(pattern: ast.pattern) -> ast.expr:
+        match pattern:
+            case ast.MatchValue(value=value):
+                return ast.Compare(subject, [ast.Eq()], [value])
+            case ast.MatchOr(patterns=patterns):
+                return ast.BoolOp(ast.Or(), [fits(one) for one in patterns])
+            case ast.MatchAs(pattern=None):
+                return ast.Constant(value=True)
+            case _:
+                return _unknown(subject)
+
+    own = fits(case.pattern)
+    return ast.BoolOp(ast.And(), [own, case.guard]) if case.guard else own
 
 
 def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:

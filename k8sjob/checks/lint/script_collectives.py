@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.lint.finding import Hit, Rules
 from k8sjob.checks.lint.script_code import keyword
-from k8sjob.checks.lint.script_facts import FORWARD, METHODS
+from k8sjob.checks.lint.script_facts import FORWARD, MAKES_GROUP, METHODS
 from k8sjob.checks.lint.script_modules import Function
 from k8sjob.checks.lint.script_ranks import RANKS
 
@@ -128,7 +128,7 @@ class _Reach:
 
 def _of_torch(name: str, call: ast.Call) -> str:
     last = name.rpartition(".")[2]
-    if last in ("init_process_group", "init_rpc", "init_device_mesh"):
+    if last in MAKES_GROUP:
         return _MAKES_GROUP
     if ".checkpoint." in name:
         alone = keyword(call, "process_group") or keyword(call, "no_dist")
@@ -194,7 +194,7 @@ def _where(script: Script, place: _Place) -> str:
     for guard in place.guards:
         truth = script.ranks.truth(guard.test)
         if guard.test and truth[place.rank == 0] is (not guard.holds):
-            return guard.where.format(ast.unparse(guard.test))
+            return guard.where.format(ast.unparse(guard.shown or guard.test))
     return ""
 
 

@@ -18,7 +18,6 @@ RULES: Final = Rules["Script"]("script")
 _EVALUATION: Final = re.compile(r"(^|_)(test|val|valid|validation|eval|dev|holdout)(_|set|$|\d)")
 _DIVIDES: Final = frozenset(
     {
-        "DistributedSampler",
         "Subset",
         "shard",
         "split_dataset_by_node",
@@ -49,25 +48,59 @@ def _samplers(script: Script) -> Iterator[tuple[ast.Call, bool]]:
 @RULES.warning
 def _sampler_without_set_epoch(script: Script) -> Iterator[Hit]:
     """DistributedSampler shuffles by its seed and its epoch; one that is never set stays 0."""
-    if script.method_calls("set_epoch") or not _has_epochs(script):
+    if _sets_epoch(script) or not _has_epochs(script):
         return
+    seen = "set_epoch is never called"
+    if calls := script.method_calls("set_epoch"):
+        seen = f"`{ast.unparse(calls[0])}` is the same epoch every time"
     for call, evaluates in _samplers(script):
         if evaluates or constant(keyword(call, "shuffle", 3)) is False:
             continue
+        seed = keyword(call, "seed", 4)
+        if seed and constant(seed) is None and script.all_loops(call):
+            continue  # one for each epoch, of a seed of its own
         yield script.at(
             call,
-            "this DistributedSampler shuffles, and set_epoch is never called: every epoch sees the "
-            "samples in the same order and with the same share for each rank; call "
-            "sampler.set_epoch(epoch) at the beginning of each epoch",
+            f"this DistributedSampler shuffles, and {seen}: every epoch sees the samples in the "
+            "same order and with the same share for each rank; call sampler.set_epoch(epoch) at "
+            "the beginning of each epoch",
         )
 
 
+def _sets_epoch(script: Script) -> bool:
+    """Whether a sampler may get its epoch, by whatever means."""
+    samplers = set(script.torch_calls("DistributedSampler"))
+    for node in script.nodes:
+        if constant(node) == "set_epoch":  # for getattr
+            return True
+        if isinstance(node, ast.Attribute) and node.attr == "epoch" and _is_stored(node):
+            owner = node.value
+            if samplers & set(script.values(owner)) or "sampler" in ast.unparse(owner).lower():
+                return True
+    numbers = {constant(keyword(one, "epoch", 0)) for one in script.method_calls("set_epoch")}
+    return None in numbers or len(numbers) > 1
+
+
+def _is_stored(node: ast.Attribute) -> bool:
+    return isinstance(node.ctx, ast.Store)
+
+
 def _has_epochs(script: Script) -> bool:
-    """Whether the file trains in a loop over epochs."""
+    """Whether the file trains in a loop over epochs: it passes over a loader several times."""
     for node in script.nodes:
         if isinstance(node, ast.For) and "epoch" in ast.unparse(node.target).lower():
             return script.trains
-    return any(len(script.loops(call)) > 1 for call in script.method_calls("backward"))
+    loops = (script.loops(call)[:-1] for call in script.method_calls("backward"))
+    inner = (loop.iter for several in loops for loop in several if isinstance(loop, ast.For))
+    return any(_is_loader(script, part) for given in inner for part in ast.walk(given))
+
+
+def _is_loader(script: Script, node: ast.AST) -> bool:
+    if not isinstance(node, ast.Name | ast.Attribute | ast.Call):
+        return False
+    loaders = set(script.torch_calls("DataLoader"))
+    named = "load" in script.last_name(node).lower()
+    return named or not loaders.isdisjoint(script.origins.of(node))
 
 
 @RULES.warning
@@ -87,8 +120,7 @@ def _sampler_in_evaluation(script: Script) -> Iterator[Hit]:
 @RULES.warning
 def _data_not_sharded(script: Script) -> Iterator[Hit]:
     """DistributedDataParallel averages gradients; dividing the data is the sampler's business."""
-    divides = any(name.rpartition(".")[2] in _DIVIDES for name, _ in script.calls)
-    divides |= any(name.rpartition(".")[2] in _DIVIDES for name in script.targets)
+    divides = any(map(script.uses, _DIVIDES)) or _gives_sampler(script)
     divides |= script.has_runtime or bool(script.modules & MANAGED) or not script.self_contained
     if divides or not script.torch_calls("DistributedDataParallel"):
         return
@@ -105,6 +137,20 @@ def _data_not_sharded(script: Script) -> Iterator[Hit]:
                 "epoch passes over the data once per process, so more pods make it no faster; pass "
                 "sampler=DistributedSampler(dataset) instead of shuffle=True",
             )
+
+
+def _gives_sampler(script: Script) -> bool:
+    """Whether a DistributedSampler may be given to a loader: it does more than get its epoch."""
+    for sampler in script.uses("DistributedSampler"):
+        around = [parent for _, parent in script.ancestors(sampler)][:2]
+        match around:
+            case [ast.Call(), ast.Assign(targets=[ast.Name(id=name)])]:
+                owners = (next(script.ancestors(use))[1] for use in script.uses(name))
+                if any(getattr(one, "attr", "") not in ("set_epoch", "epoch") for one in owners):
+                    return True
+            case _:
+                return True
+    return False
 
 
 @RULES.error
@@ -154,9 +200,16 @@ def _download_on_every_rank(script: Script) -> Iterator[Hit]:
         for call in script.torch_calls("barrier", "monitored_barrier")
     ):
         return
+
+    def locked(place: ast.AST) -> bool:
+        return any("lock" in ast.unparse(one).lower() for one in script.contexts(place))
+
     for name, call in script.calls:
         library = name.startswith(("torchvision.", "torchaudio.", "torchtext."))
         if not library or constant(keyword(call, "download")) is not True:
+            continue
+        given = (*call.args, *(one.value for one in call.keywords))
+        if any(map(script.ranks.mentioned_in, given)) or script.always(call, locked):
             continue
         if not script.ranks.only_some_reach(call):
             yield script.at(

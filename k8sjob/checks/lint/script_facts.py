@@ -5,21 +5,19 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, count
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.lint.finding import Hit
-from k8sjob.checks.lint.script_code import Code, is_main_guard, keyword, parameters
-from k8sjob.checks.lint.script_modules import Function
+from k8sjob.checks.lint.script_code import Code, constant, is_main_guard, parameters
+from k8sjob.checks.lint.script_origins import Origins
 from k8sjob.checks.lint.script_ranks import Ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from k8sjob.checks.lint.script_modules import Module
+    from k8sjob.checks.lint.script_modules import Function, Module
 
 _FRAMEWORKS: Final = (
     "accelerate colossalai composer deepspeed detectron2 determined fairseq fastai horovod "
@@ -35,6 +33,7 @@ _KNOWN: Final = (
     "tokenizers torch torchaudio torchdata torchinfo torchmetrics torchtext torchvision tqdm "
     "typer typing_extensions wandb yaml"
 )
+MAKES_GROUP: Final = frozenset({"init_process_group", "init_device_mesh", "init_rpc"})
 _LIBRARIES: Final = frozenset(_KNOWN.split())
 """Known to make no process group behind the script's back."""
 FORWARD: Final = "forward"
@@ -117,7 +116,7 @@ class Script(Code):
     @cached_property
     def ranks(self) -> Ranks:
         """Which ranks its conditions let through."""
-        return Ranks(self)
+        return Ranks(self, self.origins)
 
     @cached_property
     def kinds(self) -> Kinds:
@@ -162,9 +161,13 @@ class Script(Code):
 
     @cached_property
     def makes_group(self) -> bool:
-        """Whether the script makes a process group, by itself or through what it imports."""
-        makers = self.torch_calls("init_process_group", "init_device_mesh", "init_rpc")
-        return bool(makers) or self.has_runtime or bool(self.modules & MANAGED)
+        """Whether the script makes a process group, by itself or through what it imports.
+
+        What makes one need not be called by its name: `partial(dist.init_process_group, "gloo")`.
+        """
+        named = any(map(self.uses, MAKES_GROUP))
+        named |= any(constant(node) in MAKES_GROUP for node in self.nodes)
+        return named or self.has_runtime or bool(self.modules & MANAGED)
 
     @cached_property
     def has_runtime(self) -> bool:
@@ -275,107 +278,3 @@ def _is_unwrapped(value: ast.expr) -> bool:
 
 def _kind_named(name: str) -> str:
     return next((kind for kind, made_by in _MAKERS if made_by.fullmatch(name)), "")
-
-
-class Origins:
-    """Where values come from: through variables, and calls with their arguments and returns.
-
-    Unlike `Code.values` this is all or nothing: where one way is not known, none is.
-    """
-
-    def __init__(self, code: Code) -> None:
-        self._code = code
-        self._known: dict[ast.expr, list[ast.expr]] = {}
-        self._texts: dict[ast.expr, str] = {}
-
-    def of(self, node: ast.expr) -> list[ast.expr]:
-        """All that a value can come from; empty if some of it is not known."""
-        if node not in self._known:
-            self._known[node] = []  # for one that is made of itself
-            with suppress(RecursionError):
-                self._known[node] = self._of(node)
-        return self._known[node]
-
-    def _of(self, node: ast.expr) -> list[ast.expr]:
-        code, found = self._code, self._code.variable(node)
-        values: Sequence[ast.expr | None] = code.values(node)
-        if isinstance(node, ast.Call):
-            if not isinstance(code.definition(node.func), Function):
-                return [node]
-        elif isinstance(node, ast.Name) and node.id in code.module(node).aliases:
-            return [node]  # imported, perhaps instead
-        elif found is None or found.definitions:
-            return [node]
-        elif found.parameter_of and isinstance(node, ast.Name):
-            assigned = found.values or found.unknown
-            values = [] if assigned else self.passed(found.parameter_of, node.id)
-        several = [self.of(value) if value else [] for value in values]
-        return list(dict.fromkeys(chain(*several))) if all(several) else []
-
-    def passed(self, function: Function, name: str) -> list[ast.expr | None]:
-        """What the program passes as a parameter, or its default; None is what is not known."""
-        made = next(parent for _, parent in self._code.ancestors(function))
-        if function.name != "__init__" or not isinstance(made, ast.ClassDef):
-            made = function
-        names = [one.arg for one in parameters(function) if one.arg not in ("self", "cls")]
-        position = names.index(name) if name in names else None
-        found: list[ast.expr | None] = [None] if made.decorator_list else []
-        for use in self._code.uses(made.name):
-            call = next(parent for _, parent in self._code.ancestors(use))
-            defined = self._code.definition(use)
-            if defined is made and isinstance(call, ast.Call) and call.func is use:
-                given = keyword(call, name, position)
-                several = any(isinstance(one, ast.Starred) for one in call.args)
-                several |= any(one.arg is None for one in call.keywords)
-                found.append(given or (None if several else _default(function, name)))
-            elif defined in (None, made):
-                found.append(None)
-        return found
-
-    def text(self, node: ast.expr | None) -> str:
-        """The text that an expression is, with `{}` for each part of it that is not known."""
-        if node is None:
-            return _UNKNOWN
-        if node not in self._texts:
-            self._texts[node] = _UNKNOWN  # for one that is made of itself
-            with suppress(RecursionError):
-                self._texts[node] = self._text(node)[:_MAX_TEXT]
-        return self._texts[node]
-
-    def _text(self, node: ast.expr) -> str:
-        parts: Sequence[ast.expr]
-        match node:
-            case ast.Constant(value=value):
-                return str(value)
-            case ast.Name():
-                texts = {self.text(one) for one in self.of(node)}
-                return texts.pop() if len(texts) == 1 else _UNKNOWN
-            case ast.Call(
-                func=ast.Attribute(value=ast.Constant(value=str(pattern)), attr="format"),
-                args=args,
-                keywords=named,
-            ):
-                at, given = count(), {str(number): one for number, one in enumerate(args)}
-                given |= {str(one.arg): one.value for one in named}
-                return _FIELD.sub(
-                    lambda field: self.text(given.get(field[1] or str(next(at)))), pattern
-                )
-            case ast.JoinedStr(values=parts):
-                pass
-            case ast.BinOp(left=left, op=ast.Add(), right=right):
-                parts = [left, right]
-            case ast.FormattedValue(value=inner) | ast.Call(func=ast.Name(id="str"), args=[inner]):
-                parts = [inner]
-            case _:
-                return _UNKNOWN
-        return "".join(map(self.text, parts))
-
-
-def _default(function: Function, name: str) -> ast.expr | None:
-    given = function.args
-    positional = [*given.posonlyargs, *given.args]
-    pairs = chain(
-        zip(positional[::-1], given.defaults[::-1], strict=False),
-        zip(given.kwonlyargs, given.kw_defaults, strict=True),
-    )
-    return next((value for one, value in pairs if one.arg == name), None)

@@ -11,14 +11,16 @@ import ast
 import operator
 import re
 from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.checks.lint.script_code import Guard
+from k8sjob.checks.lint.script_code import Guard, constant, keyword
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from k8sjob.checks.lint.script_code import Code
+    from k8sjob.checks.lint.script_origins import Origins
 
 Truth = tuple[bool | None, ...]
 """What a test is on each of RANKS; None: not known."""
@@ -33,8 +35,9 @@ _RANK: Final = re.compile(
     re.IGNORECASE,
 )
 _MAIN: Final = re.compile(
-    r"_?(is|am|on)_(the_)?((local|global|world)_)?(main|master|primary|chief|leader|coordinator|root"
-    r"|rank_?(0|zero)|(process_)?zero|first)(_(process|proc|rank|worker|node|device))?(_zero)?"
+    r"_?(is|am|on)_(the_)?((local|global|world)_)?((main|master|primary|chief|leader|coordinator"
+    r"|rank_?(0|zero)|(process_)?zero)(_(process|proc|rank|worker|node|device))?(_zero)?"
+    r"|(root|first)_(process|proc|rank|worker))"
     r"|_?(main|master|primary)_(process|proc|rank)(_only)?|rank_?zero(_only)?|is_global_zero",
     re.IGNORECASE,
 )
@@ -53,6 +56,18 @@ _RANKISH: Final = re.compile(
 )
 _VARIABLES: Final = "RANK LOCAL_RANK GROUP_RANK SLURM_PROCID SLURM_LOCALID OMPI_COMM_WORLD_RANK"
 _RANK_VARIABLES: Final = frozenset(_VARIABLES.split())
+_OWN: Final = re.compile(
+    r"socket\.(gethostname|getfqdn)|platform\.(node|uname)|os\.(getpid|uname)|uuid\.uuid[14]"
+    r"|tempfile\.(mk[ds]temp|\w*Temporary\w+)"
+)
+"""What gives each process something of its own, as the rank does."""
+_PATHS: Final = re.compile(
+    r"os\.path\.\w+|os\.fspath|(pathlib\.)?(Pure|Posix)*Path|str"
+    r"|.*\.(format|join|joinpath|with_name|with_stem|with_suffix)"
+)
+"""What gives a text or a path that is made of its arguments."""
+_NO_SIZE: Final = (None, -1, 0)
+"""What a rank may be before it is known."""
 _MAX_DEPTH: Final = 6
 _OPERATORS: Final[dict[type[ast.cmpop], Callable[[Any, Any], bool]]] = {
     ast.Eq: operator.eq,
@@ -71,8 +86,8 @@ _OPERATORS: Final[dict[type[ast.cmpop], Callable[[Any, Any], bool]]] = {
 class Ranks:
     """Which ranks the conditions of a program let through."""
 
-    def __init__(self, code: Code) -> None:
-        self._code = code
+    def __init__(self, code: Code, origins: Origins) -> None:
+        self._code, self._origins = code, origins
         self._about_rank: dict[ast.expr, bool] = {}
         self._truths: dict[ast.expr | None, Truth] = {}
         self._guards: dict[ast.AST, list[Guard]] = {}
@@ -102,7 +117,7 @@ class Ranks:
                 return self._truth(inner, depth + 1)
             case ast.Compare(left=left, ops=[op], comparators=[right]):
                 return self._compared(left, _OPERATORS[type(op)], right, depth)
-            case ast.Name() | ast.Attribute() | ast.Call() if depth < _MAX_DEPTH:
+            case ast.Name() | ast.Attribute() | ast.Call() | ast.Constant() if depth < _MAX_DEPTH:
                 return self._named(test, depth)
             case _:
                 return _UNKNOWN
@@ -164,7 +179,8 @@ class Ranks:
                 return False
 
     def _holds_rank(self, node: ast.Name | ast.Attribute, depth: int) -> bool:
-        named = bool(_RANK.fullmatch(node.id if isinstance(node, ast.Name) else node.attr))
+        name = node.id if isinstance(node, ast.Name) else node.attr
+        named = bool(_RANK.fullmatch(name)) and name not in self._sizes
         if values := self._code.values(node):
             if named and any(not isinstance(value, ast.Constant) for value in values):
                 return True
@@ -172,16 +188,26 @@ class Ranks:
         found = self._code.variable(node)
         return named and not (found and found.unknown)
 
+    @cached_property
+    def _sizes(self) -> frozenset[str]:
+        """Names that get a number which no rank has by default: `rank=8` is a matrix's."""
+        given = (pair for node in self._code.nodes for pair in _given(node))
+        return frozenset(name for name, value in given if _whole(constant(value)) not in _NO_SIZE)
+
     def _named(self, node: ast.expr, depth: int) -> Truth:
-        """A rank, or a variable or a function that says something about it."""
+        """A rank, or a variable or a function that says something about it, or a literal."""
+        if isinstance(node, ast.Constant):
+            return (node.value, node.value) if isinstance(node.value, bool) else _UNKNOWN
         if self._is_rank(node, depth):
             return tuple(bool(rank) for rank in RANKS)
-        known = {self.truth(value) for value in self._code.values(node)}
+        values = self._code.values(node)
+        known = {self.truth(value) for value in values}
         if several := [one for one in known if one[0] != one[1]]:
             return several[0] if len(several) == 1 else _UNKNOWN
         name = self._last_name(node)
         if _MAIN.fullmatch(name):
-            return (True, False)
+            about = any(self.mentioned_in(one) or self.only_some_reach(one) for one in values)
+            return (True, False) if about or not values else _UNKNOWN
         return (True, True) if _SEVERAL.search(name) else _UNKNOWN
 
     def guards(self, node: ast.AST) -> list[Guard]:
@@ -193,7 +219,7 @@ class Ranks:
         return self._guards[node]
 
     def mentioned_in(self, node: ast.AST | None) -> bool:
-        """Whether an expression seems to depend on the rank."""
+        """Whether an expression seems to depend on the rank, or on the process otherwise."""
         for part in ast.walk(node) if node else ():
             match part:
                 case ast.Name(id=name) | ast.Attribute(attr=name):
@@ -201,7 +227,7 @@ class Ranks:
                         return True
                 case ast.Call() if self._is_about_rank(part):
                     return True
-                case ast.Constant(value=str(text)) if "RANK" in text:
+                case ast.Constant(value=str(text)) if "RANK" in text or text == "HOSTNAME":
                     return True
                 case _:
                     pass
@@ -211,13 +237,25 @@ class Ranks:
         """`first = rank == 0`; not `model.to(rank)`, which is a model."""
         if use not in self._about_rank:
             self._about_rank[use] = False  # for one that is made of itself
-            self._about_rank[use] = self._is_rank(use) or any(
-                self._is_about_rank(value)
-                if isinstance(value, ast.Call)
-                else self.mentioned_in(value)
-                for value in self._code.values(use)
-            )
+            with suppress(RecursionError):
+                values = self._code.values(use) or self._passed(use)
+                own = isinstance(use, ast.Call) and _OWN.fullmatch(self._code.name(use.func))
+                self._about_rank[use] = (
+                    self._is_rank(use) or bool(own) or any(map(self._says_rank, values))
+                )
         return self._about_rank[use]
+
+    def _says_rank(self, value: ast.expr) -> bool:
+        if isinstance(value, ast.Call) and not _PATHS.fullmatch(self._code.name(value.func)):
+            return self._is_about_rank(value)
+        return self.mentioned_in(value)
+
+    def _passed(self, use: ast.expr) -> list[ast.expr]:
+        """What the program is known to pass as a parameter."""
+        found = self._code.variable(use)
+        if not isinstance(use, ast.Name) or not found or not found.parameter_of:
+            return []
+        return list(filter(None, self._origins.passed(found.parameter_of, use.id)))
 
     def only_some_reach(self, node: ast.AST) -> bool:
         """Whether only some ranks seem to come to a line."""
@@ -227,6 +265,28 @@ class Ranks:
             return any(map(self.mentioned_in, (*tests, *self._code.contexts(place))))
 
         return self._code.always(node, selected)
+
+
+def _given(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
+    """Names of parameters, attributes and options, with what they are by default."""
+    match node:
+        case ast.arguments():
+            positional = [*node.posonlyargs, *node.args][::-1]
+            yield from zip((one.arg for one in positional), node.defaults[::-1], strict=False)
+            yield from zip((one.arg for one in node.kwonlyargs), node.kw_defaults, strict=True)
+        case ast.Call(args=args, keywords=keywords):
+            yield from ((one.arg or "", one.value) for one in keywords)
+            texts = [text for one in args if isinstance(text := constant(one), str)]
+            if default := keyword(node, "default"):  # of an option on the command line
+                yield from ((text.lstrip("-").replace("-", "_"), default) for text in texts)
+        case (
+            ast.AnnAssign(target=ast.Name(id=name), value=value)
+            | ast.AnnAssign(target=ast.Attribute(attr=name), value=value)
+            | ast.Assign(targets=[ast.Attribute(attr=name)], value=value)
+        ):
+            yield name, value
+        case _:
+            pass
 
 
 def _whole(value: object) -> int | None:

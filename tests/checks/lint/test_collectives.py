@@ -41,7 +41,8 @@ NOT_CONDITIONS = [
     "rank % 2 == 0", "rank in (0, 1)", "rank < world", "world_size > 1", "dist.is_initialized()",
     "lora_rank == 0", "tp_rank == 0", "step == 0", "epoch % 5 == 0", "args.local_rank != -1",
     "rank == -1", "rank >= 0", "main", "master_addr", "rank == other", "rank is not None",
-    "use_gpu", "first", "torch.cuda.is_available()", "isinstance(rank, int)",
+    "use_gpu", "first", "is_first", "self.is_root", "torch.cuda.is_available()",
+    "isinstance(rank, int)",
 ]  # fmt: skip
 
 
@@ -77,6 +78,88 @@ def test_conditions_that_may_hold_on_all_ranks(test):
 def test_every_collective_of_torch(collective):
     assert found(f"if rank == 0:\n    {collective}") == [FOUND]
     assert found(f"if rank == 0:\n    {collective}\nelse:\n    {collective}") == []
+
+
+LEAVES = """\
+if rank == 0: print(x)
+else: return
+---
+if rank == 0: print(x)
+elif rank == 1: return
+---
+if rank != 0:
+    if x: return 1
+    else: return 2
+---
+if rank != 0:
+    with open(x) as f: return f
+---
+with open(x):
+    if rank != 0: return
+---
+try:
+    if rank != 0: return
+finally: print(x)
+---
+if rank != 0:
+    try: load()
+    finally: return
+---
+if rank != 0:
+    try: return load()
+    except OSError: return
+---
+match rank:
+    case 0: print(x)
+    case _: return
+"""
+STAYS = """\
+if rank == 0: print(x)
+elif x: return
+---
+if x:
+    if rank != 0: return
+---
+if rank != 0:
+    try: return load()
+    except OSError: pass
+---
+while True:
+    if x: break
+    if rank != 0: return
+---
+for y in x:
+    if rank != 0: return
+---
+for y in range(3):
+    if rank != 0: break
+---
+for y in range(3):
+    with open(x):
+        if rank != 0: continue
+---
+if rank != 0:
+    for y in x: break
+---
+if rank != 0:
+    def later(): return
+---
+match x:
+    case 0: return
+---
+match [rank, x]:
+    case [1, 2]: return
+"""
+
+
+@pytest.mark.parametrize("leaves", LEAVES.split("---\n"))
+def test_what_leaves_in_another_form(leaves):
+    assert found(f"def f(x):\n{indent(leaves, '    ')}    dist.barrier()\n\nf(1)") == [FOUND]
+
+
+@pytest.mark.parametrize("stays", STAYS.split("---\n"))
+def test_what_does_not_leave_for_certain(stays):
+    assert found(f"def f(x):\n{indent(stays, '    ')}    dist.barrier()\n\nf(1)") == []
 
 
 WAYS = """\
@@ -202,6 +285,43 @@ class Metrics(Base):
     def show(self):
         if rank == 0:
             super().show()
+---
+if rank == 0:
+    is_main = True
+else:
+    is_main = False
+if is_main:
+    dist.barrier()
+---
+class Metrics:
+    is_main = False
+    def __init__(self):
+        self.is_main = unknown(rank)
+    def show(self):
+        if self.is_main:
+            dist.barrier()
+---
+layer = Adapter(rank=4)
+if rank > 0:
+    dist.barrier()
+---
+match rank:
+    case 0:
+        dist.barrier()
+---
+match dist.get_rank():
+    case 1 | 2:
+        pass
+    case other:
+        dist.barrier()
+---
+match os.environ["RANK"]:
+    case "0" if True:
+        dist.barrier()
+---
+while True:
+    if rank == 0:
+        dist.barrier()
 ---
 @rank_zero_only
 def f():
@@ -383,6 +503,78 @@ def a():
 
 if rank == 0:
     a()
+---
+match rank:
+    case 0:
+        dist.barrier()
+    case _:
+        dist.barrier()
+---
+match rank:
+    case 0 | 1:
+        dist.barrier()
+---
+match rank:
+    case 0 if late:
+        pass
+    case _:
+        dist.barrier()
+---
+match mode:
+    case "train":
+        dist.barrier()
+---
+def fits(x):
+    return rank == 0
+
+match mode:
+    case Train(x=1):
+        dist.barrier()
+---
+if False and rank == 0:
+    dist.barrier()
+---
+is_main = True
+for x in loader:
+    if is_main:
+        dist.barrier()
+    is_main = False
+---
+class Walk:
+    is_main = True
+    def go(self):
+        if self.is_main:
+            dist.barrier()
+
+Walk().go()
+---
+parser.add_argument('--rank', type=int, default=8)
+if args.rank > 0:
+    dist.barrier()
+---
+class Adapter:
+    def __init__(this, rank=4):
+        this.rank = rank
+    def sync(this):
+        if this.rank:
+            dist.barrier()
+
+Adapter().sync()
+---
+class Adapter:
+    def __init__(self, *, rank=4):
+        self.rank = rank
+    def sync(self):
+        if self.rank > 0:
+            dist.barrier()
+
+Adapter().sync()
+---
+class Config:
+    rank: int = 16
+
+if config.rank > 0:
+    dist.barrier()
 ---
 def ready():
     def alone():
