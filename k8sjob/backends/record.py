@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import re
+import stat
 import zipfile
 import zlib
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,11 +25,13 @@ from typing import IO, TYPE_CHECKING, Any, Final, NoReturn
 
 from k8sjob.backends.api import JobRef, Launched, LogLine, Snapshot
 from k8sjob.backends.local import LocalBackend
+from k8sjob.backends.local.runs import RELATED, SNAPSHOT
 from k8sjob.backends.local.store import Store, whole_file
 from k8sjob.contract import __version__
-from k8sjob.errors import BackendError, JobNotFound
-from k8sjob.kube.objects import Pod
+from k8sjob.errors import BackendError, JobNotFound, field_path
+from k8sjob.kube.objects import Object, Pod
 from k8sjob.targets.jobs import replica_names, replica_of, target_of
+from k8sjob.targets.schema import ANY, fit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -52,8 +57,11 @@ _KEPT_BYTES: Final = 1 << 30
 """So many records, of so many bytes together, are kept; the oldest give way."""
 _MOST_REPLICAS: Final = 100_000
 _DAMAGE: Final = (
-    OSError, ValueError, KeyError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error
+    OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, EOFError,
+    zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
+_NAME: Final = re.compile(r"[\w.:-]{0,253}", re.ASCII)
+"""Names that Kubernetes gives: messages have them in commands to paste, and files are called so."""
 
 
 def write_record(
@@ -109,6 +117,35 @@ def write_record(
                     _write_lines(backend.logs(ref, replica), out, most)
                 except BackendError as error:
                     unread(replica, str(error))
+
+
+def _read(found: Json) -> tuple[Snapshot, list[Json]]:
+    """The job and what is related to it.
+
+    Raises:
+        ValueError: a part is not what Kubernetes could have said.
+    """
+    moment = datetime.fromisoformat(found["at"])
+    seen, wrong = fit({key: found[key] for key in SNAPSHOT}, SNAPSHOT)
+    related = []
+    for given in found["related"]:
+        one, more = fit(given, RELATED.get(given.get("kind"), RELATED[ANY]))
+        related.append(one)
+        wrong += more
+    target = target_of(seen["job"])
+    job, more = target.typed(seen["job"])
+    if problems := [*wrong, *more]:
+        raise ValueError(f"{field_path(problems[0].path)} is not {problems[0].expected}")
+    for one in (job, *seen["pods"], *seen["events"], *related):
+        meta = one["details"] if one.get("kind") == "Status" else one["metadata"]
+        names = [meta["name"], meta.get("namespace") or "", meta.get("uid") or ""]
+        names.append(Object(one).spec.get("nodeName") or "")
+        for name in names:
+            if not (isinstance(name, str) and _NAME.fullmatch(name)):
+                raise ValueError(f"{name!a} is no name that Kubernetes takes")
+    if sum(one.count for one in target.replicas(job)) > _MOST_REPLICAS:
+        raise ValueError(f"it has over {_MOST_REPLICAS} replicas")
+    return Snapshot(job, seen["pods"], seen["events"], moment), related
 
 
 def _launched(given: Any) -> Launched | None:
@@ -223,28 +260,34 @@ class RecordBackend:
         """
         self.path = path
         try:
-            with zipfile.ZipFile(path) as archive, archive.open(_OBJECTS) as file:
+            with self._opened() as archive, archive.open(_OBJECTS) as file:
                 text = file.read(_MOST_OBJECTS + 1)
             if len(text) > _MOST_OBJECTS:
                 raise ValueError(f"its objects have over {_MOST_OBJECTS} bytes")
             found = json.loads(text)
             version = found["format"]
             if version == _FORMAT:
-                lists = [[dict(one) for one in found[key]] for key in ("pods", "events", "related")]
-                launched = _launched(found.get("launched"))
-                job, moment = dict(found["job"]), datetime.fromisoformat(found["at"])
-                if sum(one.count for one in target_of(job).replicas(job)) > _MOST_REPLICAS:
-                    raise ValueError(f"it has over {_MOST_REPLICAS} replicas")
-        except (*_DAMAGE, TypeError, AttributeError) as error:
+                self._snapshot, self._related = _read(found)
+                self._launched = _launched(found.get("launched"))
+        except _DAMAGE as error:
             self._fail(error)
         if version != _FORMAT:
             raise BackendError(
                 f"{path} is a record of format {version!r}, and this k8sjob ({__version__}) reads"
                 f" format {_FORMAT}; use the k8sjob that wrote it"
             )
-        self._snapshot = Snapshot(job, lists[0], lists[1], moment)
-        self._related = lists[2]
-        self._launched = launched
+
+    @contextmanager
+    def _opened(self) -> Iterator[zipfile.ZipFile]:
+        """The archive. It may be any file: a FIFO or a device would not end."""
+        with open(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123 - by its number
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ValueError("it is not a file")
+            with zipfile.ZipFile(file) as archive:
+                known = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
+                if not known.issuperset(one.compress_type for one in archive.infolist()):
+                    raise ValueError("it is not compressed as records are")
+                yield archive
 
     def _fail(self, error: Exception) -> NoReturn:
         detail = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -302,7 +345,7 @@ class RecordBackend:
 
     def _lines(self, replica: str) -> Iterator[LogLine]:
         try:
-            with zipfile.ZipFile(self.path) as archive:
+            with self._opened() as archive:
                 if f"logs/{replica}" not in archive.namelist():
                     raise BackendError(f"{self.path} has nothing of what {replica} wrote")
                 with archive.open(f"logs/{replica}") as file:

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import zipfile
 from datetime import datetime
 from pathlib import Path
@@ -152,6 +153,47 @@ def test_what_is_no_record_is_refused(content, message, tmp_path, monkeypatch):
     file.write_bytes(content)
     with pytest.raises(BackendError, match=message):
         RecordBackend(file)
+
+
+SOUND = {"kind": "PyTorchJob", "metadata": {"name": "x", "namespace": "ns", "uid": "u"}}
+SOUND["spec"] = {"pytorchReplicaSpecs": {"Master": {"replicas": 1}}}
+NODE = {"kind": "Node", "metadata": {"name": "n"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"metadata": {"name": "../../x"}}, "'../../x' is no name that Kubernetes takes"),
+        ({"metadata": {"name": "/tmp/x"}}, "no name"),
+        ({"metadata": {"name": "x", "namespace": "a; rm -rf ~"}}, "no name"),
+        ({"metadata": {"name": "x", "uid": "\x1b[2J"}}, "no name"),
+        ({"status": {"conditions": {}}}, "job.status.conditions is not a list"),
+        ({"spec": {"pytorchReplicaSpecs": {"Master": {"replicas": "1"}}}}, "not a whole number"),
+    ],
+)
+def test_what_kubernetes_could_not_have_said_is_refused(changes, message, tmp_path):
+    file = tmp_path / "x.k8sjob"
+    file.write_bytes(zipped(record__json=json.dumps({**WELL, "job": SOUND})))
+    RecordBackend(file)
+    file.write_bytes(zipped(record__json=json.dumps({**WELL, "job": {**SOUND, **changes}})))
+    with pytest.raises(BackendError, match=re.escape(message)):
+        RecordBackend(file)
+    odd = {"kind": "Node", "metadata": {"name": "$(x)"}}
+    for related in (odd, {"kind": "Status", "details": "gone"}, {**NODE, "status": "Ready"}):
+        record = {**WELL, "job": SOUND, "related": [related]}
+        file.write_bytes(zipped(record__json=json.dumps(record)))
+        with pytest.raises(BackendError, match="cannot be read as a record"):
+            RecordBackend(file)
+
+
+def test_a_record_is_a_file_that_ends(tmp_path):
+    (tmp_path / "zero.k8sjob").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "fifo.k8sjob")
+    with zipfile.ZipFile(tmp_path / "bzip.k8sjob", "w", zipfile.ZIP_BZIP2) as archive:
+        archive.writestr("record.json", json.dumps({**WELL, "job": SOUND}))
+    for file in tmp_path.iterdir():
+        with pytest.raises(BackendError, match="it is not"):
+            RecordBackend(file)
 
 
 def test_damage_is_noticed_wherever_it_is(tmp_path):

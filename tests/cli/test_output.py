@@ -40,10 +40,10 @@ def test_commands_print_by_what_makes_text_harmless():
         and not all(isinstance(argument, ast.Constant) for argument in node.args)
     ]
     names = {name.partition(":")[0] for name in found}
-    # A progress line that overwrites itself, YAML in ASCII, k8sjob's own script, and a diff and
-    # completions whose parts were made harmless before.
-    assert names == {"build.py", "completion.py", "doctor.py", "submit.py"}
-    assert len(found) <= 6
+    # A progress line that overwrites itself, YAML in ASCII, k8sjob's own script and versions, and
+    # a diff and completions whose parts were made harmless before.
+    assert names == {"build.py", "completion.py", "doctor.py", "version.py", "diff.py"}
+    assert len(found) <= 7
 
 
 def reported_as(error, capsys, *options):

@@ -24,7 +24,7 @@ from k8sjob.kube.objects import Object, Pod, is_true, stamp
 from k8sjob.targets.jobs import has_ended, replica_of
 from k8sjob.targets.pytorchjob.operator import JOB, KIND
 from k8sjob.targets.pytorchjob.reconcile import fail
-from k8sjob.targets.schema import ANY, METADATA, POD_TEMPLATE, Time, fit
+from k8sjob.targets.schema import ANY, METADATA, POD_TEMPLATE, Quantity, Time, fit
 
 if TYPE_CHECKING:
     from k8sjob.backends.local.store import JobFolder, Store
@@ -42,7 +42,13 @@ def _with(texts: str, times: str = "", **others: Any) -> dict[str, Any]:
     return {**dict.fromkeys(texts.split(), str), **dict.fromkeys(times.split(), Time), **others}
 
 
-_META: Final = _with("name namespace uid", "creationTimestamp deletionTimestamp", **METADATA)
+_META: Final = _with(
+    "name namespace uid",
+    "creationTimestamp deletionTimestamp",
+    **METADATA,
+    finalizers=[str],
+    ownerReferences=[_with("kind name uid", controller=bool)],
+)
 _CONDITION: Final = _with("type status reason message", "lastTransitionTime")
 _CONTAINER_STATE: Final = {
     "running": _with("", "startedAt"),
@@ -50,10 +56,14 @@ _CONTAINER_STATE: Final = {
     "terminated": _with("reason message", "startedAt finishedAt", exitCode=int),
 }
 _CONTAINER_STATUS: Final = _with(
-    "name", restartCount=int, state=_CONTAINER_STATE, lastState=_CONTAINER_STATE
+    "name image imageID", restartCount=int, state=_CONTAINER_STATE, lastState=_CONTAINER_STATE
 )
 _POD_STATUS: Final = _with(
-    "phase", "startTime", conditions=[_CONDITION], containerStatuses=[_CONTAINER_STATUS]
+    "phase reason message",
+    "startTime",
+    conditions=[_CONDITION],
+    containerStatuses=[_CONTAINER_STATUS],
+    initContainerStatuses=[_CONTAINER_STATUS],
 )
 _JOB_STATUS: Final = {
     "conditions": [_CONDITION],
@@ -61,24 +71,46 @@ _JOB_STATUS: Final = {
     "completionTime": Time,
     "replicaStatuses": {ANY: {"active": int, "succeeded": int, "failed": int}},
 }
+_TOLERATION: Final = _with("key operator value effect")
 _POD: Final = {
     "metadata": _META,
-    "spec": {**POD_TEMPLATE["spec"], "nodeName": str},
+    "spec": {**POD_TEMPLATE["spec"], "nodeName": str, "tolerations": [_TOLERATION]},
     "status": _POD_STATUS,
 }
 _EVENT: Final = _with(
     "type reason message",
-    "firstTimestamp lastTimestamp",
+    "firstTimestamp lastTimestamp eventTime",
     metadata=_META,
     involvedObject=_with("kind name uid"),
     count=int,
 )
-_STATE: Final = {
-    "job": {**JOB, "metadata": _META, "status": _JOB_STATUS},
+SNAPSHOT: Final[dict[str, Any]] = {
+    "job": {"metadata": _META, "status": _JOB_STATUS},
     "pods": [_POD],
     "events": [_EVENT],
 }
-"""The shape of state.json; see fit."""
+"""The shape of what is read of a job, without the spec of its kind; see fit."""
+RELATED: Final[dict[str, Any]] = {
+    "Status": _with("status reason", details=_with("kind name")),
+    "Event": _EVENT,
+    ANY: {
+        "metadata": _META,
+        "spec": {"taints": [_with("key value effect")], "hard": {ANY: Quantity}},
+        "status": {
+            "conditions": [_CONDITION],
+            "allocatable": {ANY: Quantity},
+            "hard": {ANY: Quantity},
+            "used": {ANY: Quantity},
+        },
+    },
+}
+"""The shapes of what is read of the objects around a job, by their kind."""
+_STATE: Final = {
+    "job": {**JOB, **SNAPSHOT["job"]},
+    "pods": SNAPSHOT["pods"],
+    "events": SNAPSHOT["events"],
+}
+"""The shape of state.json."""
 _LAUNCH: Final = {
     "checkpoints": str,
     "source": str,

@@ -256,10 +256,14 @@ def age(begun: datetime, now: datetime) -> str:
 
 
 def shortened(text: str) -> str:
-    """The beginning of a script's text, which may be of any size: few lines, none of them long."""
-    lines = text.strip().splitlines()
+    """The beginning of a script's text, which may be of any size: few lines, none of them long.
+
+    A long line keeps its end, too: what was wrong often stands there.
+    """
+    lines, half = text.strip().splitlines(), _MAX_LINE // 2
     kept = [
-        one if len(one) <= _MAX_LINE else f"{one[:_MAX_LINE]} ..." for one in lines[:_MAX_LINES]
+        one if len(one) <= _MAX_LINE else f"{one[:half]} ... {one[-half:]}"
+        for one in lines[:_MAX_LINES]
     ]
     return "\n".join([*kept, "..."] if len(lines) > _MAX_LINES else kept)
 
