@@ -26,7 +26,8 @@ _T = TypeVar("_T")
 _INNER = re.compile(f"{re.escape(__file__.removesuffix('errors.py'))}|.*/pydantic/")
 _SECRETS = re.compile(
     r"""(?x)
-    (?P<url>://)(?!git@)[^\s/?\#"'<>]+@            # user information of a URL
+    (?P<url>://|(?<![:\w])//)(?!git@)[^\s/?\#"'<>]+@   # user information of a URL
+    | (?P<hook>hooks\.slack\.com/services/)[\w/]+
     | (?P<flag>--(?:[a-z]+-){0,3}(?:token|password|passwd|secret|key)[ ]++)(?!id=)[^\s"]+
     | (?P<name>
         (?:token|password|passwd|passphrase|pwd|secret|credentials?|signature|authorization|cookie
@@ -36,7 +37,9 @@ _SECRETS = re.compile(
       )
       (?![=:]\s*+(?:(?:none|null|true|false)\b|""|''))   # no value, so nothing to hide
       (?:
-        (?P<set>=\s*+|:(?![\s/])|:\s*+(?=\\*["'\[]|b["']|[|>]))  # NAME=value, name:value, JSON
+        (?P<set>                                      # NAME=value, name:value, JSON
+          (?:=|%3d)\s*+(?:(?:bearer|basic|digest|negotiate|token)\s++)?+
+          | :(?![\s/]) | :\s*+(?=\\*["'\[]|b["']|[|>]))
         (?P<open>(?:[|>][-+]?\s++|\[\s*+|b(?=["']))?+)
         (?: (?P<escaped>\\++["'])[^"'\\]*+
           | (?P<quote>["'])(?:(?!(?P=quote))[^\\]|\\.)*+

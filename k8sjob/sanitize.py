@@ -25,11 +25,16 @@ _SEQUENCES: Final = re.compile(
 _INVISIBLE: Final = re.compile(
     "["
     "\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters but the tab and the newline
-    "\u061c\u200b\u200e\u200f\u202a-\u202e\u2066-\u206f"  # order of writing, zero width
+    "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\uffa0"  # fill no place
+    "\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f"  # order of writing, zero width
     "\u2028\u2029\ufeff\ufff9-\ufffb"  # line breaks that are none, byte order marks, annotations
-    "\U000e0000-\U000e007f"  # tags: a second text nobody sees
+    "\ufe00-\ufe0e\U000e0000-\U000e0fff"  # variants and tags: a second text nobody sees
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"  # of shorthand and of notes
     "]"
 )
+_MARK: Final = "[\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]"
+_MARKS: Final = re.compile(f"({_MARK}{{4}}){_MARK}+")
+"""More marks on one letter than any language has: they would cover the lines around."""
 _SURROGATES: Final = re.compile("[\ud800-\udfff]")
 
 
@@ -44,7 +49,7 @@ def safe_line(text: str) -> str:
     text = _SEQUENCES.sub("", text)
     if "\r" in text:
         text = next((part for part in reversed(text.split("\r")) if part.strip("\n")), "")
-    text = _SURROGATES.sub("\ufffd", _INVISIBLE.sub("", text))
+    text = _MARKS.sub(r"\1", _SURROGATES.sub("\ufffd", _INVISIBLE.sub("", text)))
     return text.replace("\n", " ").expandtabs(4)
 
 

@@ -26,9 +26,13 @@ SECRET = "s3cr3tValue"
         "password='a {} b'",
         "password=,;'{}",
         "kubectl --token {}",
+        "//user:{}@host/path",
+        "?token%3D{}",
+        "https://hooks.slack.com/services/T00/B00/{}",
         "--registry-password={}",
         # headers
         "Authorization: Bearer {}",
+        "authorization=Basic {}",
         "Proxy-Authorization: Basic {}",
         "x-api-key: {}",
         "Invalid header value b'Bearer {}\\n'",

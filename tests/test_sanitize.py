@@ -20,6 +20,8 @@ from k8sjob.sanitize import safe_line, safe_text
         ("\x1bP1;2|dcs\x1b\\after", "after"),
         ("\x9d0;title\x9cafter", "after"),
         ("\x1bcreset", "reset"),
+        ("a\u00adb\u2060c\u3164d\ufe01e\U000e0150f\U0001d173", "abcdef"),
+        ("e\u0301" + "\u0302" * 9 + "a", "e\u0301\u0302\u0302\u0302a"),
         ("\x90one\x90two\x9cthree", "onethree"),
         ("bell\x07 back\b\b nul\0 del\x7f", "bell back nul del"),
         ("\x1b]0;never ended", "0;never ended"),

@@ -14,6 +14,7 @@ from k8sjob.cli.list import all_jobs
 from k8sjob.cli.naming import Place, find_all, job_argument, place_options
 from k8sjob.cli.options import ago, format_option, selector_option
 from k8sjob.cli.output import count, document, line, say, some, table
+from k8sjob.errors import JobNotFound
 from k8sjob.observe.logs import in_parallel
 from k8sjob.observe.usage import Usage, Use, read_usage, shown_hours, slow_nodes
 
@@ -69,12 +70,18 @@ def usage_command(  # noqa: PLR0917 - click hands them over by name
         listed, failed, _ = all_jobs(labels, place)
         chosen = [(backend, JobRef.of(snapshot.job)) for backend, snapshot in listed]
 
-    def read(one: tuple[Backend, JobRef]) -> Usage:
+    def read(one: tuple[Backend, JobRef]) -> Usage | None:
         backend, ref = one
-        return read_usage(backend, backend.snapshot(ref), since=since)  # a list lacks ended Pods
+        try:
+            return read_usage(
+                backend, backend.snapshot(ref), since=since
+            )  # a list lacks ended Pods
+        except JobNotFound:
+            if jobs:
+                raise
+            return None  # deleted since it was listed
 
-    found = in_parallel(read, chosen)
-    found = [one for one in found if one.total]
+    found = [one for one in in_parallel(read, chosen) if one and one.total]
     if output != "table":
         document([_document(one, price) for one in found], output)
     elif not found:

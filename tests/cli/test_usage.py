@@ -8,6 +8,7 @@ from trainings import finished, job, line, met, pod, step
 
 from k8sjob.backends.api import JobRef
 from k8sjob.backends.record import write_record
+from k8sjob.errors import JobNotFound
 
 
 @pytest.fixture
@@ -63,3 +64,19 @@ def test_errors(k8sjob, records, tmp_path):
     assert k8sjob("usage", tmp_path / "none.k8sjob").code == 1
     for args in ([*records, "--since", "1h"], []):
         assert k8sjob("usage", *args).err == "no job has used anything in that time\n"
+
+
+def test_a_job_that_is_gone_hides_no_other(k8sjob, api, job_file, tmp_path, monkeypatch):
+    """One is deleted after it was listed; another one's state on this machine is damaged."""
+    k8sjob("submit", job_file())
+    damaged = tmp_path / "state/jobs/empty-00000001"
+    damaged.mkdir(parents=True)
+    (damaged / "state.json").touch()
+
+    def gone(_backend, ref):
+        raise JobNotFound(f"{ref} is gone")
+
+    monkeypatch.setattr("k8sjob.backends.cluster.backend.ClusterBackend.snapshot", gone)
+    done = k8sjob("usage")
+    assert (done.code, done.err) == (0, "no job has used anything in that time\n")
+    assert k8sjob("usage", "blue/tiny").code == JobNotFound.exit_code
