@@ -221,6 +221,10 @@ class Records:
         """The newest record of a job of that name, in a namespace or in any."""
         return next((path for _, path in self._newest(namespace, name)), None)
 
+    def newest(self, most: int) -> list[Path]:
+        """The newest records of all jobs."""
+        return [path for _, path in self._newest("*", "*")[:most]]
+
     def _newest(self, namespace: str, name: str) -> list[tuple[float, Path]]:
         """The records of these names, the newest first."""
         found = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -27,6 +28,8 @@ from k8sjob.yamldoc import dump
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from k8sjob.checks.doctor.check import Facts
+
 
 _STYLES: Final = {
     Verdict.OK: "green",
@@ -34,6 +37,9 @@ _STYLES: Final = {
     Verdict.WARNING: "yellow",
     Verdict.PROBLEM: "bold red",
 }
+_RECORDS: Final = 20
+"""So many of the newest records are read for slow nodes."""
+_SHOWN: Final = 5
 _WIDTH: Final = max(map(len, Verdict))
 
 
@@ -85,8 +91,31 @@ def _cluster(place: Place, machine: Machine, spec: JobSpec | None, target: str |
     facts = gather(transport, transport.namespace, job, target=kind)
     report = examine(facts)
     version = str((facts.one("version") or {}).get("gitVersion", ""))
-    checks = [*client(machine, place.client, version), *report.checks]
+    checks = [*client(machine, place.client, version), *report.checks, *_slow_nodes(facts)]
     return Report(checks, report.context, report.namespace, report.rbac)
+
+
+def _slow_nodes(facts: Facts) -> Iterator[Check]:
+    """Nodes of the cluster that were the slowest of several jobs, by the newest records."""
+    from k8sjob.backends.record import RecordBackend, Records  # noqa: PLC0415 - for clusters alone
+    from k8sjob.observe.usage import read_usage, slow_nodes  # noqa: PLC0415 - the same
+
+    here = {node["metadata"]["name"] for node in facts.items("nodes") or ()}
+    found = []
+    with suppress(BackendError):
+        for path in Records().newest(_RECORDS) if here else ():
+            with suppress(BackendError):
+                record = RecordBackend(path)
+                found.append(read_usage(record, record.snapshot(record.find(""))))
+    for node, jobs in slow_nodes(found).items():
+        if node in here:
+            seen = f"{len(jobs)} of the last {count(len(found), 'job')}"
+            yield warning(
+                "slow node",
+                f"node {node} was the slowest of {seen}",
+                f"have it checked; until then, keep jobs off it: kubectl cordon {node}",
+                details=tuple(str(one.ref) for one in jobs[:_SHOWN]),
+            )
 
 
 def _split(error: BackendError) -> tuple[str, str]:

@@ -113,6 +113,19 @@ def test_a_hostile_namespace_of_the_kubeconfig_leads_nowhere_else(name, doctor, 
     assert cluster.asked == []
 
 
+def test_a_node_that_was_slow_in_several_jobs(doctor, cluster, records, tmp_path):
+    kept = tmp_path / "state/records/team"
+    kept.mkdir(parents=True)
+    for path in records:
+        path.rename(kept / f"{path.stem}@{path.stem}.k8sjob")
+    (kept / "none@x.k8sjob").write_text("no record")
+    assert "slow node" not in doctor().out, "they were on nodes of another cluster"
+    cluster.answers["/api/v1/nodes"]["items"][0]["metadata"]["name"] = "b"
+    out = doctor().out
+    assert "node b was the slowest of 2 of the last 2 jobs\n" in out
+    assert "kubectl cordon b" in out
+
+
 def test_the_context_that_is_not_there(doctor):
     done = doctor("--context", "lba")
     assert done.code == 1
