@@ -5,8 +5,10 @@ import json
 import os
 import resource
 import signal
+import stat
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from contextlib import suppress
@@ -41,7 +43,7 @@ def pods(backend, ref):
 
 
 def test_a_job_runs_to_its_end_with_the_environment_of_the_operator(
-    backend, wait, make_plan, monkeypatch
+    backend, wait, make_plan, state, monkeypatch
 ):
     for name in ("LOCAL_RANK", "TORCHELASTIC_RUN_ID", "PET_RDZV_ID", "K8SJOB_ERROR_FILE"):
         monkeypatch.setenv(name, "7")
@@ -69,6 +71,8 @@ def test_a_job_runs_to_its_end_with_the_environment_of_the_operator(
     assert seen[0]["MINE"] == "kept"
     assert "7" not in [v for k, v in seen[0].items() if k.startswith(("LOCAL_", "TORCHE", "PET_R"))]
     assert seen[0].get("K8SJOB_ERROR_FILE") != "7"
+    assert stat.S_IMODE(state.stat().st_mode) == 0o700
+    assert stat.S_IMODE((state / "jobs").stat().st_mode) == 0o700
 
 
 def test_the_port_is_kept_for_rank_0(backend, wait, make_plan):
@@ -84,7 +88,7 @@ def test_the_port_is_kept_for_rank_0(backend, wait, make_plan):
     socket.create_connection(("127.0.0.1", port))
     print("listens", flush=True)
     """
-    ref = backend.create(make_plan(script, workers=0))
+    ref = backend.create(make_plan(textwrap.dedent(script), workers=0))
     assert wait.end(ref).state is JobState.SUCCEEDED
     assert wait.lines(ref) == ["reserved", "listens"]
 
@@ -97,6 +101,19 @@ def test_far_too_many_processes_are_refused_unless_asked_for(backend, make_plan,
         LocalBackend(state, oversubscribe=True).create(made)
 
 
+def test_a_name_is_taken_until_its_job_has_ended(backend, wait, make_plan):
+    ref = backend.create(make_plan(FOR_EVER))
+    with pytest.raises(JobExists, match=r"local/job of .*context-job has not ended"):
+        backend.create(make_plan(FOR_EVER))
+    backend.stop(ref, now=True)
+    wait.end(ref)
+    again = backend.create(make_plan("pass"))
+    assert again.uid != ref.uid
+    wait.end(again)
+    assert backend.find("job") == again  # the newest
+    assert len(backend.jobs()) == 2
+
+
 @pytest.mark.parametrize("made", ["os.mkfifo(log)", "log.symlink_to('/dev/zero')", "log.mkdir()"])
 def test_a_termination_log_that_is_no_file_is_ignored(backend, wait, make_plan, made):
     script = f"""
@@ -107,7 +124,7 @@ def test_a_termination_log_that_is_no_file_is_ignored(backend, wait, make_plan, 
     os._exit(3)
     """
     policy = {"max_restarts": 1, "termination_grace": 2}
-    ref = backend.create(make_plan(script, workers=0, policy=policy))
+    ref = backend.create(make_plan(textwrap.dedent(script), workers=0, policy=policy))
     status = wait.end(ref)
     assert "failed 2 times" in status.message
     assert status.replicas[0].exit_code == 3
@@ -134,7 +151,9 @@ def test_a_failed_replica_is_started_again_in_its_pod(backend, wait, make_plan):
         mark.touch(); print("first"); sys.exit(3)
     print("second")
     """
-    plan = make_plan(script, workers=0, policy={"max_restarts": 1, "termination_grace": 2})
+    plan = make_plan(
+        textwrap.dedent(script), workers=0, policy={"max_restarts": 1, "termination_grace": 2}
+    )
     ref = backend.create(plan)
     assert wait.end(ref).state is JobState.SUCCEEDED
     (pod,) = backend.snapshot(ref).pods
@@ -158,7 +177,7 @@ def test_the_exit_code_policy_replaces_the_pod(backend, wait, make_plan):
         mark.touch(); os.kill(os.getpid(), signal.SIGKILL)
     """
     policy = {"restart_policy": "ExitCode", "max_restarts": 1, "termination_grace": 2}
-    ref = backend.create(make_plan(script, workers=0, policy=policy))
+    ref = backend.create(make_plan(textwrap.dedent(script), workers=0, policy=policy))
     wait.until(lambda: backend.snapshot(ref).pods)
     first = backend.snapshot(ref).pods[0]["metadata"]["uid"]
     assert wait.end(ref).state is JobState.SUCCEEDED
@@ -219,6 +238,14 @@ def test_restart_policy_never_fails_the_job_and_leaves_the_others_under_clean_po
     assert not alive(pid)
 
 
+def test_deadline(backend, wait, make_plan):
+    policy = {"active_deadline": 2, "termination_grace": 2, "max_restarts": 3}
+    ref = backend.create(make_plan(FOR_EVER, policy=policy))
+    status = wait.end(ref)
+    assert "longer than specified deadline" in status.message
+    assert (status.finished - status.started).total_seconds() >= 2
+
+
 def test_suspend_and_resume(backend, wait, make_plan):
     script = """
     import signal, sys, time
@@ -226,15 +253,24 @@ def test_suspend_and_resume(backend, wait, make_plan):
     signal.signal(signal.SIGTERM, stop)
     print("here", flush=True); time.sleep(100)
     """
-    ref = backend.create(make_plan(script))
-    wait.text(ref, "here", "master-0", "worker-0")
+    ref = backend.create(make_plan(textwrap.dedent(script)))
+    for replica in ("master-0", "worker-0"):
+        wait.text(ref, "here", replica)
+    started = job_status(backend.snapshot(ref)).started
     backend.suspend(ref, value=True)
     wait.until(lambda: not backend.snapshot(ref).pods)
     assert job_status(backend.snapshot(ref)).state is JobState.SUSPENDED
     assert "saved" in wait.lines(ref)
+    time.sleep(1)
     backend.suspend(ref, value=False)
     wait.until(lambda: wait.lines(ref).count("here") == 2)
-    assert job_status(backend.snapshot(ref)).state is JobState.RUNNING
+    status = job_status(backend.snapshot(ref))
+    assert status.state is JobState.RUNNING
+    assert status.started > started
+    conditions = backend.snapshot(ref).job["status"]["conditions"]
+    assert [(c["type"], c["status"]) for c in conditions if c["type"] == "Suspended"] == [
+        ("Suspended", "False")
+    ]
     backend.stop(ref, now=True)
     wait.end(ref)
     with pytest.raises(BackendError, match="has ended and cannot be resumed"):
@@ -248,8 +284,9 @@ def test_stop_gives_the_replicas_their_grace_and_reports_how_they_ended(backend,
     signal.signal(signal.SIGTERM, stop)
     print("here", flush=True); time.sleep(100)
     """
-    ref = backend.create(make_plan(script))
-    wait.text(ref, "here", "master-0", "worker-0")
+    ref = backend.create(make_plan(textwrap.dedent(script)))
+    for replica in ("master-0", "worker-0"):
+        wait.text(ref, "here", replica)
     backend.stop(ref, message="Ctrl-C")
     status = wait.end(ref)
     assert (status.state, status.exit_code) == (JobState.STOPPED, 103)
@@ -261,16 +298,27 @@ def test_stop_gives_the_replicas_their_grace_and_reports_how_they_ended(backend,
     assert "saved" in wait.lines(ref, "worker-0")
 
 
-def test_what_ignores_sigterm_is_killed_at_the_end_of_its_grace(backend, wait, make_plan):
+def test_what_ignores_sigterm_is_killed_at_the_end_of_its_grace_or_at_once(
+    backend, wait, make_plan
+):
     script = """
     import signal, time
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     print("here", flush=True); time.sleep(100)
     """
-    ref = backend.create(make_plan(script, workers=0))
+    plan = make_plan(textwrap.dedent(script), workers=0)
+    ref = backend.create(plan)
     wait.text(ref, "here")
     backend.stop(ref)
-    assert wait.end(ref).state is JobState.STOPPED
+    status = wait.end(ref)
+    assert status.state is JobState.STOPPED
+    patient = make_plan(textwrap.dedent(script), workers=0, policy={"termination_grace": 90})
+    again = backend.create(patient)
+    wait.text(again, "here")
+    began = time.monotonic()
+    backend.stop(again, now=True)
+    assert wait.end(again).replicas[0].exit_code == 137
+    assert time.monotonic() - began < 45
 
 
 def test_delete_stops_the_replicas_and_leaves_nothing(backend, wait, make_plan, state, alive):
@@ -307,7 +355,7 @@ def test_large_copies_go_when_the_job_has_ended_and_outputs_stay(backend, finish
         file.write(b"y")
     open("made", "wb").truncate(17 << 20)
     """
-    made = make_plan(script, workers=1)
+    made = make_plan(textwrap.dedent(script), workers=1)
     for name in ("large", "changed"):
         with (made.folder / name).open("wb") as file:
             file.truncate(17 << 20)  # more than a job may keep
@@ -331,7 +379,7 @@ def test_what_a_container_leaves_behind_is_killed_with_it(backend, wait, make_pl
     print(child.stdout.readline(), flush=True)
     os._exit(0)
     """
-    ref = backend.create(make_plan(script, workers=0))
+    ref = backend.create(make_plan(textwrap.dedent(script), workers=0))
     assert wait.end(ref).state is JobState.SUCCEEDED
     assert not alive(int(wait.lines(ref)[0]))
 
@@ -344,7 +392,7 @@ def test_a_daemon_without_a_trace_of_its_replica_is_killed_with_it(backend, wait
     print(subprocess.check_output(["sh", "-c", daemon], env={}, text=True), end="", flush=True)
     time.sleep(100)
     """
-    ref = backend.create(make_plan(script, workers=0))
+    ref = backend.create(make_plan(textwrap.dedent(script), workers=0))
     wait.text(ref, "")
     pid = int(wait.lines(ref)[0])
     assert alive(pid)
@@ -388,7 +436,8 @@ def parent(state, tmp_path, make_plan):
 
 def test_when_the_parent_is_killed_nothing_outlives_it(backend, wait, parent, alive):
     ref = backend.find("job")
-    wait.text(ref, "", "master-0", "worker-0")
+    for replica in ("master-0", "worker-0"):
+        wait.text(ref, "", replica)
     pids = [int(wait.lines(ref, replica)[0]) for replica in ("master-0", "worker-0")]
     parent.kill()
     wait.until(lambda: not any(map(alive, pids)))
@@ -401,7 +450,8 @@ def test_when_the_supervisor_is_killed_the_state_says_so_and_nothing_outlives_it
     backend, wait, parent, alive, state
 ):
     ref = backend.find("job")
-    wait.text(ref, "", "master-0", "worker-0")
+    for replica in ("master-0", "worker-0"):
+        wait.text(ref, "", replica)
     pids = [int(wait.lines(ref, replica)[0]) for replica in ("master-0", "worker-0")]
     keeper = backend.folder(ref).supervisor()
     os.kill(keeper.pid, signal.SIGKILL)
@@ -448,7 +498,7 @@ def test_volumes_checkpoints_and_paths_are_mapped(backend, wait, make_plan, tmp_
     pathlib.Path(here["/claim"], "kept").touch()
     """
     plan = make_plan(
-        script,
+        textwrap.dedent(script),
         workers=0,
         run={
             "command": ["python", "main.py", "/data/x", "--in=/data", "/database", "/app/main.py"],
@@ -478,16 +528,24 @@ def test_volumes_checkpoints_and_paths_are_mapped(backend, wait, make_plan, tmp_
     assert kept.exists()  # as a claim outlives the job
 
 
-def test_a_fresh_run_ignores_the_checkpoints_of_one_that_failed(backend, wait, make_plan, state):
+@pytest.mark.parametrize(
+    ("first", "fresh", "same"),
+    [("pass", False, False), ("exit(1)", False, True), ("exit(1)", True, False)],
+)
+def test_a_new_run_resumes_the_checkpoints_of_one_that_did_not_succeed(  # noqa: PLR0917 - fixtures
+    backend, wait, make_plan, state, first, fresh, same
+):
     save = "import os, pathlib; d = pathlib.Path(os.environ['K8SJOB_CHECKPOINT_DIR']); print(d)\n"
     options = {"workers": 0, "checkpoint": {"dir": "/checkpoints"}}
-    wait.end(backend.create(make_plan(save + "(d / 'saved').touch()\nexit(1)", **options)))
-    fresh = LocalBackend(state, fresh=True)
-    ref = fresh.create(make_plan(save + "print((d / 'saved').exists())", **options))
-    wait.end(ref)
-    assert wait.lines(ref)[1] == "False"
-    assert "Resumes" not in [event["reason"] for event in backend.snapshot(ref).events]
-    fresh.finish(ref)
+    one = backend.create(make_plan(save + "(d / 'saved').touch()\n" + first, **options))
+    wait.end(one)
+    other = LocalBackend(state, fresh=fresh)
+    two = other.create(make_plan(save + "print((d / 'saved').exists())", **options))
+    wait.end(two)
+    assert wait.lines(two)[1] == str(same)
+    detail = [e["reason"] for e in backend.snapshot(two).events]
+    assert ("Resumes" in detail) is same
+    other.finish(two)
 
 
 def test_checkpoints_in_a_folder_of_the_users_own_are_resumed_and_never_emptied(
@@ -514,6 +572,21 @@ def test_checkpoints_in_a_folder_of_the_users_own_are_resumed_and_never_emptied(
 def test_a_job_without_checkpoints_cannot_resume_any(make_plan, state):
     with pytest.raises(BackendError, match="the job has no `checkpoint`"):
         LocalBackend(state, resume="10000000").create(make_plan("pass", workers=0))
+
+
+def test_checkpoints_on_a_claim_are_this_runs_own(backend, wait, make_plan):
+    volume = {"name": "claim", "mount": "/checkpoints", "pvc": "claim"}
+    script = """
+import os, pathlib
+folder = pathlib.Path(os.environ["K8SJOB_CHECKPOINT_DIR"])
+print(os.listdir(folder))
+(folder / "saved").touch()
+"""
+    plan = make_plan(script, workers=0, checkpoint={"dir": "/checkpoints"}, volumes=[volume])
+    for _ in range(2):  # the second starts from scratch, since the first has succeeded
+        ref = backend.create(plan)
+        wait.end(ref)
+        assert wait.lines(ref) == ["[]"]
 
 
 def test_output_that_does_not_fit_on_the_disk_ends_the_job_with_a_clear_state(
@@ -593,6 +666,20 @@ def test_no_field_of_a_launch_file_stops_a_reader(backend, finished, make_plan, 
         with suppress(BackendError):  # nothing shows whose checkpoints they are
             resumed_checkpoints(Store(state), "job", launch["source"], "new")
     backend.delete(ref)
+
+
+def test_a_job_without_its_launch_file_is_seen_and_can_be_deleted(backend, finished, make_plan):
+    ref = finished(make_plan("pass", workers=0))
+    backend.folder(ref).launch.unlink()
+    assert backend.find("job") == ref
+    backend.delete(ref)
+    assert backend.jobs() == []
+
+
+def test_unknown_jobs(backend):
+    with pytest.raises(JobNotFound, match="no job 'nothing' on this machine"):
+        backend.find("nothing")
+    assert backend.jobs() == []
 
 
 def test_watch_ends_on_stop_and_when_the_job_is_gone(backend, wait, make_plan):
