@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from k8sjob.errors import JobFailed, K8sJobError, SpecError
     from k8sjob.proving import prove
     from k8sjob.rendering import render, replica_env
-    from k8sjob.rendering.context import dockerfile
+    from k8sjob.rendering.dockerfile import dockerfile
     from k8sjob.spec import JobSpec
     from k8sjob.spec.load import load
     from k8sjob.view.run import plan, run, submit

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from k8sjob.errors import ImageError
-from k8sjob.rendering.context import COPY_MARK, MADE_HERE, OWN_IGNORE
+from k8sjob.rendering.dockerfile import COPY_MARK, MADE_HERE, OWN_IGNORE
 from k8sjob.rendering.dockerignore import (
     HISTORY,
     PRIVATE_FILES,

@@ -24,7 +24,7 @@ from k8sjob.image.context import File, SecretScanner
 from k8sjob.image.inventory import DEPS_HOME
 from k8sjob.image.registry.blobs import BLOCK
 from k8sjob.image.registry.manifest import digest_of, encode, environment, labels, table
-from k8sjob.rendering.context import HOME, runtime_files
+from k8sjob.rendering.dockerfile import HOME, runtime_files
 from k8sjob.rendering.manifest import IMAGE_UID, container_argv
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 All of it is pure, but for `write_context`, which writes the folder that an image is built from.
 """
 
-from k8sjob.rendering.context import check_script, dockerfile, write_context
+from k8sjob.rendering.dockerfile import check_script, dockerfile, write_context
 from k8sjob.rendering.dockerignore import dockerignore
 from k8sjob.rendering.manifest import (
     companion,

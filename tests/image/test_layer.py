@@ -21,7 +21,7 @@ from k8sjob.image.archive import entry, write_layer, zstd
 from k8sjob.image.context import SecretScanner, read_context, shown_size
 from k8sjob.image.inventory import Inventory
 from k8sjob.image.layers import pack_code, pack_packages
-from k8sjob.rendering.context import write_context
+from k8sjob.rendering.dockerfile import write_context
 
 
 def packed(folder, **options):

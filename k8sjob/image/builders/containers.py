@@ -23,7 +23,7 @@ from k8sjob.image.builders.pip_settings import write_secrets
 from k8sjob.image.builders.process import BuilderError, run, succeeds
 from k8sjob.image.registry.blobs import FileContent
 from k8sjob.image.registry.manifest import Manifest, read, read_object
-from k8sjob.rendering.context import dependencies_dockerfile
+from k8sjob.rendering.dockerfile import dependencies_dockerfile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
