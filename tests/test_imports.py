@@ -26,7 +26,7 @@ def test_importing_the_package_loads_nothing():
 
 @pytest.mark.parametrize(
     "module",
-    ["base.env", "base.config", "agent.coordination", "agent.rank_main", "__main__"],
+    ["base.env", "base.config", "agent.restarts", "agent.rank_main", "__main__"],
 )
 def test_the_agents_side_of_the_runtime_is_stdlib_alone(module):
     names = loaded(f"import k8sjob.runtime.{module}")

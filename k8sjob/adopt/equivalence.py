@@ -6,7 +6,6 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import AGENT, CONFIG_ENV, CONTAINER_NAMES, after_agent
-from k8sjob.kube.capacity import parse
 from k8sjob.kube.objects import (
     IMAGE_ORIGIN,
     MANAGED_BY,
@@ -17,6 +16,7 @@ from k8sjob.kube.objects import (
     at_path,
     training,
 )
+from k8sjob.kube.quantity import parse
 from k8sjob.rendering.overlay import merge
 from k8sjob.spec.replicas import SHM_VOLUME
 from k8sjob.targets.jobs import reader_of, target_of

@@ -138,7 +138,7 @@ def _read(found: Json) -> tuple[Snapshot, list[Json]]:
         raise ValueError(f"{field_path(problems[0].path)} is not {problems[0].expected}")
     for one in (job, *seen["pods"], *seen["events"], *related):
         meta = one["details"] if one.get("kind") == "Status" else one["metadata"]
-        names = [meta["name"], meta.get("namespace") or "", meta.get("uid") or ""]
+        names = [meta.get("name") or "", meta.get("namespace") or "", meta.get("uid") or ""]
         names.append(Object(one).spec.get("nodeName") or "")
         for name in names:
             if not (isinstance(name, str) and _NAME.fullmatch(name)):

@@ -54,7 +54,8 @@ def collect_command(
     of Slack's shape. manifests/collector runs this command in a cluster.
     """
     from k8sjob.backends.record import Records  # noqa: PLC0415 - once the options are right
-    from k8sjob.observe.collector import Collector, Webhook  # noqa: PLC0415 - the same
+    from k8sjob.observe.collector import Collector  # noqa: PLC0415 - the same
+    from k8sjob.observe.webhook import Webhook  # noqa: PLC0415 - the same
 
     url = os.environ.get(_URL, "").strip()
     if notify_on and not url:

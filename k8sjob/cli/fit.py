@@ -12,7 +12,7 @@ from k8sjob.cli.output import document, line, table
 def _bytes(_ctx: click.Context, _option: click.Parameter, given: str | None) -> int | None:
     if given is None:
         return None
-    from k8sjob.kube.capacity import parse  # noqa: PLC0415 - loaded when called
+    from k8sjob.kube.quantity import parse  # noqa: PLC0415 - loaded when called
 
     try:
         found = int(parse(given))

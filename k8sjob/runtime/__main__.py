@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from k8sjob import strategies
 from k8sjob.contract import ExitCode, Reason, RuntimeConfig, __version__
 from k8sjob.runtime.agent.attempt import retryable, run_attempt, verdict
-from k8sjob.runtime.agent.coordination import Coordinator, RestartCount, run_agent
+from k8sjob.runtime.agent.restarts import Coordinator, RestartCount, run_agent
 from k8sjob.runtime.agent.roster import Roster
 from k8sjob.runtime.agent.worker_group import adopt_orphans, single_program, training_program
 from k8sjob.runtime.base import config

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
-from k8sjob.kube.capacity import parse
+from k8sjob.kube.quantity import parse
 from k8sjob.spec.base import FROZEN_EMPTY, Broken, Count, Flag, FrozenMap, Part, Whole, doc
 from k8sjob.spec.values import (
     AbsolutePath,

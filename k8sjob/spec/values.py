@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BeforeValidator, PlainSerializer, Strict, WithJsonSchema
 
 from k8sjob.errors import field_path
-from k8sjob.kube.capacity import MAX, canonical, parse
+from k8sjob.kube.quantity import MAX, canonical, parse
 from k8sjob.spec.base import refuse, seen
 
 MAX_NAME: Final = 63

@@ -14,9 +14,10 @@ from k8sjob.backends.record import RecordBackend, Records
 from k8sjob.contract import Reason
 from k8sjob.errors import JobNotFound, K8sJobError
 from k8sjob.kube.client.listwatch import Change, Kind
-from k8sjob.observe import collector
-from k8sjob.observe.collector import Collector, Webhook
+from k8sjob.observe import collector, webhook
+from k8sjob.observe.collector import Collector
 from k8sjob.observe.status import job_status
+from k8sjob.observe.webhook import Webhook
 
 
 class Cluster:
@@ -265,7 +266,7 @@ def test_a_message_that_is_refused_may_be_sent_another_time(hook):
 
 
 def test_nobody_listens(hook, monkeypatch):
-    monkeypatch.setattr(collector, "_RETRY", collector._RETRY.new(connect=1, backoff_factor=0))
+    monkeypatch.setattr(webhook, "_RETRY", webhook._RETRY.new(connect=1, backoff_factor=0))
     hook.url = "http://127.0.0.1:1/SECRET"
     failed, unsent = send(hook, "one")
     assert failed == ["a message was not sent to 127.0.0.1:1: NewConnectionError"]

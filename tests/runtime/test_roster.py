@@ -10,7 +10,7 @@ from dataclasses import asdict
 import pytest
 
 from k8sjob.contract import Reason
-from k8sjob.runtime.agent.coordination import Coordinator, RestartCount
+from k8sjob.runtime.agent.restarts import Coordinator, RestartCount
 from k8sjob.runtime.agent.roster import DONE, NodeState, Roster, _connect
 from k8sjob.runtime.base.env import NodeEnv
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
-from k8sjob.kube.capacity import canonical, parse
+from k8sjob.kube.quantity import canonical, parse
 from k8sjob.spec import values
 from k8sjob.spec.values import format_duration, parse_duration
 

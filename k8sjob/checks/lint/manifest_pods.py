@@ -12,8 +12,8 @@ from k8sjob.checks.lint.finding import Hit, Rules
 from k8sjob.contract import Role
 from k8sjob.errors import field_path
 from k8sjob.image.registry.manifest import DEFAULT_REGISTRY, Reference
-from k8sjob.kube.capacity import parse
 from k8sjob.kube.objects import at_path
+from k8sjob.kube.quantity import parse
 from k8sjob.spec.values import is_image_reference
 
 if TYPE_CHECKING:

@@ -248,10 +248,10 @@ def _time(found: Explanation) -> float:
 
 
 def _lost(facts: Facts) -> Iterator[Explanation]:
-    nodes = {node["metadata"]["name"]: Object(node) for node in facts.of_kind("Node")}
+    nodes = {node.name: node for node in map(Object, facts.of_kind("Node"))}
     ready = {name: found for name, node in nodes.items() if (found := node.condition("Ready"))}
     gone = {
-        status["details"]["name"]
+        status["details"].get("name", "")
         for status in facts.of_kind("Status")
         if status["details"].get("kind") == "nodes"
     }

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from k8sjob.contract import Event, EventKind, ExitCode, Reason
-from k8sjob.runtime.agent.coordination import repeats
+from k8sjob.runtime.agent.restarts import repeats
 
 LOST = '"[/gloo/transport/tcp/pair.cc:545] Read error [::1]:1: Connection reset by peer"'
 COUNT = """
