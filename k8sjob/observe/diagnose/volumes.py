@@ -123,9 +123,9 @@ def _pending_claim(facts: Facts, pod: Pod) -> tuple[str, str]:
     }
     for claim in facts.of_kind("PersistentVolumeClaim"):
         meta = claim["metadata"]
-        if meta["name"] not in mounted or (claim.get("status") or {}).get("phase") == "Bound":
+        if meta.get("name") not in mounted or (claim.get("status") or {}).get("phase") == "Bound":
             continue
-        subject = ("PersistentVolumeClaim", meta["name"])
+        subject = ("PersistentVolumeClaim", meta.get("name", ""))
         messages = [
             event.get("message", "")
             for event in sorted(facts.of_kind("Event"), key=event_time)
@@ -135,7 +135,7 @@ def _pending_claim(facts: Facts, pod: Pod) -> tuple[str, str]:
         ]
         node = (meta.get("annotations") or {}).get(_CHOSEN)
         awaited = f"its volume is awaited on node {node}" if node else ""
-        return meta["name"], messages[-1] if messages else awaited
+        return meta.get("name", ""), messages[-1] if messages else awaited
     names = sorted(name for name in mounted if name)
     return (names[0] if len(names) == 1 else ""), ""
 
