@@ -146,7 +146,7 @@ _OF_THE_WATCHER: Final = frozenset(
     {EventKind.JOB, EventKind.REPLICA, EventKind.LOG, EventKind.FINDING}
 )
 _MAX_EVENT: Final = 64 * 1024
-_SURROGATE: Final = re.compile(r"[\ud800-\udfff]|\\u[dD][89a-fA-F]")
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 _MAX_DEPTH: Final = 16
 _MAX_DIGITS: Final = 100
 _MAX_TIME: Final = 253_402_300_799.0
@@ -167,7 +167,7 @@ def decode_object(text: str, max_length: int = 2**20) -> dict[str, Any] | None:
         return None
     try:
         body = json.loads(text, parse_int=_integer)
-        if _SURROGATE.search(text):  # halves of characters, which no file or request takes
+        if "\\u" in text or not text.isascii():  # halves of characters, which no file takes
             whole = _SURROGATE.sub("\ufffd", json.dumps(body, ensure_ascii=False))
             body = json.loads(whole, parse_int=_integer)
     except (ValueError, RecursionError):

@@ -132,6 +132,12 @@ def test_half_a_character_is_replaced(text):
     assert decode_object(text) == {"a": ["b\ufffd"]}
 
 
+@pytest.mark.parametrize("message", ["can't encode '\\ud800'", "\U0001f680 \\", "\\u00e9"])
+def test_whole_characters_and_text_that_looks_like_half_of_one_stay(message):
+    for text in (json.dumps({"a": message}), json.dumps({"a": message}, ensure_ascii=False)):
+        assert decode_object(text) == {"a": message}
+
+
 def test_an_integer_that_no_float_holds_is_infinite():
     assert decode_object(f'{{"x": {MANY}}}') == {"x": math.inf}
     assert decode_object('{"x": 12345678901234567890}') == {"x": 12345678901234567890}
