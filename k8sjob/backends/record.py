@@ -123,7 +123,7 @@ def _read(found: Json) -> tuple[Snapshot, list[Json]]:
     """The job and what is related to it.
 
     Raises:
-        ValueError: a part is not what Kubernetes could have said.
+        ValueError: a part does not have the form that Kubernetes gives it.
     """
     moment = datetime.fromisoformat(found["at"])
     seen, wrong = fit({key: found[key] for key in SNAPSHOT}, SNAPSHOT)

@@ -43,10 +43,11 @@ def plan_there(job: Json) -> Plan:
     Raises:
         SpecError: no job spec can express the job, or its name is too long for a new one.
     """
-    spec = plan_submission(spec_of(job), generate_name=True).spec
-    if spec.checkpoint:
-        spec = spec.with_(checkpoint={"dir": f"{spec.checkpoint.dir}/{spec.name}"})
-    return plan_submission(spec)
+    plan = plan_submission(spec_of(job), generate_name=True)
+    spec = plan.spec
+    if spec.checkpoint is None:
+        return plan
+    return plan_submission(spec.with_(checkpoint={"dir": f"{spec.checkpoint.dir}/{spec.name}"}))
 
 
 def plan_here(launched: Launched, folder: Path | None = None) -> tuple[Plan, list[str]]:

@@ -171,7 +171,8 @@ def processes(job: Json) -> tuple[int, ...]:
 
 def speaker(job: Json) -> str:
     """The name of the replica whose first process trains, and tells of it; "": there is none."""
-    return "".join(replica_names(job)[_serving(job) and 1 :][:1])
+    names = replica_names(job)
+    return names[1 if _serving(job) else 0] if names else ""
 
 
 def _serving(job: Json) -> int:

@@ -9,7 +9,7 @@ from queue import Full, Queue
 from typing import TYPE_CHECKING, Final
 
 import urllib3
-from urllib3.exceptions import HTTPError, MaxRetryError, ProxySchemeUnknown, ResponseError
+from urllib3.exceptions import MaxRetryError, ResponseError
 
 from k8sjob.errors import K8sJobError
 from k8sjob.image.registry.http_client import host_of, is_loopback, pool_manager, proxy_for
@@ -64,11 +64,8 @@ class Webhook:
         timeout = urllib3.Timeout(connect=10, read=30)
         try:
             self._pool = pool_manager(proxy_for(scheme, host), timeout=timeout)
-        except (ValueError, HTTPError, ProxySchemeUnknown):
-            raise K8sJobError(
-                "the proxy that the environment names is not http://[USER:PASSWORD@]HOST:PORT;"
-                f" correct {scheme}_proxy"
-            ) from None
+        except ValueError as error:
+            raise K8sJobError(f"{error}; correct {scheme}_proxy") from None
         self._waiting: Queue[tuple[str, Callable[[], object]] | None] = Queue(_MOST_WAITING)
         self._thread = threading.Thread(target=self._send_all, name="webhook", daemon=True)
         self._thread.start()
@@ -102,7 +99,7 @@ class Webhook:
                 self._failed(f"{self._host} gave no answer to a message: {type(error).__name__}")
 
     def _send(self, text: str) -> None:
-        """Raise _NotSentError where the message has not arrived, HTTPError where it may have."""
+        """Raise _NotSentError where the message has not arrived, another error where it may."""
         body, kind = json.dumps({"text": text}).encode(), {"Content-Type": "application/json"}
         try:
             answer = self._pool.request("POST", self._url, body=body, headers=kind, retries=_RETRY)

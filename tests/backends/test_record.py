@@ -171,7 +171,7 @@ NODE = {"kind": "Node", "metadata": {"name": "n"}}
         ({"spec": {"pytorchReplicaSpecs": {"Master": {"replicas": "1"}}}}, "not a whole number"),
     ],
 )
-def test_what_kubernetes_could_not_have_said_is_refused(changes, message, tmp_path):
+def test_objects_that_kubernetes_would_not_write_are_refused(changes, message, tmp_path):
     file = tmp_path / "x.k8sjob"
     file.write_bytes(zipped(record__json=json.dumps({**WELL, "job": SOUND})))
     RecordBackend(file)

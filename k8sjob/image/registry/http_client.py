@@ -222,12 +222,9 @@ class HttpClient:
         }
         try:
             manager = pool_manager(proxy, **options)
-        except (ValueError, exceptions.HTTPError, exceptions.ProxySchemeUnknown):
-            raise ImageError(
-                "the proxy that the environment names is not http://[USER:PASSWORD@]HOST:PORT:"
-                f" {proxy.rpartition('@')[2]!r}; correct http_proxy and https_proxy, or name the"
-                " registry in no_proxy"
-            ) from None
+        except ValueError as error:
+            step = "correct http_proxy and https_proxy, or name the registry in no_proxy"
+            raise ImageError(f"{error}; {step}") from None
         manager.pool_classes_by_scheme = {"http": _HTTPPool, "https": _HTTPSPool}
         return manager
 
@@ -281,14 +278,20 @@ def pool_manager(proxy: str, **options: Any) -> urllib3.PoolManager:
     """Connections through a proxy, which may have a login; "": without.
 
     Raises:
-        ValueError, HTTPError, ProxySchemeUnknown: it is no proxy's URL.
+        ValueError: it is no proxy's URL; the message does not show its login.
     """
     if not proxy:
         return urllib3.PoolManager(**options)
-    user = urlsplit(proxy)
-    login = f"{user.username}:{user.password or ''}" if user.username else None
-    headers = urllib3.make_headers(proxy_basic_auth=login)
-    return urllib3.ProxyManager(proxy, proxy_headers=headers, **options)
+    try:
+        user = urlsplit(proxy)
+        login = f"{user.username}:{user.password or ''}" if user.username else None
+        headers = urllib3.make_headers(proxy_basic_auth=login)
+        return urllib3.ProxyManager(proxy, proxy_headers=headers, **options)
+    except (ValueError, exceptions.HTTPError, exceptions.ProxySchemeUnknown):
+        raise ValueError(
+            "the proxy that the environment names is not http://[USER:PASSWORD@]HOST:PORT:"
+            f" {proxy.rpartition('@')[2]!r}"
+        ) from None
 
 
 def is_loopback(host: str) -> bool:

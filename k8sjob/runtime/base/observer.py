@@ -284,7 +284,7 @@ def hang_of(seen: Mapping[int, Seen]) -> Reason | None:
         sorted(
             rank
             for rank, one in seen.items()
-            # One that stopped at once has not told of the group that the late one is in.
+            # A rank that stopped at once has not yet reported the size of its group.
             if not one.waited and (one.ranks > 1 or rank < seen[late].ranks)
         )
     )
