@@ -190,6 +190,7 @@ def _runtime_settings(wanted: Json) -> Json:
                 "local_rank_arg": config["local_rank_arg"],
             },
             "policy": {"max_restarts": config["max_restarts"]},
+            "tracking": config.get("tracking"),
         }
         if config["checkpoint_dir"] is not None:
             keys = ("dir", "every", "keep", "format")

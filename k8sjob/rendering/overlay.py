@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # Two mounts of one volume share its name, so where a mount path is given it distinguishes them.
 _LIST_KEYS: Final = ("mountPath", "name")
 _PROCESS: Final = {
-    **{key: key for key in ("image", "command", "args")},
+    **{key: key for key in ("image", "command", "args", "env")},
     "resources": "resourcesPerNode",
 }
 """What of the training container is at Target.process_at, and how it is called there."""

@@ -12,6 +12,8 @@ from k8sjob.errors import SpecError
 from k8sjob.kube.objects import IMAGE_ORIGIN
 from k8sjob.provenance import Provenance
 from k8sjob.rendering.manifest import manifest, render
+from k8sjob.spec import JobSpec
+from k8sjob.targets.jobs import TARGETS
 from k8sjob.yamldoc import dump
 
 FIRST = [{"name": "a", "image": "i"}, {"name": "b", "image": "i"}]
@@ -155,6 +157,16 @@ def test_k8sjobs_own_commands_become_scripts_and_modules_again(flags):
     made = adopted(job({"command": agent, "args": ["-m", "pkg.train", "-v"]}))
     assert (made.run.module, made.run.args) == ("pkg.train", ("-v",))
     assert adopted(job({"command": agent})).run.command == AGENT
+
+
+@pytest.mark.parametrize("target", [target.name for target in TARGETS])
+def test_what_only_the_agents_settings_say_comes_back(target):
+    trackers = {"mlflow": {"uri": "http://mlflow.team:5000"}, "wandb": {"offline": True}}
+    job = {"name": "a", "image": "a", "run": {"script": "main.py"}, "tracking": trackers}
+    spec = JobSpec.model_validate({**job, "target": target, "checkpoint": {"dir": "/data"}})
+    again = adopt(render(spec)).spec
+    assert (again.tracking, again.checkpoint) == (spec.tracking, spec.checkpoint)
+    assert (again.overlay, again.pod_template) == ({}, {})
 
 
 def test_variables_keep_their_meaning_and_their_order():

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from k8sjob.backends.api import Snapshot
-from k8sjob.errors import SpecError
+from k8sjob.errors import SpecError, field_path
 from k8sjob.kube.objects import at_path
 from k8sjob.observe.diagnose import Cause, diagnose
 from k8sjob.rendering import manifest, render
@@ -67,7 +67,9 @@ def test_the_job_has_the_process_and_its_runtime_the_rest():
 
 
 LOADER = {"replicatedJobs": [{"name": "loader", "template": {"spec": {}}}]}
-OTHER_A = {"name": "pytorch", "env": [{"name": "A", "value": "2"}]}
+OTHER_A = {"name": "node", "env": [{"name": "A", "value": "2"}]}
+OTHER_PODS = {"template": {"spec": {"containers": [OTHER_A]}}}
+OTHER_ENV = {"replicatedJobs": [{"name": "node", "template": {"spec": OTHER_PODS}}]}
 
 
 @pytest.mark.parametrize(
@@ -79,9 +81,9 @@ OTHER_A = {"name": "pytorch", "env": [{"name": "A", "value": "2"}]}
         (
             {
                 "run": {"script": "main.py", "env": {"A": "1"}},
-                "pod_template": {"spec": {"containers": [OTHER_A]}},
+                "overlay": {"runtime": {"spec": {"template": {"spec": OTHER_ENV}}}},
             },
-            "pod_template.spec.containers[0].env[0]",
+            f"overlay.{field_path((*JOB, 'template', 'spec', 'containers', 0, 'env', 0))}",
             "spec.trainer has another value, which wins",
         ),
         (
@@ -134,17 +136,20 @@ def test_what_it_cannot_have_is_refused(fields, field, text):
 
 
 def test_fields_of_pods_and_of_the_runtime_are_merged_into_it():
-    container = {"name": "pytorch", "env": [{"name": "A", "value": "1"}], "tty": True}
+    env = [{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]
+    container = {"name": "pytorch", "env": env, "tty": True}
     made = manifest(
         spec(
+            run={"script": "main.py", "env": {"B": "1"}},
             pod_template={"spec": {"containers": [container]}},
             overlay={"runtime": {"spec": {"podGroupPolicy": {"coscheduling": {}}}}},
         )
     )
     (merged,) = at_path(made, *JOB, "template", "spec")["containers"]
     assert (merged["name"], merged["tty"]) == ("node", True)
-    names = [one["name"] for one in TARGET.replicas(made)[0].pod["containers"][0]["env"]]
-    assert {"A", "RANK"} <= set(names)
+    env = {one["name"]: one for one in TARGET.replicas(made)[0].pod["containers"][0]["env"]}
+    assert "RANK" in env
+    assert (env["A"]["value"], env["B"]["value"]) == ("1", "2")
     assert made["runtime"]["spec"]["podGroupPolicy"] == {"coscheduling": {}}
 
 
