@@ -45,9 +45,11 @@ DIVIDED = (
     "tests/docs/test_documentation.py",
 )
 # How many examples a property has in `make test`, and in `make test-dist`, for each 100 of its own.
+# Those two try the same examples each time; `search` tries others, to find what is not known yet.
 LOADED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
-hypothesis.settings.register_profile("quick", max_examples=20, **LOADED)
-hypothesis.settings.register_profile("full", max_examples=50, **LOADED)
+hypothesis.settings.register_profile("quick", max_examples=20, derandomize=True, **LOADED)
+hypothesis.settings.register_profile("full", max_examples=50, derandomize=True, **LOADED)
+hypothesis.settings.register_profile("search", max_examples=400, print_blob=True, **LOADED)
 hypothesis.settings.load_profile("quick")
 DEADLINES = {"dist": 900, "slow": 600, "property": 600}
 DEADLINES |= {"system": 900, "cluster": 1200, "chaos": 1200}
