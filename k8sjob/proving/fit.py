@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from k8sjob.errors import BackendError
 from k8sjob.jobs.plan import load_spec, plan_run
 from k8sjob.proving.proof import Forks, check_script
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from k8sjob.backends.api import Plan
     from k8sjob.spec import JobSpec
@@ -30,6 +31,22 @@ _MEMORY: Final = {"T4": 16, "V100": 16, "A10": 24, "A30": 24, "L4": 24, "L40": 4
 """GB of products whose label names no size."""
 
 
+class Block(NamedTuple):
+    """Bytes of a block of a model, which FSDP gathers and lets go of as one.
+
+    Attributes:
+        parameters: whole.
+        gradients: whole.
+        activations: most that there is in the backward pass of the block, without gradients.
+        outside: gradients of parameters in no block that are there by then.
+    """
+
+    parameters: int
+    gradients: int
+    activations: int
+    outside: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Measured:
     """Bytes of one process that trains the bare model, in steps after the first.
@@ -40,7 +57,8 @@ class Measured:
         activations: most that a step makes, without gradients: saved for backward, or temporary.
         retained: the same with gradients.
         step: most that the optimizer makes in its step and frees.
-        blocks: parameters of each block of the model.
+        blocks: for FSDP, the blocks of the model in the order of the backward pass; last what is in
+            none of them.
         copies: DistributedDataParallel keeps gradients and buckets apart.
     """
 
@@ -53,7 +71,7 @@ class Measured:
     activations: int
     retained: int
     step: int
-    blocks: tuple[int, ...] = ()
+    blocks: tuple[Block, ...] = ()
     copies: bool = False
 
     def at(self, batch: int, other: Measured | None) -> Measured:
@@ -66,7 +84,14 @@ class Measured:
         values = {name: max(round(getattr(self, name)
                   + share * (getattr(other, name) - getattr(self, name))), 0)
                   for name in ("inputs", "activations", "retained")}  # fmt: skip
-        return replace(self, batch=batch, **values)
+        blocks = self.blocks
+        if len(blocks) == len(other.blocks):
+            blocks = tuple(
+                one._replace(activations=max(round(one.activations + share
+                             * (two.activations - one.activations)), 0))
+                for one, two in zip(blocks, other.blocks, strict=True)
+            )  # fmt: skip
+        return replace(self, batch=batch, blocks=blocks, **values)
 
 
 def peak(one: Measured, strategy: str, ranks: int, *, reshard: bool = True) -> dict[str, int]:
@@ -78,38 +103,50 @@ def peak(one: Measured, strategy: str, ranks: int, *, reshard: bool = True) -> d
         ranks: over which fsdp divides parameters, gradients and optimizer state.
         reshard: fsdp lets go of a block after its forward pass.
     """
-    if ranks == 1 or strategy == "ddp":
-        parts, copied = 1, ranks > 1 and one.copies
-        buckets = one.gradients if copied else 0
+    parts = 1 if strategy == "ddp" else ranks
+    held = {"parameters": one.parameters // parts, "buffers": one.buffers,
+            "optimizer": one.optimizer // parts, "inputs": one.inputs}  # fmt: skip
+    if parts == 1:
+        copied = ranks > 1 and one.copies
         # Buckets exist all the time; without them gradients come as activations go.
         backward = one.activations if ranks > 1 and not copied else one.retained - one.gradients
-        working = max(backward, 0), 0
-    else:
-        parts, buckets = ranks, 0
-        root = one.parameters - sum(one.blocks)
-        around = (0, *one.blocks, 0)
-        # A block and its gradients, or these and what is sent; the next block is gathered ahead.
-        ahead = [
-            2 * block + max(before, after)
-            for before, block, after in zip(around, around[1:], around[2:], strict=False)
+        buckets = one.gradients if copied else 0
+        moments = [
+            {"gradients": one.gradients, "buckets": buckets, "activations": max(backward, 0)}
         ]
-        gathered = root + max(ahead) if one.blocks else 2 * one.parameters
-        if not reshard:
-            gathered = one.parameters + max(one.blocks, default=one.parameters)
-        working = one.activations, gathered
-    forward, step = sum(working), one.step // parts
-    found = {
-        "parameters": one.parameters // parts,
-        "buffers": one.buffers,
-        "gradients": one.gradients // parts,
-        "optimizer": one.optimizer // parts,
-        "inputs": one.inputs,
-        "buckets": buckets,
-        "activations": working[0] if forward >= step else 0,
-        "gathered": working[1] if forward >= step else 0,
-        "workspace": 0 if forward >= step else step,
-    }
+        step = {"gradients": one.gradients, "buckets": buckets, "workspace": one.step}
+    else:
+        moments = list(_sharded(one.blocks, ranks, reshard=reshard))
+        step = {"gradients": one.gradients // ranks, "workspace": one.step // ranks}
+    most = max([*moments, step], key=lambda moment: sum(moment.values()))
+    kinds = ("gradients", "buckets", "activations", "gathered", "workspace")
+    found = {**held, **{kind: most.get(kind, 0) for kind in kinds}}
     return {**found, "total": sum(found.values())}
+
+
+def _sharded(blocks: Sequence[Block], ranks: int, *, reshard: bool) -> Iterator[dict[str, int]]:
+    """What a rank has of FSDP2's backward pass, block by block, besides what it always has.
+
+    A block is there whole, and its gradients; the next one is gathered ahead, and of the one
+    before the input of the reduce-scatter is kept. What is in no block stays whole throughout.
+    """
+    *inner, rest = blocks
+    done = 0
+    for index, block in enumerate(inner):
+        before = inner[index - 1].gradients if index else 0
+        ahead = inner[index + 1].parameters if index + 1 < len(inner) else 0
+        whole = block.parameters + ahead if reshard else sum(one.parameters for one in inner)
+        gathered = rest.parameters + whole + block.gradients + block.outside + before
+        yield {"gradients": done // ranks, "activations": block.activations, "gathered": gathered}
+        done += block.gradients
+    last = inner[-1].gradients if inner else 0
+    whole = (
+        rest.parameters
+        + rest.gradients
+        + last
+        + (0 if reshard else sum(one.parameters for one in inner))
+    )
+    yield {"gradients": done // ranks, "activations": rest.activations, "gathered": whole}
 
 
 def gpu_memory(product: str) -> int | None:
@@ -149,7 +186,7 @@ def fit(
         batch_sizes: samples of a rank in a batch; none: the script's, half and double.
         memory: bytes of the GPU; None: by resources.gpu_type.
         folder: what relative paths of the spec start from; None: that of the job.yaml.
-        forks: the process that starts the script; None: an own one.
+        forks: the process that starts the script, to be used several times; None: an own one.
 
     Returns:
         JSON data: ranks, optimizer, batch (the script's), gpu_memory and allowance (bytes), rows
@@ -172,7 +209,8 @@ def fit(
         target="pytorchjob",
     )
     plan = plan_run(alone, folder)
-    with TemporaryDirectory(prefix="k8sjob-fit-") as temporary, forks or Forks() as forking:
+    started = Forks() if forks is None else nullcontext(forks)
+    with TemporaryDirectory(prefix="k8sjob-fit-") as temporary, started as forking:
         first, name = _run(plan, Path(temporary, "1"), forking, {**options, "scale": 1})
         second, _ = _run(plan, Path(temporary, "2"), forking, {**options, "scale": 2})
     other = second if second.batch != first.batch else None
@@ -240,4 +278,4 @@ def _run(plan: Plan, root: Path, forks: Forks, options: Mapping[str, Any]) -> tu
             " module with an optimizer of torch.optim, in the process that it is started in"
         )
     name = found.pop("optimizer_class")
-    return Measured(**{**found, "blocks": tuple(found["blocks"])}), name
+    return Measured(**{**found, "blocks": tuple(Block(*block) for block in found["blocks"])}), name

@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from k8sjob.proving.fit import Measured, gpu_memory, largest_batch, peak
+from k8sjob.proving.fit import Block, Measured, gpu_memory, largest_batch, peak
 
 MIB = 2**20
+LAST, FIRST = Block(40, 40, 70, outside=16), Block(20, 20, 60, outside=16)
 ONE = Measured(batch=8, parameters=100, buffers=4, gradients=100, optimizer=200, inputs=8,
-               activations=80, retained=150, step=0, blocks=(20, 40))  # fmt: skip
+               activations=80, retained=150, step=0,
+               blocks=(LAST, FIRST, Block(40, 40, 50, outside=40)))  # fmt: skip
 TWICE = replace(ONE, batch=16, inputs=16, activations=150, retained=220)
 
 
@@ -23,11 +25,21 @@ def test_ddp_with_copies_has_gradients_and_buckets():
     assert peak(replace(ONE, copies=True), "ddp", 2)["total"] == 100 + 4 + 200 + 200 + 8 + 50
 
 
-def test_fsdp_divides_the_model_and_gathers_two_blocks():
+def test_fsdp_divides_the_model_and_gathers_the_block_at_the_peak_and_the_next():
     found = peak(ONE, "fsdp", 4)
-    assert (found["parameters"], found["gradients"], found["optimizer"]) == (25, 25, 50)
-    assert found["gathered"] == (100 - 60) + 2 * 40 + 20
-    assert peak(ONE, "fsdp", 4, reshard=False)["gathered"] == 100 + 40
+    assert (found["parameters"], found["optimizer"]) == (25, 50)
+    assert found["gathered"] == 40 + 16 + 2 * 40 + 20  # outside of blocks, last block, the next
+    assert (found["gradients"], found["activations"]) == (0, 70)
+    assert peak(ONE, "fsdp", 4, reshard=False)["gathered"] == 100 + 16 + 20 + 40
+    # Of the block before, what is sent is still there, and its part of the gradients.
+    later = peak(
+        replace(ONE, blocks=(LAST, FIRST._replace(activations=90), ONE.blocks[2])), "fsdp", 4
+    )
+    assert later["gathered"] == 40 + 16 + 2 * 20 + 40
+    assert (later["gradients"], later["activations"]) == (40 // 4, 90)
+    # A model without blocks is there whole at the end of the backward pass.
+    whole = peak(replace(ONE, blocks=(Block(100, 100, 80, outside=100),)), "fsdp", 4)
+    assert (whole["gathered"], whole["activations"]) == (200, 80)
 
 
 def test_one_rank_shards_and_copies_nothing():
@@ -43,6 +55,8 @@ def test_an_optimizers_temporaries_are_a_peak_of_their_own():
 def test_two_measurements_give_every_batch_size():
     found = ONE.at(32, TWICE)
     assert (found.batch, found.inputs, found.activations) == (32, 32, 80 + 3 * 70)
+    twice = replace(TWICE, blocks=(LAST._replace(activations=130), *ONE.blocks[1:]))
+    assert [one.activations for one in ONE.at(32, twice).blocks] == [70 + 3 * 60, 60, 50]
     with pytest.raises(ValueError, match="one batch size"):
         ONE.at(9, None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -78,6 +78,8 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
         self._optimizers: list[optimizers.Optimizer] = []
         self._live: dict[int, int] = {}
         self._gradients: dict[int, int] = {}
+        self._log: list[_Change] = []
+        self._backward: list[_Change] = []
         self._depth, self._steps, self._batch = 0, 0, 0
         self._active = False
         self._inputs = self._read = 0
@@ -92,12 +94,13 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
             for storage in _storages(result):
                 if id(storage) not in known and id(storage) not in self._live:
                     self._live[id(storage)] = storage.nbytes()
+                    self._log.append(_Change(id(storage), storage.nbytes()))
                     weakref.finalize(storage, self._free, id(storage)).atexit = False
             self._look()
         return result
 
     def _free(self, key: int) -> None:
-        self._live.pop(key, None)
+        self._log.append(_Change(key, -self._live.pop(key, 0)))
         self._gradients.pop(key, None)
 
     def _look(self) -> None:
@@ -161,6 +164,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
         if not self._active:
             self._inputs = max(sum(_bytes(tensors)), self._read)
             self._batch = max(self._batch, next((len(t) for t in tensors if t.dim()), 1))
+            self._log.clear()
         self._active = True
 
     def _after_forward(self, _module: nn.Module, _args: Any, _output: Any) -> None:
@@ -168,11 +172,14 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
 
     def _accumulated(self, parameter: Tensor) -> None:
         if parameter.grad is not None:
+            self._log.append(_Change(id(parameter.grad.untyped_storage()), 0, parameter))
             for storage in _storages(parameter.grad):
                 if id(storage) in self._live:
                     self._gradients[id(storage)] = storage.nbytes()
 
     def _before_step(self, optimizer: optimizers.Optimizer, *_: Any) -> None:
+        if not self._stepping:
+            self._backward, self._log = self._log, []
         self._stepping = True
         if optimizer not in self._optimizers:
             self._optimizers.append(optimizer)
@@ -203,10 +210,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
         model = max(self._roots, key=lambda m: sum(_bytes(m.parameters())))
         model = model.module if isinstance(model, DistributedDataParallel) else model
         try:
-            blocks = [
-                sum(_bytes(b.parameters()))
-                for b in find_blocks(model, self._options["blocks"]).values()
-            ]
+            blocks = list(find_blocks(model, self._options["blocks"]).values())
         except ValueError:
             blocks = []
         self.found = {
@@ -220,12 +224,71 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
             "activations": max(self._peak["rest"], self.found.get("activations", 0)),
             "retained": max(self._peak["all"], self.found.get("retained", 0)),
             "step": self._peak["step"],
-            "blocks": blocks,
+            "blocks": _phases(self._backward, model, blocks),
             "copies": any(
                 isinstance(m, DistributedDataParallel) and not m.gradient_as_bucket_view
                 for m in self._roots
             ),
         }
+
+
+class _Change(NamedTuple):
+    """A storage that is made (bytes > 0) or freed, or is the gradient of a parameter."""
+
+    key: int
+    bytes: int
+    parameter: Tensor | None = None
+
+
+def _phases(log: list[_Change], model: nn.Module, blocks: list[nn.Module]) -> list[list[int]]:
+    """Bytes of each block in the order of the backward pass, and last of what is in no block.
+
+    Parameters, gradients, the most activations since the block before, and the gradients of
+    parameters in no block that are there by then.
+    """
+    owner = {id(p): index for index, block in enumerate(blocks) for p in block.parameters()}
+    missing = [{id(p) for p in block.parameters() if p.requires_grad} for block in blocks]
+    outside = {id(p): p for p in model.parameters() if id(p) not in owner}
+    gradients, live, there = _gradients(log), dict[int, int](), set[int]()
+    now = most = 0
+    found = []
+
+    def add(parameters: Iterable[Tensor]) -> None:
+        ready = sum(_bytes(outside[key] for key in there))
+        found.append([*_sizes(parameters), most, ready])
+
+    for index, change in enumerate(log):
+        if change.parameter is None and index not in gradients:
+            now += change.bytes if change.bytes > 0 else -live.pop(change.key, 0)
+            if change.bytes > 0:
+                live[change.key] = change.bytes
+            most = max(most, now)
+        elif (key := id(change.parameter)) in outside:
+            there.add(key)
+        elif key in owner and key in missing[block := owner[key]]:
+            missing[block].discard(key)
+            if not missing[block]:
+                add(blocks[block].parameters())
+                most = now
+    add(outside.values())
+    return found
+
+
+def _gradients(log: list[_Change]) -> set[int]:
+    """Where storages are made that become gradients: they count as such from their beginning."""
+    becomes, found = set[int](), set[int]()
+    for index, change in reversed(list(enumerate(log))):
+        if change.parameter is not None:
+            becomes.add(change.key)
+        elif change.bytes > 0 and change.key in becomes:
+            becomes.discard(change.key)
+            found.add(index)
+    return found
+
+
+def _sizes(parameters: Iterable[Tensor]) -> tuple[int, int]:
+    each = list(parameters)
+    return sum(_bytes(each)), sum(_bytes(p for p in each if p.requires_grad))
 
 
 def _storages(values: Any) -> list[torch.UntypedStorage]:

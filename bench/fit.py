@@ -1,0 +1,224 @@
+"""The peak memory of a rank that `k8sjob fit` estimates, beside the one that it has.
+
+As a program (`python bench/fit.py rank MODEL...`) it is one rank that trains models in turn and
+counts what torch's allocator gives; `one MODEL` is the script that `fit` runs.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from itertools import chain, islice, pairwise
+from pathlib import Path
+from typing import Any
+
+import ranks
+
+from k8sjob.contract import RuntimeConfig
+
+HERE = Path(__file__).resolve()
+BATCH, STEPS, RANKS = 8, 3, 2
+STRATEGIES = ("ddp", "fsdp")
+
+
+def models() -> dict[str, tuple[Any, Any, Any]]:
+    """Model -> what makes it, the shape of a sample (or a number of tokens), the optimizer."""
+    import torch
+    import torchvision
+    from torch import nn
+
+    vision, optim = torchvision.models, torch.optim
+    image = (3, 64, 64)
+
+    def lm(kind: str) -> nn.Module:
+        layers: dict[str, Any] = {"lstm": nn.LSTM, "gru": nn.GRU}
+        return Recurrent(layers[kind](256, 256, 2, batch_first=True), 5000, 256)
+
+    class Recurrent(nn.Module):
+        def __init__(self, core: nn.Module, words: int, width: int) -> None:
+            super().__init__()
+            self.embedding, self.core = nn.Embedding(words, width), core
+            self.head = nn.Linear(width, words)
+
+        def forward(self, tokens):
+            return self.head(self.core(self.embedding(tokens))[0]).mean((1, 2))[:, None]
+
+    class Transformer(nn.Module):
+        def __init__(self, words: int, width: int, layers: int) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(words, width)
+            layer = nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True)
+            self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+            self.head = nn.Linear(width, words)
+
+        def forward(self, tokens):
+            return self.head(self.layers(self.embedding(tokens))).mean((1, 2))[:, None]
+
+    def sequential(*widths: int) -> nn.Module:
+        parts = [(nn.Linear(a, b), nn.GELU()) for a, b in pairwise(widths)]
+        return nn.Sequential(*chain.from_iterable(parts))
+
+    def autoencoder() -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(3, 64, 3, 2, 1), nn.ReLU(), nn.Conv2d(64, 256, 3, 2, 1), nn.ReLU(),
+            nn.ConvTranspose2d(256, 64, 2, 2), nn.ReLU(), nn.ConvTranspose2d(64, 3, 2, 2),
+        )  # fmt: skip
+
+    def audio() -> nn.Module:
+        layers = [(nn.Conv1d(a, b, 9, 4, 4), nn.BatchNorm1d(b), nn.ReLU())
+                  for a, b in ((1, 64), (64, 128), (128, 256), (256, 512))]  # fmt: skip
+        return nn.Sequential(*chain.from_iterable(layers), nn.AdaptiveAvgPool1d(1), nn.Flatten())
+
+    sgd = optim.SGD, {"momentum": 0.9}
+    return {
+        "mlp": (partial(sequential, 512, 2048, 2048, 512), (512,), (optim.Adam, {})),
+        "deep-mlp": (partial(sequential, *[512] * 24), (512,), (optim.AdamW, {})),
+        "autoencoder": (autoencoder, image, (optim.Adam, {})),
+        "audio": (audio, (1, 8000), (optim.RMSprop, {})),
+        "lstm": (partial(lm, "lstm"), 32, (optim.Adam, {})),
+        "gru": (partial(lm, "gru"), 32, (optim.SGD, {})),
+        "transformer": (partial(Transformer, 5000, 256, 6), 64, (optim.AdamW, {})),
+        "wide-transformer": (partial(Transformer, 2000, 512, 4), 32, (optim.AdamW, {})),
+        "vit": (
+            partial(vision.VisionTransformer, 64, 8, 6, 4, 256, 1024),
+            image,
+            (optim.AdamW, {}),
+        ),
+        **{
+            name: (partial(getattr(vision, name), num_classes=100), image, optimizer)
+            for name, optimizer in {
+                "resnet18": sgd,
+                "resnet50": sgd,
+                "resnext50_32x4d": (optim.Adam, {}),
+                "vgg11": sgd,
+                "alexnet": sgd,
+                "densenet121": (optim.Adam, {}),
+                "mobilenet_v3_large": (optim.RMSprop, {}),
+                "efficientnet_b0": (optim.AdamW, {}),
+                "convnext_tiny": (optim.AdamW, {}),
+                "swin_t": (optim.AdamW, {}),
+                "shufflenet_v2_x1_0": (optim.Adagrad, {}),
+            }.items()
+        },
+    }
+
+
+def train(job: Any, name: str) -> None:
+    """A few steps of a model, on samples that take no room to speak of."""
+    import torch
+    from torch.utils.data import Dataset
+
+    build, shape, optimizer = models()[name]
+
+    class Samples(Dataset):
+        def __len__(self) -> int:
+            return 64 * BATCH
+
+        def __getitem__(self, index: int):
+            one = torch.randint(0, 2000, (shape,)) if isinstance(shape, int) else torch.rand(shape)
+            return one, torch.zeros(1)
+
+    def loss(output, target):
+        return output.float().square().mean() + target.mean()
+
+    run = job.prepare(build, loss=loss, optimizer=optimizer)
+    batches = chain.from_iterable(run.batches(Samples(), batch_size=BATCH) for _ in run.epochs(9))
+    for inputs, targets in islice(batches, STEPS):
+        run.step(inputs, targets)
+
+
+def rank(names: list[str]) -> dict[str, int]:
+    """Model -> bytes that torch's allocator has given at most, while a rank trains it."""
+    from torch.profiler import ProfilerActivity, profile
+
+    from k8sjob import runtime
+
+    found = {}
+    with runtime.session() as job:
+        for name in names:
+            with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+                train(job, name)
+            found[name] = allocated(profiler.profiler.kineto_results.experimental_event_tree())
+    return found
+
+
+def allocated(roots: Any) -> int:
+    """The most bytes at a time, without the copies that gloo makes and NCCL does not."""
+    changes = []
+    todo = [(root, False) for root in roots]
+    while todo:
+        node, copies = todo.pop()
+        copies = copies or node.name.startswith(("c10d::", "gloo:"))
+        if node.name == "[memory]":
+            changes.append((node.start_time_ns, node.extra_fields.ptr,
+                            0 if copies else node.extra_fields.alloc_size))  # fmt: skip
+        todo += [(child, copies) for child in node.children]
+    live: dict[int, int] = {}
+    held = most = 0
+    for _, address, size in sorted(changes):
+        held -= live.pop(address, 0)
+        if size > 0:
+            live[address] = size
+            held += size
+        most = max(most, held)
+    return most
+
+
+def measure(names: list[str]) -> dict[str, dict[str, dict[str, float]]]:
+    """Strategy -> model -> bytes estimated, bytes measured (the rank with the most), the ratio."""
+    from k8sjob.proving.fit import fit
+    from k8sjob.proving.proof import Forks
+    from k8sjob.spec import JobSpec
+
+    table: dict[str, dict[str, dict[str, float]]] = {kind: {} for kind in STRATEGIES}
+    real = {}
+    for kind in STRATEGIES:
+        config = RuntimeConfig(strategy=kind).encode()
+        each = ranks.results(HERE, "rank", *names, world=RANKS, K8SJOB_CONFIG=config)
+        real[kind] = {name: max(one[name] for one in each) for name in names}
+    with Forks() as forks:
+        for name in names:
+            spec = {
+                "name": "fit",
+                "image": "none",
+                "run": {"script": HERE.name, "args": ["one", name]},
+            }
+            spec["replicas"] = {"workers": 0, "nproc_per_node": RANKS}
+            found = fit(
+                JobSpec.model_validate(spec), batch_sizes=[BATCH], folder=HERE.parent, forks=forks
+            )
+            for row in found["rows"]:
+                kind, peak = row["strategy"], real[row["strategy"]][name]
+                table[kind][name] = {
+                    **row["parts"],
+                    "estimate": row["peak"],
+                    "measured": peak,
+                    "ratio": row["peak"] / peak,
+                }
+    return table
+
+
+def main() -> None:
+    """One rank, the script that `fit` runs, or the table, with an error of each estimate."""
+    role, names = (sys.argv[1:2] or [""])[0], sys.argv[2:]
+    if role == "rank":
+        print(f"RESULT {json.dumps(rank(names))}")
+    elif role == "one":
+        from k8sjob import runtime
+
+        with runtime.session() as job:
+            train(job, names[0])
+    else:
+        for kind, rows in measure(sys.argv[1:] or list(models())).items():
+            for name, row in rows.items():
+                sizes = ", ".join(
+                    f"{key} {value / 1e6:.1f}"
+                    for key, value in row.items()
+                    if key != "ratio" and value
+                )
+                print(f"{kind} {name}: {100 * row['ratio'] - 100:+.1f} % ({sizes} MB)")
+
+
+if __name__ == "__main__":
+    main()
