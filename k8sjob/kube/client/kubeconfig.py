@@ -21,10 +21,9 @@ IN_CLUSTER: Final = "in-cluster"
 """The name of the context of a pod's own service account."""
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where the kubelet puts a pod's token, CA and namespace."""
-_TEXT: Final = frozenset(
+_TEXT_FIELDS: Final = (
     "server proxy-url tls-server-name certificate-authority certificate-authority-data token"
-    " tokenFile client-certificate client-certificate-data client-key client-key-data username"
-    " password as".split()
+    " tokenFile client-certificate client-certificate-data client-key client-key-data as"
 )
 """Fields of a cluster and of a user that are text; kubectl refuses anything else, too."""
 
@@ -190,7 +189,7 @@ def _of_context(
     cluster = _part(config, "clusters", meant.get("cluster", ""), "cluster")
     user = _part(config, "users", meant.get("user", ""), "user")
     for part, content in (("cluster", cluster), ("user", user)):
-        for key in sorted(_TEXT & content.keys()):
+        for key in sorted({*_TEXT_FIELDS.split()} & content.keys()):
             if not isinstance(content[key], str | None):
                 raise BackendError(
                     f"{where}: {key} of the {part} {meant[part]!r} is not text; put it in quotes,"
