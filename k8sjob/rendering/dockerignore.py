@@ -44,7 +44,7 @@ _CLUTTER: Final = """\
 **/node_modules
 """
 
-PRIVATE_FILES: Final = """\
+_PRIVATE: Final = """\
 **/.env
 **/.env.*
 **/.netrc
@@ -67,7 +67,8 @@ PRIVATE_FILES: Final = """\
 **/*.pfx
 **/kubeconfig
 """
-"""Patterns, as in a .dockerignore, of files that often hold credentials."""
+PRIVATE_FILES: Final = re.sub(r"[a-z]", lambda one: f"[{one[0].upper()}{one[0]}]", _PRIVATE)
+"""Patterns, as in a .dockerignore, of files that often hold credentials: ID_RSA, too."""
 
 HISTORY: Final = "**/.git\n"
 """Left out like a private file: what was committed once and taken out again is in it."""
@@ -142,7 +143,7 @@ class Ignore:
 
 def dockerignore() -> str:
     """A .dockerignore for contexts that have none: no secrets, no history, no caches."""
-    return f"{_CLUTTER}\n# What often holds credentials\n{PRIVATE_FILES}\n{_OWN}"
+    return f"{_CLUTTER}\n# What often holds credentials, in capitals too\n{PRIVATE_FILES}\n{_OWN}"
 
 
 def own_patterns(path: Path) -> str | None:
