@@ -1,6 +1,8 @@
 """What the page's server answers, and to whom."""
 
 import math
+import socket
+from contextlib import ExitStack
 
 import pytest
 from inmemory import JobsInMemory
@@ -114,6 +116,14 @@ def test_no_file_outside_of_the_pages_own_is_served_and_no_other_method_answered
         assert client.ask(f"/static/{path}")[0] == 404
     for method in ("PUT", "DELETE", "OPTIONS", "TRACE"):
         assert client.ask("/", method)[0] == 405
+
+
+def test_connections_that_ask_nothing_do_not_block_the_page(serve):
+    client = serve(JobsInMemory())
+    with ExitStack() as idle:
+        for _ in range(140):
+            idle.enter_context(socket.create_connection(("127.0.0.1", client.port)))
+        assert client.ask("/")[0] == 200
 
 
 # --- the list -------------------------------------------------------------------------------------
