@@ -44,7 +44,7 @@ _CLUTTER: Final = """\
 **/node_modules
 """
 
-_PRIVATE: Final = """\
+PRIVATE_FILES: Final = """\
 **/.env
 **/.env.*
 **/.netrc
@@ -67,8 +67,7 @@ _PRIVATE: Final = """\
 **/*.pfx
 **/kubeconfig
 """
-PRIVATE_FILES: Final = re.sub(r"[a-z]", lambda one: f"[{one[0].upper()}{one[0]}]", _PRIVATE)
-"""Patterns, as in a .dockerignore, of files that often hold credentials: ID_RSA, too."""
+"""Patterns, as in a .dockerignore, of files that often hold credentials."""
 
 HISTORY: Final = "**/.git\n"
 """Left out like a private file: what was committed once and taken out again is in it."""
@@ -143,7 +142,7 @@ class Ignore:
 
 def dockerignore() -> str:
     """A .dockerignore for contexts that have none: no secrets, no history, no caches."""
-    return f"{_CLUTTER}\n# What often holds credentials, in capitals too\n{PRIVATE_FILES}\n{_OWN}"
+    return f"{_CLUTTER}\n# What often holds credentials\n{PRIVATE_FILES}\n{_OWN}"
 
 
 def own_patterns(path: Path) -> str | None:

@@ -159,13 +159,13 @@ def test_locale_time_zone_and_umask_do_not_matter(code, env, umask):
 
 
 def test_private_files_are_left_out_and_told(code):
-    for name in (".env", "conf/.env.local", "keys/ID_RSA", "tls.key", ".aws/credentials"):
+    for name in (".env", "conf/.env.local", "keys/id_rsa", "tls.key", ".aws/credentials"):
         (code / name).parent.mkdir(exist_ok=True)
         (code / name).write_text("x")
     (code / ".git").mkdir()
     (code / ".git/config").write_text("x")
     context = read_context(code)
-    expected = (".aws/", ".env", "conf/.env.local", "keys/ID_RSA", "tls.key")
+    expected = (".aws/", ".env", "conf/.env.local", "keys/id_rsa", "tls.key")
     assert context.private == expected
     assert user_files(packed(code)) == {"main.py", "pkg", "pkg/__init__.py"}
     (code / ".dockerignore").write_text("*.log\n")

@@ -69,8 +69,6 @@ def test_our_own_leaves_out_secrets_and_keeps_code():
     ignore = Ignore(dockerignore())
     for path in [".env", "x/.env.local", ".ssh/id_rsa", "k/tls.key", ".git/HEAD", "__pycache__/x"]:
         assert ignore(path), path
-    for path in ["ID_RSA", "deep/Id_Rsa.bak", "Server.PEM"]:
-        assert ignore(path), path
     for path in ["main.py", "data/x.csv", ".k8sjob/k8sjob/__init__.py", "a.txt", "environment.py"]:
         assert not ignore(path), path
 
