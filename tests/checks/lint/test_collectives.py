@@ -570,6 +570,9 @@ class Adapter:
 
 Adapter().sync()
 ---
+if rank == 0:
+    queue.barrier()
+---
 class Config:
     rank: int = 16
 
