@@ -102,7 +102,7 @@ def _section(name: str, command: click.Command) -> str:
             all_names = ", ".join(_names(option) for option in found)
             link = f"[{heading.lower()}](#{heading.lower().replace(' ', '-')})"
             shared += f"{' and' if shared else ', with'} {link} {all_names}"
-    parts = [f"\n## {name}\n", f"`{' '.join(usage.split())}`{shared}\n", text]
+    parts = [f"\n## {name}\n", f"`{' '.join(usage.split())}`{shared}\\", text]
     return "\n".join([*parts, "", _list(options)] if options else parts)
 
 
