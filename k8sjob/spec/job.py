@@ -75,7 +75,7 @@ class JobSpec(Part):
         default=FROZEN_EMPTY,
     )
     replicas: Replicas = doc(
-        "The number of replicas, and of processes in each.", {"workers": 3}, default=Replicas()
+        "How many replicas, and processes in each.", {"workers": 3}, default=Replicas()
     )
     resources: Resources = doc(
         "What each replica requests from its node.",
