@@ -22,12 +22,11 @@ All fields of a job.yaml, which is one YAML document. Keys that are not listed h
 editors.
 
 - **Quantities** (cores, bytes) are written as in Kubernetes: `500m`, `4`, `8Gi`, `1.5T`. They are
-  kept in its canonical form: `1024Mi` becomes `1Gi`, `0.5` cores `500m`.
+  normalized: `1024Mi` becomes `1Gi`, `0.5` cores become `500m`.
 - **Times** are `90s`, `10m`, `1h30m`, `2d`, or a whole number of seconds.
-- **Text** may be written as a number (`PORT: 8080`); it is kept as it stands in the file. Booleans
-  are refused where text is meant, because YAML reads `on`, `off`, `yes` and `no` as booleans too:
-  quote them.
-- **null** is for fields whose default is `null`: as if the key were left out.
+- **Text** may be written as a number (`PORT: 8080`) and is kept unchanged. Quote `on`, `off`, `yes`
+  and `no`: YAML reads them as booleans, which are refused as text.
+- **null** is allowed for fields whose default is `null`, and means the same as no key.
 """
 
 WORDS = {

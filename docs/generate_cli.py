@@ -14,25 +14,25 @@ HEAD = """\
 <!-- Written by docs/generate_cli.py from the commands; change their help there. -->
 # The command line
 
-All commands with their options. They are called as `k8sjob COMMAND`, `kubectl k8sjob COMMAND`
-(kubectl finds `kubectl-k8sjob` on the PATH) or `python -m k8sjob COMMAND`.
+All commands with their options. Call them as `k8sjob COMMAND`, `kubectl k8sjob COMMAND` (kubectl
+finds `kubectl-k8sjob` on the PATH) or `python -m k8sjob COMMAND`.
 
-- A **job** is `NAME`; `local/NAME` on this machine, `NAMESPACE/NAME` in the cluster. A bare name is
-  looked up in both places, and one that is in both is an error.
+- A **job** is `local/NAME` on this machine or `NAMESPACE/NAME` in the cluster. A bare `NAME` is
+  looked up in both places; a name that exists in both is an error.
 - A **FILE** is a job.yaml, a folder with one, or `-` for standard input.
-- **Data** goes to standard output, progress and errors to standard error: what a command prints can
-  be piped. `-o json` has a [stable form](json.md); documents are UTF-8 whatever the terminal.
-- **Colours** and the live screen are for terminals: with `NO_COLOR`, in a pipe or in CI they stay
-  off, and a terminal that cannot show Unicode gets ASCII.
+- **Data** goes to standard output, progress and errors to standard error, so output can be piped.
+  `-o json` has a [stable form](json.md); documents are always UTF-8.
+- **Colours** and the live screen are for terminals: they are off with `NO_COLOR`, in a pipe and in
+  CI. A terminal that cannot show Unicode gets ASCII.
 - **Output of a job** is not trusted: control sequences are removed before it is shown.
 
 ## Exit codes
 
 | Code | Meaning |
 |---|---|
-| 0 | done; for `run`, `watch`, `submit --watch`: the job succeeded; `diff`, `prove`: the same |
-| 1 | an error: no job, findings of `lint`, a refusal, a taken name; `diff`, `prove`: other |
-| 1 | no message: the reader of the output has exited, as `head` does |
+| 0 | success; for `run`, `watch`, `submit --watch`: of the job; `diff`, `prove`: equal |
+| 1 | an error: no job, findings of `lint`, a refusal, a taken name; `diff`, `prove`: different |
+| 1 | without a message: the reader of the output, such as `head`, has exited |
 | 2 | wrong usage: an unknown command, option or value; an error of `diff` or `prove` |
 | 100 | the job failed |
 | 101 | the job has not ended (`status --exit-code`) |
@@ -40,7 +40,7 @@ All commands with their options. They are called as `k8sjob COMMAND`, `kubectl k
 | 103 | the job was stopped, suspended or deleted |
 | 130 | Ctrl-C; 143 after SIGTERM, 129 after SIGHUP (the terminal was closed) |
 
-Those of containers are in [exit codes](exit-codes.md).
+Containers have [other exit codes](exit-codes.md).
 
 ## Environment
 
@@ -48,12 +48,12 @@ Those of containers are in [exit codes](exit-codes.md).
 |---|---|
 | `KUBECONFIG` | the kubeconfig, or several; `~/.kube/config` by default, or a pod's own account |
 | `K8SJOB_STATE` | folder of the jobs on this machine; `~/.local/state/k8sjob` by default |
-| `K8SJOB_PLAIN_HTTP` | registries (host[:port], with spaces between) that have no TLS |
-| `DOCKER_CONFIG`, `REGISTRY_AUTH_FILE` | where docker's and podman's logins are, for `push` |
-| `HTTPS_PROXY`, `NO_PROXY`, `SSL_CERT_FILE` | the way to registries, and whom to trust there |
+| `K8SJOB_PLAIN_HTTP` | registries (host[:port], separated by spaces) without TLS |
+| `DOCKER_CONFIG`, `REGISTRY_AUTH_FILE` | the folder or file of docker's and podman's logins |
+| `HTTPS_PROXY`, `NO_PROXY`, `SSL_CERT_FILE` | proxies and trusted certificates for registries |
 | `K8SJOB_TRACEBACK` | `1` shows where in k8sjob an error came from, as `--traceback` does |
 | `NO_COLOR` | no colours |
-| `CI` | lines in place of the live screen |
+| `CI` | plain lines instead of the live screen |
 """
 
 SHARED = (
@@ -64,7 +64,7 @@ SHARED = (
     ),
     (
         "Options of the place",
-        "They select the cluster and the namespace, or this machine (also `-n local`).",
+        "They select the cluster and the namespace, or this machine (`--local` or `-n local`).",
         ("-n", "-A", "--context", "--kubeconfig", "--client", "--local"),
     ),
 )
@@ -102,7 +102,7 @@ def _section(name: str, command: click.Command) -> str:
             all_names = ", ".join(_names(option) for option in found)
             link = f"[{heading.lower()}](#{heading.lower().replace(' ', '-')})"
             shared += f"{' and' if shared else ', with'} {link} {all_names}"
-    parts = [f"\n## {name}\n", f"`{' '.join(usage.split())}`{shared}\n", text]
+    parts = [f"\n## {name}\n", f"`{' '.join(usage.split())}`{shared}\\", text]
     return "\n".join([*parts, "", _list(options)] if options else parts)
 
 

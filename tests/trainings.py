@@ -12,8 +12,8 @@ def at(seconds):
     return (BEGIN + timedelta(seconds=seconds)).isoformat().replace("+00:00", "Z")
 
 
-def job(*, end=None, workers=1, gpus=1, state="Succeeded", name="job"):
-    limits = {"nvidia.com/gpu": gpus} if gpus else {"cpu": "2"}
+def job(*, end=None, workers=1, gpus=1, state="Succeeded", name="job", resource="nvidia.com/gpu"):
+    limits = {resource: gpus} if gpus else {"cpu": "2"}
     pod = {"spec": {"containers": [{"name": "pytorch", "resources": {"limits": limits}}]}}
     conditions = [{"type": state, "status": "True", "lastTransitionTime": at(end)}] if end else []
     status = {"conditions": conditions, "startTime": at(0)}

@@ -4,5 +4,6 @@ The library and the command line both compose their work here; nothing here prin
 
 plan    what is about to be created, in a cluster or on this machine
 submit  creates it in a cluster, or attaches to the same job
+suspend suspends and resumes it
 result  how it ended, and what it reached
 """

@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.backends.api import JobRef, Plan, Snapshot
+from k8sjob.backends.record import keep_record_of
 from k8sjob.errors import BackendError, JobExists, JobNotFound, SpecError
 from k8sjob.jobs.plan import plan_job
 from k8sjob.kube.client.transport import ApiError
@@ -24,7 +25,7 @@ from k8sjob.kube.objects import is_ours, same_manifest
 from k8sjob.observe.status import job_status
 from k8sjob.rendering import check_script, manifest
 from k8sjob.rendering.diff import Difference, difference
-from k8sjob.targets.jobs import PREFERRED, namesake, of_kind, seconds_to_end, target_of
+from k8sjob.targets.jobs import PREFERRED, has_ended, namesake, of_kind, seconds_to_end, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -257,6 +258,8 @@ class _Submission:
         ref, seconds = JobRef.of(existing), seconds_to_end(existing)
         deleting = bool(existing["metadata"].get("deletionTimestamp"))
         state = "was already being deleted" if deleting else "may be deleted by now"
+        if has_ended(existing) and not deleting and (why_not := keep_record_of(self._backend, ref)):
+            self._report(why_not)
         deadline = time.monotonic() + seconds
         try:
             try:

@@ -6,6 +6,7 @@ init container, whichever is more, and its overhead. A Pod that has ended takes 
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 Amounts = dict[str, Decimal]
 """By resource: cores, bytes, counts."""
+_GPUS: Final = re.compile(r"/.*gpu|/mig-")
 
 
 def amounts(quantities: Any) -> Amounts:
@@ -31,6 +33,11 @@ def amounts(quantities: Any) -> Amounts:
         with suppress(ValueError):
             found[resource] = parse(str(text))
     return found
+
+
+def counts_gpus(resource: str) -> bool:
+    """Whether a resource counts GPUs or parts of them: nvidia.com/gpu, nvidia.com/mig-1g.5gb."""
+    return bool(_GPUS.search(resource.lower()))
 
 
 def as_text(resource: str, amount: Decimal) -> str:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.backends.api import JobRef
 from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError
-from k8sjob.kube.capacity import amounts
+from k8sjob.kube.capacity import amounts, counts_gpus
 from k8sjob.kube.objects import Object, Pod, moment, training, true_conditions
 from k8sjob.observe.logs import replica_of_rank
 from k8sjob.observe.status import job_status, speaker
@@ -240,7 +240,7 @@ def _devices(job: Json) -> tuple[str, dict[str, float]]:
     for role, count, spec in pod_specs(job):
         resources = training(spec.get("containers")).get("resources") or {}
         asked = {**amounts(resources.get("limits")), **amounts(resources.get("requests"))}
-        found = sum(float(n) for name, n in asked.items() if name.endswith("/gpu"))
+        found = sum(float(n) for name, n in asked.items() if counts_gpus(name))
         for index in range(count):
             name = f"{role.lower()}-{index}"
             gpus[name], cpus[name] = found, float(asked.get("cpu", 1))

@@ -20,7 +20,7 @@ from k8sjob.observe.logs import MOST_AT_ONCE, TAIL_LINES, excerpt
 from k8sjob.observe.merge import Ended, Merge
 from k8sjob.observe.status import JobStatus, job_status
 from k8sjob.targets.api import JobState
-from k8sjob.targets.jobs import TARGETS, replica_names
+from k8sjob.targets.jobs import TARGETS, replica_names, target_of
 
 if TYPE_CHECKING:
     import threading
@@ -246,7 +246,7 @@ class _Watcher:
                 continue
             about, message = event.get("involvedObject") or {}, event.get("message") or ""
             pod = about.get("name", "") if about.get("kind", "Pod") == "Pod" else ""
-            replica = pod.removeprefix(f"{job}-") if pod != job else ""
+            replica = target_of(snapshot.job).replica_named(job, pod)
             alike = _UID.sub("", message.replace(pod, "")) if replica else event["metadata"]["uid"]
             if (event.get("reason"), alike) in self._reported_warnings:
                 continue

@@ -16,6 +16,7 @@ from k8sjob.jobs.plan import plan_job, plan_run
 from k8sjob.jobs.rerun import spec_of
 from k8sjob.jobs.result import POSITION, read_reached
 from k8sjob.jobs.submit import submit_plan
+from k8sjob.jobs.suspend import suspend
 from k8sjob.observe.logs import logs, select
 from k8sjob.observe.timing import read_output_times, timing
 from k8sjob.observe.usage import read_usage
@@ -152,8 +153,7 @@ def _delete(entry: Entry, _connect: Connect) -> str:
 
 
 def _suspend(entry: Entry, _connect: Connect, *, value: bool) -> str:
-    entry.backend.suspend(entry.ref, value=value)
-    return f"{entry.ref} is being {'suspended' if value else 'resumed'}"
+    return "; ".join(filter(None, suspend(entry.backend, entry.ref, value=value)))
 
 
 def _again(entry: Entry, connect: Connect) -> str:

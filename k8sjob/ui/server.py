@@ -325,7 +325,6 @@ class Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 timeout_graceful_shutdown=3,
-                limit_concurrency=2 * _STREAMS,
             )
         )
         self._page = page

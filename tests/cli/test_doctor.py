@@ -72,6 +72,15 @@ def test_json_has_what_the_reference_says(doctor, cluster):
     for check in report["checks"]:
         assert list(check) == ["topic", "verdict", "seen", "next_step", "details"]
         assert check["verdict"] in {"ok", "unknown", "warning", "problem"}
+    told = yaml.safe_load(doctor("-o", "yaml").out)["checks"]
+    assert [check["topic"] for check in told] == [check["topic"] for check in report["checks"]]
+
+
+def test_this_machine_alone(doctor, cluster):
+    done = doctor("--local")
+    assert done.code == 0
+    assert "no cluster was checked" in done.out
+    assert cluster.asked == []
 
 
 @pytest.mark.parametrize("lines", [(), ("namespace: theirs",)])

@@ -217,6 +217,7 @@ def test_a_job_that_fails_says_why_without_being_asked(job, k8sjob):
     (finding, *_) = json.loads(k8sjob("why", "tiny", "-o", "json").out)
     assert finding["replica"] == "master-0"
     assert k8sjob("why", "tiny").out.startswith("why: ")
+    assert k8sjob("watch", "tiny").code == 100
 
 
 def test_another_terminal(job, k8sjob, process, tmp_path):

@@ -127,6 +127,19 @@ def test_other_lines_stay_beside_what_is_there(tmp_path):
     }
 
 
+def test_long_files_are_compared_to_their_end(tmp_path):
+    many = ["x" * 1000] * 3000
+    save(tmp_path, *many, "one end")
+    assert save(tmp_path, *many, "another") == ["job-master-0.0-2.log"]
+    assert save(tmp_path, *many, "one end", "more") == ["job-master-0.0.log"]
+
+
+def test_times_in_front_of_the_lines(tmp_path):
+    with Saver(tmp_path, "job", times=True) as saver:
+        saver.show([line("text")])
+    assert saver.saved[0].read_text() == f"{AT} text\n"
+
+
 def test_thousands_of_files_need_no_thousands_of_handles(tmp_path):
     with Saver(tmp_path, "job") as saver:
         for number in range(2000):

@@ -96,6 +96,16 @@ def test_the_option_shows_it(k8sjob):
     assert "Traceback" not in k8sjob("validate", "nowhere.yaml", "-o", "xml").err
 
 
+def test_a_file_named_as_a_module_of_pythons_library_is_not_imported(process, tmp_path):
+    """`python -m` puts the working folder in front; of a script's folder it must not be."""
+    for name in ("queue", "json", "click", "yaml"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('of the script')")
+    child = process("version", "-o", "json", cwd=tmp_path)
+    out, err = child.communicate(timeout=60)
+    assert (child.returncode, err) == (0, "")
+    assert '"k8sjob"' in out
+
+
 def test_a_reader_that_goes_away_is_no_error():
     schema = subprocess.Popen(
         [sys.executable, "-m", "k8sjob", "schema"],

@@ -57,7 +57,8 @@ def test_a_name_in_both_places_is_ambiguous(here, there, k8sjob):
         assert done.err.startswith("error: 'tiny' is ambiguous: use local/tiny or blue/tiny\n")
     for place in (["local/tiny"], ["tiny", "--local"], ["tiny", "-n", "local"]):
         assert k8sjob("status", *place, "-o", "name").out == "local/tiny\n"
-    for place in (["blue/tiny"], ["tiny", "-n", "blue"], ["tiny", "--context", "fake"]):
+    for place in (["blue/tiny"], ["tiny", "-n", "blue"], ["blue/tiny", "-n", "blue"],
+                  ["tiny", "--context", "fake"]):  # fmt: skip
         assert k8sjob("status", *place, "-o", "name").out == "blue/tiny\n"
     assert k8sjob("status", "tiny", "-n", "red").code == 102
 
@@ -324,6 +325,7 @@ def test_a_shell_completes_names_of_both_places(here, there, complete, tmp_path)
     assert offers("k8sjob status red/", "red/far")
     assert offers("k8sjob status local/", "local/mine", "local/both")
     assert offers("k8sjob status -n red ", "far")
+    assert offers("k8sjob status --local ", "mine", "both")
     assert offers("k8sjob status --context ", "fake")
 
 

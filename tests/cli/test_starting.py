@@ -18,7 +18,18 @@ def test_init_writes_a_job_that_is_valid(k8sjob, tmp_path):
     first = (folder / "job.yaml").read_text().splitlines()[0]
     assert first == "# yaml-language-server: $schema=.job.schema.json"
     assert json.loads((folder / ".job.schema.json").read_text()) == schema()
+    assert json.loads(k8sjob("schema").out) == schema()
     compile((folder / "main.py").read_text(), "main.py", "exec")
+
+
+def test_a_folder_that_exists_gives_its_name_and_keeps_its_files(k8sjob, tmp_path, monkeypatch):
+    folder = tmp_path / "here"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    monkeypatch.chdir(folder)
+    assert k8sjob("init", ".").code == 0
+    assert load(folder).name == "here"
+    assert (folder / "notes.txt").read_text() == "mine"
 
 
 def test_what_init_writes_is_clean(k8sjob, tmp_path):

@@ -1,6 +1,6 @@
 """Every strategy, in every shape, has the loss curve of one process; the page of it is made here.
 
-`pytest tests/dist/test_proof.py --regenerate` writes docs/reference/strategies.md anew.
+`pytest tests/dist/test_proof.py --regenerate` writes docs/reference/strategies.md.
 """
 
 import re
@@ -287,35 +287,35 @@ def test_the_page_says_what_is_measured(measured, request):
 
 HEAD = """\
 <!-- Written by tests/dist/test_proof.py: pytest tests/dist/test_proof.py --regenerate -->
-# What is proved of each strategy
+# The loss under each strategy
 
-Each row is trained for 20 steps of 32 samples, at one seed, in single precision and without
-dropout, and so is one process alone. The numbers are the largest difference between the losses of a
-step: the tests fail above {tolerance:.0e}, and those here are measured on a CPU over gloo.
+Each row, and one process alone, trains for 20 steps of 32 samples with one seed, in single
+precision and without dropout. The numbers are the largest difference between the losses of a step,
+measured on a CPU over gloo; the tests fail above {tolerance:.0e}.
 
-- *digits*: a perceptron on scikit-learn's 8 x 8 images; its loss goes from {digits[0]:.2f} to
+- *digits*: a perceptron on scikit-learn's 8 x 8 images; its loss falls from {digits[0]:.2f} to
   {digits[1]:.2f}.
-- *text*: a transformer of two blocks that reads the description of these images, letter by letter;
-  {text[0]:.2f} to {text[1]:.2f}.
-- Under `keras` and `keras_mesh` both are models of Keras, under `keras_mesh` on JAX, whose compiler
-  leaves most of its optimisations out here, which take half of the time. Under `parameter_server`
-  the pixels of digits and the letters of text are looked up in tables on the servers.
+- *text*: a transformer of two blocks that reads the description of these images letter by letter;
+  its loss falls from {text[0]:.2f} to {text[1]:.2f}.
+- Under `keras` and `keras_mesh` both are Keras models. `keras_mesh` runs on JAX, here without most
+  of its compiler's optimizations. Under `parameter_server` the pixels of digits and the letters of
+  text are looked up in tables on the servers.
 
 | strategy | processes | digits | text | replicas, bit by bit | dropout |
 |---|---|---|---|---|---|
 """
 TAIL = """
-- **Replicas**: the ranks that have the same part of the model have the same bits in it after the
-  last step.
-- **Dropout**: the number of different masks that the ranks draw. Ranks with the same share of the
-  data draw the same, all others another, and a second run is equal to the first in every number.
-  JAX computes with the whole batch, so that it draws the mask of one process.
-- **Two trainers** of a parameter server each step the tables when they have a gradient, as it
-  comes, so that no two runs are equal. Their loss on digits comes under {reach} in 80 steps
-  ({reached:.2f}), and both have the same model.
+- **Replicas**: ranks with the same part of the model have bit-identical parameters after the last
+  step.
+- **Dropout**: the number of different masks that the ranks draw. Ranks with the same samples draw
+  the same mask, all others different ones, and a second run has the same numbers. JAX computes with
+  the whole batch, so it draws the mask of one process.
+- **Two trainers** of a parameter server update the tables asynchronously, so no two runs are equal.
+  Their loss on digits falls below {reach} in 80 steps ({reached:.2f}), and both have the same
+  model.
 
-The settings that are tested besides are in
-[choose a strategy](../how-to/choose-strategy.md#what-is-proved).
+[Choose a strategy](../how-to/choose-strategy.md#what-is-proved) lists the other settings that are
+tested.
 """
 
 

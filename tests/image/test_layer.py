@@ -235,6 +235,14 @@ def test_a_disk_that_is_full(code, tmp_path):
     assert f"the layer cannot be written to {tmp_path}: File too large; make space" in done.stderr
 
 
+def test_no_folder_for_what_is_temporary(code, monkeypatch):
+    (code / "data.bin").write_bytes(os.urandom(9_000_000))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", list)  # as on a disk to read alone
+    with pytest.raises(ImageError, match=r"cannot be written to a temporary folder: .*by TMPDIR"):
+        packed(code)
+
+
 @pytest.mark.parametrize("zstd", [False, True])
 @pytest.mark.parametrize("size", [0, 2_000_000])
 def test_a_disk_that_is_full_again_when_the_file_is_closed(monkeypatch, size, zstd):

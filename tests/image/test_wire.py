@@ -123,6 +123,12 @@ def test_a_pause_is_what_the_other_side_asks_for():
     assert _retry_after("Mon, 01 Jan 0001 00:00:00 -0000") <= 0
 
 
+def test_pauses_grow():
+    began = time.monotonic()
+    RetryPolicy(pause=0.001).wait(6)
+    assert time.monotonic() - began >= 0.75 * 0.032
+
+
 def test_why_there_is_no_connection():
     with pytest.raises(TransportError, match=r"^127\.0\.0\.1:\d+: Connection refused$"):
         HttpClient().send("GET", f"http://127.0.0.1:{free_port()}/v2/")

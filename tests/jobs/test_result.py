@@ -143,6 +143,7 @@ def test_output_that_the_terminal_cannot_show_ends_nothing(local, tmp_path, monk
     assert result.logs["master-0"] == "한글\n"
     out.flush()
     assert b"master-0 | ??\n" in out.buffer.getvalue()
+    assert b"\njob Succeeded after " in out.buffer.getvalue()
     assert out.errors == "strict"
 
 

@@ -6,6 +6,7 @@ import pytest
 from apiserver import Apiserver, InMemory, status
 
 from k8sjob.backends.cluster.backend import ClusterBackend
+from k8sjob.backends.record import RecordBackend, Records
 from k8sjob.contract import Role
 from k8sjob.errors import BackendError, ImageError, JobExists, SpecError
 from k8sjob.jobs.plan import plan_submission, warnings
@@ -105,6 +106,20 @@ def test_replace_deletes_that_job_waits_and_makes_it_anew(api, backend):
     assert (done.ref.name, done.outcome) == ("tiny", Outcome.REPLACED)
     assert done.ref.uid == stored(api)["metadata"]["uid"] != first.ref.uid
     assert messages[0].startswith("waiting until blue/tiny and its pods are gone, at most 120 s")
+
+
+@pytest.mark.parametrize("condition", ["Failed", "Running"])
+def test_of_a_replaced_job_that_had_ended_a_record_is_kept(
+    condition, api, backend, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("K8SJOB_STATE", str(tmp_path))
+    first = sent(SPEC, backend)
+    api.end("blue", "tiny", condition)
+    assert sent(OTHER, backend, replace=True).outcome is Outcome.REPLACED
+    kept = Records().find("tiny", "blue")
+    assert (kept is not None) == (condition == "Failed")
+    if kept:
+        assert RecordBackend(kept).find("tiny").uid == first.ref.uid
 
 
 def test_nothing_is_made_or_deleted_where_the_new_job_would_be_refused(api, backend):

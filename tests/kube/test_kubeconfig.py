@@ -94,6 +94,16 @@ def test_a_plugin_and_whose_part_is_played(write):
         (config(user="x") | {"users": []}, None, "the user 'one-user', which is not under users"),
         (config() | {"clusters": []}, None, "the cluster 'one', which is not under clusters"),
         (config() | {"clusters": [{"name": "one"}]}, None, "no cluster with a server"),
+        *(
+            (
+                config() | {"clusters": [{"name": "one", "cluster": {"server": "x", field: 5}}]},
+                None,
+                f"{field} of the cluster 'one' is not text; put it in quotes",
+            )
+            for field in ("server", "proxy-url", "certificate-authority-data")
+        ),
+        (config(user={"token": 5}), None, "token of the user 'one-user' is not text"),
+        (config(user={"exec": "aws"}), None, "exec of the user 'one-user' is not a mapping"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_told_with_its_name(write, content, asked, words):

@@ -138,6 +138,11 @@ def test_the_place_that_kueue_gives_away(job, places, detail):
     assert finding.message.endswith(detail)
 
 
+@pytest.mark.parametrize("missing", [[absent("localqueues")], [absent("workloads")]])
+def test_a_job_that_its_user_suspended_is_resumed_where_kueue_does_not_manage_it(job, missing):
+    assert "k8sjob resume ns/job" in explained(job, *missing).next_step
+
+
 NEVER = [
     ([absent("localqueues"), absent("workloads")], "Kueue is not installed in this cluster"),
     ([absent("localqueues", "research")], "there is no queue 'research' in namespace ns"),

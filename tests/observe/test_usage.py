@@ -39,6 +39,12 @@ def test_devices_are_counted_and_cpus_where_there_is_no_gpu():
     assert (none.device, none.seconds[Use.TRAINING]) == ("CPU", 400)
 
 
+def test_parts_of_gpus_are_gpus():
+    made = job(end=100, gpus=2, workers=0, resource="nvidia.com/mig-1g.5gb")
+    found = usage(Snapshot(made, [pod("master-0", 0, 100)]), [line(0), step(0, 1), finished(100)])
+    assert (found.device, found.seconds[Use.TRAINING]) == ("GPU", 200)
+
+
 @pytest.mark.parametrize("attempt", [0, 1])  # again within the container, or in a new start of it
 def test_what_a_later_start_does_again_is_repeated(attempt):
     lines = [line(0), met(10), step(20, 1), step(30, 2), step(40, 3), line(42, "error")]

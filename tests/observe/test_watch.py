@@ -21,7 +21,7 @@ from observed import (
     unplaced,
 )
 
-from k8sjob.backends.api import LogLine
+from k8sjob.backends.api import LogLine, Snapshot
 from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.kube.client.listwatch import Change, Kind
@@ -139,6 +139,17 @@ def test_warnings_are_reported_once_with_their_replica():
         ("", "TooFewGPUs!"),
         ("", "TooFewGPUs!"),
     ]
+
+
+@pytest.mark.parametrize(("pod", "replica"), [("job-1-x7k2p", "worker-0"), ("job-other", "")])
+def test_a_warning_names_its_replica_as_the_kind_of_job_names_its_pods(pod, replica):
+    meta = {"name": "job", "namespace": "ns", "uid": "u", "creationTimestamp": at("00:00")}
+    made = {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": {"completions": 2}}
+    event = about("Pod", pod, "FailedMount", 'no volume "v"', type="Warning")
+    done = {"conditions": [{"type": "Complete", "status": "True"}]}
+    found = watched(Snapshot(made, (), (event,)), Snapshot({**made, "status": done}))
+    (warned,) = of_kind(found, "warning")
+    assert warned.replica == replica
 
 
 def test_trouble_is_reported_once_although_kubelet_and_operator_both_report_it():

@@ -175,18 +175,20 @@ class TestKeras:
     SCRIPT = "import os; print(os.environ.get('KERAS_BACKEND'))"
 
     @pytest.mark.parametrize(
-        ("strategy", "options", "backend"),
+        ("strategy", "options", "given", "backend"),
         [
-            ("keras", {}, "torch"),
-            ("keras_mesh", {"keras_backend": "jax"}, "jax"),
-            ("keras_mesh", {"keras_backend": "torch"}, "torch"),
-            ("ddp", {}, "None"),
+            ("keras", {}, None, "torch"),
+            ("keras", {}, "torch", "torch"),
+            ("keras_mesh", {"keras_backend": "jax"}, None, "jax"),
+            ("keras_mesh", {"keras_backend": "torch"}, None, "torch"),
+            ("ddp", {}, None, "None"),
         ],
     )
-    def test_the_backend_is_set_before_the_first_import(self, run, strategy, options, backend):
-        result = run(
-            self.SCRIPT, strategy=strategy, options=options, environ={"KERAS_BACKEND": None}
-        )
+    def test_the_backend_is_set_before_the_first_import(
+        self, run, strategy, options, given, backend
+    ):
+        environ = {"KERAS_BACKEND": given}
+        result = run(self.SCRIPT, strategy=strategy, options=options, environ=environ)
         assert result.out.split() == [backend]
 
     def test_another_choice_is_refused(self, run):

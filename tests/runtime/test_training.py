@@ -151,6 +151,13 @@ def test_sigterm_saves_and_leaves_with_143(settings, told, tmp_path):
     assert torch.equal(run.model.weight, train(3).model.weight)
 
 
+def test_sigterm_without_checkpoints_leaves_with_143(settings):
+    settings()
+    with pytest.raises(SystemExit) as left:
+        train(3, stop_after=6)
+    assert left.value.code == 143
+
+
 def test_sigterm_in_an_evaluation_comes_back_to_it(settings, told, tmp_path):
     settings(checkpoint_dir=str(tmp_path))
 

@@ -2,7 +2,7 @@ import pytest
 
 from k8sjob.contract import RuntimeConfig
 from k8sjob.errors import SpecError
-from k8sjob.spec import JobSpec, Replicas, Resources
+from k8sjob.spec import JobSpec, Replicas, Resources, Run
 from k8sjob.yamldoc import parse
 
 
@@ -17,6 +17,7 @@ def test_a_minimal_job():
     assert not spec.builds_image
     built = job(image={"repository": "r/x", "base": "python:3.12"})
     assert (built.builds_image, built.image_reference) == (True, "r/x")
+    assert job(run=Run(script="main.py"), replicas=Replicas()) == spec
     assert spec.uses_agent
     assert spec.runtime_config == RuntimeConfig(job="x")
     assert spec.to_yaml() == 'name: x\nimage: "r/x:1"\nrun:\n  script: main.py\n'

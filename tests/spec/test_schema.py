@@ -56,6 +56,8 @@ def test_the_schema_is_one_and_names_no_host_but_its_dialect():
     jsonschema.Draft202012Validator.check_schema(whole)
     assert whole.pop("$schema") == "https://json-schema.org/draft/2020-12/schema"
     assert "$id" not in whole
+    parts = [whole, *whole["$defs"].values()]
+    assert all(part["additionalProperties"] is False for part in parts)
     text = re.sub(
         r"https://packages\.internal/simple|http://mlflow\.team:5000", "", json.dumps(whole)
     )

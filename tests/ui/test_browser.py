@@ -251,6 +251,16 @@ def test_a_server_that_ends_is_noticed_and_a_token_that_is_wrong(serve, screen, 
     page.errors()
 
 
+def test_an_address_with_a_broken_escape_is_the_list(serve, screen, jobs):
+    page = screen()
+    page.open(serve(jobs))
+    page.see("digits")
+    page.go("#/job/local:uid-digits")
+    page.see("12 of 20")
+    page.go("#/%")
+    page.see("3 jobs", absent=("12 of 20",))
+
+
 def test_what_a_job_is_made_of_is_read_when_it_is_asked_for(serve, screen, jobs):
     page = screen()
     page.open_job(serve(jobs), "other")

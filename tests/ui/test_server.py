@@ -1,6 +1,8 @@
 """What the page's server answers, and to whom."""
 
 import math
+import socket
+from contextlib import ExitStack
 
 import pytest
 from inmemory import JobsInMemory
@@ -114,6 +116,14 @@ def test_no_file_outside_of_the_pages_own_is_served_and_no_other_method_answered
         assert client.ask(f"/static/{path}")[0] == 404
     for method in ("PUT", "DELETE", "OPTIONS", "TRACE"):
         assert client.ask("/", method)[0] == 405
+
+
+def test_connections_that_ask_nothing_do_not_block_the_page(serve):
+    client = serve(JobsInMemory())
+    with ExitStack() as idle:
+        for _ in range(140):
+            idle.enter_context(socket.create_connection(("127.0.0.1", client.port)))
+        assert client.ask("/")[0] == 200
 
 
 # --- the list -------------------------------------------------------------------------------------
@@ -242,11 +252,26 @@ def test_jobs_are_compared_by_what_their_authors_wrote(serve, digits):
 
 @pytest.mark.parametrize("action", ["suspend", "resume", "delete"])
 def test_a_job_is_changed(client, digits, action):
+    digits.there["digits"]["spec"]["runPolicy"] = {"suspend": action == "resume"}
     code, _, body = client.ask(f"/api/jobs/{KEY}/{action}", "POST")
     assert (code, digits.asked) == (200, [(action, "digits")])
     assert "digits" in body["done"]
     assert client.ask(f"/api/jobs/{KEY}/{action}")[0] == 404  # a GET changes nothing
     assert client.ask(f"/api/jobs/{KEY}/explode", "POST")[0] == 404
+
+
+@pytest.mark.parametrize(("action", "now"), [("suspend", True), ("resume", False)])
+def test_what_a_job_already_is_it_is_not_made_again(client, digits, action, now):
+    digits.there["digits"]["spec"]["runPolicy"] = {"suspend": now}
+    code, _, body = client.ask(f"/api/jobs/{KEY}/{action}", "POST")
+    assert (code, digits.asked) == (200, [])
+    assert body["done"].endswith("nothing was changed")
+
+
+def test_who_suspends_a_job_in_a_queue_learns_what_kueue_does(client, digits):
+    digits.there["digits"]["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "q"}
+    done = client.ask(f"/api/jobs/{KEY}/suspend", "POST")[2]["done"]
+    assert "where Kueue manages the job it undoes that at once" in done
 
 
 @pytest.mark.parametrize("state", ["Failed", "Running"])

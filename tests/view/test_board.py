@@ -1,7 +1,9 @@
 """Many jobs: rows for a pipe, a table for a terminal."""
 
 import io
+import json
 import re
+from contextlib import closing
 
 import pytest
 from hypothesis import given
@@ -13,6 +15,7 @@ from view.conftest import ANY_DATA
 from k8sjob.contract import Event, EventKind
 from k8sjob.view.follow import follow_all
 from k8sjob.view.live import LiveBoard, PlainBoard
+from k8sjob.view.views import board
 
 
 def job(name, state, counts=None, **data):
@@ -39,6 +42,14 @@ def test_a_pipe_gets_a_row_a_change():
     ]
 
 
+def test_programs_get_json(capsys):
+    with closing(board("json")) as view:
+        view.show(LIFE)
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["kind"] for line in lines] == ["job", "job", "warning", "job"]
+    assert lines[0]["data"]["counts"] == {"Running": 3, "Pending": 1}
+
+
 def drawn(events, width=80, height=24):
     """The last lines that a terminal shows, and those that scrolled by above them."""
     terminal = io.StringIO()
@@ -54,6 +65,11 @@ def test_a_terminal_shows_those_that_continue_and_ends_scroll_by():
     assert lines[1].startswith("ns/a")
     assert "Failed" in lines[1]
     assert lines[2:] == ["1 Created, 1 Failed", "ns/b                      Created     2 Pending"]
+
+
+def test_a_name_that_scrolls_by_is_whole():
+    name = "a-name-of-more-than-twenty-four-columns"
+    assert drawn([job(name, "Failed")], width=30)[0].startswith(f"ns/{name}  Failed")
 
 
 def test_more_jobs_than_lines_are_counted_and_those_that_stand_still_come_first():

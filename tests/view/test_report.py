@@ -84,6 +84,11 @@ def test_numbers_are_short(value, text):
     assert number(value) == text
 
 
+@given(st.floats())
+def test_numbers_stay_short(value):
+    assert len(number(value)) <= 11
+
+
 def test_a_report_of_many_metrics_and_of_a_long_name_stays_short():
     summary = JobSummary("job")
     names = ["x" * 500, *(f"grad/{at}" for at in range(300))]

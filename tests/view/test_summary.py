@@ -19,6 +19,12 @@ def test_a_group_that_met_again_replaces_what_it_repeats(progress):
     assert summary.curve == [(0.5, 5.0), (1.0, 4.5), (1.5, 3.5)]
 
 
+def test_epochs_are_counted_from_one(progress):
+    now = summary_of([progress(epoch=0, step=5, steps=20, epochs=4)]).progress
+    assert (now.epoch, now.epochs, now.step, now.steps) == (1, 4, 5, 20)
+    assert now.fraction == 0.25 / 4
+
+
 def test_a_long_training_keeps_its_ends(progress):
     count = 3 * MAX_POINTS
     summary = summary_of(progress(0, step, count, loss=step) for step in range(1, count + 1))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.checks.lint.finding import Hit
 from k8sjob.errors import field_path
+from k8sjob.kube.capacity import counts_gpus
 from k8sjob.kube.objects import Json, at_path, training
 from k8sjob.targets.jobs import DEFAULT
 
@@ -67,7 +68,7 @@ class Container:
         """The resources among its limits and requests that count GPUs."""
         resources = self.data.get("resources")
         names = {n for group in ("limits", "requests") for n in at_path(resources, group) or ()}
-        return sorted(name for name in names if re.search(r"/.*gpu|/mig-", name.lower()))
+        return sorted(filter(counts_gpus, names))
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,11 @@ IN_CLUSTER: Final = "in-cluster"
 """The name of the context of a pod's own service account."""
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where the kubelet puts a pod's token, CA and namespace."""
+_TEXT_FIELDS: Final = (
+    "server proxy-url tls-server-name certificate-authority certificate-authority-data token"
+    " tokenFile client-certificate client-certificate-data client-key client-key-data as"
+)
+"""Fields of a cluster and of a user that are text; kubectl refuses anything else, too."""
 
 _Config = dict[str, Any]
 
@@ -181,11 +186,23 @@ def _of_context(
                 f"{where}: context {name!r} names the {part} {meant[part]!r}, which is not"
                 f" under {names}; add it, or correct the context"
             )
-    server = _part(config, "clusters", meant.get("cluster", ""), "cluster").get("server")
+    cluster = _part(config, "clusters", meant.get("cluster", ""), "cluster")
+    user = _part(config, "users", meant.get("user", ""), "user")
+    for part, content in (("cluster", cluster), ("user", user)):
+        for key in sorted({*_TEXT_FIELDS.split()} & content.keys()):
+            if not isinstance(content[key], str | None):
+                raise BackendError(
+                    f"{where}: {key} of the {part} {meant[part]!r} is not text; put it in quotes,"
+                    " or correct it"
+                )
+    server = cluster.get("server")
     if not server:
         raise BackendError(f"{where}: context {name!r} has no cluster with a server; add it")
-    user = _part(config, "users", meant.get("user", ""), "user")
     plugin = user.get("exec") or {}
+    if not isinstance(plugin, dict):
+        raise BackendError(
+            f"{where}: exec of the user {meant['user']!r} is not a mapping; correct it"
+        )
     return Access(
         context=name,
         server=str(server).rstrip("/"),

@@ -109,9 +109,10 @@ def _closed(facts: Facts, queue: str) -> tuple[str, str] | None:
         for status in facts.of_kind("Status")
     }
     without = "or take kueue_queue out of the job and submit it with --replace"
+    start = f"start it without a queue: k8sjob resume {facts.job_argument}; or"
     if ("localqueues", "") in missing:
         what = "Kueue is not installed in this cluster (kueue.x-k8s.io/v1beta2)"
-        return what, f"have Kueue installed, {without}"
+        return what, f"{start} have Kueue installed"
     if ("localqueues", queue) in missing:
         shown = f"kubectl get localqueues -n {facts.namespace} shows the existing ones"
         what = f"there is no queue {queue!r} in namespace {facts.namespace}"
@@ -120,9 +121,9 @@ def _closed(facts: Facts, queue: str) -> tuple[str, str] | None:
     if ("workloads", "") in missing and created and facts.now - created > _NO_WORKLOAD:
         what = f"Kueue has made no Workload for it in {age(created, facts.now)}: it does not run,"
         what += f" or does not manage {facts.target.kind}s in namespace {facts.namespace}"
-        step = f"check whether its controller runs, have {facts.target.kueue_framework} in"
+        step = f"{start} check whether its controller runs, have {facts.target.kueue_framework} in"
         step += " integrations.frameworks of its settings, and the namespace in"
-        return what, f"{step} managedJobsNamespaceSelector, {without}"
+        return what, f"{step} managedJobsNamespaceSelector"
     for local in facts.of_kind("LocalQueue"):
         name = cluster_queue(local)
         found = [one for one in facts.of_kind("ClusterQueue") if Object(one).name == name]

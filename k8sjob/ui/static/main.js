@@ -18,12 +18,17 @@ function state(text) {
   if (text.startsWith("the token")) view.replaceChildren(h("p", { className: "empty" }, text, "."));
 }
 
+/** The text without its percent escapes; as it is where one of them is none. */
+function decoded(text) {
+  try { return decodeURIComponent(text); } catch { return text; }
+}
+
 function show() {
   takeToken();
   current?.close();
   view.replaceChildren();
   connection.textContent = connection.className = "";
-  const [, name, rest = ""] = decodeURIComponent(location.hash).split("/");
+  const [, name, rest = ""] = decoded(location.hash).split("/");
   const place = (text) => {
     crumbs.replaceChildren(...(text ? [h("span", { ariaHidden: "true" }, "/"), h("span", {}, text)] : []));
     document.title = text ? `${text} · k8sjob` : "k8sjob";

@@ -113,6 +113,11 @@ def test_a_manifests_own_namespace_counts(backend, script):
     assert backend.create_manifest(job(namespace="other")).namespace == "other"
 
 
+def test_a_job_that_was_made_although_its_answer_was_lost_is_found(backend, script, error, taken):
+    script.on("POST", JOBS, error(), taken).on("GET", ONE, job(digest="abc"))
+    assert backend.create_manifest(job(digest="abc")).uid == "uid-1"
+
+
 def test_a_job_of_another_digest_was_not_made_by_the_request_that_was_lost(
     backend, script, error, taken
 ):
@@ -429,9 +434,11 @@ def test_a_trainjob_is_read_with_what_is_made_of_it(how, backend, script, listed
     assert found.job["child"]["metadata"]["uid"] == "its-job"
 
 
-def test_a_job_made_anew_is_another_one(backend, there):
+@pytest.mark.parametrize("how", ["snapshot", "watch"])
+@pytest.mark.parametrize("ref", [JobRef("one", "team", "uid-0"), JobRef("two", "team")])
+def test_a_job_made_anew_is_another_one(how, ref, backend, there):
     with pytest.raises(JobNotFound):
-        backend.snapshot(JobRef("one", "team", "uid-0"))
+        read(backend, ref, how)
 
 
 def test_events_that_may_not_be_read_are_missed_and_no_more(backend, there, error):
@@ -491,6 +498,14 @@ def test_a_connection_that_is_lost_and_is_back_is_told_by_events(backend, there,
     assert "(connection reset); trying again" in lost["message"]
     assert lost["involvedObject"] == {"kind": "PyTorchJob", "name": "one", "uid": "uid-1"}
     assert lost["metadata"]["uid"] != back["metadata"]["uid"]
+
+
+def test_a_connection_that_is_made_again_at_once_is_no_loss(backend, there, listed, error):
+    there.on("GET", JOBS, listed(1, job()), listed(5, job(version=5)), listed(6))
+    there.watched(JOBS, [error()], [{"type": "ERROR", "object": {"code": 410}}])
+    *_, last = backend.watch(JobRef("one", "team"))
+    assert last.job["metadata"]["resourceVersion"] == "5"
+    assert "ConnectionLost" not in [event["reason"] for event in last.events]
 
 
 def test_a_job_that_was_made_anew_while_nobody_watched_is_gone(backend, there, listed, error):

@@ -570,6 +570,12 @@ class Adapter:
 
 Adapter().sync()
 ---
+if rank > 0:
+    dist.barrier()
+if rank == 0:
+    dist.barrier()
+    dist.barrier(group)
+---
 class Config:
     rank: int = 16
 
@@ -612,6 +618,8 @@ SESSION = "from k8sjob import runtime\n\n"
         ("if job.is_main:\n    job.save(1, {})", True),
         ("if job.is_main:\n    cache.save(1)", False),
         ("if job.rank == 0:\n    run.step(x, y)", True),
+        ("if job.rank == 0:\n    found = job.gather(x)", True),
+        ("if job.is_main:\n    job.log(loss=1)", False),
         ("for e in run.epochs(3):\n    if not job.is_main:\n        continue\n    run.evaluate(d)",
          True),
         ("if job.is_main and job.should_stop():\n    pass", True),
