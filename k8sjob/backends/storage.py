@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.api import Backend, JobRef, Snapshot
 
-_URL: Final = re.compile(r"(?P<scheme>\w+)://(?P<path>[a-z0-9][a-z0-9._-]*(?:/[^\s?*\[\]]+)?)/*")
+_URL: Final = re.compile(r"(?P<scheme>\w+)://(?P<path>[a-z0-9][a-z0-9._-]*(?:/[^\s?*\[\]]*)?)")
 _PACKAGES: Final = {
     "s3": ("s3fs", "'k8sjob[s3]'"),
     "gs": ("gcsfs", "gcsfs"),
@@ -135,7 +135,9 @@ def _connect(url: str) -> tuple[Any, str]:
             f"{found['scheme']}:// needs one more package ({error}): pip install {requirement}"
         ) from error
     with _explained(url):
-        return fsspec.filesystem(found["scheme"], use_listings_cache=False), found["path"]
+        return fsspec.filesystem(found["scheme"], use_listings_cache=False), found["path"].rstrip(
+            "/"
+        )
 
 
 @contextmanager
@@ -158,6 +160,6 @@ def _explained(url: str, passing: tuple[type[Exception], ...] = ()) -> Iterator[
                 " what they allow"
             ) from error
         raise StorageError(
-            f"{url} cannot be read or written: {reason}; check the network, and the endpoint and the"
+            f"{url} cannot be read or written: {reason}; check the network, and the endpoint and"
             " credentials in the environment"
         ) from error
