@@ -337,6 +337,22 @@ def test_a_page_shows_what_others_wrote_as_text(job, k8sjob, tmp_path, monkeypat
     assert not re.search(r"src=|href=|url\(|@import", page)
 
 
+def test_a_record_says_what_the_job_ran_on(job, k8sjob, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    group = {"world_size": 4, "strategy": "ddp", "backend": "nccl", "device": "NVIDIA\x1b[2J H100"}
+    versions = {"torch": "2.9.1", "python": "3.12.1", "cuda": "12.8"}
+    file = job("end")
+    started = Event(EventKind.STARTED, group | versions, 1.0).encode()
+    (tmp_path / "program.py").write_text(f"print({started!r})\n")
+    assert k8sjob("run", file).code == 0
+    k8sjob("archive", "tiny")
+    ran = "4 processes met: ddp over nccl on NVIDIA H100; torch 2.9.1, Python 3.12.1, CUDA 12.8"
+    assert k8sjob("why", "tiny.k8sjob").out == f"ran: {ran}\nlocal/tiny succeeded\n"
+    assert k8sjob("why", "tiny").out == "local/tiny succeeded\n"
+    k8sjob("report", "tiny.k8sjob")
+    assert ran in (tmp_path / "tiny.html").read_text()
+
+
 def test_a_file_that_cannot_be_completed_leaves_what_was_there(job, k8sjob, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     k8sjob("run", job("end"))
