@@ -48,13 +48,14 @@ class StoredRecords:
         self._url = url.rstrip("/")
 
     def check(self) -> None:
-        """Write a small file, so that a wrong bucket is found before the first record.
+        """Write a small file and look for one, to find what is wrong before the first record.
 
         Raises:
-            StorageError: it cannot be written.
+            StorageError: it is denied, or not possible: without ListBucket nothing is ever absent.
         """
         with _explained(self._url):
             self._files.pipe_file(f"{self._root}/k8sjob-collect", __version__.encode())
+            self._files.exists(f"{self._root}/k8sjob-none")
 
     def keep(self, backend: Backend, ref: JobRef, snapshot: Snapshot | None = None) -> str:
         """Keep a brief record of a job, as write_record does; it is there whole or not at all."""

@@ -158,6 +158,7 @@ class Collector:
                 self._report(f"records cannot be kept, trying again: {error}")
         except Exception as error:  # noqa: BLE001 - no job may keep the others from being recorded
             self._report(f"{ref} could not be recorded: {str(error) or type(error).__name__}")
+            job.is_complete = job.is_deleted  # its next state is the same
 
     def _look_at(self, job: _Job, ref: JobRef) -> None:
         """Send the messages that are due about a job, and record it if anything is new."""
@@ -219,7 +220,11 @@ class Collector:
         if self._webhook is None or occasion not in wanted:
             return
         if self._records.mark(ref, occasion):  # before it is sent: none is ever sent twice
-            self._webhook.send(f"{ref} {text}", lambda: self._records.unmark(ref, occasion))
+            self._webhook.send(f"{ref} {text}", lambda: self._unmark(ref, occasion))
+
+    def _unmark(self, ref: JobRef, occasion: Occasion) -> None:
+        with suppress(StorageError, OSError):  # the message is then not tried another time
+            self._records.unmark(ref, occasion)
 
 
 def _part(text: str) -> str:

@@ -1,5 +1,6 @@
 """Records in a bucket of a real server with S3's interface, and the ways to it that are wrong."""
 
+import json
 import os
 import signal
 import subprocess
@@ -92,15 +93,33 @@ def test_collect_finds_a_wrong_bucket_before_it_begins(k8sjob, storage, monkeypa
     done = k8sjob("collect", "--into", "s3://no-bucket/x")
     assert (done.code, done.out) == (1, "")
     assert done.err == "error: s3://no-bucket/x is not there; check the bucket and the path\n"
-    storage("POST", "moto-api/reset-auth", b"0")  # from now on keys are looked at
+
+
+def test_collect_finds_what_is_not_allowed_before_it_begins(k8sjob, storage, monkeypatch):
+    """Of a storage that looks at keys: one that is not known, one that may only write."""
+    import boto3
+
+    iam = boto3.client("iam")
+    iam.create_user(UserName="writer")
+    key = iam.create_access_key(UserName="writer")["AccessKey"]
+    allowed = [{"Effect": "Allow", "Action": "s3:PutObject", "Resource": "*"}]
+    policy = json.dumps({"Version": "2012-10-17", "Statement": allowed})
+    iam.put_user_policy(UserName="writer", PolicyName="write", PolicyDocument=policy)
+    storage("POST", "moto-api/reset-auth", b"0")
     try:
-        done = k8sjob("collect", "--into", "s3://records/x")
+        unknown = k8sjob("collect", "--into", "s3://records/x")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", key["AccessKeyId"])
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", key["SecretAccessKey"])
+        sys.modules["s3fs"].S3FileSystem.clear_instance_cache()
+        writer = k8sjob("collect", "--into", "s3://records/x")
     finally:
         storage("POST", "moto-api/reset-auth", b"inf")
-    assert done.code == 1
-    assert done.err.startswith("error: s3://records/x: access is denied (The AWS Access Key Id")
-    assert len(done.err.splitlines()) == 1
-    assert SECRET not in done.err
+    for done, why in ((unknown, "The AWS Access Key Id you"), (writer, "Forbidden")):
+        assert done.code == 1
+        assert done.err.startswith(f"error: s3://records/x: access is denied ({why}")
+        assert len(done.err.splitlines()) == 1
+        assert SECRET not in done.err
+        assert key["SecretAccessKey"] not in done.err
 
 
 def test_no_credentials_and_no_server(k8sjob, storage, monkeypatch):

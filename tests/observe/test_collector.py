@@ -206,6 +206,28 @@ def test_records_that_cannot_be_kept_are_reported_once_and_kept_later(error):
     assert [one.text for one in record().logs(REF, "master-0")] == ["step 1"]
 
 
+def test_a_mark_that_cannot_be_taken_back_stops_nothing():
+    class Refused(Sent):
+        def send(self, message, unsent):
+            unsent()
+
+    class Down(Records):
+        def unmark(self, *_given):
+            raise StorageError("it is down")
+
+    cluster = Cluster(now("Failed", pod=FAILED))
+    said = collect(cluster, Kind.ADDED, sent=Refused(), records=Down())
+    assert [one.partition(":")[0] for one in said] == ["ns/job Failed"]
+
+
+def test_a_deleted_job_that_cannot_be_read_is_reported_once(monkeypatch):
+    monkeypatch.setattr(collector, "job_status", lambda _snapshot: 1 / 0)
+    cluster, looks = Cluster(now("Failed", pod=FAILED)), iter([False] * 20 + [True])
+    cluster.gone = True
+    said = collect(cluster, Kind.DELETED, until=lambda said: said and next(looks))
+    assert said == ["ns/job could not be recorded: division by zero"]
+
+
 def test_a_job_that_cannot_be_read_at_all_keeps_no_other(monkeypatch):
     monkeypatch.setattr(collector, "job_status", lambda _snapshot: 1 / 0)
     said = collect(Cluster(now("Failed", pod=FAILED)), Kind.ADDED, Kind.MODIFIED)
