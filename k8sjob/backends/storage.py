@@ -32,6 +32,8 @@ _PACKAGES: Final = {
 """What fsspec needs for a scheme, and what pip installs it by."""
 _BLOCK: Final = 1 << 22
 """Bytes of a record that are read at once: most of it is often not needed."""
+_UPLOAD: Final = {"s3": {"chunksize": 1 << 23, "max_concurrency": 2}}
+"""Of a large record; s3fs would hold 500 MiB of it in memory, and collect writes four at once."""
 
 
 class StoredRecords:
@@ -46,6 +48,7 @@ class StoredRecords:
     def __init__(self, url: str) -> None:
         self._files, self._root = _connect(url)
         self._url = url.rstrip("/")
+        self._upload = _UPLOAD.get(url.partition(":")[0], {})
 
     def check(self) -> None:
         """Write a small file and look for one, to find what is wrong before the first record.
@@ -63,7 +66,8 @@ class StoredRecords:
             write_record(backend, ref, out, lambda *_: None, brief=True, snapshot=snapshot)
             out.flush()
             with _explained(self._url):
-                self._files.put_file(out.name, f"{self._root}/{_name(ref, SUFFIX)}")
+                path = f"{self._root}/{_name(ref, SUFFIX)}"
+                self._files.put_file(out.name, path, **self._upload)
         return f"{self._url}/{_name(ref, SUFFIX)}"
 
     def open(self, ref: JobRef) -> RecordBackend:

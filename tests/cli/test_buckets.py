@@ -1,5 +1,6 @@
 """Records in a bucket of a real server with S3's interface, and the ways to it that are wrong."""
 
+import base64
 import json
 import os
 import signal
@@ -9,7 +10,11 @@ import threading
 import urllib.request
 
 import pytest
-from trainings import job
+from inmemory import JobsInMemory
+from trainings import job, pod
+
+from k8sjob.backends.api import JobRef
+from k8sjob.backends.storage import StoredRecords
 
 SECRET = "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEY"
 # botocore holds python-dateutil below 3, and so kubernetes below 37: not for everybody's tests.
@@ -157,6 +162,19 @@ def test_collect_keeps_records_in_a_bucket(api, storage, process, k8sjob):
     collector.wait(30)
     (url,) = [one for one in lines[0].split() if one.startswith("s3://records/a/blue/one@")]
     assert k8sjob("status", url).code == 0
+
+
+def test_a_large_record_is_written_in_parts(storage):
+    texts = [base64.b64encode(os.urandom(3 << 18)).decode() for _ in range(24)]
+    backend = JobsInMemory(one=job(end=3600, name="one"))
+    backend.write("one", *texts)
+    backend.pods["one"] = [pod("master-0", 0, 3600)]
+    records, ref = StoredRecords("s3://records/large"), JobRef("one", "team", "u")
+    assert records.keep(backend, ref) == "s3://records/large/team/one@u.k8sjob"
+    kept = records.open(ref)
+    assert [one.text for one in kept.logs(ref, "master-0")] == texts
+    with kept._file() as file:
+        assert file.seek(0, os.SEEK_END) > 2 * 2**23  # several parts
 
 
 # --- without a server -----------------------------------------------------------------------------
