@@ -5,6 +5,7 @@
 # make test-image    images built and pushed for real; needs root on Debian (installs buildah, skopeo ...)
 # make test-cluster  a real Kubernetes; needs root on Debian and Go, or KUBECONFIG and K8SJOB_TEST_REGISTRY
 # make test-chaos    what kills processes and stops parts of a cluster; needs root on Debian and Go
+# make test-s3       records in a bucket, on a server with S3's interface; installs it
 # make test-all      all of these
 # make docs-site  the documentation as a searchable site, in site/
 # make bench  measurements beside the tools one would use instead
@@ -19,7 +20,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test check test-dist test-image test-cluster test-chaos test-rest test-all cluster-built controllers-built lint bench cluster cluster-down goldens docs docs-site clean system-packages
+.PHONY: demo test check test-dist test-image test-cluster test-chaos test-s3 test-rest test-all cluster-built controllers-built lint bench cluster cluster-down goldens docs docs-site clean system-packages
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.demo
@@ -53,13 +54,16 @@ test-chaos: controllers-built
 	@$(BIN)/python tests/needs.py chaos
 	$(PYTEST) -m "chaos"
 
+test-s3: $(VENV)-s3/.done
+	$(VENV)-s3/bin/python -m pytest -q tests/cli/test_buckets.py
+
 # What test-all has besides test; the tests of what is missing here are skipped.
 test-rest: $(VENV)/.dev system-packages
 	-@$(BIN)/python tests/needs.py image chaos
 	-@$(MAKE) --no-print-directory cluster-built
 	$(PYTEST) $(PARALLEL) $(ALL) -m "($(MARKED) or property) and not essential"
 
-test-all: test test-rest
+test-all: test test-rest test-s3
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check
@@ -125,5 +129,11 @@ $(VENV)/.dev: pyproject.toml $(VENV)/.demo
 	$(BIN)/pip install -q --group dev
 	@touch $@
 
+$(VENV)-s3/.done: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m venv $(VENV)-s3
+	$(VENV)-s3/bin/pip install -q --upgrade "pip>=25.1"
+	$(VENV)-s3/bin/pip install -q -e '.[s3]' --group s3
+	@touch $@
+
 clean:
-	rm -rf $(VENV) dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-s3 dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -107,7 +107,8 @@ class EventKind(StrEnum):
     of a session: "waiting", world_size, missing (how many ranks have not come), ranks (the first of
     these)."""
     STARTED = "started"
-    """A group met: world_size, backend, device, strategy, restart, import_s, rendezvous_s."""
+    """A group met: world_size, backend, device (the name of rank 0's GPU), strategy, restart,
+    import_s, rendezvous_s, and the versions python, torch and, on GPUs, cuda."""
     PROGRESS = "progress"
     """epoch (from 0), epochs, step (in the epoch), steps, loss, samples_per_s, step_s (seconds of a
     step), eta_s, memory_bytes (the peak of the rank that has most); where there is one grad_norm

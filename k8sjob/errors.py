@@ -6,7 +6,8 @@
     ├── ImageError           building, packing or pushing an image
     ├── BackendError         a back end refused or could not be reached
     │   ├── JobNotFound
-    │   └── JobExists
+    │   ├── JobExists
+    │   └── StorageError     records in a bucket cannot be read or written
     └── JobFailed            the job ended, and not well
 
 A message says what is wrong, where, the value seen, and the next step. The command line prints it
@@ -168,6 +169,10 @@ class JobNotFound(BackendError):  # noqa: N818 - a state of affairs, as FileNotF
     """No job of that name where it was looked for."""
 
     exit_code = 102
+
+
+class StorageError(BackendError):
+    """Records in a bucket cannot be read or written."""
 
 
 class JobExists(BackendError):  # noqa: N818 - see JobNotFound

@@ -56,7 +56,7 @@ _KEPT_RECORDS: Final = 200
 _KEPT_BYTES: Final = 1 << 30
 """So many records, of so many bytes together, are kept; the oldest give way."""
 _MOST_REPLICAS: Final = 100_000
-_DAMAGE: Final = (
+DAMAGE: Final = (
     OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, EOFError,
     zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
@@ -201,6 +201,28 @@ class Records:
         """Where the record of a job is, or would be."""
         return self._root / ref.namespace / f"{ref.name}@{ref.uid[:8]}{SUFFIX}"
 
+    def open(self, ref: JobRef) -> RecordBackend:
+        """The record of a job.
+
+        Raises:
+            BackendError: there is none that can be read.
+        """
+        return RecordBackend(self.path(ref))
+
+    def mark(self, ref: JobRef, word: str) -> bool:
+        """Note something about a job; False where it was noted before."""
+        mark = self.path(ref).with_suffix(f".{word}")
+        mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            mark.touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    def unmark(self, ref: JobRef, word: str) -> None:
+        """Take a note back."""
+        self.path(ref).with_suffix(f".{word}").unlink(missing_ok=True)
+
     def keep(self, backend: Backend, ref: JobRef, snapshot: Snapshot | None = None) -> Path:
         """Keep a brief record of a job, as write_record does; the oldest records give way."""
         path = self.path(ref)
@@ -256,8 +278,8 @@ class RecordBackend:
 
     name = "record"
 
-    def __init__(self, path: Path) -> None:
-        """Open a record.
+    def __init__(self, path: Path | str) -> None:
+        """Open a record; a subclass has files elsewhere, and another name for them.
 
         Raises:
             BackendError: it cannot be read, or is no record, or one of a newer k8sjob.
@@ -273,7 +295,7 @@ class RecordBackend:
             if version == _FORMAT:
                 self._snapshot, self._related = _read(found)
                 self._launched = _launched(found.get("launched"))
-        except _DAMAGE as error:
+        except DAMAGE as error:
             self._fail(error)
         if version != _FORMAT:
             raise BackendError(
@@ -283,15 +305,19 @@ class RecordBackend:
 
     @contextmanager
     def _opened(self) -> Iterator[zipfile.ZipFile]:
-        """The archive. It may be any file: a FIFO or a device would not end."""
-        with open(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # noqa: PTH123 - by its number
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise ValueError("it is not a file")
-            with zipfile.ZipFile(file) as archive:
-                known = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
-                if not known.issuperset(one.compress_type for one in archive.infolist()):
-                    raise ValueError("it is not compressed as records are")
-                yield archive
+        with self._file() as file, zipfile.ZipFile(file) as archive:
+            known = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
+            if not known.issuperset(one.compress_type for one in archive.infolist()):
+                raise ValueError("it is not compressed as records are")
+            yield archive
+
+    def _file(self) -> IO[bytes]:
+        """The file. It may be any: a FIFO or a device would not end."""
+        file = open(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK), "rb")  # noqa: PTH123, SIM115 - by its number
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            file.close()
+            raise ValueError("it is not a file")
+        return file
 
     def _fail(self, error: Exception) -> NoReturn:
         detail = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -357,7 +383,7 @@ class RecordBackend:
                         if file.tell() > _MOST_OUTPUT + _MOST_LINE:
                             raise ValueError(f"the output of {replica} has over 1 GiB")
                         yield _decoded(replica, text)
-        except _DAMAGE as error:
+        except DAMAGE as error:
             self._fail(error)
 
     def launched(self, ref: JobRef) -> Launched:

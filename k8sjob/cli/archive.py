@@ -21,6 +21,7 @@ from k8sjob.observe.status import job_status
 from k8sjob.observe.timing import read_output_times, timing
 from k8sjob.targets.jobs import sent
 from k8sjob.view.documents import findings
+from k8sjob.view.lines import environment
 from k8sjob.yamldoc import dump
 
 if TYPE_CHECKING:
@@ -119,6 +120,7 @@ def page(backend: Backend, snapshot: Snapshot) -> str:
         "message": "" if found else status.message,
         **times,
         **moments(recorded=snapshot.at),
+        "environment": environment(reached.group),
         "checkpoint": reached.checkpoint,
         **{name: value for name, value in reached.metrics.items() if name not in POSITION},
     }

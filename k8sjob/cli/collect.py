@@ -29,31 +29,39 @@ _GIB: Final = 1 << 30
     help="What to send messages about; may be given more than once. Default: failed and stalled.",
 )
 @click.option(
+    "--into",
+    metavar="URL",
+    help="Keep them in a bucket: s3://BUCKET/PREFIX. Credentials come from the environment.",
+)
+@click.option(
     "--max-records",
     type=click.IntRange(min=1),
-    default=10_000,
-    show_default=True,
-    help="So many records are kept; the oldest are removed.",
+    help="So many records are kept, default 10000; the oldest are removed.",
 )
 @click.option(
     "--max-size",
     type=click.IntRange(min=1),
-    default=50,
-    show_default=True,
     metavar="GIB",
-    help="So many GiB of records are kept.",
+    help="So many GiB of records are kept, default 50.",
 )
 @place_options(everywhere=True, local=False)
-def collect_command(
-    labels: str, notify_on: tuple[str, ...], max_records: int, max_size: int, place: Place
+def collect_command(  # noqa: PLR0917 - click hands them over by name
+    labels: str,
+    notify_on: tuple[str, ...],
+    into: str | None,
+    max_records: int | None,
+    max_size: int | None,
+    place: Place,
 ) -> None:
     """Keep a record of each job of a cluster when it ends, and send messages, until Ctrl-C.
 
     Records are kept in the folder `records` of K8SJOB_STATE; `why`, `status`, `logs` and `usage`
-    read them when the job is gone. Messages go to the webhook in the variable K8SJOB_WEBHOOK_URL,
-    of Slack's shape. manifests/collector runs this command in a cluster.
+    read them when the job is gone. With --into they are kept in a bucket, and read by their URLs.
+    Messages go to the webhook in the variable K8SJOB_WEBHOOK_URL, of Slack's shape.
+    manifests/collector runs this command in a cluster.
     """
     from k8sjob.backends.record import Records  # noqa: PLC0415 - once the options are right
+    from k8sjob.backends.storage import StoredRecords  # noqa: PLC0415 - the same
     from k8sjob.observe.collector import Collector  # noqa: PLC0415 - the same
     from k8sjob.observe.webhook import Webhook  # noqa: PLC0415 - the same
 
@@ -61,7 +69,16 @@ def collect_command(
     if notify_on and not url:
         raise K8sJobError(f"--notify-on has no effect without a webhook; set {_URL} to its URL")
     webhook = Webhook(url, lambda reason: warn(redacted(reason))) if url else None
-    records = Records(max_records, max_size * _GIB)
+    records: Records | StoredRecords
+    if into is None:
+        records = Records(max_records or 10_000, (max_size or 50) * _GIB)
+    elif max_records or max_size:
+        raise click.UsageError(
+            "--max-records and --max-size limit a folder; of a bucket do its lifecycle rules"
+        )
+    else:
+        records = StoredRecords(into)
+        records.check()
     backend = place.connect()
     stop = threading.Event()
     changes = backend.watch_jobs(stop=stop, all_namespaces=place.all_namespaces, selector=labels)

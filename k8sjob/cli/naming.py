@@ -185,15 +185,20 @@ def find(job: str, place: Place, *, recorded: bool = True) -> tuple[Backend, Job
     """The back end that has the job, and the job there.
 
     A name alone is looked for on this machine and in the cluster, if one is configured. NAME@RUN
-    distinguishes runs of one name on this machine. FILE.k8sjob is the record of a job. Of a job
-    that is in neither place the newest record that was kept of it is shown, unless `recorded` is
-    off.
+    distinguishes runs of one name on this machine. FILE.k8sjob is the record of a job, and so is
+    s3://BUCKET/.../FILE.k8sjob. Of a job that is in neither place the newest record that was kept
+    of it is shown, unless `recorded` is off.
 
     Raises:
         JobNotFound: there is none of that name.
         BackendError: the cluster cannot be asked.
         click.UsageError: the name is not one, is ambiguous, or the options say another place.
     """
+    if "://" in job:
+        from k8sjob.backends.storage import StoredRecord  # noqa: PLC0415 - for records alone
+
+        stored = StoredRecord(job)
+        return stored, stored.find("")
     if job.endswith(".k8sjob"):
         from k8sjob.backends.record import RecordBackend  # noqa: PLC0415 - for records alone
 

@@ -136,11 +136,24 @@ def _was_stopped(backend: LocalBackend, ref: JobRef) -> bool:
 
 @click.command("watch")
 @job_argument(required=False)
+@click.option(
+    "--replay",
+    "factor",
+    type=click.FloatRange(min=0.01),
+    metavar="FACTOR",
+    help="Show a job that has ended once more, FACTOR times as fast as it ran.",
+)
 @view_options
 @selector_option
 @place_options(everywhere=True)
 def watch_command(  # noqa: PLR0917 - click hands them over by name
-    job: str | None, output: str, verbose: bool, no_logs: bool, labels: str, place: Place
+    job: str | None,
+    factor: float | None,
+    output: str,
+    verbose: bool,
+    no_logs: bool,
+    labels: str,
+    place: Place,
 ) -> int:
     """Follow a job to its end: its state, its progress, its output.
 
@@ -148,12 +161,16 @@ def watch_command(  # noqa: PLR0917 - click hands them over by name
     Ctrl-C leaves the jobs alone. The exit code is that of the job's outcome: 0 if it succeeded,
     100 if it failed, 103 if it was stopped or deleted.
     """
+    if factor and (job is None or no_logs):
+        raise click.UsageError("--replay shows the output of one job: give NAME, without --no-logs")
     if job is None:
         return _watch_all(output, labels, place)
     if labels or place.all_namespaces:
         raise click.UsageError("-l and -A select among all jobs; leave them or NAME out")
     backend, ref = find(job, place)
-    return attach(backend, ref, place, output=output, logs=not no_logs, verbose=verbose)
+    return attach(
+        backend, ref, place, output=output, logs=not no_logs, verbose=verbose, factor=factor
+    )
 
 
 def _watch_all(output: str, labels: str, place: Place) -> int:
@@ -183,11 +200,12 @@ def attach(
     output: str = "auto",
     logs: bool = True,
     verbose: bool = False,
+    factor: float | None = None,
 ) -> int:
     """Follow a job that continues when its reader leaves; the exit code."""
     files = backend.folder(ref).path if isinstance(backend, LocalBackend) else None
     kind = cast("Output", output)
-    code = follow(backend, ref, output=kind, logs=logs, verbose=verbose, files=files)
+    code = follow(backend, ref, output=kind, logs=logs, verbose=verbose, files=files, factor=factor)
     if code > 128:
         say(f"Detached; reattach with k8sjob watch {ref}{place.options}")
     elif code in {JobState.SUCCEEDED.exit_code, JobState.FAILED.exit_code}:

@@ -18,7 +18,7 @@ from k8sjob.observe.timing import Phase, Row, Timing, read_output_times, timing
 from k8sjob.observe.usage import read_usage
 from k8sjob.targets.api import JobState
 from k8sjob.view.documents import findings
-from k8sjob.view.lines import finding_lines
+from k8sjob.view.lines import environment, finding_lines
 from k8sjob.view.summary import finding
 from k8sjob.view.views import console_for
 
@@ -74,6 +74,11 @@ def why_command(job: str, timed: bool, output: str, place: Place) -> None:
         return
     for one in found:
         show_finding(one)
+    if backend.name == "record":
+        from k8sjob.jobs.result import read_reached  # noqa: PLC0415 - for records alone
+
+        if ran := environment(read_reached(backend, snapshot).group):
+            line(f"ran: {ran}")
     state = job_status(snapshot).state
     if found:
         return

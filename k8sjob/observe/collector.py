@@ -12,8 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import JobRef, Snapshot
-from k8sjob.backends.record import RecordBackend
-from k8sjob.errors import BackendError, JobNotFound
+from k8sjob.errors import BackendError, JobNotFound, StorageError
 from k8sjob.kube.client.listwatch import Kind
 from k8sjob.kube.objects import NOTIFY, Object, Pod
 from k8sjob.observe.diagnose import diagnose
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.cluster.backend import ClusterBackend
     from k8sjob.backends.record import Records
+    from k8sjob.backends.storage import StoredRecords
     from k8sjob.kube.client.listwatch import Change
     from k8sjob.kube.objects import Json
     from k8sjob.observe.status import JobStatus
@@ -64,6 +64,7 @@ _ENDS: Final = {JobState.FAILED: Occasion.FAILED, JobState.SUCCEEDED: Occasion.S
 class _Job:
     newest: Json
     is_complete: bool = False  # its end is recorded, and that of its Pods
+    is_deleted: bool = False
     stalled: Stalled = field(default_factory=lambda: Stalled(_PATIENCE_SECONDS))
     recorded: object = None  # what was new when it was recorded last
     recorded_at: float = float("-inf")  # time.monotonic()
@@ -88,7 +89,7 @@ class Collector:
     def __init__(
         self,
         backend: ClusterBackend,
-        records: Records,
+        records: Records | StoredRecords,
         webhook: Webhook | None,
         occasions: Collection[str],
         report: Callable[[str], object],
@@ -97,6 +98,7 @@ class Collector:
         self._occasions, self._report = frozenset(occasions), report
         self._jobs: dict[str, _Job] = {}
         self._readers = ThreadPoolExecutor(_READERS, "collector")
+        self._outage = threading.Event()  # records cannot be kept, which was reported
 
     def run(self, changes: Iterable[Change], stop: threading.Event) -> None:
         """Collect until there are no more changes of jobs; see ClusterBackend.watch_jobs.
@@ -124,8 +126,8 @@ class Collector:
                 job.newest = change.object
                 self._readers.submit(self._read, job)
             case Kind.DELETED:
-                job = self._jobs.pop(Object(change.object).uid, _Job(change.object))
-                job.newest = change.object
+                job = self._jobs.setdefault(Object(change.object).uid, _Job(change.object))
+                job.newest, job.is_deleted = change.object, True
                 self._readers.submit(self._read, job)
             case Kind.LOST:
                 self._report(f"the connection to the cluster is lost, trying again: {change.why}")
@@ -137,8 +139,10 @@ class Collector:
     def _look_again(self, stop: threading.Event) -> None:
         """Read the jobs that are not complete: nothing about them may change while they stall."""
         while not stop.wait(_LOOK_SECONDS):
-            for job in list(self._jobs.values()):
-                if not job.is_complete:
+            for uid, job in list(self._jobs.items()):
+                if job.is_complete and job.is_deleted:
+                    del self._jobs[uid]
+                elif not job.is_complete:
                     with suppress(RuntimeError):  # it is shut down
                         self._readers.submit(self._read, job)
 
@@ -148,25 +152,32 @@ class Collector:
             with job.lock:
                 if not job.is_complete:
                     self._look_at(job, ref)
+        except (StorageError, OSError) as error:  # the same for all jobs, and tried again
+            if not self._outage.is_set():
+                self._outage.set()
+                self._report(f"records cannot be kept, trying again: {error}")
         except Exception as error:  # noqa: BLE001 - no job may keep the others from being recorded
             self._report(f"{ref} could not be recorded: {str(error) or type(error).__name__}")
+            job.is_complete = job.is_deleted  # its next state is the same
 
     def _look_at(self, job: _Job, ref: JobRef) -> None:
         """Send the messages that are due about a job, and record it if anything is new."""
         if job.recorded is None and self._is_recorded(ref):
             job.is_complete = True  # by an earlier collector
             return
+        is_gone = False
         try:
             snapshot = self._backend.snapshot(ref)
         except JobNotFound:
             snapshot = self._backend.snapshot_of(_deleted(job.newest))
-            job.is_complete = True
+            is_gone = True
             if job.recorded and not snapshot.pods:
-                return  # the record before this one has more
+                job.is_complete = True  # the record before this one has more
+                return
         status = job_status(snapshot)
         if status.state in _ENDS:
             self._report_end(snapshot, status)
-        elif not job.is_complete:
+        elif not is_gone:
             for event in job.stalled.look(snapshot, status, {}, time.monotonic()):
                 self._send(
                     snapshot, Occasion.STALLED, f"makes no progress: {_part(event.data['message'])}"
@@ -176,15 +187,17 @@ class Collector:
         if (news := _news(status)) != job.recorded and not may_wait:
             path = self._records.keep(self._backend, ref, snapshot)
             job.recorded, job.recorded_at = news, time.monotonic()
+            if self._outage.is_set():
+                self._outage.clear()
+                self._report("records are kept again")
             self._report(f"{ref} {status.state}: {path}")
-        if status.state.finished and not any(Pod(pod).live for pod in snapshot.pods):
+        if is_gone or (status.state.finished and not any(Pod(one).live for one in snapshot.pods)):
             job.is_complete = True
 
     def _is_recorded(self, ref: JobRef) -> bool:
         """Whether there is a record of the job's end."""
-        path = self._records.path(ref)
         with suppress(BackendError):
-            return path.exists() and job_status(RecordBackend(path).snapshot(ref)).state.finished
+            return job_status(self._records.open(ref).snapshot(ref)).state.finished
         return False
 
     def _report_end(self, snapshot: Snapshot, status: JobStatus) -> None:
@@ -206,13 +219,12 @@ class Collector:
         ref = JobRef.of(snapshot.job)
         if self._webhook is None or occasion not in wanted:
             return
-        mark = self._records.path(ref).with_suffix(f".{occasion}")
-        try:
-            mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            mark.touch(exist_ok=False)  # before it is sent: a message is never sent twice
-        except FileExistsError:
-            return
-        self._webhook.send(f"{ref} {text}", lambda: mark.unlink(missing_ok=True))
+        if self._records.mark(ref, occasion):  # before it is sent: none is ever sent twice
+            self._webhook.send(f"{ref} {text}", lambda: self._unmark(ref, occasion))
+
+    def _unmark(self, ref: JobRef, occasion: Occasion) -> None:
+        with suppress(StorageError, OSError):  # the message is then not tried another time
+            self._records.unmark(ref, occasion)
 
 
 def _part(text: str) -> str:

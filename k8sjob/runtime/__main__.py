@@ -98,12 +98,13 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], inbox: Inbox) -> _Outc
             if is_elastic(environ):  # with a Master it runs at its full size, and does not change
                 environ = {**environ, "PET_NNODES": str(node.nnodes)}
             node = replace(node, serving=strategies.serving(settings.strategy, settings.options))
+        torch = _torch_version()
         log_line(
             f"{__version__}, job {settings.job or '(no name)'}, {_banner(node, shape)},"
-            f" Python {platform.python_version()}"
+            f" Python {platform.python_version()}" + (f", torch {torch}" if torch else "")
         )
         _check_program(argv)
-        _check_torch()
+        _check_torch(torch)
         await_master(node, settings.rendezvous_timeout, inbox)
         program = partial(
             training_program,
@@ -190,17 +191,23 @@ def _check_program(argv: Sequence[str]) -> None:
         )
 
 
-def _check_torch() -> None:
-    """Refuse a missing or old torch by its metadata: importing it takes seconds and 0.5 GB."""
+def _torch_version() -> str | None:
+    """By its metadata: importing it takes seconds and 0.5 GB."""
     try:
-        version = metadata.version("torch")
+        return metadata.version("torch")
     except metadata.PackageNotFoundError:
+        return None
+
+
+def _check_torch(version: str | None) -> None:
+    """Refuse a missing or old torch."""
+    if version is None:
         if util.find_spec("torch") is not None:
             return  # built without metadata: its version is not known
         raise EnvError(
             f"torch is not installed for {sys.executable}; install torch >= 2.6 or choose an "
             "image that has it"
-        ) from None
+        )
     found = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if found < _MIN_TORCH:
         raise EnvError(f"torch {version} is too old; install torch >= 2.6")

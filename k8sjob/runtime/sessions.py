@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import sys
 import threading
@@ -177,6 +178,9 @@ def _report_start(
     rendezvous_s: float,
 ) -> None:
     group = context.group
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    if group.device.type == "cuda" and torch.version.cuda:
+        versions["cuda"] = torch.version.cuda
     context.reporter.emit(
         EventKind.STARTED,
         world_size=group.world_size,
@@ -186,6 +190,7 @@ def _report_start(
         restart=restart,
         import_s=round(import_s, 3),
         rendezvous_s=round(rendezvous_s, 3),
+        **versions,
     )
     if group.rendezvous and group.rendezvous.remark:
         context.reporter.warn(group.rendezvous.remark)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Self, TextIO, TypeVar
 
 from k8sjob.contract import Event, EventKind
 from k8sjob.observe.merge import Ended, Merge
-from k8sjob.observe.watch import watch
+from k8sjob.observe.watch import replay, watch
 from k8sjob.targets.api import JobState
 from k8sjob.view.views import Format, Output, board, close_with_report, viewer
 
@@ -49,6 +49,7 @@ def follow(
     interrupted: Callable[[int], str | None] = lambda _times: None,
     files: Path | None = None,
     seen: Callable[[Event], object] = lambda _event: None,
+    factor: float | None = None,
 ) -> int:
     """Show a job to its end.
 
@@ -62,6 +63,7 @@ def follow(
             and returns a message, or None where the reader detaches from the job, as by default.
         files: where the job's files are on this machine; the report names it.
         seen: called with each event that is shown.
+        factor: the job has ended, and is shown again, so many times as fast.
 
     Returns:
         The exit code: 130, 143 or 129 where it was interrupted, else that of the job's outcome.
@@ -76,7 +78,8 @@ def follow(
         Interrupts() as interrupts,
     ):
         answered = 0
-        for batch in batches(watch(backend, ref, logs=logs)):
+        events = replay(backend, ref, factor) if factor else watch(backend, ref, logs=logs)
+        for batch in batches(events):
             view.show(batch)
             for event in batch:
                 seen(event)

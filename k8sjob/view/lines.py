@@ -197,6 +197,13 @@ def started(group: Mapping[str, str | float]) -> str:
     )
 
 
+def environment(group: Mapping[str, str | float]) -> str:
+    """`4 processes met: ddp over gloo on cpu; torch 2.9.1, Python 3.12.1`; "" of an empty group."""
+    names = {"torch": "torch", "python": "Python", "cuda": "CUDA"}
+    versions = [f"{name} {value}" for key, name in names.items() if (value := group.get(key))]
+    return "; ".join(filter(None, [started(group) if group else "", ", ".join(versions)]))
+
+
 def _state(event: Event) -> Text:
     state, reason, message = (text(event.data.get(key)) for key in ("state", "reason", "message"))
     line = Text(state, style=f"bold {STATE_STYLE.get(state, '')}".strip())

@@ -304,6 +304,10 @@ def test_a_record_is_read_in_place_of_its_job(job, k8sjob, tmp_path, monkeypatch
     assert recorded == live
     watched = k8sjob("watch", "tiny.k8sjob")
     assert (watched.code, "rank 0 [bold]here[/bold] red\n" in watched.out) == (100, True)
+    again = k8sjob("watch", "tiny.k8sjob", "--replay", "100")
+    assert (again.code, "rank 0 [bold]here[/bold] red\n" in again.out) == (100, True)
+    assert again.out.splitlines()[-1] == watched.out.splitlines()[-1]
+    assert k8sjob("watch", "--replay", "2").code == 2
     for command in ("delete", "suspend"):
         refused = k8sjob(command, "tiny.k8sjob")
         assert (refused.code, refused.out) == (1, "")
@@ -336,6 +340,22 @@ def test_a_page_shows_what_others_wrote_as_text(job, k8sjob, tmp_path, monkeypat
     assert "loss: 2.5 to 0.5, lowest 0.5" in page
     assert "default-src 'none'; style-src 'unsafe-inline'" in page
     assert not re.search(r"src=|href=|url\(|@import", page)
+
+
+def test_a_record_says_what_the_job_ran_on(job, k8sjob, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    group = {"world_size": 4, "strategy": "ddp", "backend": "nccl", "device": "NVIDIA\x1b[2J H100"}
+    versions = {"torch": "2.9.1", "python": "3.12.1", "cuda": "12.8"}
+    file = job("end")
+    started = Event(EventKind.STARTED, group | versions, 1.0).encode()
+    (tmp_path / "program.py").write_text(f"print({started!r})\n")
+    assert k8sjob("run", file).code == 0
+    k8sjob("archive", "tiny")
+    ran = "4 processes met: ddp over nccl on NVIDIA H100; torch 2.9.1, Python 3.12.1, CUDA 12.8"
+    assert k8sjob("why", "tiny.k8sjob").out == f"ran: {ran}\nlocal/tiny succeeded\n"
+    assert k8sjob("why", "tiny").out == "local/tiny succeeded\n"
+    k8sjob("report", "tiny.k8sjob")
+    assert ran in (tmp_path / "tiny.html").read_text()
 
 
 def test_a_file_that_cannot_be_completed_leaves_what_was_there(job, k8sjob, tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from serving import served
 from k8sjob.backends.api import JobRef, Snapshot
 from k8sjob.backends.record import RecordBackend, Records
 from k8sjob.contract import Reason
-from k8sjob.errors import JobNotFound, K8sJobError
+from k8sjob.errors import JobNotFound, K8sJobError, StorageError
 from k8sjob.kube.client.listwatch import Change, Kind
 from k8sjob.observe import collector, webhook
 from k8sjob.observe.collector import Collector
@@ -56,7 +56,7 @@ def state(tmp_path, monkeypatch):
     monkeypatch.setattr(collector, "_LOOK_SECONDS", 0.01)
 
 
-def collect(cluster, *kinds, sent=None, occasions=("failed", "stalled"), until=None):
+def collect(cluster, *kinds, sent=None, occasions=("failed", "stalled"), until=None, records=None):
     """Collect until `until` holds of the lines that were reported, or there is one; these lines.
 
     Before each kind of change `cluster` may have changed, see Cluster.later.
@@ -77,7 +77,7 @@ def collect(cluster, *kinds, sent=None, occasions=("failed", "stalled"), until=N
             yield Change(kind, cluster.found.job)
         wait(until or bool)
 
-    Collector(cluster, Records(), sent, occasions, said.append).run(changes(), stop)
+    Collector(cluster, records or Records(), sent, occasions, said.append).run(changes(), stop)
     assert stop.is_set()
     return said
 
@@ -181,6 +181,51 @@ def test_what_cannot_be_read_is_reported_and_tried_again(monkeypatch):
     monkeypatch.setattr(cluster, "related", related)
     said = collect(cluster, Kind.ADDED, until=lambda said: any("Failed" in one for one in said))
     assert said[0] == "ns/job could not be recorded: for a moment"
+
+
+@pytest.mark.parametrize("error", [StorageError("it is down"), OSError("it is down")])
+def test_records_that_cannot_be_kept_are_reported_once_and_kept_later(error):
+    class Down(Records):
+        tries = 0
+
+        def keep(self, *given):
+            self.tries += 1
+            if self.tries < 5:
+                raise error
+            return super().keep(*given)
+
+    cluster = Cluster(now("Running", pod=running("master-0")[0]), [line("master-0", "step 1")])
+    cluster.gone = True  # nothing but this collector knows of it
+    down, done = Down(), lambda said: any("Deleting" in one for one in said)
+    said = collect(cluster, Kind.DELETED, records=down, until=done)
+    assert said[:2] == [
+        "records cannot be kept, trying again: it is down",
+        "records are kept again",
+    ]
+    assert [one.partition(":")[0] for one in said[2:]] == ["ns/job Deleting"]
+    assert [one.text for one in record().logs(REF, "master-0")] == ["step 1"]
+
+
+def test_a_mark_that_cannot_be_taken_back_stops_nothing():
+    class Refused(Sent):
+        def send(self, message, unsent):
+            unsent()
+
+    class Down(Records):
+        def unmark(self, *_given):
+            raise StorageError("it is down")
+
+    cluster = Cluster(now("Failed", pod=FAILED))
+    said = collect(cluster, Kind.ADDED, sent=Refused(), records=Down())
+    assert [one.partition(":")[0] for one in said] == ["ns/job Failed"]
+
+
+def test_a_deleted_job_that_cannot_be_read_is_reported_once(monkeypatch):
+    monkeypatch.setattr(collector, "job_status", lambda _snapshot: 1 / 0)
+    cluster, looks = Cluster(now("Failed", pod=FAILED)), iter([False] * 20 + [True])
+    cluster.gone = True
+    said = collect(cluster, Kind.DELETED, until=lambda said: said and next(looks))
+    assert said == ["ns/job could not be recorded: division by zero"]
 
 
 def test_a_job_that_cannot_be_read_at_all_keeps_no_other(monkeypatch):

@@ -29,7 +29,7 @@ from k8sjob.kube.client.transport import ApiError
 from k8sjob.observe.logs import MOST_AT_ONCE
 from k8sjob.observe.merge import Merge
 from k8sjob.observe.status import job_status
-from k8sjob.observe.watch import LAST_LINES, SETTLE_SECONDS, Stalled, watch, watch_all
+from k8sjob.observe.watch import LAST_LINES, SETTLE_SECONDS, Stalled, replay, watch, watch_all
 
 
 def of_kind(events, kind):
@@ -561,3 +561,50 @@ def test_what_is_over_takes_no_memory(change):
     grown = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     assert grown < 100_000
+
+
+class Ended(Script):
+    """Gives the lines of a job that has ended at once."""
+
+    def logs(self, ref, replica, **_):
+        if replica == "worker-1":
+            raise BackendError("the record has nothing of it")
+        return (line for line in self.lines if line.replica == replica)
+
+
+def test_a_job_that_has_ended_is_shown_again_at_its_pace():
+    failed = make_pod("master-0", "Failed", terminated=ended(7, "ValueError: x"))
+    done = snapshot("Running", "Failed", pods=[failed])
+    lines = [
+        line("master-0", "one", 0),
+        line("worker-0", "two", 10),
+        line("master-0", "three", 20),
+        line("worker-0", "four", 40),
+    ]
+    came = {}
+    events = []
+    for event in replay(Ended([done], lines), REF, 100):
+        events.append(event)
+        came[event.data.get("text")] = time.monotonic()
+    assert texts(events) == ["one", "two", "three", "four"]
+    gaps = [came[b] - came[a] for a, b in (("one", "two"), ("two", "three"), ("three", "four"))]
+    assert [gap >= least for gap, least in zip(gaps, (0.09, 0.09, 0.18), strict=True)] == [True] * 3
+    assert sum(gaps) < 10
+    assert job_states(events) == ["Running", "Failed"]
+    phases = [(one.replica, one.data["phase"]) for one in of_kind(events, "replica")]
+    assert phases == [("master-0", "Running"), ("master-0", "Failed")]
+    assert events[-1].kind == "finding"
+
+
+def test_a_replay_waits_for_no_clock_that_was_wrong():
+    times = ["2026-01-01T00:00:05Z", "2026-01-01T00:00:00Z", "9999-01-01T00:00:00Z"]
+    lines = [LogLine("master-0", 0, one, one) for one in times]
+    begun = time.monotonic()
+    done = snapshot("Succeeded", replicas=MASTER)
+    assert texts(replay(Ended([done], lines), REF, 1e6)) == times
+    assert time.monotonic() - begun < 20
+
+
+def test_no_replay_of_a_job_that_runs():
+    with pytest.raises(BackendError, match="had not ended; --replay shows a job that has"):
+        list(replay(Ended([snapshot("Running", pods=running("master-0"))]), REF, 1))

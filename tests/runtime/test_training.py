@@ -2,6 +2,7 @@
 
 import math
 import os
+import platform
 import random
 import signal
 from collections import Counter
@@ -98,6 +99,9 @@ def test_it_learns_and_tells(told, settings):
     [started] = told("started")
     assert (started["world_size"], started["backend"], started["device"]) == (1, "gloo", "cpu")
     assert 0 < started["import_s"] < 7 * 86400  # since this process was started
+    assert started["torch"] == torch.__version__
+    assert started["python"] == platform.python_version()
+    assert "cuda" not in started
     ends = [event for event in told("progress") if event["step"] == event["steps"] == 4]
     assert [event["epoch"] for event in ends] == [0, 1, 2, 3, 4]
     assert ends[-1]["epoch_loss"] < ends[0]["epoch_loss"]

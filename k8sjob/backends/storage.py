@@ -1,0 +1,170 @@
+"""Records in a bucket of S3, or of what has its interface, through fsspec.
+
+fsspec and s3fs are an extra, and imported here alone, once a URL is given. Credentials are found by
+them, in the environment: they are no option of k8sjob, and in no message.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import tempfile
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING, Any, Final
+
+from k8sjob.backends.record import DAMAGE, SUFFIX, RecordBackend, write_record
+from k8sjob.contract import __version__
+from k8sjob.errors import K8sJobError, StorageError, redacted
+from k8sjob.sanitize import safe_line
+
+if TYPE_CHECKING:
+    import zipfile
+    from collections.abc import Iterator
+
+    from k8sjob.backends.api import Backend, JobRef, Snapshot
+
+_URL: Final = re.compile(r"(?P<scheme>\w+)://(?P<path>[a-z0-9][a-z0-9._-]*(?:/[^\s?*\[\]]*)?)")
+_PACKAGES: Final = {
+    "s3": ("s3fs", "'k8sjob[s3]'"),
+    "gs": ("gcsfs", "gcsfs"),
+    "az": ("adlfs", "adlfs"),
+}
+"""What fsspec needs for a scheme, and what pip installs it by."""
+_BLOCK: Final = 1 << 22
+"""Bytes of a record that are read at once: most of it is often not needed."""
+_UPLOAD: Final = {"s3": {"chunksize": 1 << 23, "max_concurrency": 2}}
+"""Of a large record; s3fs would hold 500 MiB of it in memory, and collect writes four at once."""
+
+
+class StoredRecords:
+    """Records in a bucket, as Records in a folder: URL/NAMESPACE/NAME@RUN.k8sjob.
+
+    None is ever removed: the bucket's own lifecycle rules do that.
+
+    Raises:
+        K8sJobError: the URL is not one, or a package is missing.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._files, self._root = _connect(url)
+        self._url = url.rstrip("/")
+        self._upload = _UPLOAD.get(url.partition(":")[0], {})
+
+    def check(self) -> None:
+        """Write a small file and look for one, to find what is wrong before the first record.
+
+        Raises:
+            StorageError: it is denied, or not possible: without ListBucket nothing is ever absent.
+        """
+        with _explained(self._url):
+            self._files.pipe_file(f"{self._root}/k8sjob-collect", __version__.encode())
+            self._files.exists(f"{self._root}/k8sjob-none")
+
+    def keep(self, backend: Backend, ref: JobRef, snapshot: Snapshot | None = None) -> str:
+        """Keep a brief record of a job, as write_record does; it is there whole or not at all."""
+        with tempfile.NamedTemporaryFile(prefix="k8sjob-") as out:
+            write_record(backend, ref, out, lambda *_: None, brief=True, snapshot=snapshot)
+            out.flush()
+            with _explained(self._url):
+                path = f"{self._root}/{_name(ref, SUFFIX)}"
+                self._files.put_file(out.name, path, **self._upload)
+        return f"{self._url}/{_name(ref, SUFFIX)}"
+
+    def open(self, ref: JobRef) -> RecordBackend:
+        """The record of a job; see Records."""
+        return StoredRecord(f"{self._url}/{_name(ref, SUFFIX)}")
+
+    def mark(self, ref: JobRef, word: str) -> bool:
+        """Note something about a job; False where it was noted before."""
+        path = f"{self._root}/{_name(ref, f'.{word}')}"
+        with _explained(self._url):
+            try:
+                self._files.info(path)
+            except FileNotFoundError:
+                self._files.pipe_file(path, b"")
+                return True
+        return False
+
+    def unmark(self, ref: JobRef, word: str) -> None:
+        """Take a note back."""
+        with _explained(self._url):
+            self._files.rm_file(f"{self._root}/{_name(ref, f'.{word}')}")
+
+
+class StoredRecord(RecordBackend):
+    """A record in a bucket; the parts that are needed are read, and checked as those of a file."""
+
+    def __init__(self, url: str) -> None:
+        """Open the record at a URL.
+
+        Raises:
+            K8sJobError: the URL is not that of a record, or a package is missing.
+            BackendError: see RecordBackend.
+        """
+        if not url.endswith(SUFFIX):
+            raise K8sJobError(
+                f"{url!r} is no record; write s3://BUCKET/PREFIX/NAMESPACE/NAME@RUN{SUFFIX}"
+            )
+        self._files, self._remote = _connect(url)
+        super().__init__(url)
+
+    def _file(self) -> IO[bytes]:
+        file: IO[bytes] = self._files.open(self._remote, "rb", block_size=_BLOCK)
+        return file
+
+    @contextmanager
+    def _opened(self) -> Iterator[zipfile.ZipFile]:
+        with _explained(str(self.path), passing=(K8sJobError, *DAMAGE)), super()._opened() as one:
+            yield one
+
+
+def _name(ref: JobRef, suffix: str) -> str:
+    return f"{ref.namespace}/{ref.name}@{ref.uid[:8]}{suffix}"
+
+
+def _connect(url: str) -> tuple[Any, str]:
+    """The file system of a URL, and the path in it."""
+    found = _URL.fullmatch(url)
+    if not found or found["scheme"] not in _PACKAGES:
+        raise K8sJobError(
+            f"{redacted(url)!r} is no place for records; write s3://BUCKET/PREFIX (or gs://, az://)"
+            " without credentials, which come from the environment"
+        )
+    package, requirement = _PACKAGES[found["scheme"]]
+    try:
+        import fsspec  # noqa: PLC0415 - an extra
+
+        importlib.import_module(package)
+    except ImportError as error:
+        raise K8sJobError(
+            f"{found['scheme']}:// needs one more package ({error}): pip install {requirement}"
+        ) from error
+    with _explained(url):
+        return fsspec.filesystem(found["scheme"], use_listings_cache=False), found["path"].rstrip(
+            "/"
+        )
+
+
+@contextmanager
+def _explained(url: str, passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Whatever the packages raise as a StorageError; errors of `passing` are no OSErrors of them.
+
+    Each of them has classes of its own beside OSError.
+    """
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise StorageError(f"{url} is not there; check the bucket and the path") from error
+    except Exception as error:
+        if isinstance(error, passing) and not isinstance(error, OSError):
+            raise
+        reason = safe_line(redacted(str(error))) or type(error).__name__
+        if isinstance(error, PermissionError):
+            raise StorageError(
+                f"{url}: access is denied ({reason}); check the credentials in the environment, and"
+                " what they allow"
+            ) from error
+        raise StorageError(
+            f"{url} cannot be read or written: {reason}; check the network, and the endpoint and"
+            " credentials in the environment"
+        ) from error
