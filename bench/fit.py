@@ -133,36 +133,15 @@ def rank(names: list[str]) -> dict[str, int]:
     from torch.profiler import ProfilerActivity, profile
 
     from k8sjob import runtime
+    from k8sjob.runtime.prover.memory import allocated_peak
 
     found = {}
     with runtime.session() as job:
         for name in names:
             with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
                 train(job, name)
-            found[name] = allocated(profiler.profiler.kineto_results.experimental_event_tree())
+            found[name] = allocated_peak(profiler.profiler.kineto_results.experimental_event_tree())
     return found
-
-
-def allocated(roots: Any) -> int:
-    """The most bytes at a time, without the copies that gloo makes and NCCL does not."""
-    changes = []
-    todo = [(root, False) for root in roots]
-    while todo:
-        node, copies = todo.pop()
-        copies = copies or node.name.startswith(("c10d::", "gloo:"))
-        if node.name == "[memory]":
-            changes.append((node.start_time_ns, node.extra_fields.ptr,
-                            0 if copies else node.extra_fields.alloc_size))  # fmt: skip
-        todo += [(child, copies) for child in node.children]
-    live: dict[int, int] = {}
-    held = most = 0
-    for _, address, size in sorted(changes):
-        held -= live.pop(address, 0)
-        if size > 0:
-            live[address] = size
-            held += size
-        most = max(most, held)
-    return most
 
 
 def measure(names: list[str]) -> dict[str, dict[str, dict[str, float]]]:

@@ -45,6 +45,8 @@ def fit_command(
 ) -> int:
     """Estimate the peak memory of a rank for FILE (default: job.yaml), under ddp and fsdp.
 
+    If the job has another strategy, it is estimated under that one, with all ranks on this machine.
+
     FILE may be a Python script, too. The script runs on this machine's CPU, unchanged, in one
     process for three optimizer steps, and once more with batches of double the size. Words after
     `--` are added to the arguments of the script.

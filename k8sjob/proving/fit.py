@@ -25,6 +25,7 @@ ALLOWANCE: Final = 2 * 2**30
 _LIMIT: Final = 120.0
 _QUIET: Final = 30.0
 _LARGEST: Final = 2**20
+_PROCESSES: Final = 16
 STRATEGIES: Final = ("ddp", "fsdp")
 _MEMORY: Final = {"T4": 16, "V100": 16, "A10": 24, "A30": 24, "L4": 24, "L40": 48, "L40S": 48,
                   "A40": 48, "A100": 40, "H100": 80, "H200": 141, "B200": 180}  # fmt: skip
@@ -181,6 +182,8 @@ def fit(
 ) -> dict[str, Any]:
     """The peak memory of a rank, from three steps of the script on this machine's CPU.
 
+    For ddp and fsdp one process runs the bare model. Under another strategy all ranks run here.
+
     Args:
         spec: a JobSpec, or the path of a job.yaml, of its folder, or of a script.
         batch_sizes: samples of a rank in a batch; none: the script's, half and double.
@@ -202,7 +205,14 @@ def fit(
     gpu = bool(memory or spec.resources.gpus)
     ranks, strategy = spec.world_size, spec.strategy
     options = {"foreach": gpu, "blocks": list(getattr(strategy, "blocks", ()) or ())}
-    shape = {"workers": 0, "nproc_per_node": 1, "elastic": None}
+    # Under ddp and fsdp a rank follows from the bare model; of others, all ranks are measured here.
+    whole = strategy.kind not in STRATEGIES and ranks > 1
+    if whole and ranks > _PROCESSES:
+        message = (
+            f"strategy {strategy.kind}: fit would run all {ranks} ranks on this machine, and at"
+        )
+        raise BackendError(f"{message} most {_PROCESSES}; give it fewer: --set replicas.workers=0")
+    shape = {"workers": 0, "nproc_per_node": ranks if whole else 1, "elastic": None}
     alone = spec.with_(
         replicas=shape,
         resources={"gpus": 0, "gpu_type": None, "master": None},
@@ -211,8 +221,16 @@ def fit(
     plan = plan_run(alone, folder)
     started = Forks() if forks is None else nullcontext(forks)
     with TemporaryDirectory(prefix="k8sjob-fit-") as temporary, started as forking:
-        first, name = _run(plan, Path(temporary, "1"), forking, {**options, "scale": 1})
-        second, _ = _run(plan, Path(temporary, "2"), forking, {**options, "scale": 2})
+        measured = [
+            _run(
+                plan,
+                Path(temporary, str(scale)),
+                forking,
+                {**options, "scale": scale, "whole": whole},
+            )
+            for scale in (1, 2)
+        ]
+    (first, name), (second, _) = measured
     other = second if second.batch != first.batch else None
     half = max(first.batch // 2, 1)
     sizes = sorted(set(batch_sizes or (half, first.batch, 2 * first.batch)))
@@ -225,15 +243,16 @@ def fit(
         sizes = [first.batch]
     room = None if memory is None else memory - ALLOWANCE
     rows = []
-    for kind in STRATEGIES:
+    kinds, divided = ((strategy.kind,), 1) if whole else (STRATEGIES, ranks)
+    for kind in kinds:
         for batch in sizes:
-            parts = peak(first.at(batch, other), kind, ranks)
+            parts = peak(first.at(batch, other), kind, divided)
             total = parts.pop("total")
             rows.append({"strategy": kind, "batch": batch, "peak": total,
                          "fits": None if room is None else total <= room,
                          "largest": max(parts, key=parts.__getitem__), "parts": parts})  # fmt: skip
-    best = {kind: None if room is None else largest_batch(first, other, kind, ranks, room)
-            for kind in STRATEGIES}  # fmt: skip
+    best = {kind: None if room is None else largest_batch(first, other, kind, divided, room)
+            for kind in kinds}  # fmt: skip
     return {"ranks": ranks, "optimizer": name, "batch": first.batch, "gpu_memory": memory,
             "allowance": ALLOWANCE, "rows": rows, "largest": best,
             "advice": _advice(rows, best, known=room is not None)}  # fmt: skip
@@ -245,9 +264,10 @@ def _advice(
     if not known:
         return "Give --gpu-memory, or set resources.gpu_type, to see what fits."
     fitting = [row["strategy"] for row in rows if row["fits"]]
-    if "ddp" in fitting:
-        most = best["ddp"]
-        return "ddp fits" + (f", with batches of up to {most} a rank." if most else ".")
+    first = rows[0]["strategy"]
+    if first in fitting:
+        most = best[first]
+        return f"{first} fits" + (f", with batches of up to {most} a rank." if most else ".")
     if fitting:
         return "ddp does not fit; set strategy.kind: fsdp."
     smaller = next((kind for kind, most in best.items() if most), None)
@@ -259,23 +279,33 @@ def _advice(
 def _run(plan: Plan, root: Path, forks: Forks, options: Mapping[str, Any]) -> tuple[Measured, str]:
     folder = root / "record"
     limits = {"quiet": _QUIET, "silent": _LIMIT, "limit": _LIMIT}
-    request = {"folder": str(folder), "ranks": 1, "options": {"memory": dict(options)}, **limits}
+    ranks = plan.spec.world_size
+    request = {
+        "folder": str(folder),
+        "ranks": ranks,
+        "options": {"memory": dict(options)},
+        **limits,
+    }
     answer = forks.start(plan, root, request)
     script = plan.spec.run.script or plan.spec.run.module
-    file = folder / "memory.json"
-    if not file.exists():
+    files = [folder / f"memory-{rank}.json" for rank in range(ranks)]
+    if not all(file.exists() for file in files):
         places_seen = "".join(f" at {place}" for place in answer["places"].values() if place)
         raise BackendError(
             f"{script}: three optimizer steps did not end within {_LIMIT:.0f} seconds"
             f"{places_seen}; give it a smaller model or batch"
         )
-    found = json.loads(file.read_text())
-    if "error" in found:
-        raise BackendError(f"{script} fails: {found['error']}")
+    by_rank = [json.loads(file.read_text()) for file in files]
+    if error := next((one["error"] for one in by_rank if "error" in one), None):
+        raise BackendError(f"{script} fails: {error}")
+    found = max(by_rank, key=lambda one: one.get("peak", 0))
     if "parameters" not in found:
         raise BackendError(
             f"{script}: no optimizer step was seen; fit needs a script that trains a torch.nn"
             " module with an optimizer of torch.optim, in the process that it is started in"
         )
-    name = found.pop("optimizer_class")
+    name, most = found.pop("optimizer_class"), found.pop("peak", None)
+    if most is not None:  # beyond what there was before the first forward pass
+        found["retained"] = most - found["optimizer"]
+        found["step"] = 0
     return Measured(**{**found, "blocks": tuple(Block(*block) for block in found["blocks"])}), name

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -100,6 +101,11 @@ def fit(folder, script, *args):
     return subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
 
 
+def fit_here(folder, *args):
+    words = [sys.executable, "-m", "k8sjob", "fit", str(folder), *args]
+    return json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+
+
 @pytest.mark.dist
 def test_parts_of_a_model_that_can_be_counted_by_hand(tmp_path):
     found = json.loads(fit(tmp_path, SCRIPT, "--nproc", "2", "-o", "json").stdout)
@@ -109,6 +115,17 @@ def test_parts_of_a_model_that_can_be_counted_by_hand(tmp_path):
     assert row["parts"]["parameters"] == row["parts"]["gradients"] == weights
     assert row["parts"]["optimizer"] == pytest.approx(2 * weights, rel=0.001)
     assert row["parts"]["inputs"] == 32 * 256 * 4
+
+
+@pytest.mark.dist
+def test_a_strategy_that_divides_layers_is_measured_on_all_its_ranks():
+    folder = Path(__file__).parents[2] / "manifests" / "torch-mesh"
+    (row,) = fit_here(folder, "-o", "json")["rows"]
+    weights = 4 * (256 * 64 + 256 + 64 * 256 + 64 + 64 * 10 + 10)  # half of `up` and `down`
+    assert (row["strategy"], row["batch"]) == ("mesh", 32)
+    assert row["parts"]["parameters"] == row["parts"]["gradients"] == weights
+    assert row["parts"]["optimizer"] == pytest.approx(2 * weights, rel=0.001)
+    assert 4 * weights < row["peak"] < 8 * weights
 
 
 @pytest.mark.dist

@@ -90,9 +90,9 @@ def _be_rank(request: dict[str, Any], rank: int, port: int) -> None:
         if "memory" in request["options"]:
             from k8sjob.runtime.prover.memory import measure
 
-            code = measure(
-                folder, request["options"]["memory"], lambda: run_as_main(request["argv"])
-            )
+            file = folder / f"memory-{rank}.json"
+            options = request["options"]["memory"]
+            code = measure(file, options, lambda: run_as_main(request["argv"]))
             return
         recorder = Recorder(folder, rank, request["options"])
         recorder.event("start", rank=rank)

@@ -14,6 +14,7 @@ from torch.distributed import distributed_c10d
 from torch.nn.modules import module as modules
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as optimizers
+from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils import _pytree as pytree
 from torch.utils import data
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -32,20 +33,23 @@ _STEPS: Final = 3
 """Optimizer steps; the first makes the optimizer's state."""
 
 
-def measure(folder: Path, options: dict[str, Any], function: Callable[[], Any]) -> int:
-    """Run a script for three optimizer steps, write memory.json into a folder; the exit code.
+def measure(file: Path, options: dict[str, Any], function: Callable[[], Any]) -> int:
+    """Run a script for three optimizer steps, write what a rank has as JSON; the exit code.
 
     Args:
-        folder: of this run.
+        file: to write.
         options: scale (factor for batch sizes), foreach (optimizers compute with lists of tensors,
-            as on GPUs), blocks (patterns, see find_blocks).
+            as on GPUs), blocks (patterns, see find_blocks), whole (only the peak of all: a rank of
+            a strategy that divides tensors, in operations that a Meter does not see).
         function: runs the script.
     """
     meter = Meter(options)
+    whole = options.get("whole", False)
+    profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True) if whole else None
     found: dict[str, Any] = {}
     code = 0
     try:
-        with meter:
+        with profiler or meter:
             function()
     except Enough:
         pass
@@ -55,8 +59,47 @@ def measure(folder: Path, options: dict[str, Any], function: Callable[[], Any]) 
         if code:
             found["error"] = f"{reason.where}: {reason.type}: {reason.message[:2000]}"
             sys.excepthook(type(error), error, error.__traceback__)
-    (folder / "memory.json").write_text(json.dumps({**found, **meter.found}))
+    if profiler and meter.found:
+        recorded: Any = profiler.profiler
+        found["peak"] = allocated_peak(recorded.kineto_results.experimental_event_tree())
+    file.write_text(json.dumps({**found, **meter.found}))
     return code
+
+
+_FIRST: Final = "k8sjob: first forward pass"
+
+
+def allocated_peak(roots: Iterable[Any]) -> int:
+    """Most bytes that torch's allocator has given, beyond those before the first forward pass.
+
+    Copies that gloo makes are left out: NCCL makes none.
+
+    Args:
+        roots: the tree of events of a profiler that records memory.
+    """
+    changes, first = [], 0
+    todo = [(root, False) for root in roots]
+    while todo:
+        node, copies = todo.pop()
+        copies = copies or node.name.startswith(("c10d::", "gloo:"))
+        if node.name == _FIRST:
+            first = node.start_time_ns
+        if node.name == "[memory]":
+            size = 0 if copies else node.extra_fields.alloc_size
+            changes.append((node.start_time_ns, node.extra_fields.ptr, size))
+        todo += [(child, copies) for child in node.children]
+    live: dict[int, int] = {}
+    held = before = most = 0
+    for time, address, size in sorted(changes):
+        held -= live.pop(address, 0)
+        if size > 0:
+            live[address] = size
+            held += size
+        if time < first:
+            before = held
+        else:
+            most = max(most, held)
+    return most - before
 
 
 class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it so
@@ -154,6 +197,9 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
             return
         if not any(True for _ in module.parameters()):
             return
+        if not self._roots:
+            with record_function(_FIRST):
+                pass
         if module not in self._roots:
             self._roots.append(module)
             for parameter in module.parameters():
@@ -294,9 +340,16 @@ def _sizes(parameters: Iterable[Tensor]) -> tuple[int, int]:
 def _storages(values: Any) -> list[torch.UntypedStorage]:
     if isinstance(values, Tensor):
         return [values.untyped_storage()]
-    leaves = pytree.tree_leaves(dict(values) if isinstance(values, dict) else values)
+    leaves = pytree.tree_map(
+        _local, pytree.tree_leaves(dict(values) if isinstance(values, dict) else values)
+    )
     return [leaf.untyped_storage() for leaf in leaves if isinstance(leaf, Tensor)]
 
 
 def _bytes(tensors: Iterable[Any]) -> list[int]:
-    return [t.numel() * t.element_size() for t in tensors if isinstance(t, Tensor)]
+    return [t.numel() * t.element_size() for t in map(_local, tensors) if isinstance(t, Tensor)]
+
+
+def _local(value: Any) -> Any:
+    """This rank's part of a DTensor; anything else as it is."""
+    return value.to_local() if hasattr(value, "to_local") else value
