@@ -75,6 +75,7 @@ def test_what_an_index_shows(wheel):
     shown = metadata(wheel)
     urls = dict(line.split(", ") for line in shown.get_all("Project-URL"))
     assert urls["Source"] == URL
+    assert shown["Author"] == "The k8sjob authors"
     assert urls["Changelog"] == f"{URL}/blob/v0.1.0/CHANGELOG.md"
     links = re.findall(r"\]\(([^)]+)\)", shown.get_payload())
     assert f"{URL}/raw/v0.1.0/docs/images/run.svg" in links

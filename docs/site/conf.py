@@ -39,22 +39,29 @@ _CONTENTS: Final = """
 ```
 """
 _SECTIONS: Final = {
-    "Tutorial": "tutorial",
-    "How-to": "how-to",
-    "Explanation": "explanation",
-    "Reference": "reference",
+    "Tutorial": "tutorial/*.md",
+    "How-to": "how-to/*.md",
+    "From tutorials and other tools": "how-to/from-*.md",
+    "Explanation": "explanation/*.md",
+    "Reference": "reference/*.md",
 }
 
 
-def _pages(folder: str, *, korean: bool) -> list[str]:
-    found = sorted(page for page in (DOCS / folder).glob("*.md"))
-    names = [page.relative_to(DOCS).as_posix() for page in found]
-    return [name for name in names if name.endswith(".ko.md") == korean]
-
-
 def _contents() -> str:
-    parts = {caption: _pages(folder, korean=False) for caption, folder in _SECTIONS.items()}
-    parts["한국어"] = [page for f in _SECTIONS.values() for page in _pages(f, korean=True)]
+    """The sidebar: sections of pages, in the order in which the first page names them."""
+    linked = [match[2] for match in _LINK.finditer((DOCS / "README.md").read_text("utf-8"))]
+    order = {name: number for number, name in reversed([*enumerate(linked)])}
+    section_of = {
+        page.relative_to(DOCS).as_posix(): caption
+        for caption, pattern in _SECTIONS.items()
+        for page in DOCS.glob(pattern)
+    }
+    section_of |= dict.fromkeys((name for name in section_of if name.endswith(".ko.md")), "한국어")
+    names = sorted(section_of, key=lambda name: (order.get(name, len(order)), name))
+    parts = {
+        caption: [name for name in names if section_of[name] == caption]
+        for caption in (*_SECTIONS, "한국어")
+    }
     return "".join(
         _CONTENTS.format(caption=caption, pages="\n".join(pages))
         for caption, pages in parts.items()

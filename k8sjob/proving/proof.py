@@ -103,6 +103,9 @@ def prove(
     shape: dict[str, Any] = {"workers": 0, "nproc_per_node": nproc, "elastic": None}
     spec = spec.with_(replicas=shape, resources={"gpus": 0}, target="pytorchjob")
     plan = plan_run(spec, folder)
+    if Places(plan, Path(), Path(), Store()).checkpoints_are_the_users:
+        # The job resumes from that folder; nothing of a comparison may be in it.
+        plan = plan_run(spec.with_(checkpoint={"dir": "/k8sjob-prove"}), folder)
     started = Forks() if forks is None else nullcontext(forks)
     with TemporaryDirectory(prefix="k8sjob-prove-") as temporary, started as forking:
         runs = _Runs(plan, Path(temporary), forking, steps or _STEPS, progress)

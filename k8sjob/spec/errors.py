@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args, get_origin
 from pydantic import ValidationError
 
 from k8sjob.contract import did_you_mean
-from k8sjob.errors import Problem, RenderError, field_path, first_problems
+from k8sjob.errors import K8sJobError, Problem, RenderError, field_path, first_problems
 from k8sjob.spec.base import UNEXPLAINED, Loc, Part, part_types, seen
 from k8sjob.spec.run import Run, shell_words, started_by
 from k8sjob.yamldoc import Document, flow
@@ -49,6 +49,12 @@ def problems(root: type[Part], error: ValidationError, document: Document | None
     return first_problems(sorted(found, key=lambda one: one[0]), explain)
 
 
+class FrozenFieldError(FrozenInstanceError):
+    """A field of a spec was set; IPython shows it as it does the errors of k8sjob."""
+
+    _render_traceback_ = K8sJobError._render_traceback_
+
+
 def frozen(part: Part, name: str, value: str) -> AttributeError:
     """The error of setting a field of a spec or a part of it, with the call that makes another.
 
@@ -59,7 +65,7 @@ def frozen(part: Part, name: str, value: str) -> AttributeError:
     kind, fields = type(part).__name__, type(part).model_fields
     if name not in fields:
         step = did_you_mean(name, fields, f"valid fields: {', '.join(fields)}")
-        return AttributeError(f"{kind} has no field {name!r}, and is frozen; {step}")
+        return FrozenFieldError(f"{kind} has no field {name!r}, and is frozen; {step}")
     paths = (path for path in field_paths(JobSpec) if path[-1] == name)
     path = next((path for path in paths if type(part) in _parts(JobSpec, path[:-1])), (name,))
     for end in range(len(path) - 1, 0, -1):
@@ -68,7 +74,7 @@ def frozen(part: Part, name: str, value: str) -> AttributeError:
         value = f"{{{others}{path[end]!r}: {value}}}"
         if info and get_origin(info.annotation) is tuple:
             value = "[...]"
-    return FrozenInstanceError(
+    return FrozenFieldError(
         f"{kind}.{name} cannot be set: a spec is frozen; make another one:"
         f" spec.with_({path[0]}={value})"
     )

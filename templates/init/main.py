@@ -45,7 +45,7 @@ def main() -> None:
     with runtime.session() as job:
         run = job.prepare(build, loss=F.cross_entropy, optimizer=(torch.optim.Adam, {"lr": 2e-3}))
         for epoch in run.epochs(args.epochs):
-            for images, labels in run.batches(train, batch_size=args.batch_size):
+            for images, labels in run.batches(train, batch_size=args.batch_size, tail="short"):
                 run.step(images, labels)
             job.log(epoch=epoch + 1, **run.evaluate(test))
 

@@ -27,6 +27,9 @@ def test_the_site_is_built_and_loads_nothing_from_elsewhere(tmp_path):
     assert {path.with_suffix(".html").as_posix() for path in sources} < pages
     first = (tmp_path / "index.html").read_text()
     assert "한국어" in first
+    sidebar = re.findall(r'href="how-to/([\w-]+)\.html"', first[first.index("sidebar-tree") :])
+    named = [sidebar.index(page) for page in ("own-script", "submit", "adopt", "from-ddp")]
+    assert named == sorted(named)  # as the first page has them, and ported tutorials by themselves
     loaded = r'<(?:script|img|link rel="stylesheet")[^>]*(?:src|href)="(?:https?:)?//'
     assert not [page for page in pages if re.search(loaded, (tmp_path / page).read_text())]
     index = re.search(r"\{.*\}", (tmp_path / "searchindex.js").read_text())[0]

@@ -27,6 +27,7 @@ from k8sjob.proving.proof import Forks
 from k8sjob.spec import JobSpec
 
 pytestmark = pytest.mark.dist
+ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
 CASES = ("data", "gradients", "models", "session", "right")
 AT_ONCE = 2
@@ -167,6 +168,21 @@ def test_one_process_of_a_node_is_compared_with_two(tmp_path):
         found = json.loads(command.communicate()[0])
     assert (found["equal"], found["processes"], found["steps"]) == (True, 2, 3)
     assert command.returncode == 0
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_checkpoints_of_a_job_are_neither_read_nor_written(local, tmp_path):
+    shutil.copy(ROOT / "templates/init/main.py", tmp_path)
+    (tmp_path / "mine").mkdir()
+    volumes = "volumes: [{name: c, mount: /c, pvc: claim, local: ./mine}]\n" if local else ""
+    (tmp_path / "job.yaml").write_text(
+        "name: one\nimage: none:1\nrun: {script: main.py}\n"
+        "checkpoint: {dir: /c, every: 5}\n" + volumes
+    )
+    with proving("--steps", "30", "-o", "json", folder=tmp_path) as command:
+        found = json.loads(command.communicate()[0])
+    assert (found["equal"], found["steps"]) == (True, 30)
+    assert not [*(tmp_path / "mine").iterdir()]
 
 
 def test_a_script_that_works_and_records_nothing_is_ended(tmp_path):

@@ -153,6 +153,17 @@ def test_a_cause_is_known_by_what_was_recorded(cause, ranks, single, expected):
     assert cause(ranks, single) == expected
 
 
+def test_samples_that_fill_up_the_last_batch_are_named_as_such(evidence):
+    ranks = many(shards=([0, 2, 4, 6], [1, 3, 5, 0]))
+    for events in ranks:  # a loop that knows how many batches there are asks for no more
+        events[1] = begin(batches=1, length=7)
+        events.remove(over())
+    difference = first_difference(evidence(ranks, one()))
+    assert difference.message.startswith(
+        "the sampler repeats samples so that all ranks have as many"
+    )
+
+
 def test_weights_that_differ_when_training_begins(cause):
     ranks = many()
     ranks[1][0] = model(vector(1.0, 1.0, 2.0))

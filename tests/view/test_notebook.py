@@ -105,7 +105,7 @@ def test_a_job_in_a_cell_is_one_card_that_is_drawn_again_and_a_result(cells):
 
 
 def test_a_job_that_fails_shows_its_cause_and_the_line_of_the_cell(cells):
-    *_, failed, carried, invalid = cells(
+    _, _, failed, carried, *errors = cells(
         SPEC,
         "%%writefile main.py\nimport notthere",
         "before = 1\nrun(spec)",
@@ -118,6 +118,7 @@ def test_a_job_that_fails_shows_its_cause_and_the_line_of_the_cell(cells):
         run(spec, check=False)
         """,
         'JobSpec(name="Bad", image="r/x:1", run={"scirpt": "main.py"})',
+        "spec.replicas.workers = 3",
         allow_errors=True,
     )
     (error,) = [out for out in failed if out["output_type"] == "error"]
@@ -129,10 +130,12 @@ def test_a_job_that_fails_shows_its_cause_and_the_line_of_the_cell(cells):
     assert "why:" in html(failed)[0]
     assert "Failed True" in written(carried)
     assert "why:" in html(carried)[-1]
-    (error,) = [out for out in invalid if out["output_type"] == "error"]
-    shown = "\n".join(error["traceback"])
-    assert "did you mean 'script'" in shown
-    assert "pydantic" not in shown
+    for outputs, step in zip(errors, ("did you mean 'script'", "spec.with_("), strict=True):
+        (error,) = [out for out in outputs if out["output_type"] == "error"]
+        shown = "\n".join(error["traceback"])
+        assert step in shown
+        assert "pydantic" not in shown
+        assert "spec/base.py" not in shown
 
 
 def test_an_interrupt_stops_the_job_and_the_kernel_lives(cells):

@@ -122,4 +122,4 @@ def _pip(*arguments: str) -> str:
     installer = [sys.executable, "-m", "pip", "install"]
     if util.find_spec("pip") is None:  # as in the environments of uv
         installer = ["uv", "pip", "install", "--python", sys.executable]
-    return f"install them by `{shlex.join([*installer, *arguments])}`"
+    return f"install with `{shlex.join([*installer, *arguments])}`"

@@ -96,9 +96,10 @@ def overlap(evidence: Evidence) -> Iterator[Difference]:
             continue
         if kind == "ids" and (_shared(samples) or (twice and not inside)):
             text = "the ranks' parts of the data overlap"
-            if complete and twice < evidence.size and about["length"]:
+            whole = complete or all(len(row.batches) == about["batches"] for row in rows)
+            if whole and twice < evidence.size and about["length"]:
                 text = "the sampler repeats samples so that all ranks have as many"
-            text += f": {twice} samples of a pass are used twice"
+            text += f"; used twice in a pass: {twice}"
             at = _first_repeated(samples, rows)
             yield Difference(Cause.OVERLAP, at, "input", text, values=(0, twice))
         length = about["length"] if kind == "ids" and not about["iterable"] else None

@@ -42,7 +42,8 @@ NEXT: Final = {
     Cause.HANG: "let all ranks call the same collectives in the same order",
     Cause.NOT_SHARDED: "give each rank its part: DataLoader(..., sampler=DistributedSampler(data))",
     Cause.OVERLAP: "let all ranks divide one order of the data, from the same seed, into parts that"
-    " cover it once; drop_last=True, or a size that divides, repeats nothing",
+    " cover it once; drop_last=True, or a size that divides, repeats nothing, nor does"
+    ' run.batches(..., tail="short") of k8sjob.runtime',
     Cause.NOT_RESEEDED: "call sampler.set_epoch(epoch) at the start of each epoch",
     Cause.NON_DETERMINISM: "take every random number from a seed: torch.manual_seed, random.seed,"
     " numpy.random.default_rng(seed)",

@@ -432,7 +432,8 @@ class Recorder:
             target = kept / file.relative_to(here)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(file, target)
-        self.event("snapshot", step=self.steps, folder=str(kept))
+        if kept.exists():  # not where it lies outside, as checkpoint.dir of a job.yaml does
+            self.event("snapshot", step=self.steps, folder=str(kept))
 
 
 class _Base:
