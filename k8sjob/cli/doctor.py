@@ -13,9 +13,9 @@ from k8sjob.backends.local.machine import check_packages
 from k8sjob.checks.doctor import Check, Report, Verdict, examine, gather
 from k8sjob.checks.doctor.check import problem, warning
 from k8sjob.checks.doctor.machine import Machine, client, here, look
-from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
+from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options, with_target
 from k8sjob.cli.naming import Place, is_namespace, place_options
-from k8sjob.cli.options import AUTO, format_option, target_option, targeted
+from k8sjob.cli.options import AUTO, format_option, target_option
 from k8sjob.cli.output import count, document
 from k8sjob.errors import BackendError
 from k8sjob.rendering import manifest
@@ -61,7 +61,7 @@ def doctor_command(job: JobFile | None, target: str | None, place: Place, output
         if spec is None:
             raise click.UsageError("--target auto chooses for a job; name its file, or a target")
         if place.asks_cluster:
-            spec = targeted(spec, target, place)
+            spec = with_target(spec, target, place)
             target = spec.target
     elif spec and target:
         spec = spec.with_(target=target)

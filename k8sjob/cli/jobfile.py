@@ -9,15 +9,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from k8sjob.cli.options import AUTO
+from k8sjob.cli.output import say
 from k8sjob.errors import field_path
 from k8sjob.spec import JobSpec, load
-from k8sjob.spec.errors import field_paths, field_values
-from k8sjob.spec.load import Change, folder_of, located, steps
+from k8sjob.spec.base import field_paths
+from k8sjob.spec.document import Change, steps
+from k8sjob.spec.errors import field_values
+from k8sjob.spec.load import folder_of, located
 from k8sjob.yamldoc import JOB_FILE, flow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
+
+    from k8sjob.cli.naming import Place
 
 _ARGS: Final = "k8sjob.args"
 _SHORT: Final = {
@@ -155,3 +161,14 @@ def _changes(
     if args:
         found.append(Change(("run", "args"), list(args), adds=True))
     return tuple(found)
+
+
+def with_target(spec: JobSpec, target: str | None, place: Place) -> JobSpec:
+    """The spec with the target of the option; prints what `auto` has chosen."""
+    if target == AUTO:
+        from k8sjob.jobs.submit import choose_target  # noqa: PLC0415 - few ask for it
+
+        spec, why = choose_target(spec, place.connect(spec.namespace))
+        say(f"target {spec.target}: {why}")
+        return spec
+    return spec.with_(target=target) if target else spec

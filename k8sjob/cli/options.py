@@ -8,15 +8,12 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
 
-from k8sjob.cli.output import say
 from k8sjob.spec.values import TargetName
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from k8sjob.cli.naming import Place
-    from k8sjob.spec import JobSpec
 
 image_option = click.option(
     "--image", metavar="REF", help="The image that the replicas run, best with its digest."
@@ -54,17 +51,6 @@ selector_option = click.option(
     default="",
     help="Only jobs with these labels: team=vision, 'stage in (dev, test)', !draft.",
 )
-
-
-def targeted(spec: JobSpec, target: str | None, place: Place) -> JobSpec:
-    """The spec with the target of the option; prints what `auto` has chosen."""
-    if target == AUTO:
-        from k8sjob.jobs.submit import choose_target  # noqa: PLC0415 - few ask for it
-
-        spec, why = choose_target(spec, place.connect(spec.namespace))
-        say(f"target {spec.target}: {why}")
-        return spec
-    return spec.with_(target=target) if target else spec
 
 
 def format_option(

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
-import gc
-import os
 import sys
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
-from k8sjob.cli.output import reported
 from k8sjob.contract import __version__, did_you_mean
 
 if TYPE_CHECKING:
@@ -21,8 +16,6 @@ if TYPE_CHECKING:
 
 COMPLETE: Final = "K8SJOB_COMPLETE"
 """The variable by which a shell asks for completion; see k8sjob.cli.completion."""
-_GARBAGE: Final = 100_000
-"""New objects before the collector looks at them; Python's own number is 700."""
 
 
 class Command(NamedTuple):
@@ -186,42 +179,3 @@ def program() -> None:
     NAMESPACE/NAME in the cluster.
     Begin with: k8sjob init my-job
     """
-
-
-def main(args: list[str] | None = None) -> NoReturn:
-    """Run the command line and leave the process with its exit code.
-
-    Args:
-        args: arguments without the program's name; None takes the process's own.
-    """
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed by the caller, as by `k8sjob ... <&-`
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115 - for the process's life
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal that lacks a character gets a `?`
-    # Modules are never garbage: looking through them again and again takes a tenth of a command.
-    gc.set_threshold(_GARBAGE)
-    if args is None:
-        # Nor at the end: it would take half a second with the Python client.
-        atexit.register(gc.freeze)
-        args = sys.argv[1:]
-    if os.environ.pop(COMPLETE, None):
-        from k8sjob.cli.completion import complete  # noqa: PLC0415 - a shell asks, no person
-
-        complete()
-        sys.exit(0)
-    options = set[str]()
-    with reported(options):
-        code = program.main(
-            args or ["--help"], prog_name=_called(), standalone_mode=False, obj=options
-        )
-    sys.exit(code or 0)
-
-
-def _called() -> str:
-    """The name that the user types."""
-    name = Path(sys.argv[0]).name
-    if name == "__main__.py":
-        return "python -m k8sjob"
-    return name.replace("-", " ") if name.startswith("kubectl-") else "k8sjob"

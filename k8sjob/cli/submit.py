@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from k8sjob.cli.diff import show_lines
-from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
+from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options, with_target
 from k8sjob.cli.naming import Place, place_options
 from k8sjob.cli.options import (
     AUTO,
@@ -18,7 +18,6 @@ from k8sjob.cli.options import (
     onto_option,
     plain_http_option,
     target_option,
-    targeted,
 )
 from k8sjob.cli.output import document, line, say, text, warn
 from k8sjob.cli.validate import show_lint_errors
@@ -106,7 +105,7 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
         if contradict:
             raise click.UsageError(message)
     spec, folder = job.load(), job.folder
-    spec = targeted(spec, target, place)
+    spec = with_target(spec, target, place)
     with job.located():
         plan = plan_submission(
             spec, folder, image=image, namespace=place.namespace, generate_name=generate_name

@@ -11,8 +11,8 @@ from k8sjob.contract import RUNTIME_HOME
 from k8sjob.errors import Problem, SpecError
 from k8sjob.rendering import check_script, companion, manifest
 from k8sjob.spec import JobSpec, load
+from k8sjob.spec.job import longest_name
 from k8sjob.spec.load import folder_of
-from k8sjob.spec.rules import longest_name
 from k8sjob.targets.jobs import DEFAULT
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from dataclasses import FrozenInstanceError
 from inspect import Parameter, Signature
 from types import NoneType, UnionType
 from typing import (
@@ -22,6 +23,8 @@ from typing import (
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, model_validator
 from pydantic_core import PydanticCustomError
+
+from k8sjob.contract import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -207,6 +210,8 @@ class Part(Described):
 
     shorthand: ClassVar[str] = ""
     """The field that a text in place of this part probably means, for hints."""
+    root: ClassVar[type[Part]]
+    """JobSpec, for errors that name a part's place in it."""
 
     def __repr_args__(self) -> Iterator[tuple[str, Any]]:
         """What differs from the defaults, for a repr that fits a notebook's line."""
@@ -224,9 +229,7 @@ class Part(Described):
     if not TYPE_CHECKING:  # the type checker refuses it before
 
         def __setattr__(self, name: str, value: object) -> None:
-            from k8sjob.spec.errors import frozen  # noqa: PLC0415 - it knows the whole spec
-
-            raise frozen(self, name, seen(value))
+            raise _frozen(self, name, seen(value))
 
         def __delattr__(self, name: str) -> None:
             self.__setattr__(name, None)
@@ -250,3 +253,56 @@ def part_types(annotation: Any) -> Iterator[type[Part]]:
         yield annotation
     for argument in get_args(annotation):
         yield from part_types(argument)
+
+
+def field_paths(part: type[Part], base: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The paths of all fields of a part, at every depth."""
+    for name, info in part.model_fields.items():
+        yield (*base, name)
+        for nested in part_types(info.annotation):
+            yield from field_paths(nested, (*base, name))
+
+
+def parts_at(root: type[Part], loc: Loc) -> list[type[Part]]:
+    """The classes that a value at a location may have."""
+    parts = [root]
+    for key in loc:
+        if isinstance(key, str):
+            fields = [part.model_fields[key] for part in parts if key in part.model_fields]
+            parts = [found for info in fields for found in part_types(info.annotation)]
+    return parts
+
+
+def field_at(root: type[Part], loc: Loc) -> tuple[FieldInfo | None, Loc]:
+    """The innermost field that a location is in, and what of the location lies below it."""
+    for end in range(len(loc), 0, -1):
+        name = loc[end - 1]
+        if isinstance(name, str):
+            for part in parts_at(root, loc[: end - 1]):
+                if name in part.model_fields:
+                    return part.model_fields[name], loc[end:]
+    return None, ()
+
+
+def _frozen(part: Part, name: str, value: str) -> AttributeError:
+    """The error of setting a field of a spec or a part of it, with the call that makes another.
+
+    `value` is what the field was to become, as text.
+    """
+    root = Part.root
+    kind, fields = type(part).__name__, type(part).model_fields
+    if name not in fields:
+        step = did_you_mean(name, fields, f"valid fields: {', '.join(fields)}")
+        return AttributeError(f"{kind} has no field {name!r}, and is frozen; {step}")
+    paths = (path for path in field_paths(root) if path[-1] == name)
+    path = next((path for path in paths if type(part) in parts_at(root, path[:-1])), (name,))
+    for end in range(len(path) - 1, 0, -1):
+        info, _ = field_at(root, path[:end])
+        others = "..., " if end > 1 else ""
+        value = f"{{{others}{path[end]!r}: {value}}}"
+        if info and get_origin(info.annotation) is tuple:
+            value = "[...]"
+    return FrozenInstanceError(
+        f"{kind}.{name} cannot be set: a spec is frozen; make another one:"
+        f" spec.with_({path[0]}={value})"
+    )

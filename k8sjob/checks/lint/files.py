@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from k8sjob.spec import JobSpec
-    from k8sjob.spec.load import Change
+    from k8sjob.spec.document import Change
     from k8sjob.targets.api import Target
     from k8sjob.yamldoc import FieldPath
 
@@ -225,7 +225,7 @@ def _lint_job(text: str, source: str, folder: Path, changes: Sequence[Change]) -
     """A job.yaml: the spec, the manifest that it renders, and the script that it names."""
     from k8sjob.rendering.manifest import render  # noqa: PLC0415 - with pydantic, only for specs
     from k8sjob.spec import JobSpec  # noqa: PLC0415 - see above
-    from k8sjob.spec.load import changed, job_document  # noqa: PLC0415 - see above
+    from k8sjob.spec.document import changed, job_document  # noqa: PLC0415 - see above
 
     try:
         document = changed(job_document(text, source), changes)
