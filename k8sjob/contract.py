@@ -75,7 +75,7 @@ class Role(StrEnum):
 
 
 class ExitCode(IntEnum):
-    """How a container ends. The operator's ExitCode policy retries codes >= 128."""
+    """The exit codes of a container. The operator's ExitCode policy retries codes >= 128."""
 
     DONE = 0
     USER_ERROR = 1
@@ -311,7 +311,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeConfig:
-    """What the container must know beyond the operator's env; travels as JSON in CONFIG_ENV.
+    """The settings that a container gets beside the operator's variables, as JSON in CONFIG_ENV.
 
     Attributes:
         job: the job's name.

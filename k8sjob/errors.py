@@ -71,7 +71,7 @@ class K8sJobError(Exception):
     exit_code: int = 1
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows: the line of the user's own code, and the message."""
+        """The traceback for IPython: the line of the user's own code, and the message."""
         import traceback  # noqa: PLC0415 - needed for this alone
 
         frames = traceback.extract_tb(self.__traceback__)
@@ -95,10 +95,10 @@ def field_path(path: Sequence[str | int]) -> str:
 
 def redacted(text: str) -> str:
     """A text from somewhere else without what looks like a password, a token or a key."""
-    return _SECRETS.sub(_hidden, text)
+    return _SECRETS.sub(_mask, text)
 
 
-def _hidden(found: re.Match[str]) -> str:
+def _mask(found: re.Match[str]) -> str:
     parts = found.groupdict(default="")
     end = "@" if parts["url"] else ""
     return "".join(parts.values()) + "[hidden]" + end

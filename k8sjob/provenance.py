@@ -29,7 +29,7 @@ class ImageLayer:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What an image was made of.
+    """The sources of an image.
 
     Attributes:
         image: the image itself, by its digest.

@@ -425,7 +425,7 @@ def serving(kind: str, options: Mapping[str, Any]) -> int:
 
 
 def keras_backend(kind: str, options: Mapping[str, Any]) -> str | None:
-    """What Keras computes with in a job; None where the strategy is not for models of Keras."""
+    """The backend of Keras in a job; None if the strategy is not for Keras models."""
     row = STRATEGIES.get(kind)
     return row.keras(row.settings(options)) if row and row.keras else None
 
@@ -439,7 +439,7 @@ def processes_per_node(kind: str, gpus: int) -> int:
 def conflicts(
     kind: str, options: Mapping[str, Any], shape: Shape, *, backend: str | None = None
 ) -> list[Conflict]:
-    """What keeps these settings from working together; empty where they do.
+    """The conflicts between these settings; empty if there are none.
 
     Args:
         kind: the strategy, a key of STRATEGIES.
@@ -449,7 +449,7 @@ def conflicts(
     """
     row = STRATEGIES.get(kind)
     if row is None:
-        message = f"{kind!r} is no strategy here; {_meant(kind, STRATEGIES, 'kinds')}"
+        message = f"{kind!r} is not a strategy here; {_meant(kind, STRATEGIES, 'kinds')}"
         return [Conflict("strategy.kind", message)]
     found = [*_of_options(kind, options), *_of_shape(row, shape)]
     if not found:
@@ -512,7 +512,7 @@ def _of_backend(backend: str, shape: Shape) -> Iterator[Conflict]:
         message = f"{backend!r} {GONE[backend]}; use gloo on CPUs or nccl on GPUs"
         yield Conflict("strategy.backend", message)
     elif backend not in BACKENDS:
-        message = f"{backend!r} is no backend here; {_meant(backend, BACKENDS, 'backends')}"
+        message = f"{backend!r} is not a backend here; {_meant(backend, BACKENDS, 'backends')}"
         yield Conflict("strategy.backend", message)
     elif backend == "nccl" and shape.gpus < shape.nproc_per_node:
         yield Conflict(

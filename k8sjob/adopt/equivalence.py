@@ -159,7 +159,7 @@ def _container(container: Json, *, config: bool) -> None:
 
 
 def default_pull_policy(image: str) -> str:
-    """What Kubernetes does where an image has no imagePullPolicy."""
+    """The imagePullPolicy that Kubernetes uses for an image without one."""
     name = image.rpartition("/")[2]
     is_latest = "@" not in name and (":" not in name or name.endswith(":latest"))
     return "Always" if is_latest else "IfNotPresent"

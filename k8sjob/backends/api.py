@@ -81,7 +81,7 @@ class Plan:
         return self.folder / ("." if isinstance(image, str) else image.context)
 
     def _repr_html_(self) -> str:
-        """What notebooks show of it."""
+        """Its HTML for notebooks."""
         from k8sjob.targets.jobs import sent  # noqa: PLC0415 - needed for this alone
         from k8sjob.yamldoc import dump  # noqa: PLC0415 - the same
 
@@ -99,7 +99,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """What a job of this machine was started from.
+    """The spec, the folder and the code that a job on this machine was started from.
 
     Attributes:
         spec: the job, as YAML.
@@ -170,7 +170,7 @@ class LogLine:
 
 
 class Backend(Protocol):
-    """Where jobs run. Errors: JobNotFound, JobExists, BackendError."""
+    """A place where jobs run. Errors: JobNotFound, JobExists, BackendError."""
 
     name: str
     """"local", "kubernetes" or "record"."""

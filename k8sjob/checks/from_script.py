@@ -39,7 +39,7 @@ _DISTRIBUTIONS: Final = {
     "yaml": "pyyaml",
 }
 """Distributions that are called otherwise than their module, where that is not installed."""
-_USUAL: Final = ("train.py", "main.py", "run.py", "finetune.py")
+_USUAL_NAMES: Final = ("train.py", "main.py", "run.py", "finetune.py")
 _SPAWNERS: Final = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
 _MOST: Final = 12
 """Options of the script that are named."""
@@ -79,7 +79,7 @@ def find_script(path: Path) -> Path:
             raise SpecError([Problem("", message)], str(path))
         return path
     found = [file for file in sorted(path.glob("*.py")) if file.is_file() and _is_training(file)]
-    for name in _USUAL if len(found) > 1 else ():
+    for name in _USUAL_NAMES if len(found) > 1 else ():
         if path / name in found:
             return path / name
     if len(found) == 1:
@@ -170,7 +170,7 @@ def _python(cell: str) -> str:
 
 
 class _Start(NamedTuple):
-    """How a script's processes are started: the reason, Workers, and processes of each replica."""
+    """The start of a script's processes: the reason, Workers, and processes of each replica."""
 
     reason: str
     workers: int = 1
@@ -201,7 +201,7 @@ class _Job:
         )
 
     def notes(self) -> Iterator[str]:
-        """What the user has to look at."""
+        """Notes on what the user should check."""
         given = {word.partition("=")[0] for word in self._args}
         if left := [name for name, needed in self._options.items() if needed and name not in given]:
             yield f"{self._path} needs {', '.join(left)}: add them to run.args"

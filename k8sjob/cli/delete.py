@@ -55,7 +55,7 @@ def delete_command(  # noqa: PLR0917 - click hands them over by name
     place that was not named.
     """
     if sum((bool(jobs), bool(labels), everything)) != 1:
-        raise click.UsageError("name jobs, or select them by -l SELECTOR or by --all")
+        raise click.UsageError("name jobs, or select them with -l SELECTOR or --all")
     if jobs and before:
         raise click.UsageError("--older-than selects among the jobs of -l SELECTOR or --all")
     chosen = find_all(jobs, place) if jobs else _chosen(labels, before, place)
@@ -97,7 +97,7 @@ def _delete(backend: Backend, ref: JobRef, *, checkpoints: bool) -> None:
 
 
 def _kept(backend: Backend, ref: JobRef) -> str:
-    """What holds up the deletion of a job; empty if it is gone."""
+    """The reason why a job still exists after its deletion; empty if it is gone."""
     try:
         job = backend.snapshot(ref).job
     except BackendError:  # gone, or unknown

@@ -92,7 +92,7 @@ def show_lines(lines: Sequence[str], *, err: bool = False) -> None:
 
 
 def _explain(found: Difference, submit: str, edit: str) -> None:
-    """Which of the differences running pods would never see, and how to apply each."""
+    """Explain which differences would not reach running pods, and how to apply each."""
     if found.is_new:
         say(f"\nthe job does not exist; create it: {submit}")
     if found.at_once:

@@ -84,8 +84,8 @@ def _cluster(place: Place, machine: Machine, spec: JobSpec | None, target: str |
     except BackendError as error:
         return Report([*client(machine, place.client), problem("kubeconfig", *_split(error))])
     if not is_namespace(transport.namespace):
-        seen = f"the context's namespace {transport.namespace!r} is no namespace's name"
-        return Report([problem("kubeconfig", seen, "correct the kubeconfig, or name one by -n")])
+        seen = f"the context's namespace {transport.namespace!r} is not a valid namespace"
+        return Report([problem("kubeconfig", seen, "correct the kubeconfig, or name one with -n")])
     job = manifest(spec) if spec else None
     kind = by_name(target or DEFAULT.name)
     facts = gather(transport, transport.namespace, job, target=kind)

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from k8sjob.cli.naming import Place
 
 _ARGS: Final = "k8sjob.args"
-_SHORT: Final = {
+_SHORT_OPTIONS: Final = {
     "name": ("name", "NAME", str, "The job's name."),
-    "workers": ("replicas.workers", "N", int, "Replicas beside the Master."),
+    "workers": ("replicas.workers", "N", int, "Workers, in addition to the Master."),
     "nproc": ("replicas.nproc_per_node", "N", int, "Processes in each replica."),
     "gpus": ("resources.gpus", "N", int, "GPUs of each replica."),
 }
@@ -57,7 +57,7 @@ class JobFile:
 
     @property
     def folder(self) -> Path:
-        """What the relative paths of the job start from."""
+        """The folder that the relative paths of the job start from."""
         return folder_of(self.path)
 
     def words(self, spec: JobSpec) -> list[str]:
@@ -136,14 +136,14 @@ def job_file_options(
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
         def with_job(file: Path | None, sets: tuple[Change, ...], **options: Any) -> Any:
-            short = {name: options.pop(name) for name in _SHORT}
+            short = {name: options.pop(name) for name in _SHORT_OPTIONS}
             changes = _changes(sets, short, script_args())
             if file is None and not (required or changes):
                 return command(job=None, **options)
             return command(job=JobFile(file or Path(JOB_FILE), changes), **options)
 
         wrapped: Callable[..., Any] = with_job
-        for name, (_, metavar, kind, text) in reversed(_SHORT.items()):
+        for name, (_, metavar, kind, text) in reversed(_SHORT_OPTIONS.items()):
             wrapped = click.option(f"--{name}", metavar=metavar, type=kind, help=text)(wrapped)
         path = click.Path(path_type=Path, allow_dash=True)
         return click.argument("file", required=False, type=path)(set_option(wrapped))
@@ -157,7 +157,7 @@ def _changes(
     found = [*sets]
     for name, value in short.items():
         if value is not None:
-            found.append(Change(tuple(_SHORT[name][0].split(".")), value))
+            found.append(Change(tuple(_SHORT_OPTIONS[name][0].split(".")), value))
     if args:
         found.append(Change(("run", "args"), list(args), adds=True))
     return tuple(found)

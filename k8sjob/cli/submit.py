@@ -79,12 +79,12 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
 ) -> int:
     """Create the job in FILE (default: job.yaml) in a cluster, after the cluster has checked it.
 
-    If the image has a base, the job's code is first added to that in the registry, as k8sjob push
-    does it; if the job installs something, to the image of k8sjob build.
+    If the image has a base, the job's code is first added to it in the registry, as k8sjob push
+    does; if the job has dependencies, the code is added to the image of k8sjob build.
 
-    If the same job exists and has not ended, it is attached to. Another one of that name, or one
-    that has ended, is never touched without --replace: the difference is shown, and the exit code
-    is 1. A submission that is interrupted leaves a whole job or none.
+    If the same job exists and has not ended, the command attaches to it. A different job of that
+    name, or one that has ended, is never touched without --replace: the difference is shown, and
+    the exit code is 1. A submission that is interrupted leaves a whole job or none.
     """
     for contradict, message in (
         (watch and (dry_run or output), "--watch follows the job; leave --dry-run and -o out"),
@@ -171,7 +171,7 @@ def _with_image(
 
 
 def _show_plan(plan: Plan, place: Place, output: str | None) -> None:
-    """What would be sent, without a cluster."""
+    """Print the objects that would be sent, without asking a cluster."""
     manifest, namespace = sent(plan.manifest), plan.spec.namespace or place.namespace
     if namespace:
         # First, where one looks for it; the rest of the metadata follows.

@@ -126,7 +126,7 @@ def _problems(spec: JobSpec, namespace: str | None, *, generate_name: bool) -> I
 
 
 def warnings(plan: Plan) -> list[str]:
-    """What may not be intended, although the cluster accepts it."""
+    """Warnings about a plan that the cluster accepts, but that may not be intended."""
     found = list(plan.spec.remarks)
     not_built_yet = plan.spec.builds_image and plan.image == plan.spec.image_reference
     if "@sha256:" in plan.image or not_built_yet:

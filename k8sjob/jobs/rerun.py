@@ -66,7 +66,7 @@ def plan_here(launched: Launched, folder: Path | None = None) -> tuple[Plan, lis
     source = folder or launched.folder
     if not source.is_dir():
         raise BackendError(
-            f"{source}, where the job.yaml and the code were, is no folder on this machine; name"
+            f"{source}, where the job.yaml and the code were, is not a folder on this machine; name"
             " the one with the same code: --folder DIR"
         )
     spec = JobSpec.from_yaml(launched.spec)
@@ -80,7 +80,7 @@ def plan_here(launched: Launched, folder: Path | None = None) -> tuple[Plan, lis
         more = f" and {len(changed) - _NAMED} more" if changed[_NAMED:] else ""
         raise BackendError(
             f"{', '.join(changed[:_NAMED])}{more} in {plan.context} is not what the job ran with;"
-            " name a folder with the same code by --folder DIR, or run what is there: k8sjob run"
+            " name a folder with the same code with --folder DIR, or run what is there: k8sjob run"
         )
     return replace(plan, code=launched.copy), changed
 

@@ -1,4 +1,4 @@
-"""What a job reached: how it ended, its metrics and their history, its checkpoint, its output."""
+"""The result of a job: how it ended, its metrics and their history, its checkpoint, its output."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAX_ROWS: Final = 100_000
 
 
 class Logs(Mapping[str, str]):
-    """What each replica wrote, by its name; read when it is asked for.
+    """The output of each replica by its name, read on demand.
 
     The reports of k8sjob's runtime, which `history` has, are left out.
     """
@@ -59,7 +59,7 @@ class Logs(Mapping[str, str]):
 
 
 class Reached:
-    """What the events of a job say of its training.
+    """The progress of a training, collected from the job's events.
 
     Attributes:
         metrics: the last loss, and the last value of each name that the script logged.
@@ -125,7 +125,7 @@ def _numbers(data: dict[str, Any]) -> dict[str, str | float]:
 
 @dataclass(frozen=True, slots=True)
 class RunResult(JobStatus):
-    """How a job ended, or how it stands, and what it reached.
+    """The result of a job, or its state so far.
 
     Attributes:
         metrics: the last loss, and the last value of each name that the script logged.
@@ -150,7 +150,7 @@ class RunResult(JobStatus):
     why: tuple[Finding, ...] = ()
 
     def _repr_html_(self) -> str:
-        """What notebooks show of it."""
+        """Its HTML for notebooks."""
         ok = self.state is JobState.SUCCEEDED
         columns = dict.fromkeys(name for row in self.history for name in row)
         known: dict[str, object] = {
@@ -175,7 +175,7 @@ def finding_parts(found: Finding) -> list[Html]:
 
 
 def read_reached(backend: Backend, snapshot: Snapshot) -> Reached:
-    """What a job has reached, from the output of the replica that reports; nothing without it."""
+    """Read a job's results from the output of the replica that reports; empty without it."""
     reached, ref = Reached(), JobRef.of(snapshot.job)
     with suppress(BackendError):
         for line in backend.logs(ref, speaker(snapshot.job)):

@@ -42,7 +42,7 @@ _POLL_SECONDS: Final = 0.2
 
 
 class Outcome(StrEnum):
-    """What a submission did."""
+    """The outcome of a submission."""
 
     CREATED = "created"
     ATTACHED = "attached"
@@ -145,7 +145,7 @@ def submit_plan(
 
 
 def compare(plan: Plan, backend: ClusterBackend) -> Difference:
-    """What would be different if the planned job replaced the one of its name."""
+    """The differences if the planned job replaced the existing one of its name."""
     existing = _existing(backend, plan.manifest) or backend.of_another_kind(plan.manifest)
     return difference(existing, _with_defaults(backend, plan.manifest))
 
@@ -314,7 +314,7 @@ def choose_target(spec: JobSpec, backend: ClusterBackend) -> tuple[JobSpec, str]
     skipped = list[str]()
     for target in PREFERRED:
         candidate = spec.with_(target=target.name)
-        against = next(_against(candidate, target, backend), "")
+        against = next(_obstacles(candidate, target, backend), "")
         if not against:
             return candidate, "; ".join(skipped) or "the first of the order, and it fits"
         skipped.append(f"not {target.name}: {against}")
@@ -333,7 +333,7 @@ def _kind_of_that_name(spec: JobSpec, backend: ClusterBackend) -> str:
         raise
 
 
-def _against(spec: JobSpec, target: Target, backend: ClusterBackend) -> Iterator[str]:
+def _obstacles(spec: JobSpec, target: Target, backend: ClusterBackend) -> Iterator[str]:
     """Why a job cannot be of this kind."""
     from k8sjob.checks.doctor.gather import gather_needs, review  # noqa: PLC0415 - few ask for it
     from k8sjob.checks.doctor.permissions import RULES  # noqa: PLC0415 - the same

@@ -21,7 +21,7 @@ _LONG_AGO: Final = datetime.fromtimestamp(0, UTC)
 
 
 def at_path(value: Any, *path: str | int) -> Any:
-    """What a value of any shape has at a path of keys and indexes; None where one is missing."""
+    """The value at a path of keys and indexes in JSON of any shape; None if there is none."""
     for key in path:
         if isinstance(key, int):
             value = value[key] if isinstance(value, list) and key < len(value) else None
@@ -33,7 +33,7 @@ def at_path(value: Any, *path: str | int) -> Any:
 def differing(
     one: Any, other: Any, at: tuple[str | int, ...] = ()
 ) -> Iterator[tuple[str | int, ...]]:
-    """Where two JSON values differ, each time as deep as both have the same shape."""
+    """The paths at which two JSON values differ, as deep as both have the same shape."""
     if isinstance(one, dict) and isinstance(other, dict):
         for key in sorted({*one, *other}):
             yield from differing(one.get(key), other.get(key), (*at, key))
@@ -142,12 +142,12 @@ class Pod(Object):
 
     @property
     def terminated(self) -> Json:
-        """How the container ended; empty while it runs, or waits to be started again."""
+        """The end of the container; empty while it runs, or waits to be started again."""
         return self.container.part("state", "terminated")
 
     @property
     def terminated_before(self) -> Json:
-        """How the start before the present one ended; empty where there was none."""
+        """The end of the previous start; empty if there was none."""
         return self.container.part("lastState", "terminated")
 
 
@@ -226,7 +226,7 @@ def containers(pod: Json) -> list[Json]:
 
 
 def training(items: Iterable[Json] | None) -> Json:
-    """Of the containers of a Pod, or of their statuses, the training one's.
+    """The training container among those of a Pod, or its status among their statuses.
 
     By its name, or the only one; empty where there are others alone.
     """

@@ -97,7 +97,7 @@ _INHERITED: Final = {
 
 
 def restricted_violations(pod: dict[str, Any]) -> Iterator[tuple[FieldPath, Any, str]]:
-    """Where a Pod's spec, of any shape, breaks the standard.
+    """The paths at which a Pod's spec, of any shape, breaks the standard.
 
     Yields:
         The path of a field, its value, and what the standard wants there.

@@ -113,7 +113,7 @@ class JobStatus:
         return table(("replica", "state", "restarts", "exit code", "node", "message"), rows)
 
     def _repr_html_(self) -> str:
-        """What notebooks show of it."""
+        """Its HTML for notebooks."""
         times = moments(created=self.created, started=self.started, finished=self.finished)
         known = {"reason": self.reason, "message": self.message, **times}
         return card(str(self.ref), known, self.replica_table(), state=self.state)

@@ -99,7 +99,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How a job came to its first training step.
+    """The phases of a job up to its first training step.
 
     Attributes:
         seconds: from its submission to its first step; None: none is known.
@@ -140,7 +140,7 @@ _Life = tuple[Pod, list["Json"]]
 
 
 class _Start(NamedTuple):
-    """How a replica's Pod came to run its training container."""
+    """The phases of a replica's Pod up to the start of its training container."""
 
     replica: str
     node: str

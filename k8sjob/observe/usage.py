@@ -1,4 +1,4 @@
-"""Where a job's GPU hours went: the time of each replica's devices, split by what the job did.
+"""The use of a job's GPU hours: the time of each replica's devices, split by what the job did.
 
 Time is that of the job's objects and of the lines of its output. Of a job that trains, the reports
 of the replica that trains first stand for all: they compute the same step. Every second from the
@@ -38,7 +38,7 @@ _SILENT: Final = 10.0
 
 
 class Use(StrEnum):
-    """What a device was held, or waited for, for."""
+    """The uses of a device's time, waiting for it included."""
 
     QUEUED = "queued"
     """Nothing was held: the job was suspended, or the replica waited for a node."""
@@ -303,7 +303,7 @@ def _report(at: float, data: dict[str, Any]) -> _Report | None:
 
 
 def _spans(sessions: Sequence[_Session], now: float, *, ended: bool) -> Iterator[_Span]:
-    """What the group did, in order, without gaps from its first line on."""
+    """The activities of the group in order, without gaps from its first line on."""
     for number, session in enumerate(sessions):
         last = number == len(sessions) - 1
         until = sessions[number + 1].begin if not last else max(now, session.end)
@@ -359,7 +359,7 @@ def _held(pod: Pod | None, created: float, now: float) -> Iterator[tuple[float, 
 def _replica_spans(
     held: Iterable[tuple[float, float]], spans: Sequence[_Span], created: float, end: float
 ) -> Iterator[_Span]:
-    """What a replica's devices were for, from the job's creation to the replica's end."""
+    """The uses of a replica's devices, from the job's creation to the replica's end."""
     at = created
     for begin, stop in _joined(held):
         if begin > at:

@@ -215,7 +215,7 @@ def _copy_runtime(target: Path) -> None:
 
 
 def runtime_files() -> Iterator[tuple[str, Path]]:
-    """What is to lie at RUNTIME_HOME: names there and files here, in a fixed order.
+    """The files for RUNTIME_HOME: names there and files here, in a fixed order.
 
     These parts of k8sjob need torch and the standard library alone.
     """

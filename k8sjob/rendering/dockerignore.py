@@ -1,4 +1,4 @@
-"""What a .dockerignore leaves out, by the rules of docker and buildah (moby's patternmatcher).
+"""The patterns of a .dockerignore, by the rules of docker and buildah (moby's patternmatcher).
 
 Patterns are read in order and the last one that matches decides; `!` takes a file back in. A
 pattern that matches a folder matches all that is in it.
@@ -28,7 +28,7 @@ _UP_TO_TWO_STARS = re.compile(r"((?:[^*\\]|\\.|\*(?!\*))*/)(?=\*\*)")
 """The names between two `**`, with the `/` after them."""
 _TWO_STARS = re.compile(r"(?<!\\)\*\*")
 
-_CLUTTER: Final = """\
+_DEFAULT_PATTERNS: Final = """\
 # Written by k8sjob. Edit it as you like: it is not written again while it is there.
 # Version control, virtual environments, caches
 **/.git
@@ -142,7 +142,7 @@ class Ignore:
 
 def dockerignore() -> str:
     """A .dockerignore for contexts that have none: no secrets, no history, no caches."""
-    return f"{_CLUTTER}\n# What often holds credentials\n{PRIVATE_FILES}\n{_OWN}"
+    return f"{_DEFAULT_PATTERNS}\n# What often holds credentials\n{PRIVATE_FILES}\n{_OWN}"
 
 
 def own_patterns(path: Path) -> str | None:

@@ -223,7 +223,7 @@ def _with_keras(environ: Mapping[str, str], settings: RuntimeConfig) -> Mapping[
     if chosen != wanted:
         raise EnvError(
             f"KERAS_BACKEND is {chosen}, and strategy.kind: {settings.strategy} trains with"
-            f" {wanted}; take it out of run.env and of the image"
+            f" {wanted}; remove it from run.env and from the image"
         )
     # JAX warns of the setting by which it lets ranks come and go (see jax_processes).
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "2"} if wanted == "jax" else {}

@@ -242,7 +242,7 @@ class Job:
     # --- files ----------------------------------------------------------------------------------
 
     def path(self, mount: str | os.PathLike[str]) -> Path:
-        """Where a path of the job.yaml is: itself in a pod, its stand-in under `k8sjob run`.
+        """The real path of a path in the job.yaml: the same in a pod, a folder under `k8sjob run`.
 
         Args:
             mount: the mount path of a volume, checkpoint.dir, or a path below one of them.

@@ -35,7 +35,7 @@ _SYNC: Final = "sync"
 
 
 class Waiting:
-    """How long a rank waited for the others, from the phases that the watchdog sees too.
+    """The time for which a rank waited for the others, from the watchdog's phases.
 
     Where forward or backward communicate, a "sync" phase includes computation, which is the rank's
     own time: see Computing.

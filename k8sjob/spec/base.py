@@ -1,4 +1,4 @@
-"""What all parts of a spec share: frozen, no unknown keys, documented fields, rules over fields."""
+"""The base of all parts of a spec: frozen, no unknown keys, documented fields, rules."""
 
 from __future__ import annotations
 
@@ -111,8 +111,8 @@ Flag = Annotated[bool, Strict()]
 
 # --- what `help(JobSpec)`, `JobSpec?` in a notebook and completion by the tab key show ------------
 
-_HIDDEN: Final = frozenset(dir(BaseModel)) - frozenset(dir(object))
-"""Names of pydantic; they work as before."""
+_HIDDEN: Final = frozenset(dir(BaseModel)) - frozenset(dir(object)) | {"root", "rules", "shorthand"}
+"""Names of pydantic, which work as before, and those that parts have for k8sjob itself."""
 _INNER: Final = ("__pydantic_", "__class_vars__", "__private_attributes__", "__weakref__")
 _WIDTH: Final = 88
 
@@ -214,7 +214,7 @@ class Part(Described):
     """JobSpec, for errors that name a part's place in it."""
 
     def __repr_args__(self) -> Iterator[tuple[str, Any]]:
-        """What differs from the defaults, for a repr that fits a notebook's line."""
+        """The fields that differ from the defaults, for a repr that fits a notebook's line."""
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
             if field.is_required() or value != field.default:
@@ -235,7 +235,7 @@ class Part(Described):
             self.__setattr__(name, None)
 
     def rules(self) -> Iterator[Broken]:
-        """What the fields must hold together; each broken rule with the field to change."""
+        """The broken rules over several fields, each with the field to change."""
         yield from ()
 
     @model_validator(mode="after")

@@ -101,17 +101,17 @@ def changed(document: Document, changes: Sequence[Change]) -> Document:
     """
     data = document.data
     for change in changes:
-        data = _with(data, change, 0)
+        data = _apply(data, change, 0)
     return replace(document, data=data)
 
 
-def _with(data: Any, change: Change, depth: int) -> Any:
+def _apply(data: Any, change: Change, depth: int) -> Any:
     if depth == len(change.path):
         return [*(data or ()), *change.value] if change.adds else change.value
     step = change.path[depth]
     if isinstance(data, list) and isinstance(step, int) and step <= len(data):
         below = data[step] if step < len(data) else None
-        made = _with(below, change, depth + 1)
+        made = _apply(below, change, depth + 1)
         return [*data[:step], *([] if made is None else [made]), *data[step + 1 :]]
     if not isinstance(data, dict | None):
         whole = field_path(change.path[:depth])
@@ -120,7 +120,7 @@ def _with(data: Any, change: Change, depth: int) -> Any:
         raise SpecError([Problem(f"--set {field_path(change.path)}", message)])
     fields = dict(data or {})
     key = str(step)
-    fields[key] = _with(fields.get(key), change, depth + 1)
+    fields[key] = _apply(fields.get(key), change, depth + 1)
     if fields[key] is None:
         del fields[key]
     return fields

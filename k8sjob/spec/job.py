@@ -218,7 +218,7 @@ class JobSpec(Part):
         return type(self).model_validate(data)
 
     def _repr_html_(self) -> str:
-        """What notebooks show of it: what differs from the defaults, and its job.yaml."""
+        """Its HTML for notebooks: the fields that differ from the defaults, and its job.yaml."""
         rows = {name: _shown(value) for name, value in self.__repr_args__() if name != "name"}
         nodes = f"{self.nnodes} node{'s' * (self.nnodes > 1)}"
         subtitle = f"{self.world_size} process{'es' * (self.world_size > 1)} on {nodes}"
@@ -246,12 +246,12 @@ class JobSpec(Part):
         return made
 
     def rules(self) -> Iterator[Broken]:
-        """What the parts must hold together."""
+        """The broken rules over several parts."""
         yield from _rules(self)
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What is valid but will not do on a cluster what it seems to; most specs have none."""
+        """Remarks on fields that are valid but will not work as expected; most specs have none."""
         return tuple(f"{field_path(field)}: {text}" for field, text in _remarks(self))
 
     @property
@@ -310,7 +310,7 @@ class JobSpec(Part):
 
     @property
     def runtime_config(self) -> RuntimeConfig:
-        """What the containers must know: the value of K8SJOB_CONFIG."""
+        """The settings for the containers: the value of K8SJOB_CONFIG."""
         checkpoint = self.checkpoint
         run = self.run
         return RuntimeConfig(
@@ -363,7 +363,7 @@ def _rules(spec: JobSpec) -> Iterator[Broken]:
     yield from _labels(spec)
     for field in ("kueue_priority_class", "kueue_topology"):
         if getattr(spec, field) is not None and spec.kueue_queue is None:
-            yield Broken((field,), "only Kueue reads it; set kueue_queue, or take it out")
+            yield Broken((field,), "only Kueue reads it; set kueue_queue, or remove it")
     yield from _fitting(spec)
     yield from _volumes(spec)
     yield from _restricted(spec)
@@ -411,7 +411,7 @@ def _labels(spec: JobSpec) -> Iterator[Broken]:
             yield Broken(("labels", key), f"{message}; choose another key")
         field = {QUEUE: "kueue_queue", PRIORITY: "kueue_priority_class"}.get(key, "")
         if (value := getattr(spec, field, None)) is not None:
-            message = f"{field} {value!r} sets this label; take one of them out"
+            message = f"{field} {value!r} sets this label; remove one of them"
             yield Broken(("labels", key), message)
 
 
@@ -451,7 +451,7 @@ def _volumes(spec: JobSpec) -> Iterator[Broken]:
 
 
 def _restricted(spec: JobSpec) -> Iterator[Broken]:
-    """What Kubernetes' Pod Security Standard "restricted" forbids by itself."""
+    """The fields that Kubernetes' Pod Security Standard "restricted" forbids."""
     if spec.security != "restricted":
         return
     advice = "which security: restricted forbids; drop it, or set security: default"

@@ -91,7 +91,7 @@ def _of_script(file: Path) -> Document:
 
 
 def _place(file: Path) -> Path:
-    """Where a script lies; where a link to it does, if it is one."""
+    """The path of a script; of a link to it, if it is one."""
     return file.parent.resolve() / file.name
 
 

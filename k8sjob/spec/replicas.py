@@ -173,7 +173,7 @@ _GPU_LABELS: Final = {"nvidia.com": "nvidia.com/gpu.product", "amd.com": "amd.co
 
 
 class Requests(Part):
-    """What the scheduler sets aside, where that is less than the limits."""
+    """The amounts that the scheduler sets aside, if they are less than the limits."""
 
     cpu: Cpu | None = doc(
         "CPU set aside; null: as the limit.", 2, "500m", unit="cores", default=None
@@ -235,7 +235,7 @@ class Resources(Part):
 
     @property
     def of_master(self) -> Resources:
-        """What the Master gets: `master` laid over the Workers' resources."""
+        """The Master's resources: `master` merged into the Workers'."""
         if self.master is None:
             return self
         own = {k: getattr(self.master, k) for k in type(self.master).model_fields}

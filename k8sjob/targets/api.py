@@ -54,7 +54,7 @@ class JobState(StrEnum):
 
     @property
     def exit_code(self) -> int:
-        """What a command that waited for the job exits with: 0, 100, 101 or 103."""
+        """The exit code of a command that waited for the job: 0, 100, 101 or 103."""
         return _EXIT_CODES.get(self, 101)
 
 
@@ -69,6 +69,19 @@ _EXIT_CODES: Final = {
     JobState.DELETING: 103,
     JobState.DELETED: 103,
 }
+
+
+class LocalReason(StrEnum):
+    """The reasons of a Failed condition that only the back end of this machine writes."""
+
+    STOPPED = "PyTorchJobStopped"
+    """Stopped on request."""
+    SUPERVISOR_GONE = "PyTorchJobSupervisorGone"
+    """The supervisor was killed, and the replicas ended with it."""
+    SUPERVISOR_FAILED = "PyTorchJobSupervisorFailed"
+    """The supervisor met an error, and the replicas ended with it."""
+    STATE_DAMAGED = "PyTorchJobStateDamaged"
+    """The job's state cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,14 +184,14 @@ class Authored(NamedTuple):
 
 
 class Reader(Protocol):
-    """How a kind of job is read that others wrote, for `adopt`."""
+    """The reader of manifests of one kind that others wrote, for `adopt`."""
 
     quantities: tuple[tuple[str, ...], ...] = ()
     """The paths of mappings in a job whose values are quantities; those of Pods aside."""
 
     @property
     def target(self) -> Target:
-        """What such a job becomes."""
+        """The kind that such a job becomes."""
 
     def problems(self, job: Json) -> Iterator[Problem]:
         """Why a cluster would refuse the object."""
@@ -261,7 +274,7 @@ class Target(Protocol):
         yield from ()
 
     def values(self, spec: JobSpec) -> dict[str, Any]:
-        """What the template needs beside the values that all kinds have.
+        """The template's values, beside those that all kinds have.
 
         Among them the variables of the containers that the controller does not inject: `injected`,
         and `fields`, whose values are fields of the Pod.
@@ -319,7 +332,7 @@ class Target(Protocol):
         return patch
 
     def gang(self, job: Json) -> Json | None:  # noqa: ARG002 - never
-        """What the job asks of a gang scheduler; None where it asks nothing."""
+        """The job's request to a gang scheduler; None if it has none."""
         return None
 
     def active_deadline(self, job: Json) -> int | None:

@@ -90,13 +90,13 @@ class Indexed(Target):
 
     @property
     def child_name(self) -> str:
-        """What follows the name of the object in the name of its Indexed Job; empty: it is one."""
+        """The suffix of its Indexed Job's name; empty if the object is one itself."""
         return self.made[-1].suffix if self.made else ""
 
     # --- from a spec to an object
 
     def refusals(self, spec: JobSpec) -> Iterator[Problem]:
-        """What needs replicas that differ, or an operator; and a name that is too long."""
+        """The fields that need differing replicas or an operator, and a name that is too long."""
         longest = f"{spec.name}{self.child_name}-{spec.nnodes - 1}-xxxxx"
         if self.child_name and len(longest) > _MAX_NAME:
             yield Problem(
@@ -116,11 +116,11 @@ class Indexed(Target):
             yield self._lacks("policy.restart_policy", "its Pods have OnFailure or Never")
 
     def _lacks(self, field: str, why: str, having: str = "pytorchjob") -> Problem:
-        step = f"take it out, or use target {having}"
+        step = f"remove it, or use target {having}"
         return Problem(field, f"target {self.name} does not have it: {why}; {step}")
 
     def values(self, spec: JobSpec) -> dict[str, Any]:
-        """What the template needs beside the values that all kinds have."""
+        """The template's values, beside those that all kinds have."""
         policy, nodes = spec.restart_policy, spec.nnodes
         restarts = 0 if policy == "Never" else spec.policy.max_restarts
         elastic = spec.replicas.elastic
@@ -144,7 +144,7 @@ class Indexed(Target):
         }
 
     def _env(self, spec: JobSpec) -> dict[str, str]:
-        """What the training operator would inject, but for the rank."""
+        """The variables that the training operator would inject, except the rank."""
         name, nodes, nproc = spec.name, spec.nnodes, spec.nproc_per_node
         address, port = f"{name}{self.child_name}-0.{name}", str(DEFAULT_PORT)
         if elastic := spec.replicas.elastic:
@@ -187,7 +187,7 @@ class Indexed(Target):
         jobs = at_path(manifest, *self.job_at[:-3]) if self.child_name else []
         for index, one in list(enumerate(jobs))[1:]:
             message = f"{one.get('name')!r} is another replicated Job, and all Pods of the job are"
-            message += f" those of {jobs[0].get('name')!r}; change that one, or take it out"
+            message += f" those of {jobs[0].get('name')!r}; change that one, or remove it"
             return [Problem(field_path((*self.job_at[:-3], index)), message)]
         world, each = self._variable(manifest, "WORLD_SIZE"), self.nproc_per_node(manifest)
         if not (world and each.isdecimal()) or world == str(nodes * int(each)):
@@ -273,7 +273,7 @@ class Indexed(Target):
         return ":" in self._variable(job, "PET_NNODES")
 
     def state(self, job: Json) -> tuple[JobState, Json]:
-        """By the true conditions, and while there is none by the counts of Pods.
+        """The state by the true conditions, or by the counts of Pods while there are none.
 
         Why it failed, the Job knows best.
         """
@@ -326,13 +326,13 @@ class Indexed(Target):
     # --- its Pods and Events
 
     def replica_of(self, pod: Json) -> str:
-        """By the Job controller's labels, which Pods of all these kinds have."""
+        """The replica by the Job controller's labels, which Pods of all these kinds have."""
         labels = Object(pod).labels
         index = labels.get(_INDEX) or Object(pod).part("metadata", "annotations").get(_INDEX, "")
         return _replica(int(index)) if JOB_NAME in labels and _INDEXES.fullmatch(index) else ""
 
     def selector(self, name: str, replicas: Collection[str] = ()) -> str:
-        """By the controllers' labels."""
+        """The selector by the controllers' labels."""
         ranks = sorted(
             int(index) + (role == Role.WORKER.lower())
             for role, _, index in (replica.rpartition("-") for replica in replicas)

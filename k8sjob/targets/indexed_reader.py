@@ -27,7 +27,7 @@ _NPROC: Final = re.compile(r"--nproc[-_]per[-_]node[=\s]+(\d{1,4})\b")
 
 
 class IndexedReader:
-    """Of an Indexed Job; see k8sjob.targets.api.Reader."""
+    """The reader of Indexed Jobs; see k8sjob.targets.api.Reader."""
 
     quantities: tuple[tuple[str, ...], ...] = ()
 
@@ -110,7 +110,7 @@ class IndexedReader:
             container["ports"] = ports
 
     def fields(self, job: Json) -> Json:
-        """Of the Indexed Job; the processes of each node as a variable or the command says."""
+        """The fields of the Indexed Job; nproc_per_node is that of a variable or of the command."""
         spec = at_path(job, *self.target.job_at)
         nodes = sum(one.count for one in self.target.replicas(job))
         replicas: Json = {"workers": nodes - 1}

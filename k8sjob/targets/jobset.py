@@ -92,7 +92,7 @@ _RANKS: Final = {"RANK", "NODE_RANK", "PET_NODE_RANK", "MASTER_ADDR", "PET_MASTE
 
 
 class JobSetReader(IndexedReader):
-    """Of a JobSet."""
+    """The reader of JobSets."""
 
     def authored(self, job: Json, others: Sequence[Json]) -> Authored:  # noqa: ARG002 - it has none
         """With one replicated Job, `node`."""
@@ -189,7 +189,7 @@ def _differences(parts: list[Json], path: tuple[str | int, ...]) -> Iterator[Pro
 
 
 def _alike(of_job: Json) -> Json:
-    """What must be the same in all replicated Jobs."""
+    """Check what must be the same in all replicated Jobs."""
     made = {
         k: v for k, v in copy.deepcopy(of_job).items() if k not in {"completions", "parallelism"}
     }

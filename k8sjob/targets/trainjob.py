@@ -125,7 +125,7 @@ class TrainJob(Indexed):
     no_gang = "its PodGroup is that of spec.podGroupPolicy, which overlay.runtime can have"
 
     def refusals(self, spec: JobSpec) -> Iterator[Problem]:
-        """What an Indexed Job does not have, and what Trainer cannot say or changes."""
+        """The fields that an Indexed Job lacks, and those that Trainer lacks or changes."""
         yield from super().refusals(spec)
         others = "pytorchjob, job or jobset"
         if spec.replicas.elastic is not None:
@@ -139,13 +139,13 @@ class TrainJob(Indexed):
             yield self._lacks("run.command", why, others)
 
     def typed(self, manifest: Json) -> tuple[Json, list[WrongType]]:
-        """Of a job, or of a runtime by itself."""
+        """The typed fields of a job, or of a runtime by itself."""
         if manifest.get("kind") == self.kind:
             return super().typed(manifest)
         return fit(manifest, {**_RUNTIME_SHAPE, "metadata": {"name": str, **METADATA}})
 
     def values(self, spec: JobSpec) -> dict[str, Any]:
-        """What the templates of both objects need."""
+        """The values for the templates of both objects."""
         values = super().values(spec)
         return {
             **values,
@@ -157,7 +157,7 @@ class TrainJob(Indexed):
         }
 
     def _env(self, spec: JobSpec) -> dict[str, str]:
-        """What Trainer does not inject."""
+        """The variables that Trainer does not inject."""
         return {**_without_pet(super()._env(spec)), "MASTER_PORT": str(_PORT)}
 
     def injected_env(self, job: Json, role: Role | str, index: int) -> dict[str, str]:
@@ -172,7 +172,7 @@ class TrainJob(Indexed):
         }
 
     def problems(self, manifest: Json) -> list[Problem]:
-        """What an Indexed Job must have, and what Trainer would not take from the runtime."""
+        """The problems of an Indexed Job, and the fields that Trainer ignores in the runtime."""
         if found := list(self.misfits(manifest)):
             return found
         trainer, node = _trainer(manifest), training(_containers(super()._job(manifest)))
@@ -275,7 +275,7 @@ _KIND: Final = "ClusterTrainingRuntime"
 
 
 class TrainJobReader(IndexedReader):
-    """Of a TrainJob."""
+    """The reader of TrainJobs."""
 
     def authored(self, job: Json, others: Sequence[Json]) -> Authored:
         """With its runtime as `runtime`, and the whole of its process there."""
@@ -313,7 +313,7 @@ class TrainJobReader(IndexedReader):
         return Authored(job, notes, found)
 
     def _move_process(self, job: Json) -> Iterator[str]:
-        """What spec.trainer says of the container goes there; the number of nodes comes back."""
+        """Move spec.trainer's fields into the container; return the number of nodes."""
         policy = job["runtime"]["spec"].get("mlPolicy") or {}
         torch = policy.get("torch") or {}
         trainer = dict(job["spec"].get("trainer") or {})

@@ -40,12 +40,12 @@ _DIGEST: Final = re.compile(r"@(sha256:[0-9a-f]{64})$")
 
 
 def findings(backend: Backend, snapshot: Snapshot) -> list[Finding]:
-    """What `why` and `status` find, from all that can be read of a job."""
+    """The findings of `why` and `status`, from all that can be read of a job."""
     return diagnose(snapshot, last_lines(backend, snapshot), backend.related(snapshot))
 
 
 def state_document(status: JobStatus) -> dict[str, Any]:
-    """What a job's object alone says, as the first fields of its JSON."""
+    """The first fields of a job's JSON, from its object alone."""
     return {
         "name": status.ref.name,
         "namespace": status.ref.namespace,
@@ -93,7 +93,7 @@ def image(job: Json) -> str | None:
 
 
 def provenance(job: Json) -> Provenance | None:
-    """What the image was made of, if the job says so and still runs that image."""
+    """The provenance of the image, if the job has it and still runs that image."""
     annotations = (job.get("metadata") or {}).get("annotations") or {}
     found = Provenance.decode(annotations.get(IMAGE_ORIGIN))
     return found if found and found.image == image(job) else None
@@ -119,7 +119,7 @@ class JobProgress:
     time: float
 
     def __str__(self) -> str:
-        """What keeps it from training, else epoch, step, loss, pace and ETA; with an old age."""
+        """The reason why it does not train, else epoch, step, loss, pace, ETA; the age if old."""
         now = self.summary
         found = [now.starting] if now.starting else position(now.progress)
         if not found and now.group:

@@ -98,7 +98,7 @@ class JobCollector:
 
 
 def _labels(ref: JobRef) -> list[str]:
-    """Of this machine there may be several runs of one name."""
+    """The labels of a job; with its run on this machine, which may have several of one name."""
     return [ref.namespace, ref.name, ref.uid[:8] if ref.namespace == LOCAL else ""]
 
 

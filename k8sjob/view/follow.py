@@ -91,7 +91,7 @@ def follow(
 
 
 def stop_on_interrupt(backend: LocalBackend, ref: JobRef) -> Callable[[int], str | None]:
-    """What interrupts do to a job of this process: the first stops it, the second kills it."""
+    """Handle interrupts for a job of this process: the first stops it, the second kills it."""
 
     def stop(times: int) -> str | None:
         if times > 2:
@@ -123,7 +123,7 @@ def follow_all(events: Iterable[Event], *, output: Format = "auto") -> int:
 
 
 def _further(summary: JobSummary, ref: JobRef, files: Path | None) -> dict[str, str]:
-    """Where to look further; nothing of a job that is gone."""
+    """The next commands to look with; none for a job that is gone."""
     if summary.state == JobState.DELETED:
         return {}
     more = {"files": str(files)} if files else {}

@@ -1,4 +1,4 @@
-"""What a terminal shows: lines scroll by, and below them stands one job, or a table of many."""
+"""The live screen of a terminal: lines scroll by, above one job or a table of many."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ class Job:
 
     @property
     def took(self) -> str:
-        """How long it has been running, or ran; empty before."""
+        """Its running time so far, or in all; empty before it runs."""
         if self.started is None:
             return ""
         return duration(max((self.finished or time.time()) - self.started, 0))
@@ -334,7 +334,7 @@ class LiveBoard:
         self._region.close()
 
     def _add(self, job: Job) -> None:
-        """Of a job that has ended only the state is counted."""
+        """Count a job; of one that has ended, only its state."""
         known = self._jobs.pop(job.name, None)
         if not job.ended:
             self._jobs[job.name] = job

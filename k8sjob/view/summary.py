@@ -50,7 +50,7 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where the training stands: the epoch that runs, from 1, and the steps behind in it.
+    """The progress of a training: the current epoch, from 1, and the steps done in it.
 
     A zero says that something is not known.
     """
@@ -89,7 +89,7 @@ class Progress:
 
 @dataclass(slots=True)
 class JobSummary:
-    """What the events so far say of a job.
+    """The summary of a job by its events so far.
 
     Attributes:
         job: the job as its user calls it.
@@ -164,14 +164,14 @@ class JobSummary:
 
     @property
     def seconds(self) -> float | None:
-        """How long the job ran; None while it runs, or where that is not known."""
+        """The job's running time; None while it runs, or if it is not known."""
         if self.started is None or self.finished is None:
             return None
         return self.finished - self.started
 
     @property
     def starting(self) -> str:
-        """What keeps the job from training yet, as far as it is known; empty for nothing."""
+        """The known reason why the job does not train yet; empty if there is none."""
         phases = self.phases.values()
         return self.waiting[1] or next((STARTING[one] for one in STARTING if one in phases), "")
 

@@ -99,7 +99,7 @@ class PlainView:
                 self._out.flush()
 
     def _start(self, event: Event) -> Text | None:
-        """What keeps the job from training, where that has changed; missing processes now and then.
+        """The reason why the job does not train yet, if it changed; missing processes at times.
 
         It is reported for the first replica that reaches it: all go the same way.
         """
@@ -138,7 +138,7 @@ class CallbackView:
 
 
 def notebook() -> Callable[..., object] | None:
-    """What shows an object below the running cell; None outside a Jupyter kernel."""
+    """The function that shows an object below the running cell; None outside a Jupyter kernel."""
     shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     publish: Callable[..., object] | None = None
     if hasattr(shell, "kernel"):

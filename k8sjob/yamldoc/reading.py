@@ -118,7 +118,7 @@ class Document:
 
 
 class _Refused(yaml.MarkedYAMLError):
-    """What this module refuses beyond YAML's own rules."""
+    """The error for what this module refuses beyond YAML's own rules."""
 
     def __init__(self, message: str, mark: yaml.Mark) -> None:
         super().__init__(problem=message, problem_mark=mark)

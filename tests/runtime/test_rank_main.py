@@ -138,7 +138,7 @@ class TestAsPython:
         result = run("import torch.distributed\nraise KeyError('no column')", nproc=3)
         lines = without_agent(result.err).splitlines()
         assert sum(line.endswith("Traceback (most recent call last):") for line in lines) == 1
-        same = "KeyError: 'no column': the same traceback as of another rank"
+        same = "KeyError: 'no column': the same traceback as another rank's"
         assert sum(line.endswith(same) for line in lines) == 2
         assert all(line.startswith("[rank ") for line in lines)
 

@@ -92,7 +92,7 @@ def test_text_that_only_looks_like_a_number_is_refused_in_one_line(count):
 def test_a_pattern_that_cannot_be_matched_is_refused(pattern, setting):
     strategy = setting.format(f"'{pattern}'")
     found = problems(f"{TEXT}strategy: {{kind: mesh, {strategy}}}\n").problems
-    assert "is no regular expression" in found[0].message
+    assert "is not a regular expression" in found[0].message
     assert all(len(problem.message) < 300 for problem in found)
 
 

@@ -137,7 +137,7 @@ class ClusterBackend(Creation):
         return found
 
     def _below(self, namespace: str, jobs: list[Json]) -> dict[tuple[str, str], list[Json]]:
-        """What is made of these jobs, by namespace and name; see Target.made."""
+        """The objects made by controllers for these jobs, by namespace and name (Target.made)."""
         found: dict[tuple[str, str], list[Json]] = {}
         kinds = {target_of(job) for job in jobs}
         for made, label in {(made, one.job_label) for one in kinds for made in one.made}:
@@ -213,7 +213,7 @@ class ClusterBackend(Creation):
         found = snapshot(self.transport, job)
         if not (companion := keyed(target_of(job))):
             return found
-        beside = companion.path(*_at(JobRef.of(job)))
+        beside = companion.path(*_namespace_and_name(JobRef.of(job)))
         with suppress(ApiError):  # what is not there, or may not be read, is left out
             job = {**found.job, companion.key: slim(self.transport.request("GET", beside))}
             return replace(found, job=job)
@@ -310,7 +310,7 @@ class ClusterBackend(Creation):
         # The uid protects a job of the same name that was created in the meantime.
         uid = job["metadata"]["uid"]
         body = {**target.suspension(value=value), "metadata": {"uid": uid}}
-        self.transport.request("PATCH", job_path(target, *_at(ref)), body=body)
+        self.transport.request("PATCH", job_path(target, *_namespace_and_name(ref)), body=body)
 
     def delete(self, ref: JobRef) -> None:
         """Remove the job; its pods are stopped and removed in the background.
@@ -329,13 +329,15 @@ class ClusterBackend(Creation):
             options["preconditions"] = {"uid": ref.uid}
         try:
             target = self._kind(ref)
-            self.transport.request("DELETE", job_path(target, *_at(ref)), body=options)
+            self.transport.request(
+                "DELETE", job_path(target, *_namespace_and_name(ref)), body=options
+            )
         except ApiError as error:
             if is_absent(error) or (error.code == 409 and ref.uid):
                 raise self._not_found(ref) from error
             raise
         if target.companion:
-            its_own = target.companion.path(*_at(ref))
+            its_own = target.companion.path(*_namespace_and_name(ref))
             with suppress(ApiError):  # those that belong to the job go with it
                 there = self.transport.request("GET", its_own)
                 if is_ours(there) and not there["metadata"].get("ownerReferences"):
@@ -386,7 +388,9 @@ class ClusterBackend(Creation):
         unserved = None
         for target in (of_kind(ref.kind),) if ref.kind else TARGETS:
             try:
-                job = slim(self.transport.request("GET", job_path(target, *_at(ref))))
+                job = slim(
+                    self.transport.request("GET", job_path(target, *_namespace_and_name(ref)))
+                )
             except ApiError as error:
                 if not is_absent(error):
                     if ref.kind or error.code not in _NOT_SERVED:
@@ -408,7 +412,7 @@ class ClusterBackend(Creation):
     def _not_found(self, ref: JobRef) -> JobNotFound:
         return JobNotFound(
             f"no job {ref.name!r} in namespace {ref.namespace} (context {self.context});"
-            " `k8sjob list` names those there are, -n chooses another namespace"
+            " `k8sjob list` shows the existing ones, -n chooses another namespace"
         )
 
 
@@ -417,5 +421,5 @@ def _query(selector: str) -> dict[str, str] | None:
     return {"labelSelector": selector} if selector else None
 
 
-def _at(ref: JobRef) -> tuple[str, str]:
+def _namespace_and_name(ref: JobRef) -> tuple[str, str]:
     return ref.namespace, ref.name

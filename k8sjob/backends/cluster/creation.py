@@ -108,7 +108,7 @@ class Creation:
             try:
                 return self.transport.request("POST", where, query=_STRICT, body=body)
             except ApiError as error:
-                if error.reason != "AlreadyExists" and not _is_away(error):
+                if error.reason != "AlreadyExists" and not _is_unavailable(error):
                     raise
                 if time.monotonic() > deadline:
                     raise
@@ -148,11 +148,11 @@ class Creation:
             BackendError: the cluster refuses it; nothing was created.
         """
         ref = self.ref_of(manifest)
-        with _taken(ref):
+        with _conflict_as_job_exists(ref):
             return JobRef.of(self._post(ref, manifest))
 
     def dry_run(self, manifest: Json, *, name_free: bool = False) -> Json:
-        """What the server would store, with its defaults; nothing is stored.
+        """The object that the server would store, with its defaults; nothing is stored.
 
         Args:
             manifest: the job.
@@ -171,7 +171,7 @@ class Creation:
         try:
             if name_free:
                 return {**self._as_stored(where, body), **stored}
-            with _taken(ref):
+            with _conflict_as_job_exists(ref):
                 answer = slim(self.transport.request("POST", where, query=_DRY_RUN, body=body))
                 return {**answer, **stored}
         except ApiError as error:
@@ -184,7 +184,7 @@ class Creation:
         return {**body, **stored}
 
     def _as_stored(self, where: str, body: Json) -> Json:
-        """What the server would store of an object, whether one of its name is there or not."""
+        """The object as the server would store it, whether or not one of its name exists."""
         name = body["metadata"]["name"]
         meta = {key: value for key, value in body["metadata"].items() if key != "name"}
         # No longer than the name: what is made of it has names that must fit, too.
@@ -216,7 +216,7 @@ class Creation:
                     there = slim(self.transport.request("GET", f"{where}/{ref.name}"))
                     if same_manifest(there, manifest):
                         return there
-                if not _is_away(error) or time.monotonic() > deadline:
+                if not _is_unavailable(error) or time.monotonic() > deadline:
                     raise
                 lost = True
                 time.sleep(1)
@@ -236,7 +236,7 @@ def delete_as_read(transport: Transport, path: str, there: Json) -> None:
 
 
 @contextmanager
-def _taken(ref: JobRef) -> Iterator[None]:
+def _conflict_as_job_exists(ref: JobRef) -> Iterator[None]:
     """The server's refusal of a name that is taken, as JobExists."""
     try:
         yield
@@ -253,6 +253,6 @@ def _exists(ref: JobRef) -> JobExists:
     )
 
 
-def _is_away(error: ApiError) -> bool:
+def _is_unavailable(error: ApiError) -> bool:
     """Whether the apiserver may come back; not one whose certificate is not trusted."""
     return error.code == 503 or (error.code == 0 and error.reason == "Unreachable")

@@ -217,7 +217,7 @@ class _Output:
         self._start()
 
     def leave_pod(self) -> None:
-        """What follows comes from another Pod, whose clock may differ."""
+        """Prepare for lines of another Pod, whose clock may differ."""
         self._earlier_pods += self.number + 1
         self.since = ""
         self._start()
@@ -327,7 +327,7 @@ class _SeenLines:
 
     @property
     def since(self) -> str:
-        """From where to read on; empty for the beginning."""
+        """The time to continue reading from; empty for the beginning."""
         return f"{min(self._seconds)}Z" if self._seconds else ""
 
     def reconnect(self) -> None:

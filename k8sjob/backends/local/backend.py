@@ -230,7 +230,7 @@ class LocalBackend:
         """A replica's output; see Backend.logs. BackendError without an attempt before the last."""
         folder = self.folder(ref)
         if not folder.state.exists():
-            raise JobNotFound(f"{ref} is gone; `k8sjob list` names the jobs that are there")
+            raise JobNotFound(f"{ref} is gone; `k8sjob list` shows the existing jobs")
         logs = folder.replica(replica) / "logs"
         if previous:
             earlier = attempts(logs)[:-1]

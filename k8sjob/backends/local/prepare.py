@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from k8sjob.spec import Volume
 
 _PACKAGE: Final = Path(__file__).resolve().parents[2]
-_NEVER: Final = "**/.git\n**/.venv\n**/__pycache__\n"
+_ALWAYS_IGNORED: Final = "**/.git\n**/.venv\n**/__pycache__\n"
 """Left out even where a .dockerignore takes it in."""
 _LARGE: Final = 200 * 1024**2
 """Bytes of one copy above which a message names what makes it so large."""
@@ -56,7 +56,7 @@ _MANY: Final = 5_000
 """Files of one copy above which a message names where they are."""
 _TOO_MANY: Final = 50_000
 """Files of one copy that are refused: its reading and writing would take minutes, unseen."""
-_SPARE: Final = 512 * 1024**2
+_MIN_FREE_BYTES: Final = 512 * 1024**2
 """Bytes of disk that a copy must leave free."""
 _REFERENCE: Final = re.compile(r"\$(\$|\(([^)]*)\))?")
 
@@ -250,7 +250,7 @@ def _field(job: Json, path: str, role: Role, index: int) -> str:
 def _local_env(
     prepared: Prepared, places: Places, folders: Mapping[str, str], gpus: str
 ) -> dict[str, str]:
-    """What the back end adds: see contract.py, and docs/explanation/local-backend.md."""
+    """The variables added by the back end: contract.py and docs/explanation/local-backend.md."""
     spec = places.plan.spec
     env = {
         "CUDA_VISIBLE_DEVICES": gpus,
@@ -333,7 +333,7 @@ def _link_mounts(places: Places, replica: str, draft: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the folders of a job come from.
+    """The folders that a job uses on this machine.
 
     Attributes:
         plan: the job, and the folder that relative paths of its spec start from.
@@ -432,7 +432,7 @@ def copy_context(source: Path, targets: Sequence[Path], *, beside: Path) -> str:
     patterns = dockerignore() if own is None else own
     files = (
         name
-        for name in Ignore(f"{patterns}\n{_NEVER}").walk(source)
+        for name in Ignore(f"{patterns}\n{_ALWAYS_IGNORED}").walk(source)
         if source.is_relative_to(beside) or not (source / name).is_relative_to(beside)
     )
     names = list(islice(files, _TOO_MANY + 1))
@@ -465,6 +465,6 @@ def _check_size(source: Path, sizes: Counter[str], copies: int, free: int) -> st
     )
     if count > _TOO_MANY:
         raise BackendError(advice)
-    if total * copies > free - _SPARE:
+    if total * copies > free - _MIN_FREE_BYTES:
         raise BackendError(f"{advice}; only {free >> 20:,} MiB are free")
     return advice

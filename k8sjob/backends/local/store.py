@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 STATE_ENV: Final = "K8SJOB_STATE"
-_BALLAST: Final = 256 * 1024
+_RESERVE_BYTES: Final = 256 * 1024
 """Bytes that each job reserves, so that its end can be written to a full disk."""
 _KEPT_COPIES: Final = 16 * 1024**2
 """Bytes of unchanged copies of the user's files that an ended job keeps."""
@@ -258,7 +258,7 @@ class Store:
         except OSError as error:
             raise BackendError(trouble("write", self._jobs, error)) from error
         try:
-            (draft / "ballast").write_bytes(b"\0" * _BALLAST)
+            (draft / "ballast").write_bytes(b"\0" * _RESERVE_BYTES)
             yield JobFolder(draft)
         except OSError as error:
             raise BackendError(trouble("write", draft, error)) from error
@@ -319,7 +319,7 @@ def open_file(path: Path) -> BinaryIO:
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return os.fdopen(file, "rb")
 
 
@@ -340,7 +340,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise BackendError(f"{path} is damaged: {error}") from error
     if not isinstance(body, dict):
-        raise BackendError(f"{path} is damaged: no JSON object")
+        raise BackendError(f"{path} is damaged: not a JSON object")
     return body
 
 
@@ -413,7 +413,7 @@ class Identity:
         started = _started(pid)
         if started is None:
             raise ProcessLookupError(f"no process {pid}")
-        return cls(pid, started, _boot(), socket.gethostname())
+        return cls(pid, started, _boot_id(), socket.gethostname())
 
     @classmethod
     def from_json(cls, body: dict[str, Any]) -> Identity:
@@ -428,7 +428,7 @@ class Identity:
     @property
     def alive(self) -> bool:
         """Whether it runs; a process of another machine counts as running."""
-        return not self.here or (self.boot == _boot() and _started(self.pid) == self.started)
+        return not self.here or (self.boot == _boot_id() and _started(self.pid) == self.started)
 
     def kill(self) -> bool:
         """SIGKILL, if it is of this machine, this boot, and the very process; whether it was sent.
@@ -472,7 +472,7 @@ def _started(pid: int) -> str | None:
     return None if not state or state.startswith("Z") else started.strip()
 
 
-def _boot() -> str:
+def _boot_id() -> str:
     if sys.platform == "linux":
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     answer = subprocess.run(

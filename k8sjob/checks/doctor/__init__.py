@@ -54,7 +54,7 @@ _CHECKS: Final[tuple[Callable[[Facts], Iterator[Check]], ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found: the checks in the order in which they were made.
+    """The result of all checks, in the order in which they were made.
 
     Attributes:
         context: the cluster's context; empty where there was no cluster, as `namespace`.
@@ -102,6 +102,6 @@ def examine(facts: Facts) -> Report:
 
 
 def examine_needs(facts: Facts) -> list[Check]:
-    """What a job names and the cluster lacks, so that the job would wait for it."""
+    """Check for objects that a job names and the cluster lacks: the job would wait for them."""
     found = [check for look in _NEEDS for check in look(facts)]
     return [check for check in found if check.verdict in {Verdict.PROBLEM, Verdict.WARNING}]

@@ -15,7 +15,7 @@ from k8sjob.targets.jobs import DEFAULT
 
 
 class Verdict(StrEnum):
-    """What a check means for a submission."""
+    """The meaning of a check for a submission."""
 
     OK = "ok"
     UNKNOWN = "unknown"

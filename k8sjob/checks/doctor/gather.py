@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from k8sjob.targets.api import Target
 
 _AT_ONCE: Final = 8
-_HURRY: Final = 3.0
+_NEEDS_TIMEOUT: Final = 3.0
 """Seconds that a submission waits for an answer that only warns."""
 _PAGE: Final = 500
 """Pods an answer; thousands at once would take hundreds of megabytes."""
@@ -77,7 +77,7 @@ def gather(
             name: pool.submit(_ask, transport, "GET", where.format(namespace=place), query=query)
             for name, (where, query) in {**_QUESTIONS, **dict(_about_controller(target))}.items()
         }
-        questions |= _about_needs(pool, transport, namespace, job)
+        questions |= _ask_needs(pool, transport, namespace, job)
         good, bad = (minimal_job(target, prefix) for prefix in ("", target.refused_name))
         for name, body in (("dry run", job or good), ("bad dry run", bad)):
             questions[name] = pool.submit(_dry_run, transport, target, body, namespace)
@@ -97,14 +97,14 @@ def gather(
 
 
 def _dry_run(transport: Transport, target: Target, job: Json, namespace: str) -> Answer:
-    """What the apiserver says of a job, or of its companion where it refuses that."""
+    """The apiserver's answer to a job, or to its companion if it refuses that."""
     where = job_path(target, namespace)
     if companion := keyed(target):
-        body = _in(job[companion.key], namespace)
+        body = _in_namespace(job[companion.key], namespace)
         found = _ask(transport, "POST", companion.path(namespace), query=_DRY_RUN, body=body)
         if isinstance(found, ApiError) and found.code != 409:
             return found
-    return _ask(transport, "POST", where, query=_DRY_RUN, body=_in(job, namespace))
+    return _ask(transport, "POST", where, query=_DRY_RUN, body=_in_namespace(job, namespace))
 
 
 def _about_controller(target: Target) -> Iterator[tuple[str, tuple[str, Mapping[str, str]]]]:
@@ -123,12 +123,12 @@ def _about_controller(target: Target) -> Iterator[tuple[str, tuple[str, Mapping[
 
 
 def gather_needs(transport: Transport, namespace: str, job: Json) -> Facts:
-    """What a submission itself asks: whether what the job names is there, and who schedules it.
+    """Gather the facts for a submission: the objects that the job names, and its schedulers.
 
     All at once, a few seconds at most; what may not be read, or does not answer, is left out.
     """
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        asked = _about_needs(pool, transport, namespace, job, timeout=_HURRY)
+        asked = _ask_needs(pool, transport, namespace, job, timeout=_NEEDS_TIMEOUT)
         answers = {name: question.result() for name, question in asked.items()}
     kind = target_of(job)
     return Facts(
@@ -136,12 +136,14 @@ def gather_needs(transport: Transport, namespace: str, job: Json) -> Facts:
     )
 
 
-def _about_needs(
+def _ask_needs(
     pool: Executor, transport: Transport, namespace: str, job: Json | None, timeout: float = 30.0
 ) -> dict[str, Future[Answer]]:
     """The questions about what a job names: objects, its queue, its gang scheduler."""
     named = references(job or {})
-    questions = {str(one): pool.submit(_there, transport, one, namespace, timeout) for one in named}
+    questions = {
+        str(one): pool.submit(_read_reference, transport, one, namespace, timeout) for one in named
+    }
     target = target_of(job or {})
     if job is None or not (QUEUE in (job["metadata"].get("labels") or {}) or target.gang(job)):
         return questions
@@ -153,7 +155,7 @@ def _about_needs(
         questions["cluster queue"] = pool.submit(_cluster_queue, transport, local, timeout)
         where = resource_path("namespaces", name=namespace)
         questions["namespace"] = pool.submit(_ask, transport, "GET", where, timeout=timeout)
-        body = _in(_started(job), namespace)
+        body = _in_namespace(_started(job), namespace)
         query = {"dryRun": "All"}
         questions["queue dry run"] = pool.submit(
             _ask, transport, "POST", path, query=query, body=body, timeout=timeout
@@ -184,7 +186,7 @@ def minimal_job(target: Target, prefix: str = "") -> Json:
     return target.minimal(name, {"containers": [container]})
 
 
-def _in(job: Json, namespace: str) -> Json:
+def _in_namespace(job: Json, namespace: str) -> Json:
     return {**sent(job), "metadata": {**(job.get("metadata") or {}), "namespace": namespace}}
 
 
@@ -197,7 +199,9 @@ def _ask(
         return error
 
 
-def _there(transport: Transport, wanted: Reference, namespace: str, timeout: float) -> Answer:
+def _read_reference(
+    transport: Transport, wanted: Reference, namespace: str, timeout: float
+) -> Answer:
     """An object that the job names; of a secret or a config map not what is in it."""
     bare, path = wanted.kind not in {"claim", "queue"}, wanted.path(namespace)
     return _ask(transport, "GET", path, metadata_only=bare, timeout=timeout)
@@ -220,7 +224,7 @@ def _user(transport: Transport) -> str:
 
 
 def _usage(transport: Transport) -> dict[str, Amounts] | None:
-    """What the Pods of all namespaces take, page by page; None where they may not be read."""
+    """The amounts used by the Pods of all namespaces; None if they may not be read."""
     usage: dict[str, Amounts] = {}
     query = {"limit": str(_PAGE), "fieldSelector": "spec.nodeName!="}
     while True:

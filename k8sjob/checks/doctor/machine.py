@@ -1,4 +1,4 @@
-"""What this machine has: clients for a cluster, and what jobs need that run here."""
+"""The checks of this machine: clients for a cluster, packages and GPUs for jobs run here."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SKEW: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What is installed, in which version; None: it is not.
+    """The versions of installed packages; None: not installed.
 
     Attributes:
         kubernetes: the Python client.
@@ -45,7 +45,7 @@ class Machine:
 
 
 def look(chosen: str | None = None) -> Machine:
-    """What this machine has; nothing large is imported for it.
+    """The facts about this machine, gathered without large imports.
 
     Args:
         chosen: the client that is meant, as for `client`; kubectl is looked at where it is used.
@@ -102,7 +102,7 @@ def _kubectl_client(version: str, server: str) -> Check:
 
 
 def here(machine: Machine) -> Iterator[Check]:
-    """What jobs on this machine have."""
+    """Check what jobs on this machine can use."""
     yield fine("python", f"Python {machine.python}")
     if machine.torch is None:
         step = "for k8sjob run: pip install 'k8sjob[run]'"

@@ -64,7 +64,7 @@ _SCRIPT_RULES: Final = (script_group.RULES, script_collectives.RULES, script_dat
 
 
 def lint(path: str | Path, changes: Sequence[Change] = ()) -> list[Finding]:
-    """What will hang, be rejected or go wrong silently.
+    """Find what will hang, be rejected or go wrong silently.
 
     Args:
         path: a manifest of a job, a job.yaml (its script is read too), a Python script, a folder
@@ -134,7 +134,7 @@ def _refusal(what: str, source: str) -> SpecError:
 
 
 def lint_manifest(text: str, source: str = "") -> list[Finding]:
-    """What will hang, be rejected or go wrong silently with the jobs in a text.
+    """Find what will hang, be rejected or go wrong silently with the jobs in a text.
 
     Args:
         text: YAML or JSON; other objects are passed over.
@@ -323,7 +323,7 @@ def _image_too_old(job: _JobFile) -> Iterator[Hit]:
     """The runtime of k8sjob, which starts the script, needs Python 3.11 and torch 2.6."""
     image = getattr(job.spec.image, "base", "") or job.spec.image_reference
     if job.spec.uses_agent and (why := manifest_pods.too_old(image)):
-        yield job.at("image", f"{image} has {why}; take a newer image")
+        yield job.at("image", f"{image} has {why}; use a newer image")
 
 
 def _lint_script_of(job: _JobFile, manifest: Job, script: Path) -> list[Finding]:
@@ -379,7 +379,7 @@ def lint_script(
     roots: Sequence[Path] = (),
     name: str = "__main__",
 ) -> list[Finding]:
-    """What will hang, crash or go wrong silently when a script trains in a job.
+    """Find what will hang, crash or go wrong silently when a script trains in a job.
 
     The script is parsed, never executed.
 

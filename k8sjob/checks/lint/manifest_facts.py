@@ -1,4 +1,4 @@
-"""What the checks ask about a job of any kind: what is absent or of a wrong type is not there."""
+"""The facts about a job of any kind that checks use; values of a wrong type count as absent."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Container:
         return [str(word) for word in self.items("command")]
 
     def items(self, field: str) -> list[Any]:
-        """What a field lists: command, args, env, ports, volumeMounts."""
+        """The items of a field: command, args, env, ports, volumeMounts."""
         return list(self.data.get(field, ()))
 
     @property
@@ -225,7 +225,7 @@ def _templates(value: Any, path: FieldPath = ()) -> Iterator[tuple[FieldPath, Js
 
 
 def launcher_of(container: Container) -> str:
-    """What starts the processes: "other", a launcher; "none", a plain python; "" not known."""
+    """The launcher of the processes: "other", a launcher; "none", a plain python; "" not known."""
     argv = container.argv
     if not container.command:
         return ""

@@ -122,7 +122,7 @@ class Code:
         return None
 
     def _follow(self, dotted: str) -> str:
-        """What a dotted name stands for, the imports of local modules followed."""
+        """The target of a dotted name, through imports of local modules."""
         for _ in range(_MAX_HOPS):
             module, rest = self._split(dotted)
             head, dot, tail = rest.partition(".")
@@ -234,7 +234,7 @@ class Code:
         return module.tops.get(rest) if module else None
 
     def meant(self, node: ast.expr, depth: int = 0) -> ast.expr:
-        """What a name is only another name for: `dist.barrier` after `wait = dist.barrier`."""
+        """The target of an alias: `dist.barrier` after `wait = dist.barrier`."""
         found = self.variable(node) if depth <= _MAX_DEPTH else None
         values = self.values(node) if found and not found.definitions else []
         if len(values) == 1 and isinstance(values[0], ast.Name | ast.Attribute):
@@ -282,7 +282,7 @@ class Code:
         return next((parent for parent in parents if isinstance(parent, Function)), None)
 
     def guards(self, node: ast.AST) -> Iterator[Guard]:
-        """What a node's running depends on within its function, the innermost first.
+        """The conditions on a node within its function, the innermost first.
 
         Besides the branches that it is in these are the ones before it that leave: after
         `if rank != 0: return` only rank 0 is left, wherever in a statement that is.
@@ -309,7 +309,7 @@ class Code:
                 return
 
     def _passed(self, stmt: ast.stmt, depth: int = 0, *, looped: bool = False) -> Iterator[Guard]:
-        """What holds for who has come past a statement: some branches of it leave.
+        """The conditions that hold after a statement of which some branches leave.
 
         Args:
             stmt: the statement.
@@ -377,7 +377,7 @@ class Code:
                 ways += self.uses(function.name)
 
     def uses(self, name: str) -> Sequence[ast.Name | ast.Attribute]:
-        """Where a name is read, alone or as the last part of one."""
+        """The places where a name is read, alone or as the last part of a dotted one."""
         return self._uses.get(name, ())
 
     @cached_property
@@ -409,7 +409,7 @@ def is_main_guard(node: ast.AST) -> bool:
 
 
 def _branch(child: ast.AST, parent: ast.AST) -> Iterator[Guard]:
-    """What decides whether the parent runs the child."""
+    """The condition under which the parent runs the child."""
     match parent:
         case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
             shown = "`while {}`" if isinstance(parent, ast.While) else "`if {}`"
@@ -476,7 +476,7 @@ def _unknown(about: ast.expr) -> ast.expr:
 
 
 def _chosen(stmt: ast.Match, case: ast.match_case) -> ast.expr:
-    """What holds where a case of `match` runs: its pattern, and none of those before it."""
+    """The conditions for a case of `match`: its pattern, and none of those before it."""
     before = stmt.cases[: stmt.cases.index(case)]
     tests = [_negated(_fits(stmt.subject, one)) for one in before] + [_fits(stmt.subject, case)]
     return ast.BoolOp(ast.And(), tests) if before else tests[0]

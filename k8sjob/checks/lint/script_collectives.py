@@ -91,7 +91,7 @@ class _Reach:
         return True
 
     def of(self, call: ast.Call, rank: int, *, certain: bool) -> _Reached:
-        """What a rank reaches by a call: certainly, or perhaps."""
+        """The collectives that a call reaches: certainly, or perhaps."""
         script, called = self._script, self._script.meant(call.func)
         if name := self._collective(call, called):
             return {name: ()}

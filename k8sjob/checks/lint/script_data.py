@@ -120,7 +120,7 @@ def _sampler_in_evaluation(script: Script) -> Iterator[Hit]:
 @RULES.warning
 def _data_not_sharded(script: Script) -> Iterator[Hit]:
     """DistributedDataParallel averages gradients; dividing the data is the sampler's business."""
-    divides = any(map(script.uses, _DIVIDES)) or _gives_sampler(script)
+    divides = any(map(script.uses, _DIVIDES)) or _passes_sampler(script)
     divides |= script.has_runtime or bool(script.modules & MANAGED) or not script.self_contained
     if divides or not script.torch_calls("DistributedDataParallel"):
         return
@@ -139,7 +139,7 @@ def _data_not_sharded(script: Script) -> Iterator[Hit]:
             )
 
 
-def _gives_sampler(script: Script) -> bool:
+def _passes_sampler(script: Script) -> bool:
     """Whether a DistributedSampler may be given to a loader: it does more than get its epoch."""
     for sampler in script.uses("DistributedSampler"):
         around = [parent for _, parent in script.ancestors(sampler)][:2]

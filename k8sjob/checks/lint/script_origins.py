@@ -1,4 +1,4 @@
-"""Where a value comes from: through variables, and through calls with their arguments and returns.
+"""The origin of a value, through variables and through calls with their arguments and returns.
 
 Unlike `Code.values` this is all or nothing: where one way is not known, none is.
 """
@@ -58,7 +58,7 @@ class Origins:
         return list(dict.fromkeys(chain(*several))) if all(several) else []
 
     def passed(self, function: Function, name: str) -> list[ast.expr | None]:
-        """What the program passes as a parameter, or its default; None is what is not known."""
+        """The values that the program passes as a parameter, or its default; None is not known."""
         made = next(parent for _, parent in self._code.ancestors(function))
         if function.name != "__init__" or not isinstance(made, ast.ClassDef):
             made = function

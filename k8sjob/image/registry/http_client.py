@@ -44,7 +44,7 @@ _CERTIFICATES: Final = ("/etc/docker/certs.d", "/etc/containers/certs.d")
 _HOME_CERTIFICATES: Final = (".docker/certs.d", ".config/containers/certs.d")
 _REASONS: Final[dict[type, str]] = {
     exceptions.ProxyError: "the proxy that the environment names does not lead there",
-    exceptions.NameResolutionError: "there is no host of that name",
+    exceptions.NameResolutionError: "no host has that name",
     exceptions.NewConnectionError: "no connection",
     exceptions.ConnectTimeoutError: "no connection in time",
     exceptions.ReadTimeoutError: "no answer in time",
@@ -361,7 +361,7 @@ def _shown(url: str) -> str:
 
 
 def _explained(error: exceptions.HTTPError, url: str) -> Exception:
-    """What a failed connection means: TransportError where a retry may help, else ImageError."""
+    """The error for a failed connection: TransportError if a retry may help, else ImageError."""
     host = host_of(url)
     text = str(error)
     if "CERTIFICATE_VERIFY_FAILED" in text:

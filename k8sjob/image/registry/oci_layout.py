@@ -111,7 +111,7 @@ class Layout:
         Path(file.name).replace(path)
 
     def path(self, digest: str) -> Path:
-        """Where a blob is."""
+        """The path of a blob."""
         return self.folder.joinpath("blobs", *digest.split(":"))
 
     def _entries(self) -> list[dict[str, Any]]:

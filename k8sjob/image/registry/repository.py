@@ -86,7 +86,7 @@ class Repository:
             if not isinstance(found, Index):
                 return found
             version = found.choose(platform, str(self.reference))
-        raise ImageError(f"{self.reference}: an index in an index in an index; take another base")
+        raise ImageError(f"{self.reference}: an index in an index in an index; use another base")
 
     def is_there(self) -> bool:
         """Whether the registry shows an image of this reference."""

@@ -54,7 +54,7 @@ class Access:
 
     @property
     def where(self) -> str:
-        """Where its settings are."""
+        """The path of its settings."""
         return self.kubeconfig or "the pod's service account"
 
     def unreachable(self, why: str) -> ApiError:

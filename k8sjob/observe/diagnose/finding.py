@@ -186,7 +186,7 @@ class Rule:
     types: str = ""
 
     def search(self, text: str) -> re.Match[str] | None:
-        """Where the text names the cause."""
+        """The match of the cause in a text."""
         return re.search(self.pattern, text, re.DOTALL)
 
     def explain(

@@ -12,7 +12,7 @@ from k8sjob.kube.capacity import pod_requests
 from k8sjob.kube.objects import event_time, moment
 from k8sjob.observe.diagnose.finding import SAME_STEPS, Cause, Finding, age, ago, listed, one_line
 from k8sjob.observe.status import deletion, speaker
-from k8sjob.targets.api import JobState
+from k8sjob.targets.api import JobState, LocalReason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 
     from k8sjob.observe.diagnose.facts import Facts
 
-_SUPERVISOR_FAILED: Final = "PyTorchJobSupervisorFailed"
-SUPERVISOR_GONE: Final = frozenset(
-    {"PyTorchJobSupervisorGone", "PyTorchJobStateDamaged", _SUPERVISOR_FAILED}
-)
+SUPERVISOR_GONE: Final = frozenset(LocalReason) - {LocalReason.STOPPED}
 """Reasons of the Failed condition where the replicas on this machine ended with their supervisor,
 or where nothing of them is known."""
 _DEADLINE: Final = ("longer than specified dead", "exceeded its active deadline")
@@ -43,10 +40,10 @@ _HELD: Final = frozenset({JobState.SUSPENDED, JobState.QUEUED})
 
 
 def state(facts: Facts) -> Iterator[Finding]:
-    """What the job's state and the reason for it say."""
+    """The explanations that follow from the job's state and its reason."""
     status = facts.status
     if status.reason in SUPERVISOR_GONE:
-        failed = status.reason == _SUPERVISOR_FAILED
+        failed = status.reason == LocalReason.SUPERVISOR_FAILED
         step = f"remove the cause, then {_AGAIN}" if failed else _AGAIN
         yield Finding(Cause.SUPERVISOR_GONE, status.message, step)
     if status.state is JobState.STOPPED:
@@ -113,7 +110,7 @@ def limits(facts: Facts) -> Iterator[Finding]:
 
 
 def failed(facts: Facts) -> Iterator[Finding]:
-    """What the controller says of a failure of which nothing else is known."""
+    """The controller's message about a failure without another explanation."""
     status = facts.status
     if status.state is JobState.FAILED:
         look = f"k8sjob logs {facts.job_argument}"
@@ -191,7 +188,7 @@ def operator_silent(facts: Facts) -> Iterator[Finding]:
     labels = facts.target.controller.deployment
     look = f"(kubectl get deployment -A -l {labels}) " if labels else ""
     step = f"check whether it runs {look}and its logs; it takes the job up when it is back"
-    last = max(_signs_of_life(facts), default=None)
+    last = max(_activity_times(facts), default=None)
     if last is None:
         if status.created and now - status.created > _ANSWER:
             yield Finding(
@@ -211,7 +208,7 @@ def operator_silent(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _signs_of_life(facts: Facts) -> Iterator[datetime]:
+def _activity_times(facts: Facts) -> Iterator[datetime]:
     yield from (event_time(event) for event in facts.snapshot.events)
     yield from (pod.created_at for pod in facts.pods if pod.created_at)
     for condition in (facts.snapshot.job.get("status") or {}).get("conditions") or ():

@@ -157,7 +157,7 @@ def _insufficient(facts: Facts, pod: Pod, count: int, resource: str) -> tuple[st
 
 
 def _offers(facts: Facts, nodes: Iterable[Node], resource: str) -> str:
-    """What kinds of nodes offer, and how much of it is free.
+    """The amounts that kinds of nodes offer, and how much is free.
 
     How much is free is known only where the Pods of all namespaces could be read.
     """
@@ -220,7 +220,7 @@ def lost_or_displaced(facts: Facts) -> Iterator[Finding]:
 
 
 def displaced(facts: Facts) -> dict[str, Explanation]:
-    """What made each replica leave its node, the newest of it."""
+    """The newest reason why each replica left its node."""
     left: dict[str, Explanation] = {}
     present = (found for pod in facts.pods if (found := _displaced(pod)))
     for one in (*_displaced_before(facts), *present):
@@ -274,7 +274,7 @@ def _lost(facts: Facts) -> Iterator[Explanation]:
 
 
 def _unreachable(pod: Pod, ready: Json | None) -> tuple[str, datetime | None]:
-    """What is wrong with the Pod's node, and since when; empty if nothing is known."""
+    """The problem of the Pod's node, and since when; empty if none is known."""
     if ready is not None:
         if ready.get("status") == "True":
             return "", None
@@ -311,7 +311,7 @@ def _displaced(pod: Pod) -> Explanation | None:
 
 
 def _displaced_before(facts: Facts) -> Iterator[Explanation]:
-    """What Events say of Pods that the operator has replaced, one for each Pod."""
+    """The displacements of replaced Pods, as Events report them, one for each Pod."""
     present = {pod.uid for pod in facts.pods}
     messages = [event.get("message", "") for event in facts.job_events]
     found: dict[str, Explanation] = {}

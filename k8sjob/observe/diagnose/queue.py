@@ -75,7 +75,7 @@ def queued(facts: Facts) -> Iterator[Finding]:
         reason = one_line(reserved.get("message") or "Kueue has not considered it yet")
         if stopped and reserved.get("message") == stopped.get("message"):
             reason = "it needs its quota again"
-        order = _ahead(facts, workload, queue)
+        order = _jobs_ahead(facts, workload, queue)
         # What is the next one, or was considered and lacks something else, waits for no other job.
         again = _has(str(reserved.get("message")), _WAITS) or ("ahead" in order and not reserved)
     seen = f"the job has waited in the queue {queue!r}"
@@ -108,7 +108,7 @@ def _closed(facts: Facts, queue: str) -> tuple[str, str] | None:
         (status["details"].get("kind"), status["details"].get("name"))
         for status in facts.of_kind("Status")
     }
-    without = "or take kueue_queue out of the job and submit it with --replace"
+    without = "or remove kueue_queue from the job and submit it with --replace"
     if ("localqueues", "") in missing:
         what = "Kueue is not installed in this cluster (kueue.x-k8s.io/v1beta2)"
         return what, f"have Kueue installed, {without}"
@@ -196,7 +196,7 @@ def _stopped(facts: Facts, workload: Json, evicted: Json) -> str:
 
 
 def _holders(facts: Facts, reason: str) -> str:
-    """Who has the quota that is short."""
+    """The jobs that hold the quota that is short."""
     short = _SHORT.search(reason)
     if not short:
         return ""
@@ -235,8 +235,8 @@ def _nominal(cluster: Json, resource: str, flavor: str) -> Decimal:
     )
 
 
-def _ahead(facts: Facts, workload: Json, queue: str) -> str:
-    """Who is admitted before it: those of the queue by name, others by number."""
+def _jobs_ahead(facts: Facts, workload: Json, queue: str) -> str:
+    """The jobs to be admitted before it: those of the queue by name, others by number."""
     own = Object(workload)
     for summary in facts.of_kind("PendingWorkloadsSummary"):
         items = summary.get("items") or ()

@@ -1,4 +1,4 @@
-"""What a rule reads and gives: the runs of one script, and a difference with its cause."""
+"""The input and output of rules: the runs of one script, and a difference with its cause."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ NEXT: Final = {
 
 
 class Difference(NamedTuple):
-    """What differs first, and why.
+    """The first difference, and its cause.
 
     Attributes:
         step: optimizer steps done before; None: it concerns no step.

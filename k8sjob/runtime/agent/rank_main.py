@@ -148,7 +148,7 @@ def where(error: BaseException) -> str:
     """The last frame in the user's code, else the last of all, as file:line."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{users_paths(error.filename)}:{error.lineno}"
-    last = raised_at(_users_part(error.__traceback__))
+    last = raised_at(_user_traceback(error.__traceback__))
     return f"{users_paths(last.filename)}:{last.lineno}" if last else ""
 
 
@@ -156,7 +156,7 @@ def _is_k8sjobs(error: BaseException) -> bool:
     return type(error).__module__.startswith("k8sjob.")
 
 
-def _users_part(trace: TracebackType | None) -> TracebackType | None:
+def _user_traceback(trace: TracebackType | None) -> TracebackType | None:
     """The traceback from the program's first frame on: without this module and importlib."""
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
@@ -174,7 +174,7 @@ def _show(error: BaseException) -> None:
         return
     if isinstance(error, EnvError):
         return  # the agent writes one line
-    trace = _users_part(error.__traceback__)
+    trace = _user_traceback(error.__traceback__)
     error = error.with_traceback(trace)
     hook = sys.excepthook
     # torch.distributed sets a hook that marks the lines by the rank, as below.
@@ -183,7 +183,7 @@ def _show(error: BaseException) -> None:
         return
     text = users_paths("".join(traceback.format_exception(error)))
     if not is_first(config.error_file(), text):
-        text = f"{first_line(error)}: the same traceback as of another rank\n"
+        text = f"{first_line(error)}: the same traceback as another rank's\n"
     env = rank_or_none()
     sys.stderr.write(text if env is None or env.world_size == 1 else by_rank(env.rank, text))
 

@@ -54,7 +54,7 @@ class NodeState:
 
     @classmethod
     def decode(cls, body: Any, nnodes: int) -> NodeState:
-        """From JSON.
+        """Decode it from JSON.
 
         Raises:
             ValueError, KeyError, TypeError: it was not written by an agent of this group.

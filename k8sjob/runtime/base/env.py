@@ -149,7 +149,7 @@ def elastic_env(environ: Mapping[str, str], hostname: str) -> ElasticEnv | None:
     backend = environ.get("PET_RDZV_BACKEND", "c10d")
     if backend != "c10d":
         raise EnvError(
-            f"PET_RDZV_BACKEND={backend}: k8sjob's agent meets by c10d; set it to c10d (in a "
+            f"PET_RDZV_BACKEND={backend}: k8sjob's agent uses c10d; set it to c10d (in a "
             "PyTorchJob spec.elasticPolicy.rdzvBackend), or let torchrun start the job "
             "(run.command)"
         )
@@ -314,8 +314,8 @@ def _node_rank(environ: Mapping[str, str], nnodes: int) -> int:
     if is_elastic(environ):
         raise EnvError(
             f"PET_NNODES={environ['PET_NNODES']} without RANK: the group is elastic, so its nodes "
-            "get their ranks when they meet; start the script by `python -m k8sjob.runtime SCRIPT` "
-            "or torchrun, or leave replicas.elastic out"
+            "get their ranks at the rendezvous; start the script by `python -m k8sjob.runtime "
+            "SCRIPT` or torchrun, or leave replicas.elastic out"
         )
     if nnodes > 1:
         raise EnvError(
@@ -367,7 +367,7 @@ def _master(environ: Mapping[str, str], members: int) -> tuple[str, int]:
             "PyTorchJob add a Master replica, with which the operator does)"
         )
     if port > 65535:
-        raise EnvError(f"{name}={port} is no port; set it to 1..65535")
+        raise EnvError(f"{name}={port} is not a port; set it to 1..65535")
     return addr or _LOOPBACK, port
 
 

@@ -49,14 +49,14 @@ class Inner(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a thread is."""
+    """The place of a thread in the code."""
 
     where: str  # the last line of the user's code, as file:line in function; empty if there is none
     waits: bool  # whether it is in torch's distributed code, called from there, or in backward
 
 
 def place_of(thread: int) -> Place:
-    """Where a thread is, by its identity, seen from another one."""
+    """The place of a thread by its identity, seen from another one."""
     found = sys._current_frames().get(thread)  # noqa: SLF001 - documented, in spite of its name
     frames = [frame for frame, _ in traceback.walk_stack(found)] if found else []
     own = next((at for at, one in enumerate(frames) if _is_users(one.f_code.co_filename)), None)
@@ -118,7 +118,7 @@ def users_threads(dump: str) -> str:
 
 
 def fatal_place(dump: str) -> str:
-    """Where in the user's code a fatal error was, as file:line, by a dump of faulthandler's.
+    """The place of a fatal error in the user's code, as file:line, from faulthandler's dump.
 
     Where a thread without Python frames failed, it is the main thread's place, the last of all.
     """

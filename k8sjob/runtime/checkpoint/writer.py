@@ -337,7 +337,7 @@ class Checkpointer:
         rng_stream: int | None,
         position: dict[str, int],
     ) -> _Save:
-        """What every checkpoint has; waits for the one before."""
+        """Begin a checkpoint with the state that all have, after the one before is written."""
         began = time.monotonic()
         self._settle_together()
         mine = rng.capture(self._group.device)
@@ -350,7 +350,7 @@ class Checkpointer:
         return _Save(step, began, position, others)
 
     def _write_part(self, part: Part, draft: Path, save: _Save, matter: str) -> None:
-        """In the thread: write this rank's part; rank 0 waits for all, and describes the whole."""
+        """Write this rank's part, in the thread; rank 0 waits for all, and describes the whole."""
         written, failure = "", None
         try:
             written = part.write(draft)

@@ -52,7 +52,7 @@ class Call(NamedTuple):
 
     @property
     def what(self) -> tuple[str, str]:
-        """What all ranks must have in common."""
+        """The properties that all ranks must have in common."""
         return self.name, self.detail
 
     def in_words(self, *, detailed: bool) -> str:

@@ -58,7 +58,7 @@ def divide(ranks: DeviceMesh) -> None:
 
 
 class _ByPart:
-    """What torch's random operations on divided tensors go by (as _random._RNGStateTracker)."""
+    """The random state for torch's operations on divided tensors (as _random._RNGStateTracker)."""
 
     distribute_region_enabled = True
 

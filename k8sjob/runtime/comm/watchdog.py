@@ -79,7 +79,7 @@ class Beat:
 
     @classmethod
     def decode(cls, text: bytes) -> Beat:
-        """From a store's value."""
+        """Decode it from a store's value."""
         return cls(*json.loads(text))
 
 

@@ -63,7 +63,7 @@ class Layouts(distribution.LayoutMap):  # type: ignore[misc]  # keras has no typ
 
 
 class JobDistribution(distribution.ModelParallel):  # type: ignore[misc]  # keras has no types
-    """Where Keras puts each variable and batch.
+    """The layout of each variable and batch, for Keras.
 
     Attributes:
         ranks: by the axes.
@@ -160,7 +160,7 @@ class ShardedModel(Placement):
         if not isinstance(found, JobDistribution):
             raise ValueError(  # noqa: TRY004 - of a setting, not of an argument
                 "keras.distribution was set by the script, and strategy.kind: keras_mesh sets it"
-                " from the job.yaml; take set_distribution() out"
+                " from the job.yaml; remove set_distribution()"
             )
         self._distribution, self.mesh = found, found.ranks
         self._context, self._model = context, model

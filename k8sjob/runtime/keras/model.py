@@ -62,8 +62,8 @@ def refuse(model: Any, *, backend: str = "torch") -> str | None:
         return None
     if isinstance(model, nn.Module) and any(map(is_keras, model.modules())):
         return (
-            f"{name} is a torch module with Keras layers inside, which would not learn of train()"
-            " and eval(); make it a keras.Model (which takes torch modules as layers)"
+            f"{name} is a torch module with Keras layers inside, which train() and eval() would"
+            " not switch; make it a keras.Model (which takes torch modules as layers)"
         )
     return None
 

@@ -157,7 +157,7 @@ class ReplicatedModel(Placement):
             variable.assign(part.view(variable.shape))
 
     def _addend(self, variable: Any) -> Tensor:
-        """What this rank adds to the sum over the ranks."""
+        """This rank's summand of the sum over the ranks."""
         value: Tensor = variable.value.detach().double()
         if variable.aggregation == "mean":
             return value / self._context.group.world_size

@@ -40,7 +40,7 @@ SEED: Final = 20250
 
 
 class Recorder:
-    """What this process does, as lines of JSON.
+    """The recorder of this process's actions, as lines of JSON.
 
     Attributes:
         rank: among all ranks.
@@ -132,7 +132,7 @@ class Recorder:
         self.event("end", how=how, **fields)
 
     def text(self, text: str) -> None:
-        """What the script prints."""
+        """Record what the script prints."""
         if self.active and self._text < _MAX_TEXT and text.strip():
             self._text += len(text)
             self.event("text", text=text)

@@ -1,4 +1,4 @@
-"""How a model is trained over the ranks: one module a strategy, one row of the table each.
+"""The strategies, which train a model over the ranks: a module and a row of the table for each.
 
 A strategy owns the step (forward and backward), since some of them cut it in pieces. Everything
 else (data, checkpoints, reports) is the same for all.

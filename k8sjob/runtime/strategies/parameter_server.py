@@ -141,7 +141,7 @@ class _Steps:
 
 
 def _rates(optimizer: Optimizer) -> dict[str, Any]:
-    """What an optimizer goes by, its parameters aside."""
+    """The hyperparameters of an optimizer."""
     (group,) = optimizer.param_groups
     return {key: value for key, value in group.items() if key != "params"}
 
