@@ -202,7 +202,7 @@ class Event:
         kind: an EventKind; a plain str where a newer runtime sent one that is not known here.
         data: JSON object; the keys of each kind are given at EventKind.
         time: seconds since the epoch, by the sender's clock.
-        replica: "master-0", "worker-2"; empty where the event concerns the whole job.
+        replica: "master-0", "worker-2"; empty if the event concerns the whole job.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""Every error that k8sjob raises on purpose.
+"""The errors that k8sjob raises on purpose.
 
     K8sJobError
     ├── SpecError            a job.yaml or a manifest that cannot be accepted

@@ -101,7 +101,7 @@ class Strategy:
         options: its settings.
         rule: what its settings and the job's processes must hold together.
         uniform: whether every node must have the same number of GPUs.
-        whole_node: whether one process drives all GPUs of its node, instead of one a GPU.
+        whole_node: whether one process drives all GPUs of its node, instead of one per GPU.
         places: whether the strategy puts the model on its devices, part by part; else the model
             comes to it on the process's device.
         resizes: whether the number of ranks may be another one after a restart.

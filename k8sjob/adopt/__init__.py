@@ -141,7 +141,7 @@ class Adopted:
 
 
 def adopt(text: str | bytes, source: str = "") -> Adopted:
-    """The job spec that renders what a manifest says.
+    """The job spec that renders the same job as a manifest.
 
     Args:
         text: YAML or JSON with exactly one job of a kind that is a target, and what belongs to it;
@@ -219,7 +219,7 @@ def _split_change(change: Json, paths: tuple[tuple[str | int, ...], ...]) -> Jso
 
 
 def _cut(change: Any, path: tuple[str | int, ...]) -> None:
-    """Take out what is at a path, and what is empty or has a name alone without it."""
+    """Remove the value at a path, and what is then empty or has only a name."""
     inner = change[path[0]]
     if path[1:]:
         _cut(inner, path[1:])
@@ -244,7 +244,7 @@ def _accepted(data: Json, source: str) -> JobSpec:
 
 
 def _take_out(data: Any, field: str) -> bool:
-    """Remove a field, or the nearest thing around it; False where that is needed."""
+    """Remove a field, or the nearest thing around it; False if that is needed."""
     path = list(steps(field))
     while path:
         holder = at_path(data, *path[:-1])

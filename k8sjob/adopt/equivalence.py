@@ -85,7 +85,7 @@ def mappings(value: Any) -> list[Json]:
 
 
 def _without_empty(value: Any) -> Any:
-    """A copy without nulls, and without what is empty where that is the same as absent."""
+    """A copy without nulls, and without what is empty if that is the same as absent."""
     if isinstance(value, dict):
         made = {key: _without_empty(item) for key, item in value.items() if item is not None}
         return {k: v for k, v in made.items() if v not in ({}, []) or k not in _EMPTY_IS_ABSENT}
@@ -128,7 +128,7 @@ def _pod(pod: Json, *, config: bool) -> None:
 
 
 def _leave_out(holder: Json, **defaults: Any) -> None:
-    """Take away what is there only to say what holds without it."""
+    """Remove fields that only state a default."""
     for key, default in defaults.items():
         if holder.get(key) == default and type(holder.get(key)) is type(default):
             del holder[key]
@@ -252,7 +252,7 @@ class _Amount(str):
 
 
 class _Expanded(str):
-    """A value with $(NAME) in it, and those of them that are known at that place."""
+    """A value with $(NAME) in it, and the variables that are known at that place."""
 
     __slots__ = ("known",)
     known: frozenset[str]

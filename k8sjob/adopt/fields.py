@@ -69,7 +69,7 @@ def _given(data: Json) -> Json:
 
 
 def trainer(pod: Json) -> Json:
-    """The container that trains; it is there."""
+    """The container that trains, which exists."""
     return training(mappings(pod["containers"]))
 
 

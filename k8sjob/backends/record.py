@@ -1,4 +1,4 @@
-"""Records: one file with all that was known of a job, read as a back end is.
+"""Records: one file with all that was known about a job, read like a back end.
 
 A record is a zip archive. `record.json` has the Snapshot, the related objects and the moment of
 both; `logs/REPLICA` has a line of JSON for each line of output. It may come from somebody else:

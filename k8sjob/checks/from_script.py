@@ -1,4 +1,4 @@
-"""A job.yaml for a training script: what its code says of how it is started. Nothing is executed.
+"""A job.yaml for a training script, from its code. Nothing is executed.
 
 Read with the same eyes as lint: imports are followed into local modules, names through aliases.
 """
@@ -98,7 +98,7 @@ def _is_training(file: Path) -> bool:
 
 
 def _read(file: Path, text: str, folder: Path) -> Script:
-    """A script, and what it imports from beside itself or from the job's folder."""
+    """A script with its imports from its own folder and the job's."""
     try:
         entry = parse_module(text, str(file))
     except (SyntaxError, ValueError) as error:
@@ -285,7 +285,7 @@ class _Job:
         )
 
     def _data(self) -> dict[str, int]:
-        """Folders beside the job's that the script names as "../data", and the line of each."""
+        """Folders next to the job's that the script names as "../data", and the line of each."""
         found: dict[str, int] = {}
         for node in self._script.nodes:
             if not isinstance(node, ast.Constant) or not isinstance(node.value, str):

@@ -112,7 +112,7 @@ class _Line:
         self._show("sending", sent, total)
 
     def packing(self, packed: int, total: int) -> None:
-        """The progress of packing the code, before any of it is sent."""
+        """The progress of packing the code, before it is sent."""
         self._show("packing", packed, total)
 
     def _show(self, what: str, done: int, total: int) -> None:

@@ -19,6 +19,7 @@ from k8sjob.cli.naming import (
 from k8sjob.cli.options import ago, selector_option
 from k8sjob.cli.output import line, say
 from k8sjob.errors import BackendError, JobNotFound
+from k8sjob.kube.objects import Object
 from k8sjob.observe.status import deletion, job_status
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def _kept(backend: Backend, ref: JobRef) -> str:
         job = backend.snapshot(ref).job
     except BackendError:  # gone, or unknown
         return ""
-    return deletion(job) if job["metadata"].get("deletionTimestamp") else ""
+    return deletion(job) if Object(job).deleting else ""
 
 
 def _chosen(labels: str, before: datetime | None, place: Place) -> Sequence[tuple[Backend, JobRef]]:

@@ -18,6 +18,7 @@ from k8sjob.cli.naming import Place, is_namespace, place_options
 from k8sjob.cli.options import AUTO, format_option, target_option
 from k8sjob.cli.output import count, document
 from k8sjob.errors import BackendError
+from k8sjob.kube.objects import Object
 from k8sjob.rendering import manifest
 from k8sjob.sanitize import safe_line
 from k8sjob.spec import Image, JobSpec
@@ -100,7 +101,7 @@ def _slow_nodes(facts: Facts) -> Iterator[Check]:
     from k8sjob.backends.record import RecordBackend, Records  # noqa: PLC0415 - for clusters alone
     from k8sjob.observe.usage import read_usage, slow_nodes  # noqa: PLC0415 - the same
 
-    here = {node["metadata"]["name"] for node in facts.items("nodes") or ()}
+    here = {Object(node).name for node in facts.items("nodes") or ()}
     found = []
     with suppress(BackendError):
         for path in Records().newest(_RECORDS) if here else ():

@@ -107,7 +107,7 @@ class JobCommand(click.Command):
     """A command whose words after `--` are arguments of the job's script."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click does it, but for those words."""
+        """Parse as click does, except for those words."""
         if "--" in args:
             at = args.index("--")
             args, ctx.meta[_ARGS] = args[:at], args[at + 1 :]

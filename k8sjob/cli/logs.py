@@ -188,7 +188,7 @@ def _event_text(event: Event) -> Text:
 
 
 class Saver:
-    """Writes lines of output into files of a folder, one a replica and attempt, inside a `with`.
+    """Writes output to files in a folder, one per replica and attempt; a context manager.
 
     At the end the names of the files are printed.
 

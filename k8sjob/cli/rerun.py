@@ -1,4 +1,4 @@
-"""`k8sjob rerun`: a job once more, as it was."""
+"""`k8sjob rerun`: a job again, as it was."""
 
 from __future__ import annotations
 

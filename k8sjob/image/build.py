@@ -32,7 +32,7 @@ class Built:
 
     Attributes:
         reference: by its digest, for good; None after a dry run, where there is no such image yet.
-        tag: under which it is found; None where nothing is installed, so that it is the base.
+        tag: under which it is found; None if nothing is installed, so that it is the base.
         base: the image below, by its digest.
         platform: os/architecture.
         wanted: what is installed.

@@ -42,7 +42,7 @@ class Pushed:
         platform: os/architecture.
         files: number of files of the user's in the code layer, of code_size bytes.
         layer_size: bytes of the code layer as it is sent.
-        blobs: the parts; empty where the image was there already (unchanged).
+        blobs: the parts; empty if the image was there already (unchanged).
         private: files left out, since their names say that they hold credentials.
         findings: contents that look like credentials and are in the image all the same.
         origin: what the image is made of, for the job to carry.

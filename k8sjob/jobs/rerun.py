@@ -1,4 +1,4 @@
-"""A job once more: the same spec and the same code, from the job or from a record of it."""
+"""A job again: the same spec and the same code, from the job or from a record of it."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def plan_here(launched: Launched, folder: Path | None = None) -> tuple[Plan, lis
 
 
 def _digest(path: Path) -> str | None:
-    """The SHA-256 of a file; None where it cannot be read."""
+    """The SHA-256 of a file; None if it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

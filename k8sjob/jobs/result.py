@@ -129,9 +129,9 @@ class RunResult(JobStatus):
 
     Attributes:
         metrics: the last loss, and the last value of each name that the script logged.
-        checkpoints: the folder of its checkpoints on this machine; None where it wrote none, or
+        checkpoints: the folder of its checkpoints on this machine; None if it wrote none, or
             ran elsewhere.
-        checkpoint: the newest checkpoint; None where there is none. Of a job in a cluster the path
+        checkpoint: the newest checkpoint; None if there is none. Of a job in a cluster the path
             in its containers.
         history: a row for each report of the training and each `job.log(...)`, in their order:
             `time` (seconds since the epoch), `epoch` (from 1), `step` (of the epoch), `loss`,

@@ -20,7 +20,7 @@ from k8sjob.backends.api import JobRef, Plan, Snapshot
 from k8sjob.errors import BackendError, JobExists, JobNotFound, SpecError
 from k8sjob.jobs.plan import plan_job
 from k8sjob.kube.client.transport import ApiError
-from k8sjob.kube.objects import is_ours, same_manifest
+from k8sjob.kube.objects import Object, is_ours, same_manifest
 from k8sjob.observe.status import job_status
 from k8sjob.rendering import check_script, manifest
 from k8sjob.rendering.diff import Difference, difference
@@ -174,7 +174,7 @@ class _Submission:
                     f"{ref} already exists, and it is a {ref.kind} that k8sjob has not created;"
                     " choose another name"
                 )
-            if existing["metadata"].get("deletionTimestamp"):
+            if Object(existing).deleting:
                 if self._dry_run:
                     self._backend.dry_run(self._plan.manifest, name_free=True)
                     self._report(f"{ref} is being deleted; submit would wait until it is gone")
@@ -253,9 +253,9 @@ class _Submission:
             self._report(f"{ref} was changed since it was created, in {changed[0]}{more}")
 
     def _delete(self, existing: Json) -> bool:
-        """Delete this very job, and wait until its pods are gone; whether it was there."""
+        """Delete this very job and wait until its pods are gone; returns whether it existed."""
         ref, seconds = JobRef.of(existing), seconds_to_end(existing)
-        deleting = bool(existing["metadata"].get("deletionTimestamp"))
+        deleting = Object(existing).deleting
         state = "was already being deleted" if deleting else "may be deleted by now"
         deadline = time.monotonic() + seconds
         try:
@@ -287,7 +287,7 @@ class _Submission:
 
 def _existing(backend: ClusterBackend, manifest: Json) -> Json | None:
     """The job of that kind and name, whoever created it."""
-    name = manifest["metadata"]["name"]
+    name = Object(manifest).name
     try:
         return backend.snapshot(JobRef(name, backend.namespace, kind=manifest["kind"])).job
     except JobNotFound:
@@ -297,7 +297,7 @@ def _existing(backend: ClusterBackend, manifest: Json) -> Json | None:
 def _with_defaults(backend: ClusterBackend, manifest: Json) -> Json:
     """The job with the server's defaults, whether its name is taken or not."""
     made = backend.dry_run(manifest, name_free=True)
-    identity = {"name": manifest["metadata"]["name"], "namespace": backend.namespace}
+    identity = {"name": Object(manifest).name, "namespace": backend.namespace}
     return {**made, "metadata": {**made["metadata"], **identity}}
 
 
@@ -322,7 +322,7 @@ def choose_target(spec: JobSpec, backend: ClusterBackend) -> tuple[JobSpec, str]
 
 
 def _kind_of_that_name(spec: JobSpec, backend: ClusterBackend) -> str:
-    """The kind of the job of that name; empty where there is none that may be read."""
+    """The kind of the job of that name; empty if there is none that may be read."""
     try:
         return backend.find(spec.name).kind
     except JobNotFound:

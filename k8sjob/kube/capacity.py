@@ -68,7 +68,7 @@ class Node:
     Attributes:
         trouble: why nothing is scheduled there, as "cordoned" or "not ready"; empty if it is.
         offers: allocatable, by resource.
-        used: requested by its Pods; empty where that is not known.
+        used: requested by its Pods; empty if that is not known.
     """
 
     name: str

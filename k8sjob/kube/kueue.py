@@ -34,11 +34,11 @@ def cluster_queue(local: Json) -> str:
 
 
 def closed(local: Json, cluster: Json | None) -> str:
-    """Why a LocalQueue admits no job at present; empty where nothing is known against it.
+    """Why a LocalQueue admits no job at present; empty if nothing is known against it.
 
     Args:
         local: the LocalQueue.
-        cluster: its ClusterQueue; empty where that does not exist, None where it is not known.
+        cluster: its ClusterQueue; empty if that does not exist, None if it is not known.
     """
     name, of = Object(local).name, cluster_queue(local)
     active = Object(cluster or {}).condition("Active")
@@ -110,7 +110,7 @@ def excess(cluster: Json, pods: Iterable[tuple[int, Amounts]]) -> Iterator[tuple
 
 
 def _max_amount(quota: Json, *, borrows: bool) -> Decimal | None:
-    """The most of a resource that a flavor can have; None where that is not known."""
+    """The most of a resource that a flavor can have; None if that is not known."""
     found = amounts({key: quota.get(key) for key in ("nominalQuota", "borrowingLimit")})
     if borrows and "borrowingLimit" not in found:
         return None

@@ -55,7 +55,7 @@ class Object:
     raw: Json
 
     def part(self, *path: str) -> Json:
-        """The mapping at a path of keys; empty where there is none."""
+        """The mapping at a path of keys; empty if there is none."""
         found = at_path(self.raw, *path)
         return found if isinstance(found, dict) else {}
 
@@ -85,6 +85,11 @@ class Object:
         return self.part("metadata", "annotations")
 
     @property
+    def owners(self) -> list[Json]:
+        """metadata.ownerReferences."""
+        return self.part("metadata").get("ownerReferences") or []
+
+    @property
     def created(self) -> str:
         """metadata.creationTimestamp, RFC 3339."""
         return str(self.part("metadata").get("creationTimestamp") or "")
@@ -95,7 +100,7 @@ class Object:
         return bool(self.part("metadata").get("deletionTimestamp"))
 
     def condition(self, kind: str) -> Json:
-        """The condition of that type, true or not; empty where there is none."""
+        """The condition of that type, true or not; empty if there is none."""
         conditions = self.status.get("conditions") or ()
         return next((one for one in conditions if one.get("type") == kind), {})
 
@@ -228,7 +233,7 @@ def containers(pod: Json) -> list[Json]:
 def training(items: Iterable[Json] | None) -> Json:
     """The training container among those of a Pod, or its status among their statuses.
 
-    By its name, or the only one; empty where there are others alone.
+    By its name, or the only one; empty if there are others alone.
     """
     every = list(items or ())
     named = {one.get("name"): one for one in every}
@@ -265,12 +270,10 @@ RESERVED: Final = (
 
 def is_ours(item: Json) -> bool:
     """Whether k8sjob has made an object."""
-    return (item["metadata"].get("labels") or {}).get(MANAGED_BY) == "k8sjob"
+    return Object(item).labels.get(MANAGED_BY) == "k8sjob"
 
 
 def same_manifest(one: Json, other: Json) -> bool:
     """Whether two jobs were rendered from the same; false for one without the hash."""
-    hashes = [
-        (job["metadata"].get("annotations") or {}).get(MANIFEST_DIGEST) for job in (one, other)
-    ]
+    hashes = [Object(job).annotations.get(MANIFEST_DIGEST) for job in (one, other)]
     return hashes[0] is not None and hashes[0] == hashes[1]

@@ -87,7 +87,7 @@ def with_query(path: str, query: Mapping[str, str] | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ResourcePath:
-    """The parts of a path; empty where it has none. The core API has no group."""
+    """The parts of a path; empty if it has none. The core API has no group."""
 
     group: str = ""
     version: str = ""

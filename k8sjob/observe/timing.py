@@ -136,7 +136,7 @@ class _Mark(NamedTuple):
 
 
 _Life = tuple[Pod, list["Json"]]
-"""A Pod of a replica, empty where it is gone, and the Events about it, oldest first."""
+"""A Pod of a replica, empty if it is gone, and the Events about it, oldest first."""
 
 
 class _Start(NamedTuple):
@@ -182,7 +182,7 @@ def _lines(backend: Backend, ref: JobRef, replica: str) -> Generator[LogLine, No
 
 
 def output_times(lines: Iterable[LogLine]) -> OutputTimes:
-    """The moments in some lines; no more of them are taken than it needs."""
+    """The moments in some lines, of which no more are read than needed."""
     times = OutputTimes()
     for line in islice(lines, _MAX_LINES):
         now = datetime.fromisoformat(line.timestamp).timestamp()

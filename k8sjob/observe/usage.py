@@ -102,7 +102,7 @@ class Usage:
 
     @property
     def avoidable(self) -> Use | None:
-        """The largest use that could be less; None where none is notable."""
+        """The largest use that could be less; None if none is notable."""
         found = {use: self.seconds.get(use, 0.0) for use in NEXT_STEPS}
         most = max(found, key=found.__getitem__)
         return most if found[most] > _NOTABLE * self.total else None
@@ -157,7 +157,7 @@ def slow_nodes(usages: Iterable[Usage]) -> dict[str, list[Usage]]:
 
 @dataclass(frozen=True, slots=True)
 class _Report:
-    """A progress event: when it was written, and what it says."""
+    """A progress event: its time and content."""
 
     time: float
     position: tuple[int, int]
@@ -179,7 +179,7 @@ class _Session:
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """A time with one use, but for the part of it that waits for the slowest rank."""
+    """A time with one use, except the part of it that waits for the slowest rank."""
 
     begin: float
     end: float

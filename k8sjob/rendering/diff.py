@@ -67,7 +67,7 @@ def difference(there: Json | None, wanted: Json) -> Difference:
 
 
 def lines_between(one: Json, other: Json) -> tuple[str, ...]:
-    """A unified diff of what the authors of two jobs wrote, as YAML; empty where that is alike."""
+    """A unified diff of what the authors of two jobs wrote, as YAML; empty if that is alike."""
     old, new = _written(one), _written(other)
     for job in (old, new):  # another name is no difference
         job["metadata"] = {k: v for k, v in job.get("metadata", {}).items() if k in _LABELS}

@@ -1,4 +1,4 @@
-"""The folder that an image is built from: `docker build DIR` and `buildah bud DIR` need no more.
+"""The folder that an image is built from, by `docker build DIR` or `buildah bud DIR`.
 
 Beside the user's files stand the Dockerfile, a .dockerignore, the manifest, and `.k8sjob/` with the
 part of k8sjob that runs in the containers (standard library and torch alone). In the Dockerfile the

@@ -112,7 +112,7 @@ def manifest(
 
 
 def companion(spec: JobSpec, job: dict[str, Any]) -> dict[str, Any] | None:
-    """The object beside the job, which `manifest` has made, that its pods need; None: none."""
+    """The companion object of the job in its `manifest`; None: none."""
     beside = by_name(spec.target).companion
     if beside is None:
         return None

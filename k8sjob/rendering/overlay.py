@@ -1,4 +1,4 @@
-"""`pod_template`, `overlay`: what the job spec has no field for, merged into the manifest last.
+"""`pod_template` and `overlay`: fields beyond the job spec's, merged into the manifest last.
 
 Mappings merge as RFC 7386 says (null deletes, everything else replaces). Lists whose items all
 have a name merge by it, as Kubernetes' strategic merge does for containers, env, volumes and ports;

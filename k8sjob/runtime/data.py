@@ -328,7 +328,7 @@ class Feed:
 
 
 class _Loader(DataLoader[Any]):
-    """A DataLoader that reports when a batch is awaited, and when it is there."""
+    """A DataLoader that reports when a batch is awaited, and when it has come."""
 
     on_phase: Callable[[str], None] | None = None
 

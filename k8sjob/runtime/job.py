@@ -31,7 +31,7 @@ class Job:
         device: where to put the model: this process's GPU, or the CPU.
         is_main: whether this is rank 0, the one that writes files.
         seed: the session's seed.
-        checkpoint_dir: where checkpoints go, on this machine; None where they are off.
+        checkpoint_dir: where checkpoints go, on this machine; None if they are off.
         config: the job's settings as the container sees them.
     """
 

@@ -281,7 +281,7 @@ def evaluate(
 
 
 def accuracy(output: Any, *targets: Any) -> Tensor | None:
-    """1 for each sample whose largest output is the target; None where that has no meaning."""
+    """1 for each sample whose largest output is the target; None if that has no meaning."""
     if len(targets) != 1 or not isinstance(output, torch.Tensor):
         return None
     target = targets[0]

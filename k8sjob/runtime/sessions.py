@@ -286,7 +286,7 @@ def _device_name(device: torch.device) -> str:
 
 
 def _process_age() -> float:
-    """Seconds since this process started: mostly its imports."""
+    """Seconds since this process started, most of them for imports."""
     try:
         began = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         uptime = float(Path("/proc/uptime").read_text().split()[0])

@@ -205,7 +205,7 @@ class Part(Described):
         protected_namespaces=(),
         hide_input_in_errors=True,
         revalidate_instances="never",
-        defer_build=True,  # one schema for the whole spec, at the first validation, not one a part
+        defer_build=True,  # one schema for the spec, at its first validation, not one per part
     )
 
     shorthand: ClassVar[str] = ""

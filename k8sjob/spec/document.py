@@ -75,7 +75,7 @@ class Change:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The change that FIELD=VALUE says.
+        """Parse FIELD=VALUE.
 
         Raises:
             SpecError: it says none, or the value is not YAML.

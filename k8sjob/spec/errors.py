@@ -141,7 +141,7 @@ def _example(info: FieldInfo, below: Loc) -> Any:
 
 
 def _unknown(root: type[Part], loc: Loc) -> str:
-    """No such field: the one that was meant, where it belongs, or what there is."""
+    """The message for an unknown field: the one that was meant, its place, or the valid ones."""
     name = str(loc[-1])
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().replace("-", "_")
     here = [field for part in parts_at(root, loc[:-1]) for field in part.model_fields]

@@ -1,4 +1,4 @@
-"""JobSpec: one training job, whole."""
+"""JobSpec, the whole spec of one training job, and the rules over several of its parts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class JobSpec(Part):
-    """A distributed training job: what runs, where, how many times, on what."""
+    """A distributed training job: its image, command, replicas, resources and settings."""
 
     name: Annotated[
         JobName,

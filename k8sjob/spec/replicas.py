@@ -244,7 +244,7 @@ class Resources(Part):
 
     @property
     def gpu_label(self) -> str | None:
-        """The node label that gpu_type is compared with, or None where none is known."""
+        """The node label that gpu_type is compared with, or None if none is known."""
         return _GPU_LABELS.get(self.gpu_resource.partition("/")[0])
 
     def rules(self) -> Iterator[Broken]:

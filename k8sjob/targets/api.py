@@ -131,7 +131,7 @@ class Companion:
         return path(self.resource, namespace, name, api_version=self.api_version)
 
     def is_missed(self, text: str) -> bool:
-        """Whether a message says that the companion is not there."""
+        """Whether a message says that the companion is missing."""
         return any(one in text for one in self.missed)
 
 
@@ -155,7 +155,7 @@ class RecordedEnd(NamedTuple):
     Attributes:
         replica: "worker-2".
         exit_code: of its training container.
-        reason: the kubelet's reason; empty where the Event has the exit code alone.
+        reason: the kubelet's reason; empty if the Event has the exit code alone.
         message: the termination message, which may be cut.
         time: RFC 3339, or empty.
         whole: whether the Event has more than the exit code.
@@ -197,17 +197,17 @@ class Reader(Protocol):
         """Why a cluster would refuse the object."""
 
     def authored(self, job: Json, others: Sequence[Json]) -> Authored:
-        """The job of an object and of those beside it; what k8sjob renders stays as it is.
+        """The job from an object and its companions; what k8sjob renders stays as it is.
 
         Raises:
             SpecError: k8sjob renders no such job.
         """
 
     def settle(self, job: Json) -> None:
-        """Fill in what the apiserver and the controller do, and leave out what changes nothing."""
+        """Fill in the defaults of the apiserver and the controller; remove what has no effect."""
 
     def fields(self, job: Json) -> Json:
-        """The job.yaml of a settled job, but for what its Pods say: `replicas` and `policy`."""
+        """The `replicas` and `policy` of a settled job's job.yaml; its Pods are read elsewhere."""
 
 
 class Target(Protocol):
@@ -312,7 +312,7 @@ class Target(Protocol):
         """Whether the number of replicas may change, so that any of them may have rank 0."""
 
     def state(self, job: Json) -> tuple[JobState, Json]:
-        """The job's state, and the condition that decides it; empty where there is none."""
+        """The job's state, and the condition that decides it; empty if there is none."""
 
     def times(self, job: Json) -> tuple[str | None, str | None]:
         """When its replicas were first created, or again after a resume, and when it ended."""
@@ -363,7 +363,7 @@ class Target(Protocol):
         """The label selector of a job's Pods, or of some replicas' and perhaps more."""
 
     def replica_named(self, job_name: str, pod: str) -> str:
-        """The replica of a job whose Pod has this name; empty where it is none of its Pods."""
+        """The replica of a job whose Pod has this name; empty if it is none of its Pods."""
 
     def recorded_ends(self, job: Json, events: Iterable[Json]) -> Iterator[RecordedEnd]:  # noqa: ARG002 - a Pod that failed stays
         """The failures of replicas that Events keep, in the order of the Events."""

@@ -303,7 +303,7 @@ class Indexed(Target):
         return status.get("startTime"), ended
 
     def counts(self, job: Json, state: JobState) -> dict[str, int]:
-        """The Pods that are there now; those that failed before are not counted."""
+        """The present Pods; those that failed before are not counted."""
         status = self._counted(job)
         ready, active = status.get("ready") or 0, status.get("active") or 0
         found = {"Running": ready, "Succeeded": status.get("succeeded") or 0}
@@ -320,7 +320,7 @@ class Indexed(Target):
         return found
 
     def takes_at_once(self, path: tuple[str | int, ...]) -> bool:
-        """Limits and times; the template and the number of completions are fixed."""
+        """Whether it is a limit or a time; the template and the completions are fixed."""
         return path[:1] == ("spec",) and path[1:2] in {(limit,) for limit in self.limits}
 
     # --- its Pods and Events

@@ -93,7 +93,7 @@ class IndexedReader:
             yield f"the container {old} is called {called} in what k8sjob renders"
 
     def settle(self, job: Json) -> None:
-        """The apiserver's defaults; without what k8sjob adds for suspensions and for twins."""
+        """Fill in the apiserver's defaults; drop what k8sjob adds for suspensions and twins."""
         job["spec"].setdefault("suspend", False)
         spec: Json = at_path(job, *self.target.job_at)
         for key, value in (("completions", 1), ("parallelism", 1), ("backoffLimit", 6)):
@@ -140,7 +140,7 @@ class IndexedReader:
         }
 
     def _nproc(self, job: Json, nodes: int) -> int:
-        """The processes of each node; 0 where nothing says it."""
+        """The processes of each node; 0 if unknown."""
         given = _variables(job, self.target)
         told = self.target.nproc_per_node(job)
         for one in self.target.replicas(job)[:1]:

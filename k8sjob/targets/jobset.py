@@ -100,7 +100,7 @@ class JobSetReader(IndexedReader):
         return Authored(job, [*notes, *self.rendered_names(job)], [])
 
     def settle(self, job: Json) -> None:
-        """As the webhook does it."""
+        """Fill in defaults as the webhook does."""
         settle_set(job["spec"])
         super().settle(job)
 

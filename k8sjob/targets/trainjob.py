@@ -244,7 +244,7 @@ class TrainJob(Indexed):
         return str(_trainer(job).get("numProcPerNode") or super().nproc_per_node(job))
 
     def active_deadline(self, job: Json) -> int | None:
-        """Its own, or that of its Job; the shorter one."""
+        """The shorter deadline: its own, or its Job's."""
         given = (Object(job).spec.get("activeDeadlineSeconds"), super().active_deadline(job))
         return min((seconds for seconds in given if seconds is not None), default=None)
 
@@ -338,7 +338,7 @@ class TrainJobReader(IndexedReader):
         job["spec"]["trainer"] = {"numNodes": nodes, "numProcPerNode": int(nproc)}
 
     def settle(self, job: Json) -> None:
-        """The defaults of Trainer and of JobSet."""
+        """Fill in the defaults of Trainer and of JobSet."""
         settle_set(at_path(job, *_SET))
         node = at_path(job, *_SET)["replicatedJobs"][0]
         labels = Object(node["template"]).labels
@@ -349,7 +349,7 @@ class TrainJobReader(IndexedReader):
 
 
 def _processes(resources: Json) -> tuple[int, str]:
-    """How many processes Trainer starts by itself in a node, and for each of what (torch.go)."""
+    """The processes that Trainer starts in a node, and per which resource (torch.go)."""
     requests, limits = (amounts(resources.get(key) or {}) for key in ("requests", "limits"))
     for one in (requests, limits):
         if gpus := [count for name, count in one.items() if "gpu" in name.lower() and count]:

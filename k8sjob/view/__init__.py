@@ -2,7 +2,7 @@
 
     summary    the state of a job, from its events so far
     lines      one event as one line
-    filters    each error once, one line an epoch
+    filters    each error once, one line per epoch
     live       the screen of a terminal, for one job or many
     documents  the JSON of `-o json`, and the progress of running jobs
     exporter   jobs as metrics

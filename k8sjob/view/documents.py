@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.backends.api import JobRef
 from k8sjob.contract import Event
 from k8sjob.errors import BackendError
-from k8sjob.kube.objects import IMAGE_ORIGIN, training
+from k8sjob.kube.objects import IMAGE_ORIGIN, Object, training
 from k8sjob.observe.diagnose import Finding, diagnose
 from k8sjob.observe.logs import MOST_AT_ONCE, TAIL_LINES, last_lines
 from k8sjob.observe.merge import Merge
@@ -94,14 +94,14 @@ def image(job: Json) -> str | None:
 
 def provenance(job: Json) -> Provenance | None:
     """The provenance of the image, if the job has it and still runs that image."""
-    annotations = (job.get("metadata") or {}).get("annotations") or {}
+    annotations = Object(job).annotations
     found = Provenance.decode(annotations.get(IMAGE_ORIGIN))
     return found if found and found.image == image(job) else None
 
 
 def running_digest(pod: Json) -> str | None:
     """The digest of the image that a pod really runs, as its node reports it."""
-    status = training((pod.get("status") or {}).get("containerStatuses"))
+    status = training(Object(pod).status.get("containerStatuses"))
     found = _DIGEST.search(status.get("imageID") or "")
     return found[1] if found else None
 

@@ -55,7 +55,7 @@ class JobCollector:
         self._read = read
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics of all jobs that are there; of training those of the jobs that run."""
+        """The metrics of all existing jobs; metrics of training for the running ones."""
         up = GaugeMetricFamily("k8sjob_up", "Whether the jobs could be read.")
         try:
             jobs, failed = self._read()

@@ -1,4 +1,4 @@
-"""The events of a job as views show them: each error once, and one line an epoch.
+"""The events of a job as views show them: each error once, and one line per epoch.
 
 The log of a replica has all that it wrote; these filters shorten what is on the screen.
 """
@@ -168,7 +168,7 @@ class Errors:
         self._out.append(replace(event, data={**event.data, REPEATS: error}) if error else event)
 
     def _close(self, key: tuple[str, str | None], *, last: bool = False) -> None:
-        """Show a traceback as far as it has come; the rest of it may follow, unless it is over."""
+        """Show a traceback as far as it has come; the rest may follow, unless it is complete."""
         block, (replica, rank) = self._open.pop(key), key
         words = "\n".join(block.lines)
         first = replica if rank is None else self._first_of(words, replica)

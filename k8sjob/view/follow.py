@@ -59,7 +59,7 @@ def follow(
         logs: read what the replicas write; without it there is no progress either.
         verbose: show tracebacks with the frames of libraries.
         interrupted: called at each SIGINT, SIGTERM or SIGHUP with how many there were; acts on it
-            and returns a message, or None where the reader detaches from the job, as by default.
+            and returns a message, or None if the reader detaches from the job, as by default.
         files: where the job's files are on this machine; the report names it.
         seen: called with each event that is shown.
 

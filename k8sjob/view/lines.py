@@ -61,7 +61,7 @@ class LinePrinter:
         self._closing: deque[str] = deque(maxlen=_RECENT)
 
     def line(self, event: Event) -> Text | None:
-        """The event as a line, or None where it has none, or nothing new.
+        """The event as a line, or None if it has none, or nothing new.
 
         Progress and the start are for the panel, findings are for the report.
         """
@@ -109,7 +109,7 @@ class LinePrinter:
 
 
 def phrase(event: Event) -> Text | None:
-    """An event's line without the name in front; None where it has none."""
+    """An event's line without the name in front; None if it has none."""
     if event.kind == EventKind.LOG:
         return Text(text(event.data.get("text")))
     if event.kind in _PHRASES:

@@ -117,7 +117,7 @@ class Panel:
         return bar.append(f" {done:4.0%}")
 
     def _replicas(self, rows: int) -> Iterator[Text]:
-        """One line a replica; where they are too many, those that do not simply run, and counts."""
+        """One line per replica; of too many, only unusual ones, and counts."""
         replicas = self._summary.replicas
         if len(replicas) <= rows:
             shown, rest = list(replicas), Counter[str]()

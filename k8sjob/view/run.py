@@ -168,7 +168,7 @@ class SubmittedJob(JobRef):
             raise JobFailed(f"{self} was deleted") from None
 
     def why(self) -> list[Finding]:
-        """The causes of its state, the first one first; empty where nothing is wrong."""
+        """The causes of its state, the first one first; empty if nothing is wrong."""
         return findings(self._backend, self._backend.snapshot(self))
 
     def delete(self) -> None:

@@ -83,7 +83,7 @@ class Progress:
 
     @property
     def fraction(self) -> float | None:
-        """The part of the whole that is done, 0 to 1; None where the whole is not known."""
+        """The part of the whole that is done, 0 to 1; None if the whole is not known."""
         return min(self.at / self.epochs, 1.0) if self.epochs else None
 
 
@@ -94,7 +94,7 @@ class JobSummary:
     Attributes:
         job: the job as its user calls it.
         state: as `k8sjob status` shows it; empty before it is known.
-        created: when the job was accepted, seconds since the epoch; None where that is not known.
+        created: when the job was accepted, seconds since the epoch; None if that is not known.
         started: when its replicas were first made, or made again after a resume.
         finished: when it ended.
         replicas: by name, in the order in which they came.
@@ -253,7 +253,7 @@ def _add_point(curve: list[tuple[float, float]], at: float, value: float) -> Non
 
 
 def waiting(data: dict[str, Any]) -> str:
-    """`waiting for 2 of 4 processes: ranks 1, 3`; empty where none is missing."""
+    """`waiting for 2 of 4 processes: ranks 1, 3`; empty if none is missing."""
     missing, size, named = (data.get(key) for key in ("missing", "world_size", "ranks"))
     count = _count(missing)
     if not count:

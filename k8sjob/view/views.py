@@ -67,7 +67,7 @@ class View(Screen, Protocol):
 
 
 class PlainView:
-    """One line an event, with its replica in front; one an epoch, progress now and then."""
+    """One line per event, with its replica in front; one per epoch, progress now and then."""
 
     def __init__(self, out: TextIO, job: str = "", *, verbose: bool = False) -> None:
         self._events = ShownEvents(job, pace=True, verbose=verbose)
@@ -295,6 +295,6 @@ def is_live(out: TextIO) -> bool:
 
 
 def ascii_only(out: TextIO) -> bool:
-    """Whether the output can show ASCII alone: by its encoding, or because the locale says so."""
+    """Whether the output can show only ASCII, by its encoding or the locale."""
     locale = os.environ.get("LC_ALL") or os.environ.get("LANG") or ""
     return not (out.encoding or "").lower().startswith("utf") or locale in {"C", "POSIX"}

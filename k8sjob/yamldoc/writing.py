@@ -1,7 +1,7 @@
 """YAML out, so that any reader gets back what was put in.
 
 A string stays bare only where every version of YAML agrees that it is one; all else is JSON's
-quoted form, in ASCII, which is YAML too but for half surrogate pairs and characters beyond the
+quoted form, in ASCII, which is YAML too except half surrogate pairs and characters beyond the
 basic plane.
 """
 

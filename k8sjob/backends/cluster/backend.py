@@ -186,7 +186,7 @@ class ClusterBackend(Creation):
     def architectures(self, node_selector: Mapping[str, str], device: str = "") -> set[str]:
         """The processor architectures, as "amd64", of the nodes with these labels.
 
-        Empty where there are none, or nodes may not be read.
+        Empty if there are none, or nodes may not be read.
 
         Args:
             node_selector: the labels.
@@ -273,7 +273,7 @@ class ClusterBackend(Creation):
         )
 
     def related(self, snapshot: Snapshot) -> tuple[Json, ...]:
-        """Objects beside a job's own; see Backend.related."""
+        """Other objects than the job's own; see Backend.related."""
         from k8sjob.backends.cluster.related import related  # noqa: PLC0415 - `why` alone does
 
         return related(self.transport, snapshot)
@@ -308,7 +308,7 @@ class ClusterBackend(Creation):
             whole = self.snapshot(ref).job if keyed(target) else job
             self.wait_for_pods(JobRef.of(job), seconds_to_end(whole), waiting, ended=ended)
         # The uid protects a job of the same name that was created in the meantime.
-        uid = job["metadata"]["uid"]
+        uid = Object(job).uid
         body = {**target.suspension(value=value), "metadata": {"uid": uid}}
         self.transport.request("PATCH", job_path(target, *_namespace_and_name(ref)), body=body)
 
@@ -340,7 +340,7 @@ class ClusterBackend(Creation):
             its_own = target.companion.path(*_namespace_and_name(ref))
             with suppress(ApiError):  # those that belong to the job go with it
                 there = self.transport.request("GET", its_own)
-                if is_ours(there) and not there["metadata"].get("ownerReferences"):
+                if is_ours(there) and not Object(there).owners:
                     delete_as_read(self.transport, its_own, there)
 
     def wait_for_pods(
@@ -351,7 +351,7 @@ class ClusterBackend(Creation):
         *,
         ended: bool = True,
     ) -> None:
-        """Return when a job has no pod any more.
+        """Return when no pod of a job is left.
 
         Args:
             ref: the job, with its kind and its uid: pods of one before it are not its own.
@@ -373,7 +373,7 @@ class ClusterBackend(Creation):
                 waiting(seconds)
                 waiting = None
             if time.monotonic() > deadline:
-                names = ", ".join(pod["metadata"]["name"] for pod in pods)
+                names = ", ".join(Object(pod).name for pod in pods)
                 raise BackendError(
                     f"the pods of {ref} have not ended after {seconds:.0f} s: {names}; see what"
                     f" they wait for: kubectl -n {ref.namespace} describe pods -l"
@@ -400,7 +400,7 @@ class ClusterBackend(Creation):
                 continue
             if not ref.kind and not target.is_training(job):
                 continue
-            if not ref.uid or job["metadata"]["uid"] == ref.uid:
+            if not ref.uid or Object(job).uid == ref.uid:
                 return {"apiVersion": target.api_version, "kind": target.kind, **job}
         if unserved:
             raise unserved

@@ -1,4 +1,4 @@
-"""The creation of a job and of what it needs beside it; nothing is left where that is refused.
+"""The creation of a job and its companion objects; nothing is left if that is refused.
 
 A request whose answer is lost may have been carried out, and a client may be gone between two of
 them: what is there is looked at before it is used, replaced or refused.
@@ -70,14 +70,14 @@ class Creation:
         if beside and there:
             owner = {key: manifest[key] for key in ("apiVersion", "kind")}
             owner |= {"name": created.name, "uid": created.uid}
-            meta = {"uid": there["metadata"]["uid"], "ownerReferences": [owner]}
+            meta = {"uid": Object(there).uid, "ownerReferences": [owner]}
             with suppress(ApiError):  # without it `delete` removes it all the same
                 where = beside.path(ref.namespace, ref.name)
                 self.transport.request("PATCH", where, body={"metadata": meta})
         return created
 
     def wait_for_remains(self, ref: JobRef) -> None:
-        """Return when what a controller made of an earlier job of the name is gone.
+        """Wait until the objects that a controller made for an earlier job of the name are gone.
 
         Raises:
             BackendError: it is not gone after a minute, or it is of another kind of job.
@@ -88,7 +88,7 @@ class Creation:
         where = made.path(ref.namespace, ref.name)
         with suppress(ApiError):  # it is not there, or may not be read
             while there := self.transport.request("GET", where):
-                owners = there["metadata"].get("ownerReferences") or ()
+                owners = Object(there).owners
                 earlier = ref.kind in {owner.get("kind") for owner in owners}
                 if not earlier or time.monotonic() > deadline:
                     raise BackendError(
@@ -99,7 +99,7 @@ class Creation:
                 time.sleep(_LOOK_SECONDS)
 
     def _companion(self, beside: Companion, body: Json, manifest: Json) -> Json:
-        """The object beside a job, created unless it is there; JobExists where the job is."""
+        """Create a job's companion object unless it exists; JobExists if the job does."""
         ref = self.ref_of(manifest)
         where, its_own = beside.path(ref.namespace), beside.path(ref.namespace, ref.name)
         begun = time.monotonic()
@@ -115,7 +115,7 @@ class Creation:
                 with suppress(ApiError):
                     there = self.transport.request("GET", its_own)
                     late = time.monotonic() > begun + _CUT_OFF_SECONDS
-                    going = Object(there).deleting or there["metadata"].get("ownerReferences")
+                    going = Object(there).deleting or Object(there).owners
                     if not is_ours(there) and (late or not going):
                         kind = body["kind"]
                         raise BackendError(
@@ -185,7 +185,7 @@ class Creation:
 
     def _as_stored(self, where: str, body: Json) -> Json:
         """The object as the server would store it, whether or not one of its name exists."""
-        name = body["metadata"]["name"]
+        name = Object(body).name
         meta = {key: value for key, value in body["metadata"].items() if key != "name"}
         # No longer than the name: what is made of it has names that must fit, too.
         meta["generateName"] = f"{name[:-6] or name[:1]}-"

@@ -285,7 +285,7 @@ class _Output:
         return not self._stop.is_set()
 
     def gap(self, now: Instance | None, message: str) -> LogLine:
-        """A line that says what is missing here; `now` is None where there is no Pod."""
+        """A line that says what is missing here; `now` is None if there is no Pod."""
         made = now.made if now else datetime.now(UTC).isoformat()
         stamp = self._last or f"{made[:19]}.000000000Z"
         attempt = self._earlier_pods + self.number

@@ -51,7 +51,7 @@ class _Lookup:
 
 
 def related(transport: Transport, snapshot: Snapshot) -> tuple[Json, ...]:
-    """The objects that are there, each with its kind; see Backend.related."""
+    """The existing ones of these objects, each with its kind; see Backend.related."""
     lookups = list(_lookups(snapshot))
     with ThreadPoolExecutor(8) as pool:
         users = pool.submit(_pods_with_devices, transport, _unschedulable_devices(snapshot))
@@ -61,7 +61,7 @@ def related(transport: Transport, snapshot: Snapshot) -> tuple[Json, ...]:
 
 
 def _lookups(snapshot: Snapshot) -> Iterator[_Lookup]:
-    namespace, job = snapshot.job["metadata"]["namespace"], snapshot.job
+    namespace, job = Object(snapshot.job).namespace, snapshot.job
     yield from _nodes(snapshot.pods)
     for one in dict.fromkeys((r.resource, r.name) for r in references(job) if r.kind in _DIAGNOSED):
         yield _Lookup(one[0], namespace, one[1], needed=True)

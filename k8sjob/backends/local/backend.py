@@ -338,7 +338,7 @@ class LocalBackend:
             self.finish(started.ref)
 
     def checkpoints(self, ref: JobRef) -> Path | None:
-        """The folder of a job's checkpoints; None where it has written none."""
+        """The folder of a job's checkpoints; None if it has written none."""
         return checkpoints_of(self.folder(ref))
 
     def delete(self, ref: JobRef, *, checkpoints: bool = False) -> None:

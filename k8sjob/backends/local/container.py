@@ -150,7 +150,7 @@ class Container:
             os.close(inner)
 
     def read(self) -> bool:
-        """Write down the output that is there; False once there will be no more."""
+        """Store the output so far; False once there will be no more."""
         if self._log is None:
             return False
         with suppress(BlockingIOError):
@@ -238,7 +238,7 @@ def _replace_by_empty_file(path: Path) -> None:
 
 
 def _termination_message(path: Path) -> str:
-    """The beginning of a termination log; empty where the job has replaced the file."""
+    """The beginning of a termination log; empty if the job has replaced the file."""
     with suppress(OSError), open_file(path) as file:
         return file.read(MAX_TERMINATION_BYTES).decode(errors="replace")
     return ""

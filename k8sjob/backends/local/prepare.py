@@ -397,7 +397,7 @@ class Places:
 
 
 def mapped(path: str, places: Mapping[str, str]) -> str | None:
-    """The path on this machine of one inside the container; None where nothing is mounted there.
+    """The path on this machine of one inside the container; None if nothing is mounted there.
 
     Args:
         path: a path, or text with one behind its first "=", as in "--data=/data/train".

@@ -170,7 +170,7 @@ def _by_user(path: tuple[str | int, ...]) -> bool:
 
 
 def _damaged(folder: JobFolder, error: Exception) -> Json:
-    """The state of a job of which nothing is known; it has failed, unless it has a supervisor."""
+    """The state of a job about which nothing is known: failed, unless it has a supervisor."""
     when, status = _last_written(folder), {}
     if not has_supervisor(folder):
         message = f"{error}; `k8sjob delete local/{folder.name}@{folder.run}` removes the job"
@@ -189,10 +189,10 @@ def _mark_lost(state: Json, folder: JobFolder) -> Json:
     """
     when, job = _last_written(folder), state["job"]
     message = (
-        f"PyTorchJob {job['metadata']['name']} was lost: its supervisor is gone (killed, or the"
+        f"PyTorchJob {Object(job).name} was lost: its supervisor is gone (killed, or the"
         f" machine was restarted){_last_line(folder)}"
     )
-    status = fail(job.get("status") or {}, LocalReason.SUPERVISOR_GONE, message, when)
+    status = fail(Object(job).status, LocalReason.SUPERVISOR_GONE, message, when)
     for pod in map(Pod, state["pods"]):
         if pod.live:
             end = End(137, "ContainerStatusUnknown", _CANNOT_BE_LOCATED, when, when)
@@ -273,17 +273,17 @@ def launch_of(folder: JobFolder) -> dict[str, Any]:
 
 
 def source_of(folder: JobFolder) -> str:
-    """The folder that a run's job.yaml was in; empty where that is not known."""
+    """The folder that a run's job.yaml was in; empty if that is not known."""
     return str(launch_of(folder).get("source", ""))
 
 
 def identity_of(folder: JobFolder) -> str:
-    """The name of a run's checkpoints in checkpoints/NAME/; empty where that is not known."""
+    """The name of a run's checkpoints in checkpoints/NAME/; empty if that is not known."""
     return str(launch_of(folder).get("checkpoints", ""))
 
 
 def checkpoints_of(folder: JobFolder) -> Path | None:
-    """The folder of a run's checkpoints; None where it has written none."""
+    """The folder of a run's checkpoints; None if it has written none."""
     launches: dict[str, dict[str, Any]] = launch_of(folder).get("replicas") or {}
     env = next(iter(launches.values()), {}).get("env") or {}
     found = Path(env.get(CHECKPOINT_DIR_ENV) or _NOWHERE)
@@ -395,7 +395,7 @@ def _chosen(store: Store, name: str, run: str) -> str:
 
 def _succeeded(folder: JobFolder) -> bool:
     try:
-        return is_true(read_state(folder).job.get("status") or {}, "Succeeded")
+        return is_true(Object(read_state(folder).job).status, "Succeeded")
     except JobNotFound:
         return False
 

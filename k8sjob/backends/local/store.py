@@ -179,7 +179,7 @@ class JobFolder:
         return self.path / "replicas" / "master-0" / "work"
 
     def code(self) -> dict[str, str]:
-        """The SHA-256 of each file of the code by its name, but for what `trim` removes."""
+        """The SHA-256 of each file of the code by its name, except what `trim` removes."""
         copied = self.launch.stat().st_mtime_ns
         found, left = {}, _KEPT_COPIES
         for size, path in sorted(_unchanged([self.work], copied)):

@@ -80,7 +80,7 @@ class Supervisor:
         self._ended_at: float | None = None
 
     def run(self) -> None:
-        """Until the job has ended and its replicas are gone, or the job is deleted."""
+        """Run until the job has ended and its replicas are gone, or the job is deleted."""
         try:
             while not self._over():
                 self._take_requests()
@@ -143,7 +143,7 @@ class Supervisor:
                 self._job, self._kubelet.pods, now, trouble=trouble
             )
         if self._stopping and not (finished(self._status) or is_true(status, "Succeeded")):
-            message = f"PyTorchJob {self._job['metadata']['name']} was stopped: {self._stopping}."
+            message = f"PyTorchJob {Object(self._job).name} was stopped: {self._stopping}."
             status = fail(self._status, LocalReason.STOPPED, message, now)
         self._job["status"] = status
         for action in () if self._stopping else actions:
@@ -163,7 +163,7 @@ class Supervisor:
             reason = Reason.decode(end.get("message", ""))
             if reason and {int(end.get("exitCode", 0)), reason.exit_code} & _PERMANENT:
                 return (
-                    f"Job {self._job['metadata']['name']} has failed because"
+                    f"Job {Object(self._job).name} has failed because"
                     f" {replica_of(pod)} ended with exit code {reason.exit_code}"
                 )
         return ""
@@ -173,7 +173,7 @@ class Supervisor:
         for replica, failures in self._kubelet.failures.items():
             if failures > self._max_restarts:
                 return (
-                    f"Job {self._job['metadata']['name']} has failed because {replica} failed"
+                    f"Job {Object(self._job).name} has failed because {replica} failed"
                     f" {failures} time{'s' * (failures > 1)} and max_restarts is"
                     f" {self._max_restarts}"
                 )

@@ -1,4 +1,4 @@
-"""Can I submit here? What `k8sjob doctor` looks at: pure checks over facts that are gathered once.
+"""The checks of `k8sjob doctor`: can jobs be submitted? Pure, over facts gathered once.
 
 Nothing in the cluster is changed: what would be made is asked for as a dry run.
 """
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 _OF_AN_OPERATOR: Final = frozenset({operator.crd, operator.webhook, operator.operator})
-"""Checks that say nothing where the controller is a part of every cluster."""
+"""Checks that say nothing if the controller is a part of every cluster."""
 _NEEDS: Final = (needs.named_objects, needs.queue, needs.gang)
 _CHECKS: Final[tuple[Callable[[Facts], Iterator[Check]], ...]] = (
     permissions.permissions,
@@ -57,8 +57,8 @@ class Report:
     """The result of all checks, in the order in which they were made.
 
     Attributes:
-        context: the cluster's context; empty where there was no cluster, as `namespace`.
-        rbac: the Role and RoleBinding to ask for; empty where nothing is missing.
+        context: the cluster's context; empty if there was no cluster, as `namespace`.
+        rbac: the Role and RoleBinding to ask for; empty if nothing is missing.
     """
 
     checks: Sequence[Check]
@@ -72,7 +72,7 @@ class Report:
         return any(check.verdict is Verdict.PROBLEM for check in self.checks)
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as JSON; docs/reference/json.md says what each field means."""
+        """The report as JSON; docs/reference/json.md describes the fields."""
         return {
             "context": self.context,
             "namespace": self.namespace,

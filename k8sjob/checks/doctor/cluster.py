@@ -25,7 +25,7 @@ _TEMPLATE: Final = "--pytorch-init-container-template-file"
 
 
 def namespace(facts: Facts) -> Iterator[Check]:
-    """Whether the namespace is there."""
+    """Whether the namespace exists."""
     refused = facts.error("dry run")
     unheard = refused is not None and f'namespaces "{facts.namespace}" not found' in refused.detail
     if facts.missing("namespace") or unheard:
@@ -65,7 +65,7 @@ def _forbids_escalation(container: Json) -> bool:
 
 
 def _init_container(facts: Facts, seen: str) -> Check:
-    """Whether the operator's init container is let in: its own template says nothing of security.
+    """Whether the operator's init container is admitted: its default has no securityContext.
 
     It is put in front of the Workers of jobs with a Master alone.
     """

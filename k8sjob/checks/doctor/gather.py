@@ -1,4 +1,4 @@
-"""Asks an apiserver all that the checks look at, several questions at a time."""
+"""Requests to an apiserver for the facts of all checks, several at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from k8sjob.checks.doctor.permissions import all_permissions
 from k8sjob.kube.capacity import add, taken
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.kueue import cluster_queue
-from k8sjob.kube.objects import QUEUE
+from k8sjob.kube.objects import QUEUE, Object
 from k8sjob.kube.resources import path as resource_path
 from k8sjob.rendering.overlay import merge
 from k8sjob.targets.jobs import DEFAULT, job_path, keyed, namesake, references, sent, target_of
@@ -145,7 +145,7 @@ def _ask_needs(
         str(one): pool.submit(_read_reference, transport, one, namespace, timeout) for one in named
     }
     target = target_of(job or {})
-    if job is None or not (QUEUE in (job["metadata"].get("labels") or {}) or target.gang(job)):
+    if job is None or not (QUEUE in Object(job).labels or target.gang(job)):
         return questions
     questions["apis"] = pool.submit(_ask, transport, "GET", "/apis", timeout=timeout)
     path = job_path(target, namespace)
@@ -187,7 +187,7 @@ def minimal_job(target: Target, prefix: str = "") -> Json:
 
 
 def _in_namespace(job: Json, namespace: str) -> Json:
-    return {**sent(job), "metadata": {**(job.get("metadata") or {}), "namespace": namespace}}
+    return {**sent(job), "metadata": {**Object(job).part("metadata"), "namespace": namespace}}
 
 
 def _ask(
@@ -208,7 +208,7 @@ def _read_reference(
 
 
 def review(transport: Transport, permission: Permission, namespace: str) -> bool | None:
-    """Whether the user may do it; None where the apiserver does not say."""
+    """Whether the user may do it; None if the apiserver does not say."""
     path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
     answer = _ask(transport, "POST", path, body=permission.review(namespace))
     return None if isinstance(answer, ApiError) else bool(answer["status"].get("allowed"))
@@ -233,7 +233,7 @@ def _usage(transport: Transport) -> dict[str, Amounts] | None:
             return None
         for node, amounts in taken(answer.get("items") or ()).items():
             add(usage.setdefault(node, {}), amounts)
-        resume = (answer.get("metadata") or {}).get("continue")
+        resume = Object(answer).part("metadata").get("continue")
         if not resume:
             return usage
         query = {**query, "continue": resume}

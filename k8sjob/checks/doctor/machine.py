@@ -33,7 +33,7 @@ class Machine:
 
     Attributes:
         kubernetes: the Python client.
-        kubectl: as "v1.34.4"; None also where it is of no use.
+        kubectl: as "v1.34.4"; None also if it is of no use.
         gpus: how many GPUs a job on this machine can use.
     """
 
@@ -61,7 +61,7 @@ def look(chosen: str | None = None) -> Machine:
 
 
 def client(machine: Machine, chosen: str | None, server: str = "") -> Iterator[Check]:
-    """Whether the client for the cluster is there and of a version that fits the apiserver's.
+    """Whether a client for the cluster is installed, in a version that fits the apiserver's.
 
     A client that is chosen is "python" or "kubectl"; None: as a command chooses that names none.
     """
@@ -141,6 +141,6 @@ def _kubectl() -> str | None:
 
 
 def _minor(version: str) -> int | None:
-    """The minor number of a version like v1.34.4; None where it has another form."""
+    """The minor number of a version like v1.34.4; None if it has another form."""
     found = re.match(r"v?1\.(\d+)", version)
     return int(found[1]) if found else None

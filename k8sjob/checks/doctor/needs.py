@@ -43,7 +43,7 @@ _STEPS: Final = {
 
 
 def named_objects(facts: Facts) -> Iterator[Check]:
-    """Whether everything that the job's Pods name is there."""
+    """Whether all objects that the job's Pods name exist."""
     if facts.job is None:
         return
     wanted = references(facts.job)
@@ -134,7 +134,7 @@ def _in_queue(facts: Facts, local: Json, cluster: Json | None) -> Iterator[Check
 
 
 def gang(facts: Facts) -> Iterator[Check]:
-    """Whether a gang scheduler is there: else Pods of that scheduler are never placed."""
+    """Whether a gang scheduler is installed: else its Pods are never placed."""
     groups = _groups(facts)
     if groups is None or facts.job is None or facts.target.gang(facts.job) is None:
         return
@@ -148,7 +148,7 @@ def gang(facts: Facts) -> Iterator[Check]:
 
 
 def _groups(facts: Facts) -> set[str] | None:
-    """The API groups that the cluster serves; None where that is not known."""
+    """The API groups that the cluster serves; None if that is not known."""
     found = facts.one("apis") or {}
     if found.get("kind") != "APIGroupList":
         return None
@@ -209,7 +209,7 @@ def fit(facts: Facts) -> Iterator[Check]:
 
 
 def _never(role: str, pod: Json, nodes: Sequence[Node]) -> Check | None:
-    """Why no replica of the role can run, however long it waits; None where one can."""
+    """Why no replica of the role can run, however long it waits; None if one can."""
     reasons = Counter(why for node in nodes if (why := refusal(node, pod)))
     possible = [node for node in nodes if not refusal(node, pod)]
     if not possible:
@@ -267,7 +267,7 @@ def _has_room(room: Mapping[str, Any], need: Amounts) -> bool:
 
 
 def refusal(node: Node, pod: Json) -> str:
-    """Why a Pod of that spec is not put on the node; empty where it may be."""
+    """Why a Pod of that spec is not put on the node; empty if it may be."""
     if node.trouble:
         return node.trouble
     for key, value in (pod.get("nodeSelector") or {}).items():

@@ -27,7 +27,7 @@ _LONG_SLEEP: Final = 1.0
 
 
 def crd(facts: Facts) -> Iterator[Check]:
-    """Whether the kind is served, and that of which its controller makes such jobs."""
+    """Whether the kind is served, and the kind that its controller makes of such jobs."""
     target, name = facts.target, facts.target.controller.name
     resources = (facts.one("jobs api") or {}).get("resources") or ()
     trainer = facts.one("trainer api") is not None and target is DEFAULT
@@ -82,7 +82,7 @@ def webhook(facts: Facts) -> Iterator[Check]:
 
 
 def _own_webhook(facts: Facts, answer: str) -> str:
-    """The controller's webhook that has refused something; empty where it was none of them."""
+    """The controller's webhook that has refused something; empty if it was none of them."""
     found = _DENIED.search(answer)
     whose = found["webhook"] if found else ""
     return whose if whose.endswith(facts.target.controller.webhooks) else ""
@@ -163,7 +163,7 @@ def operator(facts: Facts) -> Iterator[Check]:
 
 
 def _deployment(deployment: Json, labels: str) -> Check:
-    meta, status = deployment.get("metadata") or {}, deployment.get("status") or {}
+    meta, status = Object(deployment).part("metadata"), Object(deployment).status
     images = [c.get("image", "") for c in _containers(deployment)]
     name = f"{meta.get('namespace')}/{meta.get('name')}"
     ready, wanted = status.get("readyReplicas", 0), deployment.get("spec", {}).get("replicas", 1)
@@ -238,7 +238,7 @@ def _init_containers(facts: Facts) -> list[tuple[Json, Json]]:
 
 
 def flag(facts: Facts, name: str) -> str:
-    """The value of a flag of the operator; empty where it has none, or may not be read."""
+    """The value of a flag of the operator; empty if it has none, or may not be read."""
     deployments = facts.items("operator") or facts.items("operator's own namespace") or ()
     for container in (one for each in deployments for one in _containers(each)):
         words = [*(container.get("command") or ()), *(container.get("args") or ())]

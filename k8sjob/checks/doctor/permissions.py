@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.doctor.check import Permission, fine, problem, unknown, warning
+from k8sjob.kube.objects import Object
 from k8sjob.targets.jobs import DEFAULT, TARGETS, namesake
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ def role(grant: Grant, namespace: str = "") -> Json:
 def binding(grant: Grant, subjects: Iterable[Json], namespace: str = "") -> Json:
     """The RoleBinding for users, who are named as in RBAC: `{"kind": "User", "name": "eve"}`."""
     made = _header(grant, "Binding", namespace)
-    name, kind = made["metadata"]["name"], made["kind"].removesuffix("Binding")
+    name, kind = Object(made).name, made["kind"].removesuffix("Binding")
     return {
         **made,
         "roleRef": {"apiGroup": RBAC, "kind": kind, "name": name},
@@ -261,7 +262,7 @@ def permissions(facts: Facts) -> Iterator[Check]:
 
 
 def asked_for(facts: Facts) -> list[Json]:
-    """The Role and RoleBinding that the user lacks; empty where nothing is missing."""
+    """The Role and RoleBinding that the user lacks; empty if nothing is missing."""
     if all(rule.grant.cluster_wide for rule, _ in _missing(facts)):
         return []
     subject, grant = _subject(facts.user), Grant.SUBMITTER

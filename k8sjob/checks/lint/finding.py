@@ -137,7 +137,7 @@ class Rules(Generic[T]):
         self._rules: list[tuple[Check, Callable[[T], Iterable[Hit]]]] = []
 
     def error(self, hits: Callable[[T], Iterable[Hit]]) -> None:
-        """Make a function a check whose findings are errors: its docstring says why."""
+        """Make a function a check whose findings are errors: its docstring is the reason."""
         self._add(hits, Severity.ERROR)
 
     def warning(self, hits: Callable[[T], Iterable[Hit]]) -> None:

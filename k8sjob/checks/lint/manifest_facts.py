@@ -45,7 +45,7 @@ class Container:
 
     @property
     def command(self) -> list[str]:
-        """Its own command; empty where the image's entrypoint runs."""
+        """Its own command; empty if the image's entrypoint runs."""
         return [str(word) for word in self.items("command")]
 
     def items(self, field: str) -> list[Any]:
@@ -120,7 +120,7 @@ class Job:
         wrong: those fields.
         place: line and column of a path in it, in the file that the user edits.
         rendered: whether that file is a job.yaml, which this is rendered from.
-        base: the image that the job's own is made from; empty where that is not known.
+        base: the image that the job's own is made from; empty if that is not known.
     """
 
     rendered = False
@@ -152,7 +152,7 @@ class Job:
 
     @cached_property
     def refusals(self) -> Sequence[Problem]:
-        """Why the operator's webhook would refuse it, beside the wrong types."""
+        """Why the operator's webhook would refuse it, apart from wrong types."""
         typed_wrong = {_brackets(field_path(wrong.path)) for wrong in self.wrong}
         return [
             problem

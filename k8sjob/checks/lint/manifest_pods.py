@@ -176,7 +176,7 @@ _OLDEST: Final = (
 
 
 def _reference(image: str) -> Reference | None:
-    """The parts of an image's name; None where it is none, as other checks say."""
+    """The parts of an image's name; None if it is none, as other checks say."""
     return Reference.parse(image) if is_image_reference(image) else None
 
 

@@ -1,4 +1,4 @@
-"""Code of a training script with its local modules: names, variables, and what a line depends on.
+"""Code of a training script with its local modules: names, variables, conditions of a line.
 
 Names are followed through the imports (`dist.all_reduce` is `torch.distributed.all_reduce`), values
 through assignments and calls to the functions and methods of the program.
@@ -194,7 +194,7 @@ class Code:
             scope = self._scope(scope)
 
     def values(self, use: ast.expr) -> list[ast.expr]:
-        """All that a variable can hold, or a call return; empty if some of it is unknown."""
+        """All values that a variable can hold, or a call return; empty if some are unknown."""
         if isinstance(use, ast.Call):
             made = self.definition(use.func)
             nodes = ast.walk(made) if isinstance(made, Function) else ()
@@ -366,7 +366,7 @@ class Code:
     def _ways(
         self, node: ast.AST, stop: Callable[[ast.AST], bool] = lambda _: False
     ) -> Iterator[ast.AST]:
-        """A node and what leads to its function, and so on, but for what leads to a stop."""
+        """A node, the calls that lead to its function, and so on, except those before a stop."""
         ways: list[ast.AST] = [node]
         seen: set[Function] = set()
         for way in ways:
@@ -452,7 +452,7 @@ def _branches(stmt: ast.stmt) -> Iterator[tuple[ast.expr | None, Sequence[ast.st
 
 
 def _ways(stmt: ast.stmt) -> list[list[ast.stmt]]:
-    """The ways through a statement, but for loops and `match`, of which none may be taken."""
+    """The ways through a statement, except loops and `match`, of which none may be taken."""
     match stmt:
         case ast.If(test=ast.Constant(value=True), body=body):
             return [body]
@@ -483,7 +483,7 @@ def _chosen(stmt: ast.Match, case: ast.match_case) -> ast.expr:
 
 
 def _fits(subject: ast.expr, case: ast.match_case) -> ast.expr:
-    """Whether a case fits, but for those before it; for patterns of values."""
+    """Whether a case fits, except those before it; for patterns of values."""
 
     def fits(pattern: ast.pattern) -> ast.expr:
         match pattern:
@@ -521,7 +521,7 @@ def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
 
 
 def constant(node: ast.AST | None) -> object:
-    """The value of a literal; None where it is anything else."""
+    """The value of a literal; None if it is anything else."""
     return node.value if isinstance(node, ast.Constant) else None
 
 
@@ -536,6 +536,6 @@ def keyword(call: ast.Call, name: str, position: int | None = None) -> ast.expr 
 
 
 def parameters(function: Function) -> list[ast.arg]:
-    """A function's parameters but for *args and **kwargs."""
+    """A function's parameters except *args and **kwargs."""
     given = function.args
     return [*given.posonlyargs, *given.args, *given.kwonlyargs]

@@ -34,7 +34,7 @@ class Origins:
         self._texts: dict[ast.expr, str] = {}
 
     def of(self, node: ast.expr) -> list[ast.expr]:
-        """All that a value can come from; empty if some of it is not known."""
+        """All origins of a value; empty if some are not known."""
         if node not in self._known:
             self._known[node] = []  # for one that is made of itself
             with suppress(RecursionError):
@@ -78,7 +78,7 @@ class Origins:
         return found
 
     def text(self, node: ast.expr | None) -> str:
-        """The text that an expression is, with `{}` for each part of it that is not known."""
+        """The text of an expression, with `{}` for each unknown part."""
         if node is None:
             return _UNKNOWN
         if node not in self._texts:

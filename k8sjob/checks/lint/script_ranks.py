@@ -1,4 +1,4 @@
-"""Ranks that come to a line: what the conditions before it are on rank 0 and on rank 1.
+"""The ranks that reach a line, by the values of conditions on rank 0 and on rank 1.
 
 Every job of several processes has these two. For findings a condition must be certain (`truth`).
 Where it would excuse what is found, whatever looks like a rank counts (`mentioned_in`), because a

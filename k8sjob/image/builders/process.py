@@ -67,7 +67,7 @@ def run(
 
 
 def succeeds(argv: Sequence[str]) -> bool:
-    """Whether a program is there and ends with exit code 0."""
+    """Whether a program exists and ends with exit code 0."""
     with suppress(OSError, subprocess.TimeoutExpired):
         return not subprocess.run(
             argv,
@@ -81,7 +81,7 @@ def succeeds(argv: Sequence[str]) -> bool:
 
 @contextmanager
 def _started(argv: Sequence[str], variables: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """A process in its own group, all of which is ended when the block fails."""
+    """A process in its own group, which is ended as a whole when the block fails."""
     try:
         process = subprocess.Popen(
             argv,

@@ -67,7 +67,7 @@ def missing(wanted: Dependencies) -> str | None:
 
 
 def find_uv() -> str | None:
-    """The program, of the package or on PATH; None: it is not here."""
+    """The program, of the package or on PATH; None: not installed."""
     try:
         from uv import find_uv_bin  # noqa: PLC0415 - an extra
 

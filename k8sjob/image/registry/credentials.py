@@ -59,7 +59,7 @@ class Entry:
     fields: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def login(self) -> Login | None:
-        """The credentials, or None where there are none after all.
+        """The credentials, or None if there are none after all.
 
         Raises:
             ImageError: the helper fails, or the entry cannot be read.
@@ -134,7 +134,7 @@ class Keyring:
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None) -> Keyring:
-        """Read the files that are there; environ: variables instead of the process's own.
+        """Read the existing files; environ: variables instead of the process's own.
 
         Raises:
             ImageError: one of them cannot be read.

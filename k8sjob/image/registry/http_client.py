@@ -304,7 +304,7 @@ def is_loopback(host: str) -> bool:
 
 
 def host_of(url: str) -> str:
-    r"""The host[:port] that urllib3 would connect to; empty where the URL has none.
+    r"""The host[:port] that urllib3 would connect to; empty if the URL has none.
 
     Other parsers read `http://one\@two/` differently.
     """

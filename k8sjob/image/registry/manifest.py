@@ -55,8 +55,8 @@ class Reference:
         name: the reference as it was written, without tag and digest.
         registry: host[:port] as it stands in names; see `endpoint` for where it answers.
         repository: path in the registry, complete.
-        tag: None where none was written.
-        digest: "sha256:..."; None where none was written. It decides, whatever the tag.
+        tag: None if none was written.
+        digest: "sha256:..."; None if none was written. It decides, whatever the tag.
     """
 
     name: str

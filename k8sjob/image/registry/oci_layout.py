@@ -57,7 +57,7 @@ class Layout:
             self._unfinished.cleanup()
 
     def has(self, raw: bytes, media_type: str) -> bool:
-        """Whether an image is there, by its manifest."""
+        """Whether an image exists, by its manifest."""
         digest = digest_of(raw)
         return any(
             entry.get("digest") == digest and entry.get("mediaType") == media_type

@@ -95,7 +95,7 @@ class Repository:
         )
 
     def has(self, raw: bytes, media_type: str) -> bool:
-        """Whether a manifest is there."""
+        """Whether a manifest exists."""
         digest = digest_of(raw)
         answer = self._head(digest, self.reference.at(digest), media_type)
         return answer.confirms(digest, len(raw))
@@ -172,7 +172,7 @@ class Repository:
         return f"uploading {content.digest[:19]} to {self.reference.name}"
 
     def _begin(self, content: Content, mount: Reference | None, doing: str) -> str | None:
-        """The location of a new upload; None where the blob was mounted instead."""
+        """The location of a new upload; None if the blob was mounted instead."""
         uploads = f"{self._blobs}/uploads/"
         if mount is not None:
             query = urlencode({"mount": content.digest, "from": mount.repository})

@@ -34,7 +34,7 @@ class Access:
         server: the apiserver's URL.
         namespace: the context's, "default" where it names none.
         files: the kubeconfig files that exist, in their order; none inside a pod.
-        plugin: the program that gets the user's credentials; empty where none is needed.
+        plugin: the program that gets the user's credentials; empty if none is needed.
         hint: how to install it, from the kubeconfig.
         headers: those of impersonation.
     """

@@ -1,4 +1,4 @@
-"""The transport by kubectl: `get --raw` and its like, one process a request.
+"""The transport by kubectl: `get --raw` and its like, one process per request.
 
 For machines where the Python client is not installed, or must not be: every way to log in that
 kubectl knows works. kubectl prints an answer or, for people, an error, which is parsed here into
@@ -304,7 +304,7 @@ def _object_arguments(path: str) -> list[str]:
 
 
 def _causes(text: str) -> list[tuple[str, str]]:
-    """`field: what is wrong`, one, or one a line after a star."""
+    """`field: what is wrong`, one, or one per line after a star."""
     found = []
     for line in text.splitlines():
         field, colon, what = line.strip().removeprefix("* ").partition(": ")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import Event, EventKind, Reason
 from k8sjob.kube.capacity import pod_requests
-from k8sjob.kube.objects import event_time, moment
+from k8sjob.kube.objects import Object, event_time, moment
 from k8sjob.observe.diagnose.finding import SAME_STEPS, Cause, Finding, age, ago, listed, one_line
 from k8sjob.observe.status import deletion, speaker
 from k8sjob.targets.api import JobState, LocalReason
@@ -144,7 +144,7 @@ def _overdue(facts: Facts) -> Iterator[Finding]:
 
 
 def companion_gone(facts: Facts) -> Iterator[Finding]:
-    """Somebody deleted the object beside the job that it needs."""
+    """Somebody deleted the job's companion object."""
     beside, last = facts.target.companion, facts.job_events[-1:]
     if beside is None or facts.status.state.finished:
         return
@@ -211,7 +211,7 @@ def operator_silent(facts: Facts) -> Iterator[Finding]:
 def _activity_times(facts: Facts) -> Iterator[datetime]:
     yield from (event_time(event) for event in facts.snapshot.events)
     yield from (pod.created_at for pod in facts.pods if pod.created_at)
-    for condition in (facts.snapshot.job.get("status") or {}).get("conditions") or ():
+    for condition in Object(facts.snapshot.job).status.get("conditions") or ():
         if changed := moment(condition.get("lastTransitionTime")):
             yield changed
 
@@ -219,7 +219,7 @@ def _activity_times(facts: Facts) -> Iterator[datetime]:
 def _operator_deployment(facts: Facts) -> str:
     """The state of the controller's Deployment, where it can be read and is not ready."""
     for deployment in facts.of_kind("Deployment"):
-        meta, status = deployment["metadata"], deployment.get("status") or {}
+        meta, status = deployment["metadata"], Object(deployment).status
         ready, wanted = status.get("readyReplicas", 0), deployment["spec"].get("replicas", 1)
         if ready < max(wanted, 1):
             return f"; {meta['namespace']}/{meta['name']} has {ready} of {wanted} pods ready"

@@ -328,9 +328,9 @@ class LastOutput:
     training.
 
     Attributes:
-        error: the lines of the exception that ended it; empty where none is known.
+        error: the lines of the exception that ended it; empty if none is known.
         context: the last lines of its output, since training last advanced.
-        last: the last line of all; empty where there is none.
+        last: the last line of all; empty if there is none.
         reported: whether the runtime has reported the error; its exit code says what it means.
         causes: what the error was raised from, each as a line; the last one, its root, first.
     """

@@ -153,7 +153,7 @@ def _merged(facts: Facts, members: Sequence[tuple[str, Explanation]]) -> Finding
 
 
 def _is_less_specific(explanation: Explanation, others: Iterable[Explanation]) -> bool:
-    """Whether a longer one says the same: of a Worker, with the operator's container."""
+    """Whether a longer explanation says the same: a Worker's, with the operator's container."""
     return explanation.cause is Cause.POD_SECURITY and any(
         other.cause is explanation.cause and len(other.what) > len(explanation.what)
         for other in others

@@ -91,12 +91,12 @@ def queued(facts: Facts) -> Iterator[Finding]:
 
 
 def _own(facts: Facts) -> Json:
-    """The Workload that the job owns, the newest one; empty where there is none."""
+    """The newest Workload that the job owns; empty if there is none."""
     uid = facts.status.ref.uid
     own = [
         workload
         for workload in facts.of_kind("Workload")
-        for owner in workload["metadata"].get("ownerReferences") or ()
+        for owner in Object(workload).owners
         if owner.get("uid") == uid
     ]
     return max(own, key=lambda workload: Object(workload).created, default={})
@@ -268,6 +268,6 @@ def _place(workload: Json) -> tuple[int, str]:
 
 def _job_of(workload: Json) -> str:
     """The job of a Workload, with its namespace."""
-    owners = workload["metadata"].get("ownerReferences") or ()
+    owners = Object(workload).owners
     name = next((owner.get("name") for owner in owners), Object(workload).name)
     return f"{Object(workload).namespace}/{name}"

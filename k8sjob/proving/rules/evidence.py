@@ -96,7 +96,7 @@ class Evidence:
 
     Attributes:
         many: on all ranks.
-        one: on one process, with the same batches; None where it could not be run.
+        one: on one process, with the same batches; None if it could not be run.
         again: as many, once more.
         resumed: as many, restarted from the files of its first checkpoint.
     """
@@ -160,7 +160,7 @@ class Evidence:
 
 
 def _unlike(one: Step, row: list[Step]) -> str:
-    """Why a step of one process is not that of the ranks; "": it is."""
+    """Why a step of one process differs from that of the ranks; "" if it does not."""
     samples = sum(size for step in row for size in step.sizes)
     if one.names != row[0].names:
         return "it trains other parameters"

@@ -92,7 +92,7 @@ def run_attempt(
     leave: Callable[[Record], float | None] | None = None,
     hang: Callable[[Record], Reason | None] = lambda record: hang_of(record.running),
 ) -> Record:
-    """Start the node's processes once and stay until all have gone.
+    """Start the node's processes once and wait until all are gone.
 
     Args:
         program: what to run.

@@ -347,7 +347,7 @@ def _module_spec(name: str) -> ModuleSpec:
 
 
 def _find(name: str) -> ModuleSpec | None:
-    """A module's spec; None also where a parent of it is missing, but not where one fails."""
+    """A module's spec; None also if a parent of it is missing, but not where one fails."""
     try:
         return importlib.util.find_spec(name)
     except ModuleNotFoundError as error:

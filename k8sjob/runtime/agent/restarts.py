@@ -1,4 +1,4 @@
-"""Groups of a fixed size: over how many starts a node runs its processes, and how it leaves.
+"""Groups of a fixed size: the restarts of a node's processes, and its end.
 
 A failure that another start may cure (an exit code of 128 or more: a lost peer, a signal, a hang)
 is answered by starting the node's processes again, in place; the agents of other nodes do the same.
@@ -157,7 +157,7 @@ def repeats(before: Reason | None, now: Reason) -> bool:
 
 
 class Coordinator:
-    """One node among those of its group.
+    """One node's view of its group.
 
     Attributes:
         count: this node's restarts.

@@ -128,7 +128,7 @@ class ElasticEnv:
 
 
 def elastic_env(environ: Mapping[str, str], hostname: str) -> ElasticEnv | None:
-    """The rendezvous of an elastic group; None where the group's size is fixed.
+    """The rendezvous of an elastic group; None if the group's size is fixed.
 
     The nodes of an elastic group have PET_RDZV_ENDPOINT, which names the pod that hosts the store
     by its hostname, and the bounds; ranks have only those of a group of a fixed size.
@@ -246,7 +246,7 @@ def _launched(environ: Mapping[str, str]) -> DistEnv:
     """The process under a launcher: RANK and WORLD_SIZE count processes.
 
     A LOCAL_RANK that the user put in the manifest comes without LOCAL_WORLD_SIZE; it is harmless
-    with one process a node, where a node's rank is the process's rank as well.
+    with one process per node, where a node's rank is the process's rank as well.
     """
     for name in ("RANK", "WORLD_SIZE"):
         if name not in environ:

@@ -72,7 +72,7 @@ def place_of(thread: int) -> Place:
 
 
 def caller(frame: FrameType | None) -> tuple[str, int]:
-    """(file, line) of the innermost frame of the user's code; ("", 0) where there is none."""
+    """(file, line) of the innermost frame of the user's code; ("", 0) if there is none."""
     while frame is not None:
         if _is_users(frame.f_code.co_filename):
             return frame.f_code.co_filename, frame.f_lineno
@@ -157,7 +157,7 @@ def failed_at(error: BaseException) -> str:
     """The line of the user's code that an error comes from, as file:line in function.
 
     Where an error is handled before it comes there, it is the line that is running now, without
-    the function; empty where there is none.
+    the function; empty if there is none.
     """
     at = raised_at(error.__traceback__)
     if at and _is_users(at.filename):
@@ -167,7 +167,7 @@ def failed_at(error: BaseException) -> str:
 
 
 def raised_at(trace: TracebackType | None) -> traceback.FrameSummary | None:
-    """The last frame of the user's code, else the last of all; None where there is no frame."""
+    """The last frame of the user's code, else the last of all; None if there is no frame."""
     frames = traceback.extract_tb(trace)
     own = [frame for frame in frames if _is_users(frame.filename)]
     return next(reversed(own or frames), None)

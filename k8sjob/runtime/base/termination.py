@@ -34,7 +34,7 @@ def write_reason(reason: Reason, file: Path | None) -> None:
 
 
 def read_reason(file: Path | None) -> Reason | None:
-    """The reason in a file; None where there is none."""
+    """The reason in a file; None if there is none."""
     try:
         return Reason.decode(file.read_text()) if file else None
     except (OSError, ValueError):

@@ -321,7 +321,7 @@ class Checkpointer:
         self._background.finish(self._written, self._beat, patience=_ABANDONED_S)
 
     def _settle_together(self) -> None:
-        """Settle on all ranks; a rank that is gone is noticed, and not waited for."""
+        """Settle on all ranks; a lost rank is noticed, and not waited for."""
 
         def waits() -> torch.Tensor:
             return torch.tensor(int(self._background.busy and not self._abandoned))
@@ -393,7 +393,7 @@ class Checkpointer:
     # --- resuming -------------------------------------------------------------------------------
 
     def newest(self, kind: str) -> Saved | None:
-        """The newest whole checkpoint, on all ranks; None where there is none.
+        """The newest whole checkpoint, on all ranks; None if there is none.
 
         Raises:
             OSError: none can be saved there, or not in the form that was asked for.

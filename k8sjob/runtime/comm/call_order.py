@@ -47,7 +47,7 @@ class Call(NamedTuple):
     number: int  # how many came before it on this rank
     name: str  # "run.step", "job.reduce", ...
     detail: str  # what has to be equal on all ranks, in words; may be empty
-    file: str  # the user's file that called; empty where there is none
+    file: str  # the user's file that called; empty if there is none
     line: int
 
     @property

@@ -53,7 +53,7 @@ class Hung(RuntimeError):  # noqa: N818 - a condition: this rank itself is fine
     """Ranks did not join a collective, and the others have waited long enough.
 
     Attributes:
-        culprits: those ranks; empty where they are not known.
+        culprits: those ranks; empty if they are not known.
     """
 
     exit_code: Final = ExitCode.HUNG
@@ -329,7 +329,7 @@ class Watchdog:
 
 
 def culprits(beats: Mapping[int, Beat | None]) -> tuple[int, ...]:
-    """The ranks that the others wait for; empty where that is not known.
+    """The ranks that the others wait for; empty if that is not known.
 
     Those that did not answer the alarm cannot even run a thread. If all answered, they are the
     ranks that do not wait for others; of several those that are behind.

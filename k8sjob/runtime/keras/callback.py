@@ -260,7 +260,7 @@ class JobCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
 
 
 def _names(variables: Sequence[Any]) -> list[str]:
-    """Keras's paths; a number behind those that are there already."""
+    """Keras's paths, with a number after repeated ones."""
     seen: dict[str, int] = {}
     names = []
     for variable in variables:

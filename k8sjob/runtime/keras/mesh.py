@@ -53,7 +53,7 @@ class Layouts(distribution.LayoutMap):  # type: ignore[misc]  # keras has no typ
             self[key] = tuple(each)
 
     def __getitem__(self, path: str) -> Any:
-        """The layout of a variable or an output; None where it has none."""
+        """The layout of a variable or an output; None if it has none."""
         self.asked[path] = None
         key = layout.key_for(path, self.axes)
         if key is None:
@@ -192,7 +192,7 @@ class ShardedModel(Placement):
         torch.manual_seed(rng.of_rank(self._context.seed, self.mesh.data_rank))
 
     def expect(self, shard: BatchShard | None) -> None:
-        """A step is over; see fit.fit for its beginning, which is when its batch is there."""
+        """End a step; see fit.fit for its beginning, which is when its batch has come."""
         if shard is None:
             self._context.group.on_phase("compute")
 

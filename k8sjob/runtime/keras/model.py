@@ -37,7 +37,7 @@ def is_keras(model: Any) -> bool:
 
 
 def refuse(model: Any, *, backend: str = "torch") -> str | None:
-    """Why a model cannot be trained as it is; None where it can, or has nothing of Keras.
+    """Why a model cannot be trained as it is; None if it can, or has nothing of Keras.
 
     Args:
         model: whatever was given for a model.
@@ -159,7 +159,7 @@ class Seeds:
 
 
 def adopt(recipe: Any, model: Any) -> Optimizer | None:
-    """The optimizer for a Keras model, where the recipe is one of Keras's; None where it is not."""
+    """The optimizer for a Keras model, where the recipe is one of Keras's; None if it is not."""
     keras = sys.modules.get("keras")
     if keras is None:
         return None

@@ -145,7 +145,7 @@ class ReplicatedModel(Placement):
             self.norm = get_total_norm(present) if self._due() else None
 
     def reduce_metrics(self) -> None:
-        """Over all ranks, as the `aggregation` of each variable says, else sums; in float64."""
+        """Reduce over all ranks by each variable's `aggregation`, else as sums; in float64."""
         variables = self._model.metrics_variables
         flat = [self._addend(variable).flatten() for variable in variables]
         if not flat:

@@ -169,7 +169,7 @@ def _place(pid: int, file: Path) -> str:
 
 
 def serve() -> None:
-    """Answer requests, one a line, from standard input until it ends."""
+    """Answer requests, one per line, from standard input until it ends."""
     answers = os.dup(1)
     os.dup2(2, 1)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the ranks, too

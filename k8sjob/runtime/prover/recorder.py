@@ -44,7 +44,7 @@ class Recorder:
 
     Attributes:
         rank: among all ranks.
-        replay: the run whose batches this process is given; None where it loads its own.
+        replay: the run whose batches this process is given; None if it loads its own.
         fetching: the data set computes; its random numbers are not the model's.
         depth: modules whose forward runs.
     """
@@ -93,11 +93,11 @@ class Recorder:
         return os.getpid() == self._pid
 
     def leave(self) -> None:
-        """This process is no rank any more: those that it starts are."""
+        """Stop recording as a rank: the processes that it starts are the ranks."""
         self._pid = 0
 
     def become(self, rank: int) -> None:
-        """This process is another rank, forked by the script itself."""
+        """Record as another rank, forked by the script itself."""
         self.rank = rank
         self._open()
         self._passes = {}

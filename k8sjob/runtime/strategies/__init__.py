@@ -49,7 +49,7 @@ class Strategy:
             call it equally often.
         settle: makes the model equal on all ranks where training lets it differ (buffers).
         clip: (optimizer, largest) -> the gradients' norm, after which they are scaled down to
-            `largest`, or left alone for None; None where they are in no one place.
+            `largest`, or left alone for None; None if they are in no one place.
         capture: optimizer -> a copy of the whole state of both in rank 0's host memory; all ranks
             take part.
         parts: optimizer -> what this rank has of that, under the same keys; None where some of it
@@ -80,7 +80,7 @@ class Strategy:
 def assemble(
     model: nn.Module, mesh: Mesh, backward: Backward, *, bf16: bool = False, **own: Any
 ) -> Strategy:
-    """A strategy; what is not given is that of a model that each rank has whole."""
+    """A strategy; parts that are not given are those of a model that each rank has whole."""
     keep = mesh.group.rank == 0
     common = {
         "wrapped": model,

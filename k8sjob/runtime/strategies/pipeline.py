@@ -1,4 +1,4 @@
-"""Strategies that cut a model into stages: pipeline (one a rank), model_split (one a GPU).
+"""Strategies that cut a model into stages: pipeline (one per rank), model_split (one per GPU).
 
 The model is an nn.Sequential, nested ones included. A stage is the same model with the layers of
 other stages gone: what is left keeps its name, and so do checkpoints.
@@ -226,7 +226,7 @@ def gpipe(_stage: int, _stages: int, micro_batches: int) -> Iterator[tuple[str, 
 
 
 def one_f_one_b(stage: int, stages: int, micro_batches: int) -> Iterator[tuple[str, int]]:
-    """Each gradient is used as soon as it is there: a stage keeps at most `stages` batches."""
+    """Use each gradient as soon as it comes: a stage keeps at most `stages` batches."""
     ahead = min(stages - stage - 1, micro_batches)
     yield from (("forward", number) for number in range(ahead))
     for number in range(ahead, micro_batches):
@@ -427,7 +427,7 @@ def devices(first: torch.device, stages: int, gpus: int) -> list[torch.device]:
 
 
 def _to_device(value: Any, place: torch.device) -> Any:
-    """The same structure there, of the same types: a model's output may have attributes."""
+    """The same structure on that device, of the same types: outputs may have attributes."""
     return pytree.tree_map_only(torch.Tensor, lambda one: one.to(place, non_blocking=True), value)
 
 

@@ -1,4 +1,4 @@
-"""PyTorchJobs: how to read one, its Pods and its Events, what its template needs; those of others.
+"""PyTorchJobs: reading one, its Pods and its Events; its template's values; those of others.
 
 The operator removes a condition that changed and appends it again, so the last condition of the
 list is not always the current one (after a resume it is Suspended with status False). The state
@@ -181,7 +181,7 @@ class PyTorchJob(Target):
         return _policy(job).get("cleanPodPolicy") not in {"Running", "All"}
 
     def takes_at_once(self, path: tuple[str | int, ...]) -> bool:
-        """The run policy, but for what the gang scheduler has read."""
+        """Whether it is in the run policy, except what the gang scheduler has read."""
         return path[:2] == ("spec", "runPolicy") and path[2:3] != ("schedulingPolicy",)
 
     # --- its Pods and Events
@@ -204,7 +204,7 @@ class PyTorchJob(Target):
         return found[1] if found else ""
 
     def recorded_ends(self, job: Json, events: Iterable[Json]) -> Iterator[RecordedEnd]:
-        """Pods that failed and lived on, then those of which only the exit code is known."""
+        """Pods that failed and still existed, then those of which only the exit code is known."""
         name, events = Object(job).name, list(events)
         for pattern in (_FAILED, _EXITED):
             for event in events:
@@ -259,7 +259,7 @@ def _policy(job: Json) -> Json:
 
 
 class PyTorchJobReader:
-    """The operator's defaults, and what of a job.yaml a PyTorchJob says; see Reader."""
+    """The operator's defaults, and the job.yaml fields of a PyTorchJob; see Reader."""
 
     target: Target = PyTorchJob()
     quantities: tuple[tuple[str, ...], ...] = (
@@ -277,7 +277,7 @@ class PyTorchJobReader:
             yield Problem("spec.pytorchReplicaSpecs", "no replicas; add Master, Worker or both")
 
     def settle(self, job: Json) -> None:
-        """As pkg/apis/kubeflow.org/v1/pytorch_defaults.go does it."""
+        """Fill in defaults as pkg/apis/kubeflow.org/v1/pytorch_defaults.go does."""
         spec = job.setdefault("spec", {})
         policy = spec.setdefault("runPolicy", {})
         policy.setdefault("cleanPodPolicy", "None")
