@@ -334,7 +334,7 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
             },
         ),
         "keras_mesh": Strategy(
-            summary="a Keras model over data and model by keras.distribution, one device a rank",
+            summary="a Keras model over data and model by keras.distribution, one device per rank",
             options={
                 **_MESH,
                 "keras_backend": _choice("jax", KERAS_BACKENDS),

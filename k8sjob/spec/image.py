@@ -87,7 +87,7 @@ class Image(Part):
         "Python requirements to install.", ["scikit-learn==1.7.2", "tqdm"], default=()
     )
     index_url: Annotated[str, _INDEX] | None = doc(
-        "pip's index, where it is not the public one; http or https.",
+        "pip's index, if not the public one; http or https.",
         "https://packages.internal/simple",
         default=None,
     )
@@ -102,7 +102,7 @@ class Image(Part):
         default=None,
     )
     platform: Annotated[str, _PLATFORM] | None = doc(
-        "What the image is built for, as os/architecture; null: what the base is for.",
+        "The platform of the image, as os/architecture; null: that of the base.",
         "linux/amd64",
         default=None,
     )

@@ -54,7 +54,7 @@ class JobSpec(Part):
             {"repository": "registry.example/team/digits", "base": "pytorch/pytorch:latest"},
         ),
     ]
-    run: Annotated[Run, doc("What is started in each replica.", {"script": "main.py"})]
+    run: Annotated[Run, doc("The program to start in each replica.", {"script": "main.py"})]
     namespace: NamespaceName | None = doc(
         "Namespace of the job; null: the one of the kubeconfig's context.", "my-team", default=None
     )
@@ -78,7 +78,7 @@ class JobSpec(Part):
         "How many replicas, and processes in each.", {"workers": 3}, default=Replicas()
     )
     resources: Resources = doc(
-        "What each replica asks of its node.",
+        "The resources of each replica.",
         {"gpus": 1, "cpu": 4, "memory": "32Gi"},
         default=Resources(),
     )
@@ -98,8 +98,8 @@ class JobSpec(Part):
         default=(),
     )
     notify: tuple[Literal["failed", "succeeded", "stalled"], ...] | None = doc(
-        "What `k8sjob collect` sends messages about, where it runs in the cluster; []: nothing;"
-        " null: what its own options say.",
+        "The events about which `k8sjob collect` sends messages, if it runs in the cluster;"
+        " []: none; null: those of its own options.",
         ["failed", "succeeded"],
         default=None,
     )

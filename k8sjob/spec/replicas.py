@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class Elastic(Part):
     """Bounds between which the number of nodes may change while the job runs."""
 
-    min: Annotated[Count, doc("Fewest nodes that train.", 2, unit="nodes")]
-    max: Annotated[Count, doc("Most nodes that train.", 4, unit="nodes")]
+    min: Annotated[Count, doc("Minimum number of nodes.", 2, unit="nodes")]
+    max: Annotated[Count, doc("Maximum number of nodes.", 4, unit="nodes")]
 
     def rules(self) -> Iterator[Broken]:
         """The bounds are in order."""
@@ -42,7 +42,7 @@ class Replicas(Part):
     """The shape of the job: one Master and `workers` Workers, each one pod and one node."""
 
     workers: Whole = doc(
-        "Workers beside the Master; 0 is a job of the Master alone. An elastic job has no"
+        "Workers in addition to the Master; 0: the Master alone. An elastic job has no"
         " Master: its workers + 1 nodes are all Workers.",
         3,
         unit="pods",
@@ -58,8 +58,8 @@ class Replicas(Part):
         default=None,
     )
     elastic: Elastic | None = doc(
-        "Lets nodes join and leave within these bounds: those that are there train, and resume"
-        " from a checkpoint when that changes; null: the number is fixed.",
+        "Lets nodes join and leave within these bounds: the present ones train, and resume"
+        " from a checkpoint when their number changes; null: it is fixed.",
         {"min": 2, "max": 4},
         default=None,
     )
@@ -97,7 +97,7 @@ class Gang(Part):
 
 
 class Topology(Part):
-    """The level of Kueue's topology of which one domain takes all pods: a label of the nodes."""
+    """The level of Kueue's topology, a label of nodes, at which one domain takes all pods."""
 
     shorthand = "preferred"
 
@@ -120,7 +120,7 @@ class Policy(Part):
 
     restart_policy: Literal["OnFailure", "ExitCode", "Never", "Always"] | None = doc(
         "When a replica that failed starts again. ExitCode: only for codes of 128 and above; a"
-        " script's own error fails the job at once. null: ExitCode where k8sjob's agent keeps"
+        " script's own error fails the job at once. null: ExitCode if k8sjob's agent keeps"
         " the script of several replicas, else OnFailure.",
         "OnFailure",
         default=None,
@@ -134,8 +134,8 @@ class Policy(Part):
         default=3,
     )
     clean_pod_policy: Literal["Running", "All", "None"] = doc(
-        "Which pods go when the job ends. Running: those that still run, so that none keeps"
-        " its GPU; None: none.",
+        "Which pods are deleted when the job ends. Running: those that still run, so that none"
+        " keeps its GPU; None: none.",
         "Running",
         default="Running",
     )
@@ -143,7 +143,7 @@ class Policy(Part):
         "How long after its end the job is deleted; null: never.", "1d", unit="time", default=None
     )
     active_deadline: Duration | None = doc(
-        "How long the job may run before it fails; null: for ever.",
+        "How long the job may run before it fails; null: no limit.",
         "12h",
         unit="time",
         default=None,
@@ -173,18 +173,18 @@ _GPU_LABELS: Final = {"nvidia.com": "nvidia.com/gpu.product", "amd.com": "amd.co
 
 
 class Requests(Part):
-    """The amounts that the scheduler sets aside, if they are less than the limits."""
+    """The amounts that the scheduler reserves, if they are less than the limits."""
 
     cpu: Cpu | None = doc(
-        "CPU set aside; null: as the limit.", 2, "500m", unit="cores", default=None
+        "CPU to reserve; null: as the limit.", 2, "500m", unit="cores", default=None
     )
     memory: Memory | None = doc(
-        "Memory set aside; null: as the limit.", "8Gi", unit="bytes", default=None
+        "Memory to reserve; null: as the limit.", "8Gi", unit="bytes", default=None
     )
 
 
 class MasterResources(Part):
-    """What is different for the Master; null: as for the Workers."""
+    """Resources of the Master that differ from the Workers'; null: as for the Workers."""
 
     gpus: Whole | None = doc("GPUs of the Master.", 1, unit="GPUs", ge=0, default=None)
     cpu: Cpu | None = doc("CPU of the Master.", 8, unit="cores", default=None)
@@ -194,7 +194,7 @@ class MasterResources(Part):
         "Extended resources of the Master, instead of the Workers'.", {"rdma/hca": 1}, default=None
     )
     requests: Requests | None = doc(
-        "What the scheduler sets aside for the Master.", {"cpu": 4}, default=None
+        "What the scheduler reserves for the Master.", {"cpu": 4}, default=None
     )
 
 
@@ -227,10 +227,10 @@ class Resources(Part):
         "Further resources by name, in whole numbers.", {"rdma/hca": 1}, default=FROZEN_EMPTY
     )
     requests: Requests | None = doc(
-        "What the scheduler sets aside, where less than the limits.", {"cpu": 2}, default=None
+        "What the scheduler reserves, if less than the limits.", {"cpu": 2}, default=None
     )
     master: MasterResources | None = doc(
-        "What is different for the Master; null: nothing.", {"memory": "64Gi"}, default=None
+        "Resources of the Master that differ; null: none.", {"memory": "64Gi"}, default=None
     )
 
     @property
@@ -326,7 +326,7 @@ class Volume(Part):
         "A Secret, a file for each key; read-only.", "dataset-token", default=None
     )
     empty_dir: EmptyDir | None = doc(
-        "An empty folder of the pod's own; {} for the defaults.",
+        "An empty folder for the pod; {} for the defaults.",
         {"size_limit": "20Gi"},
         default=None,
     )
@@ -335,8 +335,8 @@ class Volume(Part):
     )
     read_only: Flag = doc("Whether the containers may only read it.", True, default=False)
     local: Text | None = doc(
-        "What `k8sjob run` uses on this machine instead, relative to the job.yaml; null: a"
-        " folder of the job's own.",
+        "The folder that `k8sjob run` uses on this machine instead, relative to the job.yaml;"
+        " null: one of the job's own.",
         "./data",
         default=None,
     )

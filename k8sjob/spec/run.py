@@ -95,7 +95,7 @@ class Run(Part):
         "A Python module, started as with `python -m`.", "pkg.train", default=None
     )
     command: tuple[Text, ...] | None = doc(
-        "A program and its arguments, started as it is: k8sjob's agent stays out.",
+        "A program and its arguments, started as it is, without k8sjob's agent.",
         ["torchrun", "main.py"],
         default=None,
     )
@@ -112,7 +112,7 @@ class Run(Part):
         "Secrets and ConfigMaps whose keys become variables.", [{"secret": "wandb-key"}], default=()
     )
     local_rank_arg: Literal["--local_rank", "--local-rank"] | None = doc(
-        "Hands each process its local rank as this argument, for scripts that parse it.",
+        "Pass each process its local rank as this argument, for scripts that parse it.",
         "--local-rank",
         default=None,
     )
@@ -124,7 +124,7 @@ class Run(Part):
     )
     hang_timeout: Duration = doc(
         "How long a rank may make no progress, or in a script without session() wait in a"
-        " collective, before the job is ended as hung; 0: for ever.",
+        " collective, before the job is ended as hung; 0: no limit.",
         "10m",
         unit="time",
         default=600,

@@ -109,7 +109,7 @@ class Strategy(Part):
         "torch.compile each block by itself; under ddp the whole model as one.", True, default=False
     )
     reshard: Flag = doc(
-        "fsdp: let go of gathered parameters between forward and backward; false takes more"
+        "fsdp: free gathered parameters between forward and backward; false takes more"
         " memory and less traffic.",
         False,
         default=True,
@@ -130,19 +130,19 @@ class Strategy(Part):
         default=FROZEN_EMPTY,
     )
     keras_backend: Literal["jax", "torch"] = doc(
-        "keras_mesh: what Keras computes with; its distribution on torch begins with Keras 3.16.",
+        "keras_mesh: the backend of Keras, whose distribution on torch begins with Keras 3.16.",
         "torch",
         default="jax",
     )
     splits: tuple[Text, ...] = doc(
         "pipeline, model_split: the layers of an nn.Sequential that begin a new stage, by name,"
-        " in its order; a stage a rank, and copies of the pipeline where there are more ranks,"
-        " or a stage a GPU.",
+        " in its order; one stage per rank, with copies of the pipeline if there are more"
+        " ranks, or one stage per GPU.",
         ["block2", "block4"],
         default=(),
     )
     schedule: Literal["1f1b", "gpipe"] = doc(
-        "pipeline: 1f1b uses each gradient as soon as it is there, and keeps few micro-batches;"
+        "pipeline: 1f1b uses each gradient as soon as it is computed, and keeps few micro-batches;"
         " gpipe runs all forward passes first.",
         "gpipe",
         default="1f1b",
@@ -155,8 +155,8 @@ class Strategy(Part):
         default=4,
     )
     servers: Count = doc(
-        "parameter_server: processes of the Master that hold the tables, beside the one that"
-        " coordinates; the Workers' processes train.",
+        "parameter_server: processes of the Master that hold the tables, in addition to the"
+        " one that coordinates; the Workers' processes train.",
         2,
         unit="processes",
         default=1,
@@ -190,7 +190,7 @@ class Checkpoint(Part):
     every: Annotated[Literal["epoch"] | Count, BeforeValidator(_every)] = doc(
         "epoch, or a number of optimizer steps.", "epoch", 500, unit="steps", default="epoch"
     )
-    keep: Count = doc("How many whole checkpoints stay.", 3, unit="checkpoints", default=3)
+    keep: Count = doc("Number of complete checkpoints to keep.", 3, unit="checkpoints", default=3)
     format: Literal["auto", "full", "sharded"] = doc(
         "full: one file, which rank 0 writes. sharded: a folder, where each rank writes its"
         " part; dir lies on a volume that all replicas mount. auto: sharded where strategy"
@@ -235,7 +235,7 @@ class WandB(Part):
     project: Text | None = doc("Name of the project; null: the job's.", "digits", default=None)
     entity: Text | None = doc("User or team; null: the key's default.", "vision", default=None)
     offline: Flag = doc(
-        "Write files for `wandb sync` instead of sending; WANDB_DIR says where.",
+        "Write files for `wandb sync` instead of sending, to WANDB_DIR.",
         True,
         default=False,
     )
