@@ -25,7 +25,7 @@ from k8sjob.contract import Event, EventKind
 from k8sjob.view.filters import ShownEvents
 from k8sjob.view.lines import LinePrinter, costs, duration, position, started
 from k8sjob.view.live import LiveBoard, LiveView, PlainBoard
-from k8sjob.view.report import report
+from k8sjob.view.outcome import report
 from k8sjob.view.summary import JobSummary
 
 if TYPE_CHECKING:

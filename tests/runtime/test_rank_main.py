@@ -15,7 +15,7 @@ from k8sjob.contract import PATHS_ENV, SOURCE_ENV, WORKDIR, ExitCode, Reason
 from k8sjob.runtime.agent import rank_main
 from k8sjob.runtime.agent.rank_main import exit_code, reason_of
 from k8sjob.runtime.base.errors import EnvError, PeerLost, first_line
-from k8sjob.runtime.base.observer import Observer
+from k8sjob.runtime.base.heartbeat import Observer
 from k8sjob.runtime.base.termination import read_reason, write_reason
 
 LOOK = """

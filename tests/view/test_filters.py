@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from k8sjob.contract import Event, EventKind
 from k8sjob.view.filters import Epochs, Errors
 from k8sjob.view.lines import phrase
-from k8sjob.view.report import report
+from k8sjob.view.outcome import report
 from k8sjob.view.views import PlainView
 
 

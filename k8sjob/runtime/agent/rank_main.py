@@ -40,7 +40,7 @@ from k8sjob.runtime.base.errors import (
     peer_loss,
 )
 from k8sjob.runtime.base.frames import RUNTIME, embedded, raised_at, users_paths
-from k8sjob.runtime.base.observer import Observer
+from k8sjob.runtime.base.heartbeat import Observer
 from k8sjob.runtime.base.termination import (
     by_rank,
     enable_stacks,

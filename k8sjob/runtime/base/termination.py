@@ -104,7 +104,7 @@ def by_rank(rank: int, text: str) -> str:
 
 
 def seen_file(file: Path | None) -> Path | None:
-    """The file of an observer, beside the reason; see k8sjob.runtime.base.observer."""
+    """The file of an observer, beside the reason; see k8sjob.runtime.base.heartbeat."""
     return file.with_suffix(".seen") if file else None
 
 

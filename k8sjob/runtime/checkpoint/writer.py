@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from k8sjob.contract import EventKind
-from k8sjob.runtime.base.observer import Observer
+from k8sjob.runtime.base.heartbeat import Observer
 from k8sjob.runtime.checkpoint import reader
 from k8sjob.runtime.checkpoint.format import gathered, on_host
 from k8sjob.runtime.checkpoint.store import FROM_SCRATCH, check_state, remove, write

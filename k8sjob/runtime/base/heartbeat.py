@@ -1,4 +1,4 @@
-"""The state that a rank's process shows to its node's agent, with a session or without one.
+"""The heartbeat of a rank's process for its node's agent, with a session or without one.
 
 A thread looks four times a second whether a process group was made, and whether the main thread is
 blocked in a collective. Torch's own hook counts optimizer steps. The script is not changed, and
