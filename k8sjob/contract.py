@@ -24,9 +24,9 @@ AGENT: Final = ("python", "-P", "-m", "k8sjob.runtime")
 """Starts the agent; -P: a k8sjob.py in the working directory is not taken for it."""
 
 RUNTIME_HOME: Final = "/opt/k8sjob"
-"""Where the runtime lies in an image; first on PYTHONPATH."""
+"""The runtime's folder in an image; first on PYTHONPATH."""
 WORKDIR: Final = "/app"
-"""Where the build context lies in an image, and the container's working directory."""
+"""The build context's folder in an image, and the container's working directory."""
 CONTAINER_NAME: Final = "pytorch"
 """The container that the training operator looks for in each replica (webhook rule)."""
 CONTAINER_NAMES: Final = (CONTAINER_NAME, "node")
@@ -50,7 +50,7 @@ TERMINATION_LOG: Final = "/dev/termination-log"
 """The pod's termination message; the kubelet keeps at most MAX_TERMINATION_BYTES of it."""
 MAX_TERMINATION_BYTES: Final = 4096
 ERROR_FILE_ENV: Final = "K8SJOB_ERROR_FILE"
-"""Where a rank's process writes its Reason for the agent of its node."""
+"""The file to which a rank's process writes its Reason for the agent of its node."""
 LIFELINE_ENV: Final = "K8SJOB_LIFELINE_FD"
 """A file descriptor; at its end of file the parent is gone, and the agent stops its group."""
 

@@ -58,7 +58,7 @@ _SECRETS = re.compile(
     """,
     re.IGNORECASE | re.DOTALL,
 )
-"""What credentials look like. Every part begins with a literal, so that long texts cost little."""
+"""Patterns of credentials. Each part begins with a literal, so that long texts cost little."""
 
 
 class K8sJobError(Exception):
@@ -111,8 +111,8 @@ class Problem:
     Attributes:
         field: path of the field, as `replicas.workers` or `volumes[1].mount`; empty: the whole.
         message: what is wrong, the value seen, and the next step.
-        line: line in the file, counted from 1; 0 where there is none.
-        column: column in the line, counted from 1; 0 where there is none.
+        line: line in the file, counted from 1; 0 if there is none.
+        column: column in the line, counted from 1; 0 if there is none.
     """
 
     field: str

@@ -29,7 +29,7 @@ SCHEDULES: Final = ("1f1b", "gpipe")
 """Orders in which a pipeline works off its micro-batches."""
 
 KERAS_BACKENDS: Final = ("jax", "torch")
-"""What Keras's own distribution can compute with; with torch from Keras 3.16 on."""
+"""The backends of Keras's own distribution; torch from Keras 3.16 on."""
 
 GONE: Final[Mapping[str, str]] = MappingProxyType(
     {"mpi": "is not built into torch's packages", "tcp": "is gone from torch"}
@@ -277,14 +277,14 @@ _STEP: Final[Mapping[str, Option]] = {
     "clip_norm": Option(default=None, wanted="a number above 0", takes=_positive),
     "bf16": _OFF,
 }
-"""What a strategy can do in its step."""
+"""The options that a strategy may support in its step."""
 _NORMS: Final[Mapping[str, Option]] = {"sync_batchnorm": _OFF}
-"""What is done where ranks have batches of their own."""
+"""The options for ranks that have batches of their own."""
 _PATTERNS: Final = Option(
     default=(), wanted="a list of names or regular expressions", takes=_patterns
 )
 _BLOCKS: Final[Mapping[str, Option]] = {"blocks": _PATTERNS, "checkpoint_activations": _OFF}
-"""What is done to the repeated layers of a model."""
+"""The options for the repeated layers of a model."""
 _LAYERS: Final[Mapping[str, Option]] = {**_BLOCKS, "compile": _OFF}
 """The same, and what is done to layers that compute with plain tensors."""
 _MESH: Final[Mapping[str, Option]] = {

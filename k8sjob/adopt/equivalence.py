@@ -37,7 +37,7 @@ _MARKS: Final = (
     ("annotations", MANIFEST_DIGEST, None),
     ("annotations", IMAGE_ORIGIN, None),
 )
-"""What k8sjob adds to metadata: the group, the key, and the value if another counts."""
+"""Metadata that k8sjob adds: the group, the key, and the value if another counts."""
 
 
 def config_of(manifest: Json) -> str | None:
@@ -275,7 +275,7 @@ def _value(text: str) -> object:
 
 
 SAME: Final = object()
-"""What `difference` gives for two values that mean the same."""
+"""The result of `difference` for two values that mean the same."""
 _LIST_KEYS: Final = ("mountPath", "name")
 _ORDERED: Final = frozenset({"initContainers", "command", "args", "envFrom"})
 

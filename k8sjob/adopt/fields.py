@@ -22,7 +22,7 @@ NO_COMMAND: Final = [
     "-c",
     "echo 'what runs here only the image or the overlay knows; see run.command' >&2; exit 2",
 ]
-"""What stands for an entrypoint that only the image knows; the overlay takes it out again."""
+"""The placeholder for an entrypoint that only the image knows; the overlay removes it."""
 
 
 def fields(wanted: Json) -> Json:

@@ -55,7 +55,7 @@ _MAKES_GROUP: Final = {
     "ignite": re.compile(r"ignite\.distributed\b"),
     "transformers": re.compile(r"transformers\.\w*(?:Trainer|TrainingArguments)\b"),
 }
-"""What makes the process group in libraries that are used without it, too."""
+"""Functions that make the process group, in libraries that also work without one."""
 _LIGHTNING: Final = frozenset({"lightning", "pytorch_lightning"})
 
 

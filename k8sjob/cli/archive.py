@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _MOST_CURVES: Final = 24
 _SPEED: Final = ("samples_per_s", "step_s", "wait_s", "memory_bytes")
-"""What the runtime adds to each report; these curves come last."""
+"""Metrics that the runtime adds to each report; their curves come last."""
 _HEAD: Final = """\
 <!doctype html>
 <html lang="en">

@@ -41,7 +41,7 @@ _PHASE_ENDS: Final = {
     "meeting": "processes met",
     "step": "first step",
 }
-"""What each phase ends with."""
+"""The event that ends each phase."""
 _MOST_ROWS: Final = 16
 _NOTABLE_SECONDS: Final = 3600.0
 """Device seconds of a job from which on it is worth a note where they went."""

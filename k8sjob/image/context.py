@@ -257,7 +257,7 @@ def _unreadable(path: bytes, error: OSError) -> ImageError:
 
 
 class Secret(NamedTuple):
-    """Where (the line from 1) content looks like which credential; its value is never shown."""
+    """A line (from 1) that looks like a credential, and of which kind; its value is never shown."""
 
     path: str
     line: int

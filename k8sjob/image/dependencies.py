@@ -85,7 +85,7 @@ class Dependencies:
         return replace(repository, tag=f"deps-{self.key(base)[:16]}", digest=None)
 
     def __str__(self) -> str:
-        """As in `apt: git; pip: tqdm, einops; a requirements file of 3 lines`."""
+        """A summary: `apt: git; pip: tqdm, einops; a requirements file of 3 lines`."""
         parts = [f"{name}: {', '.join(getattr(self, name))}" for name in ("apt", "pip")]
         if self.requirements is not None:
             lines = len(self.requirements.splitlines())

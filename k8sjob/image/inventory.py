@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from k8sjob.image.registry.repository import Repository
 
 DEPS_HOME: Final = "/opt/deps"
-"""Where packages lie that were put on a base without running it."""
+"""The folder of packages that were put on a base without running it."""
 _WIDTH: Final = 4
 """Layers that are read at the same time."""
 DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -50,7 +50,7 @@ _SYSTEM_SITES: Final = re.compile(
 _NAME: Final = re.compile(
     r"^Name: *([A-Z0-9](?:[A-Z0-9._-]*[A-Z0-9])?)\s*$", re.MULTILINE | re.IGNORECASE | re.ASCII
 )
-"""Of a distribution; files here are named by it, so it must not be a path."""
+"""A distribution's name; files here are named by it, so it must not be a path."""
 _MAX_LINKS: Final = 40
 _CACHE_VERSION: Final = 2
 """Raised when something else is cached: what older versions have cached is read again then."""

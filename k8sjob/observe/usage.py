@@ -55,7 +55,7 @@ class Use(StrEnum):
     IDLE = "idle"
     """After the training, until the replica ended."""
     RUNNING = "running"
-    """Of a script that reports no steps."""
+    """The time of a script that reports no steps."""
 
 
 NEXT_STEPS: Final = {
@@ -67,7 +67,7 @@ NEXT_STEPS: Final = {
     Use.STALLED: "a lower run.hang_timeout ends a hang sooner; `why` says what hangs",
     Use.IDLE: "end the script when its training is done",
 }
-"""What helps against a use that could be less."""
+"""The next step for each use that could be less."""
 _NOTABLE: Final = 0.05
 """A smaller part of the whole is not worth a note."""
 
@@ -142,7 +142,7 @@ def shown_hours(seconds: float) -> str:
 def slow_nodes(usages: Iterable[Usage]) -> dict[str, list[Usage]]:
     """The nodes that were the slowest in two jobs or more, each with these jobs.
 
-    A node counts in a job of several nodes whose ranks waited notably, mostly for that node.
+    A node counts in a job of several nodes whose ranks waited notably, most of all for that node.
     """
     found: dict[str, list[Usage]] = defaultdict(list)
     for one in usages:

@@ -70,7 +70,7 @@ class Proof:
     processes: int = 2
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON data."""
+        """The proof as JSON data."""
         return asdict(self)
 
 

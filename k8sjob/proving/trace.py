@@ -106,7 +106,7 @@ class Evaluation:
 
     @property
     def largest(self) -> float:
-        """The largest reduced value: mostly the number of samples."""
+        """The largest reduced value: usually the number of samples."""
         return max((value for values in self.reduced for value in values), default=0.0)
 
 

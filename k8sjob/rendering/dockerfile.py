@@ -71,7 +71,7 @@ def write_context(
         The files that were rendered, as paths under target; not those that were copied.
 
     Raises:
-        ImageError: a file that k8sjob has not written would be lost, or the source is no folder.
+        ImageError: a file that k8sjob has not written would be lost, or the source is not a folder.
     """
     rendered = {_MANIFESTS[spec.target]: render(spec, image)}
     if not spec.builds_image:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _MAX_PATTERN = 4096
 _CLASS = re.compile(r"\[(\^?)(\]?(?:[^\]\\*?/]|\\.)*)\]")
 _UP_TO_A_STAR = re.compile(rf"(?:[^*/\\\[]|\\[^/]|{_CLASS.pattern})*(?=\*(?!\*))")
-"""What stands between two `*` of one name, each part of which fits one character."""
+"""The part between two `*` of one name, each item of which fits one character."""
 _IN_CLASS = re.compile(r"\\(.)|([^-])")
 _UP_TO_TWO_STARS = re.compile(r"((?:[^*\\]|\\.|\*(?!\*))*/)(?=\*\*)")
 """The names between two `**`, with the `/` after them."""

@@ -29,7 +29,7 @@ _PROCESS: Final = {
     **{key: key for key in ("image", "command", "args", "env")},
     "resources": "resourcesPerNode",
 }
-"""What of the training container is at Target.process_at, and how it is called there."""
+"""The fields of the training container that are at Target.process_at, by their names there."""
 _REPLACED: Final = (
     "{!r} would replace the image that is built; change `image` in the job spec, or give it as a"
     " reference instead of a build"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sized
 
 Tail = Literal["pad", "short", "drop"]
-"""What happens to an epoch that does not divide: see ShardSampler."""
+"""The treatment of an epoch that does not divide evenly: see ShardSampler."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -274,7 +274,7 @@ def parts_at(root: type[Part], loc: Loc) -> list[type[Part]]:
 
 
 def field_at(root: type[Part], loc: Loc) -> tuple[FieldInfo | None, Loc]:
-    """The innermost field that a location is in, and what of the location lies below it."""
+    """The innermost field that contains a location, and the rest of the location below it."""
     for end in range(len(loc), 0, -1):
         name = loc[end - 1]
         if isinstance(name, str):

@@ -198,7 +198,7 @@ def _found(detail: ErrorDetails) -> Iterator[tuple[Loc, str | None]]:
 
 
 _FLAGS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-"""What people write for a boolean: an example of the opposite would mislead them."""
+"""Words that people write for a boolean: an example of the opposite would mislead them."""
 
 
 def _likely(wrong: Any, field: str, parts: Sequence[type[Part]]) -> Iterator[Any]:

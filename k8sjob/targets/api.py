@@ -214,9 +214,9 @@ class Target(Protocol):
     """A kind of job; kinds inherit what they do not have."""
 
     name: TargetName
-    """As job.yaml has it: "pytorchjob"."""
+    """The name in job.yaml: "pytorchjob"."""
     kind: str
-    """Of the object: "PyTorchJob"."""
+    """The kind of the object: "PyTorchJob"."""
     api_version: str
     resource: str
     """The plural, in paths."""
@@ -226,20 +226,20 @@ class Target(Protocol):
     """The label of a job's Pods whose value is the uid of the job, or of the object of its name
     that is made of it; empty: the job is their controller."""
     controller: Controller
-    """Who works on such jobs."""
+    """The controller of such jobs."""
     init_container: str = ""
-    """What the controller puts in front of some Pods; empty: nothing."""
+    """The init container that the controller adds to some Pods; empty: none."""
     creations: tuple[tuple[str, str, str], ...]
-    """What Events say of the creation of a Pod, then of other objects: the reason of a refusal, the
+    """The Events about the creation of a Pod, then of other objects: the reason of a refusal, the
     reason of a success, and how the message of a success begins."""
     template: str
     """The file in templates/ that lays a job out."""
     file: str
-    """What a rendered manifest is called in a folder; job.yaml is the spec."""
+    """The file name of a rendered manifest; job.yaml is the spec."""
     companion: Companion | None = None
     """The object beside the job; None: it needs none."""
     made: tuple[Made, ...] = ()
-    """What controllers make of a job, from the top down to the Job whose Pods are the job's; empty:
+    """The objects that controllers make of a job, down to the Job whose Pods are the job's; empty:
     the Pods are its own. An object of the job's name that is left of an earlier job is taken for
     this job's."""
     refused_name: str = "0-"
@@ -260,10 +260,10 @@ class Target(Protocol):
     spec_fields: frozenset[str]
     """The fields of an object's spec."""
     process_at: tuple[str, ...] = ()
-    """Where image, command, arguments and resources of the training container are, if not in its
+    """The path of the training container's image, command, arguments and resources, if not in its
     Pod template."""
     policy_at: tuple[str, ...] = ("spec",)
-    """Where `suspend` and `managedBy` are."""
+    """The path of `suspend` and `managedBy`."""
     manager: str
     """The value of managedBy that stands for the kind's own controller."""
 

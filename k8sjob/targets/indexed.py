@@ -53,7 +53,7 @@ JOB_SHAPE: Final = {
     "template": POD_TEMPLATE,
     "ttlSecondsAfterFinished": int,
 }
-"""Of a Job's spec, see k8sjob.targets.schema."""
+"""The types of a Job's spec, see k8sjob.targets.schema."""
 _GENERATED: Final = ("controller-uid", "job-name")
 """How labels of the Pod template are called that the apiserver fills in, perhaps with a prefix."""
 _SPEC_FIELDS: Final = (
@@ -61,7 +61,7 @@ _SPEC_FIELDS: Final = (
     " manualSelector maxFailedIndexes parallelism podFailurePolicy podReplacementPolicy selector"
     " successPolicy suspend template ttlSecondsAfterFinished"
 )
-"""Of batch/v1 (k8s.io/api v0.34, batch/v1/types.go, JobSpec)."""
+"""The fields of batch/v1 JobSpec (k8s.io/api v0.34, batch/v1/types.go)."""
 
 
 class Indexed(Target):
@@ -76,13 +76,13 @@ class Indexed(Target):
     shapes: ClassVar[Json] = {"spec": JOB_SHAPE}
     """The types of its spec, and of its companion; see k8sjob.targets.schema."""
     job_at: ClassVar[tuple[str | int, ...]] = ("spec",)
-    """Where the spec of the Job is in the object of the kind."""
+    """The path of the Job's spec in the object of the kind."""
     nodes_at: ClassVar[tuple[str | int, ...]] = ()
-    """Where the number of Pods is; empty: the completions of the Job."""
+    """The path of the number of Pods; empty: the completions of the Job."""
     complete: ClassVar[str] = "Complete"
     """The condition of a job that has succeeded."""
     container_name: ClassVar[str] = CONTAINER_NAME
-    """Of the container that trains, as k8sjob renders it."""
+    """The name of the training container, as k8sjob renders it."""
     no_gang: ClassVar[str] = "no operator makes a PodGroup for it"
     """Why it has no gang scheduler."""
     limits: ClassVar[tuple[str, ...]] = ("suspend", "ttlSecondsAfterFinished")
@@ -166,7 +166,7 @@ class Indexed(Target):
         }
 
     def typed(self, manifest: Json) -> tuple[Json, list[WrongType]]:
-        """As far as k8sjob reads the fields."""
+        """The manifest without fields of a wrong type, as far as k8sjob reads them."""
         return fit(manifest, {**ABOUT, **self.shapes})
 
     def misfits(self, job: Json) -> Iterator[Problem]:

@@ -26,7 +26,7 @@ TARGETS: Final[tuple[Target, ...]] = (DEFAULT, _JOB, _JOBSET, _TRAINJOB)
 PREFERRED: Final[tuple[Target, ...]] = (DEFAULT, _TRAINJOB, _JOBSET, _JOB)
 """The order in which `--target auto` tries them; docs/reference/targets.md has the reasons."""
 CONTROLLERS: Final = {target.resource: target.controller for target in TARGETS}
-"""Of each kind of job, by its resource."""
+"""The targets by their resource."""
 READERS: Final[tuple[Reader, ...]] = (
     PyTorchJobReader(),
     TrainJobReader(_TRAINJOB),

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from k8sjob.kube.objects import Json
 
 NODE: Final = "node"
-"""What the replicated Job is called; Kubeflow Trainer calls it so."""
+"""The name of the replicated Job, as in Kubeflow Trainer."""
 _SPEC_FIELDS: Final = (
     "coordinator failurePolicy managedBy network replicatedJobs startupPolicy successPolicy suspend"
     " ttlSecondsAfterFinished volumeClaimPolicies"
 )
 CHILD_NAME: Final = f"-{NODE}-0"
-"""What follows the set's name in that of its Job: the replicated Job and the replica's index."""
+"""The suffix of the Job's name after the set's: the replicated Job and the replica's index."""
 JOBSET_SHAPE: Final = {
     "failurePolicy": {"maxRestarts": int, "rules": [{"targetReplicatedJobs": [str]}]},
     "network": {"enableDNSHostnames": bool, "subdomain": str, "publishNotReadyAddresses": bool},
@@ -44,7 +44,7 @@ JOBSET_SHAPE: Final = {
     "suspend": bool,
     "ttlSecondsAfterFinished": int,
 }
-"""Of a JobSet's spec, see k8sjob.targets.schema."""
+"""The types of a JobSet's spec, see k8sjob.targets.schema."""
 
 
 class JobSet(Indexed):

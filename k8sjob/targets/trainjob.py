@@ -42,7 +42,7 @@ _PORT: Final = 29500
 _SPEC_FIELDS: Final = (
     "activeDeadlineSeconds initializer managedBy runtimePatches runtimeRef suspend trainer"
 )
-"""Of pkg/apis/trainer/v1alpha1/trainjob_types.go, TrainJobSpec."""
+"""The fields of TrainJobSpec, pkg/apis/trainer/v1alpha1/trainjob_types.go."""
 _KUEUE: Final = "kueue.x-k8s.io/manager"
 """Whose runtimePatches put Pods where their quota is."""
 _SHAPE: Final = {
@@ -271,7 +271,7 @@ def _without_pet(variables: dict[str, str]) -> dict[str, str]:
 _PROCESS: Final = {"image", "command", "args", "resourcesPerNode"}
 _SET: Final = ("runtime", "spec", "template", "spec")
 _KIND: Final = "ClusterTrainingRuntime"
-"""What runtimeRef.kind is by default."""
+"""The default of runtimeRef.kind."""
 
 
 class TrainJobReader(IndexedReader):

@@ -29,7 +29,7 @@ _GAUGES: Final = {
     "finished_timestamp_seconds": "When it ended.",
     "restarts": "Restarts of its containers, as far back as the cluster tells.",
 }
-"""What is measured of a job, by the end of the metric's name."""
+"""The metrics of a job, by the end of their names."""
 _TRAINING: Final = {
     "epoch": ("epoch", "The epoch that runs, from 1."),
     "epochs": ("epochs", "All its epochs."),

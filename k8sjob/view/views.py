@@ -63,7 +63,7 @@ class View(Screen, Protocol):
     """Shows the events of one job."""
 
     summary: JobSummary
-    """Of what was shown so far."""
+    """The summary of what was shown so far."""
 
 
 class PlainView:

@@ -66,7 +66,7 @@ class ClusterBackend(Creation):
         self.transport = ExplainedErrors(transport, CONTROLLERS)
         self.context, self.namespace = transport.context, transport.namespace
         self._pods: WeakValueDictionary[str, JobPods] = WeakValueDictionary()
-        """By the job's uid, while its output is read."""
+        """The instances by the job's uid, while its output is read."""
 
     # --- reading ----------------------------------------------------------------------------------
 

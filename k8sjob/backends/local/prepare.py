@@ -423,7 +423,7 @@ def copy_context(source: Path, targets: Sequence[Path], *, beside: Path) -> str:
         A warning, or empty.
 
     Raises:
-        BackendError: the context is no folder, or the copies do not fit on the disk.
+        BackendError: the context is not a folder, or the copies do not fit on the disk.
         ImageError: its .dockerignore cannot be read.
     """
     if not source.is_dir():

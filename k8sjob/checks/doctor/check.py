@@ -84,7 +84,7 @@ problem = partial(Check, Verdict.PROBLEM)
 Answer = Json | ApiError
 """An object, or why there is none."""
 Usage = Mapping[str, Amounts]
-"""What is requested on each node, by its name."""
+"""The requests on each node, by its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,7 +125,7 @@ def pull_secrets(facts: Facts) -> Iterator[Check]:
 
 _NEARLY: Final = Decimal("0.9")
 _COUNTED: Final = ("cpu", "memory")
-"""What a quota wants every container to state."""
+"""The amounts that a quota requires every container to state."""
 _PODS: Final = ("pods", "count/pods")
 _SERVICES: Final = ("services", "count/services")
 

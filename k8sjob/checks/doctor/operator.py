@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from k8sjob.kube.objects import Json
 
 DEFAULT_INIT_IMAGE: Final = "alpine:3.10"
-"""What the operator puts in front of workers where its flags name nothing else."""
+"""The operator's init image for workers, unless its flags name another."""
 _DENIED: Final = re.compile(r'admission webhook "(?P<webhook>[^"]+)" denied the request')
 _INSTALL: Final = "see docs/how-to/set-up-a-cluster.md"
 _SLEEP: Final = re.compile(r"\bsleep (\d+(?:\.\d+)?)\b")

@@ -33,9 +33,9 @@ class Grant(StrEnum):
     SUBMITTER = "submitter"
     """The same, and make, change and remove them; a Role."""
     CLUSTER_VIEWER = "cluster-viewer"
-    """What is of no namespace: nodes, classes of storage and priority; a ClusterRole."""
+    """Cluster-wide objects: nodes, classes of storage and priority; a ClusterRole."""
     CAPACITY = "capacity"
-    """What takes up the nodes: the Pods of all namespaces, so a secret of others; a ClusterRole."""
+    """The Pods of all namespaces, which occupy the nodes, with those of others; a ClusterRole."""
 
     @property
     def cluster_wide(self) -> bool:

@@ -99,7 +99,7 @@ class Code:
     def name(self, node: ast.AST) -> str:
         """The dotted name of an expression, imports followed: `torch.distributed.barrier`.
 
-        What is no name gives "", and an attribute of such a thing `.attribute`.
+        Anything but a name gives "", and an attribute of such a thing `.attribute`.
         """
         if isinstance(node, ast.Name):
             target = self._imported(self.module(node), node.id)

@@ -1,4 +1,4 @@
-"""Checks of what a script trains on, saves and measures: mostly what silently goes wrong."""
+"""Checks of a script's data, saved files and metrics, mainly for silent errors."""
 
 from __future__ import annotations
 
@@ -291,7 +291,7 @@ def _modes(script: Script, model: ast.expr) -> set[str]:
 
 
 _CLEARS: Final = frozenset({"zero_grad", "zero_", "_foreach_zero_", "grad"})
-"""What clears gradients, or may: as an attribute, or as text for getattr and setattr."""
+"""Names that may clear gradients: as an attribute, or as text for getattr and setattr."""
 
 
 @RULES.warning

@@ -55,7 +55,7 @@ METHODS: Final[Mapping[str, frozenset[str]]] = {
     "ddp": frozenset({FORWARD}),
     "zero": frozenset({"consolidate_state_dict"}),
 }
-"""What all ranks call of an object, by its kind."""
+"""The methods of an object that all ranks call, by its kind."""
 _CONSTRUCTORS: Final = (
     ("session", re.compile(r"k8sjob\.runtime\.(sessions\.)?(session|Job|job\.Job)")),
     ("run", re.compile(r"k8sjob\.runtime\.(training\.)?Run")),
@@ -65,7 +65,7 @@ _CONSTRUCTORS: Final = (
     ("fsdp", re.compile(r"torch\.(\w+\.)*FullyShardedDataParallel")),
     ("zero", re.compile(r"torch\.(\w+\.)*ZeroRedundancyOptimizer")),
 )
-"""What makes an object of a kind, or is its type."""
+"""The constructors or types of each kind of object."""
 _KERAS_MODEL: Final = re.compile(
     r"keras\.((models|saving)\.)?(Sequential|Model|Functional|\w+_model)|keras\.applications\..+"
 )

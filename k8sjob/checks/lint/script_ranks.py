@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from k8sjob.checks.lint.script_origins import Origins
 
 Truth = tuple[bool | None, ...]
-"""What a test is on each of RANKS; None: not known."""
+"""The value of a test on each of RANKS; None: not known."""
 
 RANKS: Final = (0, 1)
 _UNKNOWN: Final[Truth] = (None, None)
 _WORLD: Final = 1000
-"""What stands for the number of processes, nodes or GPUs: a test asks if there are several."""
+"""Names for the number of processes, nodes or GPUs: a test asks if there are several."""
 _RANK: Final = re.compile(
     r"_?((global|world|local|node|ddp|dist|ddp_local|process|proc|my|cur|current|worker|host)_?)?"
     r"(rank|rank_id)|process_index|local_process_index|(get_)(global_|local_|node_)?rank",
@@ -60,14 +60,14 @@ _OWN: Final = re.compile(
     r"socket\.(gethostname|getfqdn)|platform\.(node|uname)|os\.(getpid|uname)|uuid\.uuid[14]"
     r"|tempfile\.(mk[ds]temp|\w*Temporary\w+)"
 )
-"""What gives each process something of its own, as the rank does."""
+"""Functions whose result differs in each process, like the rank."""
 _PATHS: Final = re.compile(
     r"os\.path\.\w+|os\.fspath|(pathlib\.)?(Pure|Posix)*Path|str"
     r"|.*\.(format|join|joinpath|with_name|with_stem|with_suffix)"
 )
-"""What gives a text or a path that is made of its arguments."""
+"""Functions that return a text or a path made of their arguments."""
 _NO_SIZE: Final = (None, -1, 0)
-"""What a rank may be before it is known."""
+"""The values that a rank may have before it is known."""
 _MAX_DEPTH: Final = 6
 _OPERATORS: Final[dict[type[ast.cmpop], Callable[[Any, Any], bool]]] = {
     ast.Eq: operator.eq,

@@ -53,7 +53,7 @@ _CODES: Final = {
     "TooManyRequests": 429,
     "UnsupportedMediaType": 415,
 }
-"""What a Status' reason means as an HTTP status: kubectl prints the reason alone."""
+"""HTTP statuses by the reason of a Status: kubectl prints only the reason."""
 _OF_SERVER: Final = re.compile(
     r"Error from server(?: \((?P<reason>\w+)\))?: (?P<message>.*)", re.DOTALL
 )
@@ -64,7 +64,7 @@ _PLUGIN: Final = re.compile(r"(?P<before>.*?)[^\n]*getting credentials: (?P<why>
 _TLS: Final = re.compile(r"x509: (?P<why>.*)")
 _UNUSABLE: Final = re.compile(r"unable to (?:read|load) .*|invalid configuration: .*")
 _PASSWORD_PROMPT: Final = b"Please enter Username"
-"""What kubectl prints, to a person, where there are no credentials at all."""
+"""The prompt that kubectl prints for a person if there are no credentials."""
 _ERROR_FRAME: Final = re.compile(
     r'^(?:error: |Unable to connect to the server: |Get "[^"]*": )+| - error from a previous.*'
 )

@@ -113,7 +113,7 @@ class Kind(StrEnum):
     ADDED = "ADDED"
     MODIFIED = "MODIFIED"
     DELETED = "DELETED"
-    """Of one that was missed, the object has its metadata alone."""
+    """The object was deleted; of one that was missed, there is only the metadata."""
     SYNCED = "SYNCED"
     """All objects that were there at the beginning have been reported."""
     LOST = "LOST"
@@ -230,7 +230,7 @@ class _Merger:
 
 
 class _Reflection:
-    """What is known of a collection. Of its objects only what a deletion must report is kept."""
+    """The state of a collection. Only what a deletion must report is kept of its objects."""
 
     def __init__(
         self,

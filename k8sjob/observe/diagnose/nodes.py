@@ -35,7 +35,7 @@ _DISRUPTIONS: Final = {
     "DeletionByTaintManager": "its node got a taint that it does not tolerate",
 }
 _MAX_AGE_SECONDS: Final = 3600
-"""What happened to a Pod that is gone is reported for so long."""
+"""How long the end of a Pod that is gone is reported."""
 _STAMP_SECONDS: Final = 2.0
 """A Pod may be recreated in the second in which the end of the one before is written down."""
 _GRACE_SECONDS: Final = 120.0

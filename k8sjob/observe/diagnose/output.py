@@ -297,7 +297,7 @@ _RULES: Final = (
         r"requires at least one CUDA device|only supported with GPUs, no GPUs found",
         Cause.GPU_DRIVER,
         "the backend of its process group needs a GPU, and the process has none: {text}",
-        "ask for GPUs (resources.gpus), or let the script choose gloo where there is none:"
+        "ask for GPUs (resources.gpus), or let the script choose gloo if there is none:"
         " init_process_group('nccl' if torch.cuda.is_available() else 'gloo')",
         "let the script choose gloo where there is no GPU:"
         " init_process_group('nccl' if torch.cuda.is_available() else 'gloo')",

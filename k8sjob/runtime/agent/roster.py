@@ -36,7 +36,7 @@ _DISTANCE: Final = 4096
 _MAX_BYTES: Final = 1 << 20
 _MAX_MESSAGE: Final = 300
 _INVALID: Final = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
-"""What reading an invalid call raises."""
+"""The errors raised by reading an invalid call."""
 
 
 @dataclass(frozen=True, slots=True)

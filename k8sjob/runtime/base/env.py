@@ -227,7 +227,7 @@ def rank_or_none() -> DistEnv | None:
 
 
 def world_size_or(default: int) -> int:
-    """WORLD_SIZE, which the script may have set; the default where it is no number."""
+    """WORLD_SIZE, which the script may have set; the default if it is not a number."""
     size = os.environ.get("WORLD_SIZE", "")
     return int(size) if size.isdecimal() else default
 

@@ -29,7 +29,7 @@ _COLLECTIVES: Final = (
     f"torch{os.sep}autograd{os.sep}graph.py",
 )
 _PACKAGES: Final = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
-"""Of any environment: of the user, of a venv's base, of the system."""
+"""Library folders of any environment: the user's, a venv's base, the system's."""
 _FRAME: Final = re.compile(r'^ +File "([^"\n]+)", line (\d+)', re.MULTILINE)
 _STARTED: Final = re.compile(
     rf'^  File "(?:{re.escape(RUNTIME)}.*{os.sep}rank_main\.py|<frozen runpy>)", line .*\n'

@@ -74,7 +74,7 @@ class Beat:
     where: str = ""  # its main thread's place in the user's code then, as file:line in function
 
     def encode(self) -> str:
-        """As a store's value."""
+        """Encode it as a store's value."""
         return json.dumps([self.step, self.phase, self.answered, self.where])
 
     @classmethod

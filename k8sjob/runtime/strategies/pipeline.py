@@ -320,7 +320,7 @@ class StageLinks:
         self._given: dict[int, list[int]] = {}
 
     def take_input(self, place: int) -> Tensor:
-        """The output of the stage before, as a leaf; those of a `place` mostly have one shape."""
+        """The output of the stage before, as a leaf; those of a `place` usually have one shape."""
         body, mark = self._take_bytes(self._taken.get(place, _NOTHING), marked=True)
         if mark:
             head = torch.empty(len(_NOTHING), dtype=torch.int64, device=self._wire)

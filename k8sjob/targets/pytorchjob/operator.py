@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 API_VERSION: Final = "kubeflow.org/v1"
 KIND: Final = "PyTorchJob"
 MANAGER: Final = "kubeflow.org/training-operator"
-"""What runPolicy.managedBy is where the operator itself works on a job."""
+"""The value of runPolicy.managedBy if the operator itself works on a job."""
 
 # Labels of the Pods and Services that the operator creates.
 JOB_NAME: Final = "training.kubeflow.org/job-name"
 JOB_ROLE: Final = "training.kubeflow.org/job-role"
-"""On one pod only, with the value "master": the Master, or worker-0 where there is none."""
+"""On one pod only, with the value "master": the Master, or worker-0 if there is none."""
 OPERATOR_NAME: Final = "training.kubeflow.org/operator-name"
 REPLICA_TYPE: Final = "training.kubeflow.org/replica-type"
 """The role in lower case: "master", "worker"."""

@@ -91,7 +91,7 @@ class PyTorchJob(Target):
         }
 
     def typed(self, manifest: Json) -> tuple[Json, list[WrongType]]:
-        """As the CRD types the fields."""
+        """The manifest without fields of a wrong type, by the CRD."""
         return fit(manifest, operator.JOB)
 
     def problems(self, manifest: Json) -> list[Problem]:
@@ -267,7 +267,7 @@ class PyTorchJobReader:
     )
 
     def authored(self, job: Json, others: Sequence[Json]) -> Authored:  # noqa: ARG002 - it has none
-        """As it is."""
+        """The job as it is."""
         return Authored(job, [], [])
 
     def problems(self, job: Json) -> Iterator[Problem]:
