@@ -141,7 +141,7 @@ def _container(container: Json, *, config: bool) -> None:
                 _UNREPLACED.sub("$$(", word) if isinstance(word, str) else word for word in words
             ]
     _leave_out(container, terminationMessagePath="/dev/termination-log")
-    # What is written to the log appears in the pod's status too: it changes nothing that runs.
+    # The log also appears in the pod's status: it changes nothing that runs.
     _leave_out(container, terminationMessagePolicy="FallbackToLogsOnError")
     if image := container.get("image"):
         container.setdefault("imagePullPolicy", default_pull_policy(image))

@@ -104,7 +104,7 @@ def _read(file: Path, text: str, folder: Path) -> Script:
     except (SyntaxError, ValueError) as error:
         message = f"Python cannot parse it: {getattr(error, 'msg', error)}"
         line = getattr(error, "lineno", 0) or 0
-        if line and file.suffix == ".ipynb":  # that is no line of the notebook
+        if line and file.suffix == ".ipynb":  # not a line of the notebook
             message += f", in {(getattr(error, 'text', None) or '').strip()!r}"
             line = 0
         raise SpecError([Problem("", message, line)], str(file)) from None

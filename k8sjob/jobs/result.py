@@ -219,5 +219,5 @@ def _newest(folder: Path | None, reported: str) -> PurePath | None:
     if folder is None:
         return None
     files = [file for file in folder.iterdir() if not file.name.startswith(".")]
-    # What a link names may be gone.
+    # The target of a link may be gone.
     return max(files, key=lambda file: file.lstat().st_mtime, default=None)

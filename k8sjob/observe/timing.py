@@ -236,7 +236,7 @@ def timing(snapshot: Snapshot, outputs: Mapping[str, OutputTimes]) -> Timing:
         notes.append(f"the clocks of the cluster and its nodes differ by {behind:.1f} s or more")
     return Timing(
         ref,
-        # Where a replica came last and the first step was before it, that is the end all the same.
+        # If a replica came last, after the first step, that step is the end all the same.
         None if rank_0.step is None else phases[-1].at,
         phases,
         tuple(_row(start, outputs.get(start.replica, OutputTimes()), begin) for start in starts),

@@ -218,7 +218,7 @@ def usage(snapshot: Snapshot, lines: Iterable[LogLine], *, since: datetime | Non
     on = {name: pod.node for name, pod in pods.items()}
     for name, amount in held_by.items():
         held = list(_held(pods.get(name), created, now))
-        # What is known of its Pods may have expired; where the group trained, it had devices.
+        # The Pods' data may have expired; if the group trained, it had devices.
         held += [(one.begin, one.end) for one in sessions]
         over = status.state.finished or (name in pods and not pods[name].live)
         end = min(max((end for _, end in held), default=now), now) if over else now

@@ -69,7 +69,7 @@ def difference(there: Json | None, wanted: Json) -> Difference:
 def lines_between(one: Json, other: Json) -> tuple[str, ...]:
     """A unified diff of what the authors of two jobs wrote, as YAML; empty if that is alike."""
     old, new = _written(one), _written(other)
-    for job in (old, new):  # another name is no difference
+    for job in (old, new):  # another name is not a difference
         job["metadata"] = {k: v for k, v in job.get("metadata", {}).items() if k in _LABELS}
     return _unified(yamldoc.dump(old).splitlines(), new, (_name(one), _name(other)))
 

@@ -251,7 +251,7 @@ def _refused(error: EnvError | PeerLost) -> _Outcome:
 
 if __name__ == "__main__":
     end = main(sys.argv[1:])
-    if "torch" in sys.modules:  # its threads may abort an interpreter that comes to its end
+    if "torch" in sys.modules:  # its threads may abort an interpreter that is shutting down
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(end)

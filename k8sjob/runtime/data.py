@@ -219,7 +219,7 @@ class ShardSampler(DistributedSampler[int]):
             generator = torch.Generator().manual_seed(self.seed + self.epoch)
             order = torch.randperm(self.samples, generator=generator)
         short = self._end() - self.samples
-        # As the stock sampler: repeated from the beginning, several times over if need be.
+        # Like torch's sampler: repeated from the beginning, several times if need be.
         return order if short <= 0 else order[torch.arange(self.samples + short) % self.samples]
 
 

@@ -348,7 +348,7 @@ class LiveBoard:
         ranked = sorted(self._jobs.values(), key=lambda j: (order.get(j.state, 0), j.name))
         shown = ranked[: room - 1]
         width = max([_JOB_WIDTH, *(cell_len(job.name) for job in shown)])
-        # Where there is little room, the state is worth more than the end of a name.
+        # In little room the state is worth more than the end of a name.
         width = max(min(width, columns - 1 - 2 - _STATE_WIDTH), 1)
         rest = len(ranked) - len(shown)
         more = f"; {rest} more" if rest else ""

@@ -62,7 +62,7 @@ class Creation:
         try:
             created = self.create_manifest(manifest)
         except ApiError as error:  # JobExists is none: the job of that name may be using it
-            # So may one that was created though its answer was lost.
+            # So may an object that was created although the answer was lost.
             if beside and there and 400 <= error.code < 500:
                 with suppress(ApiError):
                     delete_as_read(self.transport, beside.path(ref.namespace, ref.name), there)
@@ -206,7 +206,7 @@ class Creation:
             try:
                 return self.transport.request("POST", where, query=_STRICT, body=body)
             except ApiError as error:
-                # The webhook's controller may not know the object beside the job yet.
+                # The webhook's controller may not know the companion object yet.
                 if target.companion and target.companion.is_missed(error.detail):
                     if time.monotonic() > begun + _CUT_OFF_SECONDS:
                         raise

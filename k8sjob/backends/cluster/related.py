@@ -139,7 +139,7 @@ def _read_related(transport: Transport, one: _Lookup) -> list[Json]:
     except ApiError as error:
         if not one.needed or error.code != 404:
             return []
-        # Where the cluster knows no such kind, no object is named.
+        # If the cluster does not know the kind, no object is named.
         return [_missing(where if is_absent(error) else path(one.resource, one.namespace))]
     return [slim({**found, "kind": kind} if kind else found)]
 

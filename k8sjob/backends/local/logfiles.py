@@ -47,7 +47,7 @@ class LogWriter:
         self._in_line = False
         self._source = os.fsencode(source)
         self._copies = {os.fsencode(one) for one in (copy, os.path.realpath(copy)) if copy}
-        # As in tracebacks, or as in warnings and logs; the path of any other file stays.
+        # The form of tracebacks, or of warnings and logs; paths of other files stay.
         places = b"|".join(map(re.escape, self._copies))
         self._code = re.compile(b"(?:%s)" % places + rb'(?=/[^\s":]+(?:", line |:)\d)')
 

@@ -191,7 +191,7 @@ def _launch(prepared: Prepared, places: Places, role: Role, index: int, gpus: st
     env |= dict.fromkeys({"MASTER_ADDR", "PET_MASTER_ADDR"} & env.keys(), "127.0.0.1")
     own = after_agent(argv)
     return Launch(
-        # By this very Python. Without an agent in the job it only runs the user's command.
+        # Run by this Python. Without an agent in the job it only runs the user's command.
         argv=[sys.executable, *AGENT[1:], *(["--exec", *argv] if own is None else own)],
         has_agent=own is not None,
         env=env,
@@ -304,7 +304,7 @@ def _make_folders(places: Places, replicas: list[str], draft: Path) -> None:
             if not path.exists():  # a single file may be mounted too
                 path.mkdir(parents=True)
         _link_mounts(places, replica, draft)
-    # In front of the user's code, as in an image: a k8sjob.py there must not hide the runtime.
+    # Before the user's code, as in an image: a k8sjob.py there must not hide the runtime.
     runtime = draft / Path(places.of(replicas[0])[RUNTIME_HOME]).relative_to(places.job)
     (runtime / _PACKAGE.name).symlink_to(_PACKAGE)
 

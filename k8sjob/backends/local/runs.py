@@ -150,7 +150,7 @@ def read_state(folder: JobFolder) -> Snapshot:
 def _read_valid_state(folder: JobFolder) -> Json:
     """The state as it was written; BackendError if it is not the state of this job."""
     state, wrong = fit(read_json(folder.state), _STATE)
-    # What a user has written was once not checked; without it the state can be read.
+    # Earlier versions did not check what users wrote; without it the state can be read.
     wrong = [one for one in wrong if not _by_user(one.path)]
     if wrong:
         what = f"{field_path(wrong[0].path)} is not {wrong[0].expected}"

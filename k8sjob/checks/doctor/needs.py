@@ -50,7 +50,7 @@ def named_objects(facts: Facts) -> Iterator[Check]:
     there = [one for one in wanted if facts.one(str(one)) is not None]
     groups = _groups(facts)
     kueue = groups is None or _KUEUE in groups
-    # Where there is no Kueue there is nothing of it, and the check of the queue says so.
+    # Without Kueue none of its objects exist, and the queue check reports that.
     absent = [
         one for one in wanted if facts.missing(str(one)) and (kueue or one.kind not in _KUEUE_KINDS)
     ]

@@ -73,7 +73,7 @@ def webhook(facts: Facts) -> Iterator[Check]:
             f"does not answer, so jobs can be neither created nor changed: {answer}",
             f"look at {controller.name}: kubectl -n {controller.namespace} get pods",
         )
-    elif error is not None and error.code != 404:  # that there is no API, crd says
+    elif error is not None and error.code != 404:  # a missing API is reported by crd
         yield unknown(
             "webhook",
             f"not known, since a dry run failed for another reason: {answer}",

@@ -208,7 +208,7 @@ def _is_typo(seen: str, known: str) -> bool:
     one, two = one[: len(one) - end], two[: len(two) - end]
     if len(one) == len(two) == 2:
         return one == two[::-1]
-    # Of short names several exist: icr.io, gcr.io.
+    # Several short names exist: icr.io, gcr.io.
     return max(len(one), len(two)) == 1 and (
         len(known) > _MIN_HOST_LENGTH or start > known.rindex(".")
     )

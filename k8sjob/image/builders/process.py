@@ -120,7 +120,7 @@ def _signals_as_exit() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # which alone gets signals
         yield
         return
-    # Not those that nohup has them ignore.
+    # Except those that nohup makes them ignore.
     numbers = [each for each in _SIGNALS if signal.getsignal(each) is signal.SIG_DFL]
     for number in numbers:
         signal.signal(number, stop)

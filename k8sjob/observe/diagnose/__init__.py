@@ -113,7 +113,7 @@ def _container_failed(facts: Facts) -> Iterator[Finding]:
     if job.ended_by_deadline(facts):
         failed = [end for end in failed if end.exit_code not in _KILLED]
     failed = _of_the_last_failure(facts, failed)
-    # What keeps a replica down now comes before what it survived.
+    # The present problem of a replica comes before those it survived.
     first = min(
         failed,
         key=lambda end: (is_consequence(facts, end), facts.runs_again(end.replica), end.time),

@@ -58,7 +58,7 @@ def unschedulable(facts: Facts, pod: Pod) -> Explanation | None:
     condition = pod.condition("PodScheduled")
     if condition.get("status") != "False":
         return None
-    # A thousand Pods of one template, of which the scheduler says the same, are examined once.
+    # A thousand Pods of one template with the same scheduler message are examined once.
     shape = [pod.spec.get(field) for field in _SHAPE]
     key = repr([condition.get("message"), *shape, pod_requests(pod.spec)])
     if key not in facts.unschedulable:
@@ -133,7 +133,7 @@ def _insufficient(facts: Facts, pod: Pod, count: int, resource: str) -> tuple[st
     asks = f"it asks for {as_text(resource, wanted) if wanted else '?'}"
     has = "has" if count == 1 else "have"
     nodes = nodes_of(facts.of_kind("Node"), taken(facts.of_kind("Pod")))
-    # Where nodes may not be read it is not known whether they have any at all.
+    # If nodes may not be read, it is unknown whether they have any at all.
     short = f"{count} {has} too little {resource}{' free' if nodes else ''} ({asks})"
     largest = max((node.offers.get(resource, Decimal()) for node in nodes), default=wanted)
     if resource in _CORE:
@@ -324,7 +324,7 @@ def _displaced_before(facts: Facts) -> Iterator[Explanation]:
         if _is_of_an_earlier_job(facts, name, messages):
             continue
         one = _of_event(event, facts.target.replica_named(facts.name, name) or name)
-        # That it was killed follows from whatever else made it leave.
+        # The kill follows from another reason for leaving the node.
         if one and not (uid in found and one.cause is Cause.POD_DELETED):
             found[uid] = replace(one, at=event_time(event))
     yield from found.values()

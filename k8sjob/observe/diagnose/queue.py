@@ -76,7 +76,7 @@ def queued(facts: Facts) -> Iterator[Finding]:
         if stopped and reserved.get("message") == stopped.get("message"):
             reason = "it needs its quota again"
         order = _jobs_ahead(facts, workload, queue)
-        # What is the next one, or was considered and lacks something else, waits for no other job.
+        # The next one, or one that lacks something else, waits for no other job.
         again = _has(str(reserved.get("message")), _WAITS) or ("ahead" in order and not reserved)
     seen = f"the job has waited in the queue {queue!r}"
     seen += f" for {age(since, facts.now)}" if since else ""

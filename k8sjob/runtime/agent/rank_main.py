@@ -197,7 +197,7 @@ def _leave(code: int) -> NoReturn:
             limit.start()
         else:
             _destroy_group()
-        # What Py_FinalizeEx calls: it also wakes the idle workers of thread pools before it joins.
+        # As Py_FinalizeEx does: it also wakes the idle workers of thread pools before it joins.
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - no public form
         atexit._run_exitfuncs()  # noqa: SLF001 - no public form
     except BaseException as error:  # noqa: BLE001 - os._exit must be reached

@@ -25,7 +25,7 @@ RUNTIME: Final = str(Path(__file__).parents[2]) + os.sep
 _COLLECTIVES: Final = (
     f"torch{os.sep}distributed{os.sep}",
     f"torch{os.sep}futures{os.sep}",
-    # Backward: its kernels come to an end, what DDP and FSDP send between them may not.
+    # Backward: its kernels end, but what DDP and FSDP send between them may not.
     f"torch{os.sep}autograd{os.sep}graph.py",
 )
 _PACKAGES: Final = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))

@@ -195,7 +195,7 @@ class _Folder:
         try:
             self._reader.read_data(planner.create_local_plan(), planner).wait()
         except Exception as error:
-            # Of a file that another program made, torch raises whatever it meets.
+            # For a file of another program torch may raise any error.
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise ValueError(f"{self.path}: {name} cannot be loaded: {reason}") from error
 

@@ -60,7 +60,7 @@ class Plans:
             ValueError: the ranks' parts do not make up whole tensors.
         """
         marked, tensors = mark(parts)
-        # Of what all ranks have, rank 0's counts: their buffers may differ.
+        # Rank 0's copy counts of what all ranks have: their buffers may differ.
         planner = DefaultSavePlanner(flatten_state_dict=False, dedup_save_to_lowest_rank=True)
         planner.set_up_planner(tensors, is_coordinator=self._group.rank == 0)
         local = planner.create_local_plan()

@@ -246,7 +246,7 @@ class JobCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
         if self._saved is None:
             return
         for kind, variables in self._variables().items():
-            # By their order: names count the models that a process has made.
+            # By order: names contain the number of models that a process has made.
             found = list(self._saved.state[kind].values())
             then, now = ([tuple(item.shape) for item in items] for items in (found, variables))
             if then != now:

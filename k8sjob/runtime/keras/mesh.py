@@ -230,7 +230,7 @@ class ShardedModel(Placement):
 
 def _of_torch(value: Any) -> tuple[Tensor, dict[str, int]]:
     """The part of a tensor that is here, and along which axis which dimension is divided."""
-    tensor = value.data  # of a parameter, which is no DTensor by itself
+    tensor = value.data  # of a parameter, which is not a DTensor itself
     if not isinstance(tensor, DTensor):  # all ranks have the same
         return tensor, {}
     axes = tensor.device_mesh.mesh_dim_names or ()
@@ -334,7 +334,7 @@ def undivided(context: RankContext, model: Any) -> Iterator[Any]:
 
 
 def _copy(model: Any, weights: Sequence[Tensor], warn: Callable[[str], None]) -> Any:
-    # What the script has defined need not be registered with Keras: it is here.
+    # The script's own classes need not be registered with Keras: they are here.
     own = [type(layer) for layer in model._flatten_layers()]  # noqa: SLF001 - no public form
     own += [model.loss, *(type(metric) for metric in model.metrics)] if model.compiled else []
     named = {one.__name__: one for one in own if hasattr(one, "__name__")}

@@ -146,7 +146,7 @@ def _elastic_env(job: _Json, policy: _Json, workers: int) -> dict[str, str]:
     host = policy.get("rdzvHost") or f"{job['metadata']['name']}-worker-0"
     port = policy.get("rdzvPort") or _port(job["spec"]["pytorchReplicaSpecs"][Role.WORKER])
     low, high = policy.get("minReplicas"), policy.get("maxReplicas")
-    # One bound alone stands for both; without any, the Workers do.
+    # A single bound counts for both; without any, the number of Workers does.
     low, high = (low or high or workers), (high or low or workers)
     env = {
         "PET_RDZV_ENDPOINT": f"{host}:{port}",
