@@ -75,7 +75,7 @@ def doctor_command(job: JobFile | None, target: str | None, place: Place, output
         _show(report)
     else:
         document(report.as_dict(), output)
-    return int(report.hindered)
+    return int(report.is_blocked)
 
 
 def _cluster(place: Place, machine: Machine, spec: JobSpec | None, target: str | None) -> Report:

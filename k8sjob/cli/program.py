@@ -66,7 +66,7 @@ COMMANDS: Final = {
 }
 
 
-MEANT: Final[dict[str, tuple[str, ...]]] = {
+FOREIGN_NAMES: Final[dict[str, tuple[str, ...]]] = {
     command: names
     for words, names in (
         ("new create-job", ("init",)),
@@ -136,7 +136,7 @@ class Program(click.Group):
         """Resolve as click does, with a suggestion for a name that is nearly right."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             hint = did_you_mean(args[0], COMMANDS, f"the commands are {', '.join(COMMANDS)}")
-            if meant := MEANT.get(args[0].lower()):
+            if meant := FOREIGN_NAMES.get(args[0].lower()):
                 hint = f"did you mean {' or '.join(map(repr, meant))}?"
             raise click.UsageError(f"no command {args[0]!r}; {hint}", ctx)
         return super().resolve_command(ctx, args)

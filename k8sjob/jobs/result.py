@@ -15,7 +15,7 @@ from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError, JobFailed
 from k8sjob.observe.diagnose import diagnose
 from k8sjob.observe.logs import last_lines
-from k8sjob.observe.status import JobStatus, job_status, speaker
+from k8sjob.observe.status import JobStatus, job_status, reporting_replica
 from k8sjob.sanitize import flat, safe_text, text
 from k8sjob.targets.api import JobState
 from k8sjob.targets.jobs import replica_names
@@ -178,7 +178,7 @@ def read_reached(backend: Backend, snapshot: Snapshot) -> Reached:
     """Read a job's results from the output of the replica that reports; empty without it."""
     reached, ref = Reached(), JobRef.of(snapshot.job)
     with suppress(BackendError):
-        for line in backend.logs(ref, speaker(snapshot.job)):
+        for line in backend.logs(ref, reporting_replica(snapshot.job)):
             if event := Event.decode(line.text, line.replica):
                 reached.add(event)
     return reached

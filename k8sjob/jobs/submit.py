@@ -211,7 +211,7 @@ class _Submission:
         self._backend.dry_run(self._plan.manifest, name_free=True)
         if not self._dry_run:
             self._delete(other)
-            self._backend.wait_for_remains(ref)
+            self._backend.wait_for_leftovers(ref)
         return Outcome.REPLACED
 
     def _create(self) -> JobRef:

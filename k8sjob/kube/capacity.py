@@ -109,7 +109,7 @@ def nodes_of(items: Iterable[Json], usage: Mapping[str, Amounts]) -> list[Node]:
     return found
 
 
-def taken(pods: Iterable[Json]) -> dict[str, Amounts]:
+def requested_by_node(pods: Iterable[Json]) -> dict[str, Amounts]:
     """The requests of Pods by the name of their node; those without a node are left out."""
     usage: dict[str, Amounts] = {}
     for pod in map(Pod, pods):

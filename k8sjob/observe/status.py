@@ -169,7 +169,7 @@ def processes(job: Json) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def speaker(job: Json) -> str:
+def reporting_replica(job: Json) -> str:
     """The name of the replica whose first process trains and reports; "" if there is none."""
     names = replica_names(job)
     return names[1 if _serving(job) else 0] if names else ""

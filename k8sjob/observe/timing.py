@@ -23,7 +23,7 @@ from k8sjob.contract import CONTAINER_NAMES, Event, EventKind
 from k8sjob.errors import BackendError
 from k8sjob.kube.objects import Object, Pod, true_conditions
 from k8sjob.observe.logs import MOST_AT_ONCE, in_parallel
-from k8sjob.observe.status import job_status, speaker
+from k8sjob.observe.status import job_status, reporting_replica
 from k8sjob.sanitize import real
 from k8sjob.targets.api import created_pods
 from k8sjob.targets.jobs import replica_names, replica_of, target_of
@@ -160,7 +160,7 @@ def read_output_times(backend: Backend, snapshot: Snapshot) -> dict[str, OutputT
     alone, and of more than MOST_AT_ONCE replicas the output of those that started last.
     """
     job = snapshot.job
-    names, first = replica_names(job), speaker(job)
+    names, first = replica_names(job), reporting_replica(job)
     elastic = target_of(job).is_elastic(job)  # any may have rank 0 then
     started = {start.replica: start.end("container") or 0.0 for start in _starts(snapshot)}
     chosen = sorted(names, key=lambda name: (name != first, -started.get(name, 0.0)))

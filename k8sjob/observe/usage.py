@@ -23,7 +23,7 @@ from k8sjob.errors import BackendError
 from k8sjob.kube.capacity import amounts
 from k8sjob.kube.objects import Object, Pod, moment, training, true_conditions
 from k8sjob.observe.logs import replica_of_rank
-from k8sjob.observe.status import job_status, speaker
+from k8sjob.observe.status import job_status, reporting_replica
 from k8sjob.sanitize import integer, real
 from k8sjob.targets.jobs import pod_specs, replica_of
 
@@ -196,7 +196,9 @@ def read_usage(backend: Backend, snapshot: Snapshot, *, since: datetime | None =
 def _lines(backend: Backend, job: Json) -> Iterator[LogLine]:
     """The output of the replica that reports, as far as it can be read."""
     with suppress(BackendError):
-        yield from (one for one in backend.logs(JobRef.of(job), speaker(job)) if not one.gap)
+        yield from (
+            one for one in backend.logs(JobRef.of(job), reporting_replica(job)) if not one.gap
+        )
 
 
 def usage(snapshot: Snapshot, lines: Iterable[LogLine], *, since: datetime | None = None) -> Usage:

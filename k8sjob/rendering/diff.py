@@ -58,7 +58,7 @@ def difference(there: Json | None, wanted: Json) -> Difference:
     old = _written(there)
     paths = list(differing(old, new, ()))
     target = target_of(wanted)
-    at_once = [path for path in paths if path[0] == "metadata" or target.takes_at_once(path)]
+    at_once = [path for path in paths if path[0] == "metadata" or target.applies_at_once(path)]
     return Difference(
         _unified(yamldoc.dump(old).splitlines(), new, (f"{_name(old)} in the cluster", planned)),
         tuple(field_path(path) for path in paths if path not in at_once),

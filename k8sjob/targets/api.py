@@ -347,7 +347,7 @@ class Target(Protocol):
         manager = Object(job).part(*self.policy_at).get("managedBy") or self.manager
         return "" if manager == self.manager else str(manager)
 
-    def takes_at_once(self, path: tuple[str | int, ...]) -> bool:
+    def applies_at_once(self, path: tuple[str | int, ...]) -> bool:
         """Whether the controller acts on a change of this field of a job that runs."""
 
     def written(self, job: Json) -> Json:

@@ -169,7 +169,7 @@ class Indexed(Target):
         """The manifest without fields of a wrong type, as far as k8sjob reads them."""
         return fit(manifest, {**ABOUT, **self.shapes})
 
-    def misfits(self, job: Json) -> Iterator[Problem]:
+    def basic_problems(self, job: Json) -> Iterator[Problem]:
         """Fields of another type, and no name."""
         found = list(type_problems(self.typed(job)[1]))
         yield from found
@@ -178,7 +178,7 @@ class Indexed(Target):
 
     def problems(self, manifest: Json) -> list[Problem]:
         """Whether it is Indexed, and has as many Pods as its environment says."""
-        if found := list(self.misfits(manifest)):
+        if found := list(self.basic_problems(manifest)):
             return found
         job, nodes = self._job(manifest), self._nodes(manifest)
         if job.get("completionMode") != "Indexed":
@@ -319,7 +319,7 @@ class Indexed(Target):
         found: int | None = self._job(job).get("activeDeadlineSeconds")
         return found
 
-    def takes_at_once(self, path: tuple[str | int, ...]) -> bool:
+    def applies_at_once(self, path: tuple[str | int, ...]) -> bool:
         """Whether it is a limit or a time; the template and the completions are fixed."""
         return path[:1] == ("spec",) and path[1:2] in {(limit,) for limit in self.limits}
 

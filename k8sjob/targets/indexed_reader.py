@@ -36,7 +36,7 @@ class IndexedReader:
 
     def problems(self, job: Json) -> Iterator[Problem]:
         """Fields of another type, and no name."""
-        return self.target.misfits(job)
+        return self.target.basic_problems(job)
 
     def authored(self, job: Json, others: Sequence[Json]) -> Authored:
         """With k8sjob's names of the container, the Service and the Pods."""
@@ -52,7 +52,7 @@ class IndexedReader:
         ]
         notes += self.rendered_names(job)
         before, after = f"{name}-#.{network}", f"{name}-#.{name}"
-        notes += readdress(pod, before, after)
+        notes += replace_addresses(pod, before, after)
         return Authored(job, notes, services)
 
     def rendered_names(self, job: Json) -> Iterator[str]:
@@ -172,7 +172,7 @@ def _variables(job: Json, target: Indexed) -> dict[str, str]:
     return {str(one.get("name")): str(one.get("value") or "") for one in env}
 
 
-def readdress(pod: Json, before: str, after: str, shift: int = 0) -> Iterator[str]:
+def replace_addresses(pod: Json, before: str, after: str, shift: int = 0) -> Iterator[str]:
     """Change the Pods' addresses in commands and variables, in place, with a note on each.
 
     Args:

@@ -21,7 +21,7 @@ from k8sjob.kube.objects import Object, differing, training
 from k8sjob.kube.resources import Controller
 from k8sjob.targets.api import Authored, Made
 from k8sjob.targets.indexed import JOB_SHAPE, Indexed
-from k8sjob.targets.indexed_reader import IndexedReader, readdress
+from k8sjob.targets.indexed_reader import IndexedReader, replace_addresses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -151,7 +151,7 @@ def join(spec: Json, name: str, at: tuple[str | int, ...]) -> Iterator[str]:
     for part in parts:
         for before, first in moves:
             pod = Object(part["template"]["spec"]).part("template", "spec")
-            changed = readdress(pod, before, f"{name}{CHILD_NAME}-#.{name}", first)
+            changed = replace_addresses(pod, before, f"{name}{CHILD_NAME}-#.{name}", first)
             notes |= dict.fromkeys(changed)
     yield from notes
     if problems := [*problems, *_differences(parts, path)]:

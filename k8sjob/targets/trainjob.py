@@ -173,7 +173,7 @@ class TrainJob(Indexed):
 
     def problems(self, manifest: Json) -> list[Problem]:
         """The problems of an Indexed Job, and the fields that Trainer ignores in the runtime."""
-        if found := list(self.misfits(manifest)):
+        if found := list(self.basic_problems(manifest)):
             return found
         trainer, node = _trainer(manifest), training(_containers(super()._job(manifest)))
         at = field_path((*self.job_at, "template", "spec", "containers"))

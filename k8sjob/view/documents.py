@@ -17,7 +17,7 @@ from k8sjob.kube.objects import IMAGE_ORIGIN, Object, training
 from k8sjob.observe.diagnose import Finding, diagnose
 from k8sjob.observe.logs import MOST_AT_ONCE, TAIL_LINES, last_lines
 from k8sjob.observe.merge import Merge
-from k8sjob.observe.status import JobStatus, job_status, speaker
+from k8sjob.observe.status import JobStatus, job_status, reporting_replica
 from k8sjob.provenance import Provenance
 from k8sjob.targets.api import JobState
 from k8sjob.targets.jobs import pod_specs
@@ -171,7 +171,7 @@ def progress_of(jobs: Iterable[tuple[Backend, Snapshot]]) -> dict[JobRef, JobPro
 def _read(
     backend: Backend, snapshot: Snapshot, stop: threading.Event
 ) -> Iterator[tuple[JobRef, JobProgress]]:
-    ref, replica, last = JobRef.of(snapshot.job), speaker(snapshot.job), 0.0
+    ref, replica, last = JobRef.of(snapshot.job), reporting_replica(snapshot.job), 0.0
     summary = JobSummary(ref.name)
     with suppress(BackendError):
         for line in backend.logs(ref, replica, tail=TAIL_LINES, stop=stop):

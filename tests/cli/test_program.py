@@ -5,7 +5,7 @@ import click
 import pytest
 
 from k8sjob import __version__
-from k8sjob.cli.program import COMMANDS, MEANT, program
+from k8sjob.cli.program import COMMANDS, FOREIGN_NAMES, program
 
 
 def test_help_names_every_command_in_its_section(k8sjob):
@@ -78,7 +78,7 @@ def test_wrong_usage(args, detail, k8sjob):
 
 
 def test_every_word_of_other_tools_leads_to_a_command():
-    for word, commands in MEANT.items():
+    for word, commands in FOREIGN_NAMES.items():
         assert word not in COMMANDS
         assert set(commands) <= {*COMMANDS, "--help"}
 

@@ -164,8 +164,8 @@ def test_addresses_of_a_registry_that_are_none():
     ],
 )
 def test_an_answer_must_speak_of_what_was_asked_for(headers, expected):
-    assert Response("u", 200, headers).confirms("d", 5) is expected
-    assert not Response("u", 404, headers).confirms("d", 5)
+    assert Response("u", 200, headers).describes("d", 5) is expected
+    assert not Response("u", 404, headers).describes("d", 5)
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ class Creation:
         manifest, beside = plan.manifest, target_of(plan.manifest).companion
         ref, there = self.ref_of(manifest), None
         self.dry_run(manifest)
-        self.wait_for_remains(ref)
+        self.wait_for_leftovers(ref)
         if beside and plan.companion:
             there = self._companion(beside, plan.companion, manifest)
         try:
@@ -76,7 +76,7 @@ class Creation:
                 self.transport.request("PATCH", where, body={"metadata": meta})
         return created
 
-    def wait_for_remains(self, ref: JobRef) -> None:
+    def wait_for_leftovers(self, ref: JobRef) -> None:
         """Wait until the objects that a controller made for an earlier job of the name are gone.
 
         Raises:

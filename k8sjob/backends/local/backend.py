@@ -154,7 +154,7 @@ class LocalBackend:
     def _trim_abandoned(self) -> None:
         """Free the space of jobs whose supervisors were killed before they could."""
         for folder in self._store.folders():
-            if folder.has_ballast and not has_supervisor(folder) and folder.is_of_here:
+            if folder.has_reserve and not has_supervisor(folder) and folder.is_of_here:
                 folder.trim()
 
     def _start(self, ref: JobRef, folder: JobFolder) -> None:

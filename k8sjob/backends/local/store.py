@@ -136,7 +136,7 @@ class JobFolder:
         try:
             self._requests.mkdir(exist_ok=True)
         except OSError as error:
-            raise BackendError(trouble("write", self._requests, error)) from error
+            raise BackendError(os_error_message("write", self._requests, error)) from error
         write_json(self._requests / verb, details)
 
     def asked(self) -> dict[str, dict[str, Any]]:
@@ -149,7 +149,7 @@ class JobFolder:
         return taken
 
     @property
-    def has_ballast(self) -> bool:
+    def has_reserve(self) -> bool:
         """Whether the disk space that is reserved for the job's end is still there."""
         return self._ballast.exists()
 
@@ -218,7 +218,7 @@ class Store:
             if owner == os.getuid():
                 self.root.chmod(0o700)
         except OSError as error:
-            raise BackendError(trouble("use", self.root, error)) from error
+            raise BackendError(os_error_message("use", self.root, error)) from error
         if owner != os.getuid():
             raise BackendError(
                 f"state folder {self.root} belongs to user {owner}, not to you ({os.getuid()}); "
@@ -256,12 +256,12 @@ class Store:
         try:
             draft = Path(tempfile.mkdtemp(prefix=".new-", dir=self._jobs))
         except OSError as error:
-            raise BackendError(trouble("write", self._jobs, error)) from error
+            raise BackendError(os_error_message("write", self._jobs, error)) from error
         try:
             (draft / "ballast").write_bytes(b"\0" * _RESERVE_BYTES)
             yield JobFolder(draft)
         except OSError as error:
-            raise BackendError(trouble("write", draft, error)) from error
+            raise BackendError(os_error_message("write", draft, error)) from error
         finally:
             shutil.rmtree(draft, ignore_errors=True)
 
@@ -284,7 +284,7 @@ class Store:
         try:
             file = os.open(self.root / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise BackendError(trouble("write", self.root / "lock", error)) from error
+            raise BackendError(os_error_message("write", self.root / "lock", error)) from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
@@ -336,7 +336,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise BackendError(trouble("read", path, error)) from error
+        raise BackendError(os_error_message("read", path, error)) from error
     except (ValueError, RecursionError) as error:
         raise BackendError(f"{path} is damaged: {error}") from error
     if not isinstance(body, dict):
@@ -372,10 +372,10 @@ def write_json(path: Path, body: dict[str, Any]) -> None:
         with whole_file(path) as file:
             file.write(json.dumps(body, separators=(",", ":")).encode())
     except OSError as error:
-        raise BackendError(trouble("write", path, error)) from error
+        raise BackendError(os_error_message("write", path, error)) from error
 
 
-def trouble(verb: str, path: Path, error: OSError) -> str:
+def os_error_message(verb: str, path: Path, error: OSError) -> str:
     """The message for an OSError: what failed, why, and how to fix it."""
     advice = (
         "free some space there"

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.local.container import Launch
 from k8sjob.backends.local.kubelet import Kubelet
-from k8sjob.backends.local.store import SIGN_S, JobFolder, read_json, trouble, write_json
+from k8sjob.backends.local.store import SIGN_S, JobFolder, os_error_message, read_json, write_json
 from k8sjob.contract import ExitCode, Reason
 from k8sjob.kube.objects import Object, Pod, is_true, new_event, stamp
 from k8sjob.targets.api import LocalReason
@@ -227,7 +227,7 @@ class Supervisor:
             self._folder.make_room()
             why = str(error) or type(error).__name__
             if isinstance(error, OSError):
-                why = trouble("write", Path(error.filename or self._folder.path), error)
+                why = os_error_message("write", Path(error.filename or self._folder.path), error)
             message = f"the supervisor of the job failed: {why}"
             self._job["status"] = fail(
                 self._status, LocalReason.SUPERVISOR_FAILED, message, datetime.now(UTC)

@@ -67,7 +67,7 @@ class Report:
     rbac: Sequence[Json] = ()
 
     @property
-    def hindered(self) -> bool:
+    def is_blocked(self) -> bool:
         """Whether something stands in the way of a submission."""
         return any(check.verdict is Verdict.PROBLEM for check in self.checks)
 
@@ -76,7 +76,7 @@ class Report:
         return {
             "context": self.context,
             "namespace": self.namespace,
-            "can_submit": bool(self.context) and not self.hindered,
+            "can_submit": bool(self.context) and not self.is_blocked,
             "checks": [
                 {
                     "topic": check.topic,

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from k8sjob.checks.doctor.check import Answer, Facts
 from k8sjob.checks.doctor.permissions import all_permissions
-from k8sjob.kube.capacity import add, taken
+from k8sjob.kube.capacity import add, requested_by_node
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.kueue import cluster_queue
 from k8sjob.kube.objects import QUEUE, Object
@@ -231,7 +231,7 @@ def _usage(transport: Transport) -> dict[str, Amounts] | None:
         answer = _ask(transport, "GET", "/api/v1/pods", query=query)
         if isinstance(answer, ApiError):
             return None
-        for node, amounts in taken(answer.get("items") or ()).items():
+        for node, amounts in requested_by_node(answer.get("items") or ()).items():
             add(usage.setdefault(node, {}), amounts)
         resume = Object(answer).part("metadata").get("continue")
         if not resume:

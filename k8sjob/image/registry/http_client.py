@@ -97,7 +97,7 @@ class Response:
     body: bytes = b""
     stream: BaseHTTPResponse | None = None
 
-    def confirms(self, digest: str, size: int) -> bool:
+    def describes(self, digest: str, size: int) -> bool:
         """Whether it is about this content; the page of a captive portal has status 200, too."""
         named = self.headers.get("Docker-Content-Digest")
         return self.status == 200 and (

@@ -11,7 +11,7 @@ from k8sjob.contract import Event, EventKind, Reason
 from k8sjob.kube.capacity import pod_requests
 from k8sjob.kube.objects import Object, event_time, moment
 from k8sjob.observe.diagnose.finding import SAME_STEPS, Cause, Finding, age, ago, listed, one_line
-from k8sjob.observe.status import deletion, speaker
+from k8sjob.observe.status import deletion, reporting_replica
 from k8sjob.targets.api import JobState, LocalReason
 
 if TYPE_CHECKING:
@@ -327,4 +327,4 @@ def left_over(facts: Facts) -> Iterator[Finding]:
 
 
 def _speaker(facts: Facts) -> str:
-    return speaker(facts.snapshot.job) if facts.ranks else ""
+    return reporting_replica(facts.snapshot.job) if facts.ranks else ""

@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import CONTAINER_NAMES
-from k8sjob.kube.capacity import as_text, nodes_of, pod_requests, taken, tolerates
+from k8sjob.kube.capacity import as_text, nodes_of, pod_requests, requested_by_node, tolerates
 from k8sjob.kube.objects import Object, event_time, moment
 from k8sjob.observe.diagnose.finding import Cause, Explanation, grouped
 from k8sjob.observe.diagnose.volumes import unbound
@@ -132,7 +132,7 @@ def _insufficient(facts: Facts, pod: Pod, count: int, resource: str) -> tuple[st
     wanted = pod_requests(pod.spec).get(resource, Decimal())
     asks = f"it asks for {as_text(resource, wanted) if wanted else '?'}"
     has = "has" if count == 1 else "have"
-    nodes = nodes_of(facts.of_kind("Node"), taken(facts.of_kind("Pod")))
+    nodes = nodes_of(facts.of_kind("Node"), requested_by_node(facts.of_kind("Pod")))
     # If nodes may not be read, it is unknown whether they have any at all.
     short = f"{count} {has} too little {resource}{' free' if nodes else ''} ({asks})"
     largest = max((node.offers.get(resource, Decimal()) for node in nodes), default=wanted)

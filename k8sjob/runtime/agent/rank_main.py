@@ -39,7 +39,7 @@ from k8sjob.runtime.base.errors import (
     message_of,
     peer_loss,
 )
-from k8sjob.runtime.base.frames import RUNTIME, embedded, raised_at, users_paths
+from k8sjob.runtime.base.frames import RUNTIME, embedded, raised_at, with_user_paths
 from k8sjob.runtime.base.heartbeat import Observer
 from k8sjob.runtime.base.termination import (
     by_rank,
@@ -136,20 +136,20 @@ def reason_of(error: BaseException, code: int) -> Reason:
         exit_code=code,
         rank=env.rank if env else -1,
         type=kind,
-        message=users_paths(message),
+        message=with_user_paths(message),
         where=place,
         time=time.time(),
         culprits=tuple(getattr(error, "culprits", ())) if _is_k8sjobs(error) else (),
-        causes=tuple(map(users_paths, behind)),
+        causes=tuple(map(with_user_paths, behind)),
     )
 
 
 def where(error: BaseException) -> str:
     """The last frame in the user's code, else the last of all, as file:line."""
     if isinstance(error, SyntaxError) and error.filename:
-        return f"{users_paths(error.filename)}:{error.lineno}"
+        return f"{with_user_paths(error.filename)}:{error.lineno}"
     last = raised_at(_user_traceback(error.__traceback__))
-    return f"{users_paths(last.filename)}:{last.lineno}" if last else ""
+    return f"{with_user_paths(last.filename)}:{last.lineno}" if last else ""
 
 
 def _is_k8sjobs(error: BaseException) -> bool:
@@ -181,7 +181,7 @@ def _show(error: BaseException) -> None:
     if hook is not sys.__excepthook__ and not str(hook.__module__).startswith("torch."):
         hook(type(error), error, trace)
         return
-    text = users_paths("".join(traceback.format_exception(error)))
+    text = with_user_paths("".join(traceback.format_exception(error)))
     if not is_first(config.error_file(), text):
         text = f"{first_line(error)}: the same traceback as another rank's\n"
     env = rank_or_none()

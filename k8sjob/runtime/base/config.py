@@ -53,7 +53,7 @@ def launcher_hosts_store() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def under_k8sjob() -> bool:
+def started_by_k8sjob() -> bool:
     """Whether k8sjob started this job, so that its event lines are read."""
     return contract.CONFIG_ENV in os.environ
 

@@ -55,7 +55,7 @@ class Place(NamedTuple):
     waits: bool  # whether it is in torch's distributed code, called from there, or in backward
 
 
-def place_of(thread: int) -> Place:
+def place_of_thread(thread: int) -> Place:
     """The place of a thread by its identity, seen from another one."""
     found = sys._current_frames().get(thread)  # noqa: SLF001 - documented, in spite of its name
     frames = [frame for frame, _ in traceback.walk_stack(found)] if found else []
@@ -68,7 +68,7 @@ def place_of(thread: int) -> Place:
     # A torch.distributed.Work waits in C++, without a Python frame.
     line = linecache.getline(code.co_filename, number)
     waits = waits or (own == 0 and ".wait(" in line and "os.wait(" not in line)
-    return Place(f"{users_paths(code.co_filename)}:{number} in {code.co_name}", waits=waits)
+    return Place(f"{with_user_paths(code.co_filename)}:{number} in {code.co_name}", waits=waits)
 
 
 def caller(frame: FrameType | None) -> tuple[str, int]:
@@ -80,7 +80,7 @@ def caller(frame: FrameType | None) -> tuple[str, int]:
     return "", 0
 
 
-def users_paths(text: str) -> str:
+def with_user_paths(text: str) -> str:
     """A text with the user's paths in place of those of the copy that runs on this machine."""
     try:
         source, copy = config.source_folder(), config.mapped_paths().get(WORKDIR)
@@ -108,13 +108,13 @@ def stacks() -> str:
             ]
             name = names.get(ident, ident)
             found.append(f"Thread {name} (most recent call first):\n{''.join(calls)}")
-    return users_paths("\n".join(found))
+    return with_user_paths("\n".join(found))
 
 
 def users_threads(dump: str) -> str:
     """A dump of faulthandler's with the user's paths, without k8sjob's threads and first frames."""
     blocks = _STARTED.sub("", dump).split("\n\n")
-    return users_paths("\n\n".join(block for block in blocks if not _is_of_k8sjob(block)))
+    return with_user_paths("\n\n".join(block for block in blocks if not _is_of_k8sjob(block)))
 
 
 def fatal_place(dump: str) -> str:
@@ -150,7 +150,7 @@ def embedded(message: str) -> Inner | None:
 def _places(text: str) -> list[str]:
     """The frames of the user's code in a text, in their order, each as file:line."""
     found = _FRAME.findall(text)
-    return [f"{users_paths(file)}:{line}" for file, line in found if _is_users(file)]
+    return [f"{with_user_paths(file)}:{line}" for file, line in found if _is_users(file)]
 
 
 def failed_at(error: BaseException) -> str:
@@ -161,9 +161,9 @@ def failed_at(error: BaseException) -> str:
     """
     at = raised_at(error.__traceback__)
     if at and _is_users(at.filename):
-        return f"{users_paths(at.filename)}:{at.lineno} in {at.name}"
+        return f"{with_user_paths(at.filename)}:{at.lineno} in {at.name}"
     file, line = caller(sys._getframe(1))  # noqa: SLF001 - documented
-    return f"{users_paths(file)}:{line}" if file else ""
+    return f"{with_user_paths(file)}:{line}" if file else ""
 
 
 def raised_at(trace: TracebackType | None) -> traceback.FrameSummary | None:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from k8sjob.contract import ExitCode, Reason
 from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.env import world_size_or
-from k8sjob.runtime.base.frames import caller, place_of
+from k8sjob.runtime.base.frames import caller, place_of_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -205,7 +205,7 @@ class StallClock:
         blocked = False
         if self._clock is not None and _is_watched():
             before, self._ran = self._ran, time.clock_gettime_ns(self._clock)
-            place = place_of(self._thread)
+            place = place_of_thread(self._thread)
             self.where = place.where
             blocked = self._ran == before and place.waits and _needs_others(self._thread)
         self._waited = self._waited + passed if blocked else 0.0

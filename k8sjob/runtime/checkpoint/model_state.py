@@ -85,7 +85,7 @@ def is_divided(value: Any) -> bool:
     return any(isinstance(leaf, DTensor) for leaf in leaves(value))
 
 
-def divided_alone(value: Any) -> Any:
+def only_distributed(value: Any) -> Any:
     """A nest of containers with its distributed tensors, and None in place of all else."""
 
     def kept(item: Any) -> Any:

@@ -478,7 +478,7 @@ class Checkpointer:
             step,
             {} if divided or self._form == "sharded" else {"state": state},
             whole=lambda: {"state": _model_state().whole(state, keep=first)} if divided else {},
-            parts=lambda: {"state": state if first else _model_state().divided_alone(state)},
+            parts=lambda: {"state": state if first else _model_state().only_distributed(state)},
             sharded=divided,
             describes=first,
         )

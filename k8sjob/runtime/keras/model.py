@@ -98,7 +98,7 @@ class AsTorch(nn.Module):
             return self.keras(given, training=self.keras.training)
 
 
-def penalised(model: Any, loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def with_layer_losses(model: Any, loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A loss with what the layers added to it in their last call: regularisers, add_loss()."""
 
     def whole(output: Any, *targets: Any) -> Tensor:

@@ -20,7 +20,14 @@ from k8sjob.runtime.comm.mesh import Mesh
 from k8sjob.runtime.data import strided
 from k8sjob.runtime.keras import model as keras_model
 from k8sjob.runtime.keras.callback import Placement
-from k8sjob.runtime.keras.model import TEST_BATCH, AsTorch, KerasOptimizer, Moved, Seeds, penalised
+from k8sjob.runtime.keras.model import (
+    TEST_BATCH,
+    AsTorch,
+    KerasOptimizer,
+    Moved,
+    Seeds,
+    with_layer_losses,
+)
 from k8sjob.runtime.strategies import Strategy, assemble
 from k8sjob.runtime.strategies.step import forward, replicate
 
@@ -42,7 +49,7 @@ def prepare(
     """The row of the table: DistributedDataParallel over the model as torch calls it."""
     mesh, bf16 = Mesh(group), options["bf16"]
     view = AsTorch(model, group.device)
-    wrapped, step = replicate(view, penalised(model, loss), group, bf16=bf16)
+    wrapped, step = replicate(view, with_layer_losses(model, loss), group, bf16=bf16)
     seeds, moved = Seeds(model), Moved(model, mesh)
     seeds.part(mesh.data_rank)
 

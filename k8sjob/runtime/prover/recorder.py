@@ -96,7 +96,7 @@ class Recorder:
         """Stop recording as a rank: the processes that it starts are the ranks."""
         self._pid = 0
 
-    def become(self, rank: int) -> None:
+    def set_rank(self, rank: int) -> None:
         """Record as another rank, forked by the script itself."""
         self.rank = rank
         self._open()

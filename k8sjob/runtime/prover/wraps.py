@@ -281,7 +281,7 @@ def _wrap_processes(recorder: Recorder) -> None:
             args, nprocs = _alone(fn, tuple(args), nprocs), 1
 
         def run(rank: int, *given: Any) -> None:
-            recorder.become(rank)
+            recorder.set_rank(rank)
             code = recorder.run(lambda: fn(rank, *given))
             if code:
                 sys.exit(code)

@@ -190,7 +190,7 @@ class _Reconciliation:
         if not self.status.get("conditions"):
             self.condition("Created", "Created", f"PyTorchJob {self.name} is created.")
         if finished(self.status):
-            self.after_the_end()
+            self.clean_up_after_end()
         elif self.policy.get("suspend"):
             self.suspended()
         else:
@@ -216,7 +216,7 @@ class _Reconciliation:
 
     # --- the end, suspension --------------------------------------------------------------------
 
-    def after_the_end(self) -> None:
+    def clean_up_after_end(self) -> None:
         self.clean_up()
         if is_true(self.status, "Succeeded"):
             for counts in self.status.get("replicaStatuses", {}).values():

@@ -180,7 +180,7 @@ class PyTorchJob(Target):
         """Whether spec.runPolicy.cleanPodPolicy is None, which is the default."""
         return _policy(job).get("cleanPodPolicy") not in {"Running", "All"}
 
-    def takes_at_once(self, path: tuple[str | int, ...]) -> bool:
+    def applies_at_once(self, path: tuple[str | int, ...]) -> bool:
         """Whether it is in the run policy, except what the gang scheduler has read."""
         return path[:2] == ("spec", "runPolicy") and path[2:3] != ("schedulingPolicy",)
 

@@ -24,7 +24,7 @@ PAGE = (ROOT / "docs/reference/doctor.md").read_text()
 
 def test_a_healthy_cluster_hinders_nobody(facts):
     report = examine(facts())
-    assert not report.hindered
+    assert not report.is_blocked
     assert {check.verdict for check in report.checks} == {Verdict.OK}
     assert report.as_dict()["can_submit"] is True
     assert report.rbac == []
@@ -32,7 +32,7 @@ def test_a_healthy_cluster_hinders_nobody(facts):
 
 def test_a_problem_hinders(facts):
     report = examine(facts({"/apis/kubeflow.org/v1": None}))
-    assert report.hindered
+    assert report.is_blocked
     assert report.as_dict()["can_submit"] is False
 
 
