@@ -185,6 +185,5 @@ def disagreement(rank: int, mine: Call, others: Mapping[int, Call]) -> str:
 
 def _shown(call: Call) -> Call:
     """With the file as its author knows it, below the working directory without that."""
-    return call._replace(
-        file=frames.with_user_paths(call.file).removeprefix(f"{os.getcwd()}{os.sep}")
-    )  # noqa: PTH109 - a string
+    here = f"{os.getcwd()}{os.sep}"  # noqa: PTH109 - a string
+    return call._replace(file=frames.with_user_paths(call.file).removeprefix(here))
