@@ -31,6 +31,7 @@ __all__ = ["Strategy", "assemble", "strategy"]
 _HOME: Final = {
     "data_parallel": ("strategies.ddp", "prepare_data_parallel"),
     "keras": ("keras.strategy", "prepare"),
+    "mesh": ("strategies.tensor_parallel", "prepare"),
     "model_split": ("strategies.pipeline", "prepare_model_split"),
 }
 """(module, function) of a strategy; for all others the module of its name, and `prepare`."""
