@@ -56,13 +56,13 @@ def _without_tag(reference: str) -> str:
 
 
 class Image(Part):
-    """An image to build on `base`, or without a base, an existing one."""
+    """An image to build on `base`; without a base, an existing image."""
 
     repository: Annotated[
         ImageReference,
         doc(
-            "Where the built image goes, without a tag: it is used by its digest. Without base: the"
-            " image itself.",
+            "The repository of the built image, without a tag: the image is used by its"
+            " digest. Without base: the image itself.",
             "registry.example/team/digits",
         ),
     ]
@@ -87,7 +87,7 @@ class Image(Part):
         "Python requirements to install.", ["scikit-learn==1.7.2", "tqdm"], default=()
     )
     index_url: Annotated[str, _INDEX] | None = doc(
-        "pip's index, if not the public one; http or https.",
+        "pip's index, instead of the public one; http or https.",
         "https://packages.internal/simple",
         default=None,
     )
@@ -97,7 +97,7 @@ class Image(Part):
         default=(),
     )
     pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = doc(
-        "When a node pulls the image; null leaves it to Kubernetes: IfNotPresent for a digest.",
+        "When a node pulls the image; null: Kubernetes' default, IfNotPresent for a digest.",
         "IfNotPresent",
         default=None,
     )

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class JobSpec(Part):
-    """A distributed training job: its image, command, replicas, resources and settings."""
+    """A distributed training job: what runs, where, on how many replicas, with which resources."""
 
     name: Annotated[
         JobName,
@@ -49,19 +49,20 @@ class JobSpec(Part):
     image: Annotated[
         AnyImage,
         doc(
-            "The image of all replicas: a reference that is used as it is, or what to build.",
+            "The image of all replicas: a reference, or what to build.",
             "registry.example/team/digits:1",
             {"repository": "registry.example/team/digits", "base": "pytorch/pytorch:latest"},
         ),
     ]
-    run: Annotated[Run, doc("The program to start in each replica.", {"script": "main.py"})]
+    run: Annotated[Run, doc("What each replica runs.", {"script": "main.py"})]
     namespace: NamespaceName | None = doc(
         "Namespace of the job; null: the one of the kubeconfig's context.", "my-team", default=None
     )
     target: TargetName = doc(
-        "The kind of object that the job becomes in a cluster. job: an Indexed Job with a"
-        " headless Service, which needs no operator. jobset: a JobSet. trainjob: a"
-        " TrainJob of Kubeflow Trainer 2; see docs/reference/targets.md.",
+        "The kind of object that the job becomes in a cluster. pytorchjob: a PyTorchJob."
+        " job: an Indexed Job with a headless Service, which needs no operator. jobset: a"
+        " JobSet. trainjob: a TrainJob of Kubeflow Trainer 2; see"
+        " docs/reference/targets.md.",
         "job",
         default="pytorchjob",
     )
@@ -69,8 +70,8 @@ class JobSpec(Part):
         "Labels of the job and its pods.", {"team": "vision"}, default=FROZEN_EMPTY
     )
     annotations: FrozenMap[LabelKey, Text | None] = doc(
-        'Annotations of the pods. sidecar.istio.io/inject is "false" unless it is given here;'
-        " null leaves it out.",
+        'Annotations of the pods. sidecar.istio.io/inject is "false" by default; null'
+        " leaves it out.",
         {"sidecar.istio.io/inject": "true"},
         default=FROZEN_EMPTY,
     )
@@ -78,7 +79,7 @@ class JobSpec(Part):
         "How many replicas, and processes in each.", {"workers": 3}, default=Replicas()
     )
     resources: Resources = doc(
-        "The resources of each replica.",
+        "What each replica requests from its node.",
         {"gpus": 1, "cpu": 4, "memory": "32Gi"},
         default=Resources(),
     )
@@ -87,19 +88,19 @@ class JobSpec(Part):
         "Where and when checkpoints are written; null: none.", {"dir": "/checkpoints"}, default=None
     )
     tracking: Tracking = doc(
-        "Trackers that show the job's numbers as a run: those of session(), run and job.log. A"
-        " resumed job continues its run.",
+        "Trackers that show the numbers of run and job.log as a run. A resumed job"
+        " continues its run.",
         {"mlflow": {"uri": "http://mlflow.team:5000"}},
         default=Tracking(),
     )
     volumes: tuple[Volume, ...] = doc(
-        "Mounts.",
+        "Volumes, and where they are mounted.",
         [{"name": "data", "mount": "/data", "pvc": "datasets", "local": "./data"}],
         default=(),
     )
     notify: tuple[Literal["failed", "succeeded", "stalled"], ...] | None = doc(
-        "The events about which `k8sjob collect` sends messages, if it runs in the cluster;"
-        " []: none; null: those of its own options.",
+        "What `k8sjob collect` sends messages about; []: nothing; null: what its own"
+        " options select.",
         ["failed", "succeeded"],
         default=None,
     )
@@ -136,7 +137,9 @@ class JobSpec(Part):
     runtime_class: ObjectName | None = doc(
         "RuntimeClass of the pods; null: the default.", "nvidia", default=None
     )
-    host_network: Flag = doc("Use the node's network, as some RDMA needs.", True, default=False)
+    host_network: Flag = doc(
+        "Use the node's network, which some RDMA set-ups need.", True, default=False
+    )
     priority_class: ObjectName | None = doc(
         "PriorityClass of the pods; null: the default.", "high", default=None
     )
@@ -144,13 +147,13 @@ class JobSpec(Part):
         "Kueue's LocalQueue for the job; null: none.", "research", default=None
     )
     kueue_priority_class: ObjectName | None = doc(
-        "Kueue's WorkloadPriorityClass: it decides the order in the queue and which jobs"
-        " preempt others; null: priority_class does.",
+        "Kueue's WorkloadPriorityClass, which decides the order in the queue and"
+        " preemption; null: priority_class does.",
         "production",
         default=None,
     )
     kueue_topology: Topology | None = doc(
-        "Keeps all pods in one domain of Kueue's topology, as one rack; null: anywhere.",
+        "Keep all pods in one domain of Kueue's topology, such as a rack; null: anywhere.",
         {"preferred": "cloud.provider.com/topology-rack"},
         default=None,
     )
@@ -158,20 +161,19 @@ class JobSpec(Part):
         "Schedule all pods at once; null: one by one.", {"scheduler": "volcano"}, default=None
     )
     security: Literal["default", "restricted"] = doc(
-        "restricted: containers pass Kubernetes' Pod Security Standard.",
+        "restricted: containers comply with Kubernetes' Pod Security Standard of that name.",
         "restricted",
         default="default",
     )
     policy: Policy = doc("Restarts, clean-up, deadlines.", {"max_restarts": 3}, default=Policy())
     pod_template: FreeJson = doc(
-        "Fields of the Pod template of all replicas that have no field here, for every target;"
-        " merged as `overlay`, before it.",
+        "Other fields of the Pod template of all replicas, for every target; merged like"
+        " `overlay`, and before it.",
         {"spec": {"enableServiceLinks": False}},
         default=FROZEN_EMPTY,
     )
     overlay: FreeJson = doc(
-        "Fields of the target's object that have no field here; merged last, lists by `name`,"
-        " null deletes.",
+        "Other fields of the target's object; merged last, lists by `name`, null deletes.",
         {"spec": {"runPolicy": {"schedulingPolicy": {"scheduleTimeoutSeconds": 60}}}},
         default=FROZEN_EMPTY,
     )

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class Elastic(Part):
     """Bounds between which the number of nodes may change while the job runs."""
 
-    min: Annotated[Count, doc("Minimum number of nodes.", 2, unit="nodes")]
-    max: Annotated[Count, doc("Maximum number of nodes.", 4, unit="nodes")]
+    min: Annotated[Count, doc("Minimum number of nodes that train.", 2, unit="nodes")]
+    max: Annotated[Count, doc("Maximum number of nodes that train.", 4, unit="nodes")]
 
     def rules(self) -> Iterator[Broken]:
         """The bounds are in order."""
@@ -42,7 +42,7 @@ class Replicas(Part):
     """The shape of the job: one Master and `workers` Workers, each one pod and one node."""
 
     workers: Whole = doc(
-        "Workers in addition to the Master; 0: the Master alone. An elastic job has no"
+        "Workers beside the Master; 0: only the Master. An elastic job has no"
         " Master: its workers + 1 nodes are all Workers.",
         3,
         unit="pods",
@@ -51,15 +51,15 @@ class Replicas(Part):
         default=0,
     )
     nproc_per_node: Count | None = doc(
-        "Training processes in each pod; null: one for each GPU, or one without GPUs. With GPUs"
-        " it must be their number.",
+        "Training processes in each pod; null: one for each GPU, or one without GPUs."
+        " With GPUs it must equal their number.",
         2,
         unit="processes",
         default=None,
     )
     elastic: Elastic | None = doc(
-        "Lets nodes join and leave within these bounds: the present ones train, and resume"
-        " from a checkpoint when their number changes; null: it is fixed.",
+        "Let nodes join and leave within these bounds: the available nodes train, and"
+        " resume from a checkpoint when their number changes; null: the number is fixed.",
         {"min": 2, "max": 4},
         default=None,
     )
@@ -81,7 +81,7 @@ class Replicas(Part):
 
 
 class Gang(Part):
-    """All pods are scheduled together or none, by a gang scheduler that the operator knows."""
+    """All pods are scheduled together or none, by a gang scheduler that the operator supports."""
 
     shorthand = "scheduler"
 
@@ -89,7 +89,7 @@ class Gang(Part):
         "Name of the scheduler; null: the cluster's default.", "volcano", default=None
     )
     min_available: Count | None = doc(
-        "Pods that must fit at once; null: all of them.", 4, unit="pods", default=None
+        "Number of pods that must fit at once; null: all of them.", 4, unit="pods", default=None
     )
     queue: ObjectName | None = doc(
         "The scheduler's queue; it cannot be changed later.", "research", default=None
@@ -97,15 +97,19 @@ class Gang(Part):
 
 
 class Topology(Part):
-    """The level of Kueue's topology, a label of nodes, at which one domain takes all pods."""
+    """The level of Kueue's topology, a label of the nodes, at which one domain takes all pods."""
 
     shorthand = "preferred"
 
     required: LabelKey | None = doc(
-        "Wait until one domain has room.", "cloud.provider.com/topology-rack", default=None
+        "Wait until one domain has room for all pods.",
+        "cloud.provider.com/topology-rack",
+        default=None,
     )
     preferred: LabelKey | None = doc(
-        "Else take a larger domain, or several.", "cloud.provider.com/topology-rack", default=None
+        "If no domain has room, use a larger one, or several.",
+        "cloud.provider.com/topology-rack",
+        default=None,
     )
 
     def rules(self) -> Iterator[Broken]:
@@ -119,14 +123,14 @@ class Policy(Part):
     """Restarts, clean-up and deadlines."""
 
     restart_policy: Literal["OnFailure", "ExitCode", "Never", "Always"] | None = doc(
-        "When a replica that failed starts again. ExitCode: only for codes of 128 and above; a"
-        " script's own error fails the job at once. null: ExitCode if k8sjob's agent keeps"
-        " the script of several replicas, else OnFailure.",
+        "When a failed replica is restarted. ExitCode: only for codes of 128 and above;"
+        " an error of the script fails the job at once. null: ExitCode for a script or"
+        " module on several replicas, else OnFailure.",
         "OnFailure",
         default=None,
     )
     max_restarts: Whole = doc(
-        "How often the whole group may start again after a failure.",
+        "How often the whole group may be restarted after a failure.",
         3,
         unit="restarts",
         ge=0,
@@ -134,23 +138,26 @@ class Policy(Part):
         default=3,
     )
     clean_pod_policy: Literal["Running", "All", "None"] = doc(
-        "Which pods are deleted when the job ends. Running: those that still run, so that none"
-        " keeps its GPU; None: none.",
+        "Which pods are deleted when the job ends. Running: those that still run, so that"
+        " none keeps its GPU; None: none.",
         "Running",
         default="Running",
     )
     ttl_after_finished: Duration | None = doc(
-        "How long after its end the job is deleted; null: never.", "1d", unit="time", default=None
+        "Time after its end at which the job is deleted; null: never.",
+        "1d",
+        unit="time",
+        default=None,
     )
     active_deadline: Duration | None = doc(
-        "How long the job may run before it fails; null: no limit.",
+        "How long the job may run before it fails; null: forever.",
         "12h",
         unit="time",
         default=None,
     )
     suspend: Flag = doc("Create the job without starting it.", True, default=False)
     termination_grace: Duration = doc(
-        "Time between SIGTERM and SIGKILL, in which the ranks write a checkpoint.",
+        "Time between SIGTERM and SIGKILL for the ranks to write a checkpoint.",
         "60s",
         unit="time",
         default=60,
@@ -173,18 +180,16 @@ _GPU_LABELS: Final = {"nvidia.com": "nvidia.com/gpu.product", "amd.com": "amd.co
 
 
 class Requests(Part):
-    """The amounts that the scheduler reserves, if they are less than the limits."""
+    """What the scheduler reserves, if less than the limits."""
 
-    cpu: Cpu | None = doc(
-        "CPU to reserve; null: as the limit.", 2, "500m", unit="cores", default=None
-    )
+    cpu: Cpu | None = doc("Reserved CPU; null: the limit.", 2, "500m", unit="cores", default=None)
     memory: Memory | None = doc(
-        "Memory to reserve; null: as the limit.", "8Gi", unit="bytes", default=None
+        "Reserved memory; null: the limit.", "8Gi", unit="bytes", default=None
     )
 
 
 class MasterResources(Part):
-    """Resources of the Master that differ from the Workers'; null: as for the Workers."""
+    """What differs for the Master; null: as for the Workers."""
 
     gpus: Whole | None = doc("GPUs of the Master.", 1, unit="GPUs", ge=0, default=None)
     cpu: Cpu | None = doc("CPU of the Master.", 8, unit="cores", default=None)
@@ -199,7 +204,7 @@ class MasterResources(Part):
 
 
 class Resources(Part):
-    """Limits of each replica; the requests are equal to them unless `requests` says otherwise."""
+    """Limits of each replica; by default the requests are equal to them."""
 
     gpus: Whole = doc("GPUs of each replica.", 1, unit="GPUs", ge=0, le=1024, default=0)
     gpu_type: LabelValue | None = doc(
@@ -217,20 +222,20 @@ class Resources(Part):
     cpu: Cpu | None = doc("CPU; null: no limit.", 4, "500m", unit="cores", default=None)
     memory: Memory | None = doc("Memory; null: no limit.", "32Gi", unit="bytes", default=None)
     shm: Memory | None = doc(
-        "Size of /dev/shm, through which data loaders hand batches over; it counts as memory."
-        " null: as much as the memory limit allows; 0: what the container runtime gives, 64Mi.",
+        "Size of /dev/shm, through which data loaders pass batches; it counts as memory."
+        " null: up to the memory limit; 0: the container runtime's 64Mi.",
         "8Gi",
         unit="bytes",
         default=None,
     )
     extended: FrozenMap[ResourceName, Quantity] = doc(
-        "Further resources by name, in whole numbers.", {"rdma/hca": 1}, default=FROZEN_EMPTY
+        "Other resources by name, in whole numbers.", {"rdma/hca": 1}, default=FROZEN_EMPTY
     )
     requests: Requests | None = doc(
         "What the scheduler reserves, if less than the limits.", {"cpu": 2}, default=None
     )
     master: MasterResources | None = doc(
-        "Resources of the Master that differ; null: none.", {"memory": "64Gi"}, default=None
+        "What differs for the Master; null: nothing.", {"memory": "64Gi"}, default=None
     )
 
     @property
@@ -312,7 +317,7 @@ class Volume(Part):
     """One mount with exactly one source."""
 
     name: Annotated[VolumeName, doc("Name of the volume, unique in the job.", "data")]
-    mount: Annotated[AbsolutePath, doc("Where it appears in the container.", "/data")]
+    mount: Annotated[AbsolutePath, doc("Mount path in the container.", "/data")]
     pvc: ObjectName | None = doc(
         "A PersistentVolumeClaim in the job's namespace.", "datasets", default=None
     )
@@ -320,23 +325,23 @@ class Volume(Part):
         "A path on the node itself.", "/mnt/datasets", default=None
     )
     config_map: ObjectName | None = doc(
-        "A ConfigMap, a file for each key; read-only.", "training-settings", default=None
+        "A ConfigMap, with a file for each key; read-only.", "training-settings", default=None
     )
     secret: ObjectName | None = doc(
-        "A Secret, a file for each key; read-only.", "dataset-token", default=None
+        "A Secret, with a file for each key; read-only.", "dataset-token", default=None
     )
     empty_dir: EmptyDir | None = doc(
-        "An empty folder for the pod; {} for the defaults.",
+        "An empty folder for each pod; {} for the defaults.",
         {"size_limit": "20Gi"},
         default=None,
     )
     sub_path: Text | None = doc(
         "Mount this folder inside the volume instead of its root.", "mnist", default=None
     )
-    read_only: Flag = doc("Whether the containers may only read it.", True, default=False)
+    read_only: Flag = doc("Whether the mount is read-only.", True, default=False)
     local: Text | None = doc(
-        "The folder that `k8sjob run` uses on this machine instead, relative to the job.yaml;"
-        " null: one of the job's own.",
+        "The folder that `k8sjob run` uses instead, relative to the job.yaml; null: a"
+        " folder for the job.",
         "./data",
         default=None,
     )

@@ -71,7 +71,7 @@ def _module(value: str) -> str:
 
 
 class EnvFrom(Part):
-    """All keys of a Secret or of a ConfigMap as variables, by reference: no value is rendered."""
+    """All keys of a Secret or a ConfigMap as variables, by reference: values are never rendered."""
 
     secret: ObjectName | None = doc("A Secret in the job's namespace.", "wandb-key", default=None)
     config_map: ObjectName | None = doc(
@@ -95,7 +95,7 @@ class Run(Part):
         "A Python module, started as with `python -m`.", "pkg.train", default=None
     )
     command: tuple[Text, ...] | None = doc(
-        "A program and its arguments, started as it is, without k8sjob's agent.",
+        "A program and its arguments, started directly, without k8sjob's agent.",
         ["torchrun", "main.py"],
         default=None,
     )
@@ -117,14 +117,14 @@ class Run(Part):
         default=None,
     )
     rendezvous_timeout: Duration = doc(
-        "How long to wait until all ranks have come.", "10m", unit="time", default=600
+        "How long to wait until all ranks have joined.", "10m", unit="time", default=600
     )
     collective_timeout: Duration = doc(
         "How long a collective may take before it fails.", "10m", unit="time", default=600
     )
     hang_timeout: Duration = doc(
-        "How long a rank may make no progress, or in a script without session() wait in a"
-        " collective, before the job is ended as hung; 0: no limit.",
+        "How long a rank may make no progress (in a script without session(): wait in a"
+        " collective) before the job ends as hung; 0: forever.",
         "10m",
         unit="time",
         default=600,

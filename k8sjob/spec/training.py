@@ -71,45 +71,47 @@ class Strategy(Part):
         default="ddp",
     )
     accumulate: Count = doc(
-        "Batches whose gradients are added up before one optimizer step; they are synchronised"
-        " once.",
+        "Number of batches whose gradients are accumulated for one optimizer step and"
+        " averaged once.",
         8,
         unit="batches",
         default=1,
     )
     sync_batchnorm: Flag = doc(
-        "Batch norm over all ranks' batches instead of each rank's own.", True, default=False
+        "Batch normalization over the batches of all ranks instead of each rank's own.",
+        True,
+        default=False,
     )
     clip_norm: Annotated[float, Strict(), Field(gt=0, allow_inf_nan=False)] | None = doc(
-        "Largest norm of the gradients of all parameters together, over all ranks: larger ones"
-        " are scaled down to it; null: as they are.",
+        "Maximum norm of the gradients of all parameters, over all ranks; larger"
+        " gradients are scaled down. null: no clipping.",
         1.0,
         unit="L2 norm",
         default=None,
     )
     bf16: Flag = doc(
-        "Compute in bfloat16 where it is safe (autocast); parameters and optimizer stay as they"
-        " are.",
+        "Compute in bfloat16 where it is safe (autocast); parameters and optimizer state"
+        " keep their dtype.",
         True,
         default=False,
     )
     blocks: tuple[Pattern, ...] = doc(
-        "Layers that fsdp gathers, checkpoint_activations recomputes and compile compiles as"
-        " one, by name or regular expression of the whole name; empty: the members of"
-        " nn.Sequential and nn.ModuleList.",
+        "Layers that fsdp gathers, checkpoint_activations recomputes and compile compiles"
+        " as a unit, by name or by regular expression for the whole name; empty: the"
+        " members of nn.Sequential and nn.ModuleList.",
         [r"encoder\.layers\.\d+"],
         default=(),
     )
     checkpoint_activations: Flag = doc(
-        "Keep only the inputs of each block for backward, and compute it again there.",
+        "Keep only the inputs of each block, and recompute the block in backward.",
         True,
         default=False,
     )
     compile: Flag = doc(
-        "torch.compile each block by itself; under ddp the whole model as one.", True, default=False
+        "Apply torch.compile to each block; under ddp to the whole model.", True, default=False
     )
     reshard: Flag = doc(
-        "fsdp: free gathered parameters between forward and backward; false takes more"
+        "fsdp: free gathered parameters between forward and backward; false uses more"
         " memory and less traffic.",
         False,
         default=True,
@@ -122,48 +124,48 @@ class Strategy(Part):
     )
     model: Count = doc("mesh, keras_mesh: ranks along model.", 4, unit="ranks", default=1)
     layout: FrozenMap[Pattern, Axes] = doc(
-        "mesh: the axis or null for each dimension of a parameter, or of what a layer gives"
-        " (LAYER.output, as that of fc1 here). A key is a name, or a regular expression of the"
-        " whole name; the others are the same on all ranks. keras_mesh: the same with Keras's"
-        " paths, as .*/dense/kernel and .*/dense/output.",
+        "mesh: the axis or null for each dimension of a parameter, or of a layer's output"
+        " (LAYER.output). A key is a name, or a regular expression for the whole name; all"
+        " other parameters are replicated. keras_mesh: the same with Keras's paths, such"
+        " as .*/dense/kernel and .*/dense/output.",
         {"fc1.weight": ["model", None], "fc1.output": [None, "model"]},
         default=FROZEN_EMPTY,
     )
     keras_backend: Literal["jax", "torch"] = doc(
-        "keras_mesh: the backend of Keras, whose distribution on torch begins with Keras 3.16.",
+        "keras_mesh: the backend of Keras; torch needs Keras 3.16.",
         "torch",
         default="jax",
     )
     splits: tuple[Text, ...] = doc(
-        "pipeline, model_split: the layers of an nn.Sequential that begin a new stage, by name,"
-        " in its order; one stage per rank, with copies of the pipeline if there are more"
-        " ranks, or one stage per GPU.",
+        "pipeline, model_split: the layers of an nn.Sequential that begin a new stage, by"
+        " name, in order. pipeline: one stage for each rank, with copies of the pipeline"
+        " if there are more ranks. model_split: one stage for each GPU.",
         ["block2", "block4"],
         default=(),
     )
     schedule: Literal["1f1b", "gpipe"] = doc(
-        "pipeline: 1f1b uses each gradient as soon as it is computed, and keeps few micro-batches;"
-        " gpipe runs all forward passes first.",
+        "pipeline: 1f1b runs each backward pass as soon as possible, and keeps few"
+        " micro-batches; gpipe runs all forward passes first.",
         "gpipe",
         default="1f1b",
     )
     micro_batches: Count = doc(
-        "pipeline: parts of a batch that are under way at once; a smaller batch has as many as"
-        " it has samples.",
+        "pipeline: number of parts of a batch that are in flight; a smaller batch has one"
+        " for each sample.",
         8,
         unit="micro-batches",
         default=4,
     )
     servers: Count = doc(
-        "parameter_server: processes of the Master that hold the tables, in addition to the"
-        " one that coordinates; the Workers' processes train.",
+        "parameter_server: processes of the Master that hold the tables, in addition to"
+        " the coordinator; the Workers' processes train.",
         2,
         unit="processes",
         default=1,
     )
     tables: tuple[Pattern, ...] = doc(
-        "parameter_server: the nn.EmbeddingBag and nn.Embedding layers that lie on the servers,"
-        " by name or regular expression of the whole name; empty: every nn.EmbeddingBag.",
+        "parameter_server: the nn.EmbeddingBag and nn.Embedding layers on the servers, by"
+        " name or by regular expression for the whole name; empty: every nn.EmbeddingBag.",
         ["users", "items"],
         default=(),
     )
@@ -183,18 +185,22 @@ class Checkpoint(Part):
     shorthand = "dir"
 
     dir: AbsolutePath = doc(
-        "Folder in the container; it outlives the pods only on a volume that all of them mount.",
+        "Folder in the container. To outlive the pods it must be on a volume.",
         "/checkpoints",
         default="/checkpoints",
     )
     every: Annotated[Literal["epoch"] | Count, BeforeValidator(_every)] = doc(
-        "epoch, or a number of optimizer steps.", "epoch", 500, unit="steps", default="epoch"
+        "When to save: after each epoch, or a number of optimizer steps.",
+        "epoch",
+        500,
+        unit="steps",
+        default="epoch",
     )
-    keep: Count = doc("Number of complete checkpoints to keep.", 3, unit="checkpoints", default=3)
+    keep: Count = doc("How many complete checkpoints are kept.", 3, unit="checkpoints", default=3)
     format: Literal["auto", "full", "sharded"] = doc(
-        "full: one file, which rank 0 writes. sharded: a folder, where each rank writes its"
-        " part; dir lies on a volume that all replicas mount. auto: sharded where strategy"
-        " divides the model and all ranks see the folder, else full.",
+        "full: one file, written by rank 0. sharded: a folder to which each rank writes"
+        " its shard; all replicas must mount the volume of dir. auto: sharded if the"
+        " strategy shards the model and all ranks share the folder, else full.",
         "sharded",
         default="auto",
     )
@@ -218,7 +224,7 @@ class MLflow(Part):
     shorthand = "uri"
 
     uri: Annotated[Text, AfterValidator(_server)] | None = doc(
-        "URL of the tracking server; null: MLFLOW_TRACKING_URI of the container.",
+        "URL of the tracking server; null: the container's MLFLOW_TRACKING_URI.",
         "http://mlflow.team:5000",
         default=None,
     )
@@ -228,21 +234,21 @@ class MLflow(Part):
 
 
 class WandB(Part):
-    """Weights & Biases. Its key comes as WANDB_API_KEY from a Secret in run.env_from."""
+    """Weights & Biases. Its key is WANDB_API_KEY, from a Secret in run.env_from."""
 
     shorthand = "project"
 
     project: Text | None = doc("Name of the project; null: the job's.", "digits", default=None)
     entity: Text | None = doc("User or team; null: the key's default.", "vision", default=None)
     offline: Flag = doc(
-        "Write files for `wandb sync` instead of sending, to WANDB_DIR.",
+        "Write files for `wandb sync` to WANDB_DIR instead of sending.",
         True,
         default=False,
     )
 
 
 class Trackio(Part):
-    """Trackio. Its token for a Space comes as HF_TOKEN from a Secret in run.env_from."""
+    """Trackio. Its token for a Space is HF_TOKEN, from a Secret in run.env_from."""
 
     shorthand = "project"
 
@@ -263,7 +269,7 @@ class TensorBoard(Part):
 
 
 class Tracking(Part):
-    """The trackers; rank 0 sends to each what the job reports, none can stop the training."""
+    """The trackers. Rank 0 sends them what the job reports; none of them can stop the training."""
 
     mlflow: MLflow | None = doc(
         "An MLflow server.", {"uri": "http://mlflow.team:5000"}, default=None
