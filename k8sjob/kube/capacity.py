@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from k8sjob.kube.objects import Json
 
 Amounts = dict[str, Decimal]
-"""Amounts by resource: cores, bytes, counts."""
+"""By resource: cores, bytes, counts."""
 
 
 def amounts(quantities: Any) -> Amounts:

@@ -20,7 +20,7 @@ from k8sjob.kube.client.transport import ApiError
 IN_CLUSTER: Final = "in-cluster"
 """The name of the context of a pod's own service account."""
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""The folder to which the kubelet writes a pod's token, CA and namespace."""
+"""Where the kubelet puts a pod's token, CA and namespace."""
 
 _Config = dict[str, Any]
 

@@ -108,7 +108,7 @@ def _closed(facts: Facts, queue: str) -> tuple[str, str] | None:
         (status["details"].get("kind"), status["details"].get("name"))
         for status in facts.of_kind("Status")
     }
-    without = "or remove kueue_queue from the job and submit it with --replace"
+    without = "or take kueue_queue out of the job and submit it with --replace"
     if ("localqueues", "") in missing:
         what = "Kueue is not installed in this cluster (kueue.x-k8s.io/v1beta2)"
         return what, f"have Kueue installed, {without}"
