@@ -58,7 +58,7 @@ _SECRETS = re.compile(
     """,
     re.IGNORECASE | re.DOTALL,
 )
-"""Patterns of credentials. Each part begins with a literal, so that long texts cost little."""
+"""What credentials look like. Every part begins with a literal, so that long texts cost little."""
 
 
 class K8sJobError(Exception):
@@ -95,10 +95,10 @@ def field_path(path: Sequence[str | int]) -> str:
 
 def redacted(text: str) -> str:
     """A text from somewhere else without what looks like a password, a token or a key."""
-    return _SECRETS.sub(_mask, text)
+    return _SECRETS.sub(_hidden, text)
 
 
-def _mask(found: re.Match[str]) -> str:
+def _hidden(found: re.Match[str]) -> str:
     parts = found.groupdict(default="")
     end = "@" if parts["url"] else ""
     return "".join(parts.values()) + "[hidden]" + end

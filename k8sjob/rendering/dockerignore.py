@@ -28,7 +28,7 @@ _UP_TO_TWO_STARS = re.compile(r"((?:[^*\\]|\\.|\*(?!\*))*/)(?=\*\*)")
 """The names between two `**`, with the `/` after them."""
 _TWO_STARS = re.compile(r"(?<!\\)\*\*")
 
-_DEFAULT_PATTERNS: Final = """\
+_CLUTTER: Final = """\
 # Written by k8sjob. Edit it as you like: it is not written again while it is there.
 # Version control, virtual environments, caches
 **/.git
@@ -142,7 +142,7 @@ class Ignore:
 
 def dockerignore() -> str:
     """A .dockerignore for contexts that have none: no secrets, no history, no caches."""
-    return f"{_DEFAULT_PATTERNS}\n# What often holds credentials\n{PRIVATE_FILES}\n{_OWN}"
+    return f"{_CLUTTER}\n# What often holds credentials\n{PRIVATE_FILES}\n{_OWN}"
 
 
 def own_patterns(path: Path) -> str | None:
