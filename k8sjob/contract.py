@@ -24,9 +24,9 @@ AGENT: Final = ("python", "-P", "-m", "k8sjob.runtime")
 """Starts the agent; -P: a k8sjob.py in the working directory is not taken for it."""
 
 RUNTIME_HOME: Final = "/opt/k8sjob"
-"""Where the runtime lies in an image; first on PYTHONPATH."""
+"""The runtime's folder in an image; first on PYTHONPATH."""
 WORKDIR: Final = "/app"
-"""Where the build context lies in an image, and the container's working directory."""
+"""The build context's folder in an image, and the container's working directory."""
 CONTAINER_NAME: Final = "pytorch"
 """The container that the training operator looks for in each replica (webhook rule)."""
 CONTAINER_NAMES: Final = (CONTAINER_NAME, "node")
@@ -50,7 +50,7 @@ TERMINATION_LOG: Final = "/dev/termination-log"
 """The pod's termination message; the kubelet keeps at most MAX_TERMINATION_BYTES of it."""
 MAX_TERMINATION_BYTES: Final = 4096
 ERROR_FILE_ENV: Final = "K8SJOB_ERROR_FILE"
-"""Where a rank's process writes its Reason for the agent of its node."""
+"""The file to which a rank's process writes its Reason for the agent of its node."""
 LIFELINE_ENV: Final = "K8SJOB_LIFELINE_FD"
 """A file descriptor; at its end of file the parent is gone, and the agent stops its group."""
 
@@ -75,7 +75,7 @@ class Role(StrEnum):
 
 
 class ExitCode(IntEnum):
-    """How a container ends. The operator's ExitCode policy retries codes >= 128."""
+    """The exit codes of a container. The operator's ExitCode policy retries codes >= 128."""
 
     DONE = 0
     USER_ERROR = 1
@@ -203,7 +203,7 @@ class Event:
         kind: an EventKind; a plain str where a newer runtime sent one that is not known here.
         data: JSON object; the keys of each kind are given at EventKind.
         time: seconds since the epoch, by the sender's clock.
-        replica: "master-0", "worker-2"; empty where the event concerns the whole job.
+        replica: "master-0", "worker-2"; empty if the event concerns the whole job.
     """
 
     kind: str
@@ -312,7 +312,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeConfig:
-    """What the container must know beyond the operator's env; travels as JSON in CONFIG_ENV.
+    """The settings that a container gets beside the operator's variables, as JSON in CONFIG_ENV.
 
     Attributes:
         job: the job's name.

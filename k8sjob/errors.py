@@ -1,4 +1,4 @@
-"""Every error that k8sjob raises on purpose.
+"""The errors that k8sjob raises on purpose.
 
     K8sJobError
     ├── SpecError            a job.yaml or a manifest that cannot be accepted
@@ -70,7 +70,7 @@ class K8sJobError(Exception):
     exit_code: int = 1
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows: the line of the user's own code, and the message."""
+        """The traceback for IPython: the line of the user's own code, and the message."""
         import traceback  # noqa: PLC0415 - needed for this alone
 
         frames = traceback.extract_tb(self.__traceback__)
@@ -110,8 +110,8 @@ class Problem:
     Attributes:
         field: path of the field, as `replicas.workers` or `volumes[1].mount`; empty: the whole.
         message: what is wrong, the value seen, and the next step.
-        line: line in the file, counted from 1; 0 where there is none.
-        column: column in the line, counted from 1; 0 where there is none.
+        line: line in the file, counted from 1; 0 if there is none.
+        column: column in the line, counted from 1; 0 if there is none.
     """
 
     field: str

@@ -29,11 +29,11 @@ class ImageLayer:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What an image was made of.
+    """The sources of an image.
 
     Attributes:
         image: the image itself, by its digest.
-        base: the image at the bottom, by its digest; empty where it is not known.
+        base: the image at the bottom, by its digest; empty if it is not known.
         onto: the image that the code was added to, by its digest: the base, or one with the job's
             dependencies.
         platform: os/architecture.
@@ -61,7 +61,7 @@ class Provenance:
 
     @classmethod
     def decode(cls, text: str | None) -> Provenance | None:
-        """The value of an annotation; None where it is missing or cannot be read."""
+        """The value of an annotation; None if it is missing or cannot be read."""
         try:
             body = json.loads(text or "")
             return cls(

@@ -29,7 +29,7 @@ SCHEDULES: Final = ("1f1b", "gpipe")
 """Orders in which a pipeline works off its micro-batches."""
 
 KERAS_BACKENDS: Final = ("jax", "torch")
-"""What Keras's own distribution can compute with; with torch from Keras 3.16 on."""
+"""The backends of Keras's own distribution; torch from Keras 3.16 on."""
 
 GONE: Final[Mapping[str, str]] = MappingProxyType(
     {"mpi": "is not built into torch's packages", "tcp": "is gone from torch"}
@@ -101,7 +101,7 @@ class Strategy:
         options: its settings.
         rule: what its settings and the job's processes must hold together.
         uniform: whether every node must have the same number of GPUs.
-        whole_node: whether one process drives all GPUs of its node, instead of one a GPU.
+        whole_node: whether one process drives all GPUs of its node, instead of one per GPU.
         places: whether the strategy puts the model on its devices, part by part; else the model
             comes to it on the process's device.
         resizes: whether the number of ranks may be another one after a restart.
@@ -277,14 +277,14 @@ _STEP: Final[Mapping[str, Option]] = {
     "clip_norm": Option(default=None, wanted="a number above 0", takes=_positive),
     "bf16": _OFF,
 }
-"""What a strategy can do in its step."""
+"""The options that a strategy may support in its step."""
 _NORMS: Final[Mapping[str, Option]] = {"sync_batchnorm": _OFF}
-"""What is done where ranks have batches of their own."""
+"""The options for ranks that have batches of their own."""
 _PATTERNS: Final = Option(
     default=(), wanted="a list of names or regular expressions", takes=_patterns
 )
 _BLOCKS: Final[Mapping[str, Option]] = {"blocks": _PATTERNS, "checkpoint_activations": _OFF}
-"""What is done to the repeated layers of a model."""
+"""The options for the repeated layers of a model."""
 _LAYERS: Final[Mapping[str, Option]] = {**_BLOCKS, "compile": _OFF}
 """The same, and what is done to layers that compute with plain tensors."""
 _MESH: Final[Mapping[str, Option]] = {
@@ -334,7 +334,7 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
             },
         ),
         "keras_mesh": Strategy(
-            summary="a Keras model over data and model by keras.distribution, one device a rank",
+            summary="a Keras model over data and model by keras.distribution, one device per rank",
             options={
                 **_MESH,
                 "keras_backend": _choice("jax", KERAS_BACKENDS),
@@ -425,7 +425,7 @@ def serving(kind: str, options: Mapping[str, Any]) -> int:
 
 
 def keras_backend(kind: str, options: Mapping[str, Any]) -> str | None:
-    """What Keras computes with in a job; None where the strategy is not for models of Keras."""
+    """The backend of Keras in a job; None if the strategy is not for Keras models."""
     row = STRATEGIES.get(kind)
     return row.keras(row.settings(options)) if row and row.keras else None
 
@@ -439,7 +439,7 @@ def processes_per_node(kind: str, gpus: int) -> int:
 def conflicts(
     kind: str, options: Mapping[str, Any], shape: Shape, *, backend: str | None = None
 ) -> list[Conflict]:
-    """What keeps these settings from working together; empty where they do.
+    """The conflicts between these settings; empty if there are none.
 
     Args:
         kind: the strategy, a key of STRATEGIES.
@@ -449,7 +449,7 @@ def conflicts(
     """
     row = STRATEGIES.get(kind)
     if row is None:
-        message = f"{kind!r} is no strategy here; {_meant(kind, STRATEGIES, 'kinds')}"
+        message = f"{kind!r} is not a strategy here; {_meant(kind, STRATEGIES, 'kinds')}"
         return [Conflict("strategy.kind", message)]
     found = [*_of_options(kind, options), *_of_shape(row, shape)]
     if not found:
@@ -512,7 +512,7 @@ def _of_backend(backend: str, shape: Shape) -> Iterator[Conflict]:
         message = f"{backend!r} {GONE[backend]}; use gloo on CPUs or nccl on GPUs"
         yield Conflict("strategy.backend", message)
     elif backend not in BACKENDS:
-        message = f"{backend!r} is no backend here; {_meant(backend, BACKENDS, 'backends')}"
+        message = f"{backend!r} is not a backend here; {_meant(backend, BACKENDS, 'backends')}"
         yield Conflict("strategy.backend", message)
     elif backend == "nccl" and shape.gpus < shape.nproc_per_node:
         yield Conflict(

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import grimp
 import pytest
 
 CLIENT_ONLY = {"pydantic", "jinja2", "yaml", "click", "rich", "kubernetes"}
@@ -73,3 +74,14 @@ def test_what_is_exported_is_there():
     code = "import k8sjob\nfor name in k8sjob.__all__: getattr(k8sjob, name)\nk8sjob.nothing"
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert done.stderr.rstrip().endswith("module 'k8sjob' has no attribute 'nothing'")
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    """Imports for types alone and inside functions count."""
+    graph = grimp.build_graph("k8sjob", include_external_packages=False)
+    left = {
+        module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules
+    }
+    while free := {module for module, imported in left.items() if not imported & left.keys()}:
+        left = {module: imported for module, imported in left.items() if module not in free}
+    assert not left

@@ -100,8 +100,8 @@ def test_a_plain_job_has_no_conflicts():
 def test_an_unknown_strategy_is_named_with_those_there_are():
     (close,) = conflicts("DPP", {}, Shape(1, 1))
     (far,) = conflicts("horovod", {}, Shape(1, 1))
-    assert close.message == "'DPP' is no strategy here; did you mean 'ddp'?"
-    assert far.message == f"'horovod' is no strategy here; valid kinds: {', '.join(STRATEGIES)}"
+    assert close.message == "'DPP' is not a strategy here; did you mean 'ddp'?"
+    assert far.message == f"'horovod' is not a strategy here; valid kinds: {', '.join(STRATEGIES)}"
 
 
 def test_everything_is_told_at_once():

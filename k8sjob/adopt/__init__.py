@@ -27,7 +27,7 @@ from k8sjob.kube.objects import Json, at_path
 from k8sjob.rendering.manifest import companion, manifest
 from k8sjob.rendering.overlay import leaves
 from k8sjob.spec import JobSpec
-from k8sjob.spec.load import steps
+from k8sjob.spec.document import steps
 from k8sjob.targets.jobs import READERS, is_job, is_suspended, reader_of, sent
 from k8sjob.yamldoc import Document, objects, parse_all
 
@@ -53,7 +53,7 @@ def _read(text: str | bytes, source: str) -> tuple[Json, list[str]]:
         SpecError: not YAML, not exactly one job, or one that a cluster or k8sjob refuses.
     """
     document, place, job, others = _only_job(parse_all(text, source), source)
-    job, dropped = _authors_part(job)
+    job, dropped = _without_generated_fields(job)
     reader = reader_of(job)
     made, problems = None, list(reader.problems(job))
     try:
@@ -109,7 +109,7 @@ def _called(item: Json) -> str:
     )
 
 
-def _authors_part(job: Json) -> tuple[Json, list[str]]:
+def _without_generated_fields(job: Json) -> tuple[Json, list[str]]:
     """The job without what others wrote into it, and the names of that."""
     metadata = dict(job["metadata"]) if isinstance(job.get("metadata"), dict) else {}
     dropped = [f"metadata.{key}" for key in _SERVERS if metadata.pop(key, None) is not None]
@@ -128,7 +128,7 @@ _LAUNCHERS: Final = ("torchrun", "torch.distributed.run", "torch.distributed.lau
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """What became of a manifest.
+    """The job.yaml made from a manifest, and the notes about it.
 
     Attributes:
         spec: the job; `spec.to_yaml()` is the job.yaml.
@@ -141,7 +141,7 @@ class Adopted:
 
 
 def adopt(text: str | bytes, source: str = "") -> Adopted:
-    """The job spec that renders what a manifest says.
+    """The job spec that renders the same job as a manifest.
 
     Args:
         text: YAML or JSON with exactly one job of a kind that is a target, and what belongs to it;
@@ -166,7 +166,7 @@ def adopt(text: str | bytes, source: str = "") -> Adopted:
         if change is SAME:
             break
         roles, paths = _template_paths(rendered), _template_paths(wanted)
-        changes = combined(changes, _parted(change, paths if roles == paths else ()))
+        changes = combined(changes, _split_change(change, paths if roles == paths else ()))
         given = {field: change for field, change in changes.items() if change}
         spec = _accepted({**bare.model_dump(exclude_defaults=True), **_plain(given)}, source)
     left = difference(_rendered(spec, config=config), wanted)
@@ -208,7 +208,7 @@ def _template_paths(job: Json) -> tuple[tuple[str | int, ...], ...]:
     return tuple(dict.fromkeys(one.path for one in reader_of(job).target.replicas(job)))
 
 
-def _parted(change: Json, paths: tuple[tuple[str | int, ...], ...]) -> Json:
+def _split_change(change: Json, paths: tuple[tuple[str | int, ...], ...]) -> Json:
     """A change of a job as overlay and pod_template: the latter has what all roles share."""
     of_roles = [at_path(change, *path) for path in paths]
     if not any(of_roles) or any(difference(of_roles[0], one) is not SAME for one in of_roles):
@@ -219,7 +219,7 @@ def _parted(change: Json, paths: tuple[tuple[str | int, ...], ...]) -> Json:
 
 
 def _cut(change: Any, path: tuple[str | int, ...]) -> None:
-    """Take out what is at a path, and what is empty or has a name alone without it."""
+    """Remove the value at a path, and what is then empty or has only a name."""
     inner = change[path[0]]
     if path[1:]:
         _cut(inner, path[1:])
@@ -244,7 +244,7 @@ def _accepted(data: Json, source: str) -> JobSpec:
 
 
 def _take_out(data: Any, field: str) -> bool:
-    """Remove a field, or the nearest thing around it; False where that is needed."""
+    """Remove a field, or the nearest thing around it; False if that is needed."""
     path = list(steps(field))
     while path:
         holder = at_path(data, *path[:-1])

@@ -37,7 +37,7 @@ _MARKS: Final = (
     ("annotations", MANIFEST_DIGEST, None),
     ("annotations", IMAGE_ORIGIN, None),
 )
-"""What k8sjob adds to metadata: the group, the key, and the value if another counts."""
+"""Metadata that k8sjob adds: the group, the key, and the value if another counts."""
 
 
 def config_of(manifest: Json) -> str | None:
@@ -85,7 +85,7 @@ def mappings(value: Any) -> list[Json]:
 
 
 def _without_empty(value: Any) -> Any:
-    """A copy without nulls, and without what is empty where that is the same as absent."""
+    """A copy without nulls, and without what is empty if that is the same as absent."""
     if isinstance(value, dict):
         made = {key: _without_empty(item) for key, item in value.items() if item is not None}
         return {k: v for k, v in made.items() if v not in ({}, []) or k not in _EMPTY_IS_ABSENT}
@@ -128,7 +128,7 @@ def _pod(pod: Json, *, config: bool) -> None:
 
 
 def _leave_out(holder: Json, **defaults: Any) -> None:
-    """Take away what is there only to say what holds without it."""
+    """Remove fields that only state a default."""
     for key, default in defaults.items():
         if holder.get(key) == default and type(holder.get(key)) is type(default):
             del holder[key]
@@ -141,7 +141,7 @@ def _container(container: Json, *, config: bool) -> None:
                 _UNREPLACED.sub("$$(", word) if isinstance(word, str) else word for word in words
             ]
     _leave_out(container, terminationMessagePath="/dev/termination-log")
-    # What is written to the log appears in the pod's status too: it changes nothing that runs.
+    # The log also appears in the pod's status: it changes nothing that runs.
     _leave_out(container, terminationMessagePolicy="FallbackToLogsOnError")
     if image := container.get("image"):
         container.setdefault("imagePullPolicy", default_pull_policy(image))
@@ -159,7 +159,7 @@ def _container(container: Json, *, config: bool) -> None:
 
 
 def default_pull_policy(image: str) -> str:
-    """What Kubernetes does where an image has no imagePullPolicy."""
+    """The imagePullPolicy that Kubernetes uses for an image without one."""
     name = image.rpartition("/")[2]
     is_latest = "@" not in name and (":" not in name or name.endswith(":latest"))
     return "Always" if is_latest else "IfNotPresent"
@@ -252,7 +252,7 @@ class _Amount(str):
 
 
 class _Expanded(str):
-    """A value with $(NAME) in it, and those of them that are known at that place."""
+    """A value with $(NAME) in it, and the variables that are known at that place."""
 
     __slots__ = ("known",)
     known: frozenset[str]
@@ -275,7 +275,7 @@ def _value(text: str) -> object:
 
 
 SAME: Final = object()
-"""What `difference` gives for two values that mean the same."""
+"""The result of `difference` for two values that mean the same."""
 _LIST_KEYS: Final = ("mountPath", "name")
 _ORDERED: Final = frozenset({"initContainers", "command", "args", "envFrom"})
 

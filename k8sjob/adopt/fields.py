@@ -22,7 +22,7 @@ NO_COMMAND: Final = [
     "-c",
     "echo 'what runs here only the image or the overlay knows; see run.command' >&2; exit 2",
 ]
-"""What stands for an entrypoint that only the image knows; the overlay takes it out again."""
+"""The placeholder for an entrypoint that only the image knows; the overlay removes it."""
 
 
 def fields(wanted: Json) -> Json:
@@ -69,7 +69,7 @@ def _given(data: Json) -> Json:
 
 
 def trainer(pod: Json) -> Json:
-    """The container that trains; it is there."""
+    """The container that trains, which exists."""
     return training(mappings(pod["containers"]))
 
 
@@ -96,7 +96,7 @@ def _annotations(wanted: Json) -> Json:
 
 
 def _notify(value: Any) -> list[str] | None:
-    """What messages are sent about; None where it is not given, or not in the words of the spec."""
+    """The `notify` of a job; None if it is missing or not valid in a spec."""
     occasions = value.split(",") if value else []
     known = occasions and set(occasions) <= {"failed", "succeeded", "stalled"}
     return occasions if known or value == "" else None
@@ -175,7 +175,7 @@ def _env_from(containers: list[Json]) -> list[Json]:
 
 
 def _runtime_settings(wanted: Json) -> Json:
-    """What K8SJOB_CONFIG says, where k8sjob rendered the manifest."""
+    """The settings in K8SJOB_CONFIG, if k8sjob rendered the manifest."""
     try:
         config = decode_object(config_of(wanted) or "") or {}
         times = ("rendezvous_timeout", "collective_timeout", "hang_timeout")

@@ -1,1 +1,1 @@
-"""Where jobs run: this machine, or a cluster."""
+"""Back ends, which run jobs: this machine, or a cluster."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 from k8sjob.card import card, folded
+from k8sjob.kube.objects import Object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,8 +33,8 @@ class JobRef:
     Attributes:
         name: the job's name.
         namespace: its namespace; LOCAL on this machine.
-        uid: distinguishes it from other jobs of the same name; empty where it is not known.
-        kind: of the object, as "PyTorchJob"; empty where it is not known.
+        uid: distinguishes it from other jobs of the same name; empty if it is not known.
+        kind: of the object, as "PyTorchJob"; empty if it is not known.
     """
 
     name: str
@@ -44,7 +45,7 @@ class JobRef:
     @classmethod
     def of(cls, job: Json) -> JobRef:
         """The reference to a job that was read."""
-        meta = job.get("metadata") or {}
+        meta = Object(job).part("metadata")
         name, namespace, uid = (meta.get(key, "") for key in ("name", "namespace", "uid"))
         return cls(name, namespace, uid, job.get("kind") or "")
 
@@ -81,7 +82,7 @@ class Plan:
         return self.folder / ("." if isinstance(image, str) else image.context)
 
     def _repr_html_(self) -> str:
-        """What notebooks show of it."""
+        """Its HTML for notebooks."""
         from k8sjob.targets.jobs import sent  # noqa: PLC0415 - needed for this alone
         from k8sjob.yamldoc import dump  # noqa: PLC0415 - the same
 
@@ -90,7 +91,7 @@ class Plan:
             "image": self.image,
             "replicas": f"{self.spec.nnodes} x {self.spec.nproc_per_node} processes",
             "folder": self.folder,
-            "with it": ", ".join(f"{one['kind']} {one['metadata']['name']}" for one in beside),
+            "with it": ", ".join(f"{one['kind']} {Object(one).name}" for one in beside),
         }
         objects = "---\n".join(dump(one) for one in (*beside, sent(self.manifest)))
         kind = self.manifest["kind"]
@@ -99,7 +100,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """What a job of this machine was started from.
+    """The spec, the folder and the code that a job on this machine was started from.
 
     Attributes:
         spec: the job, as YAML.
@@ -170,7 +171,7 @@ class LogLine:
 
 
 class Backend(Protocol):
-    """Where jobs run. Errors: JobNotFound, JobExists, BackendError."""
+    """A place where jobs run. Errors: JobNotFound, JobExists, BackendError."""
 
     name: str
     """"local", "kubernetes" or "record"."""
@@ -216,7 +217,7 @@ class Backend(Protocol):
         """
 
     def related(self, snapshot: Snapshot) -> Sequence[Json]:
-        """Objects beside a job's own that show why it does not run; only for `why`.
+        """Other objects than the job's own that show why it does not run; only for `why`.
 
         Nodes, claims with their Events, quotas, the Namespace, the operator's Deployment and Pods,
         a queue's Workload: those that exist, each with its kind; of Secrets and ConfigMaps only the

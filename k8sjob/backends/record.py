@@ -1,4 +1,4 @@
-"""Records: one file with all that was known of a job, read as a back end is.
+"""Records: one file with all that was known about a job, read like a back end.
 
 A record is a zip archive. `record.json` has the Snapshot, the related objects and the moment of
 both; `logs/REPLICA` has a line of JSON for each line of output. It may come from somebody else:
@@ -142,7 +142,7 @@ def _read(found: Json) -> tuple[Snapshot, list[Json]]:
         names.append(Object(one).spec.get("nodeName") or "")
         for name in names:
             if not (isinstance(name, str) and _NAME.fullmatch(name)):
-                raise ValueError(f"{name!a} is no name that Kubernetes takes")
+                raise ValueError(f"{name!a} is not a valid name in Kubernetes")
     if sum(one.count for one in target.replicas(job)) > _MOST_REPLICAS:
         raise ValueError(f"it has over {_MOST_REPLICAS} replicas")
     return Snapshot(job, seen["pods"], seen["events"], moment), related
@@ -198,7 +198,7 @@ class Records:
         self._most, self._most_bytes = most, most_bytes
 
     def path(self, ref: JobRef) -> Path:
-        """Where the record of a job is, or would be."""
+        """The path of a job's record, whether it exists or not."""
         return self._root / ref.namespace / f"{ref.name}@{ref.uid[:8]}{SUFFIX}"
 
     def open(self, ref: JobRef) -> RecordBackend:
@@ -377,7 +377,7 @@ class RecordBackend:
         try:
             with self._opened() as archive:
                 if f"logs/{replica}" not in archive.namelist():
-                    raise BackendError(f"{self.path} has nothing of what {replica} wrote")
+                    raise BackendError(f"{self.path} has no output of {replica}")
                 with archive.open(f"logs/{replica}") as file:
                     while text := file.readline(_MOST_LINE + 1):
                         if file.tell() > _MOST_OUTPUT + _MOST_LINE:
@@ -387,7 +387,7 @@ class RecordBackend:
             self._fail(error)
 
     def launched(self, ref: JobRef) -> Launched:
-        """What a job of a machine was started from.
+        """The spec, the folder and the code that a job was started from.
 
         Raises:
             BackendError: it is the record of a job in a cluster, or one of an earlier k8sjob.

@@ -1,4 +1,4 @@
-"""A job.yaml for a training script: what its code says of how it is started. Nothing is executed.
+"""A job.yaml for a training script, from its code. Nothing is executed.
 
 Read with the same eyes as lint: imports are followed into local modules, names through aliases.
 """
@@ -39,7 +39,7 @@ _DISTRIBUTIONS: Final = {
     "yaml": "pyyaml",
 }
 """Distributions that are called otherwise than their module, where that is not installed."""
-_USUAL: Final = ("train.py", "main.py", "run.py", "finetune.py")
+_USUAL_NAMES: Final = ("train.py", "main.py", "run.py", "finetune.py")
 _SPAWNERS: Final = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
 _MOST: Final = 12
 """Options of the script that are named."""
@@ -55,7 +55,7 @@ _MAKES_GROUP: Final = {
     "ignite": re.compile(r"ignite\.distributed\b"),
     "transformers": re.compile(r"transformers\.\w*(?:Trainer|TrainingArguments)\b"),
 }
-"""What makes the process group in libraries that are used without it, too."""
+"""Functions that make the process group, in libraries that also work without one."""
 _LIGHTNING: Final = frozenset({"lightning", "pytorch_lightning"})
 
 
@@ -79,7 +79,7 @@ def find_script(path: Path) -> Path:
             raise SpecError([Problem("", message)], str(path))
         return path
     found = [file for file in sorted(path.glob("*.py")) if file.is_file() and _is_training(file)]
-    for name in _USUAL if len(found) > 1 else ():
+    for name in _USUAL_NAMES if len(found) > 1 else ():
         if path / name in found:
             return path / name
     if len(found) == 1:
@@ -98,13 +98,13 @@ def _is_training(file: Path) -> bool:
 
 
 def _read(file: Path, text: str, folder: Path) -> Script:
-    """A script, and what it imports from beside itself or from the job's folder."""
+    """A script with its imports from its own folder and the job's."""
     try:
         entry = parse_module(text, str(file))
     except (SyntaxError, ValueError) as error:
         message = f"Python cannot parse it: {getattr(error, 'msg', error)}"
         line = getattr(error, "lineno", 0) or 0
-        if line and file.suffix == ".ipynb":  # that is no line of the notebook
+        if line and file.suffix == ".ipynb":  # not a line of the notebook
             message += f", in {(getattr(error, 'text', None) or '').strip()!r}"
             line = 0
         raise SpecError([Problem("", message, line)], str(file)) from None
@@ -170,7 +170,7 @@ def _python(cell: str) -> str:
 
 
 class _Start(NamedTuple):
-    """How a script's processes are started: the reason, Workers, and processes of each replica."""
+    """The start of a script's processes: the reason, Workers, and processes of each replica."""
 
     reason: str
     workers: int = 1
@@ -201,7 +201,7 @@ class _Job:
         )
 
     def notes(self) -> Iterator[str]:
-        """What the user has to look at."""
+        """Notes on what the user should check."""
         given = {word.partition("=")[0] for word in self._args}
         if left := [name for name, needed in self._options.items() if needed and name not in given]:
             yield f"{self._path} needs {', '.join(left)}: add them to run.args"
@@ -285,7 +285,7 @@ class _Job:
         )
 
     def _data(self) -> dict[str, int]:
-        """Folders beside the job's that the script names as "../data", and the line of each."""
+        """Folders next to the job's that the script names as "../data", and the line of each."""
         found: dict[str, int] = {}
         for node in self._script.nodes:
             if not isinstance(node, ast.Constant) or not isinstance(node.value, str):

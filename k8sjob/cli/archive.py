@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _MOST_CURVES: Final = 24
 _SPEED: Final = ("samples_per_s", "step_s", "wait_s", "memory_bytes")
-"""What the runtime adds to each report; these curves come last."""
+"""Metrics that the runtime adds to each report; their curves come last."""
 _HEAD: Final = """\
 <!doctype html>
 <html lang="en">
@@ -64,7 +64,7 @@ def _file_options(default: str) -> Callable[[Callable[..., Any]], Callable[..., 
 @_file_options("NAME.k8sjob")
 @place_options()
 def archive_command(job: str, path: Path | None, force: bool, place: Place) -> None:
-    """Write all that is known of a job as one file: its state, its objects and its output.
+    """Write all that is known about a job to one file: its state, its objects and its output.
 
     `why`, `status` and `logs` read the file in place of NAME: when the job is deleted, and on other
     machines. It has the job's manifest and output as they are: check them for secrets before you
@@ -77,7 +77,7 @@ def archive_command(job: str, path: Path | None, force: bool, place: Place) -> N
     def unread(replica: str, reason: str) -> None:
         warn(f"the record has not all of the output of {replica}: {reason}")
 
-    with _whole(path or Path(f"{ref.name}{SUFFIX}"), force=force) as out:
+    with _complete_file(path or Path(f"{ref.name}{SUFFIX}"), force=force) as out:
         write_record(backend, ref, out, unread)
 
 
@@ -94,12 +94,12 @@ def report_command(job: str, path: Path | None, force: bool, place: Place) -> No
     """
     backend, ref = find(job, place)
     text = page(backend, backend.snapshot(ref))
-    with _whole(path or Path(f"{ref.name}.html"), force=force) as out:
+    with _complete_file(path or Path(f"{ref.name}.html"), force=force) as out:
         out.write(text.encode(errors="replace"))
 
 
 @contextmanager
-def _whole(path: Path, *, force: bool) -> Iterator[IO[bytes]]:
+def _complete_file(path: Path, *, force: bool) -> Iterator[IO[bytes]]:
     """A file to write, which gets its name once it is complete; then the name is printed."""
     if path.exists() and not force:
         raise K8sJobError(f"{path} exists; give another name with -o, or --force to replace it")

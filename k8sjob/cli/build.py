@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _FIRST: Final = 1.0
 """Seconds before the first line about what is being sent: most pushes end earlier."""
-_EVERY: Final = {True: 0.2, False: 10.0}
+_REPORT_SECONDS: Final = {True: 0.2, False: 10.0}
 """Seconds between such lines: in a terminal, where one replaces the other, and elsewhere."""
 
 
@@ -39,24 +39,24 @@ _EVERY: Final = {True: 0.2, False: 10.0}
     type=click.Choice([AUTO, *BUILDERS]),
     default=AUTO,
     show_default=True,
-    help="What builds; auto is the first of these that can.",
+    help="The builder; auto is the first of these that works here.",
 )
 @click.option(
     "--platform",
     "platforms",
     multiple=True,
     metavar="OS/ARCH",
-    help="Instead of image.platform; may be given more than once: each gets an image.",
+    help="Instead of image.platform; may be given more than once, for an image each.",
 )
 @click.option("--no-cache", is_flag=True, help="Build again, even if the image exists.")
 @click.option(
     "--zstd",
     is_flag=True,
-    help="Compress what is installed by zstd: smaller; for nodes with containerd 1.5 or newer.",
+    help="Compress the dependencies with zstd: smaller; for nodes with containerd 1.5 or newer.",
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be built, and build nothing.")
 @plain_http_option
-@format_option("name", "json", text="Print the image's reference, or all that is known of it.")
+@format_option("name", "json", text="Print the image's reference, or all that is known about it.")
 def build_command(  # noqa: PLR0917 - click hands them over by name
     job: JobFile,
     builder: str,
@@ -67,11 +67,11 @@ def build_command(  # noqa: PLR0917 - click hands them over by name
     plain_http: tuple[str, ...],
     output: str,
 ) -> None:
-    """Build the image with what FILE (default: job.yaml) installs: apt, pip and requirements.
+    """Build the image with the dependencies of FILE (default: job.yaml): apt, pip and requirements.
 
-    It is pushed to the job's repository under a tag made of the base and of what is installed.
-    While those are the same nothing is built again, and k8sjob push and submit add the code to it.
-    Prints the image by its digest; if nothing is installed, the base.
+    It is pushed to the job's repository under a tag derived from the base and the dependencies.
+    While these stay the same nothing is built again; k8sjob push and submit add the code to it.
+    Prints the image with its digest, or the base if there is nothing to install.
     """
     spec, images = job.load(), []
     how = {"builder": builder, "cached": not no_cache, "zstd": zstd, "dry_run": dry_run}
@@ -112,14 +112,14 @@ class _Line:
         self._show("sending", sent, total)
 
     def packing(self, packed: int, total: int) -> None:
-        """The progress of packing the code, before any of it is sent."""
+        """The progress of packing the code, before it is sent."""
         self._show("packing", packed, total)
 
     def _show(self, what: str, done: int, total: int) -> None:
         now = time.monotonic()
         if now < self._next:
             return
-        self._next = now + _EVERY[self._terminal]
+        self._next = now + _REPORT_SECONDS[self._terminal]
         text = safe_line(f"{what}: {shown_size(min(done, total))} of {shown_size(total)}")
         click.echo(f"\r\033[K{text}" if self._terminal else text, err=True, nl=not self._terminal)
         self.written = self._terminal
@@ -127,7 +127,7 @@ class _Line:
 
 @contextmanager
 def transfer_options(plain_http: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    """What builds and pushes take alike: the registry's client, and progress shown on stderr."""
+    """The options shared by builds and pushes: the registry's client, and progress on stderr."""
     progress = _Line()
     try:
         yield {"http": HttpClient(plain_http=plain_http), "progress": progress}

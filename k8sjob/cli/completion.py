@@ -21,7 +21,7 @@ from k8sjob.sanitize import safe_line
 
 _LINE: Final = "K8SJOB_LINE"
 _NO_SPACE, _NO_FILES = 2, 4
-"""What the last line, `:4`, asks of kubectl: bits."""
+"""The bits of the last line, `:4`, as kubectl reads them."""
 
 _BASH: Final = r"""
 _k8sjob() {
@@ -78,7 +78,7 @@ end
 complete -c k8sjob -f -k -a '(__k8sjob)'
 """
 SCRIPTS: Final = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
-"""What each shell evaluates."""
+"""The script that each shell evaluates."""
 
 
 def complete() -> None:

@@ -19,6 +19,7 @@ from k8sjob.cli.naming import (
 from k8sjob.cli.options import ago, selector_option
 from k8sjob.cli.output import line, say
 from k8sjob.errors import BackendError, JobNotFound
+from k8sjob.kube.objects import Object
 from k8sjob.observe.status import deletion, job_status
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def delete_command(  # noqa: PLR0917 - click hands them over by name
     place that was not named.
     """
     if sum((bool(jobs), bool(labels), everything)) != 1:
-        raise click.UsageError("name jobs, or select them by -l SELECTOR or by --all")
+        raise click.UsageError("name jobs, or select them with -l SELECTOR or --all")
     if jobs and before:
         raise click.UsageError("--older-than selects among the jobs of -l SELECTOR or --all")
     chosen = find_all(jobs, place) if jobs else _chosen(labels, before, place)
@@ -97,12 +98,12 @@ def _delete(backend: Backend, ref: JobRef, *, checkpoints: bool) -> None:
 
 
 def _kept(backend: Backend, ref: JobRef) -> str:
-    """What holds up the deletion of a job; empty if it is gone."""
+    """The reason why a job still exists after its deletion; empty if it is gone."""
     try:
         job = backend.snapshot(ref).job
     except BackendError:  # gone, or unknown
         return ""
-    return deletion(job) if job["metadata"].get("deletionTimestamp") else ""
+    return deletion(job) if Object(job).deleting else ""
 
 
 def _chosen(labels: str, before: datetime | None, place: Place) -> Sequence[tuple[Backend, JobRef]]:

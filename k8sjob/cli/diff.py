@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
+from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options, with_target
 from k8sjob.cli.naming import Place, place_options
 from k8sjob.cli.options import (
     image_option,
     onto_option,
     plain_http_option,
     target_option,
-    targeted,
 )
 from k8sjob.cli.output import fail, say, some
 from k8sjob.errors import K8sJobError
@@ -56,7 +55,7 @@ def diff_command(  # noqa: PLR0917 - click hands them over by name
     """
     try:
         spec = job.load()
-        spec = targeted(spec, target, place)
+        spec = with_target(spec, target, place)
         with job.located():
             plan = plan_submission(spec, job.folder, image=image, namespace=place.namespace)
         backend = place.connect(plan.spec.namespace)
@@ -93,7 +92,7 @@ def show_lines(lines: Sequence[str], *, err: bool = False) -> None:
 
 
 def _explain(found: Difference, submit: str, edit: str) -> None:
-    """Which of the differences running pods would never see, and how to apply each."""
+    """Explain which differences would not reach running pods, and how to apply each."""
     if found.is_new:
         say(f"\nthe job does not exist; create it: {submit}")
     if found.at_once:

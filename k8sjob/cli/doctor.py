@@ -13,11 +13,12 @@ from k8sjob.backends.local.machine import check_packages
 from k8sjob.checks.doctor import Check, Report, Verdict, examine, gather
 from k8sjob.checks.doctor.check import problem, warning
 from k8sjob.checks.doctor.machine import Machine, client, here, look
-from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
+from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options, with_target
 from k8sjob.cli.naming import Place, is_namespace, place_options
-from k8sjob.cli.options import AUTO, format_option, target_option, targeted
+from k8sjob.cli.options import AUTO, format_option, target_option
 from k8sjob.cli.output import count, document
 from k8sjob.errors import BackendError
+from k8sjob.kube.objects import Object
 from k8sjob.rendering import manifest
 from k8sjob.sanitize import safe_line
 from k8sjob.spec import Image, JobSpec
@@ -61,7 +62,7 @@ def doctor_command(job: JobFile | None, target: str | None, place: Place, output
         if spec is None:
             raise click.UsageError("--target auto chooses for a job; name its file, or a target")
         if place.asks_cluster:
-            spec = targeted(spec, target, place)
+            spec = with_target(spec, target, place)
             target = spec.target
     elif spec and target:
         spec = spec.with_(target=target)
@@ -74,7 +75,7 @@ def doctor_command(job: JobFile | None, target: str | None, place: Place, output
         _show(report)
     else:
         document(report.as_dict(), output)
-    return int(report.hindered)
+    return int(report.is_blocked)
 
 
 def _cluster(place: Place, machine: Machine, spec: JobSpec | None, target: str | None) -> Report:
@@ -84,8 +85,8 @@ def _cluster(place: Place, machine: Machine, spec: JobSpec | None, target: str |
     except BackendError as error:
         return Report([*client(machine, place.client), problem("kubeconfig", *_split(error))])
     if not is_namespace(transport.namespace):
-        seen = f"the context's namespace {transport.namespace!r} is no namespace's name"
-        return Report([problem("kubeconfig", seen, "correct the kubeconfig, or name one by -n")])
+        seen = f"the context's namespace {transport.namespace!r} is not a valid namespace"
+        return Report([problem("kubeconfig", seen, "correct the kubeconfig, or name one with -n")])
     job = manifest(spec) if spec else None
     kind = by_name(target or DEFAULT.name)
     facts = gather(transport, transport.namespace, job, target=kind)
@@ -100,7 +101,7 @@ def _slow_nodes(facts: Facts) -> Iterator[Check]:
     from k8sjob.backends.record import RecordBackend, Records  # noqa: PLC0415 - for clusters alone
     from k8sjob.observe.usage import read_usage, slow_nodes  # noqa: PLC0415 - the same
 
-    here = {node["metadata"]["name"] for node in facts.items("nodes") or ()}
+    here = {Object(node).name for node in facts.items("nodes") or ()}
     found = []
     with suppress(BackendError):
         for path in Records().newest(_RECORDS) if here else ():

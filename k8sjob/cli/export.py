@@ -31,7 +31,7 @@ from k8sjob.errors import JobNotFound, K8sJobError
     "--all",
     "everything",
     is_flag=True,
-    help="The optimizer, the position in the data and the rest, too.",
+    help="Include the optimizer, the position in the data and the rest.",
 )
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 def export_command(checkpoint: Path, output: Path, everything: bool, force: bool) -> None:

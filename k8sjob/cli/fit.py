@@ -37,7 +37,7 @@ def _sizes(_ctx: click.Context, _option: click.Parameter, given: str | None) -> 
     "--gpu-memory",
     metavar="SIZE",
     callback=_bytes,
-    help="Memory of a GPU, as 80G; by default that of resources.gpu_type.",
+    help="Memory of a GPU, such as 80G; by default that of resources.gpu_type.",
 )
 @format_option("table", "json", "yaml")
 def fit_command(

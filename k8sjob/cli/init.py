@@ -31,16 +31,16 @@ _NAME: Final = "my-job"
 @click.argument(
     "folder", required=False, type=click.Path(path_type=Path, file_okay=False), metavar="DIR"
 )
-@click.option("--name", help="The job's name; that of the folder if it is not given.")
+@click.option("--name", help="The job's name; by default the folder's.")
 @click.option(
     "--from",
     "origin",
     type=click.Path(path_type=Path, exists=True),
     metavar="SCRIPT",
-    help="Write the job.yaml of a script, of a notebook, or of the training script in a folder.",
+    help="Write the job.yaml of a script, a notebook, or the training script in a folder.",
 )
 def init_command(folder: Path | None, name: str | None, origin: Path | None) -> None:
-    """Write a job into DIR that runs as it is: handwritten digits, two processes.
+    """Write a job into DIR that is ready to run: handwritten digits, two processes.
 
     With --from, write the job.yaml of a training script into its folder, or into DIR around it:
     how it is started, what it imports, which GPUs and arguments it takes, with the reasons. The
@@ -49,10 +49,10 @@ def init_command(folder: Path | None, name: str | None, origin: Path | None) -> 
     Existing files are not overwritten.
     """
     if origin is not None:
-        _from(origin, folder, name or "")
+        _init_from_script(origin, folder, name or "")
         return
     if folder is None:
-        raise click.UsageError("name the DIR of the new job, or a script by --from")
+        raise click.UsageError("name the DIR of the new job, or a script with --from")
     files = _job(name or folder.absolute().name, named=name is not None)
     _write(files, folder, "use another folder")
     for file in files:
@@ -62,7 +62,7 @@ def init_command(folder: Path | None, name: str | None, origin: Path | None) -> 
     say(f"\nrun it:     k8sjob run {job}\nit needs:   pip install torch -r {requirements}")
 
 
-def _from(origin: Path, folder: Path | None, name: str) -> None:
+def _init_from_script(origin: Path, folder: Path | None, name: str) -> None:
     """Write the job of a script."""
     from k8sjob.backends.local.machine import check_packages  # noqa: PLC0415 - for this alone
     from k8sjob.checks.from_script import draft, find_script  # noqa: PLC0415 - with all of lint
@@ -112,10 +112,10 @@ def _write(files: Mapping[str, str], folder: Path, step: str) -> None:
 @click.command("adopt")
 @click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
 def adopt_command(file: Path) -> None:
-    """Print the job.yaml that renders what a manifest says: FILE, or - for stdin.
+    """Print a job.yaml that renders the same job as a manifest: FILE, or - for standard input.
 
-    FILE has one job of a kind that is a target, and what belongs to it. What a job.yaml has no
-    field for goes to its pod_template or overlay; nothing is dropped. Notes about it go to standard
+    FILE has one job of a supported kind and the objects that belong to it. Whatever has no field in
+    job.yaml goes to its pod_template or overlay; nothing is dropped. Notes about it go to standard
     error, so that k8sjob adopt pytorchjob.yaml > job.yaml works.
     """
     from k8sjob.adopt import adopt  # noqa: PLC0415 - of no use for init

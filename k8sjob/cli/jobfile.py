@@ -9,20 +9,26 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from k8sjob.cli.options import AUTO
+from k8sjob.cli.output import say
 from k8sjob.errors import field_path
 from k8sjob.spec import JobSpec, load
-from k8sjob.spec.errors import field_paths, field_values
-from k8sjob.spec.load import Change, folder_of, located, steps
+from k8sjob.spec.base import field_paths
+from k8sjob.spec.document import Change, steps
+from k8sjob.spec.errors import field_values
+from k8sjob.spec.load import folder_of, located
 from k8sjob.yamldoc import JOB_FILE, flow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
+    from k8sjob.cli.naming import Place
+
 _ARGS: Final = "k8sjob.args"
-_SHORT: Final = {
+_SHORT_OPTIONS: Final = {
     "name": ("name", "NAME", str, "The job's name."),
-    "workers": ("replicas.workers", "N", int, "Replicas beside the Master."),
+    "workers": ("replicas.workers", "N", int, "Workers, in addition to the Master."),
     "nproc": ("replicas.nproc_per_node", "N", int, "Processes in each replica."),
     "gpus": ("resources.gpus", "N", int, "GPUs of each replica."),
 }
@@ -51,7 +57,7 @@ class JobFile:
 
     @property
     def folder(self) -> Path:
-        """What the relative paths of the job start from."""
+        """The folder that the relative paths of the job start from."""
         return folder_of(self.path)
 
     def words(self, spec: JobSpec) -> list[str]:
@@ -101,7 +107,7 @@ class JobCommand(click.Command):
     """A command whose words after `--` are arguments of the job's script."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click does it, but for those words."""
+        """Parse as click does, except for those words."""
         if "--" in args:
             at = args.index("--")
             args, ctx.meta[_ARGS] = args[:at], args[at + 1 :]
@@ -130,14 +136,14 @@ def job_file_options(
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
         def with_job(file: Path | None, sets: tuple[Change, ...], **options: Any) -> Any:
-            short = {name: options.pop(name) for name in _SHORT}
+            short = {name: options.pop(name) for name in _SHORT_OPTIONS}
             changes = _changes(sets, short, script_args())
             if file is None and not (required or changes):
                 return command(job=None, **options)
             return command(job=JobFile(file or Path(JOB_FILE), changes), **options)
 
         wrapped: Callable[..., Any] = with_job
-        for name, (_, metavar, kind, text) in reversed(_SHORT.items()):
+        for name, (_, metavar, kind, text) in reversed(_SHORT_OPTIONS.items()):
             wrapped = click.option(f"--{name}", metavar=metavar, type=kind, help=text)(wrapped)
         path = click.Path(path_type=Path, allow_dash=True)
         return click.argument("file", required=False, type=path)(set_option(wrapped))
@@ -151,7 +157,18 @@ def _changes(
     found = [*sets]
     for name, value in short.items():
         if value is not None:
-            found.append(Change(tuple(_SHORT[name][0].split(".")), value))
+            found.append(Change(tuple(_SHORT_OPTIONS[name][0].split(".")), value))
     if args:
         found.append(Change(("run", "args"), list(args), adds=True))
     return tuple(found)
+
+
+def with_target(spec: JobSpec, target: str | None, place: Place) -> JobSpec:
+    """The spec with the target of the option; prints what `auto` has chosen."""
+    if target == AUTO:
+        from k8sjob.jobs.submit import choose_target  # noqa: PLC0415 - few ask for it
+
+        spec, why = choose_target(spec, place.connect(spec.namespace))
+        say(f"target {spec.target}: {why}")
+        return spec
+    return spec.with_(target=target) if target else spec

@@ -30,11 +30,11 @@ _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 def list_command(labels: str, output: str, place: Place) -> int:
     """List the jobs of this machine and, if one is configured, of the cluster; newest first.
 
-    Of up to 32 running jobs, the newest, it shows epoch, step, loss and ETA, or how far the start
-    is. If this machine has several runs of one name, each is listed as local/NAME@RUN.
+    For the newest 32 running jobs it shows epoch, step, loss and ETA, or how far their start is. If
+    this machine has several runs of one name, each is listed as local/NAME@RUN.
 
-    If the cluster cannot be reached, the jobs of this machine are listed all the same, with an
-    error and the exit code 1.
+    If the cluster cannot be reached, the jobs of this machine are still listed, with an error and
+    the exit code 1.
     """
     jobs, failed, asked = all_jobs(labels, place)
     found = [(job_status(snapshot), snapshot, backend) for backend, snapshot in jobs]

@@ -55,7 +55,7 @@ _CHUNK: Final = 1 << 20
     "folder",
     metavar="DIR",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Write files to DIR, one a replica and attempt, instead of printing.",
+    help="Write files to DIR, one per replica and attempt, instead of printing.",
 )
 @format_option("text", "json")
 @place_options()
@@ -74,9 +74,9 @@ def logs_command(  # noqa: PLR0917 - click hands them over by name
 ) -> int:
     """Print what the replicas of a job wrote, ordered by time.
 
-    Lines of several replicas have the replica's name in front. Control sequences are taken out;
-    with -o json and in files each line is as it was written. A separate line says what the node
-    has not kept. Files of --save only grow: other output goes to files beside them.
+    Lines of several replicas begin with the replica's name. Control sequences are removed; with
+    -o json and in files each line is as it was written. A separate line says what the node has not
+    kept. --save only appends to existing files: other output goes to new files beside them.
     """
     if folder and output == "json":
         raise click.UsageError("--save writes the lines as they are; leave -o json out")
@@ -86,7 +86,7 @@ def logs_command(  # noqa: PLR0917 - click hands them over by name
     if len(chosen) > MOST_AT_ONCE and (follow or tail is None) and not previous:
         say(_choice(chosen, follow=follow))
     silent = dict.fromkeys(chosen)
-    lines = _noted(
+    lines = _tracked(
         logs(backend, ref, chosen, follow=follow, previous=previous, since=since, tail=tail), silent
     )
     shown: _Printer | Saver = (
@@ -107,7 +107,7 @@ def logs_command(  # noqa: PLR0917 - click hands them over by name
     return interrupts.exit_code
 
 
-def _noted(lines: Iterable[LogLine], silent: dict[str, None]) -> Iterator[LogLine]:
+def _tracked(lines: Iterable[LogLine], silent: dict[str, None]) -> Iterator[LogLine]:
     """The same lines; a replica that has one is taken out of the silent ones."""
     for one in lines:
         silent.pop(one.replica, None)
@@ -134,7 +134,7 @@ def _waiting(status: JobStatus, silent: Sequence[str]) -> Iterator[str]:
 
 
 def _choice(replicas: Sequence[str], *, follow: bool) -> str:
-    """What happens with more replicas than are read side by side."""
+    """A notice if there are more replicas than are read side by side."""
     if follow:
         return (
             f"following {replicas[0]} and the next {MOST_AT_ONCE - 1} of {len(replicas)} replicas;"
@@ -188,7 +188,7 @@ def _event_text(event: Event) -> Text:
 
 
 class Saver:
-    """Writes lines of output into files of a folder, one a replica and attempt, inside a `with`.
+    """Writes output to files in a folder, one per replica and attempt; a context manager.
 
     At the end the names of the files are printed.
 
@@ -276,10 +276,10 @@ def _may_become(path: Path, part: Path) -> bool:
     """Whether nothing is lost if `part` takes this name."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         return False
-    return not path.exists() or _share_beginning(path, part)
+    return not path.exists() or _is_continuation(path, part)
 
 
-def _share_beginning(one: Path, other: Path) -> bool:
+def _is_continuation(one: Path, other: Path) -> bool:
     """Whether the shorter of two files is the beginning of the longer one."""
     with one.open("rb") as left, other.open("rb") as right:
         while True:

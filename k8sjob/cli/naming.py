@@ -1,4 +1,4 @@
-"""Which job a command means: NAME, local/NAME or NAMESPACE/NAME, and the options that say where."""
+"""The job that a command names: NAME, local/NAME, NAMESPACE/NAME; options for the place."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from k8sjob.cli.options import selector
 from k8sjob.cli.output import warn
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.kube.client.kubeconfig import configured, contexts, namespaces
+from k8sjob.kube.objects import Object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,7 +40,7 @@ COMPLETION_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a command looks for jobs, as its options say; None: as the kubeconfig says.
+    """The place where a command looks for jobs, by its options; None: as the kubeconfig says.
 
     Attributes:
         namespace: of the cluster.
@@ -59,7 +60,7 @@ class Place:
 
     def __post_init__(self) -> None:
         if self.namespace is not None and not is_namespace(self.namespace):
-            raise click.UsageError(f"-n {self.namespace!r} is no namespace's name")
+            raise click.UsageError(f"-n {self.namespace!r} is not a valid namespace")
         if self.is_cluster and self.is_local:
             raise click.UsageError("--local means this machine; leave out the options of a cluster")
         if self.namespace and self.all_namespaces:
@@ -111,20 +112,20 @@ def place_options(
             "-n",
             "--namespace",
             metavar="NS",
-            help="Namespace of the cluster.",
+            help="Namespace in the cluster.",
             shell_complete=_namespaces,
         ),
         click.option(
             "--context",
             metavar="NAME",
-            help="Context of the kubeconfig.",
+            help="Context in the kubeconfig.",
             shell_complete=_contexts,
         ),
         click.option("--kubeconfig", metavar="FILE", help="Instead of $KUBECONFIG."),
         click.option(
             "--client",
             type=click.Choice(["python", "kubectl"]),
-            help="Access the cluster by the kubernetes package, or by kubectl.",
+            help="Access the cluster through the kubernetes package or kubectl.",
         ),
     ]
     if everywhere:
@@ -163,7 +164,7 @@ def _namespaces(ctx: click.Context, _parameter: click.Parameter, incomplete: str
 
 
 def _place(ctx: click.Context) -> Place:
-    """Where the options so far say."""
+    """The place by the options that were parsed so far."""
     known = {field.name for field in fields(Place)}
     return Place(**{k: v for k, v in ctx.params.items() if k in known and v is not None})
 
@@ -232,7 +233,7 @@ def _find(job: str, place: Place) -> tuple[Backend, JobRef]:
     namespace, _, name = job.rpartition("/")
     if not _NAME.fullmatch(name) or ("/" in job and not is_namespace(namespace)):
         raise click.UsageError(
-            f"{job!r} is no name of a job; write NAME, local/NAME, local/NAME@RUN or NAMESPACE/NAME"
+            f"{job!r} is not a job's name; write NAME, local/NAME, local/NAME@RUN or NAMESPACE/NAME"
         )
     is_run = "@" in name
     if is_run and namespace not in {"", LOCAL}:
@@ -337,7 +338,7 @@ def jobs_here(labels: str) -> list[Snapshot]:
         click.UsageError: it is not a selector.
     """
     fits = selector(labels)
-    return [s for s in local_backend().jobs() if fits(s.job["metadata"].get("labels") or {})]
+    return [s for s in local_backend().jobs() if fits(Object(s.job).labels)]
 
 
 def complete_job(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -346,11 +347,11 @@ def complete_job(ctx: click.Context, _parameter: click.Parameter, incomplete: st
     namespace, slash, _ = incomplete.rpartition("/")
     here, there = [], dict[str, str]()
     if not place.is_cluster and namespace in {"", LOCAL}:
-        here = list(dict.fromkeys(s.job["metadata"]["name"] for s in local_backend().jobs()))
+        here = list(dict.fromkeys(Object(s.job).name for s in local_backend().jobs()))
     if namespace != LOCAL and place.asks_cluster:
         with suppress(BackendError):
             jobs = _within(COMPLETION_SECONDS, lambda: place.connect(namespace or None).jobs())
-            there = {s.job["metadata"]["name"]: s.job["metadata"]["namespace"] for s in jobs}
+            there = {Object(s.job).name: Object(s.job).namespace for s in jobs}
     names = [f"{LOCAL}/{name}" if slash or name in there else name for name in here]
     names += [f"{ns}/{name}" if slash or name in here else name for name, ns in there.items()]
     return [name for name in names if name.startswith(incomplete)]

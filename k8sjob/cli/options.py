@@ -8,29 +8,26 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
 
-from k8sjob.cli.output import say
 from k8sjob.spec.values import TargetName
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from k8sjob.cli.naming import Place
-    from k8sjob.spec import JobSpec
 
 image_option = click.option(
-    "--image", metavar="REF", help="The image that the replicas run, best with its digest."
+    "--image", metavar="REF", help="The image that the replicas run, preferably with its digest."
 )
 onto_option = click.option(
     "--onto",
     metavar="REF",
-    help="Add the code to this image, which has what the job installs, not to the base.",
+    help="Add the code to this image, which has the job's dependencies, instead of the base.",
 )
 build_option = click.option(
     "--build",
     "builds",
     is_flag=True,
-    help="Build what the job installs first, unless it is built already.",
+    help="Build the image with the job's dependencies first, unless it exists.",
 )
 plain_http_option = click.option(
     "--plain-http",
@@ -43,8 +40,8 @@ AUTO: Final = "auto"
 target_option = click.option(
     "--target",
     type=click.Choice([*get_args(TargetName), AUTO]),
-    help="The kind of object that the job becomes, instead of the file's. auto: the first that the"
-    " cluster can take it as.",
+    help="The kind of object that the job becomes, instead of the file's. auto: the first kind"
+    " that the cluster can run.",
 )
 selector_option = click.option(
     "-l",
@@ -56,19 +53,8 @@ selector_option = click.option(
 )
 
 
-def targeted(spec: JobSpec, target: str | None, place: Place) -> JobSpec:
-    """The spec with the target of the option; prints what `auto` has chosen."""
-    if target == AUTO:
-        from k8sjob.jobs.submit import choose_target  # noqa: PLC0415 - few ask for it
-
-        spec, why = choose_target(spec, place.connect(spec.namespace))
-        say(f"target {spec.target}: {why}")
-        return spec
-    return spec.with_(target=target) if target else spec
-
-
 def format_option(
-    *formats: str, text: str = "The format of the output."
+    *formats: str, text: str = "Output format."
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """The option `-o`; the first of the formats is the default."""
     kinds = click.Choice(formats)
@@ -79,7 +65,7 @@ def format_option(
 
 def view_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options -o, -v and --no-logs of a command that follows a job."""
-    formats = "auto: a live screen in a terminal, else plain lines. json: one event a line."
+    formats = "auto: a live screen in a terminal, else plain lines. json: one event per line."
     no_logs = click.option(
         "--no-logs", is_flag=True, help="Only the job's state: neither output nor progress."
     )
@@ -114,7 +100,7 @@ def selector(text: str) -> Callable[[Mapping[str, str]], bool]:
         term = _TERM.match(text, at)
         if term is None:
             raise click.UsageError(
-                f"-l {text!r}: {text[at:]!r} is no selector; write key=value, key!=value,"
+                f"-l {text!r}: {text[at:]!r} is not a selector; write key=value, key!=value,"
                 " key in (a, b), key notin (a, b), key or !key, with commas between"
             )
         terms.append(term)

@@ -1,4 +1,4 @@
-"""What commands write: data on stdout, progress and errors on stderr, and the exit code."""
+"""The output of commands: data on stdout, progress and errors on stderr, and the exit code."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def say(message: str) -> None:
 
 
 def warn(message: str) -> None:
-    """What may not be intended, but stops nothing: on stderr."""
+    """Print a warning on stderr."""
     _labelled("warning:", "yellow", message)
 
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
-import gc
-import os
 import sys
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
-from k8sjob.cli.output import reported
 from k8sjob.contract import __version__, did_you_mean
 
 if TYPE_CHECKING:
@@ -21,8 +16,6 @@ if TYPE_CHECKING:
 
 COMPLETE: Final = "K8SJOB_COMPLETE"
 """The variable by which a shell asks for completion; see k8sjob.cli.completion."""
-_GARBAGE: Final = 100_000
-"""New objects before the collector looks at them; Python's own number is 700."""
 
 
 class Command(NamedTuple):
@@ -37,8 +30,8 @@ class Command(NamedTuple):
 COMMANDS: Final = {
     command.name: command
     for command in (
-        Command("Begin", "init", "init", "Write a job that runs as it is: job.yaml, main.py"),
-        Command("Begin", "adopt", "init", "Turn a manifest into a job.yaml"),
+        Command("Start", "init", "init", "Write a job that is ready to run: job.yaml, main.py"),
+        Command("Start", "adopt", "init", "Turn a manifest into a job.yaml"),
         Command("Check", "validate", "validate", "Check job.yaml files"),
         Command("Check", "schema", "validate", "Print the JSON Schema of job.yaml"),
         Command("Check", "render", "render", "Print the manifest, or the Dockerfile"),
@@ -47,33 +40,33 @@ COMMANDS: Final = {
         Command("Check", "fit", "fit", "Estimate the memory of a rank, and what fits a GPU"),
         Command("Check", "doctor", "doctor", "Check that jobs can be submitted"),
         Command("Run", "run", "run", "Run a job on this machine and follow it"),
-        Command("Run", "build", "build", "Build the image with what a job installs"),
-        Command("Run", "push", "push", "Add a job's code to its base, in the registry"),
+        Command("Run", "build", "build", "Build the image with a job's dependencies"),
+        Command("Run", "push", "push", "Add a job's code to its base image, in the registry"),
         Command("Run", "submit", "submit", "Create a job in a cluster"),
-        Command("Run", "rerun", "rerun", "Run a job once more, as it was"),
+        Command("Run", "rerun", "rerun", "Run a job again as it was"),
         Command("Run", "diff", "diff", "Show what submitting again would change"),
-        Command("Look", "list", "list", "List jobs"),
-        Command("Look", "status", "status", "Show one job and its replicas"),
-        Command("Look", "watch", "run", "Follow a job to its end"),
-        Command("Look", "logs", "logs", "Print what the replicas wrote"),
-        Command("Look", "why", "why", "Explain why a job failed or makes no progress"),
-        Command("Look", "usage", "usage", "Show where GPU hours went"),
-        Command("Look", "metrics", "metrics", "Print or serve metrics for Prometheus"),
-        Command("Look", "ui", "ui", "Show jobs on a page in the browser"),
-        Command("Look", "collect", "collect", "Keep records of all jobs, and report their ends"),
-        Command("Look", "archive", "archive", "Write all that is known of a job as one file"),
-        Command("Look", "report", "archive", "Write a page about a job, for a browser"),
-        Command("Look", "export", "export", "Write a checkpoint's weights as one file"),
+        Command("Inspect", "list", "list", "List jobs"),
+        Command("Inspect", "status", "status", "Show one job and its replicas"),
+        Command("Inspect", "watch", "run", "Follow a job to its end"),
+        Command("Inspect", "logs", "logs", "Print what the replicas wrote"),
+        Command("Inspect", "why", "why", "Explain why a job failed or makes no progress"),
+        Command("Inspect", "usage", "usage", "Show where GPU hours went"),
+        Command("Inspect", "metrics", "metrics", "Print or serve metrics for Prometheus"),
+        Command("Inspect", "ui", "ui", "Show jobs on a page in the browser"),
+        Command("Inspect", "collect", "collect", "Keep records of all jobs, and report their ends"),
+        Command("Inspect", "archive", "archive", "Write all that is known about a job to one file"),
+        Command("Inspect", "report", "archive", "Write an HTML page about a job"),
+        Command("Inspect", "export", "export", "Write a checkpoint's weights to one file"),
         Command("Change", "suspend", "suspend", "Stop a job's replicas after a checkpoint"),
         Command("Change", "resume", "suspend", "Resume a suspended job"),
         Command("Change", "delete", "delete", "Stop a job and remove it"),
         Command("Shell", "completion", "version", "Print the completion script of a shell"),
-        Command("Shell", "version", "version", "Print the versions that matter"),
+        Command("Shell", "version", "version", "Print the versions of k8sjob, Python and torch"),
     )
 }
 
 
-MEANT: Final[dict[str, tuple[str, ...]]] = {
+FOREIGN_NAMES: Final[dict[str, tuple[str, ...]]] = {
     command: names
     for words, names in (
         ("new create-job", ("init",)),
@@ -140,10 +133,10 @@ class Program(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does it, with a suggestion for a name that is nearly one."""
+        """Resolve as click does, with a suggestion for a name that is nearly right."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             hint = did_you_mean(args[0], COMMANDS, f"the commands are {', '.join(COMMANDS)}")
-            if meant := MEANT.get(args[0].lower()):
+            if meant := FOREIGN_NAMES.get(args[0].lower()):
                 hint = f"did you mean {' or '.join(map(repr, meant))}?"
             raise click.UsageError(f"no command {args[0]!r}; {hint}", ctx)
         return super().resolve_command(ctx, args)
@@ -182,46 +175,7 @@ def _show_traceback(ctx: click.Context, _parameter: click.Parameter, value: bool
 def program() -> None:
     """Distributed PyTorch training from one job.yaml, the same on a laptop and on Kubernetes.
 
-    A job is NAME; local/NAME on this machine, or local/NAME@RUN for an earlier run of that name;
+    Jobs are named NAME, or local/NAME on this machine (local/NAME@RUN for an earlier run) and
     NAMESPACE/NAME in the cluster.
     Begin with: k8sjob init my-job
     """
-
-
-def main(args: list[str] | None = None) -> NoReturn:
-    """Run the command line and leave the process with its exit code.
-
-    Args:
-        args: arguments without the program's name; None takes the process's own.
-    """
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed by the caller, as by `k8sjob ... <&-`
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115 - for the process's life
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal that lacks a character gets a `?`
-    # Modules are never garbage: looking through them again and again takes a tenth of a command.
-    gc.set_threshold(_GARBAGE)
-    if args is None:
-        # Nor at the end: it would take half a second with the Python client.
-        atexit.register(gc.freeze)
-        args = sys.argv[1:]
-    if os.environ.pop(COMPLETE, None):
-        from k8sjob.cli.completion import complete  # noqa: PLC0415 - a shell asks, no person
-
-        complete()
-        sys.exit(0)
-    options = set[str]()
-    with reported(options):
-        code = program.main(
-            args or ["--help"], prog_name=_called(), standalone_mode=False, obj=options
-        )
-    sys.exit(code or 0)
-
-
-def _called() -> str:
-    """The name that the user types."""
-    name = Path(sys.argv[0]).name
-    if name == "__main__.py":
-        return "python -m k8sjob"
-    return name.replace("-", " ") if name.startswith("kubectl-") else "k8sjob"

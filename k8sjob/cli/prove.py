@@ -14,7 +14,9 @@ from k8sjob.errors import K8sJobError
 
 @click.command("prove", cls=JobCommand)
 @job_file_options()
-@click.option("--steps", metavar="K", type=click.IntRange(1), help="Optimizer steps at most.")
+@click.option(
+    "--steps", metavar="K", type=click.IntRange(1), help="Maximum number of optimizer steps."
+)
 @format_option("table", "json", "yaml")
 def prove_command(job: JobFile, steps: int | None, output: str) -> int:
     """Compare the training in FILE (default: job.yaml) on one process with that on several.

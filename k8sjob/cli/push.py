@@ -23,7 +23,7 @@ _SHOWN: Final = 10
 
 
 def _output(_ctx: click.Context, _option: click.Parameter, value: str) -> str | Path:
-    """What is printed, or the folder that the image is written to."""
+    """The output format, or the folder that the image is written to."""
     kind, _, folder = value.partition(":")
     if value in {"name", "json"}:
         return value
@@ -47,7 +47,7 @@ def _output(_ctx: click.Context, _option: click.Parameter, value: str) -> str | 
     callback=_output,
     default="name",
     show_default=True,
-    help="name: print the image's reference; json: all that is known of it; oci:DIR: write the"
+    help="name: print the image's reference; json: all that is known about it; oci:DIR: write the"
     " image to a folder, as an OCI layout, and nothing to the registry.",
 )
 def push_command(  # noqa: PLR0917 - click hands them over by name
@@ -59,9 +59,9 @@ def push_command(  # noqa: PLR0917 - click hands them over by name
     plain_http: tuple[str, ...],
     output: str | Path,
 ) -> None:
-    """Add the code of FILE (default: job.yaml) to its base, in the registry, without a builder.
+    """Add the code of FILE (default: job.yaml) to its base image, in the registry; no builder.
 
-    Prints the image by its digest. Unchanged code gives the same digest, and nothing is sent.
+    Prints the image with its digest. Unchanged code gives the same digest, and nothing is sent.
     Logins are those of docker and podman.
     """
     if builds and (dry_run or onto):
@@ -117,7 +117,7 @@ def report_push(pushed: Pushed, *, dry_run: bool = False, mounts: bool = True) -
 
 
 def _expected(pushed: Pushed, *, mounts: bool) -> str:
-    """What would be sent."""
+    """A line about the data that would be sent."""
     *base, layer, config = pushed.blobs
     own, below = (
         sum(blob.size for blob in blobs if blob.sent is Sent.MISSING)
@@ -129,7 +129,7 @@ def _expected(pushed: Pushed, *, mounts: bool) -> str:
 
 
 def _transfers(pushed: Pushed) -> str:
-    """How the parts of the image got to the registry."""
+    """Lines about how the parts of the image got to the registry."""
     words = {Sent.UPLOADED: "sent", Sent.MOUNTED: "mounted", Sent.THERE: "already there"}
     parts = []
     for sent, word in words.items():

@@ -1,4 +1,4 @@
-"""`k8sjob rerun`: a job once more, as it was."""
+"""`k8sjob rerun`: a job again, as it was."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from k8sjob.cli.run import attach, follow_here
 @click.option(
     "--folder",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="The folder with the job.yaml and the code, where it is not the one of that run.",
+    help="The folder with the job.yaml and the code, if it is not that of the run.",
 )
 @view_options
 @place_options()

@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     help="Resume the checkpoints of this earlier run, as `k8sjob list` names it: NAME@RUN.",
 )
 @click.option(
-    "--oversubscribe", is_flag=True, help="Allow more than 4 processes a core (and more than 32)."
+    "--oversubscribe", is_flag=True, help="Allow more than 4 processes per core (and more than 32)."
 )
-@click.option("--detach", is_flag=True, help="Leave it running, also when the terminal closes.")
-@click.option("-q", "--quiet", is_flag=True, help="Show nothing but why it failed.")
+@click.option("--detach", is_flag=True, help="Leave it running, even after the terminal closes.")
+@click.option("-q", "--quiet", is_flag=True, help="Show only why it failed.")
 @view_options
 def run_command(  # noqa: PLR0917 - click hands them over by name
     job: JobFile,
@@ -157,9 +157,9 @@ def watch_command(  # noqa: PLR0917 - click hands them over by name
 ) -> int:
     """Follow a job to its end: its state, its progress, its output.
 
-    Without NAME all jobs are followed, of the cluster if one is configured, else of this machine.
-    Ctrl-C leaves the jobs alone. The exit code is that of the job's outcome: 0 if it succeeded,
-    100 if it failed, 103 if it was stopped or deleted.
+    Without NAME it follows all jobs: those of the cluster if one is configured, else those of this
+    machine. Ctrl-C leaves the jobs alone. The exit code is that of the job's outcome: 0 if it
+    succeeded, 100 if it failed, 103 if it was stopped or deleted.
     """
     if factor and (job is None or no_logs):
         raise click.UsageError("--replay shows the output of one job: give NAME, without --no-logs")

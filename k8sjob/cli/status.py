@@ -14,7 +14,7 @@ from k8sjob.cli.output import count, document, line, table
 from k8sjob.errors import BackendError
 from k8sjob.observe.diagnose import diagnose
 from k8sjob.observe.logs import tail_lines
-from k8sjob.observe.status import JobStatus, ReplicaStatus, job_status, speaker
+from k8sjob.observe.status import JobStatus, ReplicaStatus, job_status, reporting_replica
 from k8sjob.targets.api import JobState
 from k8sjob.view.documents import (
     findings,
@@ -89,7 +89,7 @@ def _explain(backend: Backend, status: JobStatus, snapshot: Snapshot) -> None:
     """The first finding of `why`, which reads more, if the output of one replica shows trouble."""
     logs: dict[str, list[str]] = {}
     if status.replicas and status.state in (JobState.RUNNING, JobState.SUCCEEDED, JobState.FAILED):
-        name = speaker(snapshot.job)
+        name = reporting_replica(snapshot.job)
         with suppress(BackendError):
             logs[name] = tail_lines(backend, status.ref, name)
     related = backend.related(snapshot) if status.state is JobState.QUEUED else ()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from k8sjob.cli.diff import show_lines
-from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
+from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options, with_target
 from k8sjob.cli.naming import Place, place_options
 from k8sjob.cli.options import (
     AUTO,
@@ -18,7 +18,6 @@ from k8sjob.cli.options import (
     onto_option,
     plain_http_option,
     target_option,
-    targeted,
 )
 from k8sjob.cli.output import document, line, say, text, warn
 from k8sjob.cli.validate import show_lint_errors
@@ -80,12 +79,12 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
 ) -> int:
     """Create the job in FILE (default: job.yaml) in a cluster, after the cluster has checked it.
 
-    If the image has a base, the job's code is first added to that in the registry, as k8sjob push
-    does it; if the job installs something, to the image of k8sjob build.
+    If the image has a base, the job's code is first added to it in the registry, as k8sjob push
+    does; if the job has dependencies, the code is added to the image of k8sjob build.
 
-    If the same job exists and has not ended, it is attached to. Another one of that name, or one
-    that has ended, is never touched without --replace: the difference is shown, and the exit code
-    is 1. A submission that is interrupted leaves a whole job or none.
+    If the same job exists and has not ended, the command attaches to it. A different job of that
+    name, or one that has ended, is never touched without --replace: the difference is shown, and
+    the exit code is 1. A submission that is interrupted leaves a whole job or none.
     """
     for contradict, message in (
         (watch and (dry_run or output), "--watch follows the job; leave --dry-run and -o out"),
@@ -106,7 +105,7 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
         if contradict:
             raise click.UsageError(message)
     spec, folder = job.load(), job.folder
-    spec = targeted(spec, target, place)
+    spec = with_target(spec, target, place)
     with job.located():
         plan = plan_submission(
             spec, folder, image=image, namespace=place.namespace, generate_name=generate_name
@@ -172,7 +171,7 @@ def _with_image(
 
 
 def _show_plan(plan: Plan, place: Place, output: str | None) -> None:
-    """What would be sent, without a cluster."""
+    """Print the objects that would be sent, without asking a cluster."""
     manifest, namespace = sent(plan.manifest), plan.spec.namespace or place.namespace
     if namespace:
         # First, where one looks for it; the rest of the metadata follows.

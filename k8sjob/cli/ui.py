@@ -52,7 +52,7 @@ def ui_command(records: tuple[Path, ...], port: int, read_only: bool, place: Pla
 
 
 def _cluster(place: Place) -> ClusterBackend | None:
-    """The cluster; None where there is none, or it cannot be used while others are shown."""
+    """The cluster; None if there is none, or it cannot be used while others are shown."""
     if not place.asks_cluster:
         return None
     try:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.api import Backend
 
-_BY: Final = re.compile(r"job|namespace|node|label:(?P<label>[A-Za-z0-9][\w./-]*)")
+_GROUPING: Final = re.compile(r"job|namespace|node|label:(?P<label>[A-Za-z0-9][\w./-]*)")
 _MOST_NAMED: Final = 5
 _Groups = dict[tuple[str, str], dict[Use, float]]
 
@@ -38,7 +38,7 @@ _Groups = dict[tuple[str, str], dict[Use, float]]
     "--price",
     type=click.FloatRange(min=0),
     envvar="K8SJOB_PRICE",
-    help="Of a GPU for an hour, or of a CPU; adds the costs. Default: $K8SJOB_PRICE.",
+    help="Price of a GPU hour, or of a CPU hour; adds the costs. Default: $K8SJOB_PRICE.",
 )
 @format_option("table", "json", "yaml")
 @place_options(everywhere=True)
@@ -58,11 +58,11 @@ def usage_command(  # noqa: PLR0917 - click hands them over by name
     for the slowest rank, repeated after a failure, stalled, idle at the end; or running, where the
     script reports no steps.
     """
-    group = _BY.fullmatch(by)
+    group = _GROUPING.fullmatch(by)
     if group is None:
         raise click.UsageError(f"--by {by!r}: give job, namespace, node or label:KEY")
     if jobs and labels:
-        raise click.UsageError("name jobs, or select them by -l SELECTOR")
+        raise click.UsageError("name jobs, or select them with -l SELECTOR")
     failed = False
     if jobs:
         chosen = find_all(jobs, place, recorded=True)

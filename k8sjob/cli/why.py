@@ -41,9 +41,9 @@ _PHASE_ENDS: Final = {
     "meeting": "processes met",
     "step": "first step",
 }
-"""What each phase ends with."""
+"""The event that ends each phase."""
 _MOST_ROWS: Final = 16
-_WORTH_S: Final = 3600.0
+_NOTABLE_SECONDS: Final = 3600.0
 """Device seconds of a job from which on it is worth a note where they went."""
 
 
@@ -87,7 +87,7 @@ def why_command(job: str, timed: bool, output: str, place: Place) -> None:
     if not succeeded:
         return
     used = read_usage(backend, snapshot)
-    if used.total >= _WORTH_S and used.note:
+    if used.total >= _NOTABLE_SECONDS and used.note:
         line(used.note)
 
 
@@ -123,7 +123,7 @@ def _phase(phase: Phase) -> list[str]:
 
 
 def _show_rows(rows: Sequence[Row]) -> None:
-    """What is known of the replicas; of many those that started last."""
+    """Print the rows of the replicas; of many, those that started last."""
     shown = sorted(rows, key=lambda row: -(row.container or 0.0))[:_MOST_ROWS]
     moments = [one.name for one in fields(Row)][2:]
     known = [name for name in moments if any(getattr(row, name) is not None for row in shown)]

@@ -29,7 +29,7 @@ ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 """The first bytes of zstd frames."""
 _ZSTD_LEVEL: Final = 3
 ZSTD_ERRORS: tuple[type[Exception], ...] = ()
-"""What reading raises for data that is not zstd; empty where Python has no zstd."""
+"""The errors raised for data that is not zstd; empty if Python has no zstd."""
 
 try:
     if sys.version_info >= (3, 14):

@@ -32,7 +32,7 @@ class Built:
 
     Attributes:
         reference: by its digest, for good; None after a dry run, where there is no such image yet.
-        tag: under which it is found; None where nothing is installed, so that it is the base.
+        tag: under which it is found; None if nothing is installed, so that it is the base.
         base: the image below, by its digest.
         platform: os/architecture.
         wanted: what is installed.
@@ -107,7 +107,7 @@ def build(
         if dry_run:
             return result(None, builder=chosen.name)
         # Write as little as possible, since a build takes minutes until the registry refuses it.
-        place.bring(in_memory(_EMPTY), lambda _size: None)
+        place.add_blob(in_memory(_EMPTY), lambda _size: None)
         say(f"building {place.reference} by {chosen.name}: {wanted}; on {base.reference}")
         chosen.build(BuildRequest(image, wanted, base, below, place, cached, say, progress, zstd))
         made = read_base(place, base.platform)

@@ -1,4 +1,4 @@
-"""What of a build context goes into the image: the files that a build would copy, and secrets.
+"""The files of a build context that go into the image, and the search for secrets in them.
 
 Names are walked as bytes, so that the result is the same under any locale.
 """
@@ -102,7 +102,7 @@ class Context:
 
     @property
     def remark(self) -> str | None:
-        """What to say of a context that is larger than code is, before it is packed."""
+        """A remark on a context that is too large to be only code, before it is packed."""
         if self.size < _MUCH:
             return None
         return (
@@ -137,7 +137,7 @@ def read_context(folder: Path) -> Context:
 
 
 def _advice(files: Iterable[File]) -> str:
-    """What of a large context could be elsewhere."""
+    """Advice on what to leave out of a large context."""
     contents = [file for file in files if stat.S_ISREG(file.state.st_mode)]
     largest = sorted(contents, key=lambda file: -file.state.st_size)[:_SHOWN]
     shown = ", ".join(f"{file.name} ({shown_size(file.state.st_size)})" for file in largest)
@@ -244,8 +244,8 @@ def _check_link(path: bytes) -> None:
         pass  # it may lead somewhere in the image
     except OSError as error:
         raise ImageError(
-            f"{os.fsdecode(path)}: the link leads in a circle ({error.strerror}); take it away, or"
-            f" leave it out by {OWN_IGNORE}"
+            f"{os.fsdecode(path)}: the symbolic links form a circle ({error.strerror}); remove one,"
+            f" or leave it out by {OWN_IGNORE}"
         ) from None
 
 
@@ -257,7 +257,7 @@ def _unreadable(path: bytes, error: OSError) -> ImageError:
 
 
 class Secret(NamedTuple):
-    """Where (the line from 1) content looks like which credential; its value is never shown."""
+    """A line (from 1) that looks like a credential, and of which kind; its value is never shown."""
 
     path: str
     line: int

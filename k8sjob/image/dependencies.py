@@ -1,4 +1,4 @@
-"""What a job installs besides its code, and the tag of the image that has it.
+"""The dependencies that a job installs, and the tag of the image that has them.
 
 The image lies in the job's repository under a tag that follows from the base and from what is
 installed. Equal dependencies are one image, whoever has built it, and with whatever builder.
@@ -49,7 +49,7 @@ _REQUIREMENT: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
-    """What is to be installed on a base; false where that is nothing.
+    """The dependencies to install on a base; false if there are none.
 
     Attributes:
         requirements: contents of the requirements file; None: there is none.
@@ -81,11 +81,11 @@ class Dependencies:
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def place(self, repository: Reference, base: str) -> Reference:
-        """Where the image is, or will be: a tag in the job's repository."""
+        """The reference of the image, whether it exists or not: a tag in the job's repository."""
         return replace(repository, tag=f"deps-{self.key(base)[:16]}", digest=None)
 
     def __str__(self) -> str:
-        """As in `apt: git; pip: tqdm, einops; a requirements file of 3 lines`."""
+        """A summary: `apt: git; pip: tqdm, einops; a requirements file of 3 lines`."""
         parts = [f"{name}: {', '.join(getattr(self, name))}" for name in ("apt", "pip")]
         if self.requirements is not None:
             lines = len(self.requirements.splitlines())
@@ -110,7 +110,7 @@ class Dependencies:
         return None
 
     def checked_lines(self) -> list[str]:
-        """What uv reads: never the user's file, but the lines as they were understood here."""
+        """The requirements for uv: never the user's file, but its lines as parsed here."""
         return [line for _, line in self._located_lines()]
 
     def _located_lines(self) -> Iterator[tuple[str, str]]:
@@ -138,7 +138,7 @@ def _requirements(path: Path) -> str:
         if "$" in line:
             raise ImageError(
                 f"{shown} has a '$', by which variables of the environment, passwords too, would be"
-                " sent to the host of an address; take it out"
+                " sent to the host of an address; remove it"
             )
     return text
 
@@ -200,6 +200,6 @@ def image_on_base(spec: JobSpec, verb: str) -> Image:
     if isinstance(image, str) or image.base is None:
         raise ImageError(
             f"image: {spec.image_reference!r} is used as it is, so there is nothing to {verb};"
-            " write `image: {repository: ..., base: ...}` to have one made of your code"
+            " write `image: {repository: ..., base: ...}` to have one built from your code"
         )
     return image

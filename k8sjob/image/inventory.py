@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from k8sjob.image.registry.repository import Repository
 
 DEPS_HOME: Final = "/opt/deps"
-"""Where packages lie that were put on a base without running it."""
+"""The folder of packages that were put on a base without running it."""
 _WIDTH: Final = 4
 """Layers that are read at the same time."""
 DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -50,7 +50,7 @@ _SYSTEM_SITES: Final = re.compile(
 _NAME: Final = re.compile(
     r"^Name: *([A-Z0-9](?:[A-Z0-9._-]*[A-Z0-9])?)\s*$", re.MULTILINE | re.IGNORECASE | re.ASCII
 )
-"""Of a distribution; files here are named by it, so it must not be a path."""
+"""A distribution's name; files here are named by it, so it must not be a path."""
 _MAX_LINKS: Final = 40
 _CACHE_VERSION: Final = 2
 """Raised when something else is cached: what older versions have cached is read again then."""
@@ -142,7 +142,7 @@ def read_inventory(
         if kept > _MAX_KEPT:
             raise ImageError(
                 f"{where}: its {len(layers)} layers have more names and metadata than any Python"
-                " needs; take another base"
+                " needs; use another base"
             )
         return found
 
@@ -170,7 +170,7 @@ def take_inventory(base: Base, layers: Iterable[LayerScan]) -> Inventory:
     found = _version_and_sites(tree, *python)
     if found is None:
         raise ImageError(
-            f"{name}: the version of {python[0]} cannot be found out; take another base, or build"
+            f"{name}: the version of {python[0]} cannot be determined; use another base, or build"
             " with --builder buildah"
         )
     version, searched = found
@@ -275,7 +275,7 @@ def _glibc(tree: _Tree, name: str) -> tuple[int, int] | None:
     if any(posixpath.basename(path).startswith("ld-musl-") for path in tree.marks):
         return None
     raise ImageError(
-        f"{name}: packages are not made for its C library; take another base, or build with"
+        f"{name}: there are no packages for its C library; use another base, or build with"
         " --builder buildah"
     )
 
@@ -293,7 +293,7 @@ def _distributions(tree: _Tree, folders: Iterable[str]) -> Iterator[tuple[str, s
 
 @dataclass(frozen=True, slots=True)
 class LayerScan:
-    """What was found in a layer; paths begin without "/".
+    """The relevant contents of a layer; paths begin without "/".
 
     Attributes:
         links: target of each symbolic link.
@@ -422,7 +422,7 @@ def _scan_member(archive: tarfile.TarFile, member: tarfile.TarInfo, found: Layer
 
 
 def _text(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> str | None:
-    """What is kept of a file; None: the file is of no interest."""
+    """The part of a file that is kept; None: the file is of no interest."""
     if _PYTHON.search(path):
         return ""
     if not (_METADATA.search(path) or _VENV.search(path) or _LIBC_FILE.match(path)):

@@ -247,7 +247,7 @@ class Appended:
 
     @property
     def digest(self) -> str:
-        """Of the manifest."""
+        """The digest of the manifest."""
         return digest_of(self.manifest)
 
 

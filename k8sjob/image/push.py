@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """What a push has done, or would do.
+    """The result of a push, or of a dry run.
 
     Attributes:
         reference: the image by its digest, for good.
@@ -42,7 +42,7 @@ class Pushed:
         platform: os/architecture.
         files: number of files of the user's in the code layer, of code_size bytes.
         layer_size: bytes of the code layer as it is sent.
-        blobs: the parts; empty where the image was there already (unchanged).
+        blobs: the parts; empty if the image was there already (unchanged).
         private: files left out, since their names say that they hold credentials.
         findings: contents that look like credentials and are in the image all the same.
         origin: what the image is made of, for the job to carry.
@@ -120,7 +120,7 @@ def push(
         if strict and layer.findings:
             lines = "\n".join(map(str, layer.findings))
             raise ImageError(
-                f"{lines}\nthese look like credentials; take them out, or push without --strict"
+                f"{lines}\nthese look like credentials; remove them, or push without --strict"
             )
         base, bare = read.result()
         if output:
@@ -151,7 +151,7 @@ def push(
         findings=layer.findings,
         origin=Provenance(
             image=reference,
-            base=_bottom(base, onto) if bare is None else below.reference.at(bare.digest),
+            base=_base_by_digest(base, onto) if bare is None else below.reference.at(bare.digest),
             onto=base.pinned,
             platform=base.platform,
             layers=(
@@ -167,7 +167,7 @@ def push(
 def _read(
     below: Repository, target: Repository, image: Image, wanted: Dependencies
 ) -> tuple[Base, Manifest | None]:
-    """What the code is put on; where it has what is to be installed, the bare base's, too."""
+    """Read the image that the code is added to; if that has dependencies, its base as well."""
     if not wanted:
         return read_base(below, image.platform), None
     bare = below.image(image.platform)
@@ -176,12 +176,12 @@ def _read(
     if not found.is_there():
         raise ImageError(
             f"image: {wanted} has to be installed, and no image has it: there is no {place}; build"
-            " it with `k8sjob build`, or name one that has it by --onto"
+            " it with `k8sjob build`, or name one that has it with --onto"
         )
     return read_base(found, image.platform), bare
 
 
-def _bottom(base: Base, onto: str | None) -> str:
+def _base_by_digest(base: Base, onto: str | None) -> str:
     """The base by its digest: the spec's, or the one that the named image is labelled with."""
     if onto is None:
         return base.pinned

@@ -1,4 +1,4 @@
-"""Jobs from their spec on: planned, then submitted to a cluster or run on this machine.
+"""The steps from a spec to a job: planned, then submitted to a cluster or run here.
 
 The library and the command line both compose their work here; nothing here prints.
 

@@ -11,8 +11,8 @@ from k8sjob.contract import RUNTIME_HOME
 from k8sjob.errors import Problem, SpecError
 from k8sjob.rendering import check_script, companion, manifest
 from k8sjob.spec import JobSpec, load
+from k8sjob.spec.job import longest_name
 from k8sjob.spec.load import folder_of
-from k8sjob.spec.rules import longest_name
 from k8sjob.targets.jobs import DEFAULT
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def _problems(spec: JobSpec, namespace: str | None, *, generate_name: bool) -> I
 
 
 def warnings(plan: Plan) -> list[str]:
-    """What may not be intended, although the cluster accepts it."""
+    """Warnings about a plan that the cluster accepts, but that may not be intended."""
     found = list(plan.spec.remarks)
     not_built_yet = plan.spec.builds_image and plan.image == plan.spec.image_reference
     if "@sha256:" in plan.image or not_built_yet:

@@ -1,4 +1,4 @@
-"""A job once more: the same spec and the same code, from the job or from a record of it."""
+"""A job again: the same spec and the same code, from the job or from a record of it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def plan_here(launched: Launched, folder: Path | None = None) -> tuple[Plan, lis
     source = folder or launched.folder
     if not source.is_dir():
         raise BackendError(
-            f"{source}, where the job.yaml and the code were, is no folder on this machine; name"
+            f"{source}, where the job.yaml and the code were, is not a folder on this machine; name"
             " the one with the same code: --folder DIR"
         )
     spec = JobSpec.from_yaml(launched.spec)
@@ -80,13 +80,13 @@ def plan_here(launched: Launched, folder: Path | None = None) -> tuple[Plan, lis
         more = f" and {len(changed) - _NAMED} more" if changed[_NAMED:] else ""
         raise BackendError(
             f"{', '.join(changed[:_NAMED])}{more} in {plan.context} is not what the job ran with;"
-            " name a folder with the same code by --folder DIR, or run what is there: k8sjob run"
+            " name a folder with the same code with --folder DIR, or run what is there: k8sjob run"
         )
     return replace(plan, code=launched.copy), changed
 
 
 def _digest(path: Path) -> str | None:
-    """The SHA-256 of a file; None where it cannot be read."""
+    """The SHA-256 of a file; None if it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

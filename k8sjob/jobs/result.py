@@ -1,4 +1,4 @@
-"""What a job reached: how it ended, its metrics and their history, its checkpoint, its output."""
+"""The result of a job: how it ended, its metrics and their history, its checkpoint, its output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError, JobFailed
 from k8sjob.observe.diagnose import diagnose
 from k8sjob.observe.logs import last_lines
-from k8sjob.observe.status import JobStatus, job_status, speaker
+from k8sjob.observe.status import JobStatus, job_status, reporting_replica
 from k8sjob.sanitize import flat, safe_text, text
 from k8sjob.targets.api import JobState
 from k8sjob.targets.jobs import replica_names
@@ -33,7 +33,7 @@ MAX_ROWS: Final = 100_000
 
 
 class Logs(Mapping[str, str]):
-    """What each replica wrote, by its name; read when it is asked for.
+    """The output of each replica by its name, read on demand.
 
     The reports of k8sjob's runtime, which `history` has, are left out.
     """
@@ -59,7 +59,7 @@ class Logs(Mapping[str, str]):
 
 
 class Reached:
-    """What the events of a job say of its training.
+    """The progress of a training, collected from the job's events.
 
     Attributes:
         metrics: the last loss, and the last value of each name that the script logged.
@@ -125,13 +125,13 @@ def _numbers(data: dict[str, Any]) -> dict[str, str | float]:
 
 @dataclass(frozen=True, slots=True)
 class RunResult(JobStatus):
-    """How a job ended, or how it stands, and what it reached.
+    """The result of a job, or its state so far.
 
     Attributes:
         metrics: the last loss, and the last value of each name that the script logged.
-        checkpoints: the folder of its checkpoints on this machine; None where it wrote none, or
+        checkpoints: the folder of its checkpoints on this machine; None if it wrote none, or
             ran elsewhere.
-        checkpoint: the newest checkpoint; None where there is none. Of a job in a cluster the path
+        checkpoint: the newest checkpoint; None if there is none. Of a job in a cluster the path
             in its containers.
         history: a row for each report of the training and each `job.log(...)`, in their order:
             `time` (seconds since the epoch), `epoch` (from 1), `step` (of the epoch), `loss`,
@@ -150,7 +150,7 @@ class RunResult(JobStatus):
     why: tuple[Finding, ...] = ()
 
     def _repr_html_(self) -> str:
-        """What notebooks show of it."""
+        """Its HTML for notebooks."""
         ok = self.state is JobState.SUCCEEDED
         columns = dict.fromkeys(name for row in self.history for name in row)
         known: dict[str, object] = {
@@ -175,10 +175,10 @@ def finding_parts(found: Finding) -> list[Html]:
 
 
 def read_reached(backend: Backend, snapshot: Snapshot) -> Reached:
-    """What a job has reached, from the output of the replica that reports; nothing without it."""
+    """Read a job's results from the output of the replica that reports; empty without it."""
     reached, ref = Reached(), JobRef.of(snapshot.job)
     with suppress(BackendError):
-        for line in backend.logs(ref, speaker(snapshot.job)):
+        for line in backend.logs(ref, reporting_replica(snapshot.job)):
             if event := Event.decode(line.text, line.replica):
                 reached.add(event)
     return reached
@@ -219,5 +219,5 @@ def _newest(folder: Path | None, reported: str) -> PurePath | None:
     if folder is None:
         return None
     files = [file for file in folder.iterdir() if not file.name.startswith(".")]
-    # What a link names may be gone.
+    # The target of a link may be gone.
     return max(files, key=lambda file: file.lstat().st_mtime, default=None)

@@ -21,7 +21,7 @@ from k8sjob.backends.record import keep_record_of
 from k8sjob.errors import BackendError, JobExists, JobNotFound, SpecError
 from k8sjob.jobs.plan import plan_job
 from k8sjob.kube.client.transport import ApiError
-from k8sjob.kube.objects import is_ours, same_manifest
+from k8sjob.kube.objects import Object, is_ours, same_manifest
 from k8sjob.observe.status import job_status
 from k8sjob.rendering import check_script, manifest
 from k8sjob.rendering.diff import Difference, difference
@@ -43,7 +43,7 @@ _POLL_SECONDS: Final = 0.2
 
 
 class Outcome(StrEnum):
-    """What a submission did."""
+    """The outcome of a submission."""
 
     CREATED = "created"
     ATTACHED = "attached"
@@ -146,7 +146,7 @@ def submit_plan(
 
 
 def compare(plan: Plan, backend: ClusterBackend) -> Difference:
-    """What would be different if the planned job replaced the one of its name."""
+    """The differences if the planned job replaced the existing one of its name."""
     existing = _existing(backend, plan.manifest) or backend.of_another_kind(plan.manifest)
     return difference(existing, _with_defaults(backend, plan.manifest))
 
@@ -175,7 +175,7 @@ class _Submission:
                     f"{ref} already exists, and it is a {ref.kind} that k8sjob has not created;"
                     " choose another name"
                 )
-            if existing["metadata"].get("deletionTimestamp"):
+            if Object(existing).deleting:
                 if self._dry_run:
                     self._backend.dry_run(self._plan.manifest, name_free=True)
                     self._report(f"{ref} is being deleted; submit would wait until it is gone")
@@ -212,7 +212,7 @@ class _Submission:
         self._backend.dry_run(self._plan.manifest, name_free=True)
         if not self._dry_run:
             self._delete(other)
-            self._backend.wait_for_remains(ref)
+            self._backend.wait_for_leftovers(ref)
         return Outcome.REPLACED
 
     def _create(self) -> JobRef:
@@ -254,9 +254,9 @@ class _Submission:
             self._report(f"{ref} was changed since it was created, in {changed[0]}{more}")
 
     def _delete(self, existing: Json) -> bool:
-        """Delete this very job, and wait until its pods are gone; whether it was there."""
+        """Delete this very job and wait until its pods are gone; returns whether it existed."""
         ref, seconds = JobRef.of(existing), seconds_to_end(existing)
-        deleting = bool(existing["metadata"].get("deletionTimestamp"))
+        deleting = Object(existing).deleting
         state = "was already being deleted" if deleting else "may be deleted by now"
         if has_ended(existing) and not deleting and (why_not := keep_record_of(self._backend, ref)):
             self._report(why_not)
@@ -290,7 +290,7 @@ class _Submission:
 
 def _existing(backend: ClusterBackend, manifest: Json) -> Json | None:
     """The job of that kind and name, whoever created it."""
-    name = manifest["metadata"]["name"]
+    name = Object(manifest).name
     try:
         return backend.snapshot(JobRef(name, backend.namespace, kind=manifest["kind"])).job
     except JobNotFound:
@@ -300,7 +300,7 @@ def _existing(backend: ClusterBackend, manifest: Json) -> Json | None:
 def _with_defaults(backend: ClusterBackend, manifest: Json) -> Json:
     """The job with the server's defaults, whether its name is taken or not."""
     made = backend.dry_run(manifest, name_free=True)
-    identity = {"name": manifest["metadata"]["name"], "namespace": backend.namespace}
+    identity = {"name": Object(manifest).name, "namespace": backend.namespace}
     return {**made, "metadata": {**made["metadata"], **identity}}
 
 
@@ -317,7 +317,7 @@ def choose_target(spec: JobSpec, backend: ClusterBackend) -> tuple[JobSpec, str]
     skipped = list[str]()
     for target in PREFERRED:
         candidate = spec.with_(target=target.name)
-        against = next(_against(candidate, target, backend), "")
+        against = next(_obstacles(candidate, target, backend), "")
         if not against:
             return candidate, "; ".join(skipped) or "the first of the order, and it fits"
         skipped.append(f"not {target.name}: {against}")
@@ -325,7 +325,7 @@ def choose_target(spec: JobSpec, backend: ClusterBackend) -> tuple[JobSpec, str]
 
 
 def _kind_of_that_name(spec: JobSpec, backend: ClusterBackend) -> str:
-    """The kind of the job of that name; empty where there is none that may be read."""
+    """The kind of the job of that name; empty if there is none that may be read."""
     try:
         return backend.find(spec.name).kind
     except JobNotFound:
@@ -336,7 +336,7 @@ def _kind_of_that_name(spec: JobSpec, backend: ClusterBackend) -> str:
         raise
 
 
-def _against(spec: JobSpec, target: Target, backend: ClusterBackend) -> Iterator[str]:
+def _obstacles(spec: JobSpec, target: Target, backend: ClusterBackend) -> Iterator[str]:
     """Why a job cannot be of this kind."""
     from k8sjob.checks.doctor.gather import gather_needs, review  # noqa: PLC0415 - few ask for it
     from k8sjob.checks.doctor.permissions import RULES  # noqa: PLC0415 - the same

@@ -75,7 +75,7 @@ class Node:
     Attributes:
         trouble: why nothing is scheduled there, as "cordoned" or "not ready"; empty if it is.
         offers: allocatable, by resource.
-        used: requested by its Pods; empty where that is not known.
+        used: requested by its Pods; empty if that is not known.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Node:
     used: Mapping[str, Decimal] = field(default_factory=dict)
 
     def free(self, resource: str) -> Decimal:
-        """What a Pod could still request; nothing where the node accepts no Pods."""
+        """The amounts that a Pod could still request; nothing if the node accepts no Pods."""
         if self.trouble:
             return Decimal()
         left = self.offers.get(resource, Decimal()) - self.used.get(resource, Decimal())
@@ -116,8 +116,8 @@ def nodes_of(items: Iterable[Json], usage: Mapping[str, Amounts]) -> list[Node]:
     return found
 
 
-def taken(pods: Iterable[Json]) -> dict[str, Amounts]:
-    """What Pods request, by the name of their node; those without a node are left out."""
+def requested_by_node(pods: Iterable[Json]) -> dict[str, Amounts]:
+    """The requests of Pods by the name of their node; those without a node are left out."""
     usage: dict[str, Amounts] = {}
     for pod in map(Pod, pods):
         if pod.node and pod.live:
@@ -126,7 +126,7 @@ def taken(pods: Iterable[Json]) -> dict[str, Amounts]:
 
 
 def pod_requests(spec: Json, group: str = "requests") -> Amounts:
-    """What the scheduler reserves for a Pod of that spec, itself included as `pods: 1`.
+    """The amounts that the scheduler reserves for a Pod of that spec, with `pods: 1` for itself.
 
     With the group "limits" it is what a quota counts as such.
     """

@@ -34,11 +34,11 @@ def cluster_queue(local: Json) -> str:
 
 
 def closed(local: Json, cluster: Json | None) -> str:
-    """Why a LocalQueue admits no job at present; empty where nothing is known against it.
+    """Why a LocalQueue admits no job at present; empty if nothing is known against it.
 
     Args:
         local: the LocalQueue.
-        cluster: its ClusterQueue; empty where that does not exist, None where it is not known.
+        cluster: its ClusterQueue; empty if that does not exist, None if it is not known.
     """
     name, of = Object(local).name, cluster_queue(local)
     active = Object(cluster or {}).condition("Active")
@@ -73,7 +73,7 @@ def _meets(wanted: Json, labels: Mapping[str, str]) -> bool:
 
 
 def excess(cluster: Json, pods: Iterable[tuple[int, Amounts]]) -> Iterator[tuple[str, bool]]:
-    """What a ClusterQueue can never hold of a job, however empty it is.
+    """The amounts of a job that even an empty ClusterQueue cannot hold.
 
     Args:
         cluster: the ClusterQueue. In a cohort it may borrow, without a borrowingLimit any amount.
@@ -88,7 +88,7 @@ def excess(cluster: Json, pods: Iterable[tuple[int, Amounts]]) -> Iterator[tuple
     for group in spec.get("resourceGroups") or ():
         for flavor in group.get("flavors") or ():
             for one in flavor.get("resources") or ():
-                quotas.setdefault(one["name"], []).append(_most(one, borrows=borrows))
+                quotas.setdefault(one["name"], []).append(_max_amount(one, borrows=borrows))
     total: Amounts = {}
     for count, each in pods:
         add(total, {what: amount * count for what, amount in each.items()})
@@ -109,8 +109,8 @@ def excess(cluster: Json, pods: Iterable[tuple[int, Amounts]]) -> Iterator[tuple
             yield f"{asks}, and ClusterQueue {Object(cluster).name} has at most {has}", True
 
 
-def _most(quota: Json, *, borrows: bool) -> Decimal | None:
-    """The most of a resource that a flavor can have; None where that is not known."""
+def _max_amount(quota: Json, *, borrows: bool) -> Decimal | None:
+    """The most of a resource that a flavor can have; None if that is not known."""
     found = amounts({key: quota.get(key) for key in ("nominalQuota", "borrowingLimit")})
     if borrows and "borrowingLimit" not in found:
         return None

@@ -21,7 +21,7 @@ _LONG_AGO: Final = datetime.fromtimestamp(0, UTC)
 
 
 def at_path(value: Any, *path: str | int) -> Any:
-    """What a value of any shape has at a path of keys and indexes; None where one is missing."""
+    """The value at a path of keys and indexes in JSON of any shape; None if there is none."""
     for key in path:
         if isinstance(key, int):
             value = value[key] if isinstance(value, list) and key < len(value) else None
@@ -33,7 +33,7 @@ def at_path(value: Any, *path: str | int) -> Any:
 def differing(
     one: Any, other: Any, at: tuple[str | int, ...] = ()
 ) -> Iterator[tuple[str | int, ...]]:
-    """Where two JSON values differ, each time as deep as both have the same shape."""
+    """The paths at which two JSON values differ, as deep as both have the same shape."""
     if isinstance(one, dict) and isinstance(other, dict):
         for key in sorted({*one, *other}):
             yield from differing(one.get(key), other.get(key), (*at, key))
@@ -55,7 +55,7 @@ class Object:
     raw: Json
 
     def part(self, *path: str) -> Json:
-        """The mapping at a path of keys; empty where there is none."""
+        """The mapping at a path of keys; empty if there is none."""
         found = at_path(self.raw, *path)
         return found if isinstance(found, dict) else {}
 
@@ -85,6 +85,11 @@ class Object:
         return self.part("metadata", "annotations")
 
     @property
+    def owners(self) -> list[Json]:
+        """metadata.ownerReferences."""
+        return self.part("metadata").get("ownerReferences") or []
+
+    @property
     def created(self) -> str:
         """metadata.creationTimestamp, RFC 3339."""
         return str(self.part("metadata").get("creationTimestamp") or "")
@@ -95,7 +100,7 @@ class Object:
         return bool(self.part("metadata").get("deletionTimestamp"))
 
     def condition(self, kind: str) -> Json:
-        """The condition of that type, true or not; empty where there is none."""
+        """The condition of that type, true or not; empty if there is none."""
         conditions = self.status.get("conditions") or ()
         return next((one for one in conditions if one.get("type") == kind), {})
 
@@ -142,12 +147,12 @@ class Pod(Object):
 
     @property
     def terminated(self) -> Json:
-        """How the container ended; empty while it runs, or waits to be started again."""
+        """The end of the container; empty while it runs, or waits to be started again."""
         return self.container.part("state", "terminated")
 
     @property
     def terminated_before(self) -> Json:
-        """How the start before the present one ended; empty where there was none."""
+        """The end of the previous start; empty if there was none."""
         return self.container.part("lastState", "terminated")
 
 
@@ -226,9 +231,9 @@ def containers(pod: Json) -> list[Json]:
 
 
 def training(items: Iterable[Json] | None) -> Json:
-    """Of the containers of a Pod, or of their statuses, the training one's.
+    """The training container among those of a Pod, or its status among their statuses.
 
-    By its name, or the only one; empty where there are others alone.
+    By its name, or the only one; empty if there are others alone.
     """
     every = list(items or ())
     named = {one.get("name"): one for one in every}
@@ -265,12 +270,10 @@ RESERVED: Final = (
 
 def is_ours(item: Json) -> bool:
     """Whether k8sjob has made an object."""
-    return (item["metadata"].get("labels") or {}).get(MANAGED_BY) == "k8sjob"
+    return Object(item).labels.get(MANAGED_BY) == "k8sjob"
 
 
 def same_manifest(one: Json, other: Json) -> bool:
     """Whether two jobs were rendered from the same; false for one without the hash."""
-    hashes = [
-        (job["metadata"].get("annotations") or {}).get(MANIFEST_DIGEST) for job in (one, other)
-    ]
+    hashes = [Object(job).annotations.get(MANIFEST_DIGEST) for job in (one, other)]
     return hashes[0] is not None and hashes[0] == hashes[1]

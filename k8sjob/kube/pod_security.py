@@ -64,7 +64,7 @@ _CONTEXT: Final = (
     _one_of("securityContext.seLinuxOptions.user", None, "", wanted="left out"),
     _one_of("securityContext.seLinuxOptions.role", None, "", wanted="left out"),
 )
-"""What Pods and containers have in common."""
+"""The fields that Pods and containers have in common."""
 _POD: Final = (
     *(_one_of(field, *_OFF, wanted="false") for field in ("hostNetwork", "hostPID", "hostIPC")),
     *_CONTEXT,
@@ -93,11 +93,11 @@ _INHERITED: Final = {
     ("securityContext", "runAsNonRoot"): "true",
     ("securityContext", "seccompProfile", "type"): "RuntimeDefault",
 }
-"""What each container must say unless the Pod does, and how."""
+"""The fields that each container must set unless the Pod does, and their values."""
 
 
 def restricted_violations(pod: dict[str, Any]) -> Iterator[tuple[FieldPath, Any, str]]:
-    """Where a Pod's spec, of any shape, breaks the standard.
+    """The paths at which a Pod's spec, of any shape, breaks the standard.
 
     Yields:
         The path of a field, its value, and what the standard wants there.

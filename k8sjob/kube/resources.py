@@ -30,7 +30,7 @@ _GROUPS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Controller:
-    """Who works on the objects of a kind.
+    """The controller of a kind of object.
 
     Attributes:
         kind: of these objects.
@@ -87,7 +87,7 @@ def with_query(path: str, query: Mapping[str, str] | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ResourcePath:
-    """What a path names; empty where it does not. The core has no group."""
+    """The parts of a path; empty if it has none. The core API has no group."""
 
     group: str = ""
     version: str = ""
@@ -150,7 +150,7 @@ class Reference:
 
 
 def references_of(pod: Json) -> Iterator[Reference]:
-    """What a Pod's spec names and must exist for it to start."""
+    """The objects that a Pod's spec names and that must exist for it to start."""
     for kind, key in (
         ("service account", "serviceAccountName"),
         ("priority class", "priorityClassName"),

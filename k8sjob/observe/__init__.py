@@ -1,1 +1,1 @@
-"""What becomes of a job: its state, its events as they come, its logs, what is wrong with it."""
+"""The observation of jobs: their state, events, logs and problems."""

@@ -48,7 +48,7 @@ def logs(
     since: datetime | None = None,
     tail: int | None = None,
 ) -> Iterator[LogLine]:
-    """What the chosen replicas wrote.
+    """The output of the chosen replicas.
 
     Without `follow` the lines of all replicas come in the order of their timestamps; those of more
     than MOST_AT_ONCE replicas come one replica after the other, unless `tail` is given. With
@@ -163,7 +163,7 @@ def select(job: Json, replicas: Sequence[str] = (), ranks: Sequence[int] = ()) -
     for name in replicas:
         matching = {one for one in every if name.lower() in (one, one.rpartition("-")[0])}
         if not matching:
-            raise BackendError(f"{name!r} is no replica of this job; it has {_brief(every)}")
+            raise BackendError(f"{name!r} is not a replica of this job; it has {_brief(every)}")
         wanted |= matching
     return tuple(name for name in every if name in wanted or not wanted)
 
@@ -228,6 +228,6 @@ def _timestamp(line: LogLine) -> str:
 
 
 def in_parallel(read: Callable[[S], T], every: Sequence[S]) -> list[T]:
-    """What a function reads of each replica, or job, several of them at a time."""
+    """The results of a function for each replica or job, several at a time."""
     with ThreadPoolExecutor(_READERS) as pool:
         return list(pool.map(read, every))

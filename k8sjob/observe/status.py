@@ -113,7 +113,7 @@ class JobStatus:
         return table(("replica", "state", "restarts", "exit code", "node", "message"), rows)
 
     def _repr_html_(self) -> str:
-        """What notebooks show of it."""
+        """Its HTML for notebooks."""
         times = moments(created=self.created, started=self.started, finished=self.finished)
         known = {"reason": self.reason, "message": self.message, **times}
         return card(str(self.ref), known, self.replica_table(), state=self.state)
@@ -122,7 +122,7 @@ class JobStatus:
 def job_status(snapshot: Snapshot) -> JobStatus:
     """The status that the job's objects show."""
     job = snapshot.job
-    meta, target = job.get("metadata") or {}, target_of(job)
+    meta, target = Object(job).part("metadata"), target_of(job)
     state, condition = target.state(job)
     if state is JobState.SUSPENDED and QUEUE in (meta.get("labels") or {}):
         state = JobState.QUEUED
@@ -152,7 +152,7 @@ def job_status(snapshot: Snapshot) -> JobStatus:
 
 def deletion(job: Json) -> str:
     """That a job is being deleted, and for which finalizers it stays until then."""
-    names = ", ".join((job.get("metadata") or {}).get("finalizers") or ())
+    names = ", ".join(Object(job).part("metadata").get("finalizers") or ())
     return "the job is being deleted" + (f"; it waits for its finalizers: {names}" if names else "")
 
 
@@ -169,8 +169,8 @@ def processes(job: Json) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def speaker(job: Json) -> str:
-    """The name of the replica whose first process trains, and tells of it; "": there is none."""
+def reporting_replica(job: Json) -> str:
+    """The name of the replica whose first process trains and reports; "" if there is none."""
     names = replica_names(job)
     return names[1 if _serving(job) else 0] if names else ""
 
@@ -233,7 +233,7 @@ def _wait(pod: Pod) -> tuple[bool, str, str, int]:
 
 
 def _message(message: str) -> str:
-    """A termination message in one line: that of the runtime's Reason, or the last one there is."""
+    """A termination message in one line: the message of the runtime's Reason, or the last line."""
     reason = Reason.decode(message) if message else None
     lines = (reason.message if reason else message).strip().splitlines()
     return (lines[0] if reason else lines[-1]) if lines else ""

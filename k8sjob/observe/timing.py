@@ -23,7 +23,7 @@ from k8sjob.contract import CONTAINER_NAMES, Event, EventKind
 from k8sjob.errors import BackendError
 from k8sjob.kube.objects import Object, Pod, true_conditions
 from k8sjob.observe.logs import MOST_AT_ONCE, in_parallel
-from k8sjob.observe.status import job_status, speaker
+from k8sjob.observe.status import job_status, reporting_replica
 from k8sjob.sanitize import real
 from k8sjob.targets.api import created_pods
 from k8sjob.targets.jobs import replica_names, replica_of, target_of
@@ -99,7 +99,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How a job came to its first training step.
+    """The phases of a job up to its first training step.
 
     Attributes:
         seconds: from its submission to its first step; None: none is known.
@@ -136,11 +136,11 @@ class _Mark(NamedTuple):
 
 
 _Life = tuple[Pod, list["Json"]]
-"""A Pod of a replica, empty where it is gone, and the Events about it, oldest first."""
+"""A Pod of a replica, empty if it is gone, and the Events about it, oldest first."""
 
 
 class _Start(NamedTuple):
-    """How a replica's Pod came to run its training container."""
+    """The phases of a replica's Pod up to the start of its training container."""
 
     replica: str
     node: str
@@ -160,7 +160,7 @@ def read_output_times(backend: Backend, snapshot: Snapshot) -> dict[str, OutputT
     alone, and of more than MOST_AT_ONCE replicas the output of those that started last.
     """
     job = snapshot.job
-    names, first = replica_names(job), speaker(job)
+    names, first = replica_names(job), reporting_replica(job)
     elastic = target_of(job).is_elastic(job)  # any may have rank 0 then
     started = {start.replica: start.end("container") or 0.0 for start in _starts(snapshot)}
     chosen = sorted(names, key=lambda name: (name != first, -started.get(name, 0.0)))
@@ -182,7 +182,7 @@ def _lines(backend: Backend, ref: JobRef, replica: str) -> Generator[LogLine, No
 
 
 def output_times(lines: Iterable[LogLine]) -> OutputTimes:
-    """The moments in some lines; no more of them are taken than it needs."""
+    """The moments in some lines, of which no more are read than needed."""
     times = OutputTimes()
     for line in islice(lines, _MAX_LINES):
         now = datetime.fromisoformat(line.timestamp).timestamp()
@@ -236,7 +236,7 @@ def timing(snapshot: Snapshot, outputs: Mapping[str, OutputTimes]) -> Timing:
         notes.append(f"the clocks of the cluster and its nodes differ by {behind:.1f} s or more")
     return Timing(
         ref,
-        # Where a replica came last and the first step was before it, that is the end all the same.
+        # If a replica came last, after the first step, that step is the end all the same.
         None if rank_0.step is None else phases[-1].at,
         phases,
         tuple(_row(start, outputs.get(start.replica, OutputTimes()), begin) for start in starts),

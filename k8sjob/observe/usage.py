@@ -1,4 +1,4 @@
-"""Where a job's GPU hours went: the time of each replica's devices, split by what the job did.
+"""The use of a job's GPU hours: the time of each replica's devices, split by what the job did.
 
 Time is that of the job's objects and of the lines of its output. Of a job that trains, the reports
 of the replica that trains first stand for all: they compute the same step. Every second from the
@@ -23,7 +23,7 @@ from k8sjob.errors import BackendError
 from k8sjob.kube.capacity import amounts, counts_gpus
 from k8sjob.kube.objects import Object, Pod, moment, training, true_conditions
 from k8sjob.observe.logs import replica_of_rank
-from k8sjob.observe.status import job_status, speaker
+from k8sjob.observe.status import job_status, reporting_replica
 from k8sjob.sanitize import integer, real
 from k8sjob.targets.jobs import pod_specs, replica_of
 
@@ -38,7 +38,7 @@ _SILENT: Final = 10.0
 
 
 class Use(StrEnum):
-    """What a device was held, or waited for, for."""
+    """The uses of a device's time, waiting for it included."""
 
     QUEUED = "queued"
     """Nothing was held: the job was suspended, or the replica waited for a node."""
@@ -55,7 +55,7 @@ class Use(StrEnum):
     IDLE = "idle"
     """After the training, until the replica ended."""
     RUNNING = "running"
-    """Of a script that reports no steps."""
+    """The time of a script that reports no steps."""
 
 
 NEXT_STEPS: Final = {
@@ -67,7 +67,7 @@ NEXT_STEPS: Final = {
     Use.STALLED: "a lower run.hang_timeout ends a hang sooner; `why` says what hangs",
     Use.IDLE: "end the script when its training is done",
 }
-"""What helps against a use that could be less."""
+"""The next step for each use that could be less."""
 _NOTABLE: Final = 0.05
 """A smaller part of the whole is not worth a note."""
 
@@ -102,7 +102,7 @@ class Usage:
 
     @property
     def avoidable(self) -> Use | None:
-        """The largest use that could be less; None where none is notable."""
+        """The largest use that could be less; None if none is notable."""
         found = {use: self.seconds.get(use, 0.0) for use in NEXT_STEPS}
         most = max(found, key=found.__getitem__)
         return most if found[most] > _NOTABLE * self.total else None
@@ -142,7 +142,7 @@ def shown_hours(seconds: float) -> str:
 def slow_nodes(usages: Iterable[Usage]) -> dict[str, list[Usage]]:
     """The nodes that were the slowest in two jobs or more, each with these jobs.
 
-    A node counts in a job of several nodes whose ranks waited notably, mostly for that node.
+    A node counts in a job of several nodes whose ranks waited notably, most of all for that node.
     """
     found: dict[str, list[Usage]] = defaultdict(list)
     for one in usages:
@@ -157,7 +157,7 @@ def slow_nodes(usages: Iterable[Usage]) -> dict[str, list[Usage]]:
 
 @dataclass(frozen=True, slots=True)
 class _Report:
-    """A progress event: when it was written, and what it says."""
+    """A progress event: its time and content."""
 
     time: float
     position: tuple[int, int]
@@ -179,7 +179,7 @@ class _Session:
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """A time with one use, but for the part of it that waits for the slowest rank."""
+    """A time with one use, except the part of it that waits for the slowest rank."""
 
     begin: float
     end: float
@@ -196,7 +196,9 @@ def read_usage(backend: Backend, snapshot: Snapshot, *, since: datetime | None =
 def _lines(backend: Backend, job: Json) -> Iterator[LogLine]:
     """The output of the replica that reports, as far as it can be read."""
     with suppress(BackendError):
-        yield from (one for one in backend.logs(JobRef.of(job), speaker(job)) if not one.gap)
+        yield from (
+            one for one in backend.logs(JobRef.of(job), reporting_replica(job)) if not one.gap
+        )
 
 
 def usage(snapshot: Snapshot, lines: Iterable[LogLine], *, since: datetime | None = None) -> Usage:
@@ -218,7 +220,7 @@ def usage(snapshot: Snapshot, lines: Iterable[LogLine], *, since: datetime | Non
     on = {name: pod.node for name, pod in pods.items()}
     for name, amount in held_by.items():
         held = list(_held(pods.get(name), created, now))
-        # What is known of its Pods may have expired; where the group trained, it had devices.
+        # The Pods' data may have expired; if the group trained, it had devices.
         held += [(one.begin, one.end) for one in sessions]
         over = status.state.finished or (name in pods and not pods[name].live)
         end = min(max((end for _, end in held), default=now), now) if over else now
@@ -303,7 +305,7 @@ def _report(at: float, data: dict[str, Any]) -> _Report | None:
 
 
 def _spans(sessions: Sequence[_Session], now: float, *, ended: bool) -> Iterator[_Span]:
-    """What the group did, in order, without gaps from its first line on."""
+    """The activities of the group in order, without gaps from its first line on."""
     for number, session in enumerate(sessions):
         last = number == len(sessions) - 1
         until = sessions[number + 1].begin if not last else max(now, session.end)
@@ -359,7 +361,7 @@ def _held(pod: Pod | None, created: float, now: float) -> Iterator[tuple[float, 
 def _replica_spans(
     held: Iterable[tuple[float, float]], spans: Sequence[_Span], created: float, end: float
 ) -> Iterator[_Span]:
-    """What a replica's devices were for, from the job's creation to the replica's end."""
+    """The uses of a replica's devices, from the job's creation to the replica's end."""
     at = created
     for begin, stop in _joined(held):
         if begin > at:

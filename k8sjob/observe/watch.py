@@ -161,7 +161,7 @@ def replay(backend: Backend, ref: JobRef, factor: float) -> Iterator[Event]:
 
 
 class _Watcher:
-    """What was reported already, so that each thing is reported once."""
+    """The state of a watch, so that each thing is reported once."""
 
     def __init__(self, stalled: Stalled) -> None:
         self._stalled = stalled
@@ -231,7 +231,9 @@ class _Watcher:
         failed = ended.error and not isinstance(ended.error, JobNotFound)
         if not ended.source:
             if self._seen is None:
-                raise ended.error or JobNotFound(f"{ref} is gone; `k8sjob list` names those there")
+                raise ended.error or JobNotFound(
+                    f"{ref} is gone; `k8sjob list` shows the existing ones"
+                )
             if ended.error and failed:
                 raise ended.error
             self._deleted = self._ended_at is None

@@ -32,7 +32,7 @@ _SECONDS: Final = 25.0
 """CPU time of training on rank 0, in each run."""
 _QUIET: Final = 8.0
 """Seconds without work after which the ranks wait for each other."""
-_SILENT: Final = 100.0
+_SILENT_SECONDS: Final = 100.0
 """Seconds of work without a batch, loss or step after which a run is ended."""
 _LIMIT: Final = 300.0
 """Seconds of one run."""
@@ -70,7 +70,7 @@ class Proof:
     processes: int = 2
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON data."""
+        """The proof as JSON data."""
         return asdict(self)
 
 
@@ -171,7 +171,7 @@ class _Runs:
         self._steps, self._progress = steps, progress
 
     def evidence(self, nproc: int) -> Evidence:
-        """What the runs show; after one that fails there are no others."""
+        """The traces of the runs; none follows one that fails."""
         many = self._run("many", nproc, save=True, snapshot=True)
         if many.answer["hung"] or any(trace.end["how"] == "error" for trace in many.traces):
             return Evidence(many)
@@ -180,7 +180,7 @@ class _Runs:
             run, ended = self._plan.spec.run, ""
             if many.answer["places"]:  # it was ended
                 rank, place = next(iter(many.answer["places"].items()))
-                ended = f" in {_SILENT:.0f} seconds, and rank {rank} still runs ({place})"
+                ended = f" in {_SILENT_SECONDS:.0f} seconds, and rank {rank} still runs ({place})"
             raise BackendError(
                 f"{run.script or run.module}: no optimizer step was seen{ended}; prove needs a"
                 " script that trains with an optimizer of torch.optim"
@@ -198,7 +198,7 @@ class _Runs:
     def _run(self, name: str, ranks: int, *, files: Path | None = None, **options: Any) -> Run:
         self._progress(_LINES[name].format(ranks))
         folder = self._root / "records" / name
-        limits = {"quiet": _QUIET, "silent": _SILENT, "limit": _LIMIT}
+        limits = {"quiet": _QUIET, "silent": _SILENT_SECONDS, "limit": _LIMIT}
         options = {"steps": self._steps, "seconds": _SECONDS, **options}
         request = {"folder": str(folder), "ranks": ranks, "options": options, **limits}
         return Run.read(folder, self._forks.start(self._plan, self._root / name, request, files))

@@ -1,4 +1,4 @@
-"""What the processes of a run recorded, and arithmetic with the sketches of tensors in it."""
+"""The recorded trace of a run's processes, and arithmetic with the sketches of tensors in it."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Step:
 
 @dataclass(slots=True)
 class Evaluation:
-    """What happened without gradients between two steps.
+    """The forward passes without gradients between two steps.
 
     Attributes:
         passes: over loaders: (loader, number).
@@ -106,7 +106,7 @@ class Evaluation:
 
     @property
     def largest(self) -> float:
-        """The largest reduced value: mostly the number of samples."""
+        """The largest reduced value: usually the number of samples."""
         return max((value for values in self.reduced for value in values), default=0.0)
 
 
@@ -316,7 +316,7 @@ def shown(one: Sketch | None, other: Sketch | None) -> tuple[float, float]:
 def shares(
     target: Sequence[Sketch | None], parts: Sequence[Sequence[Sketch | None]]
 ) -> tuple[list[float], float]:
-    """By how much each part is in the target, by least squares; and what is left, relative."""
+    """The weight of each part in the target by least squares, and the relative residual."""
     rows = [[v for one in part for v in (one or _ZERO)[1:]] for part in parts]
     goal = [v for one in target for v in (one or _ZERO)[1:]]
     size = len(rows)

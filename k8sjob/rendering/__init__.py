@@ -1,6 +1,6 @@
 """A job spec as what others run: a manifest, a Dockerfile, the environment of a replica.
 
-All of it is pure, but for `write_context`, which writes the folder that an image is built from.
+All of it is pure, except `write_context`, which writes the folder that an image is built from.
 """
 
 from k8sjob.rendering.dockerfile import check_script, dockerfile, write_context

@@ -1,4 +1,4 @@
-"""What a job in a cluster and a job.yaml have different, and what of it running pods would notice.
+"""The differences between a job in a cluster and a job.yaml, and which of them reach pods.
 
 Pure. Both sides are objects as an apiserver returns them, so that its defaults stand on both and
 never show as differences.
@@ -26,7 +26,7 @@ _LABELS: Final = ("labels", "annotations")
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How a job would change; false where it would not.
+    """The changes of a job; false if there are none.
 
     Attributes:
         lines: a unified diff of the two as YAML, from what is there to what is wanted.
@@ -47,7 +47,7 @@ class Difference:
 
 
 def difference(there: Json | None, wanted: Json) -> Difference:
-    """What would change if the job in the cluster became as it is wanted, defaults filled in.
+    """The changes that make the job in the cluster as it is wanted, with defaults filled in.
 
     Where there is none (None), everything is new.
     """
@@ -58,7 +58,7 @@ def difference(there: Json | None, wanted: Json) -> Difference:
     old = _written(there)
     paths = list(differing(old, new, ()))
     target = target_of(wanted)
-    at_once = [path for path in paths if path[0] == "metadata" or target.takes_at_once(path)]
+    at_once = [path for path in paths if path[0] == "metadata" or target.applies_at_once(path)]
     return Difference(
         _unified(yamldoc.dump(old).splitlines(), new, (f"{_name(old)} in the cluster", planned)),
         tuple(field_path(path) for path in paths if path not in at_once),
@@ -67,9 +67,9 @@ def difference(there: Json | None, wanted: Json) -> Difference:
 
 
 def lines_between(one: Json, other: Json) -> tuple[str, ...]:
-    """A unified diff of what the authors of two jobs wrote, as YAML; empty where that is alike."""
+    """A unified diff of what the authors of two jobs wrote, as YAML; empty if that is alike."""
     old, new = _written(one), _written(other)
-    for job in (old, new):  # another name is no difference
+    for job in (old, new):  # another name is not a difference
         job["metadata"] = {k: v for k, v in job.get("metadata", {}).items() if k in _LABELS}
     return _unified(yamldoc.dump(old).splitlines(), new, (_name(one), _name(other)))
 
@@ -85,7 +85,7 @@ def _name(job: Json) -> str:
 
 
 def _written(job: Json) -> Json:
-    """What the author of a job has written, with the server's defaults, in one order of keys."""
+    """The fields written by a job's author, with the server's defaults, in one order of keys."""
     metadata = {key: value for key, value in job["metadata"].items() if key in _IDENTITY}
     annotations = metadata.get("annotations") or {}
     metadata["annotations"] = {k: v for k, v in annotations.items() if k not in _BOOKKEEPING}

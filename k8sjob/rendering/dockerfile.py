@@ -1,4 +1,4 @@
-"""The folder that an image is built from: `docker build DIR` and `buildah bud DIR` need no more.
+"""The folder that an image is built from, by `docker build DIR` or `buildah bud DIR`.
 
 Beside the user's files stand the Dockerfile, a .dockerignore, the manifest, and `.k8sjob/` with the
 part of k8sjob that runs in the containers (standard library and torch alone). In the Dockerfile the
@@ -71,7 +71,7 @@ def write_context(
         The files that were rendered, as paths under target; not those that were copied.
 
     Raises:
-        ImageError: a file that k8sjob has not written would be lost, or the source is no folder.
+        ImageError: a file that k8sjob has not written would be lost, or the source is not a folder.
     """
     rendered = {_MANIFESTS[spec.target]: render(spec, image)}
     if not spec.builds_image:
@@ -215,7 +215,7 @@ def _copy_runtime(target: Path) -> None:
 
 
 def runtime_files() -> Iterator[tuple[str, Path]]:
-    """What is to lie at RUNTIME_HOME: names there and files here, in a fixed order.
+    """The files for RUNTIME_HOME: names there and files here, in a fixed order.
 
     These parts of k8sjob need torch and the standard library alone.
     """

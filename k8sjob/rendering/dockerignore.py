@@ -1,4 +1,4 @@
-"""What a .dockerignore leaves out, by the rules of docker and buildah (moby's patternmatcher).
+"""The patterns of a .dockerignore, by the rules of docker and buildah (moby's patternmatcher).
 
 Patterns are read in order and the last one that matches decides; `!` takes a file back in. A
 pattern that matches a folder matches all that is in it.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _MAX_PATTERN = 4096
 _CLASS = re.compile(r"\[(\^?)(\]?(?:[^\]\\*?/]|\\.)*)\]")
 _UP_TO_A_STAR = re.compile(rf"(?:[^*/\\\[]|\\[^/]|{_CLASS.pattern})*(?=\*(?!\*))")
-"""What stands between two `*` of one name, each part of which fits one character."""
+"""The part between two `*` of one name, each item of which fits one character."""
 _IN_CLASS = re.compile(r"\\(.)|([^-])")
 _UP_TO_TWO_STARS = re.compile(r"((?:[^*\\]|\\.|\*(?!\*))*/)(?=\*\*)")
 """The names between two `**`, with the `/` after them."""

@@ -112,7 +112,7 @@ def manifest(
 
 
 def companion(spec: JobSpec, job: dict[str, Any]) -> dict[str, Any] | None:
-    """The object beside the job, which `manifest` has made, that its pods need; None: none."""
+    """The companion object of the job in its `manifest`; None: none."""
     beside = by_name(spec.target).companion
     if beside is None:
         return None
@@ -167,7 +167,7 @@ def _checked(image: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Replica:
-    """What differs between the roles. Amounts are quantities; shm None sets no size limit."""
+    """The values that depend on the role. Amounts are quantities; shm None sets no size limit."""
 
     role: str
     count: int
@@ -276,7 +276,7 @@ def _replica(role: Role, count: int, resources: Resources) -> _Replica:
 
 
 def replica_env(spec: JobSpec, role: Role | str, index: int) -> dict[str, str]:
-    """What the training operator injects into a replica of the job, in the operator's order.
+    """The variables that the training operator injects into a replica, in the operator's order.
 
     It is appended to the variables of the manifest, so it wins over them. The local back end
     changes what differs on one machine (addresses, the port).

@@ -1,4 +1,4 @@
-"""`pod_template`, `overlay`: what the job spec has no field for, merged into the manifest last.
+"""`pod_template` and `overlay`: fields beyond the job spec's, merged into the manifest last.
 
 Mappings merge as RFC 7386 says (null deletes, everything else replaces). Lists whose items all
 have a name merge by it, as Kubernetes' strategic merge does for containers, env, volumes and ports;
@@ -29,7 +29,7 @@ _PROCESS: Final = {
     **{key: key for key in ("image", "command", "args", "env")},
     "resources": "resourcesPerNode",
 }
-"""What of the training container is at Target.process_at, and how it is called there."""
+"""The fields of the training container that are at Target.process_at, by their names there."""
 _REPLACED: Final = (
     "{!r} would replace the image that is built; change `image` in the job spec, or give it as a"
     " reference instead of a build"
@@ -58,24 +58,26 @@ def apply_overlay(
         SpecError: the overlay names what has its own field, or the result would be refused by the
             training operator, or by the standard.
     """
-    problems = list(_taken(overlay))
+    problems = list(_forbidden_fields(overlay))
     if companion := keyed(target_of(manifest)):
-        problems += _taken(overlay.get(companion.key), f"overlay.{companion.key}")
+        problems += _forbidden_fields(overlay.get(companion.key), f"overlay.{companion.key}")
     if image_is_built:
         problems += _images(manifest, overlay, pod_template)
     if not problems:
         merged, target = manifest, target_of(manifest)
         for one in target.replicas(manifest) if pod_template else ():
-            process, rest = _for(target, training(one.pod.get("containers")), pod_template)
-            merged = _with(merged, one.path, merge(at_path(merged, *one.path), rest))
+            process, rest = _split_template(
+                target, training(one.pod.get("containers")), pod_template
+            )
+            merged = _replaced_at(merged, one.path, merge(at_path(merged, *one.path), rest))
             if process:
                 apart = merge(at_path(merged, *target.process_at), process)
-                merged = _with(merged, target.process_at, apart)
+                merged = _replaced_at(merged, target.process_at, apart)
         merged = merge(merged, overlay)
         changes = {"overlay": overlay, "pod_template": pod_template}
         templates = [one.path for one in target.replicas(manifest)]
         problems = first_problems(
-            target.problems(merged), lambda one: _blamed(one, merged, changes, templates)
+            target.problems(merged), lambda one: _at_source(one, merged, changes, templates)
         )
         if image_is_built and not problems and _image(merged) != _image(manifest):
             problems.append(Problem("overlay", _REPLACED.format(_image(merged))))
@@ -99,7 +101,7 @@ def of_another_kind(overlay: Json, target: Target) -> Iterator[Problem]:
                     field_path(path),
                     f"a {target.kind} has no {'.'.join(field)}, which is a {' or '.join(owners)}'s;"
                     f" say it in the fields of a {target.kind}, in pod_template if it is about the"
-                    " Pods of all replicas, or take it out",
+                    " Pods of all replicas, or remove it",
                 )
 
 
@@ -124,8 +126,8 @@ def leaves(patch: Any, path: FieldPath = ()) -> Iterator[FieldPath]:
         yield path
 
 
-def _for(target: Target, container: Json, pod_template: Json) -> tuple[Json, Json]:
-    """What pod_template says of a process at process_at, and the rest, with this container."""
+def _split_template(target: Target, container: Json, pod_template: Json) -> tuple[Json, Json]:
+    """The fields of pod_template for a process at process_at, and the rest, with this container."""
     spec = at_path(pod_template, "spec") or {}
     given = at_path(spec, "containers")
     if not (isinstance(given, list) and all(isinstance(one, dict) for one in given)):
@@ -138,12 +140,12 @@ def _for(target: Target, container: Json, pod_template: Json) -> tuple[Json, Jso
     return process, {**pod_template, "spec": {**spec, "containers": named}}
 
 
-def _with(value: Any, path: FieldPath, new: Any) -> Any:
+def _replaced_at(value: Any, path: FieldPath, new: Any) -> Any:
     """A copy of a value with another one at a path that it has."""
     if not path:
         return new
     made: Any = list(value) if isinstance(value, list) else dict(value)
-    made[path[0]] = _with(made[path[0]], path[1:], new)
+    made[path[0]] = _replaced_at(made[path[0]], path[1:], new)
     return made
 
 
@@ -179,11 +181,11 @@ def _merge_items(base: list[Json], patch: list[Json], key: str) -> list[Json]:
     return list(items.values())
 
 
-def _taken(overlay: Any, at: str = "overlay") -> Iterator[Problem]:
+def _forbidden_fields(overlay: Any, at: str = "overlay") -> Iterator[Problem]:
     metadata = at_path(overlay, "metadata")
     for key in ("apiVersion", "kind", "status"):
         if isinstance(overlay, dict) and key in overlay:
-            yield Problem(f"{at}.{key}", f"{overlay[key]!r} is not for an overlay; take it out")
+            yield Problem(f"{at}.{key}", f"{overlay[key]!r} is not for an overlay; remove it")
     for key in ("name", "namespace"):
         if isinstance(metadata, dict) and key in metadata:
             yield Problem(
@@ -193,7 +195,7 @@ def _taken(overlay: Any, at: str = "overlay") -> Iterator[Problem]:
 
 
 def _violations(merged: Json, overlay: Json, pod_template: Json) -> list[Problem]:
-    """What breaks the standard, at the path that it has in the overlay or in pod_template."""
+    """The violations of the standard, at their paths in the overlay or in pod_template."""
 
     def explain(found: tuple[Replicas, tuple[FieldPath, Any, str]]) -> Problem:
         replicas, (path, value, wanted) = found
@@ -213,11 +215,11 @@ def _violations(merged: Json, overlay: Json, pod_template: Json) -> list[Problem
     return first_problems(found, explain)
 
 
-def _blamed(
+def _at_source(
     problem: Problem, merged: Json, changes: dict[str, Json], templates: list[FieldPath]
 ) -> Problem:
     """A problem of the merged job, whose Pod templates are at those paths, at the user's field."""
-    from k8sjob.spec.load import steps  # noqa: PLC0415 - it loads pydantic, which a spec has
+    from k8sjob.spec.document import steps  # noqa: PLC0415 - it loads pydantic, which a spec has
 
     path, message = steps(problem.field), f"{problem.field}: {problem.message}"
     for template in templates:

@@ -1,4 +1,4 @@
-"""What runs inside a job's containers: the agent of a node, and what a training script imports.
+"""The runtime inside a job's containers: the agent of a node, and what a training script imports.
 
     from k8sjob import runtime
 

@@ -230,7 +230,7 @@ def _with_keras(environ: Mapping[str, str], settings: RuntimeConfig) -> Mapping[
     if chosen != wanted:
         raise EnvError(
             f"KERAS_BACKEND is {chosen}, and strategy.kind: {settings.strategy} trains with"
-            f" {wanted}; take it out of run.env and of the image"
+            f" {wanted}; remove it from run.env and from the image"
         )
     # JAX warns of the setting by which it lets ranks come and go (see jax_processes).
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "2"} if wanted == "jax" else {}
@@ -258,7 +258,7 @@ def _refused(error: EnvError | PeerLost) -> _Outcome:
 
 if __name__ == "__main__":
     end = main(sys.argv[1:])
-    if "torch" in sys.modules:  # its threads may abort an interpreter that comes to its end
+    if "torch" in sys.modules:  # its threads may abort an interpreter that is shutting down
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(end)

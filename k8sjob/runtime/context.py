@@ -178,7 +178,7 @@ class RankContext:
 
 
 def mapped_path(mount: str | os.PathLike[str]) -> Path:
-    """Where a path of the job.yaml is: itself in a pod, its stand-in under `k8sjob run`."""
+    """The real path of a path in the job.yaml: the same in a pod, a folder under `k8sjob run`."""
     wanted = Path(mount)
     for known, here in sorted(settings.mapped_paths().items(), key=lambda pair: -len(pair[0])):
         if wanted.is_relative_to(known):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sized
 
 Tail = Literal["pad", "short", "drop"]
-"""What happens to an epoch that does not divide: see ShardSampler."""
+"""The treatment of an epoch that does not divide evenly: see ShardSampler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,7 @@ class ShardSampler(DistributedSampler[int]):
             generator = torch.Generator().manual_seed(self.seed + self.epoch)
             order = torch.randperm(self.samples, generator=generator)
         short = self._end() - self.samples
-        # As the stock sampler: repeated from the beginning, several times over if need be.
+        # Like torch's sampler: repeated from the beginning, several times if need be.
         return order if short <= 0 else order[torch.arange(self.samples + short) % self.samples]
 
 
@@ -328,7 +328,7 @@ class Feed:
 
 
 class _Loader(DataLoader[Any]):
-    """A DataLoader that reports when a batch is awaited, and when it is there."""
+    """A DataLoader that reports when a batch is awaited, and when it has come."""
 
     on_phase: Callable[[str], None] | None = None
 

@@ -31,7 +31,7 @@ class Job:
         device: where to put the model: this process's GPU, or the CPU.
         is_main: whether this is rank 0, the one that writes files.
         seed: the session's seed.
-        checkpoint_dir: where checkpoints go, on this machine; None where they are off.
+        checkpoint_dir: where checkpoints go, on this machine; None if they are off.
         config: the job's settings as the container sees them.
     """
 
@@ -242,7 +242,7 @@ class Job:
     # --- files ----------------------------------------------------------------------------------
 
     def path(self, mount: str | os.PathLike[str]) -> Path:
-        """Where a path of the job.yaml is: itself in a pod, its stand-in under `k8sjob run`.
+        """The real path of a path in the job.yaml: the same in a pod, a folder under `k8sjob run`.
 
         Args:
             mount: the mount path of a volume, checkpoint.dir, or a path below one of them.

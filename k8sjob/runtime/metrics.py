@@ -35,7 +35,7 @@ _SYNC: Final = "sync"
 
 
 class Waiting:
-    """How long a rank waited for the others, from the phases that the watchdog sees too.
+    """The time for which a rank waited for the others, from the watchdog's phases.
 
     Where forward or backward communicate, a "sync" phase includes computation, which is the rank's
     own time: see Computing.
@@ -281,7 +281,7 @@ def evaluate(
 
 
 def accuracy(output: Any, *targets: Any) -> Tensor | None:
-    """1 for each sample whose largest output is the target; None where that has no meaning."""
+    """1 for each sample whose largest output is the target; None if that has no meaning."""
     if len(targets) != 1 or not isinstance(output, torch.Tensor):
         return None
     target = targets[0]

@@ -69,7 +69,9 @@ class Run:
         if row.warning:
             context.reporter.warn(f"strategy.kind: {kind}: {row.warning}")
         prepared = strategy(kind, model, loss, context.group, options)
-        made = keras_model.adopt(optimizer, model) or _made(optimizer, prepared.model.parameters())
+        made = keras_model.adopt(optimizer, model) or _construct(
+            optimizer, prepared.model.parameters()
+        )
         if scheduler is not None and isinstance(made, keras_model.KerasOptimizer):
             raise ValueError(
                 "scheduler: an optimizer of Keras has its own; give it learning_rate="
@@ -81,7 +83,7 @@ class Run:
                 " the state; leave checkpoint.format at auto"
             )
         prepared.ready(made)
-        self.scheduler = None if scheduler is None else _made(scheduler, made)
+        self.scheduler = None if scheduler is None else _construct(scheduler, made)
         # From here on ranks differ: each part of the data has its own dropout masks.
         rng.seed_all(context.seed, prepared.rng_stream)
         self._context, self._strategy, self._loss = context, prepared, loss
@@ -311,7 +313,7 @@ class Run:
         return shards
 
     def _between_steps(self) -> None:
-        """Where a run is whole: a step is behind it, and no sample is drawn for the next."""
+        """The point between two steps, where a checkpoint may be saved."""
         every = self._context.config.checkpoint_every
         if isinstance(every, int) and self.steps and self.steps % every == 0:
             self._save()
@@ -406,7 +408,7 @@ def _kind_for(model: nn.Module, config: RuntimeConfig) -> str:
     kind, name = config.strategy, type(model).__name__
     if not keras_model.is_keras(model):
         if kind == "keras":
-            raise ValueError(f"strategy.kind: keras, but {name} is no Keras model; use ddp")
+            raise ValueError(f"strategy.kind: keras, but {name} is not a Keras model; use ddp")
         return kind
     if kind not in {"ddp", "keras"}:
         raise ValueError(f"strategy.kind: {kind}, but {name} is a Keras model; use keras")
@@ -416,8 +418,8 @@ def _kind_for(model: nn.Module, config: RuntimeConfig) -> str:
     return "keras"
 
 
-def _made(recipe: Any, subject: Any) -> Any:
-    """What (class, arguments) or a function makes of a subject."""
+def _construct(recipe: Any, subject: Any) -> Any:
+    """The result of (class, arguments) or of a function for a subject."""
     if isinstance(recipe, tuple):
         maker, arguments = recipe
         return maker(subject, **arguments)

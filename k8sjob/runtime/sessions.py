@@ -69,7 +69,7 @@ def session(*, seed: int = 0, tensorboard: str | os.PathLike[str] | None = None)
     serving = strategies.serving(config.strategy, config.options)
     keras = strategies.keras_backend(config.strategy, config.options)
     group, stop = _join(config, env, serving, on_cpu=keras == "jax")
-    reporter = Reporter(active=env.rank == serving, events=settings.under_k8sjob())
+    reporter = Reporter(active=env.rank == serving, events=settings.started_by_k8sjob())
     context = RankContext(env, config, group, stop_coordinator=stop, reporter=reporter, seed=seed)
     tracking = _open_tracking(context, tensorboard) if env.rank == serving else Tracking()
     rng.seed_all(seed)
@@ -129,7 +129,7 @@ def _join(
 ) -> tuple[Group, StopCoordinator]:
     """The ranks' group, and its stop coordinator, which starts before they connect."""
     stop = StopCoordinator(env.rank, env.world_size)
-    reporter = Reporter(active=env.rank == 0, events=settings.under_k8sjob())
+    reporter = Reporter(active=env.rank == 0, events=settings.started_by_k8sjob())
 
     def report_missing(ranks: Sequence[int]) -> None:
         reporter.emit(
@@ -291,7 +291,7 @@ def _device_name(device: torch.device) -> str:
 
 
 def _process_age() -> float:
-    """Seconds since this process started: mostly its imports."""
+    """Seconds since this process started, most of them for imports."""
     try:
         began = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         uptime = float(Path("/proc/uptime").read_text().split()[0])

@@ -46,7 +46,7 @@ class Point(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What a tracker is to show as one run.
+    """The run that a tracker shows.
 
     Attributes:
         name: the job's.
@@ -241,7 +241,7 @@ class Tracker:
         self._retried(partial(client.close, state))
 
     def _retried(self, call: Callable[[], _T]) -> _T:
-        """What a call of the tracker returns, once it works; a tracker that is down may return."""
+        """The result of a call of the tracker, retried until it works."""
         pause = TIMEOUTS.retry
         while True:
             try:

@@ -1,8 +1,9 @@
-"""What all parts of a spec share: frozen, no unknown keys, documented fields, rules over fields."""
+"""The base of all parts of a spec: frozen, no unknown keys, documented fields, rules."""
 
 from __future__ import annotations
 
 import textwrap
+from dataclasses import FrozenInstanceError
 from inspect import Parameter, Signature
 from types import NoneType, UnionType
 from typing import (
@@ -22,6 +23,9 @@ from typing import (
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, model_validator
 from pydantic_core import PydanticCustomError
+
+from k8sjob.contract import did_you_mean
+from k8sjob.errors import K8sJobError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -108,8 +112,8 @@ Flag = Annotated[bool, Strict()]
 
 # --- what `help(JobSpec)`, `JobSpec?` in a notebook and completion by the tab key show ------------
 
-_HIDDEN: Final = frozenset(dir(BaseModel)) - frozenset(dir(object))
-"""Names of pydantic; they work as before."""
+_HIDDEN: Final = frozenset(dir(BaseModel)) - frozenset(dir(object)) | {"root", "rules", "shorthand"}
+"""Names of pydantic, which work as before, and those that parts have for k8sjob itself."""
 _INNER: Final = ("__pydantic_", "__class_vars__", "__private_attributes__", "__weakref__")
 _WIDTH: Final = 88
 
@@ -202,14 +206,16 @@ class Part(Described):
         protected_namespaces=(),
         hide_input_in_errors=True,
         revalidate_instances="never",
-        defer_build=True,  # one schema for the whole spec, at the first validation, not one a part
+        defer_build=True,  # one schema for the spec, at its first validation, not one per part
     )
 
     shorthand: ClassVar[str] = ""
     """The field that a text in place of this part probably means, for hints."""
+    root: ClassVar[type[Part]]
+    """JobSpec, for errors that name a part's place in it."""
 
     def __repr_args__(self) -> Iterator[tuple[str, Any]]:
-        """What differs from the defaults, for a repr that fits a notebook's line."""
+        """The fields that differ from the defaults, for a repr that fits a notebook's line."""
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
             if field.is_required() or value != field.default:
@@ -224,15 +230,13 @@ class Part(Described):
     if not TYPE_CHECKING:  # the type checker refuses it before
 
         def __setattr__(self, name: str, value: object) -> None:
-            from k8sjob.spec.errors import frozen  # noqa: PLC0415 - it knows the whole spec
-
-            raise frozen(self, name, seen(value))
+            raise _frozen(self, name, seen(value))
 
         def __delattr__(self, name: str) -> None:
             self.__setattr__(name, None)
 
     def rules(self) -> Iterator[Broken]:
-        """What the fields must hold together; each broken rule with the field to change."""
+        """The broken rules over several fields, each with the field to change."""
         yield from ()
 
     @model_validator(mode="after")
@@ -250,3 +254,62 @@ def part_types(annotation: Any) -> Iterator[type[Part]]:
         yield annotation
     for argument in get_args(annotation):
         yield from part_types(argument)
+
+
+def field_paths(part: type[Part], base: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The paths of all fields of a part, at every depth."""
+    for name, info in part.model_fields.items():
+        yield (*base, name)
+        for nested in part_types(info.annotation):
+            yield from field_paths(nested, (*base, name))
+
+
+def parts_at(root: type[Part], loc: Loc) -> list[type[Part]]:
+    """The classes that a value at a location may have."""
+    parts = [root]
+    for key in loc:
+        if isinstance(key, str):
+            fields = [part.model_fields[key] for part in parts if key in part.model_fields]
+            parts = [found for info in fields for found in part_types(info.annotation)]
+    return parts
+
+
+def field_at(root: type[Part], loc: Loc) -> tuple[FieldInfo | None, Loc]:
+    """The innermost field that contains a location, and the rest of the location below it."""
+    for end in range(len(loc), 0, -1):
+        name = loc[end - 1]
+        if isinstance(name, str):
+            for part in parts_at(root, loc[: end - 1]):
+                if name in part.model_fields:
+                    return part.model_fields[name], loc[end:]
+    return None, ()
+
+
+class FrozenFieldError(FrozenInstanceError):
+    """A field of a spec was set; IPython shows it as it does the errors of k8sjob."""
+
+    _render_traceback_ = K8sJobError._render_traceback_
+
+
+def _frozen(part: Part, name: str, value: str) -> AttributeError:
+    """The error of setting a field of a spec or a part of it, with the call that makes another.
+
+    `value` is what the field was to become, as text.
+    """
+    root = Part.root
+    kind, fields = type(part).__name__, type(part).model_fields
+    if name not in fields:
+        step = did_you_mean(name, fields, f"valid fields: {', '.join(fields)}")
+        return FrozenFieldError(f"{kind} has no field {name!r}, and is frozen; {step}")
+    paths = (path for path in field_paths(root) if path[-1] == name)
+    path = next((path for path in paths if type(part) in parts_at(root, path[:-1])), (name,))
+    for end in range(len(path) - 1, 0, -1):
+        info, _ = field_at(root, path[:end])
+        others = "..., " if end > 1 else ""
+        value = f"{{{others}{path[end]!r}: {value}}}"
+        if info and get_origin(info.annotation) is tuple:
+            value = "[...]"
+    return FrozenFieldError(
+        f"{kind}.{name} cannot be set: a spec is frozen; make another one:"
+        f" spec.with_({path[0]}={value})"
+    )

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from dataclasses import FrozenInstanceError
-from typing import TYPE_CHECKING, Any, Final, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from pydantic import ValidationError
 
 from k8sjob.contract import did_you_mean
-from k8sjob.errors import K8sJobError, Problem, RenderError, field_path, first_problems
-from k8sjob.spec.base import UNEXPLAINED, Loc, Part, part_types, seen
+from k8sjob.errors import Problem, RenderError, field_path, first_problems
+from k8sjob.spec.base import (
+    UNEXPLAINED,
+    Loc,
+    Part,
+    field_at,
+    field_paths,
+    part_types,
+    parts_at,
+    seen,
+)
 from k8sjob.spec.run import Run, shell_words, started_by
 from k8sjob.yamldoc import Document, flow
 
@@ -49,43 +57,12 @@ def problems(root: type[Part], error: ValidationError, document: Document | None
     return first_problems(sorted(found, key=lambda one: one[0]), explain)
 
 
-class FrozenFieldError(FrozenInstanceError):
-    """A field of a spec was set; IPython shows it as it does the errors of k8sjob."""
-
-    _render_traceback_ = K8sJobError._render_traceback_
-
-
-def frozen(part: Part, name: str, value: str) -> AttributeError:
-    """The error of setting a field of a spec or a part of it, with the call that makes another.
-
-    `value` is what the field was to become, as text.
-    """
-    from k8sjob.spec.job import JobSpec  # noqa: PLC0415 - it is made of parts
-
-    kind, fields = type(part).__name__, type(part).model_fields
-    if name not in fields:
-        step = did_you_mean(name, fields, f"valid fields: {', '.join(fields)}")
-        return FrozenFieldError(f"{kind} has no field {name!r}, and is frozen; {step}")
-    paths = (path for path in field_paths(JobSpec) if path[-1] == name)
-    path = next((path for path in paths if type(part) in _parts(JobSpec, path[:-1])), (name,))
-    for end in range(len(path) - 1, 0, -1):
-        info, _ = _field(JobSpec, path[:end])
-        others = "..., " if end > 1 else ""
-        value = f"{{{others}{path[end]!r}: {value}}}"
-        if info and get_origin(info.annotation) is tuple:
-            value = "[...]"
-    return FrozenFieldError(
-        f"{kind}.{name} cannot be set: a spec is frozen; make another one:"
-        f" spec.with_({path[0]}={value})"
-    )
-
-
 def _message(root: type[Part], loc: Loc, detail: ErrorDetails) -> str:
     match detail["type"]:
         case "extra_forbidden":
             return _unknown(root, loc)
         case "missing":
-            info, below = _field(root, loc)
+            info, below = field_at(root, loc)
             example = flow(_example(info, below)) if info else "..."
             return f"missing; write it, as {loc[-1]}: {example}"
         case "k8sjob":
@@ -129,7 +106,7 @@ _PLAIN: Final = {
 
 def _step(root: type[Part], loc: Loc, wrong: Any, meant: Sequence[Any] = ()) -> str:
     """The next step: the value that was probably meant, if one fits, or else an example."""
-    info, below = _field(root, loc)
+    info, below = field_at(root, loc)
     if info is None:
         return ""
     field = str(loc[len(loc) - len(below) - 1])
@@ -163,45 +140,17 @@ def _example(info: FieldInfo, below: Loc) -> Any:
     return example
 
 
-def _parts(root: type[Part], loc: Loc) -> list[type[Part]]:
-    parts = [root]
-    for key in loc:
-        if isinstance(key, str):
-            fields = [part.model_fields[key] for part in parts if key in part.model_fields]
-            parts = [found for info in fields for found in part_types(info.annotation)]
-    return parts
-
-
-def _field(root: type[Part], loc: Loc) -> tuple[FieldInfo | None, Loc]:
-    """The innermost field that a location is in, and what of the location lies below it."""
-    for end in range(len(loc), 0, -1):
-        name = loc[end - 1]
-        if isinstance(name, str):
-            for part in _parts(root, loc[: end - 1]):
-                if name in part.model_fields:
-                    return part.model_fields[name], loc[end:]
-    return None, ()
-
-
 def _unknown(root: type[Part], loc: Loc) -> str:
-    """No such field: the one that was meant, where it belongs, or what there is."""
+    """The message for an unknown field: the one that was meant, its place, or the valid ones."""
     name = str(loc[-1])
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().replace("-", "_")
-    here = [field for part in _parts(root, loc[:-1]) for field in part.model_fields]
+    here = [field for part in parts_at(root, loc[:-1]) for field in part.model_fields]
     elsewhere = [path for path in field_paths(root) if path[-1] == snake]
     if elsewhere and snake not in here:
         places = " or ".join(field_path(path) for path in elsewhere[:3])
         return f"no such field here; it belongs to {places}"
     step = did_you_mean(snake, here, f"valid fields: {', '.join(here)}")
     return f"no such field; {step}"
-
-
-def field_paths(part: type[Part], base: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The paths of all fields of a part, at every depth."""
-    for name, info in part.model_fields.items():
-        yield (*base, name)
-        for nested in part_types(info.annotation):
-            yield from field_paths(nested, (*base, name))
 
 
 def field_values(part: type[Part], path: Sequence[str | int]) -> Iterator[str]:
@@ -249,7 +198,7 @@ def _found(detail: ErrorDetails) -> Iterator[tuple[Loc, str | None]]:
 
 
 _FLAGS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-"""What people write for a boolean: an example of the opposite would mislead them."""
+"""Words that people write for a boolean: an example of the opposite would mislead them."""
 
 
 def _likely(wrong: Any, field: str, parts: Sequence[type[Part]]) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""What the replicas run: an image that is there, or one that is to be built."""
+"""The image that the replicas run: an existing one, or one to be built."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _pip(value: str) -> str:
     if not _PIP_NAME.match(value):
         refuse(f"{value!r} is not a requirement; write name or name[extra]>=1.2, as pip takes it")
     if not value.isprintable() or "\\" in value or "$" in value:
-        refuse(f"{value!r} has a character that pip or a Dockerfile would act on; take it out")
+        refuse(f"{value!r} has a character that pip or a Dockerfile would act on; remove it")
     return value
 
 

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic.json_schema import GenerateJsonSchema
 
-from k8sjob.errors import Problem, SpecError, field_path
+from k8sjob.errors import Problem, SpecError
+from k8sjob.spec.document import changed, job_document, steps, without_places
 from k8sjob.spec.job import JobSpec
 from k8sjob.spec.values import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from k8sjob.yamldoc import Document, FieldPath
+    from k8sjob.spec.document import Change
+    from k8sjob.yamldoc import Document
 
 _SCRIPT: Final = ".py"
 _NO_IMAGE: Final = "none"
@@ -81,26 +82,6 @@ def _document(path: str | Path) -> Document:
     return job_document(text, str(file))
 
 
-def job_document(text: str | bytes, source: str = "") -> Document:
-    """The document of a job.yaml, a mapping.
-
-    Raises:
-        SpecError: it is none.
-    """
-    from k8sjob.yamldoc import only, parse_all  # noqa: PLC0415 - as in load
-
-    documents = parse_all(text, source)
-    _refuse_manifests(documents)
-    document = only(documents, source)
-    if document.data is None:
-        message = "empty; write at least name, image and run, or start with `k8sjob init`"
-        raise SpecError([Problem("", message)], source)
-    if not isinstance(document.data, dict):
-        message = "not a mapping; write one field a line, beginning with `name: my-job`"
-        raise document.refuse((), message)
-    return document
-
-
 def _of_script(file: Path) -> Document:
     from k8sjob.yamldoc import Document  # noqa: PLC0415 - as in load
 
@@ -110,7 +91,7 @@ def _of_script(file: Path) -> Document:
 
 
 def _place(file: Path) -> Path:
-    """Where a script lies; where a link to it does, if it is one."""
+    """The path of a script; of a link to it, if it is one."""
     return file.parent.resolve() / file.name
 
 
@@ -160,116 +141,6 @@ def located(path: str | Path, changes: Sequence[Change] = ()) -> Iterator[None]:
             line, column = document.place(at) if at else (0, 0)
             problems.append(replace(problem, line=line, column=column))
         raise without_places(SpecError(problems, document.source), changes, document) from None
-
-
-def _refuse_manifests(documents: list[Document]) -> None:
-    for document in documents:
-        kind = document.data.get("kind") if isinstance(document.data, dict) else None
-        if isinstance(kind, str):
-            file = document.source if document.source not in ("", "<stdin>") else "FILE"
-            step = (
-                f"`k8sjob adopt {shlex.quote(file)}` prints the job.yaml of the training job in it"
-            )
-            raise document.refuse(("kind",), f"a manifest of kind {kind}, not a job.yaml; {step}")
-
-
-# --- changes: FIELD=VALUE of --set, the value in YAML ---------------------------------------------
-
-_STEP: Final = re.compile(r'\["([^"]*)"\]|([\w-]+)')
-_FIELD: Final = re.compile(r'[\w-]+(?:\.[\w-]+|\[(?:\d{1,9}|"[^"]*")\]){0,63}')
-
-
-def steps(field: str) -> FieldPath:
-    """A field as messages name it, `volumes[1].mount`, as the path of a document."""
-    found = (key or name for key, name in _STEP.findall(field))
-    return tuple(int(step) if re.fullmatch(r"\d{1,9}", step) else step for step in found)
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A new value of one field.
-
-    Attributes:
-        path: the field, as ("replicas", "workers").
-        value: its data; None: the field is left out, so that it has its default, or the item of a
-            list.
-        adds: whether a list's items are added to those that are there.
-    """
-
-    path: FieldPath
-    value: Any
-    adds: bool = False
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """The change that FIELD=VALUE says.
-
-        Raises:
-            SpecError: it says none, or the value is not YAML.
-        """
-        from k8sjob.yamldoc import parse  # noqa: PLC0415 - YAML is not needed for other specs
-
-        field, equals, value = text.partition("=")
-        if not equals or not _FIELD.fullmatch(field):
-            message = f"{text!r} does not change a field; write FIELD=VALUE, as replicas.workers=3"
-            if "[-" in field:
-                message += "; the items of a list count from 0, as in run.args[0]"
-            elif "[" in field:
-                message += """ or 'labels["example.com/team"]=vision'"""
-            raise SpecError([Problem("--set", message)])
-        return cls(steps(field), parse(value, f"--set {field}").data)
-
-
-def changed(document: Document, changes: Sequence[Change]) -> Document:
-    """The document with the changes made, one after the other.
-
-    Raises:
-        SpecError: a change goes into something that is neither a mapping nor a list.
-    """
-    data = document.data
-    for change in changes:
-        data = _with(data, change, 0)
-    return replace(document, data=data)
-
-
-def _with(data: Any, change: Change, depth: int) -> Any:
-    if depth == len(change.path):
-        return [*(data or ()), *change.value] if change.adds else change.value
-    step = change.path[depth]
-    if isinstance(data, list) and isinstance(step, int) and step <= len(data):
-        below = data[step] if step < len(data) else None
-        made = _with(below, change, depth + 1)
-        return [*data[:step], *([] if made is None else [made]), *data[step + 1 :]]
-    if not isinstance(data, dict | None):
-        whole = field_path(change.path[:depth])
-        there = f"a list of {len(data)}" if isinstance(data, list) else repr(data)
-        message = f"{whole} is {there} there and has no such part; set {whole} as a whole"
-        raise SpecError([Problem(f"--set {field_path(change.path)}", message)])
-    fields = dict(data or {})
-    key = str(step)
-    fields[key] = _with(fields.get(key), change, depth + 1)
-    if fields[key] is None:
-        del fields[key]
-    return fields
-
-
-def without_places(error: SpecError, changes: Sequence[Change], document: Document) -> SpecError:
-    """The error with its problems of changed fields, which have no line, as those of --set."""
-
-    def is_changed(field: FieldPath) -> bool:
-        new = field not in document.keys and field not in document.values
-        return any(
-            field[: len(one.path)] == one.path or (new and one.path[: len(field)] == field)
-            for one in changes
-        )
-
-    problems = [
-        Problem(f"--set {problem.field}", problem.message)
-        if problem.field and is_changed(steps(problem.field))
-        else problem
-        for problem in error.problems
-    ]
-    return SpecError(problems, error.source)
 
 
 # --- schema ---------------------------------------------------------------------------------------

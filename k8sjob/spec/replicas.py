@@ -240,7 +240,7 @@ class Resources(Part):
 
     @property
     def of_master(self) -> Resources:
-        """What the Master gets: `master` laid over the Workers' resources."""
+        """The Master's resources: `master` merged into the Workers'."""
         if self.master is None:
             return self
         own = {k: getattr(self.master, k) for k in type(self.master).model_fields}
@@ -249,7 +249,7 @@ class Resources(Part):
 
     @property
     def gpu_label(self) -> str | None:
-        """The node label that gpu_type is compared with, or None where none is known."""
+        """The node label that gpu_type is compared with, or None if none is known."""
         return _GPU_LABELS.get(self.gpu_resource.partition("/")[0])
 
     def rules(self) -> Iterator[Broken]:

@@ -1,4 +1,4 @@
-"""What is started in each replica, and with what environment."""
+"""The command that is started in each replica, and its environment."""
 
 from __future__ import annotations
 
@@ -155,9 +155,9 @@ class Run(Part):
 
     def _reserved(self, name: str, value: str) -> str:
         if name in _OPERATOR or name.startswith("PET_"):
-            return f"{value!r} would be overridden: the training operator sets {name}; take it out"
+            return f"{value!r} would be overridden: the training operator sets {name}; remove it"
         if name in _AGENT or name.startswith("K8SJOB_"):
-            return f"{value!r} would be overridden: k8sjob sets {name} itself; take it out"
+            return f"{value!r} would be overridden: k8sjob sets {name} itself; remove it"
         if name == "PYTHONPATH" and not self.command and RUNTIME_HOME not in value.split(":"):
             return (
                 f"{value!r} would hide k8sjob's runtime; write"

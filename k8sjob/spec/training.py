@@ -1,4 +1,4 @@
-"""How the ranks train together, where their checkpoints go, and what shows their numbers."""
+"""The strategy, checkpoints and trackers of a training."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def _backend(value: Any) -> Any:
 
 def _pattern(value: str) -> str:
     if why := pattern_error(value):
-        refuse(f"{seen(value)} is no regular expression: {why}", [re.escape(value)])
+        refuse(f"{seen(value)} is not a regular expression: {why}", [re.escape(value)])
     return value
 
 
 Pattern = Annotated[Text, AfterValidator(_pattern)]
 
 
-def _once(axes: tuple[str | None, ...]) -> tuple[str | None, ...]:
+def _check_once(axes: tuple[str | None, ...]) -> tuple[str | None, ...]:
     named = [axis for axis in axes if axis is not None]
     if len(set(named)) < len(named):
         once = [axis if axis not in axes[:at] else None for at, axis in enumerate(axes)]
@@ -36,7 +36,7 @@ def _once(axes: tuple[str | None, ...]) -> tuple[str | None, ...]:
     return axes
 
 
-Axes = Annotated[tuple[Literal["data", "model"] | None, ...], AfterValidator(_once)]
+Axes = Annotated[tuple[Literal["data", "model"] | None, ...], AfterValidator(_check_once)]
 
 
 def _every(value: Any) -> Any:

@@ -72,7 +72,7 @@ def check_text(value: str) -> str:
     if "\0" in value:
         refuse(f"{value!r} has a NUL character, which no environment or argument can carry")
     if any("\ud800" <= character <= "\udfff" for character in value):
-        refuse(f"{value!a} has half a surrogate pair, which is no text; take it out")
+        refuse(f"{value!a} has half a surrogate pair, which is not text; remove it")
     return value
 
 
@@ -136,7 +136,7 @@ def _absolute(value: str) -> str:
 
 
 def _of_form(pattern: re.Pattern[str]) -> WithJsonSchema:
-    """What an editor can check of a name while it is written."""
+    """The JSON Schema of a name, for editors."""
     return WithJsonSchema({"type": "string", "pattern": f"^(?:{pattern.pattern})$"})
 
 

@@ -1,1 +1,1 @@
-"""What a job spec becomes in a cluster: one package for each kind of job, behind one Protocol."""
+"""The kinds of jobs that a spec can become in a cluster, behind one Protocol."""

@@ -54,7 +54,7 @@ class JobState(StrEnum):
 
     @property
     def exit_code(self) -> int:
-        """What a command that waited for the job exits with: 0, 100, 101 or 103."""
+        """The exit code of a command that waited for the job: 0, 100, 101 or 103."""
         return _EXIT_CODES.get(self, 101)
 
 
@@ -69,6 +69,19 @@ _EXIT_CODES: Final = {
     JobState.DELETING: 103,
     JobState.DELETED: 103,
 }
+
+
+class LocalReason(StrEnum):
+    """The reasons of a Failed condition that only the back end of this machine writes."""
+
+    STOPPED = "PyTorchJobStopped"
+    """Stopped on request."""
+    SUPERVISOR_GONE = "PyTorchJobSupervisorGone"
+    """The supervisor was killed, and the replicas ended with it."""
+    SUPERVISOR_FAILED = "PyTorchJobSupervisorFailed"
+    """The supervisor met an error, and the replicas ended with it."""
+    STATE_DAMAGED = "PyTorchJobStateDamaged"
+    """The job's state cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +131,7 @@ class Companion:
         return path(self.resource, namespace, name, api_version=self.api_version)
 
     def is_missed(self, text: str) -> bool:
-        """Whether a message says that the companion is not there."""
+        """Whether a message says that the companion is missing."""
         return any(one in text for one in self.missed)
 
 
@@ -142,7 +155,7 @@ class RecordedEnd(NamedTuple):
     Attributes:
         replica: "worker-2".
         exit_code: of its training container.
-        reason: the kubelet's reason; empty where the Event has the exit code alone.
+        reason: the kubelet's reason; empty if the Event has the exit code alone.
         message: the termination message, which may be cut.
         time: RFC 3339, or empty.
         whole: whether the Event has more than the exit code.
@@ -171,39 +184,39 @@ class Authored(NamedTuple):
 
 
 class Reader(Protocol):
-    """How a kind of job is read that others wrote, for `adopt`."""
+    """The reader of manifests of one kind that others wrote, for `adopt`."""
 
     quantities: tuple[tuple[str, ...], ...] = ()
     """The paths of mappings in a job whose values are quantities; those of Pods aside."""
 
     @property
     def target(self) -> Target:
-        """What such a job becomes."""
+        """The kind that such a job becomes."""
 
     def problems(self, job: Json) -> Iterator[Problem]:
         """Why a cluster would refuse the object."""
 
     def authored(self, job: Json, others: Sequence[Json]) -> Authored:
-        """The job of an object and of those beside it; what k8sjob renders stays as it is.
+        """The job from an object and its companions; what k8sjob renders stays as it is.
 
         Raises:
             SpecError: k8sjob renders no such job.
         """
 
     def settle(self, job: Json) -> None:
-        """Fill in what the apiserver and the controller do, and leave out what changes nothing."""
+        """Fill in the defaults of the apiserver and the controller; remove what has no effect."""
 
     def fields(self, job: Json) -> Json:
-        """The job.yaml of a settled job, but for what its Pods say: `replicas` and `policy`."""
+        """The `replicas` and `policy` of a settled job's job.yaml; its Pods are read elsewhere."""
 
 
 class Target(Protocol):
     """A kind of job; kinds inherit what they do not have."""
 
     name: TargetName
-    """As job.yaml has it: "pytorchjob"."""
+    """The name in job.yaml: "pytorchjob"."""
     kind: str
-    """Of the object: "PyTorchJob"."""
+    """The kind of the object: "PyTorchJob"."""
     api_version: str
     resource: str
     """The plural, in paths."""
@@ -213,20 +226,20 @@ class Target(Protocol):
     """The label of a job's Pods whose value is the uid of the job, or of the object of its name
     that is made of it; empty: the job is their controller."""
     controller: Controller
-    """Who works on such jobs."""
+    """The controller of such jobs."""
     init_container: str = ""
-    """What the controller puts in front of some Pods; empty: nothing."""
+    """The init container that the controller adds to some Pods; empty: none."""
     creations: tuple[tuple[str, str, str], ...]
-    """What Events say of the creation of a Pod, then of other objects: the reason of a refusal, the
+    """The Events about the creation of a Pod, then of other objects: the reason of a refusal, the
     reason of a success, and how the message of a success begins."""
     template: str
     """The file in templates/ that lays a job out."""
     file: str
-    """What a rendered manifest is called in a folder; job.yaml is the spec."""
+    """The file name of a rendered manifest; job.yaml is the spec."""
     companion: Companion | None = None
     """The object beside the job; None: it needs none."""
     made: tuple[Made, ...] = ()
-    """What controllers make of a job, from the top down to the Job whose Pods are the job's; empty:
+    """The objects that controllers make of a job, down to the Job whose Pods are the job's; empty:
     the Pods are its own. An object of the job's name that is left of an earlier job is taken for
     this job's."""
     refused_name: str = "0-"
@@ -247,10 +260,10 @@ class Target(Protocol):
     spec_fields: frozenset[str]
     """The fields of an object's spec."""
     process_at: tuple[str, ...] = ()
-    """Where image, command, arguments and resources of the training container are, if not in its
+    """The path of the training container's image, command, arguments and resources, if not in its
     Pod template."""
     policy_at: tuple[str, ...] = ("spec",)
-    """Where `suspend` and `managedBy` are."""
+    """The path of `suspend` and `managedBy`."""
     manager: str
     """The value of managedBy that stands for the kind's own controller."""
 
@@ -261,7 +274,7 @@ class Target(Protocol):
         yield from ()
 
     def values(self, spec: JobSpec) -> dict[str, Any]:
-        """What the template needs beside the values that all kinds have.
+        """The template's values, beside those that all kinds have.
 
         Among them the variables of the containers that the controller does not inject: `injected`,
         and `fields`, whose values are fields of the Pod.
@@ -299,7 +312,7 @@ class Target(Protocol):
         """Whether the number of replicas may change, so that any of them may have rank 0."""
 
     def state(self, job: Json) -> tuple[JobState, Json]:
-        """The job's state, and the condition that decides it; empty where there is none."""
+        """The job's state, and the condition that decides it; empty if there is none."""
 
     def times(self, job: Json) -> tuple[str | None, str | None]:
         """When its replicas were first created, or again after a resume, and when it ended."""
@@ -319,7 +332,7 @@ class Target(Protocol):
         return patch
 
     def gang(self, job: Json) -> Json | None:  # noqa: ARG002 - never
-        """What the job asks of a gang scheduler; None where it asks nothing."""
+        """The job's request to a gang scheduler; None if it has none."""
         return None
 
     def active_deadline(self, job: Json) -> int | None:
@@ -334,7 +347,7 @@ class Target(Protocol):
         manager = Object(job).part(*self.policy_at).get("managedBy") or self.manager
         return "" if manager == self.manager else str(manager)
 
-    def takes_at_once(self, path: tuple[str | int, ...]) -> bool:
+    def applies_at_once(self, path: tuple[str | int, ...]) -> bool:
         """Whether the controller acts on a change of this field of a job that runs."""
 
     def written(self, job: Json) -> Json:
@@ -350,7 +363,7 @@ class Target(Protocol):
         """The label selector of a job's Pods, or of some replicas' and perhaps more."""
 
     def replica_named(self, job_name: str, pod: str) -> str:
-        """The replica of a job whose Pod has this name; empty where it is none of its Pods."""
+        """The replica of a job whose Pod has this name; empty if it is none of its Pods."""
 
     def recorded_ends(self, job: Json, events: Iterable[Json]) -> Iterator[RecordedEnd]:  # noqa: ARG002 - a Pod that failed stays
         """The failures of replicas that Events keep, in the order of the Events."""

@@ -53,7 +53,7 @@ JOB_SHAPE: Final = {
     "template": POD_TEMPLATE,
     "ttlSecondsAfterFinished": int,
 }
-"""Of a Job's spec, see k8sjob.targets.schema."""
+"""The types of a Job's spec, see k8sjob.targets.schema."""
 _GENERATED: Final = ("controller-uid", "job-name")
 """How labels of the Pod template are called that the apiserver fills in, perhaps with a prefix."""
 _SPEC_FIELDS: Final = (
@@ -61,7 +61,7 @@ _SPEC_FIELDS: Final = (
     " manualSelector maxFailedIndexes parallelism podFailurePolicy podReplacementPolicy selector"
     " successPolicy suspend template ttlSecondsAfterFinished"
 )
-"""Of batch/v1 (k8s.io/api v0.34, batch/v1/types.go, JobSpec)."""
+"""The fields of batch/v1 JobSpec (k8s.io/api v0.34, batch/v1/types.go)."""
 
 
 class Indexed(Target):
@@ -76,13 +76,13 @@ class Indexed(Target):
     shapes: ClassVar[Json] = {"spec": JOB_SHAPE}
     """The types of its spec, and of its companion; see k8sjob.targets.schema."""
     job_at: ClassVar[tuple[str | int, ...]] = ("spec",)
-    """Where the spec of the Job is in the object of the kind."""
+    """The path of the Job's spec in the object of the kind."""
     nodes_at: ClassVar[tuple[str | int, ...]] = ()
-    """Where the number of Pods is; empty: the completions of the Job."""
+    """The path of the number of Pods; empty: the completions of the Job."""
     complete: ClassVar[str] = "Complete"
     """The condition of a job that has succeeded."""
     container_name: ClassVar[str] = CONTAINER_NAME
-    """Of the container that trains, as k8sjob renders it."""
+    """The name of the training container, as k8sjob renders it."""
     no_gang: ClassVar[str] = "no operator makes a PodGroup for it"
     """Why it has no gang scheduler."""
     limits: ClassVar[tuple[str, ...]] = ("suspend", "ttlSecondsAfterFinished")
@@ -90,13 +90,13 @@ class Indexed(Target):
 
     @property
     def child_name(self) -> str:
-        """What follows the name of the object in the name of its Indexed Job; empty: it is one."""
+        """The suffix of its Indexed Job's name; empty if the object is one itself."""
         return self.made[-1].suffix if self.made else ""
 
     # --- from a spec to an object
 
     def refusals(self, spec: JobSpec) -> Iterator[Problem]:
-        """What needs replicas that differ, or an operator; and a name that is too long."""
+        """The fields that need differing replicas or an operator, and a name that is too long."""
         longest = f"{spec.name}{self.child_name}-{spec.nnodes - 1}-xxxxx"
         if self.child_name and len(longest) > _MAX_NAME:
             yield Problem(
@@ -116,11 +116,11 @@ class Indexed(Target):
             yield self._lacks("policy.restart_policy", "its Pods have OnFailure or Never")
 
     def _lacks(self, field: str, why: str, having: str = "pytorchjob") -> Problem:
-        step = f"take it out, or use target {having}"
+        step = f"remove it, or use target {having}"
         return Problem(field, f"target {self.name} does not have it: {why}; {step}")
 
     def values(self, spec: JobSpec) -> dict[str, Any]:
-        """What the template needs beside the values that all kinds have."""
+        """The template's values, beside those that all kinds have."""
         policy, nodes = spec.restart_policy, spec.nnodes
         restarts = 0 if policy == "Never" else spec.policy.max_restarts
         elastic = spec.replicas.elastic
@@ -144,7 +144,7 @@ class Indexed(Target):
         }
 
     def _env(self, spec: JobSpec) -> dict[str, str]:
-        """What the training operator would inject, but for the rank."""
+        """The variables that the training operator would inject, except the rank."""
         name, nodes, nproc = spec.name, spec.nnodes, spec.nproc_per_node
         address, port = f"{name}{self.child_name}-0.{name}", str(DEFAULT_PORT)
         if elastic := spec.replicas.elastic:
@@ -166,10 +166,10 @@ class Indexed(Target):
         }
 
     def typed(self, manifest: Json) -> tuple[Json, list[WrongType]]:
-        """As far as k8sjob reads the fields."""
+        """The manifest without fields of a wrong type, as far as k8sjob reads them."""
         return fit(manifest, {**ABOUT, **self.shapes})
 
-    def misfits(self, job: Json) -> Iterator[Problem]:
+    def basic_problems(self, job: Json) -> Iterator[Problem]:
         """Fields of another type, and no name."""
         found = list(type_problems(self.typed(job)[1]))
         yield from found
@@ -178,7 +178,7 @@ class Indexed(Target):
 
     def problems(self, manifest: Json) -> list[Problem]:
         """Whether it is Indexed, and has as many Pods as its environment says."""
-        if found := list(self.misfits(manifest)):
+        if found := list(self.basic_problems(manifest)):
             return found
         job, nodes = self._job(manifest), self._nodes(manifest)
         if job.get("completionMode") != "Indexed":
@@ -187,7 +187,7 @@ class Indexed(Target):
         jobs = at_path(manifest, *self.job_at[:-3]) if self.child_name else []
         for index, one in list(enumerate(jobs))[1:]:
             message = f"{one.get('name')!r} is another replicated Job, and all Pods of the job are"
-            message += f" those of {jobs[0].get('name')!r}; change that one, or take it out"
+            message += f" those of {jobs[0].get('name')!r}; change that one, or remove it"
             return [Problem(field_path((*self.job_at[:-3], index)), message)]
         world, each = self._variable(manifest, "WORLD_SIZE"), self.nproc_per_node(manifest)
         if not (world and each.isdecimal()) or world == str(nodes * int(each)):
@@ -273,7 +273,7 @@ class Indexed(Target):
         return ":" in self._variable(job, "PET_NNODES")
 
     def state(self, job: Json) -> tuple[JobState, Json]:
-        """By the true conditions, and while there is none by the counts of Pods.
+        """The state by the true conditions, or by the counts of Pods while there are none.
 
         Why it failed, the Job knows best.
         """
@@ -303,7 +303,7 @@ class Indexed(Target):
         return status.get("startTime"), ended
 
     def counts(self, job: Json, state: JobState) -> dict[str, int]:
-        """The Pods that are there now; those that failed before are not counted."""
+        """The present Pods; those that failed before are not counted."""
         status = self._counted(job)
         ready, active = status.get("ready") or 0, status.get("active") or 0
         found = {"Running": ready, "Succeeded": status.get("succeeded") or 0}
@@ -319,20 +319,20 @@ class Indexed(Target):
         found: int | None = self._job(job).get("activeDeadlineSeconds")
         return found
 
-    def takes_at_once(self, path: tuple[str | int, ...]) -> bool:
-        """Limits and times; the template and the number of completions are fixed."""
+    def applies_at_once(self, path: tuple[str | int, ...]) -> bool:
+        """Whether it is a limit or a time; the template and the completions are fixed."""
         return path[:1] == ("spec",) and path[1:2] in {(limit,) for limit in self.limits}
 
     # --- its Pods and Events
 
     def replica_of(self, pod: Json) -> str:
-        """By the Job controller's labels, which Pods of all these kinds have."""
+        """The replica by the Job controller's labels, which Pods of all these kinds have."""
         labels = Object(pod).labels
         index = labels.get(_INDEX) or Object(pod).part("metadata", "annotations").get(_INDEX, "")
         return _replica(int(index)) if JOB_NAME in labels and _INDEXES.fullmatch(index) else ""
 
     def selector(self, name: str, replicas: Collection[str] = ()) -> str:
-        """By the controllers' labels."""
+        """The selector by the controllers' labels."""
         ranks = sorted(
             int(index) + (role == Role.WORKER.lower())
             for role, _, index in (replica.rpartition("-") for replica in replicas)

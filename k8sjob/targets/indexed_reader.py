@@ -27,7 +27,7 @@ _NPROC: Final = re.compile(r"--nproc[-_]per[-_]node[=\s]+(\d{1,4})\b")
 
 
 class IndexedReader:
-    """Of an Indexed Job; see k8sjob.targets.api.Reader."""
+    """The reader of Indexed Jobs; see k8sjob.targets.api.Reader."""
 
     quantities: tuple[tuple[str, ...], ...] = ()
 
@@ -36,7 +36,7 @@ class IndexedReader:
 
     def problems(self, job: Json) -> Iterator[Problem]:
         """Fields of another type, and no name."""
-        return self.target.misfits(job)
+        return self.target.basic_problems(job)
 
     def authored(self, job: Json, others: Sequence[Json]) -> Authored:
         """With k8sjob's names of the container, the Service and the Pods."""
@@ -52,7 +52,7 @@ class IndexedReader:
         ]
         notes += self.rendered_names(job)
         before, after = f"{name}-#.{network}", f"{name}-#.{name}"
-        notes += readdress(pod, before, after)
+        notes += replace_addresses(pod, before, after)
         return Authored(job, notes, services)
 
     def rendered_names(self, job: Json) -> Iterator[str]:
@@ -93,7 +93,7 @@ class IndexedReader:
             yield f"the container {old} is called {called} in what k8sjob renders"
 
     def settle(self, job: Json) -> None:
-        """The apiserver's defaults; without what k8sjob adds for suspensions and for twins."""
+        """Fill in the apiserver's defaults; drop what k8sjob adds for suspensions and twins."""
         job["spec"].setdefault("suspend", False)
         spec: Json = at_path(job, *self.target.job_at)
         for key, value in (("completions", 1), ("parallelism", 1), ("backoffLimit", 6)):
@@ -110,7 +110,7 @@ class IndexedReader:
             container["ports"] = ports
 
     def fields(self, job: Json) -> Json:
-        """Of the Indexed Job; the processes of each node as a variable or the command says."""
+        """The fields of the Indexed Job; nproc_per_node is that of a variable or of the command."""
         spec = at_path(job, *self.target.job_at)
         nodes = sum(one.count for one in self.target.replicas(job))
         replicas: Json = {"workers": nodes - 1}
@@ -140,7 +140,7 @@ class IndexedReader:
         }
 
     def _nproc(self, job: Json, nodes: int) -> int:
-        """The processes of each node; 0 where nothing says it."""
+        """The processes of each node; 0 if unknown."""
         given = _variables(job, self.target)
         told = self.target.nproc_per_node(job)
         for one in self.target.replicas(job)[:1]:
@@ -172,7 +172,7 @@ def _variables(job: Json, target: Indexed) -> dict[str, str]:
     return {str(one.get("name")): str(one.get("value") or "") for one in env}
 
 
-def readdress(pod: Json, before: str, after: str, shift: int = 0) -> Iterator[str]:
+def replace_addresses(pod: Json, before: str, after: str, shift: int = 0) -> Iterator[str]:
     """Change the Pods' addresses in commands and variables, in place, with a note on each.
 
     Args:

@@ -26,7 +26,7 @@ TARGETS: Final[tuple[Target, ...]] = (DEFAULT, _JOB, _JOBSET, _TRAINJOB)
 PREFERRED: Final[tuple[Target, ...]] = (DEFAULT, _TRAINJOB, _JOBSET, _JOB)
 """The order in which `--target auto` tries them; docs/reference/targets.md has the reasons."""
 CONTROLLERS: Final = {target.resource: target.controller for target in TARGETS}
-"""Of each kind of job, by its resource."""
+"""The targets by their resource."""
 READERS: Final[tuple[Reader, ...]] = (
     PyTorchJobReader(),
     TrainJobReader(_TRAINJOB),
@@ -36,7 +36,7 @@ READERS: Final[tuple[Reader, ...]] = (
 """How each kind of job is read that others wrote, for `adopt`."""
 _GRACE_SECONDS: Final = 30
 """terminationGracePeriodSeconds of a pod that names none (Kubernetes' default)."""
-_SPARE_SECONDS: Final = 60
+_MARGIN_SECONDS: Final = 60
 """How long pods may outlast their grace period: their kubelet may be away for a moment."""
 
 
@@ -85,12 +85,12 @@ def sent(job: Json) -> Json:
 
 
 def namesake(target: Target) -> Made | None:
-    """What a controller makes of a job under the job's own name; see Target.made."""
+    """The object of the job's own name that a controller makes for it; see Target.made."""
     return next((one for one in target.made if not one.suffix), None)
 
 
 def made_of(job: Json, found: Iterable[Json]) -> list[Json]:
-    """Of objects of those names what is made of this job and of none before it; see Target.made."""
+    """The objects made for this job, not for an earlier one of its name; see Target.made."""
     below: list[Json] = []
     own, owner = Object(job), Object(job).uid
     for made in target_of(job).made:
@@ -116,7 +116,7 @@ def with_child(job: Json, found: Iterable[Json]) -> Json:
 
 
 def _controller(item: Json) -> str:
-    """The uid of the object that controls this one; empty where there is none."""
+    """The uid of the object that controls this one; empty if there is none."""
     owners = item["metadata"].get("ownerReferences") or ()
     return next((str(one.get("uid")) for one in owners if one.get("controller")), "")
 
@@ -162,10 +162,10 @@ def references(job: Json) -> list[Reference]:
 
 
 def seconds_to_end(job: Json) -> float:
-    """How long the job's pods may take to end and be gone."""
+    """The seconds that the job's pods may take to end and be gone."""
     asked = (pod.get("terminationGracePeriodSeconds") for _, _, pod in pod_specs(job))
     grace = max((_GRACE_SECONDS if seconds is None else seconds for seconds in asked), default=0)
-    return float(grace) + _SPARE_SECONDS
+    return float(grace) + _MARGIN_SECONDS
 
 
 # --- its Pods and Events --------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def perhaps_owned(target: Target, pod: Json, uid: str) -> bool:
 
 
 def own_pods(job: Json, pods: Iterable[Json], found: Iterable[Json] = ()) -> tuple[Json, ...]:
-    """Of pods of its name the job's, Master first and by index; not those of an earlier job.
+    """The job's own pods, Master first and by index; not those of an earlier job of its name.
 
     Where the namesake is not among what was found (see made_of), the age of the pods decides.
     """

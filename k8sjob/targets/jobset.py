@@ -21,7 +21,7 @@ from k8sjob.kube.objects import Object, differing, training
 from k8sjob.kube.resources import Controller
 from k8sjob.targets.api import Authored, Made
 from k8sjob.targets.indexed import JOB_SHAPE, Indexed
-from k8sjob.targets.indexed_reader import IndexedReader, readdress
+from k8sjob.targets.indexed_reader import IndexedReader, replace_addresses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from k8sjob.kube.objects import Json
 
 NODE: Final = "node"
-"""What the replicated Job is called; Kubeflow Trainer calls it so."""
+"""The name of the replicated Job, as in Kubeflow Trainer."""
 _SPEC_FIELDS: Final = (
     "coordinator failurePolicy managedBy network replicatedJobs startupPolicy successPolicy suspend"
     " ttlSecondsAfterFinished volumeClaimPolicies"
 )
 CHILD_NAME: Final = f"-{NODE}-0"
-"""What follows the set's name in that of its Job: the replicated Job and the replica's index."""
+"""The suffix of the Job's name after the set's: the replicated Job and the replica's index."""
 JOBSET_SHAPE: Final = {
     "failurePolicy": {"maxRestarts": int, "rules": [{"targetReplicatedJobs": [str]}]},
     "network": {"enableDNSHostnames": bool, "subdomain": str, "publishNotReadyAddresses": bool},
@@ -44,7 +44,7 @@ JOBSET_SHAPE: Final = {
     "suspend": bool,
     "ttlSecondsAfterFinished": int,
 }
-"""Of a JobSet's spec, see k8sjob.targets.schema."""
+"""The types of a JobSet's spec, see k8sjob.targets.schema."""
 
 
 class JobSet(Indexed):
@@ -92,7 +92,7 @@ _RANKS: Final = {"RANK", "NODE_RANK", "PET_NODE_RANK", "MASTER_ADDR", "PET_MASTE
 
 
 class JobSetReader(IndexedReader):
-    """Of a JobSet."""
+    """The reader of JobSets."""
 
     def authored(self, job: Json, others: Sequence[Json]) -> Authored:  # noqa: ARG002 - it has none
         """With one replicated Job, `node`."""
@@ -100,7 +100,7 @@ class JobSetReader(IndexedReader):
         return Authored(job, [*notes, *self.rendered_names(job)], [])
 
     def settle(self, job: Json) -> None:
-        """As the webhook does it."""
+        """Fill in defaults as the webhook does."""
         settle_set(job["spec"])
         super().settle(job)
 
@@ -151,7 +151,7 @@ def join(spec: Json, name: str, at: tuple[str | int, ...]) -> Iterator[str]:
     for part in parts:
         for before, first in moves:
             pod = Object(part["template"]["spec"]).part("template", "spec")
-            changed = readdress(pod, before, f"{name}{CHILD_NAME}-#.{name}", first)
+            changed = replace_addresses(pod, before, f"{name}{CHILD_NAME}-#.{name}", first)
             notes |= dict.fromkeys(changed)
     yield from notes
     if problems := [*problems, *_differences(parts, path)]:
@@ -189,7 +189,7 @@ def _differences(parts: list[Json], path: tuple[str | int, ...]) -> Iterator[Pro
 
 
 def _alike(of_job: Json) -> Json:
-    """What must be the same in all replicated Jobs."""
+    """Check what must be the same in all replicated Jobs."""
     made = {
         k: v for k, v in copy.deepcopy(of_job).items() if k not in {"completions", "parallelism"}
     }

@@ -109,20 +109,20 @@ def _fit(value: Any, shape: Any, path: _Path, wrong: list[WrongType]) -> Any:
         empty: Any = {} if isinstance(shape[0], dict) else ""
         items = (_fit(item, shape[0], (*path, i), wrong) for i, item in enumerate(value))
         return [empty if item is None else item for item in items]
-    if shape is None or (isinstance(shape, type) and _is_a(value, shape)):
+    if shape is None or (isinstance(shape, type) and _is_instance(value, shape)):
         return value
     expected = "a mapping" if isinstance(shape, dict) else "a list"
     wrong.append(WrongType(path, value, _NAMES[shape] if isinstance(shape, type) else expected))
     return None
 
 
-def _is_a(value: Any, shape: type) -> bool:
+def _is_instance(value: Any, shape: type) -> bool:
     if shape is Quantity:
         return isinstance(value, str | int | float) and not isinstance(value, bool)
     if shape is Time:
         return isinstance(value, str) and _is_time(value)
     if shape is float:
-        return _is_a(value, int) or isinstance(value, float)
+        return _is_instance(value, int) or isinstance(value, float)
     return isinstance(value, shape) and (shape is bool or not isinstance(value, bool))
 
 

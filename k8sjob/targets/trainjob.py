@@ -42,7 +42,7 @@ _PORT: Final = 29500
 _SPEC_FIELDS: Final = (
     "activeDeadlineSeconds initializer managedBy runtimePatches runtimeRef suspend trainer"
 )
-"""Of pkg/apis/trainer/v1alpha1/trainjob_types.go, TrainJobSpec."""
+"""The fields of TrainJobSpec, pkg/apis/trainer/v1alpha1/trainjob_types.go."""
 _KUEUE: Final = "kueue.x-k8s.io/manager"
 """Whose runtimePatches put Pods where their quota is."""
 _SHAPE: Final = {
@@ -125,7 +125,7 @@ class TrainJob(Indexed):
     no_gang = "its PodGroup is that of spec.podGroupPolicy, which overlay.runtime can have"
 
     def refusals(self, spec: JobSpec) -> Iterator[Problem]:
-        """What an Indexed Job does not have, and what Trainer cannot say or changes."""
+        """The fields that an Indexed Job lacks, and those that Trainer lacks or changes."""
         yield from super().refusals(spec)
         others = "pytorchjob, job or jobset"
         if spec.replicas.elastic is not None:
@@ -139,13 +139,13 @@ class TrainJob(Indexed):
             yield self._lacks("run.command", why, others)
 
     def typed(self, manifest: Json) -> tuple[Json, list[WrongType]]:
-        """Of a job, or of a runtime by itself."""
+        """The typed fields of a job, or of a runtime by itself."""
         if manifest.get("kind") == self.kind:
             return super().typed(manifest)
         return fit(manifest, {**_RUNTIME_SHAPE, "metadata": {"name": str, **METADATA}})
 
     def values(self, spec: JobSpec) -> dict[str, Any]:
-        """What the templates of both objects need."""
+        """The values for the templates of both objects."""
         values = super().values(spec)
         return {
             **values,
@@ -157,7 +157,7 @@ class TrainJob(Indexed):
         }
 
     def _env(self, spec: JobSpec) -> dict[str, str]:
-        """What Trainer does not inject."""
+        """The variables that Trainer does not inject."""
         return {**_without_pet(super()._env(spec)), "MASTER_PORT": str(_PORT)}
 
     def injected_env(self, job: Json, role: Role | str, index: int) -> dict[str, str]:
@@ -172,8 +172,8 @@ class TrainJob(Indexed):
         }
 
     def problems(self, manifest: Json) -> list[Problem]:
-        """What an Indexed Job must have, and what Trainer would not take from the runtime."""
-        if found := list(self.misfits(manifest)):
+        """The problems of an Indexed Job, and the fields that Trainer ignores in the runtime."""
+        if found := list(self.basic_problems(manifest)):
             return found
         trainer, node = _trainer(manifest), training(_containers(super()._job(manifest)))
         at = field_path((*self.job_at, "template", "spec", "containers"))
@@ -244,7 +244,7 @@ class TrainJob(Indexed):
         return str(_trainer(job).get("numProcPerNode") or super().nproc_per_node(job))
 
     def active_deadline(self, job: Json) -> int | None:
-        """Its own, or that of its Job; the shorter one."""
+        """The shorter deadline: its own, or its Job's."""
         given = (Object(job).spec.get("activeDeadlineSeconds"), super().active_deadline(job))
         return min((seconds for seconds in given if seconds is not None), default=None)
 
@@ -271,11 +271,11 @@ def _without_pet(variables: dict[str, str]) -> dict[str, str]:
 _PROCESS: Final = {"image", "command", "args", "resourcesPerNode"}
 _SET: Final = ("runtime", "spec", "template", "spec")
 _KIND: Final = "ClusterTrainingRuntime"
-"""What runtimeRef.kind is by default."""
+"""The default of runtimeRef.kind."""
 
 
 class TrainJobReader(IndexedReader):
-    """Of a TrainJob."""
+    """The reader of TrainJobs."""
 
     def authored(self, job: Json, others: Sequence[Json]) -> Authored:
         """With its runtime as `runtime`, and the whole of its process there."""
@@ -313,7 +313,7 @@ class TrainJobReader(IndexedReader):
         return Authored(job, notes, found)
 
     def _move_process(self, job: Json) -> Iterator[str]:
-        """What spec.trainer says of the container goes there; the number of nodes comes back."""
+        """Move spec.trainer's fields into the container; return the number of nodes."""
         policy = job["runtime"]["spec"].get("mlPolicy") or {}
         torch = policy.get("torch") or {}
         trainer = dict(job["spec"].get("trainer") or {})
@@ -338,7 +338,7 @@ class TrainJobReader(IndexedReader):
         job["spec"]["trainer"] = {"numNodes": nodes, "numProcPerNode": int(nproc)}
 
     def settle(self, job: Json) -> None:
-        """The defaults of Trainer and of JobSet."""
+        """Fill in the defaults of Trainer and of JobSet."""
         settle_set(at_path(job, *_SET))
         node = at_path(job, *_SET)["replicatedJobs"][0]
         labels = Object(node["template"]).labels
@@ -349,7 +349,7 @@ class TrainJobReader(IndexedReader):
 
 
 def _processes(resources: Json) -> tuple[int, str]:
-    """How many processes Trainer starts by itself in a node, and for each of what (torch.go)."""
+    """The processes that Trainer starts in a node, and per which resource (torch.go)."""
     requests, limits = (amounts(resources.get(key) or {}) for key in ("requests", "limits"))
     for one in (requests, limits):
         if gpus := [count for name, count in one.items() if "gpu" in name.lower() and count]:

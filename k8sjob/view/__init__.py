@@ -2,11 +2,11 @@
 
     summary    the state of a job, from its events so far
     lines      one event as one line
-    filters    each error once, one line an epoch
+    filters    each error once, one line per epoch
     live       the screen of a terminal, for one job or many
     documents  the JSON of `-o json`, and the progress of running jobs
     exporter   jobs as metrics
-    report     what is printed when the job is over
+    outcome    what is printed when the job is over
     views      lines for a pipe, JSON for a program, cards for a notebook, and the choice of a view
     follow     a job from its beginning until it ends or its reader detaches
     run        the public `k8sjob.run`, `plan` and `submit`

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.backends.api import JobRef
 from k8sjob.contract import Event
 from k8sjob.errors import BackendError
-from k8sjob.kube.objects import IMAGE_ORIGIN, training
+from k8sjob.kube.objects import IMAGE_ORIGIN, Object, training
 from k8sjob.observe.diagnose import Finding, diagnose
 from k8sjob.observe.logs import MOST_AT_ONCE, TAIL_LINES, last_lines
 from k8sjob.observe.merge import Merge
-from k8sjob.observe.status import JobStatus, job_status, speaker
+from k8sjob.observe.status import JobStatus, job_status, reporting_replica
 from k8sjob.provenance import Provenance
 from k8sjob.targets.api import JobState
 from k8sjob.targets.jobs import pod_specs
@@ -40,12 +40,12 @@ _DIGEST: Final = re.compile(r"@(sha256:[0-9a-f]{64})$")
 
 
 def findings(backend: Backend, snapshot: Snapshot) -> list[Finding]:
-    """What `why` and `status` find, from all that can be read of a job."""
+    """The findings of `why` and `status`, from all that can be read of a job."""
     return diagnose(snapshot, last_lines(backend, snapshot), backend.related(snapshot))
 
 
 def state_document(status: JobStatus) -> dict[str, Any]:
-    """What a job's object alone says, as the first fields of its JSON."""
+    """The first fields of a job's JSON, from its object alone."""
     return {
         "name": status.ref.name,
         "namespace": status.ref.namespace,
@@ -93,15 +93,15 @@ def image(job: Json) -> str | None:
 
 
 def provenance(job: Json) -> Provenance | None:
-    """What the image was made of, if the job says so and still runs that image."""
-    annotations = (job.get("metadata") or {}).get("annotations") or {}
+    """The provenance of the image, if the job has it and still runs that image."""
+    annotations = Object(job).annotations
     found = Provenance.decode(annotations.get(IMAGE_ORIGIN))
     return found if found and found.image == image(job) else None
 
 
 def running_digest(pod: Json) -> str | None:
     """The digest of the image that a pod really runs, as its node reports it."""
-    status = training((pod.get("status") or {}).get("containerStatuses"))
+    status = training(Object(pod).status.get("containerStatuses"))
     found = _DIGEST.search(status.get("imageID") or "")
     return found[1] if found else None
 
@@ -119,7 +119,7 @@ class JobProgress:
     time: float
 
     def __str__(self) -> str:
-        """What keeps it from training, else epoch, step, loss, pace and ETA; with an old age."""
+        """The reason why it does not train, else epoch, step, loss, pace, ETA; the age if old."""
         now = self.summary
         found = [now.starting] if now.starting else position(now.progress)
         if not found and now.group:
@@ -171,7 +171,7 @@ def progress_of(jobs: Iterable[tuple[Backend, Snapshot]]) -> dict[JobRef, JobPro
 def _read(
     backend: Backend, snapshot: Snapshot, stop: threading.Event
 ) -> Iterator[tuple[JobRef, JobProgress]]:
-    ref, replica, last = JobRef.of(snapshot.job), speaker(snapshot.job), 0.0
+    ref, replica, last = JobRef.of(snapshot.job), reporting_replica(snapshot.job), 0.0
     summary = JobSummary(ref.name)
     with suppress(BackendError):
         for line in backend.logs(ref, replica, tail=TAIL_LINES, stop=stop):

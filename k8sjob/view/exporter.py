@@ -29,7 +29,7 @@ _GAUGES: Final = {
     "finished_timestamp_seconds": "When it ended.",
     "restarts": "Restarts of its containers, as far back as the cluster tells.",
 }
-"""What is measured of a job, by the end of the metric's name."""
+"""The metrics of a job, by the end of their names."""
 _TRAINING: Final = {
     "epoch": ("epoch", "The epoch that runs, from 1."),
     "epochs": ("epochs", "All its epochs."),
@@ -55,7 +55,7 @@ class JobCollector:
         self._read = read
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics of all jobs that are there; of training those of the jobs that run."""
+        """The metrics of all existing jobs; metrics of training for the running ones."""
         up = GaugeMetricFamily("k8sjob_up", "Whether the jobs could be read.")
         try:
             jobs, failed = self._read()
@@ -98,7 +98,7 @@ class JobCollector:
 
 
 def _labels(ref: JobRef) -> list[str]:
-    """Of this machine there may be several runs of one name."""
+    """The labels of a job; with its run on this machine, which may have several of one name."""
     return [ref.namespace, ref.name, ref.uid[:8] if ref.namespace == LOCAL else ""]
 
 

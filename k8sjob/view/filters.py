@@ -1,4 +1,4 @@
-"""The events of a job as views show them: each error once, and one line an epoch.
+"""The events of a job as views show them: each error once, and one line per epoch.
 
 The log of a replica has all that it wrote; these filters shorten what is on the screen.
 """
@@ -39,7 +39,7 @@ class ShownEvents:
         yield from self._epochs.late()
 
     def rest(self) -> Iterator[Event]:
-        """What is held back, at the end."""
+        """The output that is still held back, at the end."""
         yield from self._pass(self._errors.rest())
         yield from self._epochs.rest()
 
@@ -60,7 +60,7 @@ _LIBRARY: Final = re.compile(
     rf"|(?:/runtime|{re.escape(RUNTIME_HOME)})/(?P<runtime>k8sjob)/"
     r"|/lib/python3[\d.]*/(?!(?:site|dist)-packages/)|^<frozen "
 )
-_AGAIN: Final = re.compile(r"\[rank \d{1,9}\] (?:.*: )?the same traceback as of another rank")
+_AGAIN: Final = re.compile(r"\[rank \d{1,9}\] (?:.*: )?the same traceback as another rank's")
 _AGENT: Final = re.compile(r"k8sjob: rank \d{1,9}: (.*)", re.DOTALL)
 """An agent's line about the end of a rank."""
 _MODULE: Final = re.compile(r"^(?:[A-Za-z_]\w*\.)+(?=[A-Za-z_]\w*(?::|$))")
@@ -115,7 +115,7 @@ class Errors:
         return self._given([key for key, block in self._open.items() if block.written <= late])
 
     def rest(self) -> Sequence[Event]:
-        """What is still held back, at the end."""
+        """The output that is still held back, at the end."""
         return self._given(list(self._open), last=True)
 
     def _given(
@@ -168,7 +168,7 @@ class Errors:
         self._out.append(replace(event, data={**event.data, REPEATS: error}) if error else event)
 
     def _close(self, key: tuple[str, str | None], *, last: bool = False) -> None:
-        """Show a traceback as far as it has come; the rest of it may follow, unless it is over."""
+        """Show a traceback as far as it has come; the rest may follow, unless it is complete."""
         block, (replica, rank) = self._open.pop(key), key
         words = "\n".join(block.lines)
         first = replica if rank is None else self._first_of(words, replica)
@@ -292,7 +292,7 @@ class Epochs:
                 yield event
 
     def late(self) -> Iterator[Event]:
-        """What has been held back for too long; to be called several times a second."""
+        """The output that has been held back for too long; call it several times a second."""
         now = self._clock()
         if self._last and now - self._since >= _HOLD_S:
             yield from self._close()
@@ -300,7 +300,7 @@ class Epochs:
             yield from self.rest()
 
     def rest(self) -> Iterator[Event]:
-        """What is held back, at the end."""
+        """The output that is still held back, at the end."""
         yield from self._close()
         if self._checkpoint:
             yield self._checkpoint

@@ -60,7 +60,7 @@ def follow(
         logs: read what the replicas write; without it there is no progress either.
         verbose: show tracebacks with the frames of libraries.
         interrupted: called at each SIGINT, SIGTERM or SIGHUP with how many there were; acts on it
-            and returns a message, or None where the reader detaches from the job, as by default.
+            and returns a message, or None if the reader detaches from the job, as by default.
         files: where the job's files are on this machine; the report names it.
         seen: called with each event that is shown.
         factor: the job has ended, and is shown again, so many times as fast.
@@ -94,7 +94,7 @@ def follow(
 
 
 def stop_on_interrupt(backend: LocalBackend, ref: JobRef) -> Callable[[int], str | None]:
-    """What interrupts do to a job of this process: the first stops it, the second kills it."""
+    """Handle interrupts for a job of this process: the first stops it, the second kills it."""
 
     def stop(times: int) -> str | None:
         if times > 2:
@@ -126,7 +126,7 @@ def follow_all(events: Iterable[Event], *, output: Format = "auto") -> int:
 
 
 def _further(summary: JobSummary, ref: JobRef, files: Path | None) -> dict[str, str]:
-    """Where to look further; nothing of a job that is gone."""
+    """The next commands to look with; none for a job that is gone."""
     if summary.state == JobState.DELETED:
         return {}
     more = {"files": str(files)} if files else {}

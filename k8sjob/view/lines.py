@@ -33,7 +33,7 @@ STATE_STYLE: Final = {
 _REPLICA_COLOURS: Final = ("cyan", "magenta", "blue", "green", "yellow", "bright_cyan")
 _SELF: Final = "k8sjob"
 """The name in front of lines that are not of a replica."""
-_ORDINARY: Final = re.compile(r"ContainerCreating|PodInitializing|Init:\d+/\d+|Completed")
+_USUAL_REASONS: Final = re.compile(r"ContainerCreating|PodInitializing|Init:\d+/\d+|Completed")
 """Reasons that every replica has for a while."""
 _AGENT_LINE: Final = "k8sjob: rank "
 _RECENT: Final = 32
@@ -61,7 +61,7 @@ class LinePrinter:
         self._closing: deque[str] = deque(maxlen=_RECENT)
 
     def line(self, event: Event) -> Text | None:
-        """The event as a line, or None where it has none, or nothing new.
+        """The event as a line, or None if it has none, or nothing new.
 
         Progress and the start are for the panel, findings are for the report.
         """
@@ -109,7 +109,7 @@ class LinePrinter:
 
 
 def phrase(event: Event) -> Text | None:
-    """An event's line without the name in front; None where it has none."""
+    """An event's line without the name in front; None if it has none."""
     if event.kind == EventKind.LOG:
         return Text(text(event.data.get("text")))
     if event.kind in _PHRASES:
@@ -134,7 +134,7 @@ def position(progress: Progress) -> list[str]:
 
 
 def costs(progress: Progress) -> list[str]:
-    """What a training costs, as the pieces of a line, what is unusual first."""
+    """The costs of a training as pieces of a line, unusual ones first."""
     pieces = []
     if progress.waited is not None and progress.waited >= _WAITING:
         pieces.append(f"{progress.waited:.0%} waiting for rank {progress.slowest}")
@@ -225,7 +225,7 @@ def _replica(event: Event) -> Text | None:
         return Text("stopped", style=STATE_STYLE[phase])
     if phase in {"Succeeded", "Terminating"} or not (restarts or reason or phase == "Failed"):
         return None
-    if _ORDINARY.fullmatch(reason) and not restarts:
+    if _USUAL_REASONS.fullmatch(reason) and not restarts:
         return None
     special = reason if reason not in {phase, "Error"} else ""
     if restarts and phase in {"Running", "Pending"}:

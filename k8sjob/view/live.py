@@ -1,4 +1,4 @@
-"""What a terminal shows: lines scroll by, and below them stands one job, or a table of many."""
+"""The live screen of a terminal: lines scroll by, above one job or a table of many."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Panel:
         return bar.append(f" {done:4.0%}")
 
     def _replicas(self, rows: int) -> Iterator[Text]:
-        """One line a replica; where they are too many, those that do not simply run, and counts."""
+        """One line per replica; of too many, only unusual ones, and counts."""
         replicas = self._summary.replicas
         if len(replicas) <= rows:
             shown, rest = list(replicas), Counter[str]()
@@ -263,7 +263,7 @@ class Job:
 
     @property
     def took(self) -> str:
-        """How long it has been running, or ran; empty before."""
+        """Its running time so far, or in all; empty before it runs."""
         if self.started is None:
             return ""
         return duration(max((self.finished or time.time()) - self.started, 0))
@@ -334,7 +334,7 @@ class LiveBoard:
         self._region.close()
 
     def _add(self, job: Job) -> None:
-        """Of a job that has ended only the state is counted."""
+        """Count a job; of one that has ended, only its state."""
         known = self._jobs.pop(job.name, None)
         if not job.ended:
             self._jobs[job.name] = job
@@ -348,7 +348,7 @@ class LiveBoard:
         ranked = sorted(self._jobs.values(), key=lambda j: (order.get(j.state, 0), j.name))
         shown = ranked[: room - 1]
         width = max([_JOB_WIDTH, *(cell_len(job.name) for job in shown)])
-        # Where there is little room, the state is worth more than the end of a name.
+        # In little room the state is worth more than the end of a name.
         width = max(min(width, columns - 1 - 2 - _STATE_WIDTH), 1)
         rest = len(ranked) - len(shown)
         more = f"; {rest} more" if rest else ""

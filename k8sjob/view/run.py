@@ -129,7 +129,7 @@ class SubmittedJob(JobRef):
         return job_status(self._backend.snapshot(self))
 
     def result(self, *, check: bool = False) -> RunResult:
-        """How it stands now: its status, and what it has reached.
+        """The result so far: its status, and what it has reached.
 
         Args:
             check: raise JobFailed unless it has succeeded.
@@ -168,7 +168,7 @@ class SubmittedJob(JobRef):
             raise JobFailed(f"{self} was deleted") from None
 
     def why(self) -> list[Finding]:
-        """The causes of its state, the first one first; empty where nothing is wrong."""
+        """The causes of its state, the first one first; empty if nothing is wrong."""
         return findings(self._backend, self._backend.snapshot(self))
 
     def delete(self) -> None:
@@ -201,7 +201,7 @@ class SubmittedJob(JobRef):
         return self.result().logs
 
     def _repr_html_(self) -> str:
-        """What notebooks show of it: its status now."""
+        """Its HTML for notebooks: its present status."""
         try:
             return self.status()._repr_html_()
         except BackendError as error:
@@ -215,7 +215,7 @@ def plan(
     namespace: str | None = None,
     folder: str | Path | None = None,
 ) -> Plan:
-    """What `submit` would create in a cluster; nothing is sent, and nothing is built.
+    """The plan of what `submit` would create in a cluster; nothing is sent, and nothing is built.
 
         >>> plan("job.yaml").manifest["kind"]  # doctest: +SKIP
         'PyTorchJob'

@@ -50,7 +50,7 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where the training stands: the epoch that runs, from 1, and the steps behind in it.
+    """The progress of a training: the current epoch, from 1, and the steps done in it.
 
     A zero says that something is not known.
     """
@@ -83,18 +83,18 @@ class Progress:
 
     @property
     def fraction(self) -> float | None:
-        """The part of the whole that is done, 0 to 1; None where the whole is not known."""
+        """The part of the whole that is done, 0 to 1; None if the whole is not known."""
         return min(self.at / self.epochs, 1.0) if self.epochs else None
 
 
 @dataclass(slots=True)
 class JobSummary:
-    """What the events so far say of a job.
+    """The summary of a job by its events so far.
 
     Attributes:
         job: the job as its user calls it.
         state: as `k8sjob status` shows it; empty before it is known.
-        created: when the job was accepted, seconds since the epoch; None where that is not known.
+        created: when the job was accepted, seconds since the epoch; None if that is not known.
         started: when its replicas were first made, or made again after a resume.
         finished: when it ended.
         replicas: by name, in the order in which they came.
@@ -164,14 +164,14 @@ class JobSummary:
 
     @property
     def seconds(self) -> float | None:
-        """How long the job ran; None while it runs, or where that is not known."""
+        """The job's running time; None while it runs, or if it is not known."""
         if self.started is None or self.finished is None:
             return None
         return self.finished - self.started
 
     @property
     def starting(self) -> str:
-        """What keeps the job from training yet, as far as it is known; empty for nothing."""
+        """The known reason why the job does not train yet; empty if there is none."""
         phases = self.phases.values()
         return self.waiting[1] or next((STARTING[one] for one in STARTING if one in phases), "")
 
@@ -253,7 +253,7 @@ def _add_point(curve: list[tuple[float, float]], at: float, value: float) -> Non
 
 
 def waiting(data: dict[str, Any]) -> str:
-    """`waiting for 2 of 4 processes: ranks 1, 3`; empty where none is missing."""
+    """`waiting for 2 of 4 processes: ranks 1, 3`; empty if none is missing."""
     missing, size, named = (data.get(key) for key in ("missing", "world_size", "ranks"))
     count = _count(missing)
     if not count:

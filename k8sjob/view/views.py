@@ -25,7 +25,7 @@ from k8sjob.contract import Event, EventKind
 from k8sjob.view.filters import ShownEvents
 from k8sjob.view.lines import LinePrinter, costs, duration, position, started
 from k8sjob.view.live import LiveBoard, LiveView, PlainBoard
-from k8sjob.view.report import report
+from k8sjob.view.outcome import report
 from k8sjob.view.summary import JobSummary
 
 if TYPE_CHECKING:
@@ -63,11 +63,11 @@ class View(Screen, Protocol):
     """Shows the events of one job."""
 
     summary: JobSummary
-    """Of what was shown so far."""
+    """The summary of what was shown so far."""
 
 
 class PlainView:
-    """One line an event, with its replica in front; one an epoch, progress now and then."""
+    """One line per event, with its replica in front; one per epoch, progress now and then."""
 
     def __init__(self, out: TextIO, job: str = "", *, verbose: bool = False) -> None:
         self._events = ShownEvents(job, pace=True, verbose=verbose)
@@ -99,7 +99,7 @@ class PlainView:
                 self._out.flush()
 
     def _start(self, event: Event) -> Text | None:
-        """What keeps the job from training, where that has changed; missing processes now and then.
+        """The reason why the job does not train yet, if it changed; missing processes at times.
 
         It is reported for the first replica that reaches it: all go the same way.
         """
@@ -138,7 +138,7 @@ class CallbackView:
 
 
 def notebook() -> Callable[..., object] | None:
-    """What shows an object below the running cell; None outside a Jupyter kernel."""
+    """The function that shows an object below the running cell; None outside a Jupyter kernel."""
     shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     publish: Callable[..., object] | None = None
     if hasattr(shell, "kernel"):
@@ -295,6 +295,6 @@ def is_live(out: TextIO) -> bool:
 
 
 def ascii_only(out: TextIO) -> bool:
-    """Whether the output can show ASCII alone: by its encoding, or because the locale says so."""
+    """Whether the output can show only ASCII, by its encoding or the locale."""
     locale = os.environ.get("LC_ALL") or os.environ.get("LANG") or ""
     return not (out.encoding or "").lower().startswith("utf") or locale in {"C", "POSIX"}

@@ -118,7 +118,7 @@ class Document:
 
 
 class _Refused(yaml.MarkedYAMLError):
-    """What this module refuses beyond YAML's own rules."""
+    """The error for what this module refuses beyond YAML's own rules."""
 
     def __init__(self, message: str, mark: yaml.Mark) -> None:
         super().__init__(problem=message, problem_mark=mark)
@@ -282,7 +282,7 @@ def objects(documents: list[Document]) -> Iterator[tuple[Document, FieldPath, di
 
 
 def parse(text: str | bytes, source: str = "") -> Document:
-    """The one document in a text; its data is None where the text is empty.
+    """The one document in a text; its data is None if the text is empty.
 
     Raises:
         SpecError: not UTF-8, not YAML, too large, several documents, or what the module refuses.

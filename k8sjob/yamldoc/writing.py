@@ -1,7 +1,7 @@
 """YAML out, so that any reader gets back what was put in.
 
 A string stays bare only where every version of YAML agrees that it is one; all else is JSON's
-quoted form, in ASCII, which is YAML too but for half surrogate pairs and characters beyond the
+quoted form, in ASCII, which is YAML too except half surrogate pairs and characters beyond the
 basic plane.
 """
 
@@ -48,7 +48,7 @@ def scalar(value: Any) -> str:
 
 def _float(value: float) -> str:
     if not math.isfinite(value):
-        raise RenderError(f"{value!r} is no number that JSON and Kubernetes can carry")
+        raise RenderError(f"{value!r} is not a number that JSON and Kubernetes can represent")
     text = repr(float(value))
     mantissa, exponent, power = text.partition("e")
     # YAML 1.1 takes 1e+16 for text: it wants the dot.
@@ -58,7 +58,7 @@ def _float(value: float) -> str:
 def _escape(match: re.Match[str]) -> str:
     code = ord(match[0])
     if 0xD800 <= code <= 0xDFFF:
-        raise RenderError(f"{match.string!a} has half a surrogate pair, which is no text")
+        raise RenderError(f"{match.string!a} has half a surrogate pair, which is not text")
     if code > 0xFFFF:
         return f"\\U{code:08x}"
     return f"\\u{code:04x}" if code > 0xFF else f"\\x{code:02x}"

@@ -163,10 +163,10 @@ NODE = {"kind": "Node", "metadata": {"name": "n"}}
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"metadata": {"name": "../../x"}}, "'../../x' is no name that Kubernetes takes"),
-        ({"metadata": {"name": "/tmp/x"}}, "no name"),
-        ({"metadata": {"name": "x", "namespace": "a; rm -rf ~"}}, "no name"),
-        ({"metadata": {"name": "x", "uid": "\x1b[2J"}}, "no name"),
+        ({"metadata": {"name": "../../x"}}, "'../../x' is not a valid name in Kubernetes"),
+        ({"metadata": {"name": "/tmp/x"}}, "not a valid name"),
+        ({"metadata": {"name": "x", "namespace": "a; rm -rf ~"}}, "not a valid name"),
+        ({"metadata": {"name": "x", "uid": "\x1b[2J"}}, "not a valid name"),
         ({"status": {"conditions": {}}}, "job.status.conditions is not a list"),
         ({"spec": {"pytorchReplicaSpecs": {"Master": {"replicas": "1"}}}}, "not a whole number"),
     ],
@@ -278,6 +278,6 @@ class TestRecordsThatAreKept:
         Records().keep(Seen(seen, lines), JobRef("large", "team", "12345678"))
         record = RecordBackend(Records().find("large"))
         assert list(record.logs(None, names[-1]))
-        with pytest.raises(BackendError, match=f"has nothing of what {names[0]} wrote"):
+        with pytest.raises(BackendError, match=f"has no output of {names[0]}"):
             list(record.logs(None, names[0]))
         assert list(last_lines(record, record.snapshot(None))) == [names[-1]]

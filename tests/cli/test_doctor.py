@@ -118,7 +118,7 @@ def test_a_hostile_namespace_of_the_kubeconfig_leads_nowhere_else(name, doctor, 
     (tmp_path / "kubeconfig").write_text(json.dumps(config))
     done = doctor()
     assert done.code == 1
-    assert f"the context's namespace {name!r} is no namespace's name" in done.out
+    assert f"the context's namespace {name!r} is not a valid namespace" in done.out
     assert cluster.asked == []
 
 

@@ -86,7 +86,7 @@ def test_the_command_writes_the_newest_ones_weights(k8sjob, folder, tmp_path):
     assert done == (0, f"{target}\n", f"3 tensors, {target.stat().st_size:,} bytes, of step 2\n")
     fits(torch.load(target, weights_only=True), 2)
     again = k8sjob("export", folder, "-o", target)
-    hint = "name another file by -o, or replace it by --force"
+    hint = "name another file with -o, or replace it with --force"
     assert again == (1, "", f"error: {target} exists; {hint}\n")
 
 
@@ -124,7 +124,7 @@ def test_the_form_follows_from_the_suffix(folder, tmp_path):
     done, _ = take(newest(folder), target, force=True)
     assert done["step"] == 2
     fits(load_file(target), 2)
-    with pytest.raises(ValueError, match=r"its suffix says the form; end it with \.pt or \.safet"):
+    with pytest.raises(ValueError, match=r"suffix decides the format; end it with \.pt or \.safet"):
         take(folder, tmp_path / "out.zip")
     assert not (tmp_path / "out.zip").exists()
 
@@ -133,9 +133,9 @@ def test_the_form_follows_from_the_suffix(folder, tmp_path):
     ("source", "detail"),
     [
         ("nowhere", "is not there; name a checkpoint"),
-        (".", "has no whole checkpoint; name the folder"),
+        (".", "has no complete checkpoint; name the folder"),
         ("list.pt", "it holds a list, not a dict: another program's file; take another"),
-        ("epoch.pt", "holds epoch, step and no model's weights by name; take everything by --all"),
+        ("epoch.pt", "holds epoch, step and no model's weights by name; export everything with"),
     ],
 )
 def test_what_is_no_checkpoint_is_one_error(tmp_path, source, detail):

@@ -5,7 +5,7 @@ import click
 import pytest
 
 from k8sjob import __version__
-from k8sjob.cli.program import COMMANDS, MEANT, program
+from k8sjob.cli.program import COMMANDS, FOREIGN_NAMES, program
 
 
 def test_help_names_every_command_in_its_section(k8sjob):
@@ -46,21 +46,21 @@ def test_every_command_explains_itself(name, k8sjob):
         (["list", "-o", "xml"], "'xml' is not one of 'table', 'wide', 'json', 'yaml', 'name'"),
         (["status"], "Missing argument 'NAME'"),
         (["logs", "x", "--since", "soon"], "'soon' is not a duration; write 90s, 5m, 2h or 1d"),
-        (["status", "a/b/c"], "'a/b/c' is no name of a job; write NAME, local/NAME, local"),
-        (["status", "."], "'.' is no name of a job"),
-        (["status", "../x"], "'../x' is no name of a job"),
-        (["list", "-n", ".."], "-n '..' is no namespace's name"),
+        (["status", "a/b/c"], "'a/b/c' is not a job's name; write NAME, local/NAME, local"),
+        (["status", "."], "'.' is not a job's name"),
+        (["status", "../x"], "'../x' is not a job's name"),
+        (["list", "-n", ".."], "-n '..' is not a valid namespace"),
         (["submit", "--image", "a", "--onto", "b"], "--onto makes the image, and --image names"),
         (["submit", "--build", "--onto", "b"], "--build builds an image first; leave --image, "),
         (["push", "--build", "--dry-run"], "--build builds an image first; leave --dry-run and"),
         (["build", "--builder", "kaniko"], "'kaniko' is not one of 'auto', "),
-        (["submit", "-n", ""], "-n '' is no namespace's name"),
+        (["submit", "-n", ""], "-n '' is not a valid namespace"),
         (["status", "local/x", "-n", "blue"], "'local/x' contradicts the options for the place"),
         (["status", "red/x", "-n", "blue"], "'red/x' contradicts the options for the place"),
         (["list", "--local", "-n", "blue"], "--local means this machine; leave out the options"),
         (["list", "-A", "-n", "blue"], "-n names one namespace and -A all of them; give only one"),
-        (["list", "-l", "a=b=c"], "-l 'a=b=c': 'a=b=c' is no selector"),
-        (["delete"], "name jobs, or select them by -l SELECTOR or by --all"),
+        (["list", "-l", "a=b=c"], "-l 'a=b=c': 'a=b=c' is not a selector"),
+        (["delete"], "name jobs, or select them with -l SELECTOR or --all"),
         (["delete", "--all"], "name the place: --local for this machine, or -n NAMESPACE"),
         (["submit", "--watch", "-o", "name"], "--watch follows the job; leave"),
         (["submit", "--replace", "--generate-name"], "--generate-name uses a free name"),
@@ -78,7 +78,7 @@ def test_wrong_usage(args, detail, k8sjob):
 
 
 def test_every_word_of_other_tools_leads_to_a_command():
-    for word, commands in MEANT.items():
+    for word, commands in FOREIGN_NAMES.items():
         assert word not in COMMANDS
         assert set(commands) <= {*COMMANDS, "--help"}
 

@@ -50,7 +50,7 @@ def test_a_record_runs_where_its_code_is(k8sjob, ran, tmp_path):
     there = ran.rename(tmp_path / "moved")
     gone = k8sjob("rerun", record)
     assert (gone.code, gone.out) == (1, "")
-    assert f"{ran}, where the job.yaml and the code were, is no folder" in gone.err
+    assert f"{ran}, where the job.yaml and the code were, is not a folder" in gone.err
     assert "version 1" in k8sjob("rerun", record, "--folder", there).out
     (there / "train.py").write_text(TRAIN.replace("version 1", "version 2"))
     other = k8sjob("rerun", record, "--folder", there)

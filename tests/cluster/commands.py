@@ -97,7 +97,8 @@ def server():
 
 def serve(requests):
     """Fork a command for each request: in a process between, which waits for its end."""
-    from k8sjob.cli.program import COMMANDS, main
+    from k8sjob.cli import main
+    from k8sjob.cli.program import COMMANDS
 
     for name in (*(f"k8sjob.cli.{command.module}" for command in COMMANDS.values()), "kubernetes"):
         importlib.import_module(name)

@@ -77,7 +77,7 @@ def test_a_cluster_where_jobs_can_be_submitted(client, doctor, get):
     assert VALIDATOR in checks["webhook"][0]["seen"]
     for topic in ("client", "server", "permissions", "crd", "webhook", "operator", "dry-run"):
         assert [check["verdict"] for check in checks[topic]] == ["ok"], checks[topic]
-    assert not get("pytorchjobs")  # nothing was made
+    assert not get("pytorchjobs")  # nothing was created
 
 
 def test_a_namespace_that_is_not_there(doctor):
@@ -138,7 +138,7 @@ def test_a_quota_that_the_job_would_exceed(cluster, namespace, doctor, job_file,
     assert large["quota"][0]["seen"] == "small has too little pods"
     assert code == 1
     silent, code = doctor(job_file())
-    assert "wants every container to say" in silent["quota"][1]["seen"]
+    assert "requires every container to set" in silent["quota"][1]["seen"]
     assert code == 1
 
 

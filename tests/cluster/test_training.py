@@ -14,7 +14,7 @@ from k8sjob.backends.cluster import connect
 from k8sjob.contract import Event
 from k8sjob.observe.diagnose import Cause, diagnose
 from k8sjob.observe.logs import last_lines
-from k8sjob.observe.status import speaker
+from k8sjob.observe.status import reporting_replica
 from k8sjob.rendering import render
 from k8sjob.spec import Image, JobSpec, Resources, load
 
@@ -144,7 +144,9 @@ def start(cluster, namespace, eventually, image_of, programs):
     def submit(spec):
         text = render(spec, image=image_of(spec, programs))
         cluster.kubectl("apply", "-n", namespace, "-f", "-", stdin=text)
-        return Training(cluster, namespace, spec.name, eventually, speaker(yaml.safe_load(text)))
+        return Training(
+            cluster, namespace, spec.name, eventually, reporting_replica(yaml.safe_load(text))
+        )
 
     return submit
 

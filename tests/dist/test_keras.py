@@ -35,7 +35,7 @@ OWN = {
 WRONG = {
     "fsdp": ({"kind": "fsdp"}, "strategy.kind: fsdp, but Sequential is a Keras model; use keras"),
     "compile": ({"kind": "ddp", "options": {"compile": True}}, "strategy.compile: not for a Keras"),
-    "torch": ({"model": "plain"}, "strategy.kind: keras, but Sequential is no Keras model"),
+    "torch": ({"model": "plain"}, "strategy.kind: keras, but Sequential is not a Keras model"),
     "inside": ({"model": "inside"}, "a torch module with Keras layers inside"),
     "a constraint": (
         {"constraint": "non_neg"},

@@ -43,7 +43,7 @@ WRONG = {
         'tail="short" leaves some ranks without a sample in the last step',
     ),
     "a small batch": ({"batch": 1}, "global_batch=1 is below the number of ranks, 2: some would"),
-    "a backup": ({"callbacks": ["backup"]}, "job.fit() saves and resumes by itself; take it out"),
+    "a backup": ({"callbacks": ["backup"]}, "job.fit() saves and resumes by itself; remove it"),
     "two optimizers": ({"model": "two"}, "differs between the ranks: something beside"),
 }
 

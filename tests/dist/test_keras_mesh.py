@@ -68,7 +68,7 @@ WRONG = {
     "another distribution": ({"ours": False}, "keras.distribution was set by the script"),
     "job.prepare": ({"fit": False}, "keras_mesh leaves the step to Keras: compile the model"),
     "ModelCheckpoint": ({"callbacks": ["checkpoint"]}, "ModelCheckpoint: no rank has the whole"),
-    "BackupAndRestore": ({"callbacks": ["backup"]}, "saves and resumes by itself; take it out"),
+    "BackupAndRestore": ({"callbacks": ["backup"]}, "saves and resumes by itself; remove it"),
     "another kind": ({"kind": "fsdp"}, "strategy.kind: fsdp, but Sequential is a Keras model"),
     "no batch": (
         {"tail": "drop", "batch": 128},

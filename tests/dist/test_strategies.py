@@ -112,7 +112,7 @@ DROPPED = {
 WRONG = {
     "a split that is no layer": (
         pipeline("digits", ["fc3"]),
-        "'fc3' is no layer of the chain; valid layers: fc1, act.0, act.1, fc2, tanh, out",
+        "'fc3' is not a layer of the chain; valid layers: fc1, act.0, act.1, fc2, tanh, out",
     ),
     "is divided and used as a whole": (
         mesh("text", 2, {"embed.places.weight": [None, "model"]}),

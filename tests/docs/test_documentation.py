@@ -7,7 +7,7 @@ from pages import KOREAN, PAGES, ROOT, Reader, blocks, name
 
 from k8sjob.backends.local import LocalBackend
 from k8sjob.contract import Event
-from k8sjob.observe.status import speaker
+from k8sjob.observe.status import reporting_replica
 from k8sjob.spec import load
 
 MANIFESTS = ROOT / "manifests"
@@ -61,7 +61,7 @@ def test_what_a_page_shows_is_what_happens(page, tmp_path):
     backend = LocalBackend(reader.state)
     for example in RUN.findall(page.read_text()):
         ref = backend.find(example)
-        lines = backend.logs(ref, speaker(backend.snapshot(ref).job))
+        lines = backend.logs(ref, reporting_replica(backend.snapshot(ref).job))
         events = [event for line in lines if (event := Event.decode(line.text))]
         (started,) = [event.data["strategy"] for event in events if event.kind == "started"]
         assert started == load(MANIFESTS / example / "job.yaml").strategy.kind

@@ -19,6 +19,12 @@ WORDS = {
     r"belongings": "ownership",
     r"strays": "orphans",
     r"funnel": "merge",
+    r"take (it|them) out": "remove",
+    r"could not be got": "could not be obtained",
+    r"what became of": "what happened to, or a noun",
+    r"names those": "shows the existing ones",
+    r"is no (name|number|field|selector|path|port|string|tensor|quantity)": "is not a ...",
+    r"one an? (event|GPU|line|rank|replica)": "one per ...",
 }
 PAGES = [
     *ROOT.glob("*.md"),

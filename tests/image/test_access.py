@@ -46,7 +46,7 @@ def test_a_name_and_a_password(basic, pushed, code, home):
 
 def test_no_login_and_a_wrong_one(basic, pushed, code, home):
     base, target = f"{basic.host}/team/base:1", f"{basic.host}/team/app"
-    with pytest.raises(ImageError, match=rf"{basic.host} wants a login; run: docker login"):
+    with pytest.raises(ImageError, match=rf"{basic.host} requires a login; run: docker login"):
         pushed(target, base, code)
     with pytest.raises(ImageError, match=r"answers 401: UNAUTHORIZED .*; run: docker login") as bad:
         pushed(target, base, code, keyring=keys(home, {basic.host: "me:wr0ng"}))

@@ -41,7 +41,7 @@ def test_code_is_put_onto_what_was_built(push, registry, base_image, write_job):
     refused = push(job)
     assert refused.returncode == 1
     assert "image: apt: git has to be installed, and no image has it" in refused.stderr
-    assert "build it with `k8sjob build`, or name one that has it by --onto" in refused.stderr
+    assert "build it with `k8sjob build`, or name one that has it with --onto" in refused.stderr
     assert push(job, "--onto", base).returncode == 0
 
 
@@ -49,7 +49,7 @@ MISTAKES = {
     "{host}/command/base:9": r"answers 404: MANIFEST_UNKNOWN manifest unknown; check the name",
     "{host}/nothing/there:1": r"reading {host}/nothing/there:1: {host} answers 404",
     "127.0.0.1:9/x:1": r"reading 127.0.0.1:9/x:1: 127.0.0.1:9: ",
-    "no.such.host.invalid/x:1": "there is no host of that name; is the registry there? try again",
+    "no.such.host.invalid/x:1": "no host has that name; is the registry there? try again",
     "{host}/command/base@sha256:" + "0" * 64: r"answers 404: MANIFEST_UNKNOWN",
 }
 
@@ -87,4 +87,4 @@ def test_a_proxy_and_a_registry_that_is_named_for_plain_http(push, registry, bas
     assert (refused.returncode, len(refused.stderr.splitlines())) == (1, 1)
     assert "secret" not in refused.stderr
     direct = push(job, "--plain-http", "reg.invalid", **proxy, no_proxy="reg.invalid")
-    assert "there is no host of that name" in direct.stderr
+    assert "no host has that name" in direct.stderr

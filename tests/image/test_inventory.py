@@ -147,7 +147,7 @@ BROKEN = {
     ),
     "no version": (
         lambda layers: [*layers, {"usr/bin/python": b"elf"}],
-        r"the version of /usr/bin/python cannot be found out",
+        r"the version of /usr/bin/python cannot be determined",
     ),
     "no packages": (
         lambda layers: [*layers, {"usr/lib/.wh.python3": b""}],
@@ -155,7 +155,7 @@ BROKEN = {
     ),
     "no libc": (
         lambda layers: [*layers, {"usr/lib/.wh.x86_64-linux-gnu": b""}],
-        r"packages are not made for its C library",
+        r"there are no packages for its C library",
     ),
 }
 

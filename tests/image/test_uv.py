@@ -193,7 +193,7 @@ def test_what_cannot_be_had_is_told_and_nothing_is_pushed(registry, debian, buil
 
 
 WITHOUT = {
-    "sys.modules['uv'] = None": "--builder uv: uv is not here; pip install 'k8sjob[build]'",
+    "sys.modules['uv'] = None": "--builder uv: uv is not installed; pip install 'k8sjob[build]'",
     "sys.modules['compression'] = sys.modules['backports'] = None": (
         "a layer compressed by zstd cannot be written: Python's module for it is missing;"
         " pip install 'k8sjob[build]'"

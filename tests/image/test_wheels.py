@@ -162,7 +162,7 @@ def test_projects_and_settings_around_it_have_no_say(tmp_path, monkeypatch, link
     ("change", "message"),
     [
         ({"architecture": "s390x"}, r"is for s390x; --builder uv knows amd64 and arm64: take"),
-        ({"glibc": (2, 12)}, r"has glibc 2\.12, which is too old for wheels; take a newer base"),
+        ({"glibc": (2, 12)}, r"has glibc 2\.12, which is too old for wheels; use a newer base"),
         ({"version": "3.9"}, r"cannot be installed for reg.example/base:1 \(Python 3\.9, x86"),
     ],
 )

@@ -152,10 +152,10 @@ def test_a_proxy_that_is_none(proxy, monkeypatch):
 
 def test_addresses_of_a_registry_that_are_none():
     session = RegistryClient(HttpClient(), "reg.example", "reg.example", lambda: None)
-    with pytest.raises(ImageError, match=r"reg.example leads to 'http://\[x', which is no URL"):
+    with pytest.raises(ImageError, match=r"reg.example redirects to 'http://\[x', which is not"):
         session.url("http://[x")
     challenge = Response("", 401, {"WWW-Authenticate": 'Bearer realm="http://[x"'})
-    with pytest.raises(ImageError, match=r"its tokens come from 'http://\[x', which is no URL"):
+    with pytest.raises(ImageError, match=r"its tokens come from 'http://\[x', which is not a URL"):
         Authorizer(HttpClient(), "reg.example", lambda: None).renew(challenge, None)
 
 
@@ -170,8 +170,8 @@ def test_addresses_of_a_registry_that_are_none():
     ],
 )
 def test_an_answer_must_speak_of_what_was_asked_for(headers, expected):
-    assert Response("u", 200, headers).confirms("d", 5) is expected
-    assert not Response("u", 404, headers).confirms("d", 5)
+    assert Response("u", 200, headers).describes("d", 5) is expected
+    assert not Response("u", 404, headers).describes("d", 5)
 
 
 @pytest.mark.parametrize(

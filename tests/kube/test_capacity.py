@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from k8sjob.kube.capacity import amounts, as_text, devices, nodes_of, pod_requests, taken
+from k8sjob.kube.capacity import (
+    amounts,
+    as_text,
+    devices,
+    nodes_of,
+    pod_requests,
+    requested_by_node,
+)
 
 
 def container(cpu=None, *, always=False, limits=None, **more):
@@ -56,7 +63,7 @@ def test_pods_that_ended_and_pods_without_a_node_take_nothing(phase):
         }
 
     pods = [pod("a", "Running"), pod("a", "Pending"), pod("a", phase), pod("", "Pending")]
-    assert taken(pods) == {"a": {"cpu": 4, "pods": 2}}
+    assert requested_by_node(pods) == {"a": {"cpu": 4, "pods": 2}}
 
 
 def test_a_node_in_trouble_has_nothing_free():

@@ -241,7 +241,7 @@ def test_a_package_that_was_found_need_not_be_installed(namespace, more):
 @pytest.mark.parametrize(("kind", "code"), [("EnvError", 2), ("ValueError", 1)])
 def test_a_setting_that_does_not_fit_is_a_field_of_the_job(kind, code):
     """The script is right, and job.yaml is not."""
-    note = "strategy.splits: 'fc9' is no layer of the chain; valid layers: fc1, fc2"
+    note = "strategy.splits: 'fc9' is not a layer of the chain; valid layers: fc1, fc2"
     end = ended(code, reported(1, 0, kind, note)["message"])
     step = only("Failed:x:why", pods=[make_pod("worker-0", "Failed", terminated=end)]).next_step
     assert "strategy.splits" in step

@@ -15,7 +15,7 @@ from k8sjob.observe.logs import (
     replica_of_rank,
     select,
 )
-from k8sjob.observe.status import speaker
+from k8sjob.observe.status import reporting_replica
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_choices(backend, options, expected):
 
 
 def test_what_is_not_there_is_refused_by_name(backend):
-    with pytest.raises(BackendError, match="'worker-7' is no replica of this job; it has master-0"):
+    with pytest.raises(BackendError, match="'worker-7' is not a replica of this job; it has"):
         list(logs(backend, replicas=["worker-7"]))
     with pytest.raises(BackendError, match="rank 3 is not in this job; 3 replicas x 1 processes"):
         list(logs(backend, ranks=[3]))
@@ -169,7 +169,7 @@ def served():
 def test_the_processes_of_a_master_that_serves_are_counted(served):
     found = [replica_of_rank(served, rank) for rank in range(7)]
     assert found == ["master-0"] * 3 + ["worker-0"] * 2 + ["worker-1"] * 2
-    assert [speaker(served), speaker(make_job())] == ["worker-0", "master-0"]
+    assert [reporting_replica(served), reporting_replica(make_job())] == ["worker-0", "master-0"]
     with pytest.raises(BackendError, match="3 processes of master-0 and 2 x 2 others give ranks 0"):
         replica_of_rank(served, 7)
 

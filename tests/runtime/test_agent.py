@@ -312,7 +312,7 @@ class TestOrphans:
 class TestHang:
     BEAT = """
         import ctypes, os, pathlib, signal, time
-        from k8sjob.runtime.base.observer import Observer
+        from k8sjob.runtime.base.heartbeat import Observer
         def stop_myself():
             os.kill(os.getpid(), signal.SIGSTOP)
         def hold_the_lock():
@@ -341,7 +341,7 @@ class TestHang:
     def test_a_rank_that_cannot_stop_does_not_use_the_whole_grace(self, start, tmp_path):
         script = """
             import os, pathlib, signal
-            from k8sjob.runtime.base.observer import Observer
+            from k8sjob.runtime.base.heartbeat import Observer
             Observer.watched = True
             signal.signal(signal.SIGTERM, lambda *_: None)  # as in a session
             pathlib.Path("ready").write_text("x")
@@ -386,7 +386,7 @@ class TestHang:
     def test_a_rank_whose_observer_runs_continues_as_one_that_is_not_watched(self, run, watched):
         script = f"""
             import ctypes, time
-            from k8sjob.runtime.base.observer import Observer
+            from k8sjob.runtime.base.heartbeat import Observer
             Observer.watched = {watched}
             (time if Observer.watched else ctypes.PyDLL(None)).sleep(4)
         """

@@ -53,15 +53,15 @@ def test_the_users_path_is_shown_in_place_of_the_copy(monkeypatch, tmp_path):
     real.mkdir()
     (tmp_path / "state").symlink_to(real)
     text = f'File "{tmp_path}/state/main.py", line 3; {real}/pkg/a.py:4; {tmp_path}/statement.py'
-    assert frames.users_paths(text) == text
+    assert frames.with_user_paths(text) == text
     monkeypatch.setenv(SOURCE_ENV, str(source))
-    assert frames.users_paths(text) == text
+    assert frames.with_user_paths(text) == text
     monkeypatch.setenv(PATHS_ENV, json.dumps({WORKDIR: f"{tmp_path}/state"}))
-    assert frames.users_paths(text) == (
+    assert frames.with_user_paths(text) == (
         f'File "{source}/main.py", line 3; {source}/pkg/a.py:4; {tmp_path}/statement.py'
     )
     monkeypatch.setenv(PATHS_ENV, "torn")
-    assert frames.users_paths(text) == text
+    assert frames.with_user_paths(text) == text
 
 
 def test_stacks_are_those_of_the_users_threads():

@@ -140,7 +140,7 @@ def test_every_stage_takes_its_input_to_its_device_and_the_output_comes_back():
 
 
 def test_a_split_that_is_none_is_refused():
-    with pytest.raises(ValueError, match="'2' is no layer of the chain; valid layers: 0, 1"):
+    with pytest.raises(ValueError, match="'2' is not a layer of the chain; valid layers: 0, 1"):
         prepared(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), ["2"])
 
 
@@ -208,8 +208,8 @@ def test_a_layer_with_state_is_in_one_stage(layer, detail):
     ("model", "splits", "detail"),
     [
         (nn.Linear(2, 2), ["0"], "Linear is not a chain of layers"),
-        (chain(), ["3"], "'3' is no layer of the chain; valid layers: 0, 1.0, 1.1, 2"),
-        (chain(), ["1"], "'1' is no layer of the chain"),
+        (chain(), ["3"], "'3' is not a layer of the chain; valid layers: 0, 1.0, 1.1, 2"),
+        (chain(), ["1"], "'1' is not a layer of the chain"),
         (chain(), ["0"], "leave a stage without layers"),
         (chain(), ["2", "1.0"], "leave a stage without layers"),
         (chain(), ["1.1", "2"], r"stage 1 \(1.1\) has nothing to train"),

@@ -15,7 +15,7 @@ from k8sjob.contract import PATHS_ENV, SOURCE_ENV, WORKDIR, ExitCode, Reason
 from k8sjob.runtime.agent import rank_main
 from k8sjob.runtime.agent.rank_main import exit_code, reason_of
 from k8sjob.runtime.base.errors import EnvError, PeerLost, first_line
-from k8sjob.runtime.base.observer import Observer
+from k8sjob.runtime.base.heartbeat import Observer
 from k8sjob.runtime.base.termination import read_reason, write_reason
 
 LOOK = """
@@ -138,7 +138,7 @@ class TestAsPython:
         result = run("import torch.distributed\nraise KeyError('no column')", nproc=3)
         lines = without_agent(result.err).splitlines()
         assert sum(line.endswith("Traceback (most recent call last):") for line in lines) == 1
-        same = "KeyError: 'no column': the same traceback as of another rank"
+        same = "KeyError: 'no column': the same traceback as another rank's"
         assert sum(line.endswith(same) for line in lines) == 2
         assert all(line.startswith("[rank ") for line in lines)
 

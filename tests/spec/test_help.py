@@ -44,6 +44,7 @@ def test_completion_offers_fields_and_methods():
     offered = {name for name in dir(SPEC) if not name.startswith("_")}
     assert {"name", "replicas", "with_", "to_yaml", "world_size"} <= offered
     assert not [name for name in offered if name.startswith(("model_", "parse_", "json"))]
+    assert not offered & {"root", "rules", "shorthand"}
 
 
 @pytest.mark.parametrize("name", [n for n in k8sjob.__all__ if not n.startswith("_")])

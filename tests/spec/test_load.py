@@ -5,7 +5,8 @@ import pytest
 
 from k8sjob.errors import MAX_PROBLEMS, Problem, SpecError
 from k8sjob.spec import JobSpec, load
-from k8sjob.spec.load import Change, folder_of, located
+from k8sjob.spec.document import Change
+from k8sjob.spec.load import folder_of, located
 
 TEXT = "name: x\nimage: r/x:1\nrun: {script: main.py}\n"
 BAD = """\
@@ -103,7 +104,7 @@ def test_text_that_only_looks_like_a_number_is_refused_in_one_line(count):
 def test_a_pattern_that_cannot_be_matched_is_refused(pattern, setting):
     strategy = setting.format(f"'{pattern}'")
     found = problems(f"{TEXT}strategy: {{kind: mesh, {strategy}}}\n").problems
-    assert "is no regular expression" in found[0].message
+    assert "is not a regular expression" in found[0].message
     assert all(len(problem.message) < 300 for problem in found)
 
 

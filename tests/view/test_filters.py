@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from k8sjob.contract import Event, EventKind
 from k8sjob.view.filters import Epochs, Errors
 from k8sjob.view.lines import phrase
-from k8sjob.view.report import report
+from k8sjob.view.outcome import report
 from k8sjob.view.views import PlainView
 
 
@@ -216,7 +216,7 @@ def shown(events, **options):
 @pytest.mark.parametrize("detail", ["", ": " + "torch tried to allocate 2 GiB, " * 3])
 def test_a_long_error_is_shown_once_and_a_short_one_as_the_cause_too(detail):
     trace, end = [*TRACE[:-1], ERROR + detail], END.replace(" (/home", f"{detail} (/home")
-    again = "[rank 1] OutOfMemoryError: CUDA out of memory: the same traceback as of another rank"
+    again = "[rank 1] OutOfMemoryError: CUDA out of memory: the same traceback as another rank's"
     failed = {"phase": "Failed", "exit_code": 1, "message": "CUDA out of memory"}
     why = {"message": f"exit code 1: {end[16:-13]}", "next_step": "less"}
     events = [

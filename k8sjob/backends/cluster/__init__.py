@@ -49,7 +49,8 @@ def connect(
         return ClusterBackend(PythonTransport(found))
     if client is None and not shutil.which("kubectl"):
         raise BackendError(
-            "there is no client for a cluster: pip install 'k8sjob[cluster]', or install kubectl"
+            "no client for a cluster is installed: pip install 'k8sjob[cluster]',"
+            " or install kubectl"
         )
     from k8sjob.kube.client.kubectl import KubectlTransport  # noqa: PLC0415 - only one of them
 

@@ -66,7 +66,7 @@ class ClusterBackend(Creation):
         self.transport = ExplainedErrors(transport, CONTROLLERS)
         self.context, self.namespace = transport.context, transport.namespace
         self._pods: WeakValueDictionary[str, JobPods] = WeakValueDictionary()
-        """By the job's uid, while its output is read."""
+        """The instances by the job's uid, while its output is read."""
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -137,7 +137,7 @@ class ClusterBackend(Creation):
         return found
 
     def _below(self, namespace: str, jobs: list[Json]) -> dict[tuple[str, str], list[Json]]:
-        """What is made of these jobs, by namespace and name; see Target.made."""
+        """The objects made by controllers for these jobs, by namespace and name (Target.made)."""
         found: dict[tuple[str, str], list[Json]] = {}
         kinds = {target_of(job) for job in jobs}
         for made, label in {(made, one.job_label) for one in kinds for made in one.made}:
@@ -186,7 +186,7 @@ class ClusterBackend(Creation):
     def architectures(self, node_selector: Mapping[str, str], device: str = "") -> set[str]:
         """The processor architectures, as "amd64", of the nodes with these labels.
 
-        Empty where there are none, or nodes may not be read.
+        Empty if there are none, or nodes may not be read.
 
         Args:
             node_selector: the labels.
@@ -213,7 +213,7 @@ class ClusterBackend(Creation):
         found = snapshot(self.transport, job)
         if not (companion := keyed(target_of(job))):
             return found
-        beside = companion.path(*_at(JobRef.of(job)))
+        beside = companion.path(*_namespace_and_name(JobRef.of(job)))
         with suppress(ApiError):  # what is not there, or may not be read, is left out
             job = {**found.job, companion.key: slim(self.transport.request("GET", beside))}
             return replace(found, job=job)
@@ -273,7 +273,7 @@ class ClusterBackend(Creation):
         )
 
     def related(self, snapshot: Snapshot) -> tuple[Json, ...]:
-        """Objects beside a job's own; see Backend.related."""
+        """Other objects than the job's own; see Backend.related."""
         from k8sjob.backends.cluster.related import related  # noqa: PLC0415 - `why` alone does
 
         return related(self.transport, snapshot)
@@ -308,9 +308,9 @@ class ClusterBackend(Creation):
             whole = self.snapshot(ref).job if keyed(target) else job
             self.wait_for_pods(JobRef.of(job), seconds_to_end(whole), waiting, ended=ended)
         # The uid protects a job of the same name that was created in the meantime.
-        uid = job["metadata"]["uid"]
+        uid = Object(job).uid
         body = {**target.suspension(value=value), "metadata": {"uid": uid}}
-        self.transport.request("PATCH", job_path(target, *_at(ref)), body=body)
+        self.transport.request("PATCH", job_path(target, *_namespace_and_name(ref)), body=body)
 
     def delete(self, ref: JobRef) -> None:
         """Remove the job; its pods are stopped and removed in the background.
@@ -329,16 +329,18 @@ class ClusterBackend(Creation):
             options["preconditions"] = {"uid": ref.uid}
         try:
             target = self._kind(ref)
-            self.transport.request("DELETE", job_path(target, *_at(ref)), body=options)
+            self.transport.request(
+                "DELETE", job_path(target, *_namespace_and_name(ref)), body=options
+            )
         except ApiError as error:
             if is_absent(error) or (error.code == 409 and ref.uid):
                 raise self._not_found(ref) from error
             raise
         if target.companion:
-            its_own = target.companion.path(*_at(ref))
+            its_own = target.companion.path(*_namespace_and_name(ref))
             with suppress(ApiError):  # those that belong to the job go with it
                 there = self.transport.request("GET", its_own)
-                if is_ours(there) and not there["metadata"].get("ownerReferences"):
+                if is_ours(there) and not Object(there).owners:
                     delete_as_read(self.transport, its_own, there)
 
     def wait_for_pods(
@@ -349,7 +351,7 @@ class ClusterBackend(Creation):
         *,
         ended: bool = True,
     ) -> None:
-        """Return when a job has no pod any more.
+        """Return when no pod of a job is left.
 
         Args:
             ref: the job, with its kind and its uid: pods of one before it are not its own.
@@ -371,7 +373,7 @@ class ClusterBackend(Creation):
                 waiting(seconds)
                 waiting = None
             if time.monotonic() > deadline:
-                names = ", ".join(pod["metadata"]["name"] for pod in pods)
+                names = ", ".join(Object(pod).name for pod in pods)
                 raise BackendError(
                     f"the pods of {ref} have not ended after {seconds:.0f} s: {names}; see what"
                     f" they wait for: kubectl -n {ref.namespace} describe pods -l"
@@ -386,7 +388,9 @@ class ClusterBackend(Creation):
         unserved = None
         for target in (of_kind(ref.kind),) if ref.kind else TARGETS:
             try:
-                job = slim(self.transport.request("GET", job_path(target, *_at(ref))))
+                job = slim(
+                    self.transport.request("GET", job_path(target, *_namespace_and_name(ref)))
+                )
             except ApiError as error:
                 if not is_absent(error):
                     if ref.kind or error.code not in _NOT_SERVED:
@@ -396,7 +400,7 @@ class ClusterBackend(Creation):
                 continue
             if not ref.kind and not target.is_training(job):
                 continue
-            if not ref.uid or job["metadata"]["uid"] == ref.uid:
+            if not ref.uid or Object(job).uid == ref.uid:
                 return {"apiVersion": target.api_version, "kind": target.kind, **job}
         if unserved:
             raise unserved
@@ -408,7 +412,7 @@ class ClusterBackend(Creation):
     def _not_found(self, ref: JobRef) -> JobNotFound:
         return JobNotFound(
             f"no job {ref.name!r} in namespace {ref.namespace} (context {self.context});"
-            " `k8sjob list` names those there are, -n chooses another namespace"
+            " `k8sjob list` shows the existing ones, -n chooses another namespace"
         )
 
 
@@ -417,5 +421,5 @@ def _query(selector: str) -> dict[str, str] | None:
     return {"labelSelector": selector} if selector else None
 
 
-def _at(ref: JobRef) -> tuple[str, str]:
+def _namespace_and_name(ref: JobRef) -> tuple[str, str]:
     return ref.namespace, ref.name

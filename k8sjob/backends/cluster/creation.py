@@ -1,4 +1,4 @@
-"""The creation of a job and of what it needs beside it; nothing is left where that is refused.
+"""The creation of a job and its companion objects; nothing is left if that is refused.
 
 A request whose answer is lost may have been carried out, and a client may be gone between two of
 them: what is there is looked at before it is used, replaced or refused.
@@ -56,13 +56,13 @@ class Creation:
         manifest, beside = plan.manifest, target_of(plan.manifest).companion
         ref, there = self.ref_of(manifest), None
         self.dry_run(manifest)
-        self.wait_for_remains(ref)
+        self.wait_for_leftovers(ref)
         if beside and plan.companion:
             there = self._companion(beside, plan.companion, manifest)
         try:
             created = self.create_manifest(manifest)
         except ApiError as error:  # JobExists is none: the job of that name may be using it
-            # So may one that was created though its answer was lost.
+            # So may an object that was created although the answer was lost.
             if beside and there and 400 <= error.code < 500:
                 with suppress(ApiError):
                     delete_as_read(self.transport, beside.path(ref.namespace, ref.name), there)
@@ -70,14 +70,14 @@ class Creation:
         if beside and there:
             owner = {key: manifest[key] for key in ("apiVersion", "kind")}
             owner |= {"name": created.name, "uid": created.uid}
-            meta = {"uid": there["metadata"]["uid"], "ownerReferences": [owner]}
+            meta = {"uid": Object(there).uid, "ownerReferences": [owner]}
             with suppress(ApiError):  # without it `delete` removes it all the same
                 where = beside.path(ref.namespace, ref.name)
                 self.transport.request("PATCH", where, body={"metadata": meta})
         return created
 
-    def wait_for_remains(self, ref: JobRef) -> None:
-        """Return when what a controller made of an earlier job of the name is gone.
+    def wait_for_leftovers(self, ref: JobRef) -> None:
+        """Wait until the objects that a controller made for an earlier job of the name are gone.
 
         Raises:
             BackendError: it is not gone after a minute, or it is of another kind of job.
@@ -88,7 +88,7 @@ class Creation:
         where = made.path(ref.namespace, ref.name)
         with suppress(ApiError):  # it is not there, or may not be read
             while there := self.transport.request("GET", where):
-                owners = there["metadata"].get("ownerReferences") or ()
+                owners = Object(there).owners
                 earlier = ref.kind in {owner.get("kind") for owner in owners}
                 if not earlier or time.monotonic() > deadline:
                     raise BackendError(
@@ -99,7 +99,7 @@ class Creation:
                 time.sleep(_LOOK_SECONDS)
 
     def _companion(self, beside: Companion, body: Json, manifest: Json) -> Json:
-        """The object beside a job, created unless it is there; JobExists where the job is."""
+        """Create a job's companion object unless it exists; JobExists if the job does."""
         ref = self.ref_of(manifest)
         where, its_own = beside.path(ref.namespace), beside.path(ref.namespace, ref.name)
         begun = time.monotonic()
@@ -108,14 +108,14 @@ class Creation:
             try:
                 return self.transport.request("POST", where, query=_STRICT, body=body)
             except ApiError as error:
-                if error.reason != "AlreadyExists" and not _is_away(error):
+                if error.reason != "AlreadyExists" and not _is_unavailable(error):
                     raise
                 if time.monotonic() > deadline:
                     raise
                 with suppress(ApiError):
                     there = self.transport.request("GET", its_own)
                     late = time.monotonic() > begun + _CUT_OFF_SECONDS
-                    going = Object(there).deleting or there["metadata"].get("ownerReferences")
+                    going = Object(there).deleting or Object(there).owners
                     if not is_ours(there) and (late or not going):
                         kind = body["kind"]
                         raise BackendError(
@@ -148,11 +148,11 @@ class Creation:
             BackendError: the cluster refuses it; nothing was created.
         """
         ref = self.ref_of(manifest)
-        with _taken(ref):
+        with _conflict_as_job_exists(ref):
             return JobRef.of(self._post(ref, manifest))
 
     def dry_run(self, manifest: Json, *, name_free: bool = False) -> Json:
-        """What the server would store, with its defaults; nothing is stored.
+        """The object that the server would store, with its defaults; nothing is stored.
 
         Args:
             manifest: the job.
@@ -171,7 +171,7 @@ class Creation:
         try:
             if name_free:
                 return {**self._as_stored(where, body), **stored}
-            with _taken(ref):
+            with _conflict_as_job_exists(ref):
                 answer = slim(self.transport.request("POST", where, query=_DRY_RUN, body=body))
                 return {**answer, **stored}
         except ApiError as error:
@@ -184,8 +184,8 @@ class Creation:
         return {**body, **stored}
 
     def _as_stored(self, where: str, body: Json) -> Json:
-        """What the server would store of an object, whether one of its name is there or not."""
-        name = body["metadata"]["name"]
+        """The object as the server would store it, whether or not one of its name exists."""
+        name = Object(body).name
         meta = {key: value for key, value in body["metadata"].items() if key != "name"}
         # No longer than the name: what is made of it has names that must fit, too.
         meta["generateName"] = f"{name[:-6] or name[:1]}-"
@@ -206,7 +206,7 @@ class Creation:
             try:
                 return self.transport.request("POST", where, query=_STRICT, body=body)
             except ApiError as error:
-                # The webhook's controller may not know the object beside the job yet.
+                # The webhook's controller may not know the companion object yet.
                 if target.companion and target.companion.is_missed(error.detail):
                     if time.monotonic() > begun + _CUT_OFF_SECONDS:
                         raise
@@ -216,7 +216,7 @@ class Creation:
                     there = slim(self.transport.request("GET", f"{where}/{ref.name}"))
                     if same_manifest(there, manifest):
                         return there
-                if not _is_away(error) or time.monotonic() > deadline:
+                if not _is_unavailable(error) or time.monotonic() > deadline:
                     raise
                 lost = True
                 time.sleep(1)
@@ -236,7 +236,7 @@ def delete_as_read(transport: Transport, path: str, there: Json) -> None:
 
 
 @contextmanager
-def _taken(ref: JobRef) -> Iterator[None]:
+def _conflict_as_job_exists(ref: JobRef) -> Iterator[None]:
     """The server's refusal of a name that is taken, as JobExists."""
     try:
         yield
@@ -253,6 +253,6 @@ def _exists(ref: JobRef) -> JobExists:
     )
 
 
-def _is_away(error: ApiError) -> bool:
+def _is_unavailable(error: ApiError) -> bool:
     """Whether the apiserver may come back; not one whose certificate is not trusted."""
     return error.code == 503 or (error.code == 0 and error.reason == "Unreachable")

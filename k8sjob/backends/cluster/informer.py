@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Self
 from k8sjob.backends.api import Snapshot
 from k8sjob.kube.client.listwatch import Kind, list_all, reflect, slim
 from k8sjob.kube.client.transport import ApiError
-from k8sjob.kube.objects import in_time, new_event
+from k8sjob.kube.objects import Object, in_time, new_event
 from k8sjob.kube.resources import path
 from k8sjob.targets.jobs import (
     events_below,
@@ -172,7 +172,7 @@ class _Informer:
         with self._news:
             found = {name: list(objects.values()) for name, objects in self._objects.items()}
             notices = tuple(self._notices)
-        job = next((one for one in found["job"] if one["metadata"]["uid"] == self._ref.uid), None)
+        job = next((one for one in found["job"] if Object(one).uid == self._ref.uid), None)
         if job is None:
             return None
         others = ["the pods' events", *(f"{name}'s events" for name in self._made)]
@@ -206,7 +206,7 @@ class _Informer:
             case Kind.ADDED | Kind.MODIFIED:
                 self._objects[name][change.object["metadata"]["uid"]] = change.object
             case Kind.DELETED:
-                self._objects[name].pop(change.object["metadata"]["uid"], None)
+                self._objects[name].pop(Object(change.object).uid, None)
             case Kind.SYNCED:
                 self._unsynced.discard(name)
             case Kind.LOST:

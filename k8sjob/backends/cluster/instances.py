@@ -64,7 +64,7 @@ class Instance:
         started: whether this instance exists: there is a file of its output.
         leaving: whether the Pod is being deleted.
         made: when the Pod was created, RFC 3339.
-        previous_to: when the instance before it ended, RFC 3339; empty where that is not known.
+        previous_to: when the instance before it ended, RFC 3339; empty if that is not known.
     """
 
     pod: str
@@ -133,7 +133,7 @@ class JobPods:
         self._ask_at = 0.0
 
     def instance(self, replica: str, *, after: float = 0.0) -> Instance | None:
-        """The newest instance of a replica's container; None where it has no Pod.
+        """The newest instance of a replica's container; None if it has no Pod.
 
         Args:
             replica: "master-0", "worker-2".

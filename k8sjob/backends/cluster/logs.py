@@ -217,7 +217,7 @@ class _Output:
         self._start()
 
     def leave_pod(self) -> None:
-        """What follows comes from another Pod, whose clock may differ."""
+        """Prepare for lines of another Pod, whose clock may differ."""
         self._earlier_pods += self.number + 1
         self.since = ""
         self._start()
@@ -285,7 +285,7 @@ class _Output:
         return not self._stop.is_set()
 
     def gap(self, now: Instance | None, message: str) -> LogLine:
-        """A line that says what is missing here; `now` is None where there is no Pod."""
+        """A line that says what is missing here; `now` is None if there is no Pod."""
         made = now.made if now else datetime.now(UTC).isoformat()
         stamp = self._last or f"{made[:19]}.000000000Z"
         attempt = self._earlier_pods + self.number
@@ -327,7 +327,7 @@ class _SeenLines:
 
     @property
     def since(self) -> str:
-        """From where to read on; empty for the beginning."""
+        """The time to continue reading from; empty for the beginning."""
         return f"{min(self._seconds)}Z" if self._seconds else ""
 
     def reconnect(self) -> None:

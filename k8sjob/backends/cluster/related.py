@@ -51,17 +51,17 @@ class _Lookup:
 
 
 def related(transport: Transport, snapshot: Snapshot) -> tuple[Json, ...]:
-    """The objects that are there, each with its kind; see Backend.related."""
+    """The existing ones of these objects, each with its kind; see Backend.related."""
     lookups = list(_lookups(snapshot))
     with ThreadPoolExecutor(8) as pool:
-        users = pool.submit(_users, transport, _scarce(snapshot))
+        users = pool.submit(_pods_with_devices, transport, _unschedulable_devices(snapshot))
         queue = pool.submit(_queue, transport, snapshot.job)
-        found = pool.map(lambda one: _look(transport, one), lookups)
+        found = pool.map(lambda one: _read_related(transport, one), lookups)
         return (*(item for items in found for item in items), *users.result(), *queue.result())
 
 
 def _lookups(snapshot: Snapshot) -> Iterator[_Lookup]:
-    namespace, job = snapshot.job["metadata"]["namespace"], snapshot.job
+    namespace, job = Object(snapshot.job).namespace, snapshot.job
     yield from _nodes(snapshot.pods)
     for one in dict.fromkeys((r.resource, r.name) for r in references(job) if r.kind in _DIAGNOSED):
         yield _Lookup(one[0], namespace, one[1], needed=True)
@@ -87,15 +87,15 @@ def _queue(transport: Transport, job: Json) -> list[Json]:
     if not queue or not is_suspended(job):
         return []
     of_job = {"labelSelector": f"kueue.x-k8s.io/job-uid={Object(job).uid}"}
-    own = _look(transport, _Lookup("workloads", namespace, query=of_job, needed=True))
-    local = _look(transport, _Lookup("localqueues", namespace, queue, needed=True))
+    own = _read_related(transport, _Lookup("workloads", namespace, query=of_job, needed=True))
+    local = _read_related(transport, _Lookup("localqueues", namespace, queue, needed=True))
     cluster = next((name for one in local if (name := cluster_queue(one))), "")
     if not cluster or not any(one["kind"] == "Workload" for one in own):
         return own + local
-    clusters = _look(transport, _Lookup("clusterqueues", name=cluster, needed=True))
+    clusters = _read_related(transport, _Lookup("clusterqueues", name=cluster, needed=True))
     selector = f"{_ADMITTED}={cluster}"
     if cohort := next((c for one in clusters if (c := Object(one).spec.get("cohortName"))), ""):
-        everywhere = _look(transport, _Lookup("clusterqueues"))
+        everywhere = _read_related(transport, _Lookup("clusterqueues"))
         clusters = [one for one in everywhere if Object(one).spec.get("cohortName") == cohort]
         selector = f"{_ADMITTED}!="
     holders = _page(transport, ("", namespace), selector)
@@ -128,7 +128,7 @@ def _nodes(pods: Iterable[Json]) -> Iterator[_Lookup]:
         yield _Lookup("nodes", name=name, needed=True)
 
 
-def _look(transport: Transport, one: _Lookup) -> list[Json]:
+def _read_related(transport: Transport, one: _Lookup) -> list[Json]:
     where = path(one.resource, one.namespace, one.name, api_version=one.api_version)
     try:
         if not one.name:
@@ -139,12 +139,12 @@ def _look(transport: Transport, one: _Lookup) -> list[Json]:
     except ApiError as error:
         if not one.needed or error.code != 404:
             return []
-        # Where the cluster knows no such kind, no object is named.
+        # If the cluster does not know the kind, no object is named.
         return [_missing(where if is_absent(error) else path(one.resource, one.namespace))]
     return [slim({**found, "kind": kind} if kind else found)]
 
 
-def _scarce(snapshot: Snapshot) -> set[str]:
+def _unschedulable_devices(snapshot: Snapshot) -> set[str]:
     """The devices that pods without a node ask for: nvidia.com/gpu and its like."""
     waiting = (pod for pod in map(Pod, snapshot.pods) if not pod.node)
     return {name for pod in waiting for name in _devices(pod)}
@@ -159,14 +159,14 @@ def _devices(pod: Pod) -> set[str]:
     return {name for name in found if "/" in name}
 
 
-def _users(transport: Transport, devices: set[str]) -> list[Json]:
+def _pods_with_devices(transport: Transport, devices: set[str]) -> list[Json]:
     """The pods of all namespaces that have such devices: only their nodes and limits."""
     if not devices:
         return []
     running = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
     try:
         return [
-            _without_rest(pod)
+            _node_and_limits(pod)
             for page in pages(transport, path("pods"), running)
             for pod in map(Pod, page.items)
             if pod.node and _devices(pod) & devices
@@ -175,7 +175,7 @@ def _users(transport: Transport, devices: set[str]) -> list[Json]:
         return []
 
 
-def _without_rest(pod: Pod) -> Json:
+def _node_and_limits(pod: Pod) -> Json:
     limits = [{"resources": {"limits": _limits(one)}} for one in pod.spec.get("containers") or []]
     return {
         "apiVersion": "v1",
@@ -187,7 +187,7 @@ def _without_rest(pod: Pod) -> Json:
 
 
 def _missing(where: str) -> Json:
-    """What the server answers for an object that is not there; without a name for a whole kind."""
+    """The server's answer for a missing object; without a name, for a whole kind."""
     target = ResourcePath.of(where)
     return {
         "apiVersion": "v1",

@@ -154,7 +154,7 @@ class LocalBackend:
     def _trim_abandoned(self) -> None:
         """Free the space of jobs whose supervisors were killed before they could."""
         for folder in self._store.folders():
-            if folder.has_ballast and not has_supervisor(folder) and folder.is_of_here:
+            if folder.has_reserve and not has_supervisor(folder) and folder.is_of_here:
                 folder.trim()
 
     def _start(self, ref: JobRef, folder: JobFolder) -> None:
@@ -230,7 +230,7 @@ class LocalBackend:
         """A replica's output; see Backend.logs. BackendError without an attempt before the last."""
         folder = self.folder(ref)
         if not folder.state.exists():
-            raise JobNotFound(f"{ref} is gone; `k8sjob list` names the jobs that are there")
+            raise JobNotFound(f"{ref} is gone; `k8sjob list` shows the existing jobs")
         logs = folder.replica(replica) / "logs"
         if previous:
             earlier = attempts(logs)[:-1]
@@ -338,7 +338,7 @@ class LocalBackend:
             self.finish(started.ref)
 
     def checkpoints(self, ref: JobRef) -> Path | None:
-        """The folder of a job's checkpoints; None where it has written none."""
+        """The folder of a job's checkpoints; None if it has written none."""
         return checkpoints_of(self.folder(ref))
 
     def delete(self, ref: JobRef, *, checkpoints: bool = False) -> None:

@@ -42,7 +42,7 @@ STOPPED: Final = "Stopped"
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How a replica is started; all but the ports, which are known only at its start.
+    """Everything a replica is started with, except the ports, which are known only at its start.
 
     Attributes:
         argv: the command.
@@ -64,7 +64,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a container ended, as a kubelet reports it.
+    """The end of a container, as a kubelet reports it.
 
     Attributes:
         exit_code: 0 to 255; 128 + N for a signal N.
@@ -150,7 +150,7 @@ class Container:
             os.close(inner)
 
     def read(self) -> bool:
-        """Write down the output that is there; False once there will be no more."""
+        """Store the output so far; False once there will be no more."""
         if self._log is None:
             return False
         with suppress(BlockingIOError):
@@ -160,7 +160,7 @@ class Container:
         return True
 
     def poll(self) -> End | None:
-        """How it ended; None while it runs. Kills it when the grace of a stop is over."""
+        """Its end; None while it runs. Kills it when the grace period of a stop is over."""
         if self.end or self._process is None:
             return self.end
         code = self._process.poll()
@@ -238,7 +238,7 @@ def _replace_by_empty_file(path: Path) -> None:
 
 
 def _termination_message(path: Path) -> str:
-    """The beginning of a termination log; empty where the job has replaced the file."""
+    """The beginning of a termination log; empty if the job has replaced the file."""
     with suppress(OSError), open_file(path) as file:
         return file.read(MAX_TERMINATION_BYTES).decode(errors="replace")
     return ""
@@ -247,20 +247,28 @@ def _termination_message(path: Path) -> str:
 def _kill_family(root: int | None, mark: str) -> None:
     """SIGKILL for each process that descends from `root`, or whose environment holds `mark`."""
     wanted = mark.encode()
-    births = {int(e.name): _birth(e) for e in Path("/proc").iterdir() if e.name.isdecimal()}
+    births = {
+        int(e.name): _parent_and_start_time(e)
+        for e in Path("/proc").iterdir()
+        if e.name.isdecimal()
+    }
     for pid, birth in births.items():
         entry = Path("/proc", str(pid))
         with suppress(OSError):  # gone, or not ours to look at
             held = os.pidfd_open(pid)  # so that a reused pid cannot be hit
             try:
-                kin = root and _descends(pid, root, births) and _birth(entry)[1] == birth[1]
+                kin = (
+                    root
+                    and _descends(pid, root, births)
+                    and _parent_and_start_time(entry)[1] == birth[1]
+                )
                 if kin or wanted in (entry / "environ").read_bytes().split(b"\0"):
                     signal.pidfd_send_signal(held, signal.SIGKILL)
             finally:
                 os.close(held)
 
 
-def _birth(entry: Path) -> tuple[int, int]:
+def _parent_and_start_time(entry: Path) -> tuple[int, int]:
     """The parent and the start time of a process, by its folder in /proc; zeros if it is gone."""
     with suppress(OSError):
         fields = (entry / "stat").read_bytes().rpartition(b")")[2].split()

@@ -114,7 +114,7 @@ class Kubelet:
                 container_ended(slot.pod, slot.starts - 1, slot.end, final=True)
 
     def sync(self) -> None:
-        """Look at every container once: what has ended, what is to be started."""
+        """Check every container once: which have ended, which are to be started."""
         for name, slot in list(self._slots.items()):
             if slot.container:
                 end = slot.container.poll()

@@ -1,7 +1,7 @@
-"""A replica's output in files: one a start of its container, in the form that a kubelet writes.
+"""A replica's output in files: one per start of its container, in the form that a kubelet writes.
 
 A line is `TIMESTAMP stdout F TEXT`; P instead of F marks a part of a line that is not whole. What
-the job wrote stays as it was, byte for byte, but for lines of code in the copy of the user's
+the job wrote stays as it was, byte for byte, except lines of code in the copy of the user's
 folder: these are named as in that folder. Whoever shows it strips control sequences.
 """
 
@@ -36,7 +36,7 @@ class LogWriter:
 
     Args:
         path: the file; its folder is made.
-        copy: the folder that the code runs in; empty where it is the user's own.
+        copy: the folder that the code runs in; empty if it is the user's own.
         source: the user's own folder.
     """
 
@@ -47,7 +47,7 @@ class LogWriter:
         self._in_line = False
         self._source = os.fsencode(source)
         self._copies = {os.fsencode(one) for one in (copy, os.path.realpath(copy)) if copy}
-        # As in tracebacks, or as in warnings and logs; the path of any other file stays.
+        # The form of tracebacks, or of warnings and logs; paths of other files stay.
         places = b"|".join(map(re.escape, self._copies))
         self._code = re.compile(b"(?:%s)" % places + rb'(?=/[^\s":]+(?:", line |:)\d)')
 
@@ -79,12 +79,12 @@ class LogWriter:
 
 
 def attempts(folder: Path) -> list[int]:
-    """The starts of which there is output, the oldest first."""
+    """The starts that have output, the oldest first."""
     return sorted(int(path.stem) for path in folder.glob("*.log") if path.stem.isdecimal())
 
 
 def read(folder: Path, replica: str, attempt: int) -> Iterator[LogLine]:
-    """All whole lines of one start; nothing where there is no file."""
+    """All whole lines of one start; nothing if there is no file."""
     with closing(_Reader(folder, replica, attempt)) as reader:
         yield from reader.lines()
 

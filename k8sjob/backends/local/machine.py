@@ -1,4 +1,4 @@
-"""What this machine has: GPUs, processor cores, Python packages."""
+"""The resources of this machine: GPUs, processor cores, Python packages."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from k8sjob.spec import Volume
 
 _PACKAGE: Final = Path(__file__).resolve().parents[2]
-_NEVER: Final = "**/.git\n**/.venv\n**/__pycache__\n"
+_ALWAYS_IGNORED: Final = "**/.git\n**/.venv\n**/__pycache__\n"
 """Left out even where a .dockerignore takes it in."""
 _LARGE: Final = 200 * 1024**2
 """Bytes of one copy above which a message names what makes it so large."""
@@ -56,7 +56,7 @@ _MANY: Final = 5_000
 """Files of one copy above which a message names where they are."""
 _TOO_MANY: Final = 50_000
 """Files of one copy that are refused: its reading and writing would take minutes, unseen."""
-_SPARE: Final = 512 * 1024**2
+_MIN_FREE_BYTES: Final = 512 * 1024**2
 """Bytes of disk that a copy must leave free."""
 _REFERENCE: Final = re.compile(r"\$(\$|\(([^)]*)\))?")
 
@@ -191,7 +191,7 @@ def _launch(prepared: Prepared, places: Places, role: Role, index: int, gpus: st
     env |= dict.fromkeys({"MASTER_ADDR", "PET_MASTER_ADDR"} & env.keys(), "127.0.0.1")
     own = after_agent(argv)
     return Launch(
-        # By this very Python. Without an agent in the job it only runs the user's command.
+        # Run by this Python. Without an agent in the job it only runs the user's command.
         argv=[sys.executable, *AGENT[1:], *(["--exec", *argv] if own is None else own)],
         has_agent=own is not None,
         env=env,
@@ -250,7 +250,7 @@ def _field(job: Json, path: str, role: Role, index: int) -> str:
 def _local_env(
     prepared: Prepared, places: Places, folders: Mapping[str, str], gpus: str
 ) -> dict[str, str]:
-    """What the back end adds: see contract.py, and docs/explanation/local-backend.md."""
+    """The variables added by the back end: contract.py and docs/explanation/local-backend.md."""
     spec = places.plan.spec
     env = {
         "CUDA_VISIBLE_DEVICES": gpus,
@@ -304,7 +304,7 @@ def _make_folders(places: Places, replicas: list[str], draft: Path) -> None:
             if not path.exists():  # a single file may be mounted too
                 path.mkdir(parents=True)
         _link_mounts(places, replica, draft)
-    # In front of the user's code, as in an image: a k8sjob.py there must not hide the runtime.
+    # Before the user's code, as in an image: a k8sjob.py there must not hide the runtime.
     runtime = draft / Path(places.of(replicas[0])[RUNTIME_HOME]).relative_to(places.job)
     (runtime / _PACKAGE.name).symlink_to(_PACKAGE)
 
@@ -333,7 +333,7 @@ def _link_mounts(places: Places, replica: str, draft: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the folders of a job come from.
+    """The folders that a job uses on this machine.
 
     Attributes:
         plan: the job, and the folder that relative paths of its spec start from.
@@ -397,7 +397,7 @@ class Places:
 
 
 def mapped(path: str, places: Mapping[str, str]) -> str | None:
-    """The path on this machine of one inside the container; None where nothing is mounted there.
+    """The path on this machine of one inside the container; None if nothing is mounted there.
 
     Args:
         path: a path, or text with one behind its first "=", as in "--data=/data/train".
@@ -423,7 +423,7 @@ def copy_context(source: Path, targets: Sequence[Path], *, beside: Path) -> str:
         A warning, or empty.
 
     Raises:
-        BackendError: the context is no folder, or the copies do not fit on the disk.
+        BackendError: the context is not a folder, or the copies do not fit on the disk.
         ImageError: its .dockerignore cannot be read.
     """
     if not source.is_dir():
@@ -432,7 +432,7 @@ def copy_context(source: Path, targets: Sequence[Path], *, beside: Path) -> str:
     patterns = dockerignore() if own is None else own
     files = (
         name
-        for name in Ignore(f"{patterns}\n{_NEVER}").walk(source)
+        for name in Ignore(f"{patterns}\n{_ALWAYS_IGNORED}").walk(source)
         if source.is_relative_to(beside) or not (source / name).is_relative_to(beside)
     )
     names = list(islice(files, _TOO_MANY + 1))
@@ -465,6 +465,6 @@ def _check_size(source: Path, sizes: Counter[str], copies: int, free: int) -> st
     )
     if count > _TOO_MANY:
         raise BackendError(advice)
-    if total * copies > free - _SPARE:
+    if total * copies > free - _MIN_FREE_BYTES:
         raise BackendError(f"{advice}; only {free >> 20:,} MiB are free")
     return advice

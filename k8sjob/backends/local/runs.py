@@ -21,6 +21,7 @@ from k8sjob.backends.local.store import open_file, read_json
 from k8sjob.contract import CHECKPOINT_DIR_ENV
 from k8sjob.errors import BackendError, JobNotFound, field_path
 from k8sjob.kube.objects import Object, Pod, is_true, stamp
+from k8sjob.targets.api import LocalReason
 from k8sjob.targets.jobs import has_ended, replica_of
 from k8sjob.targets.pytorchjob.operator import JOB, KIND
 from k8sjob.targets.pytorchjob.reconcile import fail
@@ -37,28 +38,28 @@ _NOWHERE: Final = Path("/nothing/there")
 _IDENTITY: Final = re.compile(r"[\w-]*")
 
 
-def _with(texts: str, times: str = "", **others: Any) -> dict[str, Any]:
+def _object_shape(texts: str, times: str = "", **others: Any) -> dict[str, Any]:
     """The shape of an object with these texts, times, and other fields; see fit."""
     return {**dict.fromkeys(texts.split(), str), **dict.fromkeys(times.split(), Time), **others}
 
 
-_META: Final = _with(
+_META: Final = _object_shape(
     "name namespace uid",
     "creationTimestamp deletionTimestamp",
     **METADATA,
     finalizers=[str],
-    ownerReferences=[_with("kind name uid", controller=bool)],
+    ownerReferences=[_object_shape("kind name uid", controller=bool)],
 )
-_CONDITION: Final = _with("type status reason message", "lastTransitionTime")
+_CONDITION: Final = _object_shape("type status reason message", "lastTransitionTime")
 _CONTAINER_STATE: Final = {
-    "running": _with("", "startedAt"),
-    "waiting": _with("reason message"),
-    "terminated": _with("reason message", "startedAt finishedAt", exitCode=int),
+    "running": _object_shape("", "startedAt"),
+    "waiting": _object_shape("reason message"),
+    "terminated": _object_shape("reason message", "startedAt finishedAt", exitCode=int),
 }
-_CONTAINER_STATUS: Final = _with(
+_CONTAINER_STATUS: Final = _object_shape(
     "name image imageID", restartCount=int, state=_CONTAINER_STATE, lastState=_CONTAINER_STATE
 )
-_POD_STATUS: Final = _with(
+_POD_STATUS: Final = _object_shape(
     "phase reason message",
     "startTime",
     conditions=[_CONDITION],
@@ -71,17 +72,17 @@ _JOB_STATUS: Final = {
     "completionTime": Time,
     "replicaStatuses": {ANY: {"active": int, "succeeded": int, "failed": int}},
 }
-_TOLERATION: Final = _with("key operator value effect")
+_TOLERATION: Final = _object_shape("key operator value effect")
 _POD: Final = {
     "metadata": _META,
     "spec": {**POD_TEMPLATE["spec"], "nodeName": str, "tolerations": [_TOLERATION]},
     "status": _POD_STATUS,
 }
-_EVENT: Final = _with(
+_EVENT: Final = _object_shape(
     "type reason message",
     "firstTimestamp lastTimestamp eventTime",
     metadata=_META,
-    involvedObject=_with("kind name uid"),
+    involvedObject=_object_shape("kind name uid"),
     count=int,
 )
 SNAPSHOT: Final[dict[str, Any]] = {
@@ -91,11 +92,11 @@ SNAPSHOT: Final[dict[str, Any]] = {
 }
 """The shape of what is read of a job, without the spec of its kind; see fit."""
 RELATED: Final[dict[str, Any]] = {
-    "Status": _with("status reason", details=_with("kind name")),
+    "Status": _object_shape("status reason", details=_object_shape("kind name")),
     "Event": _EVENT,
     ANY: {
         "metadata": _META,
-        "spec": {"taints": [_with("key value effect")], "hard": {ANY: Quantity}},
+        "spec": {"taints": [_object_shape("key value effect")], "hard": {ANY: Quantity}},
         "status": {
             "conditions": [_CONDITION],
             "allocatable": {ANY: Quantity},
@@ -132,24 +133,24 @@ def read_state(folder: JobFolder) -> Snapshot:
         JobNotFound: there is no such job.
     """
     try:
-        state = _whole(folder)
+        state = _read_valid_state(folder)
         if not (has_ended(state["job"]) or has_supervisor(folder)):
-            state = _whole(folder)  # it may have ended in between
+            state = _read_valid_state(folder)  # it may have ended in between
             if not has_ended(state["job"]):
-                state = _lost(state, folder)
+                state = _mark_lost(state, folder)
     except (BackendError, FileNotFoundError) as error:
         if not folder.path.is_dir():
             raise JobNotFound(
-                f"{LOCAL}/{folder.name} is gone; `k8sjob list` names the jobs that are there"
+                f"{LOCAL}/{folder.name} is gone; `k8sjob list` shows the existing jobs"
             ) from None
         state = _damaged(folder, error)
     return Snapshot(state["job"], tuple(state["pods"]), tuple(state["events"]))
 
 
-def _whole(folder: JobFolder) -> Json:
+def _read_valid_state(folder: JobFolder) -> Json:
     """The state as it was written; BackendError if it is not the state of this job."""
     state, wrong = fit(read_json(folder.state), _STATE)
-    # What a user has written was once not checked; without it the state can be read.
+    # Earlier versions did not check what users wrote; without it the state can be read.
     wrong = [one for one in wrong if not _by_user(one.path)]
     if wrong:
         what = f"{field_path(wrong[0].path)} is not {wrong[0].expected}"
@@ -169,11 +170,11 @@ def _by_user(path: tuple[str | int, ...]) -> bool:
 
 
 def _damaged(folder: JobFolder, error: Exception) -> Json:
-    """The state of a job of which nothing is known; it has failed, unless it has a supervisor."""
+    """The state of a job about which nothing is known: failed, unless it has a supervisor."""
     when, status = _last_written(folder), {}
     if not has_supervisor(folder):
         message = f"{error}; `k8sjob delete local/{folder.name}@{folder.run}` removes the job"
-        status = fail({}, "PyTorchJobStateDamaged", message, when)
+        status = fail({}, LocalReason.STATE_DAMAGED, message, when)
     meta = {"name": folder.name, "namespace": LOCAL, "uid": folder.run, "labels": {}}
     meta["creationTimestamp"] = stamp(when)
     job = {"kind": KIND, "metadata": meta, "spec": {}}
@@ -181,17 +182,17 @@ def _damaged(folder: JobFolder, error: Exception) -> Json:
     return {"job": job, "pods": [], "events": []}
 
 
-def _lost(state: Json, folder: JobFolder) -> Json:
+def _mark_lost(state: Json, folder: JobFolder) -> Json:
     """The state with the job failed, and each Pod that had not ended lost.
 
     The replicas hold the supervisor's lifeline, so they have ended, or will within seconds.
     """
     when, job = _last_written(folder), state["job"]
     message = (
-        f"PyTorchJob {job['metadata']['name']} was lost: its supervisor is gone (killed, or the"
+        f"PyTorchJob {Object(job).name} was lost: its supervisor is gone (killed, or the"
         f" machine was restarted){_last_line(folder)}"
     )
-    status = fail(job.get("status") or {}, "PyTorchJobSupervisorGone", message, when)
+    status = fail(Object(job).status, LocalReason.SUPERVISOR_GONE, message, when)
     for pod in map(Pod, state["pods"]):
         if pod.live:
             end = End(137, "ContainerStatusUnknown", _CANNOT_BE_LOCATED, when, when)
@@ -262,7 +263,7 @@ class LatestState:
 
 
 def launch_of(folder: JobFolder) -> dict[str, Any]:
-    """How the replicas of a run are started; empty where that cannot be read, or is damaged."""
+    """The launch data of a run's replicas; empty if it cannot be read or is damaged."""
     try:
         launch, wrong = fit(read_json(folder.launch), _LAUNCH)
     except (BackendError, FileNotFoundError):
@@ -272,17 +273,17 @@ def launch_of(folder: JobFolder) -> dict[str, Any]:
 
 
 def source_of(folder: JobFolder) -> str:
-    """The folder that a run's job.yaml was in; empty where that is not known."""
+    """The folder that a run's job.yaml was in; empty if that is not known."""
     return str(launch_of(folder).get("source", ""))
 
 
 def identity_of(folder: JobFolder) -> str:
-    """The name of a run's checkpoints in checkpoints/NAME/; empty where that is not known."""
+    """The name of a run's checkpoints in checkpoints/NAME/; empty if that is not known."""
     return str(launch_of(folder).get("checkpoints", ""))
 
 
 def checkpoints_of(folder: JobFolder) -> Path | None:
-    """The folder of a run's checkpoints; None where it has written none."""
+    """The folder of a run's checkpoints; None if it has written none."""
     launches: dict[str, dict[str, Any]] = launch_of(folder).get("replicas") or {}
     env = next(iter(launches.values()), {}).get("env") or {}
     found = Path(env.get(CHECKPOINT_DIR_ENV) or _NOWHERE)
@@ -312,7 +313,7 @@ def find_run(store: Store, name: str) -> JobFolder:
         folders = [folder for folder in folders if run and folder.run.startswith(run[:8])]
     if not folders:
         raise JobNotFound(
-            f"no job {name + at + run!r} on this machine; `k8sjob list` names those there are"
+            f"no job {name + at + run!r} on this machine; `k8sjob list` shows the existing ones"
         )
     sources = {folder: source_of(folder) for folder in folders}
     if len({source for source in sources.values() if source}) < 2:
@@ -333,7 +334,7 @@ def find_run(store: Store, name: str) -> JobFolder:
 def resumed_checkpoints(
     store: Store, name: str, source: str, own: str, *, run: str = ""
 ) -> tuple[str, str]:
-    """Which checkpoints a new run uses: those of its folder's last run, unless that succeeded.
+    """The checkpoints that a new run uses: those of its folder's last run, unless that succeeded.
 
     Args:
         store: the state folder.
@@ -386,7 +387,7 @@ def _chosen(store: Store, name: str, run: str) -> str:
     checkpoints = found.get(wanted) or kept.get(wanted)
     if checkpoints is None or not _has_some(store.checkpoints(name, checkpoints)):
         raise JobNotFound(
-            f"no checkpoints of a run {run!r} of {name!r} on this machine; runs are named by"
+            f"no checkpoints of a run {run!r} of {name!r} on this machine; the runs are listed by"
             " `k8sjob list -o wide`"
         )
     return checkpoints
@@ -394,7 +395,7 @@ def _chosen(store: Store, name: str, run: str) -> str:
 
 def _succeeded(folder: JobFolder) -> bool:
     try:
-        return is_true(read_state(folder).job.get("status") or {}, "Succeeded")
+        return is_true(Object(read_state(folder).job).status, "Succeeded")
     except JobNotFound:
         return False
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 STATE_ENV: Final = "K8SJOB_STATE"
-_BALLAST: Final = 256 * 1024
+_RESERVE_BYTES: Final = 256 * 1024
 """Bytes that each job reserves, so that its end can be written to a full disk."""
 _KEPT_COPIES: Final = 16 * 1024**2
 """Bytes of unchanged copies of the user's files that an ended job keeps."""
@@ -136,7 +136,7 @@ class JobFolder:
         try:
             self._requests.mkdir(exist_ok=True)
         except OSError as error:
-            raise BackendError(trouble("write", self._requests, error)) from error
+            raise BackendError(os_error_message("write", self._requests, error)) from error
         write_json(self._requests / verb, details)
 
     def asked(self) -> dict[str, dict[str, Any]]:
@@ -149,7 +149,7 @@ class JobFolder:
         return taken
 
     @property
-    def has_ballast(self) -> bool:
+    def has_reserve(self) -> bool:
         """Whether the disk space that is reserved for the job's end is still there."""
         return self._ballast.exists()
 
@@ -179,7 +179,7 @@ class JobFolder:
         return self.path / "replicas" / "master-0" / "work"
 
     def code(self) -> dict[str, str]:
-        """The SHA-256 of each file of the code by its name, but for what `trim` removes."""
+        """The SHA-256 of each file of the code by its name, except what `trim` removes."""
         copied = self.launch.stat().st_mtime_ns
         found, left = {}, _KEPT_COPIES
         for size, path in sorted(_unchanged([self.work], copied)):
@@ -218,7 +218,7 @@ class Store:
             if owner == os.getuid():
                 self.root.chmod(0o700)
         except OSError as error:
-            raise BackendError(trouble("use", self.root, error)) from error
+            raise BackendError(os_error_message("use", self.root, error)) from error
         if owner != os.getuid():
             raise BackendError(
                 f"state folder {self.root} belongs to user {owner}, not to you ({os.getuid()}); "
@@ -256,12 +256,12 @@ class Store:
         try:
             draft = Path(tempfile.mkdtemp(prefix=".new-", dir=self._jobs))
         except OSError as error:
-            raise BackendError(trouble("write", self._jobs, error)) from error
+            raise BackendError(os_error_message("write", self._jobs, error)) from error
         try:
-            (draft / "ballast").write_bytes(b"\0" * _BALLAST)
+            (draft / "ballast").write_bytes(b"\0" * _RESERVE_BYTES)
             yield JobFolder(draft)
         except OSError as error:
-            raise BackendError(trouble("write", draft, error)) from error
+            raise BackendError(os_error_message("write", draft, error)) from error
         finally:
             shutil.rmtree(draft, ignore_errors=True)
 
@@ -284,7 +284,7 @@ class Store:
         try:
             file = os.open(self.root / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise BackendError(trouble("write", self.root / "lock", error)) from error
+            raise BackendError(os_error_message("write", self.root / "lock", error)) from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
@@ -319,7 +319,7 @@ def open_file(path: Path) -> BinaryIO:
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return os.fdopen(file, "rb")
 
 
@@ -336,11 +336,11 @@ def read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise BackendError(trouble("read", path, error)) from error
+        raise BackendError(os_error_message("read", path, error)) from error
     except (ValueError, RecursionError) as error:
         raise BackendError(f"{path} is damaged: {error}") from error
     if not isinstance(body, dict):
-        raise BackendError(f"{path} is damaged: no JSON object")
+        raise BackendError(f"{path} is damaged: not a JSON object")
     return body
 
 
@@ -372,10 +372,10 @@ def write_json(path: Path, body: dict[str, Any]) -> None:
         with whole_file(path) as file:
             file.write(json.dumps(body, separators=(",", ":")).encode())
     except OSError as error:
-        raise BackendError(trouble("write", path, error)) from error
+        raise BackendError(os_error_message("write", path, error)) from error
 
 
-def trouble(verb: str, path: Path, error: OSError) -> str:
+def os_error_message(verb: str, path: Path, error: OSError) -> str:
     """The message for an OSError: what failed, why, and how to fix it."""
     advice = (
         "free some space there"
@@ -413,7 +413,7 @@ class Identity:
         started = _started(pid)
         if started is None:
             raise ProcessLookupError(f"no process {pid}")
-        return cls(pid, started, _boot(), socket.gethostname())
+        return cls(pid, started, _boot_id(), socket.gethostname())
 
     @classmethod
     def from_json(cls, body: dict[str, Any]) -> Identity:
@@ -428,7 +428,7 @@ class Identity:
     @property
     def alive(self) -> bool:
         """Whether it runs; a process of another machine counts as running."""
-        return not self.here or (self.boot == _boot() and _started(self.pid) == self.started)
+        return not self.here or (self.boot == _boot_id() and _started(self.pid) == self.started)
 
     def kill(self) -> bool:
         """SIGKILL, if it is of this machine, this boot, and the very process; whether it was sent.
@@ -472,7 +472,7 @@ def _started(pid: int) -> str | None:
     return None if not state or state.startswith("Z") else started.strip()
 
 
-def _boot() -> str:
+def _boot_id() -> str:
     if sys.platform == "linux":
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     answer = subprocess.run(

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.local.container import Launch
 from k8sjob.backends.local.kubelet import Kubelet
-from k8sjob.backends.local.store import SIGN_S, JobFolder, read_json, trouble, write_json
+from k8sjob.backends.local.store import SIGN_S, JobFolder, os_error_message, read_json, write_json
 from k8sjob.contract import ExitCode, Reason
 from k8sjob.kube.objects import Object, Pod, is_true, new_event, stamp
+from k8sjob.targets.api import LocalReason
 from k8sjob.targets.jobs import replica_of
 from k8sjob.targets.pytorchjob import reconcile
 from k8sjob.targets.pytorchjob.reconcile import (
@@ -34,7 +35,6 @@ from k8sjob.targets.pytorchjob.reconcile import (
     finished,
     new_pod,
 )
-from k8sjob.targets.pytorchjob.target import STOPPED_REASON
 
 if TYPE_CHECKING:
     from k8sjob.kube.objects import Json
@@ -45,7 +45,7 @@ CLEAN_UP_DELAY: Final = 5.0
 ORPHAN_GRACE: Final = 3.0
 """Seconds between SIGTERM and SIGKILL when the process that runs the job is gone."""
 MAX_EVENTS: Final = 500
-_HOPELESS: Final = {ExitCode.USER_ERROR, ExitCode.CONFIG, ExitCode.RESTARTS_SPENT}
+_PERMANENT: Final = {ExitCode.USER_ERROR, ExitCode.CONFIG, ExitCode.RESTARTS_SPENT}
 _NOT_INHERITED: Final = ("K8SJOB_", "PET_", "TORCHELASTIC_", "MASTER_")
 _RANK_NAMES: Final = frozenset(
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK"}
@@ -80,7 +80,7 @@ class Supervisor:
         self._ended_at: float | None = None
 
     def run(self) -> None:
-        """Until the job has ended and its replicas are gone, or the job is deleted."""
+        """Run until the job has ended and its replicas are gone, or the job is deleted."""
         try:
             while not self._over():
                 self._take_requests()
@@ -137,14 +137,14 @@ class Supervisor:
             return
         now = datetime.now(UTC)
         status, actions = reconcile.reconcile(self._job, self._kubelet.pods, now)
-        trouble = self._hopeless() or self._used_up()
+        trouble = self._permanent_failure() or self._restarts_exhausted()
         if trouble and not finished(status):
             status, actions = reconcile.reconcile(
                 self._job, self._kubelet.pods, now, trouble=trouble
             )
         if self._stopping and not (finished(self._status) or is_true(status, "Succeeded")):
-            message = f"PyTorchJob {self._job['metadata']['name']} was stopped: {self._stopping}."
-            status = fail(self._status, STOPPED_REASON, message, now)
+            message = f"PyTorchJob {Object(self._job).name} was stopped: {self._stopping}."
+            status = fail(self._status, LocalReason.STOPPED, message, now)
         self._job["status"] = status
         for action in () if self._stopping else actions:
             if isinstance(action, CreatePod):
@@ -156,24 +156,24 @@ class Supervisor:
             elif isinstance(action, Record):
                 self._record(self._job, action)
 
-    def _hopeless(self) -> str:
+    def _permanent_failure(self) -> str:
         """Why another start would end the same way, by the agent's message; here a user waits."""
         for pod in self._kubelet.pods:
             end = Pod(pod).terminated or Pod(pod).terminated_before
             reason = Reason.decode(end.get("message", ""))
-            if reason and {int(end.get("exitCode", 0)), reason.exit_code} & _HOPELESS:
+            if reason and {int(end.get("exitCode", 0)), reason.exit_code} & _PERMANENT:
                 return (
-                    f"Job {self._job['metadata']['name']} has failed because"
+                    f"Job {Object(self._job).name} has failed because"
                     f" {replica_of(pod)} ended with exit code {reason.exit_code}"
                 )
         return ""
 
-    def _used_up(self) -> str:
+    def _restarts_exhausted(self) -> str:
         """Why no restart is left; the operator's backoffLimit adds up those of all replicas."""
         for replica, failures in self._kubelet.failures.items():
             if failures > self._max_restarts:
                 return (
-                    f"Job {self._job['metadata']['name']} has failed because {replica} failed"
+                    f"Job {Object(self._job).name} has failed because {replica} failed"
                     f" {failures} time{'s' * (failures > 1)} and max_restarts is"
                     f" {self._max_restarts}"
                 )
@@ -227,10 +227,10 @@ class Supervisor:
             self._folder.make_room()
             why = str(error) or type(error).__name__
             if isinstance(error, OSError):
-                why = trouble("write", Path(error.filename or self._folder.path), error)
+                why = os_error_message("write", Path(error.filename or self._folder.path), error)
             message = f"the supervisor of the job failed: {why}"
             self._job["status"] = fail(
-                self._status, "PyTorchJobSupervisorFailed", message, datetime.now(UTC)
+                self._status, LocalReason.SUPERVISOR_FAILED, message, datetime.now(UTC)
             )
             self._save()
             self._folder.trim()

@@ -1,4 +1,4 @@
-"""Can I submit here? What `k8sjob doctor` looks at: pure checks over facts that are gathered once.
+"""The checks of `k8sjob doctor`: can jobs be submitted? Pure, over facts gathered once.
 
 Nothing in the cluster is changed: what would be made is asked for as a dry run.
 """
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 _OF_AN_OPERATOR: Final = frozenset({operator.crd, operator.webhook, operator.operator})
-"""Checks that say nothing where the controller is a part of every cluster."""
+"""Checks that say nothing if the controller is a part of every cluster."""
 _NEEDS: Final = (needs.named_objects, needs.queue, needs.gang)
 _CHECKS: Final[tuple[Callable[[Facts], Iterator[Check]], ...]] = (
     permissions.permissions,
@@ -54,11 +54,11 @@ _CHECKS: Final[tuple[Callable[[Facts], Iterator[Check]], ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found: the checks in the order in which they were made.
+    """The result of all checks, in the order in which they were made.
 
     Attributes:
-        context: the cluster's context; empty where there was no cluster, as `namespace`.
-        rbac: the Role and RoleBinding to ask for; empty where nothing is missing.
+        context: the cluster's context; empty if there was no cluster, as `namespace`.
+        rbac: the Role and RoleBinding to ask for; empty if nothing is missing.
     """
 
     checks: Sequence[Check]
@@ -67,16 +67,16 @@ class Report:
     rbac: Sequence[Json] = ()
 
     @property
-    def hindered(self) -> bool:
+    def is_blocked(self) -> bool:
         """Whether something stands in the way of a submission."""
         return any(check.verdict is Verdict.PROBLEM for check in self.checks)
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as JSON; docs/reference/json.md says what each field means."""
+        """The report as JSON; docs/reference/json.md describes the fields."""
         return {
             "context": self.context,
             "namespace": self.namespace,
-            "can_submit": bool(self.context) and not self.hindered,
+            "can_submit": bool(self.context) and not self.is_blocked,
             "checks": [
                 {
                     "topic": check.topic,
@@ -102,6 +102,6 @@ def examine(facts: Facts) -> Report:
 
 
 def examine_needs(facts: Facts) -> list[Check]:
-    """What a job names and the cluster lacks, so that the job would wait for it."""
+    """Check for objects that a job names and the cluster lacks: the job would wait for them."""
     found = [check for look in _NEEDS for check in look(facts)]
     return [check for check in found if check.verdict in {Verdict.PROBLEM, Verdict.WARNING}]

@@ -15,7 +15,7 @@ from k8sjob.targets.jobs import DEFAULT
 
 
 class Verdict(StrEnum):
-    """What a check means for a submission."""
+    """The meaning of a check for a submission."""
 
     OK = "ok"
     UNKNOWN = "unknown"
@@ -65,7 +65,7 @@ class Check:
         verdict: what it means.
         topic: what it is about, as `server`, `webhook`, `devices`; stable, for programs.
         seen: what was seen, one line.
-        next_step: what to do, or to know; empty where there is nothing.
+        next_step: what to do, or to know; empty if there is nothing.
         details: further lines about what was seen, as one for each node.
     """
 
@@ -84,7 +84,7 @@ problem = partial(Check, Verdict.PROBLEM)
 Answer = Json | ApiError
 """An object, or why there is none."""
 Usage = Mapping[str, Amounts]
-"""What is requested on each node, by its name."""
+"""The requests on each node, by its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,13 +94,13 @@ class Facts:
     Attributes:
         context: the kubeconfig's context.
         namespace: where a job would go.
-        user: who asks, as the apiserver knows them; empty where it does not tell.
+        user: who asks, as the apiserver knows them; empty if it does not tell.
         seconds: how long its first answer took.
         answers: by the question's name, see gather.py.
         allowed: what the user may do; without what could not be asked.
         usage: what Pods take of the nodes; None where not all of them may be read.
         target: the kind of the jobs that are to be submitted.
-        job: the one that is to be submitted; None where none was given.
+        job: the one that is to be submitted; None if none was given.
     """
 
     context: str = ""
@@ -115,17 +115,17 @@ class Facts:
     job: Json | None = None
 
     def one(self, question: str) -> Json | None:
-        """The object; None where there is none, or it may not be read."""
+        """The object; None if there is none, or it may not be read."""
         answer = self.answers.get(question)
         return None if isinstance(answer, ApiError) else answer
 
     def items(self, question: str) -> list[Json] | None:
-        """The objects of a list; None where they may not be read."""
+        """The objects of a list; None if they may not be read."""
         answer = self.one(question)
         return None if answer is None else list(answer.get("items") or ())
 
     def error(self, question: str) -> ApiError | None:
-        """Why there is no answer; None where there is one, or it was not asked."""
+        """Why there is no answer; None if there is one, or it was not asked."""
         answer = self.answers.get(question)
         return answer if isinstance(answer, ApiError) else None
 
@@ -142,6 +142,6 @@ class Facts:
         return False if companion and companion.is_missed(error.detail) else None
 
     def missing(self, question: str) -> bool:
-        """Whether the apiserver says that there is no such thing."""
+        """Whether the apiserver reports that it does not exist."""
         error = self.error(question)
         return error is not None and error.code == 404

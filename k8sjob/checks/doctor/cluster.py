@@ -25,19 +25,19 @@ _TEMPLATE: Final = "--pytorch-init-container-template-file"
 
 
 def namespace(facts: Facts) -> Iterator[Check]:
-    """Whether the namespace is there."""
+    """Whether the namespace exists."""
     refused = facts.error("dry run")
     unheard = refused is not None and f'namespaces "{facts.namespace}" not found' in refused.detail
     if facts.missing("namespace") or unheard:
         yield problem(
             "namespace",
             f"there is no namespace {facts.namespace}",
-            "name another one by -n, or have it made",
+            "name another one with -n, or have it created",
         )
 
 
 def pod_security(facts: Facts) -> Iterator[Check]:
-    """What Pods the namespace lets in, and whether the job's and the operator's are such."""
+    """Check that the namespace's pod security level admits the job's and the operator's Pods."""
     found = facts.one("namespace")
     if found is None:
         if not facts.missing("namespace"):
@@ -51,19 +51,21 @@ def pod_security(facts: Facts) -> Iterator[Check]:
         return
     seen = f"{facts.namespace} enforces restricted"
     pods = pod_specs(facts.job) if facts.job else ()
-    if not all(_gives_up(container) for _, _, pod in pods for container in containers(pod)):
+    if not all(
+        _forbids_escalation(container) for _, _, pod in pods for container in containers(pod)
+    ):
         step = "set security: restricted in the job.yaml"
         yield problem("pod-security", f"{seen}, which the job's pods are not", step)
     yield _init_container(facts, seen)
 
 
-def _gives_up(container: Json) -> bool:
+def _forbids_escalation(container: Json) -> bool:
     """Whether it gives up what nothing gives up by default, and restricted wants given up."""
     return at_path(container, "securityContext", "allowPrivilegeEscalation") is False
 
 
 def _init_container(facts: Facts, seen: str) -> Check:
-    """Whether the operator's init container is let in: its own template says nothing of security.
+    """Whether the operator's init container is admitted: its default has no securityContext.
 
     It is put in front of the Workers of jobs with a Master alone.
     """
@@ -73,7 +75,7 @@ def _init_container(facts: Facts, seen: str) -> Check:
     if not (facts.target.init_container and of_both):
         return fine(topic, f"{seen}; this job gets no init container from the operator")
     seen_so = any(
-        container.get("name") == facts.target.init_container and _gives_up(container)
+        container.get("name") == facts.target.init_container and _forbids_escalation(container)
         for pod in facts.items("workers") or ()
         for container in Object(pod).spec.get("initContainers") or ()
     )
@@ -91,7 +93,7 @@ def _init_container(facts: Facts, seen: str) -> Check:
 
 
 def storage(facts: Facts) -> Iterator[Check]:
-    """Which StorageClass claims get that name none."""
+    """Check for a default StorageClass, for claims that name none."""
     classes = facts.items("storage classes")
     if classes is None:
         step = "ask for manifests/rbac/cluster-viewer.yaml"
@@ -123,13 +125,13 @@ def pull_secrets(facts: Facts) -> Iterator[Check]:
 
 _NEARLY: Final = Decimal("0.9")
 _COUNTED: Final = ("cpu", "memory")
-"""What a quota wants every container to state."""
+"""The amounts that a quota requires every container to state."""
 _PODS: Final = ("pods", "count/pods")
 _SERVICES: Final = ("services", "count/services")
 
 
 def quotas(facts: Facts) -> Iterator[Check]:
-    """What ResourceQuotas leave, and whether the job fits in."""
+    """Check whether the job fits in what ResourceQuotas leave."""
     found = facts.items("quotas")
     if found is None:
         yield unknown("quota", f"you may not read the quotas of {facts.namespace}", _VIEWER)
@@ -140,18 +142,18 @@ def quotas(facts: Facts) -> Iterator[Check]:
     for quota in found:
         name, status = Object(quota).name, Object(quota).status
         scoped = bool(quota["spec"].get("scopes") or quota["spec"].get("scopeSelector"))
-        yield _one(name, status, {} if scoped else need)
+        yield _check_quota(name, status, {} if scoped else need)
         hard = status.get("hard") or ()
-        if facts.job and not scoped and (lacking := _unsaid(facts.job, hard, _filled(facts))):
+        if facts.job and not scoped and (lacking := _unspecified(facts.job, hard, _filled(facts))):
             yield problem(
                 "quota",
-                f"{name} wants every container to say {', '.join(lacking)}; the job's do not",
+                f"{name} requires every container to set {', '.join(lacking)}; the job's do not",
                 "set resources.cpu and resources.memory in the job.yaml",
             )
 
 
 def quota_need(job: Json) -> Amounts:
-    """What a job adds to a ResourceQuota, under the names that quotas use."""
+    """The amounts that a job adds to a ResourceQuota, under the names that quotas use."""
     target, one = target_of(job), Decimal(1)
     made = [(target.resource, target.api_version)]
     made += [(below.resource, below.api_version) for below in target.made]
@@ -168,8 +170,8 @@ def quota_need(job: Json) -> Amounts:
     return need | aliases
 
 
-def _unsaid(job: Json, counted: Iterable[str], filled: Iterable[str]) -> list[str]:
-    """What a quota counts, some container does not state, and LimitRanges do not fill in."""
+def _unspecified(job: Json, counted: Iterable[str], filled: Iterable[str]) -> list[str]:
+    """The amounts in a quota that some container neither states nor gets from a LimitRange."""
     lacking = []
     for what in counted:
         group, _, resource = what.rpartition(".")
@@ -190,7 +192,7 @@ def _all_state(job: Json, group: str, resource: str) -> bool:
     )
 
 
-def _one(name: str, status: Json, need: Amounts) -> Check:
+def _check_quota(name: str, status: Json, need: Amounts) -> Check:
     hard, used = amounts(status.get("hard")), amounts(status.get("used"))
     lines = tuple(
         f"{what}: {as_text(what, used.get(what, Decimal()))} of {as_text(what, limit)} used"
@@ -209,7 +211,7 @@ def _one(name: str, status: Json, need: Amounts) -> Check:
 
 
 def _filled(facts: Facts) -> set[str]:
-    """What LimitRanges fill in where a container does not state it, as "limits.memory"."""
+    """The amounts that LimitRanges set where a container states none, as "limits.memory"."""
     filled = {
         f"{group}.{resource}"
         for limit_range in facts.items("limit ranges") or ()
@@ -221,7 +223,7 @@ def _filled(facts: Facts) -> set[str]:
 
 
 def limits(facts: Facts) -> Iterator[Check]:
-    """What LimitRanges allow one container or Pod, and whether the job asks for more."""
+    """Check whether the job asks for more than LimitRanges allow one container or Pod."""
     for limit_range in facts.items("limit ranges") or ():
         for item in Object(limit_range).spec.get("limits") or ():
             most = amounts(item.get("max"))
@@ -282,7 +284,7 @@ def nodes(facts: Facts) -> Iterator[Check]:
 
 
 def free_devices(facts: Facts) -> Iterator[Check]:
-    """What is free of each kind of GPU or other device, in all and on each node."""
+    """Report the free GPUs and other devices, in all and on each node."""
     found = facts.items("nodes")
     if found is None:
         return

@@ -1,4 +1,4 @@
-"""Asks an apiserver all that the checks look at, several questions at a time."""
+"""Requests to an apiserver for the facts of all checks, several at a time."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from urllib.parse import quote
 
 from k8sjob.checks.doctor.check import Answer, Facts
 from k8sjob.checks.doctor.permissions import all_permissions
-from k8sjob.kube.capacity import add, taken
+from k8sjob.kube.capacity import add, requested_by_node
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.kueue import cluster_queue
-from k8sjob.kube.objects import QUEUE
+from k8sjob.kube.objects import QUEUE, Object
 from k8sjob.kube.resources import path as resource_path
 from k8sjob.rendering.overlay import merge
 from k8sjob.targets.jobs import DEFAULT, job_path, keyed, namesake, references, sent, target_of
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from k8sjob.targets.api import Target
 
 _AT_ONCE: Final = 8
-_HURRY: Final = 3.0
+_NEEDS_TIMEOUT: Final = 3.0
 """Seconds that a submission waits for an answer that only warns."""
 _PAGE: Final = 500
 """Pods an answer; thousands at once would take hundreds of megabytes."""
@@ -77,7 +77,7 @@ def gather(
             name: pool.submit(_ask, transport, "GET", where.format(namespace=place), query=query)
             for name, (where, query) in {**_QUESTIONS, **dict(_about_controller(target))}.items()
         }
-        questions |= _about_needs(pool, transport, namespace, job)
+        questions |= _ask_needs(pool, transport, namespace, job)
         good, bad = (minimal_job(target, prefix) for prefix in ("", target.refused_name))
         for name, body in (("dry run", job or good), ("bad dry run", bad)):
             questions[name] = pool.submit(_dry_run, transport, target, body, namespace)
@@ -97,14 +97,14 @@ def gather(
 
 
 def _dry_run(transport: Transport, target: Target, job: Json, namespace: str) -> Answer:
-    """What the apiserver says of a job, or of its companion where it refuses that."""
+    """The apiserver's answer to a job, or to its companion if it refuses that."""
     where = job_path(target, namespace)
     if companion := keyed(target):
-        body = _in(job[companion.key], namespace)
+        body = _in_namespace(job[companion.key], namespace)
         found = _ask(transport, "POST", companion.path(namespace), query=_DRY_RUN, body=body)
         if isinstance(found, ApiError) and found.code != 409:
             return found
-    return _ask(transport, "POST", where, query=_DRY_RUN, body=_in(job, namespace))
+    return _ask(transport, "POST", where, query=_DRY_RUN, body=_in_namespace(job, namespace))
 
 
 def _about_controller(target: Target) -> Iterator[tuple[str, tuple[str, Mapping[str, str]]]]:
@@ -123,12 +123,12 @@ def _about_controller(target: Target) -> Iterator[tuple[str, tuple[str, Mapping[
 
 
 def gather_needs(transport: Transport, namespace: str, job: Json) -> Facts:
-    """What a submission itself asks: whether what the job names is there, and who schedules it.
+    """Gather the facts for a submission: the objects that the job names, and its schedulers.
 
     All at once, a few seconds at most; what may not be read, or does not answer, is left out.
     """
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        asked = _about_needs(pool, transport, namespace, job, timeout=_HURRY)
+        asked = _ask_needs(pool, transport, namespace, job, timeout=_NEEDS_TIMEOUT)
         answers = {name: question.result() for name, question in asked.items()}
     kind = target_of(job)
     return Facts(
@@ -136,14 +136,16 @@ def gather_needs(transport: Transport, namespace: str, job: Json) -> Facts:
     )
 
 
-def _about_needs(
+def _ask_needs(
     pool: Executor, transport: Transport, namespace: str, job: Json | None, timeout: float = 30.0
 ) -> dict[str, Future[Answer]]:
     """The questions about what a job names: objects, its queue, its gang scheduler."""
     named = references(job or {})
-    questions = {str(one): pool.submit(_there, transport, one, namespace, timeout) for one in named}
+    questions = {
+        str(one): pool.submit(_read_reference, transport, one, namespace, timeout) for one in named
+    }
     target = target_of(job or {})
-    if job is None or not (QUEUE in (job["metadata"].get("labels") or {}) or target.gang(job)):
+    if job is None or not (QUEUE in Object(job).labels or target.gang(job)):
         return questions
     questions["apis"] = pool.submit(_ask, transport, "GET", "/apis", timeout=timeout)
     path = job_path(target, namespace)
@@ -153,7 +155,7 @@ def _about_needs(
         questions["cluster queue"] = pool.submit(_cluster_queue, transport, local, timeout)
         where = resource_path("namespaces", name=namespace)
         questions["namespace"] = pool.submit(_ask, transport, "GET", where, timeout=timeout)
-        body = _in(_started(job), namespace)
+        body = _in_namespace(_started(job), namespace)
         query = {"dryRun": "All"}
         questions["queue dry run"] = pool.submit(
             _ask, transport, "POST", path, query=query, body=body, timeout=timeout
@@ -184,8 +186,8 @@ def minimal_job(target: Target, prefix: str = "") -> Json:
     return target.minimal(name, {"containers": [container]})
 
 
-def _in(job: Json, namespace: str) -> Json:
-    return {**sent(job), "metadata": {**(job.get("metadata") or {}), "namespace": namespace}}
+def _in_namespace(job: Json, namespace: str) -> Json:
+    return {**sent(job), "metadata": {**Object(job).part("metadata"), "namespace": namespace}}
 
 
 def _ask(
@@ -197,14 +199,16 @@ def _ask(
         return error
 
 
-def _there(transport: Transport, wanted: Reference, namespace: str, timeout: float) -> Answer:
+def _read_reference(
+    transport: Transport, wanted: Reference, namespace: str, timeout: float
+) -> Answer:
     """An object that the job names; of a secret or a config map not what is in it."""
     bare, path = wanted.kind not in {"claim", "queue"}, wanted.path(namespace)
     return _ask(transport, "GET", path, metadata_only=bare, timeout=timeout)
 
 
 def review(transport: Transport, permission: Permission, namespace: str) -> bool | None:
-    """Whether the user may do it; None where the apiserver does not say."""
+    """Whether the user may do it; None if the apiserver does not say."""
     path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
     answer = _ask(transport, "POST", path, body=permission.review(namespace))
     return None if isinstance(answer, ApiError) else bool(answer["status"].get("allowed"))
@@ -220,16 +224,16 @@ def _user(transport: Transport) -> str:
 
 
 def _usage(transport: Transport) -> dict[str, Amounts] | None:
-    """What the Pods of all namespaces take, page by page; None where they may not be read."""
+    """The amounts used by the Pods of all namespaces; None if they may not be read."""
     usage: dict[str, Amounts] = {}
     query = {"limit": str(_PAGE), "fieldSelector": "spec.nodeName!="}
     while True:
         answer = _ask(transport, "GET", "/api/v1/pods", query=query)
         if isinstance(answer, ApiError):
             return None
-        for node, amounts in taken(answer.get("items") or ()).items():
+        for node, amounts in requested_by_node(answer.get("items") or ()).items():
             add(usage.setdefault(node, {}), amounts)
-        resume = (answer.get("metadata") or {}).get("continue")
+        resume = Object(answer).part("metadata").get("continue")
         if not resume:
             return usage
         query = {**query, "continue": resume}

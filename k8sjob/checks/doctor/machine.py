@@ -1,4 +1,4 @@
-"""What this machine has: clients for a cluster, and what jobs need that run here."""
+"""The checks of this machine: clients for a cluster, packages and GPUs for jobs run here."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _SKEW: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What is installed, in which version; None: it is not.
+    """The versions of installed packages; None: not installed.
 
     Attributes:
         kubernetes: the Python client.
-        kubectl: as "v1.34.4"; None also where it is of no use.
+        kubectl: as "v1.34.4"; None also if it is of no use.
         gpus: how many GPUs a job on this machine can use.
     """
 
@@ -45,7 +45,7 @@ class Machine:
 
 
 def look(chosen: str | None = None) -> Machine:
-    """What this machine has; nothing large is imported for it.
+    """The facts about this machine, gathered without large imports.
 
     Args:
         chosen: the client that is meant, as for `client`; kubectl is looked at where it is used.
@@ -61,7 +61,7 @@ def look(chosen: str | None = None) -> Machine:
 
 
 def client(machine: Machine, chosen: str | None, server: str = "") -> Iterator[Check]:
-    """Whether the client for the cluster is there and of a version that fits the apiserver's.
+    """Whether a client for the cluster is installed, in a version that fits the apiserver's.
 
     A client that is chosen is "python" or "kubectl"; None: as a command chooses that names none.
     """
@@ -102,7 +102,7 @@ def _kubectl_client(version: str, server: str) -> Check:
 
 
 def here(machine: Machine) -> Iterator[Check]:
-    """What jobs on this machine have."""
+    """Check what jobs on this machine can use."""
     yield fine("python", f"Python {machine.python}")
     if machine.torch is None:
         step = "for k8sjob run: pip install 'k8sjob[run]'"
@@ -141,6 +141,6 @@ def _kubectl() -> str | None:
 
 
 def _minor(version: str) -> int | None:
-    """The minor number of a version like v1.34.4; None where it has another form."""
+    """The minor number of a version like v1.34.4; None if it has another form."""
     found = re.match(r"v?1\.(\d+)", version)
     return int(found[1]) if found else None

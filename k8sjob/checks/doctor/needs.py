@@ -1,4 +1,4 @@
-"""What a job needs: the objects that it names, its queue, its gang scheduler, room on nodes.
+"""The checks of a job's needs: objects that it names, its queue, gang scheduler, free nodes.
 
 The scheduler knows more (spreading, other Pods' affinities, volumes that live in one zone): what is
 found here about room is what it would find at best.
@@ -25,35 +25,37 @@ if TYPE_CHECKING:
     from k8sjob.kube.resources import Reference
 
 _KUEUE: Final = "kueue.x-k8s.io"
-_ITS: Final = frozenset({"queue", "workload priority class"})
+_KUEUE_KINDS: Final = frozenset({"queue", "workload priority class"})
 _GANGS: Final = frozenset({"scheduling.volcano.sh", "scheduling.x-k8s.io"})
 _STEPS: Final = {
-    "claim": "write a PersistentVolumeClaim of that name and make it: kubectl create -n {namespace}"
-    " -f FILE; or name one that is there: kubectl get pvc -n {namespace}",
-    "secret": "make it: kubectl create secret generic {name} -n {namespace}"
+    "claim": "write a PersistentVolumeClaim of that name and create it: kubectl create"
+    " -n {namespace} -f FILE; or name an existing one: kubectl get pvc -n {namespace}",
+    "secret": "create it: kubectl create secret generic {name} -n {namespace}"
     " --from-literal=KEY=VALUE",
-    "config map": "make it: kubectl create configmap {name} -n {namespace} --from-file=FILE",
-    "pull secret": "make it of your login: kubectl create secret docker-registry {name}"
+    "config map": "create it: kubectl create configmap {name} -n {namespace} --from-file=FILE",
+    "pull secret": "create it from your login: kubectl create secret docker-registry {name}"
     " -n {namespace} --from-file=.dockerconfigjson=$HOME/.docker/config.json",
-    "service account": "make it: kubectl create serviceaccount {name} -n {namespace}",
-    "queue": "have the LocalQueue made, or correct kueue_queue",
-    "workload priority class": "have the WorkloadPriorityClass made, or correct"
-    " kueue_priority_class: Kueue takes no job of a class that is not there",
+    "service account": "create it: kubectl create serviceaccount {name} -n {namespace}",
+    "queue": "have the LocalQueue created, or correct kueue_queue",
+    "workload priority class": "have the WorkloadPriorityClass created, or correct"
+    " kueue_priority_class: Kueue refuses a job whose class does not exist",
 }
 
 
 def named_objects(facts: Facts) -> Iterator[Check]:
-    """Whether everything that the job's Pods name is there."""
+    """Whether all objects that the job's Pods name exist."""
     if facts.job is None:
         return
     wanted = references(facts.job)
     there = [one for one in wanted if facts.one(str(one)) is not None]
     groups = _groups(facts)
     kueue = groups is None or _KUEUE in groups
-    # Where there is no Kueue there is nothing of it, and the check of the queue says so.
-    absent = [one for one in wanted if facts.missing(str(one)) and (kueue or one.kind not in _ITS)]
+    # Without Kueue none of its objects exist, and the queue check reports that.
+    absent = [
+        one for one in wanted if facts.missing(str(one)) and (kueue or one.kind not in _KUEUE_KINDS)
+    ]
     for one in absent:
-        yield _absent(one, facts.namespace)
+        yield _missing(one, facts.namespace)
     for one in there:
         if one.kind == "claim":
             yield from _claim(one, facts)
@@ -73,7 +75,7 @@ def queue(facts: Facts) -> Iterator[Check]:
     if facts.job is None or not (name := Object(facts.job).labels.get(QUEUE)):
         return
     groups, managed = _groups(facts), facts.kueue_manages
-    without = "or take kueue_queue out of the job.yaml; as it is, the job never starts"
+    without = "or remove kueue_queue from the job.yaml; as it is, the job never starts"
     if groups is not None and _KUEUE not in groups:
         yield problem("queue", "Kueue is not installed in this cluster", f"install it, {without}")
         return
@@ -94,13 +96,13 @@ def queue(facts: Facts) -> Iterator[Check]:
         return
     of = cluster_queue(local) if local else "of the queue"
     seen = f"whether Kueue will start the job from LocalQueue {name} is not known: you may not read"
-    step = "ask for manifests/rbac/cluster-viewer.yaml; k8sjob why tells more once it is submitted"
+    step = "ask for manifests/rbac/cluster-viewer.yaml; k8sjob why shows more once it is submitted"
     seen += f" ClusterQueue {of}, or no dry run reached Kueue's webhook"
     yield unknown("queue", seen, step)
 
 
 def _in_queue(facts: Facts, local: Json, cluster: Json | None) -> Iterator[Check]:
-    """What keeps this job in a queue for ever."""
+    """Check for causes that keep this job in a queue for ever."""
     if reason := closed(local, cluster):
         step = "ask Kueue's administrator to correct it; until then the job does not start"
         yield problem("queue", reason, step)
@@ -132,7 +134,7 @@ def _in_queue(facts: Facts, local: Json, cluster: Json | None) -> Iterator[Check
 
 
 def gang(facts: Facts) -> Iterator[Check]:
-    """Whether a gang scheduler is there: else Pods of that scheduler are never placed."""
+    """Whether a gang scheduler is installed: else its Pods are never placed."""
     groups = _groups(facts)
     if groups is None or facts.job is None or facts.target.gang(facts.job) is None:
         return
@@ -141,20 +143,20 @@ def gang(facts: Facts) -> Iterator[Check]:
             "gang",
             "no gang scheduler is installed in this cluster: it knows no PodGroups",
             "install Volcano or the coscheduling plugin and start the operator with"
-            " --gang-scheduler-name, or take gang out of the job.yaml",
+            " --gang-scheduler-name, or remove gang from the job.yaml",
         )
 
 
 def _groups(facts: Facts) -> set[str] | None:
-    """The API groups that the cluster serves; None where that is not known."""
+    """The API groups that the cluster serves; None if that is not known."""
     found = facts.one("apis") or {}
     if found.get("kind") != "APIGroupList":
         return None
     return {group.get("name", "") for group in found.get("groups") or ()}
 
 
-def _absent(one: Reference, namespace: str) -> Check:
-    step = _STEPS.get(one.kind, "correct its name in the job.yaml, or have it made")
+def _missing(one: Reference, namespace: str) -> Check:
+    step = _STEPS.get(one.kind, "correct its name in the job.yaml, or have it created")
     step = step.format(name=one.name, namespace=namespace)
     if one.kind == "pull secret":  # the kubelet continues without it
         return warning("objects", f"there is no {one} in {namespace}", step)
@@ -203,11 +205,11 @@ def fit(facts: Facts) -> Iterator[Check]:
         seen = "each replica fits on an empty node; what is free now is not known"
         yield unknown("fit", seen, "ask for manifests/rbac/capacity.yaml")
     elif not never:
-        yield _now(facts.job, nodes)
+        yield _check_free_room(facts.job, nodes)
 
 
 def _never(role: str, pod: Json, nodes: Sequence[Node]) -> Check | None:
-    """Why no replica of the role can run, however long it waits; None where one can."""
+    """Why no replica of the role can run, however long it waits; None if one can."""
     reasons = Counter(why for node in nodes if (why := refusal(node, pod)))
     possible = [node for node in nodes if not refusal(node, pod)]
     if not possible:
@@ -215,7 +217,7 @@ def _never(role: str, pod: Json, nodes: Sequence[Node]) -> Check | None:
         step = "correct node_selector, tolerations, affinity or gpu_type in the job.yaml"
         return problem("fit", f"no node takes a {role}", step, details=details)
     need = pod_requests(pod)
-    if any(_holds(node.offers, need) for node in possible):
+    if any(_has_room(node.offers, need) for node in possible):
         return None
     short = {
         what: best
@@ -233,7 +235,7 @@ def _never(role: str, pod: Json, nodes: Sequence[Node]) -> Check | None:
     )
 
 
-def _now(job: Json, nodes: Sequence[Node]) -> Check:
+def _check_free_room(job: Json, nodes: Sequence[Node]) -> Check:
     """How many replicas find room now, each put on the fullest node that has it."""
     room: dict[str, Amounts] = {
         node.name: {what: node.free(what) for what in node.offers} for node in nodes
@@ -245,7 +247,7 @@ def _now(job: Json, nodes: Sequence[Node]) -> Check:
         rare = max(need, key=lambda what: ("/" in what, what))  # a device, where one is asked for
         for _ in range(count):
             wanted += 1
-            fitting = [name for name in possible if _holds(room[name], need)]
+            fitting = [name for name in possible if _has_room(room[name], need)]
             if not fitting:
                 continue
             name = min(fitting, key=lambda each: room[each].get(rare, 0))
@@ -260,12 +262,12 @@ def _now(job: Json, nodes: Sequence[Node]) -> Check:
     )
 
 
-def _holds(room: Mapping[str, Any], need: Amounts) -> bool:
+def _has_room(room: Mapping[str, Any], need: Amounts) -> bool:
     return all(room.get(what, 0) >= amount for what, amount in need.items() if amount)
 
 
 def refusal(node: Node, pod: Json) -> str:
-    """Why a Pod of that spec is not put on the node; empty where it may be."""
+    """Why a Pod of that spec is not put on the node; empty if it may be."""
     if node.trouble:
         return node.trouble
     for key, value in (pod.get("nodeSelector") or {}).items():

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from k8sjob.kube.objects import Json
 
 DEFAULT_INIT_IMAGE: Final = "alpine:3.10"
-"""What the operator puts in front of workers where its flags name nothing else."""
+"""The operator's init image for workers, unless its flags name another."""
 _DENIED: Final = re.compile(r'admission webhook "(?P<webhook>[^"]+)" denied the request')
 _INSTALL: Final = "see docs/how-to/set-up-a-cluster.md"
 _SLEEP: Final = re.compile(r"\bsleep (\d+(?:\.\d+)?)\b")
@@ -27,7 +27,7 @@ _LONG_SLEEP: Final = 1.0
 
 
 def crd(facts: Facts) -> Iterator[Check]:
-    """Whether the kind is served, and that of which its controller makes such jobs."""
+    """Whether the kind is served, and the kind that its controller makes of such jobs."""
     target, name = facts.target, facts.target.controller.name
     resources = (facts.one("jobs api") or {}).get("resources") or ()
     trainer = facts.one("trainer api") is not None and target is DEFAULT
@@ -44,7 +44,7 @@ def crd(facts: Facts) -> Iterator[Check]:
     elif trainer:
         yield problem(
             "crd",
-            "PyTorchJob is not served; there is Kubeflow Trainer 2 alone, which has TrainJobs",
+            f"{target.kind} is not served; there is Kubeflow Trainer 2 alone, which has TrainJobs",
             f"use --target trainjob, or have the training operator 1.9 installed; {_INSTALL}",
         )
     else:
@@ -70,19 +70,19 @@ def webhook(facts: Facts) -> Iterator[Check]:
     elif error is not None and "failed calling webhook" in answer:
         yield problem(
             "webhook",
-            f"does not answer, so jobs can be neither made nor changed: {answer}",
+            f"does not answer, so jobs can be neither created nor changed: {answer}",
             f"look at {controller.name}: kubectl -n {controller.namespace} get pods",
         )
-    elif error is not None and error.code != 404:  # that there is no API, crd says
+    elif error is not None and error.code != 404:  # a missing API is reported by crd
         yield unknown(
             "webhook",
-            f"not known, since a dry run came to another end: {answer}",
-            "see the check of the dry run",
+            f"not known, since a dry run failed for another reason: {answer}",
+            "see the dry-run check",
         )
 
 
 def _own_webhook(facts: Facts, answer: str) -> str:
-    """The controller's webhook that has refused something; empty where it was none of them."""
+    """The controller's webhook that has refused something; empty if it was none of them."""
     found = _DENIED.search(answer)
     whose = found["webhook"] if found else ""
     return whose if whose.endswith(facts.target.controller.webhooks) else ""
@@ -109,7 +109,7 @@ def dry_run(facts: Facts) -> Iterator[Check]:
     error = facts.error("dry run")
     if error is None:
         if facts.one("dry run") is not None:
-            yield fine("dry-run", f"{what} is accepted in {facts.namespace}; nothing was made")
+            yield fine("dry-run", f"{what} is accepted in {facts.namespace}; nothing was created")
         return
     if (beside := facts.target.companion) and beside.is_missed(error.detail):
         yield fine("dry-run", f"{what} is accepted as far as it can be without its {beside.key}")
@@ -129,17 +129,17 @@ def _refused(error: ApiError, what: str, facts: Facts) -> tuple[str, str]:
             "k8sjob submit attaches to it, or shows what is different",
         )
     if "failed calling webhook" in answer:
-        return f"{what} cannot be checked: {answer}", "see the check of the webhook"
+        return f"{what} cannot be checked: {answer}", "see the webhook check"
     if "admission webhook" in answer:
         own = _own_webhook(facts, answer)
         whose = "correct the job" if own else "ask the owner of that policy"
         return f"{what} is refused: {answer}", whose
     if error.code == 403:
-        return f"{what} may not be made: {answer}", "see the check of the permissions"
+        return f"{what} may not be created: {answer}", "see the permissions check"
     causes = "".join(f"; {field}: {wrong}" for field, wrong in error.causes)
     return (
         f"{what} is refused: {answer}{causes}",
-        "correct the job, or name another namespace by -n",
+        "correct the job, or name another namespace with -n",
     )
 
 
@@ -163,7 +163,7 @@ def operator(facts: Facts) -> Iterator[Check]:
 
 
 def _deployment(deployment: Json, labels: str) -> Check:
-    meta, status = deployment.get("metadata") or {}, deployment.get("status") or {}
+    meta, status = Object(deployment).part("metadata"), Object(deployment).status
     images = [c.get("image", "") for c in _containers(deployment)]
     name = f"{meta.get('namespace')}/{meta.get('name')}"
     ready, wanted = status.get("readyReplicas", 0), deployment.get("spec", {}).get("replicas", 1)
@@ -209,7 +209,7 @@ def init_image(facts: Facts) -> Iterator[Check]:
 
 
 def init_wait(facts: Facts) -> Iterator[Check]:
-    """How long that container sleeps when the Master's name is not there yet, as pods here show.
+    """Check how long that container sleeps between look-ups of the Master's name, as pods show.
 
     Pods of a job are made at the same time, so the first look-up nearly always comes too early.
     """
@@ -223,7 +223,7 @@ def init_wait(facts: Facts) -> Iterator[Check]:
             "init-wait",
             f"workers sleep {max(waits):g} s after each look-up of the Master's name that comes too"
             " early, as the first one nearly always does",
-            "have the operator given a template that asks more often, and each start is that much"
+            "have the operator given a template that asks more often: each start is that much"
             f" shorter; {_INSTALL}",
         )
 
@@ -238,7 +238,7 @@ def _init_containers(facts: Facts) -> list[tuple[Json, Json]]:
 
 
 def flag(facts: Facts, name: str) -> str:
-    """The value of a flag of the operator; empty where it has none, or may not be read."""
+    """The value of a flag of the operator; empty if it has none, or may not be read."""
     deployments = facts.items("operator") or facts.items("operator's own namespace") or ()
     for container in (one for each in deployments for one in _containers(each)):
         words = [*(container.get("command") or ()), *(container.get("args") or ())]

@@ -1,4 +1,4 @@
-"""What k8sjob asks an apiserver for, as one table, and the checks of what the user may do.
+"""The table of all requests to an apiserver, and the checks that the user may make them.
 
 The doctor asks for each row whether the user may, manifests/rbac grants the rows, and the pages of
 the documentation show them; tests keep the three equal.
@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.doctor.check import Permission, fine, problem, unknown, warning
+from k8sjob.kube.objects import Object
 from k8sjob.targets.jobs import DEFAULT, TARGETS, namesake
 
 if TYPE_CHECKING:
@@ -32,9 +33,9 @@ class Grant(StrEnum):
     SUBMITTER = "submitter"
     """The same, and make, change and remove them; a Role."""
     CLUSTER_VIEWER = "cluster-viewer"
-    """What is of no namespace: nodes, classes of storage and priority; a ClusterRole."""
+    """Cluster-wide objects: nodes, classes of storage and priority; a ClusterRole."""
     CAPACITY = "capacity"
-    """What takes up the nodes: the Pods of all namespaces, so a secret of others; a ClusterRole."""
+    """The Pods of all namespaces, which occupy the nodes, with those of others; a ClusterRole."""
 
     @property
     def cluster_wide(self) -> bool:
@@ -88,7 +89,7 @@ def _rule(
     *,
     vital: bool = False,
 ) -> Rule:
-    """What one kind of job needs of its own objects."""
+    """The rule for one kind of job's own objects."""
     of = "" if target is DEFAULT else f" (target {target.name})"
     group = what.api_version.rpartition("/")[0]
     return Rule(grant, group, what.resource, verbs, used_by + of, vital, target.name)
@@ -107,7 +108,7 @@ def _submitting() -> Iterator[Rule]:
             yield _rule(to, made, ("get",), "submit", one)
 
 
-def _viewing() -> Iterator[Rule]:
+def _viewer_rules() -> Iterator[Rule]:
     to = Grant.VIEWER
     for one in TARGETS:
         yield _rule(to, one, _READ, "every command about jobs", one, vital=True)
@@ -124,7 +125,7 @@ _VIEWER, _WIDE, _CAPACITY = Grant.VIEWER, Grant.CLUSTER_VIEWER, Grant.CAPACITY
 RULES: Final = (
     *_submitting(),
     Rule(Grant.SUBMITTER, "", "configmaps", ("get",), "why, doctor job.yaml"),
-    *_viewing(),
+    *_viewer_rules(),
     Rule(_VIEWER, "", "pods", _READ, "status, watch, logs, why"),
     Rule(_VIEWER, "", "pods/log", ("get",), "logs, watch, why"),
     Rule(_VIEWER, "", "events", ("list", "watch"), "watch, why"),
@@ -181,9 +182,9 @@ def role(grant: Grant, namespace: str = "") -> Json:
 
 
 def binding(grant: Grant, subjects: Iterable[Json], namespace: str = "") -> Json:
-    """What gives users the role; they are as RBAC names them: `{"kind": "User", "name": "eve"}`."""
+    """The RoleBinding for users, who are named as in RBAC: `{"kind": "User", "name": "eve"}`."""
     made = _header(grant, "Binding", namespace)
-    name, kind = made["metadata"]["name"], made["kind"].removesuffix("Binding")
+    name, kind = Object(made).name, made["kind"].removesuffix("Binding")
     return {
         **made,
         "roleRef": {"apiGroup": RBAC, "kind": kind, "name": name},
@@ -210,7 +211,7 @@ def server(facts: Facts) -> Iterator[Check]:
     where = f"{facts.server} (context {facts.context})"
     error = facts.error("version")
     if error is not None:
-        yield problem("server", f"{where}: {error.detail}", _way_in(error))
+        yield problem("server", f"{where}: {error.detail}", _login_step(error))
         return
     version = (facts.one("version") or {}).get("gitVersion", "of unknown version")
     seen = f"Kubernetes {version} at {where}, answered in {facts.seconds * 1000:.0f} ms"
@@ -220,14 +221,14 @@ def server(facts: Facts) -> Iterator[Check]:
         yield fine("server", seen)
 
 
-def _way_in(error: ApiError) -> str:
+def _login_step(error: ApiError) -> str:
     if error.reason == "Untrusted":
         return "correct the cluster's certificate-authority in the kubeconfig"
     if error.code == 401:
-        return "log in again: the credentials have expired, were revoked or could not be got"
+        return "log in again: the credentials have expired, were revoked or could not be obtained"
     if error.code:
         return "ask the cluster's administrator"
-    return "check that the cluster and the network are up, or name another one by --context"
+    return "check that the cluster and the network are up, or name another one with --context"
 
 
 def permissions(facts: Facts) -> Iterator[Check]:
@@ -235,11 +236,11 @@ def permissions(facts: Facts) -> Iterator[Check]:
     if not facts.allowed:
         yield unknown(
             "permissions",
-            "the apiserver does not tell what you may do",
-            "what is missing shows when a command is refused",
+            "the apiserver does not report what you may do",
+            "what is missing will show when a command is refused",
         )
         return
-    lacking = _lacking(facts)
+    lacking = _missing(facts)
     ours = [(rule, missing) for rule, missing in lacking if not rule.grant.cluster_wide]
     details = tuple(f"{missing}: for {rule.used_by}" for rule, missing in ours)
     who, where = facts.user or "you", facts.namespace
@@ -261,8 +262,8 @@ def permissions(facts: Facts) -> Iterator[Check]:
 
 
 def asked_for(facts: Facts) -> list[Json]:
-    """The Role and RoleBinding that the user lacks; empty where nothing is missing."""
-    if all(rule.grant.cluster_wide for rule, _ in _lacking(facts)):
+    """The Role and RoleBinding that the user lacks; empty if nothing is missing."""
+    if all(rule.grant.cluster_wide for rule, _ in _missing(facts)):
         return []
     subject, grant = _subject(facts.user), Grant.SUBMITTER
     return [role(grant, facts.namespace), binding(grant, [subject], facts.namespace)]
@@ -275,7 +276,7 @@ def _subject(user: str) -> Json:
     return {"kind": "User", "name": user or "YOUR-NAME"}
 
 
-def _lacking(facts: Facts) -> list[tuple[Rule, str]]:
+def _missing(facts: Facts) -> list[tuple[Rule, str]]:
     """The rows of which the user lacks something, with that: "list, watch pods"."""
     lacking = []
     for rule in rules_of(facts.target):

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from k8sjob.spec import JobSpec
-    from k8sjob.spec.load import Change
+    from k8sjob.spec.document import Change
     from k8sjob.targets.api import Target
     from k8sjob.yamldoc import FieldPath
 
@@ -64,7 +64,7 @@ _SCRIPT_RULES: Final = (script_group.RULES, script_collectives.RULES, script_dat
 
 
 def lint(path: str | Path, changes: Sequence[Change] = ()) -> list[Finding]:
-    """What will hang, be rejected or go wrong silently.
+    """Find what will hang, be rejected or go wrong silently.
 
     Args:
         path: a manifest of a job, a job.yaml (its script is read too), a Python script, a folder
@@ -134,7 +134,7 @@ def _refusal(what: str, source: str) -> SpecError:
 
 
 def lint_manifest(text: str, source: str = "") -> list[Finding]:
-    """What will hang, be rejected or go wrong silently with the jobs in a text.
+    """Find what will hang, be rejected or go wrong silently with the jobs in a text.
 
     Args:
         text: YAML or JSON; other objects are passed over.
@@ -225,7 +225,7 @@ def _lint_job(text: str, source: str, folder: Path, changes: Sequence[Change]) -
     """A job.yaml: the spec, the manifest that it renders, and the script that it names."""
     from k8sjob.rendering.manifest import render  # noqa: PLC0415 - with pydantic, only for specs
     from k8sjob.spec import JobSpec  # noqa: PLC0415 - see above
-    from k8sjob.spec.load import changed, job_document  # noqa: PLC0415 - see above
+    from k8sjob.spec.document import changed, job_document  # noqa: PLC0415 - see above
 
     try:
         document = changed(job_document(text, source), changes)
@@ -323,7 +323,7 @@ def _image_too_old(job: _JobFile) -> Iterator[Hit]:
     """The runtime of k8sjob, which starts the script, needs Python 3.11 and torch 2.6."""
     image = getattr(job.spec.image, "base", "") or job.spec.image_reference
     if job.spec.uses_agent and (why := manifest_pods.too_old(image)):
-        yield job.at("image", f"{image} has {why}; take a newer image")
+        yield job.at("image", f"{image} has {why}; use a newer image")
 
 
 def _lint_script_of(job: _JobFile, manifest: Job, script: Path) -> list[Finding]:
@@ -379,7 +379,7 @@ def lint_script(
     roots: Sequence[Path] = (),
     name: str = "__main__",
 ) -> list[Finding]:
-    """What will hang, crash or go wrong silently when a script trains in a job.
+    """Find what will hang, crash or go wrong silently when a script trains in a job.
 
     The script is parsed, never executed.
 

@@ -18,11 +18,11 @@ T = TypeVar("T")
 
 Subject = Literal["manifest", "script", "any"]
 
-_SILENCE: Final = re.compile(r"#\s*k8sjob:\s*ignore\[([^\[\]\n]*)\]")
+_IGNORE_COMMENT: Final = re.compile(r"#\s*k8sjob:\s*ignore\[([^\[\]\n]*)\]")
 
 
 class Severity(StrEnum):
-    """How bad it is."""
+    """The severity of a finding."""
 
     ERROR = "error"
     """It hangs, crashes at the start or is rejected."""
@@ -121,7 +121,7 @@ UNKNOWN_IGNORE: Final = Check(
 
 
 class Hit(NamedTuple):
-    """What a rule found: line and column from 1, the message, and the file if it is another."""
+    """A rule's result: line and column from 1, the message, and the file if it is another."""
 
     line: int
     column: int
@@ -137,7 +137,7 @@ class Rules(Generic[T]):
         self._rules: list[tuple[Check, Callable[[T], Iterable[Hit]]]] = []
 
     def error(self, hits: Callable[[T], Iterable[Hit]]) -> None:
-        """Make a function a check whose findings are errors: its docstring says why."""
+        """Make a function a check whose findings are errors: its docstring is the reason."""
         self._add(hits, Severity.ERROR)
 
     def warning(self, hits: Callable[[T], Iterable[Hit]]) -> None:
@@ -154,7 +154,7 @@ class Rules(Generic[T]):
         return [check for check, _ in self._rules]
 
     def hits(self, read: T) -> Iterator[tuple[Check, Hit]]:
-        """What the checks find."""
+        """The results of all checks."""
         for check, hits in self._rules:
             for hit in hits(read):
                 yield check, hit
@@ -190,6 +190,8 @@ def findings(
 
 def _silenced(text: str) -> Iterator[tuple[int, list[str]]]:
     for number, line in enumerate(text.splitlines(), start=1):
-        names = [name.strip() for group in _SILENCE.findall(line) for name in group.split(",")]
+        names = [
+            name.strip() for group in _IGNORE_COMMENT.findall(line) for name in group.split(",")
+        ]
         if names:
             yield number, names

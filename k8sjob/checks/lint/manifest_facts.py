@@ -1,4 +1,4 @@
-"""What the checks ask about a job of any kind: what is absent or of a wrong type is not there."""
+"""The facts about a job of any kind that checks use; values of a wrong type count as absent."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Container:
 
     @property
     def command(self) -> list[str]:
-        """Its own command; empty where the image's entrypoint runs."""
+        """Its own command; empty if the image's entrypoint runs."""
         return [str(word) for word in self.items("command")]
 
     def items(self, field: str) -> list[Any]:
-        """What a field lists: command, args, env, ports, volumeMounts."""
+        """The items of a field: command, args, env, ports, volumeMounts."""
         return list(self.data.get(field, ()))
 
     @property
@@ -121,7 +121,7 @@ class Job:
         wrong: those fields.
         place: line and column of a path in it, in the file that the user edits.
         rendered: whether that file is a job.yaml, which this is rendered from.
-        base: the image that the job's own is made from; empty where that is not known.
+        base: the image that the job's own is made from; empty if that is not known.
     """
 
     rendered = False
@@ -153,7 +153,7 @@ class Job:
 
     @cached_property
     def refusals(self) -> Sequence[Problem]:
-        """Why the operator's webhook would refuse it, beside the wrong types."""
+        """Why the operator's webhook would refuse it, apart from wrong types."""
         typed_wrong = {_brackets(field_path(wrong.path)) for wrong in self.wrong}
         return [
             problem
@@ -226,7 +226,7 @@ def _templates(value: Any, path: FieldPath = ()) -> Iterator[tuple[FieldPath, Js
 
 
 def launcher_of(container: Container) -> str:
-    """What starts the processes: "other", a launcher; "none", a plain python; "" not known."""
+    """The launcher of the processes: "other", a launcher; "none", a plain python; "" not known."""
     argv = container.argv
     if not container.command:
         return ""

@@ -9,7 +9,7 @@ from k8sjob.checks.lint.finding import Hit, Rules
 from k8sjob.checks.lint.manifest_facts import Job, Replica, launcher_flags, launcher_of
 from k8sjob.contract import Role, did_you_mean
 from k8sjob.kube.objects import at_path
-from k8sjob.targets.pytorchjob.operator import known_fields
+from k8sjob.targets.pytorchjob.operator import CLOSED_PATHS, known_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,16 +22,6 @@ _STEP: Final = re.compile(r"\.?([\w-]+)|\[(\d+)\]|\[([^\]]+)\]")
 _RESTARTS: Final = ("OnFailure", "Never", "ExitCode", "Always")
 _CLEANS: Final = ("Running", "All", "None")
 _MAX_NAME: Final = 63
-_CLOSED: Final = (
-    (),
-    ("spec",),
-    ("spec", "runPolicy"),
-    ("spec", "runPolicy", "schedulingPolicy"),
-    ("spec", "elasticPolicy"),
-    ("spec", "pytorchReplicaSpecs", "*"),
-    ("spec", "pytorchReplicaSpecs", "*", "template"),
-)
-"""Where all fields of the CRD are known."""
 
 
 @RULES.error
@@ -48,7 +38,7 @@ def _rejected_by_webhook(job: Job) -> Iterator[Hit]:
 @RULES.error
 def _unknown_field(job: Job) -> Iterator[Hit]:
     """The apiserver drops fields that the CRD does not know; kubectl refuses them before."""
-    for pattern in _CLOSED:
+    for pattern in CLOSED_PATHS:
         known = known_fields(*pattern)
         roles = [replica.role for replica in job.replicas] if "*" in pattern else [""]
         for role in roles:
@@ -57,11 +47,12 @@ def _unknown_field(job: Job) -> Iterator[Hit]:
             for key in given if isinstance(given, dict) else ():
                 if key not in known:
                     step = _where_to(str(key), known)
-                    yield job.at((*path, key), f"{key!r} is no field of a PyTorchJob here; {step}")
+                    message = f"{key!r} is not a field of a PyTorchJob here; {step}"
+                    yield job.at((*path, key), message)
 
 
 def _where_to(key: str, known: tuple[str, ...]) -> str:
-    places = [path for path in _CLOSED[1:] if key in known_fields(*path)]
+    places = [path for path in CLOSED_PATHS[1:] if key in known_fields(*path)]
     if places:
         where = ".".join(places[0]).replace("*", "Master")
         return f"it belongs to {where}, and is ignored here; move it"
@@ -125,7 +116,7 @@ def _restart_policy_in_template(job: Job) -> Iterator[Hit]:
                 f"restartPolicy {value!r} in the pod template is overwritten by {acts!r}; "
                 + job.step(
                     f"set it beside `replicas` of the {replica.role}",
-                    "take it out, and set policy.restart_policy",
+                    "remove it, and set policy.restart_policy",
                 ),
             )
 
@@ -227,7 +218,7 @@ def _nproc_value(job: Job) -> Iterator[Hit]:
         return
     if not isinstance(value, str):
         yield job.at(
-            path, f'nprocPerNode {value} is no string, and the CRD refuses it; write "{value}"'
+            path, f'nprocPerNode {value} is not a string, and the CRD refuses it; write "{value}"'
         )
     elif value not in _WORDS and not (value.isascii() and value.isdigit() and int(value)):
         yield job.at(
@@ -334,7 +325,7 @@ def _env_overridden(job: Job) -> Iterator[Hit]:
                     yield job.at(
                         (*container.path, "env", index, "name"),
                         f"{seen} never reaches the {replica.role}: the operator sets it to "
-                        f"{wins[0][name]!r} and wins; take it out, or use a name of your own",
+                        f"{wins[0][name]!r} and wins; remove it, or use a name of your own",
                     )
 
 
@@ -356,5 +347,5 @@ def _readiness_probe_on_master(job: Job) -> Iterator[Hit]:
             yield job.at(
                 (*master.trainer.path, kind),
                 f"{kind} on the Master: until it passes the Workers cannot find the Master, so one "
-                "that waits for the training waits for ever; take it out",
+                "that waits for the training waits for ever; remove it",
             )

@@ -59,7 +59,7 @@ def _wrong_amounts(container: Container) -> Iterator[tuple[FieldPath, str]]:
         seen = f"{name}: limit {limits.get(name)}, request {requests.get(name)}"
         where: FieldPath = (*at, "requests" if name in requests else "limits", name)
         if any(amount is not None and not isinstance(amount, Decimal) for amount in (limit, asked)):
-            yield where, f"{seen}, and one of them is no quantity"
+            yield where, f"{seen}, and one of them is not a quantity"
         elif isinstance(limit, Decimal) and isinstance(asked, Decimal) and asked > limit:
             yield where, f"{seen}, and a request above its limit is not allowed"
         elif "/" in name and isinstance(asked, Decimal) and asked != limit:
@@ -164,7 +164,7 @@ _REGISTRIES: Final = (
     "registry.gitlab.com",
     "registry.k8s.io",
 )
-_SHORT: Final = len("quay.io")
+_MIN_HOST_LENGTH: Final = len("quay.io")
 _HUB_PARTS: Final = 2
 """Docker Hub's repositories are user/name."""
 _OLDEST: Final = (
@@ -176,7 +176,7 @@ _OLDEST: Final = (
 
 
 def _reference(image: str) -> Reference | None:
-    """The parts of an image's name; None where it is none, as other checks say."""
+    """The parts of an image's name; None if it is none, as other checks say."""
     return Reference.parse(image) if is_image_reference(image) else None
 
 
@@ -194,13 +194,13 @@ def _wrong_host(image: str) -> str:
                 "in front"
             )
         return ""
-    meant = [known for known in _REGISTRIES if _is_slip(registry, known)]
+    meant = [known for known in _REGISTRIES if _is_typo(registry, known)]
     if not meant or registry in _REGISTRIES:
         return ""
     return f"there is no registry {registry!r}; did you mean {meant[0]!r}?"
 
 
-def _is_slip(seen: str, known: str) -> bool:
+def _is_typo(seen: str, known: str) -> bool:
     """Whether one name is the other with two letters exchanged, or with one wrong or missing."""
     start = len(commonprefix([seen, known]))  # noqa: RUF071 - of letters
     one, two = seen[start:], known[start:]
@@ -208,12 +208,14 @@ def _is_slip(seen: str, known: str) -> bool:
     one, two = one[: len(one) - end], two[: len(two) - end]
     if len(one) == len(two) == 2:
         return one == two[::-1]
-    # Of short names several exist: icr.io, gcr.io.
-    return max(len(one), len(two)) == 1 and (len(known) > _SHORT or start > known.rindex("."))
+    # Several short names exist: icr.io, gcr.io.
+    return max(len(one), len(two)) == 1 and (
+        len(known) > _MIN_HOST_LENGTH or start > known.rindex(".")
+    )
 
 
 def too_old(image: str) -> str:
-    """What of an image is older than k8sjob's runtime needs, with the first one that is not."""
+    """The part of an image that is too old for the runtime, and the first version that is not."""
     reference = _reference(image)
     name = reference and f"{reference.registry}/{reference.repository}:{reference.tag}"
     for pattern, oldest, what in _OLDEST:

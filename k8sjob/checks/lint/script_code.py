@@ -1,4 +1,4 @@
-"""Code of a training script with its local modules: names, variables, and what a line depends on.
+"""Code of a training script with its local modules: names, variables, conditions of a line.
 
 Names are followed through the imports (`dist.all_reduce` is `torch.distributed.all_reduce`), values
 through assignments and calls to the functions and methods of the program.
@@ -99,7 +99,7 @@ class Code:
     def name(self, node: ast.AST) -> str:
         """The dotted name of an expression, imports followed: `torch.distributed.barrier`.
 
-        What is no name gives "", and an attribute of such a thing `.attribute`.
+        Anything but a name gives "", and an attribute of such a thing `.attribute`.
         """
         if isinstance(node, ast.Name):
             target = self._imported(self.module(node), node.id)
@@ -122,7 +122,7 @@ class Code:
         return None
 
     def _follow(self, dotted: str) -> str:
-        """What a dotted name stands for, the imports of local modules followed."""
+        """The target of a dotted name, through imports of local modules."""
         for _ in range(_MAX_HOPS):
             module, rest = self._split(dotted)
             head, dot, tail = rest.partition(".")
@@ -194,7 +194,7 @@ class Code:
             scope = self._scope(scope)
 
     def values(self, use: ast.expr) -> list[ast.expr]:
-        """All that a variable can hold, or a call return; empty if some of it is unknown."""
+        """All values that a variable can hold, or a call return; empty if some are unknown."""
         if isinstance(use, ast.Call):
             made = self.definition(use.func)
             nodes = ast.walk(made) if isinstance(made, Function) else ()
@@ -234,7 +234,7 @@ class Code:
         return module.tops.get(rest) if module else None
 
     def meant(self, node: ast.expr, depth: int = 0) -> ast.expr:
-        """What a name is only another name for: `dist.barrier` after `wait = dist.barrier`."""
+        """The target of an alias: `dist.barrier` after `wait = dist.barrier`."""
         found = self.variable(node) if depth <= _MAX_DEPTH else None
         values = self.values(node) if found and not found.definitions else []
         if len(values) == 1 and isinstance(values[0], ast.Name | ast.Attribute):
@@ -282,7 +282,7 @@ class Code:
         return next((parent for parent in parents if isinstance(parent, Function)), None)
 
     def guards(self, node: ast.AST) -> Iterator[Guard]:
-        """What a node's running depends on within its function, the innermost first.
+        """The conditions on a node within its function, the innermost first.
 
         Besides the branches that it is in these are the ones before it that leave: after
         `if rank != 0: return` only rank 0 is left, wherever in a statement that is.
@@ -309,7 +309,7 @@ class Code:
                 return
 
     def _passed(self, stmt: ast.stmt, depth: int = 0, *, looped: bool = False) -> Iterator[Guard]:
-        """What holds for who has come past a statement: some branches of it leave.
+        """The conditions that hold after a statement of which some branches leave.
 
         Args:
             stmt: the statement.
@@ -366,7 +366,7 @@ class Code:
     def _ways(
         self, node: ast.AST, stop: Callable[[ast.AST], bool] = lambda _: False
     ) -> Iterator[ast.AST]:
-        """A node and what leads to its function, and so on, but for what leads to a stop."""
+        """A node, the calls that lead to its function, and so on, except those before a stop."""
         ways: list[ast.AST] = [node]
         seen: set[Function] = set()
         for way in ways:
@@ -377,7 +377,7 @@ class Code:
                 ways += self.uses(function.name)
 
     def uses(self, name: str) -> Sequence[ast.Name | ast.Attribute]:
-        """Where a name is read, alone or as the last part of one."""
+        """The places where a name is read, alone or as the last part of a dotted one."""
         return self._uses.get(name, ())
 
     @cached_property
@@ -409,7 +409,7 @@ def is_main_guard(node: ast.AST) -> bool:
 
 
 def _branch(child: ast.AST, parent: ast.AST) -> Iterator[Guard]:
-    """What decides whether the parent runs the child."""
+    """The condition under which the parent runs the child."""
     match parent:
         case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
             shown = "`while {}`" if isinstance(parent, ast.While) else "`if {}`"
@@ -452,7 +452,7 @@ def _branches(stmt: ast.stmt) -> Iterator[tuple[ast.expr | None, Sequence[ast.st
 
 
 def _ways(stmt: ast.stmt) -> list[list[ast.stmt]]:
-    """The ways through a statement, but for loops and `match`, of which none may be taken."""
+    """The ways through a statement, except loops and `match`, of which none may be taken."""
     match stmt:
         case ast.If(test=ast.Constant(value=True), body=body):
             return [body]
@@ -476,14 +476,14 @@ def _unknown(about: ast.expr) -> ast.expr:
 
 
 def _chosen(stmt: ast.Match, case: ast.match_case) -> ast.expr:
-    """What holds where a case of `match` runs: its pattern, and none of those before it."""
+    """The conditions for a case of `match`: its pattern, and none of those before it."""
     before = stmt.cases[: stmt.cases.index(case)]
     tests = [_negated(_fits(stmt.subject, one)) for one in before] + [_fits(stmt.subject, case)]
     return ast.BoolOp(ast.And(), tests) if before else tests[0]
 
 
 def _fits(subject: ast.expr, case: ast.match_case) -> ast.expr:
-    """Whether a case fits, but for those before it; for patterns of values."""
+    """Whether a case fits, except those before it; for patterns of values."""
 
     def fits(pattern: ast.pattern) -> ast.expr:
         match pattern:
@@ -521,7 +521,7 @@ def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
 
 
 def constant(node: ast.AST | None) -> object:
-    """The value of a literal; None where it is anything else."""
+    """The value of a literal; None if it is anything else."""
     return node.value if isinstance(node, ast.Constant) else None
 
 
@@ -536,6 +536,6 @@ def keyword(call: ast.Call, name: str, position: int | None = None) -> ast.expr 
 
 
 def parameters(function: Function) -> list[ast.arg]:
-    """A function's parameters but for *args and **kwargs."""
+    """A function's parameters except *args and **kwargs."""
     given = function.args
     return [*given.posonlyargs, *given.args, *given.kwonlyargs]

@@ -82,7 +82,7 @@ class _Reach:
                 home = around[-1] if end is None else around[end]
                 self.calls.setdefault(home, []).append(call)
 
-    def comes(self, guards: Iterable[Guard], rank: int, *, certain: bool) -> bool:
+    def reaches(self, guards: Iterable[Guard], rank: int, *, certain: bool) -> bool:
         """Whether a rank comes to a line: certainly, or perhaps."""
         for guard in guards:
             seen = self._ranks.truth(guard.test)[rank]
@@ -91,7 +91,7 @@ class _Reach:
         return True
 
     def of(self, call: ast.Call, rank: int, *, certain: bool) -> _Reached:
-        """What a rank reaches by a call: certainly, or perhaps."""
+        """The collectives that a call reaches: certainly, or perhaps."""
         script, called = self._script, self._script.meant(call.func)
         if name := self._collective(call, called):
             return {name: ()}
@@ -108,7 +108,7 @@ class _Reach:
             found: _Reached = {}
             for inner in self.calls.get(function, ()):
                 reached = self.of(inner, rank, certain=certain)
-                if reached and self.comes(self._ranks.guards(inner), rank, certain=certain):
+                if reached and self.reaches(self._ranks.guards(inner), rank, certain=certain):
                     found = reached | found
             self._functions[key] = found
         return {name: (function.name, *via) for name, via in self._functions[key].items()}
@@ -153,7 +153,7 @@ def _places(script: Script) -> Iterator[_Place]:
         for call in calls:
             possible = reach.of(call, 0, certain=False) | reach.of(call, 1, certain=False)
             guards = ranks.guards(call) if possible else []
-            come = [rank for rank in RANKS if reach.comes(guards, rank, certain=False)]
+            come = [rank for rank in RANKS if reach.reaches(guards, rank, certain=False)]
             unclear = any(
                 None in ranks.truth(g.test) and ranks.mentioned_in(g.test) for g in guards
             )

@@ -1,4 +1,4 @@
-"""Checks of what a script trains on, saves and measures: mostly what silently goes wrong."""
+"""Checks of a script's data, saved files and metrics, mainly for silent errors."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _sampler_in_evaluation(script: Script) -> Iterator[Hit]:
 @RULES.warning
 def _data_not_sharded(script: Script) -> Iterator[Hit]:
     """DistributedDataParallel averages gradients; dividing the data is the sampler's business."""
-    divides = any(map(script.uses, _DIVIDES)) or _gives_sampler(script)
+    divides = any(map(script.uses, _DIVIDES)) or _passes_sampler(script)
     divides |= script.has_runtime or bool(script.modules & MANAGED) or not script.self_contained
     if divides or not script.torch_calls("DistributedDataParallel"):
         return
@@ -139,7 +139,7 @@ def _data_not_sharded(script: Script) -> Iterator[Hit]:
             )
 
 
-def _gives_sampler(script: Script) -> bool:
+def _passes_sampler(script: Script) -> bool:
     """Whether a DistributedSampler may be given to a loader: it does more than get its epoch."""
     for sampler in script.uses("DistributedSampler"):
         around = [parent for _, parent in script.ancestors(sampler)][:2]
@@ -291,7 +291,7 @@ def _modes(script: Script, model: ast.expr) -> set[str]:
 
 
 _CLEARS: Final = frozenset({"zero_grad", "zero_", "_foreach_zero_", "grad"})
-"""What clears gradients, or may: as an attribute, or as text for getattr and setattr."""
+"""Names that may clear gradients: as an attribute, or as text for getattr and setattr."""
 
 
 @RULES.warning

@@ -55,8 +55,8 @@ METHODS: Final[Mapping[str, frozenset[str]]] = {
     "ddp": frozenset({FORWARD}),
     "zero": frozenset({"consolidate_state_dict"}),
 }
-"""What all ranks call of an object, by its kind."""
-_MAKERS: Final = (
+"""The methods of an object that all ranks call, by its kind."""
+_CONSTRUCTORS: Final = (
     ("session", re.compile(r"k8sjob\.runtime\.(sessions\.)?(session|Job|job\.Job)")),
     ("run", re.compile(r"k8sjob\.runtime\.(training\.)?Run")),
     ("accelerator", re.compile(r"accelerate\.(\w+\.)*Accelerator")),
@@ -65,7 +65,7 @@ _MAKERS: Final = (
     ("fsdp", re.compile(r"torch\.(\w+\.)*FullyShardedDataParallel")),
     ("zero", re.compile(r"torch\.(\w+\.)*ZeroRedundancyOptimizer")),
 )
-"""What makes an object of a kind, or is its type."""
+"""The constructors or types of each kind of object."""
 _KERAS_MODEL: Final = re.compile(
     r"keras\.((models|saving)\.)?(Sequential|Model|Functional|\w+_model)|keras\.applications\..+"
 )
@@ -80,7 +80,7 @@ _MAX_TEXT: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How a script is started, as far as that is known; None is not known.
+    """The known facts about how a script is started; None is not known.
 
     Attributes:
         nodes: pods of the job.
@@ -99,7 +99,7 @@ class Setting:
 
 
 class Script(Code):
-    """What the checks ask about a script.
+    """The facts about a script that checks use.
 
     Attributes:
         setting: how it is started.
@@ -115,17 +115,17 @@ class Script(Code):
 
     @cached_property
     def ranks(self) -> Ranks:
-        """Which ranks its conditions let through."""
+        """The ranks that its conditions let through."""
         return Ranks(self, self.origins)
 
     @cached_property
     def kinds(self) -> Kinds:
-        """Which of its objects are sessions, trainers or wrapped models."""
+        """Its objects that are sessions, trainers or wrapped models."""
         return Kinds(self)
 
     @cached_property
     def origins(self) -> Origins:
-        """Where its values come from."""
+        """The origins of its values."""
         return Origins(self)
 
     @cached_property
@@ -156,7 +156,7 @@ class Script(Code):
 
     @cached_property
     def targets(self) -> frozenset[str]:
-        """What all imported names stand for."""
+        """The targets of all imported names."""
         return frozenset(name for module in self.files for name in module.aliases.values())
 
     @cached_property
@@ -218,14 +218,14 @@ class Script(Code):
 
 
 class Kinds:
-    """Which objects of a program are sessions, trainers or wrapped models: keys of METHODS."""
+    """The objects of a program that are sessions, trainers or wrapped models: keys of METHODS."""
 
     def __init__(self, script: Script) -> None:
         self._script = script
         self._known: dict[ast.expr, str] = {}
 
     def of(self, node: ast.expr) -> str:
-        """What an object is; empty if it is not known."""
+        """The kind of an object; empty if it is not known."""
         if node not in self._known:
             self._known[node] = ""  # for one that is made of itself
             found = self._script.variable(node)
@@ -255,7 +255,7 @@ class Kinds:
         return self._first(self._script.values(call))
 
     def _parameter(self, function: Function, name: str) -> str:
-        """What the program's calls pass as a parameter, or else what its type or its name says."""
+        """The kind passed as a parameter by the program's calls, else that of its type or name."""
         passed = self._script.origins.passed(function, name)
         if any(known := {self._passed(value) for value in passed if value}):
             return known.pop() if len(known) == 1 else ""
@@ -277,4 +277,4 @@ def _is_unwrapped(value: ast.expr) -> bool:
 
 
 def _kind_named(name: str) -> str:
-    return next((kind for kind, made_by in _MAKERS if made_by.fullmatch(name)), "")
+    return next((kind for kind, made_by in _CONSTRUCTORS if made_by.fullmatch(name)), "")

@@ -83,7 +83,7 @@ def _spawn_in_every_pod(script: Script) -> Iterator[Hit]:
             continue
         yield script.at(
             call,
-            f"{seen}; take mp.spawn out, set replicas.nproc_per_node (or use torchrun), and read "
+            f"{seen}; remove mp.spawn, set replicas.nproc_per_node (or use torchrun), and read "
             "RANK, WORLD_SIZE and LOCAL_RANK from the environment",
         )
 

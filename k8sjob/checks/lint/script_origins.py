@@ -1,4 +1,4 @@
-"""Where a value comes from: through variables, and through calls with their arguments and returns.
+"""The origin of a value, through variables and through calls with their arguments and returns.
 
 Unlike `Code.values` this is all or nothing: where one way is not known, none is.
 """
@@ -34,7 +34,7 @@ class Origins:
         self._texts: dict[ast.expr, str] = {}
 
     def of(self, node: ast.expr) -> list[ast.expr]:
-        """All that a value can come from; empty if some of it is not known."""
+        """All origins of a value; empty if some are not known."""
         if node not in self._known:
             self._known[node] = []  # for one that is made of itself
             with suppress(RecursionError):
@@ -58,7 +58,7 @@ class Origins:
         return list(dict.fromkeys(chain(*several))) if all(several) else []
 
     def passed(self, function: Function, name: str) -> list[ast.expr | None]:
-        """What the program passes as a parameter, or its default; None is what is not known."""
+        """The values that the program passes as a parameter, or its default; None is not known."""
         made = next(parent for _, parent in self._code.ancestors(function))
         if function.name != "__init__" or not isinstance(made, ast.ClassDef):
             made = function
@@ -78,7 +78,7 @@ class Origins:
         return found
 
     def text(self, node: ast.expr | None) -> str:
-        """The text that an expression is, with `{}` for each part of it that is not known."""
+        """The text of an expression, with `{}` for each unknown part."""
         if node is None:
             return _UNKNOWN
         if node not in self._texts:

@@ -1,4 +1,4 @@
-"""Ranks that come to a line: what the conditions before it are on rank 0 and on rank 1.
+"""The ranks that reach a line, by the values of conditions on rank 0 and on rank 1.
 
 Every job of several processes has these two. For findings a condition must be certain (`truth`).
 Where it would excuse what is found, whatever looks like a rank counts (`mentioned_in`), because a
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from k8sjob.checks.lint.script_origins import Origins
 
 Truth = tuple[bool | None, ...]
-"""What a test is on each of RANKS; None: not known."""
+"""The value of a test on each of RANKS; None: not known."""
 
 RANKS: Final = (0, 1)
 _UNKNOWN: Final[Truth] = (None, None)
 _WORLD: Final = 1000
-"""What stands for the number of processes, nodes or GPUs: a test asks if there are several."""
+"""Names for the number of processes, nodes or GPUs: a test asks if there are several."""
 _RANK: Final = re.compile(
     r"_?((global|world|local|node|ddp|dist|ddp_local|process|proc|my|cur|current|worker|host)_?)?"
     r"(rank|rank_id)|process_index|local_process_index|(get_)(global_|local_|node_)?rank",
@@ -50,7 +50,7 @@ _SEVERAL: Final = re.compile(
     re.IGNORECASE,
 )
 """Whether there are several processes, and a group of them."""
-_RANKISH: Final = re.compile(
+_RANK_NAME: Final = re.compile(
     r"rank|main|master|primary|chief|leader|coordinator|writer|zero|gpu|proc|(worker|device|node)_id",
     re.IGNORECASE,
 )
@@ -60,14 +60,14 @@ _OWN: Final = re.compile(
     r"socket\.(gethostname|getfqdn)|platform\.(node|uname)|os\.(getpid|uname)|uuid\.uuid[14]"
     r"|tempfile\.(mk[ds]temp|\w*Temporary\w+)"
 )
-"""What gives each process something of its own, as the rank does."""
+"""Functions whose result differs in each process, like the rank."""
 _PATHS: Final = re.compile(
     r"os\.path\.\w+|os\.fspath|(pathlib\.)?(Pure|Posix)*Path|str"
     r"|.*\.(format|join|joinpath|with_name|with_stem|with_suffix)"
 )
-"""What gives a text or a path that is made of its arguments."""
+"""Functions that return a text or a path made of their arguments."""
 _NO_SIZE: Final = (None, -1, 0)
-"""What a rank may be before it is known."""
+"""The values that a rank may have before it is known."""
 _MAX_DEPTH: Final = 6
 _OPERATORS: Final[dict[type[ast.cmpop], Callable[[Any, Any], bool]]] = {
     ast.Eq: operator.eq,
@@ -84,7 +84,7 @@ _OPERATORS: Final[dict[type[ast.cmpop], Callable[[Any, Any], bool]]] = {
 
 
 class Ranks:
-    """Which ranks the conditions of a program let through."""
+    """The ranks that the conditions of a program let through."""
 
     def __init__(self, code: Code, origins: Origins) -> None:
         self._code, self._origins = code, origins
@@ -93,7 +93,7 @@ class Ranks:
         self._guards: dict[ast.AST, list[Guard]] = {}
 
     def truth(self, test: ast.expr | None) -> Truth:
-        """What a test is on rank 0 and on rank 1, where there are several processes."""
+        """The value of a test on rank 0 and on rank 1, if there are several processes."""
         if test not in self._truths:
             self._truths[test] = _UNKNOWN  # where it is nested too deep to be followed
             with suppress(RecursionError):
@@ -133,7 +133,7 @@ class Ranks:
         return _UNKNOWN
 
     def _numbers(self, node: ast.expr, depth: int = 0) -> Sequence[Any] | None:
-        """What a number, or a list of numbers, is on each of RANKS; None: not known."""
+        """The value of a number, or of a list of numbers, on each of RANKS; None: not known."""
         with suppress(ValueError, TypeError, SyntaxError):
             literal = ast.literal_eval(node)
             several = isinstance(literal, tuple | list | set)
@@ -191,7 +191,7 @@ class Ranks:
     @cached_property
     def _sizes(self) -> frozenset[str]:
         """Names that get a number which no rank has by default: `rank=8` is a matrix's."""
-        given = (pair for node in self._code.nodes for pair in _given(node))
+        given = (pair for node in self._code.nodes for pair in _with_defaults(node))
         return frozenset(name for name, value in given if _whole(constant(value)) not in _NO_SIZE)
 
     def _named(self, node: ast.expr, depth: int) -> Truth:
@@ -211,7 +211,7 @@ class Ranks:
         return (True, True) if _SEVERAL.search(name) else _UNKNOWN
 
     def guards(self, node: ast.AST) -> list[Guard]:
-        """What a node's running depends on, decorators like `@rank_zero_only` included."""
+        """The conditions on a node, decorators like `@rank_zero_only` included."""
         if node not in self._guards:
             says = [one for one in self._code.contexts(node) if len(set(self.truth(one))) > 1]
             more = [Guard(one, holds=True, where="under `{}`") for one in says]
@@ -223,7 +223,7 @@ class Ranks:
         for part in ast.walk(node) if node else ():
             match part:
                 case ast.Name(id=name) | ast.Attribute(attr=name):
-                    if _RANKISH.search(name) or self._is_about_rank(part):
+                    if _RANK_NAME.search(name) or self._is_about_rank(part):
                         return True
                 case ast.Call() if self._is_about_rank(part):
                     return True
@@ -238,7 +238,7 @@ class Ranks:
         if use not in self._about_rank:
             self._about_rank[use] = False  # for one that is made of itself
             with suppress(RecursionError):
-                values = self._code.values(use) or self._passed(use)
+                values = self._code.values(use) or self._passed_values(use)
                 own = isinstance(use, ast.Call) and _OWN.fullmatch(self._code.name(use.func))
                 self._about_rank[use] = (
                     self._is_rank(use) or bool(own) or any(map(self._says_rank, values))
@@ -250,8 +250,8 @@ class Ranks:
             return self._is_about_rank(value)
         return self.mentioned_in(value)
 
-    def _passed(self, use: ast.expr) -> list[ast.expr]:
-        """What the program is known to pass as a parameter."""
+    def _passed_values(self, use: ast.expr) -> list[ast.expr]:
+        """The values that the program is known to pass as a parameter."""
         found = self._code.variable(use)
         if not isinstance(use, ast.Name) or not found or not found.parameter_of:
             return []
@@ -267,7 +267,7 @@ class Ranks:
         return self._code.always(node, selected)
 
 
-def _given(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
+def _with_defaults(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
     """Names of parameters, attributes and options, with what they are by default."""
     match node:
         case ast.arguments():

@@ -33,7 +33,7 @@ class Builder(NamedTuple):
     build: Callable[[BuildRequest], None]
     zstd: bool = False
 
-    def unable(self, wanted: Dependencies, *, zstd: bool) -> str | None:
+    def unsupported(self, wanted: Dependencies, *, zstd: bool) -> str | None:
         """Why it cannot do what is asked for, with the next step; None: it can."""
         if zstd and not self.zstd:
             return "it compresses by gzip alone; leave --zstd out, or take another --builder"
@@ -69,12 +69,12 @@ def choose(name: str, wanted: Dependencies, *, zstd: bool = False) -> Builder:
         valid = ", ".join([AUTO, *BUILDERS])
         raise ImageError(f"builder: {name!r} is unknown; valid builders: {valid}")
     if name != AUTO:
-        if why := BUILDERS[name].unable(wanted, zstd=zstd):
+        if why := BUILDERS[name].unsupported(wanted, zstd=zstd):
             raise ImageError(f"--builder {name}: {why}")
         return BUILDERS[name]
     reasons = ""
     for builder in BUILDERS.values():
-        why = builder.unable(wanted, zstd=zstd)
+        why = builder.unsupported(wanted, zstd=zstd)
         if why is None:
             return builder
         reasons += f"\n  {builder.name}: {why}"

@@ -44,7 +44,7 @@ _PROXIES: Final = ("http_proxy", "https_proxy", "no_proxy", "all_proxy", "ftp_pr
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a builder reads, for as long as it works: never the code.
+    """The files that a builder reads, kept while it works: never the code.
 
     Attributes:
         folder: for what it gives back.
@@ -230,7 +230,7 @@ class _Export:
         entry = index["manifests"][0]
         manifest = read(self._path(entry["digest"]).read_bytes(), entry["mediaType"], name)
         if not isinstance(manifest, Manifest):
-            raise ImageError(f"{name} is of several platforms; ask for one by --platform")
+            raise ImageError(f"{name} is for several platforms; choose one with --platform")
         config = read_object(self._path(manifest.config.digest).read_bytes(), name)
         return manifest, config["rootfs"]["diff_ids"]
 

@@ -140,7 +140,7 @@ def _pip_settings(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _pip_files(environ: Mapping[str, str]) -> Iterator[Path]:
-    """Where pip looks on Unix; later files override earlier ones."""
+    """The files that pip reads on Unix; later ones override earlier ones."""
     named = environ.get("PIP_CONFIG_FILE")
     if named == os.devnull:
         return

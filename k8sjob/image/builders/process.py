@@ -67,7 +67,7 @@ def run(
 
 
 def succeeds(argv: Sequence[str]) -> bool:
-    """Whether a program is there and ends with exit code 0."""
+    """Whether a program exists and ends with exit code 0."""
     with suppress(OSError, subprocess.TimeoutExpired):
         return not subprocess.run(
             argv,
@@ -81,7 +81,7 @@ def succeeds(argv: Sequence[str]) -> bool:
 
 @contextmanager
 def _started(argv: Sequence[str], variables: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """A process in its own group, all of which is ended when the block fails."""
+    """A process in its own group, which is ended as a whole when the block fails."""
     try:
         process = subprocess.Popen(
             argv,
@@ -120,7 +120,7 @@ def _signals_as_exit() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # which alone gets signals
         yield
         return
-    # Not those that nohup has them ignore.
+    # Except those that nohup makes them ignore.
     numbers = [each for each in _SIGNALS if signal.getsignal(each) is signal.SIG_DFL]
     for number in numbers:
         signal.signal(number, stop)

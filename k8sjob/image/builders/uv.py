@@ -62,12 +62,12 @@ def missing(wanted: Dependencies) -> str | None:
             " base; take --builder buildah, podman or buildx"
         )
     if find_uv() is None:
-        return "uv is not here; pip install 'k8sjob[build]'"
+        return "uv is not installed; pip install 'k8sjob[build]'"
     return wanted.refused_line()
 
 
 def find_uv() -> str | None:
-    """The program, of the package or on PATH; None: it is not here."""
+    """The program, of the package or on PATH; None: not installed."""
     try:
         from uv import find_uv_bin  # noqa: PLC0415 - an extra
 
@@ -164,7 +164,7 @@ def _platform(inventory: Inventory) -> str:
     if not known:
         raise ImageError(
             f"{inventory.image} has glibc {'.'.join(map(str, inventory.glibc))}, which is too old"
-            " for wheels; take a newer base"
+            " for wheels; use a newer base"
         )
     return f"{machine}-manylinux_2_{known[-1]}"
 
@@ -234,7 +234,7 @@ def _run_uv(
 
 
 def _explained(output: Iterable[str], inventory: Inventory) -> str:
-    """What uv could not do, and the base's versions of all packages that it names."""
+    """The error of uv, with the base's versions of all packages that it names."""
     text = "\n  ".join(_DECORATION.sub("", line.strip()) for line in output)
     if _DISK_FULL in text:
         return f"uv: {text}; make space, or name another folder by TMPDIR and UV_CACHE_DIR"

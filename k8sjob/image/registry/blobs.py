@@ -142,7 +142,7 @@ def counted(content: Content, note: Callable[[int], object]) -> Iterator[bytes]:
 
 
 class Sent(StrEnum):
-    """How a blob came to be where it is."""
+    """The way in which a blob reached the registry."""
 
     THERE = "there"
     MOUNTED = "mounted"

@@ -128,8 +128,8 @@ class RegistryClient:
             url = urljoin(answer.url if answer else f"{self._base}/", location)
         except ValueError:
             raise ImageError(
-                f"{self.registry} leads to {location!r}, which is no URL; it is out of order, or a"
-                " proxy in front of it is"
+                f"{self.registry} redirects to {location!r}, which is not a URL; it is out of"
+                " order, or a proxy in front of it is"
             ) from None
         if self._is_own(url):  # a registry behind a proxy often takes its own scheme for http
             return self._base + urlsplit(url)._replace(scheme="", netloc="").geturl()
@@ -221,18 +221,18 @@ class Authorizer:
             return f"Bearer {self._token(wanted['bearer'])}"
         if "basic" not in wanted:
             raise ImageError(
-                f"{self._host} asks for an authorization of a kind that registries do not use:"
+                f"{self._host} asks for a kind of authorization that registries do not use:"
                 f" {challenge.partition(' ')[0]!r}; is it the address of a registry?"
             )
         basic = _basic(login)
         if basic is None:
-            raise ImageError(f"{self._host} wants a login; run: docker login {self._host}")
+            raise ImageError(f"{self._host} requires a login; run: docker login {self._host}")
         return basic
 
     def _token(self, parameters: dict[str, str]) -> str:
         realm = parameters.get("realm", "")
         if not host_of(realm):
-            raise ImageError(f"{self._host}: its tokens come from {realm!r}, which is no URL")
+            raise ImageError(f"{self._host}: its tokens come from {realm!r}, which is not a URL")
         wanted = set(parameters.get("scope", "").split())
         service = parameters.get("service", "")
         answer = self._request_token(realm, service, self.scopes | wanted)
@@ -240,7 +240,7 @@ class Authorizer:
             # Some refuse all of it where one part is not allowed.
             answer = self._request_token(realm, service, wanted)
         if answer.status != 200:
-            who = "the login is refused" if self.login else "a login is wanted"
+            who = "the login is refused" if self.login else "a login is required"
             raise ImageError(
                 f"{self._host}: no token from {host_of(realm)} (status {answer.status}):"
                 f" {who}; run: docker login {self._host}"

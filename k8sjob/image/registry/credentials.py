@@ -1,4 +1,4 @@
-"""Who one is to a registry: what `docker login` and `podman login` have left behind.
+"""Credentials for registries, as `docker login` and `podman login` store them.
 
 Read are docker's config.json (in $DOCKER_CONFIG or ~/.docker) with its credential helpers, then
 podman's auth.json ($REGISTRY_AUTH_FILE, the user's runtime folder, ~/.config/containers), whose
@@ -33,7 +33,7 @@ _NOT_FOUND: Final = "credentials not found"
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """What is shown to a registry: name and password, or a token to exchange for access tokens.
+    """A login for a registry: name and password, or a token to exchange for access tokens.
 
     No secret of it is in a repr.
     """
@@ -59,15 +59,15 @@ class Entry:
     fields: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def login(self) -> Login | None:
-        """The credentials, or None where there are none after all.
+        """The credentials, or None if there are none after all.
 
         Raises:
             ImageError: the helper fails, or the entry cannot be read.
         """
-        found = self._asked(self.helper) if self.helper else None
-        return found or self._written()
+        found = self._helper_login(self.helper) if self.helper else None
+        return found or self._stored_login()
 
-    def _written(self) -> Login | None:
+    def _stored_login(self) -> Login | None:
         text = {key: value for key, value in self.fields.items() if isinstance(value, str)}
         username, password = text.get("username", ""), text.get("password", "")
         if auth := text.get("auth", ""):
@@ -84,13 +84,13 @@ class Entry:
         login = Login(username, password.rstrip("\0"), text.get("identitytoken", ""))
         return None if login == Login() else login
 
-    def _asked(self, helper: str) -> Login | None:
+    def _helper_login(self, helper: str) -> Login | None:
         program = f"docker-credential-{helper}"
         path = shutil.which(program)
         if path is None:
             raise ImageError(
                 f"{self.file} names the credential helper {program} for {self.key}, which is not on"
-                " PATH; install it, or take its name out of the file"
+                " PATH; install it, or remove its name from the file"
             )
         try:
             done = subprocess.run(
@@ -134,7 +134,7 @@ class Keyring:
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None) -> Keyring:
-        """Read the files that are there; environ: variables instead of the process's own.
+        """Read the existing files; environ: variables instead of the process's own.
 
         Raises:
             ImageError: one of them cannot be read.
@@ -153,8 +153,12 @@ class Keyring:
         parts = [registry, *repository.split("/")]
         places = ["/".join(parts[:end]) for end in range(len(parts), 0, -1)]
         for file, content in self._files.items():
-            auths = {_place(key): (key, value) for key, value in table(content, "auths").items()}
-            helpers = {_place(key): value for key, value in table(content, "credHelpers").items()}
+            auths = {
+                _registry_of(key): (key, value) for key, value in table(content, "auths").items()
+            }
+            helpers = {
+                _registry_of(key): value for key, value in table(content, "credHelpers").items()
+            }
             for place in places:
                 key, fields = auths.get(place, (server, {}))
                 store = content.get("credsStore") if place == registry else None
@@ -164,7 +168,7 @@ class Keyring:
                     yield Entry(file, key, str(helper) if helper else None, given)
 
 
-def _place(key: str) -> str:
+def _registry_of(key: str) -> str:
     """The registry, or a part of one, that a key of the file speaks of."""
     scheme, separator, rest = key.partition("://")
     path = rest if separator else scheme
@@ -209,6 +213,6 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _first_line(text: str) -> str:
-    """What a program printed about its failure; not what looks like its answer."""
+    """A program's error message, but nothing that looks like its answer."""
     line = next((line for line in text.splitlines() if line.strip()), "it said nothing")
     return "(its output is not shown)" if "{" in line else redacted(line[:200])

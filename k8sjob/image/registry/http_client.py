@@ -44,7 +44,7 @@ _CERTIFICATES: Final = ("/etc/docker/certs.d", "/etc/containers/certs.d")
 _HOME_CERTIFICATES: Final = (".docker/certs.d", ".config/containers/certs.d")
 _REASONS: Final[dict[type, str]] = {
     exceptions.ProxyError: "the proxy that the environment names does not lead there",
-    exceptions.NameResolutionError: "there is no host of that name",
+    exceptions.NameResolutionError: "no host has that name",
     exceptions.NewConnectionError: "no connection",
     exceptions.ConnectTimeoutError: "no connection in time",
     exceptions.ReadTimeoutError: "no answer in time",
@@ -97,7 +97,7 @@ class Response:
     body: bytes = b""
     stream: BaseHTTPResponse | None = None
 
-    def confirms(self, digest: str, size: int) -> bool:
+    def describes(self, digest: str, size: int) -> bool:
         """Whether it is about this content; the page of a captive portal has status 200, too."""
         named = self.headers.get("Docker-Content-Digest")
         return self.status == 200 and (
@@ -304,7 +304,7 @@ def is_loopback(host: str) -> bool:
 
 
 def host_of(url: str) -> str:
-    r"""The host[:port] that urllib3 would connect to; empty where the URL has none.
+    r"""The host[:port] that urllib3 would connect to; empty if the URL has none.
 
     Other parsers read `http://one\@two/` differently.
     """
@@ -361,7 +361,7 @@ def _shown(url: str) -> str:
 
 
 def _explained(error: exceptions.HTTPError, url: str) -> Exception:
-    """What a failed connection means: TransportError where a retry may help, else ImageError."""
+    """The error for a failed connection: TransportError if a retry may help, else ImageError."""
     host = host_of(url)
     text = str(error)
     if "CERTIFICATE_VERIFY_FAILED" in text:

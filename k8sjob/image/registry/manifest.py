@@ -49,14 +49,14 @@ _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Where an image is.
+    """A reference to an image.
 
     Attributes:
         name: the reference as it was written, without tag and digest.
         registry: host[:port] as it stands in names; see `endpoint` for where it answers.
         repository: path in the registry, complete.
-        tag: None where none was written.
-        digest: "sha256:..."; None where none was written. It decides, whatever the tag.
+        tag: None if none was written.
+        digest: "sha256:..."; None if none was written. It decides, whatever the tag.
     """
 
     name: str
@@ -93,7 +93,7 @@ class Reference:
 
     @property
     def version(self) -> str:
-        """What is asked for in the repository: the digest, else the tag, else `latest`."""
+        """The version in the repository: the digest, else the tag, else `latest`."""
         return self.digest or self.tag or "latest"
 
     def at(self, digest: str) -> str:
@@ -190,7 +190,7 @@ class Index:
                 return digest
         there = ", ".join(sorted(self.platforms)) or "none"
         raise ImageError(
-            f"{where}: not for {wanted}, only for {there}; set image.platform, or take another base"
+            f"{where}: not for {wanted}, only for {there}; set image.platform, or use another base"
         )
 
 
@@ -216,7 +216,7 @@ def read_object(raw: bytes, where: str) -> dict[str, Any]:
 
 
 def read(raw: bytes, content_type: str, where: str) -> Manifest | Index:
-    """What a registry gave for a name; its content type is for manifests that do not say theirs.
+    """Parse a registry's answer for a name; its content type is for manifests that lack one.
 
     Raises:
         ImageError: `where`, the name, is of no image that can be built on.
@@ -236,7 +236,7 @@ def read(raw: bytes, content_type: str, where: str) -> Manifest | Index:
         raise ImageError(f"{where}: its manifest has no config or no layers; the image is broken")
     if config.get("mediaType") not in _CONFIGS:
         raise ImageError(
-            f"{where}: holds {config.get('mediaType')!r} and no container image; take another base"
+            f"{where}: holds {config.get('mediaType')!r} and no container image; use another base"
         )
     return Manifest(
         digest=digest,
@@ -275,7 +275,7 @@ class Base:
 
     @property
     def platform(self) -> str:
-        """What it is for: os/architecture."""
+        """Its platform: os/architecture."""
         return f"{self.config.get('os') or 'linux'}/{self.config.get('architecture') or 'amd64'}"
 
     @property

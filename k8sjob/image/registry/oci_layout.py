@@ -57,7 +57,7 @@ class Layout:
             self._unfinished.cleanup()
 
     def has(self, raw: bytes, media_type: str) -> bool:
-        """Whether an image is there, by its manifest."""
+        """Whether an image exists, by its manifest."""
         digest = digest_of(raw)
         return any(
             entry.get("digest") == digest and entry.get("mediaType") == media_type
@@ -69,7 +69,7 @@ class Layout:
         path = self.path(content.digest)
         return path.is_file() and path.stat().st_size == content.size
 
-    def bring(
+    def add_blob(
         self, content: Content, sent: Callable[[int], object], _mount: Reference | None = None
     ) -> Sent:
         """Write a blob; `sent` is called with each number of bytes. ImageError: no space."""
@@ -80,7 +80,7 @@ class Layout:
     def put(self, raw: bytes, media_type: str, tag: str) -> None:
         """Write a manifest and name it; all that it names must be there."""
         digest = digest_of(raw)
-        self.bring(in_memory(raw), lambda _size: None)
+        self.add_blob(in_memory(raw), lambda _size: None)
         config = json.loads(self.path(json.loads(raw)["config"]["digest"]).read_bytes())
         entry = {
             "mediaType": media_type,
@@ -111,7 +111,7 @@ class Layout:
         Path(file.name).replace(path)
 
     def path(self, digest: str) -> Path:
-        """Where a blob is."""
+        """The path of a blob."""
         return self.folder.joinpath("blobs", *digest.split(":"))
 
     def _entries(self) -> list[dict[str, Any]]:

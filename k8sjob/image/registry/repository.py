@@ -86,7 +86,7 @@ class Repository:
             if not isinstance(found, Index):
                 return found
             version = found.choose(platform, str(self.reference))
-        raise ImageError(f"{self.reference}: an index in an index in an index; take another base")
+        raise ImageError(f"{self.reference}: an index in an index in an index; use another base")
 
     def is_there(self) -> bool:
         """Whether the registry shows an image of this reference."""
@@ -95,10 +95,10 @@ class Repository:
         )
 
     def has(self, raw: bytes, media_type: str) -> bool:
-        """Whether a manifest is there."""
+        """Whether a manifest exists."""
         digest = digest_of(raw)
         answer = self._head(digest, self.reference.at(digest), media_type)
-        return answer.confirms(digest, len(raw))
+        return answer.describes(digest, len(raw))
 
     def _head(self, version: str, what: str, accept: str) -> Response:
         return self.client.request(
@@ -142,9 +142,9 @@ class Repository:
         doing = f"{self._uploading(content)}: looking for it"
         path = f"{self._blobs}/{content.digest}"
         answer = self.client.request("HEAD", path, ok=_EXISTS, doing=doing)
-        return answer.confirms(content.digest, content.size)
+        return answer.describes(content.digest, content.size)
 
-    def bring(
+    def add_blob(
         self, content: Content, sent: Callable[[int], object], mount: Reference | None = None
     ) -> Sent:
         """Mount a blob from another repository of the registry that has it, or upload it.
@@ -172,7 +172,7 @@ class Repository:
         return f"uploading {content.digest[:19]} to {self.reference.name}"
 
     def _begin(self, content: Content, mount: Reference | None, doing: str) -> str | None:
-        """The location of a new upload; None where the blob was mounted instead."""
+        """The location of a new upload; None if the blob was mounted instead."""
         uploads = f"{self._blobs}/uploads/"
         if mount is not None:
             query = urlencode({"mount": content.digest, "from": mount.repository})
@@ -351,13 +351,13 @@ def transfer(
             done += size
             progress(done, total)
 
-    def bring(content: Content, mount: Reference | None) -> Blob:
+    def add_blob(content: Content, mount: Reference | None) -> Blob:
         if target.holds(content):
             return Blob(content.digest, content.size, Sent.THERE)
         if dry_run:
             return Blob(content.digest, content.size, Sent.MISSING)
         expect(content.size)
-        sent = target.bring(content, note, mount)
+        sent = target.add_blob(content, note, mount)
         if sent is Sent.MOUNTED:
             expect(-content.size)
         return Blob(content.digest, content.size, sent)
@@ -369,6 +369,6 @@ def transfer(
     ]
     parts += [(content, None) for content in (*layers, in_memory(config))]
     try:
-        return tuple(run_parallel([partial(bring, *part) for part in parts], _WIDTH))
+        return tuple(run_parallel([partial(add_blob, *part) for part in parts], _WIDTH))
     finally:
         over.set()  # threads that are still at work end with their next block

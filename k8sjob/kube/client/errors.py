@@ -88,7 +88,7 @@ _RULES: Final = {
 
 
 class ExplainedErrors:
-    """A transport whose errors say what is wrong and what to do; see Transport.
+    """A transport whose errors explain what is wrong and what to do; see Transport.
 
     It knows the controllers of the kinds of job by their resource.
     """

@@ -39,7 +39,7 @@ class Access:
         server: the apiserver's URL.
         namespace: the context's, "default" where it names none.
         files: the kubeconfig files that exist, in their order; none inside a pod.
-        plugin: the program that gets the user's credentials; empty where none is needed.
+        plugin: the program that gets the user's credentials; empty if none is needed.
         hint: how to install it, from the kubeconfig.
         headers: those of impersonation.
     """
@@ -59,7 +59,7 @@ class Access:
 
     @property
     def where(self) -> str:
-        """Where its settings are."""
+        """The path of its settings."""
         return self.kubeconfig or "the pod's service account"
 
     def unreachable(self, why: str) -> ApiError:

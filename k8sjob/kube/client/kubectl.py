@@ -1,4 +1,4 @@
-"""The transport by kubectl: `get --raw` and its like, one process a request.
+"""The transport by kubectl: `get --raw` and its like, one process per request.
 
 For machines where the Python client is not installed, or must not be: every way to log in that
 kubectl knows works. kubectl prints an answer or, for people, an error, which is parsed here into
@@ -53,7 +53,7 @@ _CODES: Final = {
     "TooManyRequests": 429,
     "UnsupportedMediaType": 415,
 }
-"""What a Status' reason means as an HTTP status: kubectl prints the reason alone."""
+"""HTTP statuses by the reason of a Status: kubectl prints only the reason."""
 _OF_SERVER: Final = re.compile(
     r"Error from server(?: \((?P<reason>\w+)\))?: (?P<message>.*)", re.DOTALL
 )
@@ -63,9 +63,9 @@ _LOGGED_OUT: Final = re.compile(r"must be logged in to the server|Unauthorized")
 _PLUGIN: Final = re.compile(r"(?P<before>.*?)[^\n]*getting credentials: (?P<why>[^\n]*)", re.DOTALL)
 _TLS: Final = re.compile(r"x509: (?P<why>.*)")
 _UNUSABLE: Final = re.compile(r"unable to (?:read|load) .*|invalid configuration: .*")
-_ASKS: Final = b"Please enter Username"
-"""What kubectl prints, to a person, where there are no credentials at all."""
-_AROUND: Final = re.compile(
+_PASSWORD_PROMPT: Final = b"Please enter Username"
+"""The prompt that kubectl prints for a person if there are no credentials."""
+_ERROR_FRAME: Final = re.compile(
     r'^(?:error: |Unable to connect to the server: |Get "[^"]*": )+| - error from a previous.*'
 )
 _REFUSED: Final = re.compile(r"The connection to the server \S+ was refused")
@@ -78,7 +78,7 @@ _NETWORK: Final = re.compile(
 _POLL_SECONDS: Final = 0.2
 LOGIN_SECONDS: Final = 120.0
 """How long a plugin may take that asks a person."""
-_TIED: Final = """
+_DIE_WITH_PARENT: Final = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 if os.getppid() == int(sys.argv[1]):  # else it is too late for the signal
@@ -119,7 +119,12 @@ class KubectlTransport:
         if metadata_only:
             return self._existence(path, timeout)
         if method == "PATCH":
-            argv = ["patch", *_one(path), "--type=merge", f"--patch={json.dumps(body)}"]  # no --raw
+            argv = [
+                "patch",
+                *_object_arguments(path),
+                "--type=merge",
+                f"--patch={json.dumps(body)}",
+            ]  # no --raw
             argv.append("--output=json")
             body = None
         else:
@@ -163,7 +168,7 @@ class KubectlTransport:
             except subprocess.TimeoutExpired:
                 raise self._access.unreachable("it does not answer in time") from None
         if process.returncode != 0:
-            if _ASKS in printed:
+            if _PASSWORD_PROMPT in printed:
                 raise self._access.rejected()
             raise self._error(stderr.decode(errors="replace"))
         return printed.decode(errors="replace")
@@ -176,7 +181,7 @@ class KubectlTransport:
             program = shutil.which(argv[0])
             if program is None:
                 raise self._not_startable("No such file or directory")
-            tied = [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid())]
+            tied = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid())]
             argv = [*tied, program, *argv[1:]]
         with self._process(argv, stdin=subprocess.DEVNULL, stderr=stderr) as process:
             self._streams.add(process)
@@ -210,7 +215,7 @@ class KubectlTransport:
     def _pieces(
         self, process: subprocess.Popen[bytes], idle: float, stop: Event | None
     ) -> Iterator[bytes]:
-        """What the process prints, until its end or until `stop` is set."""
+        """The output of the process, until its end or until `stop` is set."""
         if process.stdout is None:  # it is a pipe
             return
         with selectors.DefaultSelector() as selector:
@@ -228,7 +233,7 @@ class KubectlTransport:
 
     def _existence(self, path: str, timeout: float) -> Json:
         """Only an object's name: for a table its contents are not even sent."""
-        self._run(["get", *_one(path), "--no-headers"], timeout)
+        self._run(["get", *_object_arguments(path), "--no-headers"], timeout)
         return {"kind": "PartialObjectMetadata", "metadata": {"name": ResourcePath.of(path).name}}
 
     # --- errors -----------------------------------------------------------------------------------
@@ -268,7 +273,7 @@ class KubectlTransport:
             return self._access.unreachable("Connection refused")
         if text and not _NETWORK.search(text):
             return self._unexpected(f"fails: {text[:400]}")
-        return self._access.unreachable(_AROUND.sub("", text) or "kubectl gives no reason")
+        return self._access.unreachable(_ERROR_FRAME.sub("", text) or "kubectl gives no reason")
 
     def _unexpected(self, what: str) -> ApiError:
         """The error for what kubectl should not do."""
@@ -291,7 +296,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def _one(path: str) -> list[str]:
+def _object_arguments(path: str) -> list[str]:
     """The object that a path names, as kubectl's arguments name it."""
     one = ResourcePath.of(path)
     resource = f"{one.resource}.{one.version}.{one.group}" if one.group else one.resource
@@ -299,7 +304,7 @@ def _one(path: str) -> list[str]:
 
 
 def _causes(text: str) -> list[tuple[str, str]]:
-    """`field: what is wrong`, one, or one a line after a star."""
+    """`field: what is wrong`, one, or one per line after a star."""
     found = []
     for line in text.splitlines():
         field, colon, what = line.strip().removeprefix("* ").partition(": ")

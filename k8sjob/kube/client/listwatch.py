@@ -113,7 +113,7 @@ class Kind(StrEnum):
     ADDED = "ADDED"
     MODIFIED = "MODIFIED"
     DELETED = "DELETED"
-    """Of one that was missed, the object has its metadata alone."""
+    """The object was deleted; of one that was missed, there is only the metadata."""
     SYNCED = "SYNCED"
     """All objects that were there at the beginning have been reported."""
     LOST = "LOST"
@@ -199,14 +199,14 @@ def merged(reflections: Sequence[Iterator[Change]], *, stop: Event) -> Iterator[
 
 
 class _Merger:
-    """What is known of several collections: which are read, and to which the connection is lost."""
+    """The state of several collections: which are read, and to which the connection is lost."""
 
     def __init__(self, number: int) -> None:
         self._unsynced, self._readable = set(range(number)), number
         self._lost: set[int] = set()
 
     def changes(self, number: int, change: Change | Exception) -> Iterator[Change]:
-        """What a change of one of them is for all."""
+        """The changes of all of them that follow from a change of one."""
         if isinstance(change, Exception):
             absent = isinstance(change, ApiError) and change.code in {403, 404}
             self._readable -= 1
@@ -230,7 +230,7 @@ class _Merger:
 
 
 class _Reflection:
-    """What is known of a collection. Of its objects only what a deletion must report is kept."""
+    """The state of a collection. Only what a deletion must report is kept of its objects."""
 
     def __init__(
         self,
@@ -248,7 +248,7 @@ class _Reflection:
         self._refused_since: float | None = None
 
     def changes(self) -> Iterator[Change]:
-        """From a list to the end of what can be watched from there on."""
+        """List the collection, then watch it for as long as the version is valid."""
         self._watching = False
         there: set[str] = set()
         for page in pages(self._transport, self._path, self._query):
@@ -281,7 +281,7 @@ class _Reflection:
             yield Change(Kind.LOST, why=error)
 
     def _watched(self, version: str) -> Iterator[Change]:
-        """What happens from a version on, over as many watches as it takes."""
+        """The changes since a version, over as many watches as needed."""
         while not self._stop.is_set():
             heard = False
             for event in self._events(version):

@@ -258,7 +258,7 @@ def _credentials(settings: Any) -> dict[str, str]:
 
 @contextmanager
 def _captured_log() -> Iterator[list[str]]:
-    """What the client logs about a failing plugin, which it does on the root logger alone."""
+    """The client's log messages about a failing plugin, which it sends to the root logger."""
     messages: list[str] = []
     handler = logging.Handler(logging.ERROR)
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]

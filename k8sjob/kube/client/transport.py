@@ -104,7 +104,7 @@ class Transport(Protocol):
 
 
 def refusal(code: int, answer: Json | str) -> ApiError:
-    """The error for an answer that is no success: a Status, or another text (a proxy's, mostly)."""
+    """The error for an answer that is not a success: a Status, or another text (a proxy)."""
     if isinstance(answer, str):
         text = " ".join(answer.split())[:300] or "without a reason"
         return ApiError(f"the server answers {code}: {text}", code=code, reason="", detail=text)

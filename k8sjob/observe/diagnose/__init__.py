@@ -77,7 +77,7 @@ def diagnose(
     if not found:
         found = list(job.failed(facts))
     if not found and not state.finished:
-        found = [*job.no_pods_yet(facts), *_at_pods(unprovisioned, slow)(facts)]
+        found = [*job.no_pods_yet(facts), *_for_each_pod(unprovisioned, slow)(facts)]
     explained = any("master-0" in finding.replicas for finding in found)
     found += master_awaited(facts, explained=explained)
     return sorted(found, key=lambda finding: finding.over)
@@ -87,7 +87,7 @@ def _not_created(facts: Facts) -> Iterator[Finding]:
     yield from list(creation_refused(facts)) or job.operator_silent(facts)
 
 
-def _at_pods(
+def _for_each_pod(
     *checks: Callable[[Facts, Pod], Explanation | None],
 ) -> Callable[[Facts], Iterator[Finding]]:
     """A cause that examines each Pod in turn; of several checks the first that finds something."""
@@ -113,14 +113,14 @@ def _container_failed(facts: Facts) -> Iterator[Finding]:
     if job.ended_by_deadline(facts):
         failed = [end for end in failed if end.exit_code not in _KILLED]
     failed = _of_the_last_failure(facts, failed)
-    # What keeps a replica down now comes before what it survived.
+    # The present problem of a replica comes before those it survived.
     first = min(
         failed,
         key=lambda end: (is_consequence(facts, end), facts.runs_again(end.replica), end.time),
         default=None,
     )
     if first:
-        yield _with_others(facts, explain_end(facts, first), first, failed)
+        yield _with_similar(facts, explain_end(facts, first), first, failed)
 
 
 def _of_the_last_failure(facts: Facts, failed: list[End]) -> list[End]:
@@ -149,10 +149,10 @@ def _failed_after_success(facts: Facts) -> Iterator[Finding]:
     if first:
         found = explain_end(facts, first)
         message = f"the job succeeded, but {found.message}"
-        yield _with_others(facts, replace(found, message=message), first, failed)
+        yield _with_similar(facts, replace(found, message=message), first, failed)
 
 
-def _with_others(facts: Facts, finding: Finding, first: End, failed: list[End]) -> Finding:
+def _with_similar(facts: Facts, finding: Finding, first: End, failed: list[End]) -> Finding:
     """The finding with the restarts of its container, and the replicas that ended likewise."""
     message, step = finding.message, finding.next_step
     status = next((one for one in facts.status.replicas if one.name == first.replica), None)
@@ -183,7 +183,7 @@ def _with_others(facts: Facts, finding: Finding, first: End, failed: list[End]) 
 
 
 def _did_not_start_or_failed(facts: Facts) -> Iterator[Finding]:
-    """What keeps replicas from starting, and how others failed: the cause of the other one first.
+    """The causes that keep replicas from starting and made others fail, the root cause first.
 
     Ranks that wait in vain for one that does not start fail at last: that is a consequence. A rank
     that fails by its own fault was there before.
@@ -204,7 +204,7 @@ def _between_ranks(facts: Facts) -> Iterator[Finding]:
     yield from grouped(found, facts.now)
 
 
-_STARTING: Final = _at_pods(
+_STARTING: Final = _for_each_pod(
     unschedulable, bad_image, bad_container, not_mounted, bad_sandbox, bad_init
 )
 _WAITED: Final = frozenset(
@@ -222,7 +222,7 @@ _CAUSES: Final[tuple[Callable[[Facts], Iterator[Finding]], ...]] = (
     _between_ranks,
     job.no_group,
     job.nan_loss,
-    _at_pods(kept_by_sidecar, started_again),
+    _for_each_pod(kept_by_sidecar, started_again),
     job.left_over,
     job.deleting,
 )
@@ -236,5 +236,5 @@ _AFTER_SUCCESS: Final[tuple[Callable[[Facts], Iterator[Finding]], ...]] = (
 _WHILE_DELETING: Final[tuple[Callable[[Facts], Iterator[Finding]], ...]] = (
     job.deleting,
     lost_or_displaced,
-    _at_pods(slow),
+    _for_each_pod(slow),
 )

@@ -106,8 +106,8 @@ def bad_image(facts: Facts, pod: Pod) -> Explanation | None:
         secrets = [s.get("name", "") for s in pod.spec.get("imagePullSecrets") or ()]
         uses = f"it uses {', '.join(secrets)}" if secrets else "it uses none now"
         more = (
-            f" ({uses}); to make one of your login: kubectl create secret docker-registry NAME -n"
-            f" {facts.namespace} --from-file=.dockerconfigjson=$HOME/.docker/config.json"
+            f" ({uses}); to create one from your login: kubectl create secret docker-registry NAME"
+            f" -n {facts.namespace} --from-file=.dockerconfigjson=$HOME/.docker/config.json"
         )
         return replace(found, next_step=found.next_step + more)
     return found
@@ -314,7 +314,7 @@ def _ending(facts: Facts, pod: Pod) -> Explanation:
 
 
 def slow(facts: Facts, pod: Pod) -> Explanation | None:
-    """What a replica waits for that does not run yet, or is not gone yet."""
+    """The reason why a replica does not run yet, or is not gone yet."""
     if pod.deleting:
         return _ending(facts, pod)
     if pod.phase != "Pending":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.backends.api import LOCAL
 from k8sjob.contract import CONTAINER_NAMES, Event, EventKind, ExitCode, Reason
 from k8sjob.kube import objects
-from k8sjob.kube.objects import moment
+from k8sjob.kube.objects import Object, moment
 from k8sjob.observe.status import job_status, processes
 from k8sjob.targets.jobs import replica_names, replica_of, target_of
 
@@ -120,7 +120,7 @@ class End:
         exit_code: of the failure; the container's own where nothing more is known.
         why: the kubelet's reason: "Error", "OOMKilled", "StartError".
         message: the termination message, unchanged.
-        reason: the same, decoded; None where it is not from k8sjob's runtime.
+        reason: the same, decoded; None if it is not from k8sjob's runtime.
         time: seconds since the epoch at which it failed.
     """
 
@@ -178,7 +178,7 @@ class Facts:
     @property
     def meta(self) -> Json:
         """The job's metadata."""
-        return self.snapshot.job.get("metadata") or {}
+        return Object(self.snapshot.job).part("metadata")
 
     @property
     def target(self) -> Target:
@@ -237,7 +237,7 @@ class Facts:
         return f"{replica} (rank {first})" if first == last else f"{replica} (ranks {first}-{last})"
 
     def replica_of(self, rank: int) -> str:
-        """The replica of a rank; empty where it is not known."""
+        """The replica of a rank; empty if it is not known."""
         if not self.fixed_ranks:
             return ""
         for replica, count in self.ranks.items():

@@ -116,7 +116,7 @@ class Finding:
         cause: a Cause.
         message: what was seen, in one paragraph; it begins with the replicas concerned.
         next_step: what to do now.
-        replica: "worker-2", the first of the replicas; empty where it concerns the whole job.
+        replica: "worker-2", the first of the replicas; empty if it concerns the whole job.
         replicas: all replicas concerned.
         over: whether it is past, since the replicas are running again.
     """
@@ -186,7 +186,7 @@ class Rule:
     types: str = ""
 
     def search(self, text: str) -> re.Match[str] | None:
-        """Where the text names the cause."""
+        """The match of the cause in a text."""
         return re.search(self.pattern, text, re.DOTALL)
 
     def explain(

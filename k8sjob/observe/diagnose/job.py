@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import Event, EventKind, Reason
 from k8sjob.kube.capacity import pod_requests
-from k8sjob.kube.objects import event_time, moment
+from k8sjob.kube.objects import Object, event_time, moment
 from k8sjob.observe.diagnose.finding import SAME_STEPS, Cause, Finding, age, ago, listed, one_line
-from k8sjob.observe.status import deletion, speaker
-from k8sjob.targets.api import JobState
+from k8sjob.observe.status import deletion, reporting_replica
+from k8sjob.targets.api import JobState, LocalReason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 
     from k8sjob.observe.diagnose.facts import Facts
 
-_SUPERVISOR_FAILED: Final = "PyTorchJobSupervisorFailed"
-SUPERVISOR_GONE: Final = frozenset(
-    {"PyTorchJobSupervisorGone", "PyTorchJobStateDamaged", _SUPERVISOR_FAILED}
-)
+SUPERVISOR_GONE: Final = frozenset(LocalReason) - {LocalReason.STOPPED}
 """Reasons of the Failed condition where the replicas on this machine ended with their supervisor,
 or where nothing of them is known."""
 _DEADLINE: Final = ("longer than specified dead", "exceeded its active deadline")
@@ -43,10 +40,10 @@ _HELD: Final = frozenset({JobState.SUSPENDED, JobState.QUEUED})
 
 
 def state(facts: Facts) -> Iterator[Finding]:
-    """What the job's state and the reason for it say."""
+    """The explanations that follow from the job's state and its reason."""
     status = facts.status
     if status.reason in SUPERVISOR_GONE:
-        failed = status.reason == _SUPERVISOR_FAILED
+        failed = status.reason == LocalReason.SUPERVISOR_FAILED
         step = f"remove the cause, then {_AGAIN}" if failed else _AGAIN
         yield Finding(Cause.SUPERVISOR_GONE, status.message, step)
     if status.state is JobState.STOPPED:
@@ -113,7 +110,7 @@ def limits(facts: Facts) -> Iterator[Finding]:
 
 
 def failed(facts: Facts) -> Iterator[Finding]:
-    """What the controller says of a failure of which nothing else is known."""
+    """The controller's message about a failure without another explanation."""
     status = facts.status
     if status.state is JobState.FAILED:
         look = f"k8sjob logs {facts.job_argument}"
@@ -147,7 +144,7 @@ def _overdue(facts: Facts) -> Iterator[Finding]:
 
 
 def companion_gone(facts: Facts) -> Iterator[Finding]:
-    """Somebody deleted the object beside the job that it needs."""
+    """Somebody deleted the job's companion object."""
     beside, last = facts.target.companion, facts.job_events[-1:]
     if beside is None or facts.status.state.finished:
         return
@@ -191,7 +188,7 @@ def operator_silent(facts: Facts) -> Iterator[Finding]:
     labels = facts.target.controller.deployment
     look = f"(kubectl get deployment -A -l {labels}) " if labels else ""
     step = f"check whether it runs {look}and its logs; it takes the job up when it is back"
-    last = max(_signs_of_life(facts), default=None)
+    last = max(_activity_times(facts), default=None)
     if last is None:
         if status.created and now - status.created > _ANSWER:
             yield Finding(
@@ -211,10 +208,10 @@ def operator_silent(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _signs_of_life(facts: Facts) -> Iterator[datetime]:
+def _activity_times(facts: Facts) -> Iterator[datetime]:
     yield from (event_time(event) for event in facts.snapshot.events)
     yield from (pod.created_at for pod in facts.pods if pod.created_at)
-    for condition in (facts.snapshot.job.get("status") or {}).get("conditions") or ():
+    for condition in Object(facts.snapshot.job).status.get("conditions") or ():
         if changed := moment(condition.get("lastTransitionTime")):
             yield changed
 
@@ -222,7 +219,7 @@ def _signs_of_life(facts: Facts) -> Iterator[datetime]:
 def _operator_deployment(facts: Facts) -> str:
     """The state of the controller's Deployment, where it can be read and is not ready."""
     for deployment in facts.of_kind("Deployment"):
-        meta, status = deployment["metadata"], deployment.get("status") or {}
+        meta, status = deployment["metadata"], Object(deployment).status
         ready, wanted = status.get("readyReplicas", 0), deployment["spec"].get("replicas", 1)
         if ready < max(wanted, 1):
             return f"; {meta['namespace']}/{meta['name']} has {ready} of {wanted} pods ready"
@@ -330,4 +327,4 @@ def left_over(facts: Facts) -> Iterator[Finding]:
 
 
 def _speaker(facts: Facts) -> str:
-    return speaker(facts.snapshot.job) if facts.ranks else ""
+    return reporting_replica(facts.snapshot.job) if facts.ranks else ""

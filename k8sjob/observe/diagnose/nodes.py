@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import CONTAINER_NAMES
-from k8sjob.kube.capacity import as_text, nodes_of, pod_requests, taken, tolerates
+from k8sjob.kube.capacity import as_text, nodes_of, pod_requests, requested_by_node, tolerates
 from k8sjob.kube.objects import Object, event_time, moment
 from k8sjob.observe.diagnose.finding import Cause, Explanation, grouped
 from k8sjob.observe.diagnose.volumes import unbound
@@ -35,7 +35,7 @@ _DISRUPTIONS: Final = {
     "DeletionByTaintManager": "its node got a taint that it does not tolerate",
 }
 _MAX_AGE_SECONDS: Final = 3600
-"""What happened to a Pod that is gone is reported for so long."""
+"""How long the end of a Pod that is gone is reported."""
 _STAMP_SECONDS: Final = 2.0
 """A Pod may be recreated in the second in which the end of the one before is written down."""
 _GRACE_SECONDS: Final = 120.0
@@ -58,7 +58,7 @@ def unschedulable(facts: Facts, pod: Pod) -> Explanation | None:
     condition = pod.condition("PodScheduled")
     if condition.get("status") != "False":
         return None
-    # A thousand Pods of one template, of which the scheduler says the same, are examined once.
+    # A thousand Pods of one template with the same scheduler message are examined once.
     shape = [pod.spec.get(field) for field in _SHAPE]
     key = repr([condition.get("message"), *shape, pod_requests(pod.spec)])
     if key not in facts.unschedulable:
@@ -132,8 +132,8 @@ def _insufficient(facts: Facts, pod: Pod, count: int, resource: str) -> tuple[st
     wanted = pod_requests(pod.spec).get(resource, Decimal())
     asks = f"it asks for {as_text(resource, wanted) if wanted else '?'}"
     has = "has" if count == 1 else "have"
-    nodes = nodes_of(facts.of_kind("Node"), taken(facts.of_kind("Pod")))
-    # Where nodes may not be read it is not known whether they have any at all.
+    nodes = nodes_of(facts.of_kind("Node"), requested_by_node(facts.of_kind("Pod")))
+    # If nodes may not be read, it is unknown whether they have any at all.
     short = f"{count} {has} too little {resource}{' free' if nodes else ''} ({asks})"
     largest = max((node.offers.get(resource, Decimal()) for node in nodes), default=wanted)
     if resource in _CORE:
@@ -157,7 +157,7 @@ def _insufficient(facts: Facts, pod: Pod, count: int, resource: str) -> tuple[st
 
 
 def _offers(facts: Facts, nodes: Iterable[Node], resource: str) -> str:
-    """What kinds of nodes offer, and how much of it is free.
+    """The amounts that kinds of nodes offer, and how much is free.
 
     How much is free is known only where the Pods of all namespaces could be read.
     """
@@ -220,7 +220,7 @@ def lost_or_displaced(facts: Facts) -> Iterator[Finding]:
 
 
 def displaced(facts: Facts) -> dict[str, Explanation]:
-    """What made each replica leave its node, the newest of it."""
+    """The newest reason why each replica left its node."""
     left: dict[str, Explanation] = {}
     present = (found for pod in facts.pods if (found := _displaced(pod)))
     for one in (*_displaced_before(facts), *present):
@@ -274,7 +274,7 @@ def _lost(facts: Facts) -> Iterator[Explanation]:
 
 
 def _unreachable(pod: Pod, ready: Json | None) -> tuple[str, datetime | None]:
-    """What is wrong with the Pod's node, and since when; empty if nothing is known."""
+    """The problem of the Pod's node, and since when; empty if none is known."""
     if ready is not None:
         if ready.get("status") == "True":
             return "", None
@@ -311,7 +311,7 @@ def _displaced(pod: Pod) -> Explanation | None:
 
 
 def _displaced_before(facts: Facts) -> Iterator[Explanation]:
-    """What Events say of Pods that the operator has replaced, one for each Pod."""
+    """The displacements of replaced Pods, as Events report them, one for each Pod."""
     present = {pod.uid for pod in facts.pods}
     messages = [event.get("message", "") for event in facts.job_events]
     found: dict[str, Explanation] = {}
@@ -324,7 +324,7 @@ def _displaced_before(facts: Facts) -> Iterator[Explanation]:
         if _is_of_an_earlier_job(facts, name, messages):
             continue
         one = _of_event(event, facts.target.replica_named(facts.name, name) or name)
-        # That it was killed follows from whatever else made it leave.
+        # The kill follows from another reason for leaving the node.
         if one and not (uid in found and one.cause is Cause.POD_DELETED):
             found[uid] = replace(one, at=event_time(event))
     yield from found.values()

@@ -126,7 +126,7 @@ _RULES: Final = (
         r"|Unable to find (?:address for|interface)",
         Cause.INTERFACE,
         "it found no network interface of the given name: {text}",
-        "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME must name an interface that the pod has, mostly"
+        "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME must name an interface that the pod has, usually"
         " eth0: correct them in run.env, or leave them out",
     ),
     Rule(
@@ -297,14 +297,14 @@ _RULES: Final = (
         r"requires at least one CUDA device|only supported with GPUs, no GPUs found",
         Cause.GPU_DRIVER,
         "the backend of its process group needs a GPU, and the process has none: {text}",
-        "ask for GPUs (resources.gpus), or let the script choose gloo where there is none:"
+        "ask for GPUs (resources.gpus), or let the script choose gloo if there is none:"
         " init_process_group('nccl' if torch.cuda.is_available() else 'gloo')",
         "let the script choose gloo where there is no GPU:"
         " init_process_group('nccl' if torch.cuda.is_available() else 'gloo')",
         exception_only=True,
     ),
 )
-_SAYS_LITTLE: Final = re.compile(
+_UNSPECIFIC: Final = re.compile(
     r"NCCL|nccl|gloo|c10d|ProcessGroup|Dist\w*Error|DataLoader worker \(\S+ [\d, ]+\) exited"
 )
 """In an exception's text: what NCCL, gloo or its cause wrote before it may say more."""
@@ -321,16 +321,16 @@ _LOG_PREFIXES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class LastOutput:
-    """What a container wrote about its end.
+    """The last output of a container, about its end.
 
     An exception that the runtime has reported is the error, whatever else is in the output. Without
     a report the last traceback counts; a script got over what it wrote before its last sign of
     training.
 
     Attributes:
-        error: the lines of the exception that ended it; empty where none is known.
+        error: the lines of the exception that ended it; empty if none is known.
         context: the last lines of its output, since training last advanced.
-        last: the last line of all; empty where there is none.
+        last: the last line of all; empty if there is none.
         reported: whether the runtime has reported the error; its exit code says what it means.
         causes: what the error was raised from, each as a line; the last one, its root, first.
     """
@@ -356,7 +356,7 @@ def is_bare_exit(reason: Reason) -> bool:
 
 
 def last_output(end: End, lines: Sequence[str], *, ranks: int) -> LastOutput:
-    """What the report and the output of a container say about its end."""
+    """Read the report and the last output of a container."""
     bars = sum(1 for _ in takewhile(_REDRAWN_BAR.fullmatch, reversed(lines)))
     lines = lines[: len(lines) - bars] if bars <= _MAX_REDRAWN_BARS else lines
     context = tuple(since_training(lines))
@@ -376,7 +376,7 @@ def last_output(end: End, lines: Sequence[str], *, ranks: int) -> LastOutput:
 
 
 def _roots(reason: Reason) -> tuple[str, ...]:
-    """What an exception was raised from; what was being handled then may have been got over."""
+    """The exceptions that one was raised from; one that was being handled may not matter."""
     causes = takewhile(lambda one: not one.startswith("while "), reason.causes)
     return tuple(one.partition(" ")[2] for one in causes)[::-1]
 
@@ -455,13 +455,13 @@ def _broke(text: str) -> bool:
 
 
 def explain_output(output: LastOutput, *, local: bool) -> Explanation | None:
-    """What a container's output says about its end; None where nothing in it is known."""
+    """The explanation of a container's end by its output; None if nothing in it is known."""
     if not output.error:
         return explain_lines(output.context, local=local) or _nccl_error(output.context)
     for error in (*((cause,) for cause in output.causes), output.error):
         if found := _first(_RULES, error, local=local):
             return found
-    if not any(_SAYS_LITTLE.search(line) for line in output.error):
+    if not any(_UNSPECIFIC.search(line) for line in output.error):
         return None
     lines = [*output.error, *output.context]
     return explain_lines(lines, local=local) or _nccl_error(lines)

@@ -120,7 +120,7 @@ _RULES: Final = (
 
 
 def creation_refused(facts: Facts) -> Iterator[Finding]:
-    """What keeps the operator from creating Pods or Services."""
+    """The reasons why the operator cannot create Pods or Services."""
     newest: dict[tuple[str, Cause], tuple[Explanation, Json]] = {}  # by the replica that is named
     refusals = {refused for refused, _, _ in facts.target.creations}
     companion = facts.target.companion
@@ -133,7 +133,7 @@ def creation_refused(facts: Facts) -> Iterator[Finding]:
     same: defaultdict[object, list[tuple[str, Explanation]]] = defaultdict(list)
     for (replica, cause), (explanation, event) in newest.items():
         others = (other for other, _ in newest.values())
-        if not _created_since(facts, replica, event) and not _says_less(explanation, others):
+        if not _created_since(facts, replica, event) and not _is_less_specific(explanation, others):
             # A quota's amounts change all along.
             what = "" if cause is Cause.QUOTA else without_replica(explanation.what)
             key = cause, what, without_replica(explanation.next_step)
@@ -152,8 +152,8 @@ def _merged(facts: Facts, members: Sequence[tuple[str, Explanation]]) -> Finding
     return Finding(last.cause, message, last.next_step, replicas[0], replicas)
 
 
-def _says_less(explanation: Explanation, others: Iterable[Explanation]) -> bool:
-    """Whether a longer one says the same: of a Worker, with the operator's container."""
+def _is_less_specific(explanation: Explanation, others: Iterable[Explanation]) -> bool:
+    """Whether a longer explanation says the same: a Worker's, with the operator's container."""
     return explanation.cause is Cause.POD_SECURITY and any(
         other.cause is explanation.cause and len(other.what) > len(explanation.what)
         for other in others

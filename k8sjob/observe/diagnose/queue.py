@@ -75,8 +75,8 @@ def queued(facts: Facts) -> Iterator[Finding]:
         reason = one_line(reserved.get("message") or "Kueue has not considered it yet")
         if stopped and reserved.get("message") == stopped.get("message"):
             reason = "it needs its quota again"
-        order = _ahead(facts, workload, queue)
-        # What is the next one, or was considered and lacks something else, waits for no other job.
+        order = _jobs_ahead(facts, workload, queue)
+        # The next one, or one that lacks something else, waits for no other job.
         again = _has(str(reserved.get("message")), _WAITS) or ("ahead" in order and not reserved)
     seen = f"the job has waited in the queue {queue!r}"
     seen += f" for {age(since, facts.now)}" if since else ""
@@ -91,12 +91,12 @@ def queued(facts: Facts) -> Iterator[Finding]:
 
 
 def _own(facts: Facts) -> Json:
-    """The Workload that the job owns, the newest one; empty where there is none."""
+    """The newest Workload that the job owns; empty if there is none."""
     uid = facts.status.ref.uid
     own = [
         workload
         for workload in facts.of_kind("Workload")
-        for owner in workload["metadata"].get("ownerReferences") or ()
+        for owner in Object(workload).owners
         if owner.get("uid") == uid
     ]
     return max(own, key=lambda workload: Object(workload).created, default={})
@@ -197,7 +197,7 @@ def _stopped(facts: Facts, workload: Json, evicted: Json) -> str:
 
 
 def _holders(facts: Facts, reason: str) -> str:
-    """Who has the quota that is short."""
+    """The jobs that hold the quota that is short."""
     short = _SHORT.search(reason)
     if not short:
         return ""
@@ -236,8 +236,8 @@ def _nominal(cluster: Json, resource: str, flavor: str) -> Decimal:
     )
 
 
-def _ahead(facts: Facts, workload: Json, queue: str) -> str:
-    """Who is admitted before it: those of the queue by name, others by number."""
+def _jobs_ahead(facts: Facts, workload: Json, queue: str) -> str:
+    """The jobs to be admitted before it: those of the queue by name, others by number."""
     own = Object(workload)
     for summary in facts.of_kind("PendingWorkloadsSummary"):
         items = summary.get("items") or ()
@@ -269,6 +269,6 @@ def _place(workload: Json) -> tuple[int, str]:
 
 def _job_of(workload: Json) -> str:
     """The job of a Workload, with its namespace."""
-    owners = workload["metadata"].get("ownerReferences") or ()
+    owners = Object(workload).owners
     name = next((owner.get("name") for owner in owners), Object(workload).name)
     return f"{Object(workload).namespace}/{name}"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.kube.objects import event_time
+from k8sjob.kube.objects import Object, event_time
 from k8sjob.observe.diagnose.finding import Cause, Explanation, Rule, first_match, one_line
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def _pending_claim(facts: Facts, pod: Pod) -> tuple[str, str]:
     }
     for claim in facts.of_kind("PersistentVolumeClaim"):
         meta = claim["metadata"]
-        if meta.get("name") not in mounted or (claim.get("status") or {}).get("phase") == "Bound":
+        if meta.get("name") not in mounted or Object(claim).status.get("phase") == "Bound":
             continue
         subject = ("PersistentVolumeClaim", meta.get("name", ""))
         messages = [

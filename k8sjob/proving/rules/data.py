@@ -20,7 +20,7 @@ _MOST = 0.6
 
 
 def identified(rows: Sequence[Pass]) -> tuple[str, list[list[int]]]:
-    """By what samples are known on all ranks ("ids" of one data set, or contents), and those."""
+    """The samples by keys that hold on all ranks: "ids" of one data set, or contents."""
     same = len({row.about["data"] for row in rows}) == 1 and rows[0].about["data"] is not None
     kind = "ids" if same and all(row.samples("ids") for row in rows) else "digests"
     return kind, [row.samples(kind) for row in rows]

@@ -1,4 +1,4 @@
-"""What a rule reads and gives: the runs of one script, and a difference with its cause."""
+"""The input and output of rules: the runs of one script, and a difference with its cause."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ NEXT: Final = {
 
 
 class Difference(NamedTuple):
-    """What differs first, and why.
+    """The first difference, and its cause.
 
     Attributes:
         step: optimizer steps done before; None: it concerns no step.
@@ -97,7 +97,7 @@ class Evidence:
 
     Attributes:
         many: on all ranks.
-        one: on one process, with the same batches; None where it could not be run.
+        one: on one process, with the same batches; None if it could not be run.
         again: as many, once more.
         resumed: as many, restarted from the files of its first checkpoint.
     """
@@ -161,7 +161,7 @@ class Evidence:
 
 
 def _unlike(one: Step, row: list[Step]) -> str:
-    """Why a step of one process is not that of the ranks; "": it is."""
+    """Why a step of one process differs from that of the ranks; "" if it does not."""
     samples = sum(size for step in row for size in step.sizes)
     if one.names != row[0].names:
         return "it trains other parameters"

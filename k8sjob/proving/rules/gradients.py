@@ -251,7 +251,7 @@ def _from_one(  # noqa: PLR0917 - what the caller has
         (
             unexplained > 0.05 or (not even and alike),
             Cause.CLIPPING,
-            f"{gradient} is no mean of the ranks' own ones: they were changed before it",
+            f"{gradient} is not a mean of the ranks' own ones: they were changed before it",
         ),
         (twice, Cause.AVERAGED_TWICE, weighs),
         (even and not every(1 / size), Cause.NOT_AVERAGED, weighs),

@@ -100,7 +100,7 @@ def determinism(evidence: Evidence) -> Iterator[Difference]:
 
 
 def _unrepeated(trace: Trace, other: Trace) -> Iterator[tuple[str, int, str | None, _Pair | None]]:
-    """What differs in a run of the same: tensor, step, name and values."""
+    """The first difference between two equal runs: tensor, step, name and values."""
     for one, two in zip(trace.models, other.models, strict=False):
         for name, mine in one["weights"].items():
             twin = two["weights"].get(name)
@@ -147,7 +147,7 @@ def checkpoint(evidence: Evidence) -> Iterator[Difference]:
 def _restarted(
     kept: Step, again: Step, tolerance: float, *, first: bool
 ) -> tuple[str, str, str | None, _Pair | None] | None:
-    """What differs in a step after a restart: tensor, message, name and values."""
+    """The first difference in a step after a restart: tensor, message, name and values."""
     floor = max(0.01 * length(kept.before), 1e-12)
     found = worst(kept.before, again.before, tolerance, floor)
     if kept.names == again.names and found is not None:

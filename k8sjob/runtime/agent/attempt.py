@@ -19,7 +19,7 @@ from k8sjob.runtime.agent.worker_group import Exit, Member, WorkerGroup, kill_ch
 from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.errors import EnvError, ranks_in_words
 from k8sjob.runtime.base.frames import fatal_place, users_threads
-from k8sjob.runtime.base.observer import HeartbeatMonitor, Seen, hang_of, read_seen
+from k8sjob.runtime.base.heartbeat import HeartbeatMonitor, Seen, hang_of, read_seen
 from k8sjob.runtime.base.report import start_phase, write_event
 from k8sjob.runtime.base.termination import by_rank, read_reason, read_stacks, seen_file
 
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 
 _NEVER: Final = float("inf")
 _HINTS: Final[dict[int, str]] = {
-    signal.SIGKILL: "; in a pod mostly out of memory: raise resources.memory or use less",
-    signal.SIGABRT: "; it called abort(), mostly in a library: its last lines say why",
-    signal.SIGBUS: "; mostly /dev/shm is full: raise resources.shm or use fewer loader workers",
+    signal.SIGKILL: "; in a pod usually out of memory: raise resources.memory or use less",
+    signal.SIGABRT: "; it called abort(), usually in a library: its last lines say why",
+    signal.SIGBUS: "; usually /dev/shm is full: raise resources.shm or use fewer loader workers",
 }
 
 
 @dataclass(slots=True)
 class Record:
-    """What happened in one start, all times by time.monotonic(); infinite: not yet."""
+    """The record of one start, all times by time.monotonic(); infinite: not yet."""
 
     # by rank, for the processes that have ended
     exits: Mapping[int, Exit] = field(default_factory=dict)
@@ -92,7 +92,7 @@ def run_attempt(
     leave: Callable[[Record], float | None] | None = None,
     hang: Callable[[Record], Reason | None] = lambda record: hang_of(record.running),
 ) -> Record:
-    """Start the node's processes once and stay until all have gone.
+    """Start the node's processes once and wait until all are gone.
 
     Args:
         program: what to run.
@@ -314,7 +314,7 @@ def _reason(rank: int, end: Exit, record: Record) -> Reason:
 
 
 def _look(members: Sequence[Member], group: WorkerGroup | None = None) -> dict[int, Seen]:
-    """What the ranks wrote about themselves; in `group` one that is stopped now does not wait."""
+    """Read the ranks' own reports; in `group` one that is stopped now does not wait."""
     seen = {member.rank: read_seen(seen_file(member.error_file)) for member in members}
     for index, member in enumerate(members):
         one = seen[member.rank]

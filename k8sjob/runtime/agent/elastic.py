@@ -105,7 +105,7 @@ def run_elastic(
             if failures > config.max_restarts:
                 return reason
             why = describe(reason) if reason else "stopped"
-            log_line(f"{why}; the nodes that are there start again")
+            log_line(f"{why}; the remaining nodes start again")
             if failures or losses > 1:  # the first loss of a node is followed by no pause
                 inbox.sleep(backoff(failures + losses, _MAX_PAUSE_S))
     return stopped(inbox)

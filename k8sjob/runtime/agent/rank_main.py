@@ -39,8 +39,8 @@ from k8sjob.runtime.base.errors import (
     message_of,
     peer_loss,
 )
-from k8sjob.runtime.base.frames import RUNTIME, embedded, raised_at, users_paths
-from k8sjob.runtime.base.observer import Observer
+from k8sjob.runtime.base.frames import RUNTIME, embedded, raised_at, with_user_paths
+from k8sjob.runtime.base.heartbeat import Observer
 from k8sjob.runtime.base.termination import (
     by_rank,
     enable_stacks,
@@ -136,27 +136,27 @@ def reason_of(error: BaseException, code: int) -> Reason:
         exit_code=code,
         rank=env.rank if env else -1,
         type=kind,
-        message=users_paths(message),
+        message=with_user_paths(message),
         where=place,
         time=time.time(),
         culprits=tuple(getattr(error, "culprits", ())) if _is_k8sjobs(error) else (),
-        causes=tuple(map(users_paths, behind)),
+        causes=tuple(map(with_user_paths, behind)),
     )
 
 
 def where(error: BaseException) -> str:
     """The last frame in the user's code, else the last of all, as file:line."""
     if isinstance(error, SyntaxError) and error.filename:
-        return f"{users_paths(error.filename)}:{error.lineno}"
-    last = raised_at(_users_part(error.__traceback__))
-    return f"{users_paths(last.filename)}:{last.lineno}" if last else ""
+        return f"{with_user_paths(error.filename)}:{error.lineno}"
+    last = raised_at(_user_traceback(error.__traceback__))
+    return f"{with_user_paths(last.filename)}:{last.lineno}" if last else ""
 
 
 def _is_k8sjobs(error: BaseException) -> bool:
     return type(error).__module__.startswith("k8sjob.")
 
 
-def _users_part(trace: TracebackType | None) -> TracebackType | None:
+def _user_traceback(trace: TracebackType | None) -> TracebackType | None:
     """The traceback from the program's first frame on: without this module and importlib."""
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
@@ -174,16 +174,16 @@ def _show(error: BaseException) -> None:
         return
     if isinstance(error, EnvError):
         return  # the agent writes one line
-    trace = _users_part(error.__traceback__)
+    trace = _user_traceback(error.__traceback__)
     error = error.with_traceback(trace)
     hook = sys.excepthook
     # torch.distributed sets a hook that marks the lines by the rank, as below.
     if hook is not sys.__excepthook__ and not str(hook.__module__).startswith("torch."):
         hook(type(error), error, trace)
         return
-    text = users_paths("".join(traceback.format_exception(error)))
+    text = with_user_paths("".join(traceback.format_exception(error)))
     if not is_first(config.error_file(), text):
-        text = f"{first_line(error)}: the same traceback as of another rank\n"
+        text = f"{first_line(error)}: the same traceback as another rank's\n"
     env = rank_or_none()
     sys.stderr.write(text if env is None or env.world_size == 1 else by_rank(env.rank, text))
 
@@ -197,7 +197,7 @@ def _leave(code: int) -> NoReturn:
             limit.start()
         else:
             _destroy_group()
-        # What Py_FinalizeEx calls: it also wakes the idle workers of thread pools before it joins.
+        # As Py_FinalizeEx does: it also wakes the idle workers of thread pools before it joins.
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - no public form
         atexit._run_exitfuncs()  # noqa: SLF001 - no public form
     except BaseException as error:  # noqa: BLE001 - os._exit must be reached
@@ -347,7 +347,7 @@ def _module_spec(name: str) -> ModuleSpec:
 
 
 def _find(name: str) -> ModuleSpec | None:
-    """A module's spec; None also where a parent of it is missing, but not where one fails."""
+    """A module's spec; None also if a parent of it is missing, but not where one fails."""
     try:
         return importlib.util.find_spec(name)
     except ModuleNotFoundError as error:

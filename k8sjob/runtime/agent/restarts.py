@@ -1,4 +1,4 @@
-"""Groups of a fixed size: over how many starts a node runs its processes, and how it leaves.
+"""Groups of a fixed size: the restarts of a node's processes, and its end.
 
 A failure that another start may cure (an exit code of 128 or more: a lost peer, a signal, a hang)
 is answered by starting the node's processes again, in place; the agents of other nodes do the same.
@@ -21,8 +21,8 @@ from k8sjob.runtime.agent.attempt import backoff, retryable, run_attempt, stoppe
 from k8sjob.runtime.agent.roster import DONE, FAILED, RUNNING
 from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.errors import ranks_in_words
+from k8sjob.runtime.base.heartbeat import decode_ranks, encode_ranks, hang_of
 from k8sjob.runtime.base.network import is_loopback
-from k8sjob.runtime.base.observer import decode_ranks, encode_ranks, hang_of
 from k8sjob.runtime.base.report import log_line, write_event
 from k8sjob.runtime.base.termination import describe
 
@@ -157,7 +157,7 @@ def repeats(before: Reason | None, now: Reason) -> bool:
 
 
 class Coordinator:
-    """One node among those of its group.
+    """One node's view of its group.
 
     Attributes:
         count: this node's restarts.

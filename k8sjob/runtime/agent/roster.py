@@ -36,7 +36,7 @@ _DISTANCE: Final = 4096
 _MAX_BYTES: Final = 1 << 20
 _MAX_MESSAGE: Final = 300
 _INVALID: Final = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
-"""What reading an invalid call raises."""
+"""The errors raised by reading an invalid call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class NodeState:
 
     @classmethod
     def decode(cls, body: Any, nnodes: int) -> NodeState:
-        """From JSON.
+        """Decode it from JSON.
 
         Raises:
             ValueError, KeyError, TypeError: it was not written by an agent of this group.

@@ -47,7 +47,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How one process ended."""
+    """The end of one process."""
 
     code: int  # as a container shows it: 128 + N for a signal N
     signal: int  # N, or 0 where the process ended by itself

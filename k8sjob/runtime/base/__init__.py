@@ -1,1 +1,1 @@
-"""The ground of agent and ranks: environment, settings, termination message, heartbeat."""
+"""The base of agent and ranks: environment, settings, termination message, heartbeat."""

@@ -44,7 +44,7 @@ def timeouts(environ: Mapping[str, str] = os.environ) -> dict[str, float]:
 
 
 def error_file(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Where a rank writes its Reason; None where there is no agent to read it."""
+    """The file for a rank's Reason; None if there is no agent to read it."""
     return _path(environ, contract.ERROR_FILE_ENV)
 
 
@@ -53,7 +53,7 @@ def launcher_hosts_store() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def under_k8sjob() -> bool:
+def started_by_k8sjob() -> bool:
     """Whether k8sjob started this job, so that its event lines are read."""
     return contract.CONFIG_ENV in os.environ
 
@@ -64,7 +64,7 @@ def safe_path() -> bool:
 
 
 def termination_log(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Where the container's Reason goes, or None outside a container.
+    """The file for the container's Reason; None outside a container.
 
     The kubelet mounts its file before the container starts. Where it is absent nothing is created:
     this may be the /dev of a machine that is not a container.
@@ -75,7 +75,7 @@ def termination_log(environ: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def restarts_file() -> Path | None:
-    """Where restarts are counted: in the pod's shared memory, or beside a local replica's log.
+    """The file that counts restarts: in the pod's shared memory, or beside a local replica's log.
 
     None outside a container: nothing starts the agent again there.
     """
@@ -120,7 +120,9 @@ def mapped_paths(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     body = _object(contract.PATHS_ENV, text)
     for mount, path in body.items():
         if not isinstance(path, str):
-            raise EnvError(f"{contract.PATHS_ENV}: {mount!r}: {path!r} is no path; write a string")
+            raise EnvError(
+                f"{contract.PATHS_ENV}: {mount!r}: {path!r} is not a path; write a string"
+            )
     return body
 
 
@@ -161,7 +163,7 @@ def _decode(text: str) -> RuntimeConfig:
 
 
 def _wanted(key: str, value: Any) -> str:
-    """What the value of a field should have been; empty where it is valid."""
+    """The expected value of a field; empty if it is valid."""
     default = _DEFAULTS[key]
     if key == "checkpoint_every":
         good, wanted = value == "epoch", '"epoch" or a number of steps'
@@ -182,7 +184,7 @@ def _short(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long the runtime waits where a job has no setting for it, in seconds."""
+    """The runtime's timeouts in seconds, for which a job has no setting."""
 
     poll: float = 0.05  # between two looks of a loop that waits for another thread or process
     retry: float = 0.2  # between two tries to host a store or to reach one

@@ -128,7 +128,7 @@ class ElasticEnv:
 
 
 def elastic_env(environ: Mapping[str, str], hostname: str) -> ElasticEnv | None:
-    """The rendezvous of an elastic group; None where the group's size is fixed.
+    """The rendezvous of an elastic group; None if the group's size is fixed.
 
     The nodes of an elastic group have PET_RDZV_ENDPOINT, which names the pod that hosts the store
     by its hostname, and the bounds; ranks have only those of a group of a fixed size.
@@ -149,7 +149,7 @@ def elastic_env(environ: Mapping[str, str], hostname: str) -> ElasticEnv | None:
     backend = environ.get("PET_RDZV_BACKEND", "c10d")
     if backend != "c10d":
         raise EnvError(
-            f"PET_RDZV_BACKEND={backend}: k8sjob's agent meets by c10d; set it to c10d (in a "
+            f"PET_RDZV_BACKEND={backend}: k8sjob's agent uses c10d; set it to c10d (in a "
             "PyTorchJob spec.elasticPolicy.rdzvBackend), or let torchrun start the job "
             "(run.command)"
         )
@@ -227,7 +227,7 @@ def rank_or_none() -> DistEnv | None:
 
 
 def world_size_or(default: int) -> int:
-    """WORLD_SIZE, which the script may have set; the default where it is no number."""
+    """WORLD_SIZE, which the script may have set; the default if it is not a number."""
     size = os.environ.get("WORLD_SIZE", "")
     return int(size) if size.isdecimal() else default
 
@@ -246,7 +246,7 @@ def _launched(environ: Mapping[str, str]) -> DistEnv:
     """The process under a launcher: RANK and WORLD_SIZE count processes.
 
     A LOCAL_RANK that the user put in the manifest comes without LOCAL_WORLD_SIZE; it is harmless
-    with one process a node, where a node's rank is the process's rank as well.
+    with one process per node, where a node's rank is the process's rank as well.
     """
     for name in ("RANK", "WORLD_SIZE"):
         if name not in environ:
@@ -314,8 +314,8 @@ def _node_rank(environ: Mapping[str, str], nnodes: int) -> int:
     if is_elastic(environ):
         raise EnvError(
             f"PET_NNODES={environ['PET_NNODES']} without RANK: the group is elastic, so its nodes "
-            "get their ranks when they meet; start the script by `python -m k8sjob.runtime SCRIPT` "
-            "or torchrun, or leave replicas.elastic out"
+            "get their ranks at the rendezvous; start the script by `python -m k8sjob.runtime "
+            "SCRIPT` or torchrun, or leave replicas.elastic out"
         )
     if nnodes > 1:
         raise EnvError(
@@ -367,7 +367,7 @@ def _master(environ: Mapping[str, str], members: int) -> tuple[str, int]:
             "PyTorchJob add a Master replica, with which the operator does)"
         )
     if port > 65535:
-        raise EnvError(f"{name}={port} is no port; set it to 1..65535")
+        raise EnvError(f"{name}={port} is not a port; set it to 1..65535")
     return addr or _LOOPBACK, port
 
 

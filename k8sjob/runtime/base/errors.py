@@ -25,7 +25,7 @@ class PeerLost(RuntimeError):  # noqa: N818 - a condition: this rank itself is f
     """Other ranks went away or never came; this rank may be started again.
 
     Attributes:
-        culprits: the ranks concerned; empty where they are not known.
+        culprits: the ranks concerned; empty if they are not known.
         late: whether they may still be there, and did not come in time.
     """
 

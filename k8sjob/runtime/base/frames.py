@@ -25,11 +25,11 @@ RUNTIME: Final = str(Path(__file__).parents[2]) + os.sep
 _COLLECTIVES: Final = (
     f"torch{os.sep}distributed{os.sep}",
     f"torch{os.sep}futures{os.sep}",
-    # Backward: its kernels come to an end, what DDP and FSDP send between them may not.
+    # Backward: its kernels end, but what DDP and FSDP send between them may not.
     f"torch{os.sep}autograd{os.sep}graph.py",
 )
 _PACKAGES: Final = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
-"""Of any environment: of the user, of a venv's base, of the system."""
+"""Library folders of any environment: the user's, a venv's base, the system's."""
 _FRAME: Final = re.compile(r'^ +File "([^"\n]+)", line (\d+)', re.MULTILINE)
 _STARTED: Final = re.compile(
     rf'^  File "(?:{re.escape(RUNTIME)}.*{os.sep}rank_main\.py|<frozen runpy>)", line .*\n'
@@ -49,14 +49,14 @@ class Inner(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a thread is."""
+    """The place of a thread in the code."""
 
     where: str  # the last line of the user's code, as file:line in function; empty if there is none
     waits: bool  # whether it is in torch's distributed code, called from there, or in backward
 
 
-def place_of(thread: int) -> Place:
-    """Where a thread is, by its identity, seen from another one."""
+def place_of_thread(thread: int) -> Place:
+    """The place of a thread by its identity, seen from another one."""
     found = sys._current_frames().get(thread)  # noqa: SLF001 - documented, in spite of its name
     frames = [frame for frame, _ in traceback.walk_stack(found)] if found else []
     own = next((at for at, one in enumerate(frames) if _is_users(one.f_code.co_filename)), None)
@@ -68,11 +68,11 @@ def place_of(thread: int) -> Place:
     # A torch.distributed.Work waits in C++, without a Python frame.
     line = linecache.getline(code.co_filename, number)
     waits = waits or (own == 0 and ".wait(" in line and "os.wait(" not in line)
-    return Place(f"{users_paths(code.co_filename)}:{number} in {code.co_name}", waits=waits)
+    return Place(f"{with_user_paths(code.co_filename)}:{number} in {code.co_name}", waits=waits)
 
 
 def caller(frame: FrameType | None) -> tuple[str, int]:
-    """(file, line) of the innermost frame of the user's code; ("", 0) where there is none."""
+    """(file, line) of the innermost frame of the user's code; ("", 0) if there is none."""
     while frame is not None:
         if _is_users(frame.f_code.co_filename):
             return frame.f_code.co_filename, frame.f_lineno
@@ -80,7 +80,7 @@ def caller(frame: FrameType | None) -> tuple[str, int]:
     return "", 0
 
 
-def users_paths(text: str) -> str:
+def with_user_paths(text: str) -> str:
     """A text with the user's paths in place of those of the copy that runs on this machine."""
     try:
         source, copy = config.source_folder(), config.mapped_paths().get(WORKDIR)
@@ -108,17 +108,17 @@ def stacks() -> str:
             ]
             name = names.get(ident, ident)
             found.append(f"Thread {name} (most recent call first):\n{''.join(calls)}")
-    return users_paths("\n".join(found))
+    return with_user_paths("\n".join(found))
 
 
 def users_threads(dump: str) -> str:
     """A dump of faulthandler's with the user's paths, without k8sjob's threads and first frames."""
     blocks = _STARTED.sub("", dump).split("\n\n")
-    return users_paths("\n\n".join(block for block in blocks if not _is_of_k8sjob(block)))
+    return with_user_paths("\n\n".join(block for block in blocks if not _is_of_k8sjob(block)))
 
 
 def fatal_place(dump: str) -> str:
-    """Where in the user's code a fatal error was, as file:line, by a dump of faulthandler's.
+    """The place of a fatal error in the user's code, as file:line, from faulthandler's dump.
 
     Where a thread without Python frames failed, it is the main thread's place, the last of all.
     """
@@ -150,24 +150,24 @@ def embedded(message: str) -> Inner | None:
 def _places(text: str) -> list[str]:
     """The frames of the user's code in a text, in their order, each as file:line."""
     found = _FRAME.findall(text)
-    return [f"{users_paths(file)}:{line}" for file, line in found if _is_users(file)]
+    return [f"{with_user_paths(file)}:{line}" for file, line in found if _is_users(file)]
 
 
 def failed_at(error: BaseException) -> str:
     """The line of the user's code that an error comes from, as file:line in function.
 
     Where an error is handled before it comes there, it is the line that is running now, without
-    the function; empty where there is none.
+    the function; empty if there is none.
     """
     at = raised_at(error.__traceback__)
     if at and _is_users(at.filename):
-        return f"{users_paths(at.filename)}:{at.lineno} in {at.name}"
+        return f"{with_user_paths(at.filename)}:{at.lineno} in {at.name}"
     file, line = caller(sys._getframe(1))  # noqa: SLF001 - documented
-    return f"{users_paths(file)}:{line}" if file else ""
+    return f"{with_user_paths(file)}:{line}" if file else ""
 
 
 def raised_at(trace: TracebackType | None) -> traceback.FrameSummary | None:
-    """The last frame of the user's code, else the last of all; None where there is no frame."""
+    """The last frame of the user's code, else the last of all; None if there is no frame."""
     frames = traceback.extract_tb(trace)
     own = [frame for frame in frames if _is_users(frame.filename)]
     return next(reversed(own or frames), None)

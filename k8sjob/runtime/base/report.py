@@ -14,7 +14,7 @@ from k8sjob.contract import Event, EventKind
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from k8sjob.runtime.base.observer import Seen
+    from k8sjob.runtime.base.heartbeat import Seen
 
 
 def log_line(line: str) -> None:

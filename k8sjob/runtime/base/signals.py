@@ -1,4 +1,4 @@
-"""What a main thread waits for: signals, the parent's lifeline, and calls in other threads."""
+"""The inbox of a main thread: signals, the parent's lifeline, and calls from other threads."""
 
 from __future__ import annotations
 

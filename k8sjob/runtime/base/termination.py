@@ -34,7 +34,7 @@ def write_reason(reason: Reason, file: Path | None) -> None:
 
 
 def read_reason(file: Path | None) -> Reason | None:
-    """The reason in a file; None where there is none."""
+    """The reason in a file; None if there is none."""
     try:
         return Reason.decode(file.read_text()) if file else None
     except (OSError, ValueError):
@@ -104,7 +104,7 @@ def by_rank(rank: int, text: str) -> str:
 
 
 def seen_file(file: Path | None) -> Path | None:
-    """Where an observer writes, beside the reason; see k8sjob.runtime.base.observer."""
+    """The file of an observer, beside the reason; see k8sjob.runtime.base.heartbeat."""
     return file.with_suffix(".seen") if file else None
 
 

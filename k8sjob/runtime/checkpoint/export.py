@@ -47,11 +47,13 @@ def export(
         OSError: something cannot be read or written; the file is as it was.
     """
     if target.suffix.lower() not in {_SAFETENSORS, *_TORCH}:
-        raise ValueError(f"{target}: its suffix says the form; end it with .pt or {_SAFETENSORS}")
+        raise ValueError(
+            f"{target}: its suffix decides the format; end it with .pt or {_SAFETENSORS}"
+        )
     if target.exists() and not force:
-        raise ValueError(f"{target} exists; name another file by -o, or replace it by --force")
+        raise ValueError(f"{target} exists; name another file with -o, or replace it with --force")
     if not target.parent.is_dir():
-        raise ValueError(f"{target}: there is no folder {target.parent}; make it first")
+        raise ValueError(f"{target}: there is no folder {target.parent}; create it first")
     as_safetensors = target.suffix.lower() == _SAFETENSORS
     if as_safetensors and everything:
         raise ValueError(
@@ -98,7 +100,7 @@ def _checkpoint(source: Path, warn: Callable[[str], None]) -> Path:
     found = newest(Checkpoints(source), warn)
     if found is None:
         raise ValueError(
-            f"{source} has no whole checkpoint; name the folder that has step-... files or folders"
+            f"{source} has no complete checkpoint; name the folder of the step-... files or folders"
         )
     return found
 
@@ -109,7 +111,7 @@ def _weights(state: dict[str, Any], path: Path) -> dict[str, Any]:
     if not isinstance(found, dict) or not found:
         raise ValueError(
             f"{path} holds {', '.join(sorted(map(str, state)))} and no model's weights by name; "
-            "take everything by --all"
+            "export everything with --all"
         )
     return found
 
@@ -124,7 +126,9 @@ def _write_safetensors(path: Path, weights: dict[str, Any]) -> None:
         ) from None
     odd = [name for name, value in weights.items() if not isinstance(value, torch.Tensor)]
     if odd:
-        raise ValueError(f"{odd[0]} is no tensor, which safetensors cannot hold; write a .pt")
+        raise ValueError(
+            f"{odd[0]} is not a tensor, and safetensors holds nothing else; write a .pt"
+        )
     # Tensors that share memory, as tied weights do, become tensors of their own: the format has no
     # other way to keep all names.
     try:

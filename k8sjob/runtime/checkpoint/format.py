@@ -195,7 +195,7 @@ class _Folder:
         try:
             self._reader.read_data(planner.create_local_plan(), planner).wait()
         except Exception as error:
-            # Of a file that another program made, torch raises whatever it meets.
+            # For a file of another program torch may raise any error.
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise ValueError(f"{self.path}: {name} cannot be loaded: {reason}") from error
 
@@ -251,7 +251,7 @@ def _metadata(folder: Path, files: dict[str, Digest]) -> Metadata:
     except AttributeError as error:
         raise ValueError(f"{METADATA} describes no tensors: {error}") from error
     if not (tensors and plain):
-        raise ValueError(f"{METADATA} describes something that is no plain tensor")
+        raise ValueError(f"{METADATA} describes something that is not a plain tensor")
     if odd := places - files.keys():
         raise ValueError(f"{METADATA} names {min(odd)}, of which there is no digest")
     if wrong := _problem(found, {name: digest.size for name, digest in files.items()}):
@@ -312,7 +312,7 @@ def _wrong(
 
 
 def _uncovered(shape: tuple[int, ...], boxes: Collection[_Box], at: _Box = ()) -> str:
-    """Where boxes within a shape leave a gap or overlap; empty where they cover it exactly.
+    """The gap or overlap that boxes within a shape leave; empty if they cover it exactly.
 
     Goes through one dimension after the other, slab by slab between the boxes' edges.
     """

@@ -1,4 +1,4 @@
-"""State of a model and its optimizer of which each rank has a part, as one process would have it.
+"""State of a model and optimizer divided over the ranks, as one process would have it.
 
 So a checkpoint has the same form whatever wrote it: plain tensors under the model's own names, the
 optimizer's state under the numbers of the parameters. One strategy may resume what another saved.
@@ -85,7 +85,7 @@ def is_divided(value: Any) -> bool:
     return any(isinstance(leaf, DTensor) for leaf in leaves(value))
 
 
-def divided_alone(value: Any) -> Any:
+def only_distributed(value: Any) -> Any:
     """A nest of containers with its distributed tensors, and None in place of all else."""
 
     def kept(item: Any) -> Any:

@@ -71,7 +71,7 @@ def newest_whole(
 
 
 def _verified(path: Path, group: Group, beat: Callable[[], None]) -> str:
-    """What is wrong with a folder, of which each rank checks some files; empty: nothing."""
+    """The fault of a folder, of which each rank checks some files; empty if there is none."""
     problem = ""
     try:
         verify(path, part=group.rank, of=group.world_size)

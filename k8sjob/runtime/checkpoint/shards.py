@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class Plans:
-    """What each rank writes, for the saves of one run."""
+    """The plans of what each rank writes, for the saves of one run."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -60,7 +60,7 @@ class Plans:
             ValueError: the ranks' parts do not make up whole tensors.
         """
         marked, tensors = mark(parts)
-        # Of what all ranks have, rank 0's counts: their buffers may differ.
+        # Rank 0's copy counts of what all ranks have: their buffers may differ.
         planner = DefaultSavePlanner(flatten_state_dict=False, dedup_save_to_lowest_rank=True)
         planner.set_up_planner(tensors, is_coordinator=self._group.rank == 0)
         local = planner.create_local_plan()
@@ -95,7 +95,7 @@ class Plans:
             with self._group.waiting():
                 dist.scatter_object_list(mine, answers if self._group.rank == 0 else None, src=0)
         if isinstance(mine[0], str):
-            raise ValueError(f"the ranks' states make no whole one: {mine[0]}")  # noqa: TRY004 - of their content
+            raise ValueError(f"the ranks' states do not form a whole one: {mine[0]}")  # noqa: TRY004 - of their content
         plan: SavePlan = planner.finish_plan(mine[0])
         return plan
 
@@ -112,7 +112,7 @@ class Plans:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one rank is to write, in host memory."""
+    """The part that one rank writes, in host memory."""
 
     marked: dict[str, Any]  # on rank 0: the whole nest, with marks in the places of tensors
     _plan: SavePlan

@@ -73,7 +73,7 @@ class Checkpoints:
         return target
 
     def refusal(self) -> str | None:
-        """Why nothing can ever be saved here; None where it can, or could with room on the disk.
+        """Why nothing can ever be saved here; None if it can, or could with room on the disk.
 
         Called before there is work that would be lost; makes the folder.
         """
@@ -115,7 +115,7 @@ class Checkpoints:
             self._move_away(path)
 
     def _move_away(self, path: Path) -> None:
-        """Remove a checkpoint; a folder loses its name first, so that none is there in part."""
+        """Remove a checkpoint; a folder is renamed first, so that no partial one is seen."""
         with suppress(OSError):
             if path.is_dir():
                 path = path.replace(path.with_name(f".{path.name}.{os.getpid()}.old.tmp"))
@@ -148,7 +148,7 @@ def lasting(file: Path) -> Iterator[IO[bytes]]:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder with what is in it, if it is there."""
+    """Remove a file or a folder with its content, if it exists."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:

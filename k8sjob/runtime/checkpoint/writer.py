@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from k8sjob.contract import EventKind
-from k8sjob.runtime.base.observer import Observer
+from k8sjob.runtime.base.heartbeat import Observer
 from k8sjob.runtime.checkpoint import reader
 from k8sjob.runtime.checkpoint.format import gathered, on_host
 from k8sjob.runtime.checkpoint.store import FROM_SCRATCH, check_state, remove, write
@@ -321,7 +321,7 @@ class Checkpointer:
         self._background.finish(self._written, self._beat, patience=_ABANDONED_S)
 
     def _settle_together(self) -> None:
-        """Settle on all ranks; a rank that is gone is noticed, and not waited for."""
+        """Settle on all ranks; a lost rank is noticed, and not waited for."""
 
         def waits() -> torch.Tensor:
             return torch.tensor(int(self._background.busy and not self._abandoned))
@@ -337,7 +337,7 @@ class Checkpointer:
         rng_stream: int | None,
         position: dict[str, int],
     ) -> _Save:
-        """What every checkpoint has; waits for the one before."""
+        """Begin a checkpoint with the state that all have, after the one before is written."""
         began = time.monotonic()
         self._settle_together()
         mine = rng.capture(self._group.device)
@@ -350,7 +350,7 @@ class Checkpointer:
         return _Save(step, began, position, others)
 
     def _write_part(self, part: Part, draft: Path, save: _Save, matter: str) -> None:
-        """In the thread: write this rank's part; rank 0 waits for all, and describes the whole."""
+        """Write this rank's part, in the thread; rank 0 waits for all, and describes the whole."""
         written, failure = "", None
         try:
             written = part.write(draft)
@@ -393,7 +393,7 @@ class Checkpointer:
     # --- resuming -------------------------------------------------------------------------------
 
     def newest(self, kind: str) -> Saved | None:
-        """The newest whole checkpoint, on all ranks; None where there is none.
+        """The newest whole checkpoint, on all ranks; None if there is none.
 
         Raises:
             OSError: none can be saved there, or not in the form that was asked for.
@@ -478,7 +478,7 @@ class Checkpointer:
             step,
             {} if divided or self._form == "sharded" else {"state": state},
             whole=lambda: {"state": _model_state().whole(state, keep=first)} if divided else {},
-            parts=lambda: {"state": state if first else _model_state().divided_alone(state)},
+            parts=lambda: {"state": state if first else _model_state().only_distributed(state)},
             sharded=divided,
             describes=first,
         )

@@ -47,12 +47,12 @@ class Call(NamedTuple):
     number: int  # how many came before it on this rank
     name: str  # "run.step", "job.reduce", ...
     detail: str  # what has to be equal on all ranks, in words; may be empty
-    file: str  # the user's file that called; empty where there is none
+    file: str  # the user's file that called; empty if there is none
     line: int
 
     @property
     def what(self) -> tuple[str, str]:
-        """What all ranks must have in common."""
+        """The properties that all ranks must have in common."""
         return self.name, self.detail
 
     def in_words(self, *, detailed: bool) -> str:
@@ -185,4 +185,5 @@ def disagreement(rank: int, mine: Call, others: Mapping[int, Call]) -> str:
 
 def _shown(call: Call) -> Call:
     """With the file as its author knows it, below the working directory without that."""
-    return call._replace(file=frames.users_paths(call.file).removeprefix(f"{os.getcwd()}{os.sep}"))  # noqa: PTH109 - a string
+    here = f"{os.getcwd()}{os.sep}"  # noqa: PTH109 - a string
+    return call._replace(file=frames.with_user_paths(call.file).removeprefix(here))

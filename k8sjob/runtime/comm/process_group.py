@@ -125,14 +125,14 @@ class Group:
             return result.to(tensor.device)
 
     def sums(self, values: Sequence[float]) -> list[float]:
-        """Sums over the ranks, in float64; blocks until they are there."""
+        """Sums over the ranks, in float64; blocks until they are known."""
         if self.world_size == 1:
             return [float(value) for value in values]
         total = torch.tensor(values, dtype=torch.float64)
         return [float(value) for value in self.all_reduce(total)]
 
     def table(self, numbers: Sequence[float]) -> list[list[float]]:
-        """The numbers of all ranks, by rank, in float64; blocks until they are there.
+        """The numbers of all ranks, by rank, in float64; blocks until they are known.
 
         Args:
             numbers: equally many on all ranks.

@@ -248,7 +248,7 @@ class StoreEndpoint:
 
 
 def _by_itself(addr: str) -> str:
-    """How the host of a store at this address reaches it.
+    """The address at which the host of a store reaches it.
 
     Its own name may not resolve yet: a headless Service's appear when its Pod has been seen to run.
     """

@@ -58,7 +58,7 @@ def divide(ranks: DeviceMesh) -> None:
 
 
 class _ByPart:
-    """What torch's random operations on divided tensors go by (as _random._RNGStateTracker)."""
+    """The random state for torch's operations on divided tensors (as _random._RNGStateTracker)."""
 
     distribute_region_enabled = True
 
@@ -112,7 +112,7 @@ def restore(state: dict[str, Tensor], device: torch.device) -> None:
 
 
 def _of_python() -> Tensor:
-    # Its words are below 2**32, which float64 holds exactly, beside the one float.
+    # Its words are below 2**32, which float64 holds exactly, as it does the one float.
     version, internal, gauss = random.getstate()
     numbers = [version, *internal, gauss is not None, gauss or 0.0]
     return torch.tensor(numbers, dtype=torch.float64)

@@ -35,7 +35,7 @@ class StopCoordinator:
     """One rank's part in a common stop; with one rank alone there is no thread.
 
     Attributes:
-        reason: why all stop, "SIGTERM" mostly; empty before a stop is requested.
+        reason: why all stop, usually "SIGTERM"; empty before a stop is requested.
         closed: set when the watch has ended.
     """
 

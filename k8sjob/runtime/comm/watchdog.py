@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.contract import ExitCode, Reason
 from k8sjob.runtime.base import frames
 from k8sjob.runtime.base.config import TIMEOUTS
-from k8sjob.runtime.base.observer import Observer, settle
+from k8sjob.runtime.base.heartbeat import Observer, settle
 from k8sjob.runtime.base.termination import by_rank, write_reason
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Hung(RuntimeError):  # noqa: N818 - a condition: this rank itself is fine
     """Ranks did not join a collective, and the others have waited long enough.
 
     Attributes:
-        culprits: those ranks; empty where they are not known.
+        culprits: those ranks; empty if they are not known.
     """
 
     exit_code: Final = ExitCode.HUNG
@@ -74,12 +74,12 @@ class Beat:
     where: str = ""  # its main thread's place in the user's code then, as file:line in function
 
     def encode(self) -> str:
-        """As a store's value."""
+        """Encode it as a store's value."""
         return json.dumps([self.step, self.phase, self.answered, self.where])
 
     @classmethod
     def decode(cls, text: bytes) -> Beat:
-        """From a store's value."""
+        """Decode it from a store's value."""
         return cls(*json.loads(text))
 
 
@@ -324,12 +324,12 @@ class Watchdog:
         if not self._alarm.is_set():
             return Beat(step, phase, answered=False)
         failed = frames.Place(self._waited, waits=True)
-        place = failed if self._waited else frames.place_of(self._thread)
+        place = failed if self._waited else frames.place_of_thread(self._thread)
         return Beat(step, SYNC if place.waits else phase, answered=True, where=place.where)
 
 
 def culprits(beats: Mapping[int, Beat | None]) -> tuple[int, ...]:
-    """The ranks that the others wait for; empty where that is not known.
+    """The ranks that the others wait for; empty if that is not known.
 
     Those that did not answer the alarm cannot even run a thread. If all answered, they are the
     ranks that do not wait for others; of several those that are behind.

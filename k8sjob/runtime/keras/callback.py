@@ -32,7 +32,7 @@ KIND: Final = "k8sjob/fit/2"
 
 
 class Placement:
-    """How the ranks hold one Keras model: each has all of it, or a part.
+    """The placement of one Keras model on the ranks: each has all of it, or a part.
 
     Attributes:
         mesh: the ranks, and which of them divide the data.
@@ -61,10 +61,10 @@ class Placement:
         return nullcontext()
 
     def begin(self, resume: Callable[[], None]) -> None:
-        """Before the first step: equal weights, and random numbers; resume() loads a checkpoint."""
+        """Set equal weights and random numbers, before the first step or resume()."""
 
     def expect(self, shard: BatchShard | None) -> None:
-        """What this rank's next batch weighs; None: no step is under way."""
+        """Set the weight of this rank's next batch; None: no step is under way."""
 
     def reduce_metrics(self) -> None:
         """Put the metrics of all ranks where Keras reads them."""
@@ -73,7 +73,7 @@ class Placement:
         """Refuse weights that were trained apart."""
 
     def read(self, variable: Any) -> Tensor:
-        """What this rank has of a variable; a DTensor where that is a part."""
+        """This rank's value of a variable; a DTensor if that is a part."""
         raise NotImplementedError
 
     def write(self, variable: Any, value: Any) -> None:
@@ -159,7 +159,7 @@ class JobCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
         self._progress.begin(epoch, self._epochs, len(self._shards), 0)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - see above
-        """What this rank's batch weighs."""
+        """Set the weight of this rank's batch."""
         self._context.beat(self._steps)
         self._placement.expect(self._shards[batch])
 
@@ -197,7 +197,7 @@ class JobCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
     # --- the ranks ------------------------------------------------------------------------------
 
     def _agree(self) -> None:
-        """What one rank's callbacks decided, all ranks do."""
+        """Apply on all ranks what one rank's callbacks decided."""
         asked = torch.tensor(int(self.model.stop_training))
         self.model.stop_training = bool(self._context.group.all_reduce(asked, "max"))
 
@@ -217,7 +217,7 @@ class JobCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
     # --- saving and resuming --------------------------------------------------------------------
 
     def _variables(self) -> Mapping[str, Sequence[Any]]:
-        """What a checkpoint holds: the model's weights and seeds, and the optimizer's variables."""
+        """The variables of a checkpoint: the model's weights and seeds, and the optimizer's."""
         metrics = {id(variable) for variable in self.model.metrics_variables}
         own = [variable for variable in self.model.variables if id(variable) not in metrics]
         return {"model": own, "optimizer": self.model.optimizer.variables}
@@ -246,7 +246,7 @@ class JobCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
         if self._saved is None:
             return
         for kind, variables in self._variables().items():
-            # By their order: names count the models that a process has made.
+            # By order: names contain the number of models that a process has made.
             found = list(self._saved.state[kind].values())
             then, now = ([tuple(item.shape) for item in items] for items in (found, variables))
             if then != now:
@@ -260,7 +260,7 @@ class JobCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
 
 
 def _names(variables: Sequence[Any]) -> list[str]:
-    """Keras's paths; a number behind those that are there already."""
+    """Keras's paths, with a number after repeated ones."""
     seen: dict[str, int] = {}
     names = []
     for variable in variables:

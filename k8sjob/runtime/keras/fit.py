@@ -133,7 +133,7 @@ def _dataset(data: Any) -> Any:
     return data
 
 
-_INSTEAD: Final = {
+_KERAS_EQUIVALENT: Final = {
     "accumulate": "gradient_accumulation_steps of the optimizer",
     "clip_norm": "global_clipnorm of the optimizer",
     "bf16": 'keras.mixed_precision.set_global_policy("mixed_bfloat16")',
@@ -166,7 +166,7 @@ def _check(context: RankContext, model: Any, callbacks: Sequence[Any]) -> None:
     if not model.compiled:
         raise ValueError(f"{name} is not compiled: call model.compile(optimizer=..., loss=...)")
     if any(isinstance(one, keras.callbacks.BackupAndRestore) for one in callbacks):
-        raise ValueError("BackupAndRestore: job.fit() saves and resumes by itself; take it out")
+        raise ValueError("BackupAndRestore: job.fit() saves and resumes by itself; remove it")
     if kind == "keras_mesh":
         _check_divided(context, callbacks)
     else:
@@ -184,7 +184,7 @@ def _check_divided(context: RankContext, callbacks: Sequence[Any]) -> None:
                     )
     if any(isinstance(one, keras.callbacks.ModelCheckpoint) for one in callbacks):
         raise ValueError(
-            "ModelCheckpoint: no rank has the whole model; take it out, set checkpoint.dir (every"
+            "ModelCheckpoint: no rank has the whole model; remove it, set checkpoint.dir (every"
             " epoch is saved), and write a file of Keras's own by job.save_model(model, path)"
         )
 
@@ -192,7 +192,7 @@ def _check_divided(context: RankContext, callbacks: Sequence[Any]) -> None:
 def _check_replicated(context: RankContext, model: Any) -> None:
     name = type(model).__name__
     for option, value in context.config.options.items():
-        instead = _INSTEAD.get(option, "nothing like it")
+        instead = _KERAS_EQUIVALENT.get(option, "nothing like it")
         raise ValueError(
             f"strategy.{option}: {value}, but job.fit() leaves the step to Keras; use {instead}"
         )
@@ -211,7 +211,7 @@ def _check_feed(feed: Feed) -> None:
     if sampler.leaves_out():
         raise ValueError(
             f'tail="{sampler.tail}" leaves some ranks without a sample in the last step, and Keras'
-            ' computes no gradient of nothing: use tail="pad" or "drop"'
+            ' computes no gradient of an empty batch: use tail="pad" or "drop"'
         )
     ranks = sampler.num_replicas
     if sampler.in_blocks and any(

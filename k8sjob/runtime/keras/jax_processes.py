@@ -49,14 +49,14 @@ class JaxProcesses:
         if len(devices) != group.world_size and not self._alone:
             raise EnvError(
                 f"JAX has {len(devices)} devices for {group.world_size} ranks, and each rank drives"
-                " one; take XLA_FLAGS and JAX_NUM_CPU_DEVICES out of run.env"
+                " one; remove XLA_FLAGS and JAX_NUM_CPU_DEVICES from run.env"
             )
         try:
             jax.local_devices(backend="cpu")
         except RuntimeError as error:
             raise EnvError(
                 "JAX has no CPU beside its GPUs, where checkpoints are put together; add cpu to"
-                " JAX_PLATFORMS, or take that out of run.env"
+                " JAX_PLATFORMS, or remove that from run.env"
             ) from error
         self.device = str(jax.local_devices()[0].device_kind)
         if torch.cuda.is_available() and jax.default_backend() == "cpu":
@@ -95,7 +95,7 @@ class JaxProcesses:
             ) from error
 
     def leave(self) -> None:
-        """Before the farewell of the ranks: all but rank 0 go."""
+        """Leave before rank 0 does: all other ranks go first."""
         if not (self._first or self._alone):
             self._jax.distributed.shutdown()
 

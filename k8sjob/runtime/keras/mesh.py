@@ -53,7 +53,7 @@ class Layouts(distribution.LayoutMap):  # type: ignore[misc]  # keras has no typ
             self[key] = tuple(each)
 
     def __getitem__(self, path: str) -> Any:
-        """The layout of a variable or an output; None where it has none."""
+        """The layout of a variable or an output; None if it has none."""
         self.asked[path] = None
         key = layout.key_for(path, self.axes)
         if key is None:
@@ -63,7 +63,7 @@ class Layouts(distribution.LayoutMap):  # type: ignore[misc]  # keras has no typ
 
 
 class JobDistribution(distribution.ModelParallel):  # type: ignore[misc]  # keras has no types
-    """Where Keras puts each variable and batch.
+    """The layout of each variable and batch, for Keras.
 
     Attributes:
         ranks: by the axes.
@@ -160,7 +160,7 @@ class ShardedModel(Placement):
         if not isinstance(found, JobDistribution):
             raise ValueError(  # noqa: TRY004 - of a setting, not of an argument
                 "keras.distribution was set by the script, and strategy.kind: keras_mesh sets it"
-                " from the job.yaml; take set_distribution() out"
+                " from the job.yaml; remove set_distribution()"
             )
         self._distribution, self.mesh = found, found.ranks
         self._context, self._model = context, model
@@ -192,7 +192,7 @@ class ShardedModel(Placement):
         torch.manual_seed(rng.of_rank(self._context.seed, self.mesh.data_rank))
 
     def expect(self, shard: BatchShard | None) -> None:
-        """A step is over; see fit.fit for its beginning, which is when its batch is there."""
+        """End a step; see fit.fit for its beginning, which is when its batch has come."""
         if shard is None:
             self._context.group.on_phase("compute")
 
@@ -230,7 +230,7 @@ class ShardedModel(Placement):
 
 def _of_torch(value: Any) -> tuple[Tensor, dict[str, int]]:
     """The part of a tensor that is here, and along which axis which dimension is divided."""
-    tensor = value.data  # of a parameter, which is no DTensor by itself
+    tensor = value.data  # of a parameter, which is not a DTensor itself
     if not isinstance(tensor, DTensor):  # all ranks have the same
         return tensor, {}
     axes = tensor.device_mesh.mesh_dim_names or ()
@@ -334,7 +334,7 @@ def undivided(context: RankContext, model: Any) -> Iterator[Any]:
 
 
 def _copy(model: Any, weights: Sequence[Tensor], warn: Callable[[str], None]) -> Any:
-    # What the script has defined need not be registered with Keras: it is here.
+    # The script's own classes need not be registered with Keras: they are here.
     own = [type(layer) for layer in model._flatten_layers()]  # noqa: SLF001 - no public form
     own += [model.loss, *(type(metric) for metric in model.metrics)] if model.compiled else []
     named = {one.__name__: one for one in own if hasattr(one, "__name__")}

@@ -37,7 +37,7 @@ def is_keras(model: Any) -> bool:
 
 
 def refuse(model: Any, *, backend: str = "torch") -> str | None:
-    """Why a model cannot be trained as it is; None where it can, or has nothing of Keras.
+    """Why a model cannot be trained as it is; None if it can, or has nothing of Keras.
 
     Args:
         model: whatever was given for a model.
@@ -62,8 +62,8 @@ def refuse(model: Any, *, backend: str = "torch") -> str | None:
         return None
     if isinstance(model, nn.Module) and any(map(is_keras, model.modules())):
         return (
-            f"{name} is a torch module with Keras layers inside, which would not learn of train()"
-            " and eval(); make it a keras.Model (which takes torch modules as layers)"
+            f"{name} is a torch module with Keras layers inside, which train() and eval() would"
+            " not switch; make it a keras.Model (which takes torch modules as layers)"
         )
     return None
 
@@ -98,7 +98,7 @@ class AsTorch(nn.Module):
             return self.keras(given, training=self.keras.training)
 
 
-def penalised(model: Any, loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def with_layer_losses(model: Any, loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A loss with what the layers added to it in their last call: regularisers, add_loss()."""
 
     def whole(output: Any, *targets: Any) -> Tensor:
@@ -159,7 +159,7 @@ class Seeds:
 
 
 def adopt(recipe: Any, model: Any) -> Optimizer | None:
-    """The optimizer for a Keras model, where the recipe is one of Keras's; None where it is not."""
+    """The optimizer for a Keras model, where the recipe is one of Keras's; None if it is not."""
     keras = sys.modules.get("keras")
     if keras is None:
         return None

@@ -20,7 +20,14 @@ from k8sjob.runtime.comm.mesh import Mesh
 from k8sjob.runtime.data import strided
 from k8sjob.runtime.keras import model as keras_model
 from k8sjob.runtime.keras.callback import Placement
-from k8sjob.runtime.keras.model import TEST_BATCH, AsTorch, KerasOptimizer, Moved, Seeds, penalised
+from k8sjob.runtime.keras.model import (
+    TEST_BATCH,
+    AsTorch,
+    KerasOptimizer,
+    Moved,
+    Seeds,
+    with_layer_losses,
+)
 from k8sjob.runtime.strategies import Strategy, assemble
 from k8sjob.runtime.strategies.step import forward, replicate
 
@@ -42,7 +49,7 @@ def prepare(
     """The row of the table: DistributedDataParallel over the model as torch calls it."""
     mesh, bf16 = Mesh(group), options["bf16"]
     view = AsTorch(model, group.device)
-    wrapped, step = replicate(view, penalised(model, loss), group, bf16=bf16)
+    wrapped, step = replicate(view, with_layer_losses(model, loss), group, bf16=bf16)
     seeds, moved = Seeds(model), Moved(model, mesh)
     seeds.part(mesh.data_rank)
 
@@ -145,7 +152,7 @@ class ReplicatedModel(Placement):
             self.norm = get_total_norm(present) if self._due() else None
 
     def reduce_metrics(self) -> None:
-        """Over all ranks, as the `aggregation` of each variable says, else sums; in float64."""
+        """Reduce over all ranks by each variable's `aggregation`, else as sums; in float64."""
         variables = self._model.metrics_variables
         flat = [self._addend(variable).flatten() for variable in variables]
         if not flat:
@@ -157,7 +164,7 @@ class ReplicatedModel(Placement):
             variable.assign(part.view(variable.shape))
 
     def _addend(self, variable: Any) -> Tensor:
-        """What this rank adds to the sum over the ranks."""
+        """This rank's summand of the sum over the ranks."""
         value: Tensor = variable.value.detach().double()
         if variable.aggregation == "mean":
             return value / self._context.group.world_size

@@ -1,1 +1,1 @@
-"""Training under observation, for `k8sjob prove`: what each process computes, step by step."""
+"""Recording of a training for `k8sjob prove`: what each process computes, step by step."""

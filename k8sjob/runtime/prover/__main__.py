@@ -49,7 +49,7 @@ def run_group(request: dict[str, Any]) -> dict[str, Any]:
             for rank in range(ranks):
                 pid = os.fork()
                 if not pid:
-                    _be_rank(request, rank, port)
+                    _run_rank(request, rank, port)
                 children[rank] = pid
             return _watch(children, folder, request)
         finally:
@@ -58,7 +58,7 @@ def run_group(request: dict[str, Any]) -> dict[str, Any]:
                     os.killpg(pid, signal.SIGKILL)  # also workers that a rank has left
 
 
-def _be_rank(request: dict[str, Any], rank: int, port: int) -> None:
+def _run_rank(request: dict[str, Any], rank: int, port: int) -> None:
     code = 1
     try:
         os.setsid()
@@ -122,7 +122,7 @@ def _watch(children: dict[int, int], folder: Path, request: dict[str, Any]) -> d
             sizes = [file.stat().st_size for file in folder.glob("trace-*.jsonl")]
             if sum(sizes) != seen[0]:
                 recorded = now
-            if (sum(sizes), len(alive)) != seen or any(map(_works, alive.values())):
+            if (sum(sizes), len(alive)) != seen or any(map(_is_active, alive.values())):
                 seen, quiet_since = (sum(sizes), len(alive)), now
         if now - quiet_since > (_GRACE if failed else request["quiet"]):
             hung = not failed
@@ -138,7 +138,7 @@ def _watch(children: dict[int, int], folder: Path, request: dict[str, Any]) -> d
     return {"hung": hung, "places": places, "ranks": count}
 
 
-def _works(pid: int) -> bool:
+def _is_active(pid: int) -> bool:
     """Whether the main thread of a process, or of a child, runs, could run, or reads a disk.
 
     Those of a backend wake up now and then while the main thread waits.
@@ -147,12 +147,12 @@ def _works(pid: int) -> bool:
         if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "RD":
             return True
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return any(_works(int(child)) for child in children)
+        return any(_is_active(int(child)) for child in children)
     return False
 
 
 def _place(pid: int, file: Path) -> str:
-    """Where in the user's code a process is."""
+    """The place of a process in the user's code."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGUSR2)
     for _ in range(50):
@@ -169,7 +169,7 @@ def _place(pid: int, file: Path) -> str:
 
 
 def serve() -> None:
-    """Answer requests, one a line, from standard input until it ends."""
+    """Answer requests, one per line, from standard input until it ends."""
     answers = os.dup(1)
     os.dup2(2, 1)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the ranks, too

@@ -40,11 +40,11 @@ SEED: Final = 20250
 
 
 class Recorder:
-    """What this process does, as lines of JSON.
+    """The recorder of this process's actions, as lines of JSON.
 
     Attributes:
         rank: among all ranks.
-        replay: the run whose batches this process is given; None where it loads its own.
+        replay: the run whose batches this process is given; None if it loads its own.
         fetching: the data set computes; its random numbers are not the model's.
         depth: modules whose forward runs.
     """
@@ -93,11 +93,11 @@ class Recorder:
         return os.getpid() == self._pid
 
     def leave(self) -> None:
-        """This process is no rank any more: those that it starts are."""
+        """Stop recording as a rank: the processes that it starts are the ranks."""
         self._pid = 0
 
-    def become(self, rank: int) -> None:
-        """This process is another rank, forked by the script itself."""
+    def set_rank(self, rank: int) -> None:
+        """Record as another rank, forked by the script itself."""
         self.rank = rank
         self._open()
         self._passes = {}
@@ -132,7 +132,7 @@ class Recorder:
         self.event("end", how=how, **fields)
 
     def text(self, text: str) -> None:
-        """What the script prints."""
+        """Record what the script prints."""
         if self.active and self._text < _MAX_TEXT and text.strip():
             self._text += len(text)
             self.event("text", text=text)

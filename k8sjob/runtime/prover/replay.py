@@ -1,4 +1,4 @@
-"""What all ranks of another run recorded, given to one process that stands for all of them."""
+"""The replay of all ranks' batches of another run, in one process that stands for all of them."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def install(recorder: Recorder) -> None:
     sys.stdout, sys.stderr = _Stream(sys.stdout, recorder), _Stream(sys.stderr, recorder)
 
 
-def _around(owners: Any, names: Any, function: Callable[..., Any]) -> None:
+def _wrap(owners: Any, names: Any, function: Callable[..., Any]) -> None:
     """Call function(original, ...) in place of a function; several owners may have it."""
     owners = owners if isinstance(owners, tuple) else (owners,)
     for name in [names] if isinstance(names, str) else names:
@@ -96,8 +96,8 @@ def _wrap_modules(recorder: Recorder) -> None:
 
     modules.register_module_forward_pre_hook(before)
     modules.register_module_forward_hook(after, always_call=True)
-    _around(Tensor, "backward", backward)
-    _around(
+    _wrap(Tensor, "backward", backward)
+    _wrap(
         torch,
         "compile",
         lambda _original, model=None, **_: (lambda one: one) if model is None else model,
@@ -111,7 +111,7 @@ def _wrap_optimizers(recorder: Recorder) -> None:
 
     optimizers.register_optimizer_step_pre_hook(recorder.before_step)
     optimizers.register_optimizer_step_post_hook(recorder.after_step)
-    _around(nn.utils, ("clip_grad_norm_", "clip_grad_value_"), clip)
+    _wrap(nn.utils, ("clip_grad_norm_", "clip_grad_value_"), clip)
 
 
 # --- batches and random numbers -------------------------------------------------------------------
@@ -138,9 +138,9 @@ def _wrap_loaders(recorder: Recorder) -> None:
         original(loader, *args, **options)
         object.__setattr__(loader, "_k8sjob_site", site)
 
-    _around(data.DataLoader, "__iter__", batches)
-    _around(data.DataLoader, "__init__", create)
-    _around(_BaseDataLoaderIter, "_next_index", asked)
+    _wrap(data.DataLoader, "__iter__", batches)
+    _wrap(data.DataLoader, "__init__", create)
+    _wrap(_BaseDataLoaderIter, "_next_index", asked)
     if recorder.replay:
         from k8sjob.runtime.data import ShardSampler
 
@@ -151,7 +151,7 @@ def _wrap_loaders(recorder: Recorder) -> None:
                 options["batch_size"] *= parts
             original(sampler, *args, **options)
 
-        _around(ShardSampler, "__init__", larger)
+        _wrap(ShardSampler, "__init__", larger)
 
 
 def _site() -> int:
@@ -191,12 +191,12 @@ def _wrap_random(recorder: Recorder) -> None:
             recorder.draw(rand(16), "dropout")
         return original(*args, **options)
 
-    _around(functional, ("dropout", "dropout1d", "dropout2d", "dropout3d"), dropout)
-    _around(functional, "scaled_dot_product_attention", attention)
+    _wrap(functional, ("dropout", "dropout1d", "dropout2d", "dropout3d"), dropout)
+    _wrap(functional, "scaled_dot_product_attention", attention)
     for name in _DRAWS:
-        _around(torch, name, drawn(name))
+        _wrap(torch, name, drawn(name))
     for name in _METHODS:
-        _around(Tensor, name, drawn(name))
+        _wrap(Tensor, name, drawn(name))
 
 
 # --- collectives, files, processes ----------------------------------------------------------------
@@ -222,8 +222,8 @@ def _wrap_collectives(recorder: Recorder) -> None:
         return original(**bound)
 
     for name in _COLLECTIVES:
-        _around((distributed_c10d, dist), name, called(name))
-    _around((distributed_c10d, dist), "init_process_group", start)
+        _wrap((distributed_c10d, dist), name, called(name))
+    _wrap((distributed_c10d, dist), "init_process_group", start)
 
 
 def _values(tensor: Any) -> list[float] | None:
@@ -242,7 +242,7 @@ def _wrap_group(recorder: Recorder) -> None:
             recorder.event("collective", name="all_reduce", after=after)
         return result
 
-    _around(Group, ("all_reduce", "sums"), alone)
+    _wrap(Group, ("all_reduce", "sums"), alone)
 
 
 def _wrap_files(recorder: Recorder) -> None:
@@ -260,8 +260,8 @@ def _wrap_files(recorder: Recorder) -> None:
         return call
 
     for owner in (torch, dcp):
-        _around(owner, "save", noted(recorder.saved, 1))
-        _around(owner, "load", noted(recorder.loaded, 0))
+        _wrap(owner, "save", noted(recorder.saved, 1))
+        _wrap(owner, "load", noted(recorder.loaded, 0))
 
 
 def _wrap_processes(recorder: Recorder) -> None:
@@ -281,14 +281,14 @@ def _wrap_processes(recorder: Recorder) -> None:
             args, nprocs = _alone(fn, tuple(args), nprocs), 1
 
         def run(rank: int, *given: Any) -> None:
-            recorder.become(rank)
+            recorder.set_rank(rank)
             code = recorder.run(lambda: fn(rank, *given))
             if code:
                 sys.exit(code)
 
         return original(run, tuple(args), nprocs, *more, **options)
 
-    _around((torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"]), "spawn", spawn)
+    _wrap((torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"]), "spawn", spawn)
 
 
 def _alone(fn: Any, args: tuple[Any, ...], size: int) -> tuple[Any, ...]:

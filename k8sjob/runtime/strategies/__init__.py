@@ -1,4 +1,4 @@
-"""How a model is trained over the ranks: one module a strategy, one row of the table each.
+"""The strategies, which train a model over the ranks: a module and a row of the table for each.
 
 A strategy owns the step (forward and backward), since some of them cut it in pieces. Everything
 else (data, checkpoints, reports) is the same for all.
@@ -31,6 +31,7 @@ __all__ = ["Strategy", "assemble", "strategy"]
 _HOME: Final = {
     "data_parallel": ("strategies.ddp", "prepare_data_parallel"),
     "keras": ("keras.strategy", "prepare"),
+    "mesh": ("strategies.tensor_parallel", "prepare"),
     "model_split": ("strategies.pipeline", "prepare_model_split"),
 }
 """(module, function) of a strategy; for all others the module of its name, and `prepare`."""
@@ -49,7 +50,7 @@ class Strategy:
             call it equally often.
         settle: makes the model equal on all ranks where training lets it differ (buffers).
         clip: (optimizer, largest) -> the gradients' norm, after which they are scaled down to
-            `largest`, or left alone for None; None where they are in no one place.
+            `largest`, or left alone for None; None if they are in no one place.
         capture: optimizer -> a copy of the whole state of both in rank 0's host memory; all ranks
             take part.
         parts: optimizer -> what this rank has of that, under the same keys; None where some of it
@@ -80,7 +81,7 @@ class Strategy:
 def assemble(
     model: nn.Module, mesh: Mesh, backward: Backward, *, bf16: bool = False, **own: Any
 ) -> Strategy:
-    """A strategy; what is not given is that of a model that each rank has whole."""
+    """A strategy; parts that are not given are those of a model that each rank has whole."""
     keep = mesh.group.rank == 0
     common = {
         "wrapped": model,

@@ -72,7 +72,7 @@ def prepare_layers(
         as_one: compile the model as a whole, not block by block.
 
     Returns:
-        The blocks; empty where the model has none.
+        The blocks; empty if the model has none.
     """
     blocks = list(find_blocks(model, options["blocks"]).values())
     if options["checkpoint_activations"]:

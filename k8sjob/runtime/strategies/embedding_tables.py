@@ -38,7 +38,7 @@ _OF_BAGS: Final = ("mode", "include_last_offset")
 
 
 def describe(table: nn.Embedding | nn.EmbeddingBag) -> Recipe:
-    """How another table of its kind is made; ValueError if it needs whole rows."""
+    """The recipe for another table of its kind; ValueError if it needs whole rows."""
     if table.max_norm is not None:
         raise ValueError("max_norm needs whole rows, and a server has columns; leave it out")
     bag = isinstance(table, nn.EmbeddingBag)
@@ -50,7 +50,7 @@ def describe(table: nn.Embedding | nn.EmbeddingBag) -> Recipe:
 # --- what trainers call on a server ---------------------------------------------------------------
 
 
-class _Held:
+class _ServerTables:
     """The tables of this server, and the one optimizer of all of them."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class _Held:
         return {name: table.weight for name, table in self.tables.items()}
 
 
-_HELD: Final = _Held()
+_HELD: Final = _ServerTables()
 
 
 def keep(name: str, recipe: Recipe, weight: Tensor, *, trained: bool) -> None:

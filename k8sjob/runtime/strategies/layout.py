@@ -1,4 +1,4 @@
-"""Which tensor of a model is divided along which dimension: the layout map, applied to names.
+"""The layout map: which tensor of a model, by its name, is divided along which dimension.
 
 A key is a name, or a regular expression that matches a whole name; a name comes before regular
 expressions. Names are those of parameters, and `<layer>.output`.

@@ -43,7 +43,7 @@ def prepare(
     wrapped = DistributedDataParallel(model, device_ids=on_gpu)
     steps = _Steps(model, remote, group)
     state, mesh = _State(model, remote, whole, group), Mesh(group)
-    # torch averages what a batch's context has, and what earlier batches gave is not in it.
+    # torch averages the gradients in a batch's context, without those of earlier batches.
     added_up = options["accumulate"] > 1
 
     def backward(inputs: Any, targets: tuple[Any, ...], *, scale: float, sync: bool) -> Tensor:
@@ -141,7 +141,7 @@ class _Steps:
 
 
 def _rates(optimizer: Optimizer) -> dict[str, Any]:
-    """What an optimizer goes by, its parameters aside."""
+    """The hyperparameters of an optimizer."""
     (group,) = optimizer.param_groups
     return {key: value for key, value in group.items() if key != "params"}
 

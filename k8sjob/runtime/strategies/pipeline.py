@@ -1,4 +1,4 @@
-"""Strategies that cut a model into stages: pipeline (one a rank), model_split (one a GPU).
+"""Strategies that cut a model into stages: pipeline (one per rank), model_split (one per GPU).
 
 The model is an nn.Sequential, nested ones included. A stage is the same model with the layers of
 other stages gone: what is left keeps its name, and so do checkpoints.
@@ -141,7 +141,7 @@ def cut(model: nn.Module, splits: Sequence[str]) -> list[list[str]]:
     for split in splits:
         if split not in links:
             raise ValueError(
-                f"strategy.splits: {split!r} is no layer of the chain; valid layers:"
+                f"strategy.splits: {split!r} is not a layer of the chain; valid layers:"
                 f" {', '.join(links)}"
             )
     begins = [0, *(links.index(split) for split in splits), len(links)]
@@ -185,7 +185,7 @@ def _check_stages(model: nn.Module, cut: list[list[str]]) -> None:
             )
     for names in tied(model):
         _check_together(names, "parameter", cut)
-    for names in _used_again(model):
+    for names in _shared_layers(model):
         _check_together(names, "layer", cut)
 
 
@@ -204,7 +204,7 @@ def _check_together(names: Sequence[str], what: str, cut: list[list[str]]) -> No
         )
 
 
-def _used_again(model: nn.Module) -> list[list[str]]:
+def _shared_layers(model: nn.Module) -> list[list[str]]:
     """The names of each layer that has several, and a state or layers of its own."""
     names: defaultdict[nn.Module, list[str]] = defaultdict(list)
     for name, module in model.named_modules(remove_duplicate=False):
@@ -226,7 +226,7 @@ def gpipe(_stage: int, _stages: int, micro_batches: int) -> Iterator[tuple[str, 
 
 
 def one_f_one_b(stage: int, stages: int, micro_batches: int) -> Iterator[tuple[str, int]]:
-    """Each gradient is used as soon as it is there: a stage keeps at most `stages` batches."""
+    """Use each gradient as soon as it comes: a stage keeps at most `stages` batches."""
     ahead = min(stages - stage - 1, micro_batches)
     yield from (("forward", number) for number in range(ahead))
     for number in range(ahead, micro_batches):
@@ -320,7 +320,7 @@ class StageLinks:
         self._given: dict[int, list[int]] = {}
 
     def take_input(self, place: int) -> Tensor:
-        """The output of the stage before, as a leaf; those of a `place` mostly have one shape."""
+        """The output of the stage before, as a leaf; those of a `place` usually have one shape."""
         body, mark = self._take_bytes(self._taken.get(place, _NOTHING), marked=True)
         if mark:
             head = torch.empty(len(_NOTHING), dtype=torch.int64, device=self._wire)
@@ -413,7 +413,7 @@ def prepare_model_split(
             model.get_submodule(name).to(place)
         model.get_submodule(layers[0]).register_forward_pre_hook(partial(_enter, place))
     # The output goes back to where targets are, and where it is measured.
-    model.register_forward_hook(partial(_leave, group.device))
+    model.register_forward_hook(partial(_move_output, group.device))
     wrapped, backward = replicate(model, loss, group, bf16=options["bf16"])
     return assemble(model, Mesh(group), backward, bf16=options["bf16"], wrapped=wrapped)
 
@@ -426,14 +426,14 @@ def devices(first: torch.device, stages: int, gpus: int) -> list[torch.device]:
     return [torch.device("cuda", stage * used // stages) for stage in range(stages)]
 
 
-def _moved(value: Any, place: torch.device) -> Any:
-    """The same structure there, of the same types: a model's output may have attributes."""
+def _to_device(value: Any, place: torch.device) -> Any:
+    """The same structure on that device, of the same types: outputs may have attributes."""
     return pytree.tree_map_only(torch.Tensor, lambda one: one.to(place, non_blocking=True), value)
 
 
 def _enter(place: torch.device, _: nn.Module, inputs: Any) -> Any:
-    return _moved(inputs, place)
+    return _to_device(inputs, place)
 
 
-def _leave(place: torch.device, _: nn.Module, __: Any, output: Any) -> Any:
-    return _moved(output, place)
+def _move_output(place: torch.device, _: nn.Module, __: Any, output: Any) -> Any:
+    return _to_device(output, place)

@@ -123,15 +123,15 @@ def server_name(number: int) -> str:
     return f"server{number}"
 
 
-class _Self:
-    """What calls from others find in this process; torch too has one RPC agent a process."""
+class _LocalTarget:
+    """The target of others' calls in this process; torch, too, has one RPC agent per process."""
 
     def __init__(self) -> None:
         self.begun, self.dismissed = threading.Event(), threading.Event()
         self.ended: Future[None] = torch.futures.Future()
 
 
-_SELF: Final = _Self()
+_SELF: Final = _LocalTarget()
 
 
 @rpc.functions.async_execution  # type: ignore[untyped-decorator]  # torch leaves it so

@@ -51,7 +51,7 @@ def call(model: nn.Module, inputs: Any) -> Any:
 
 
 def autocast(device: torch.device, *, bf16: bool) -> AbstractContextManager[Any]:
-    """Where bfloat16 is used for what can bear it; parameters keep their type."""
+    """A context in which operations that tolerate bfloat16 use it; parameters keep their type."""
     return torch.autocast(device.type, dtype=torch.bfloat16) if bf16 else nullcontext()
 
 

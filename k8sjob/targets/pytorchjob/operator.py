@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 API_VERSION: Final = "kubeflow.org/v1"
 KIND: Final = "PyTorchJob"
 MANAGER: Final = "kubeflow.org/training-operator"
-"""What runPolicy.managedBy is where the operator itself works on a job."""
+"""The value of runPolicy.managedBy if the operator itself works on a job."""
 
 # Labels of the Pods and Services that the operator creates.
 JOB_NAME: Final = "training.kubeflow.org/job-name"
 JOB_ROLE: Final = "training.kubeflow.org/job-role"
-"""On one pod only, with the value "master": the Master, or worker-0 where there is none."""
+"""On one pod only, with the value "master": the Master, or worker-0 if there is none."""
 OPERATOR_NAME: Final = "training.kubeflow.org/operator-name"
 REPLICA_TYPE: Final = "training.kubeflow.org/replica-type"
 """The role in lower case: "master", "worker"."""
@@ -84,6 +84,18 @@ _MANAGERS: Final = (MANAGER, "kueue.x-k8s.io/multikueue")
 _REPLICAS: Final = "spec.pytorchReplicaSpecs"
 
 
+CLOSED_PATHS: Final = (
+    (),
+    ("spec",),
+    ("spec", "runPolicy"),
+    ("spec", "runPolicy", "schedulingPolicy"),
+    ("spec", "elasticPolicy"),
+    ("spec", "pytorchReplicaSpecs", "*"),
+    ("spec", "pytorchReplicaSpecs", "*", "template"),
+)
+"""The paths at which all fields of the CRD are known; "*" is any role."""
+
+
 def known_fields(*path: str) -> tuple[str, ...]:
     """The fields of the CRD at a path, "*" for any role; complete down to the pod templates."""
     shape = JOB
@@ -93,7 +105,7 @@ def known_fields(*path: str) -> tuple[str, ...]:
 
 
 def operator_env(job: _Json, role: Role | str, index: int) -> dict[str, str]:
-    """What the operator injects into a replica, from a PyTorchJob that its webhook accepts.
+    """The variables injected by the operator into a replica of a valid PyTorchJob.
 
     Args:
         job: the parsed manifest; need not be one of k8sjob's.
@@ -134,7 +146,7 @@ def _elastic_env(job: _Json, policy: _Json, workers: int) -> dict[str, str]:
     host = policy.get("rdzvHost") or f"{job['metadata']['name']}-worker-0"
     port = policy.get("rdzvPort") or _port(job["spec"]["pytorchReplicaSpecs"][Role.WORKER])
     low, high = policy.get("minReplicas"), policy.get("maxReplicas")
-    # One bound alone stands for both; without any, the Workers do.
+    # A single bound counts for both; without any, the number of Workers does.
     low, high = (low or high or workers), (high or low or workers)
     env = {
         "PET_RDZV_ENDPOINT": f"{host}:{port}",
@@ -165,7 +177,7 @@ def _nproc_per_node(spec: _Json) -> str | None:
 
 
 def _processes(nproc: str | None) -> int:
-    """What the operator counts for WORLD_SIZE: auto, gpu and cpu are one process to it."""
+    """The processes that the operator counts for WORLD_SIZE: auto, gpu and cpu are one to it."""
     return int(nproc) if nproc and re.fullmatch(r"[+-]?[0-9]+", nproc) else 1
 
 
@@ -269,5 +281,5 @@ def _count(at: str, role: str, count: Any) -> Iterator[Problem]:
             yield Problem(f"{at}.replicas", f"{count!r} is not 1; a Master needs `replicas: 1`")
     elif count is not None and (type(count) is not int or count < 1):
         yield Problem(
-            f"{at}.replicas", f"{count!r} is less than 1; set it to 1 or more, or take {role} out"
+            f"{at}.replicas", f"{count!r} is less than 1; set it to 1 or more, or remove {role}"
         )

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from k8sjob.kube.objects import Json
 
-_RIVALS: Final = {"Running": {"Restarting"}, "Restarting": {"Running"}}
+_EXCLUSIVE_CONDITIONS: Final = {"Running": {"Restarting"}, "Restarting": {"Running"}}
 
 
 def finished(status: Json) -> bool:
@@ -64,7 +64,7 @@ def set_condition(
     truth = "True" if value else "False"
     if old.get("status") == truth and old.get("reason") == reason:
         return
-    kept = [c for c in before if c.get("type") not in {kind, *_RIVALS.get(kind, ())}]
+    kept = [c for c in before if c.get("type") not in {kind, *_EXCLUSIVE_CONDITIONS.get(kind, ())}]
     if kind in ("Failed", "Succeeded"):
         kept = [{**c, "status": "False"} if c.get("type") == "Running" else c for c in kept]
     same = old.get("status") == truth
@@ -190,7 +190,7 @@ class _Reconciliation:
         if not self.status.get("conditions"):
             self.condition("Created", "Created", f"PyTorchJob {self.name} is created.")
         if finished(self.status):
-            self.after_the_end()
+            self.clean_up_after_end()
         elif self.policy.get("suspend"):
             self.suspended()
         else:
@@ -216,7 +216,7 @@ class _Reconciliation:
 
     # --- the end, suspension --------------------------------------------------------------------
 
-    def after_the_end(self) -> None:
+    def clean_up_after_end(self) -> None:
         self.clean_up()
         if is_true(self.status, "Succeeded"):
             for counts in self.status.get("replicaStatuses", {}).values():

@@ -1,4 +1,4 @@
-"""PyTorchJobs: how to read one, its Pods and its Events, what its template needs; those of others.
+"""PyTorchJobs: reading one, its Pods and its Events; its template's values; those of others.
 
 The operator removes a condition that changed and appends it again, so the last condition of the
 list is not always the current one (after a resume it is Suspended with status False). The state
@@ -15,7 +15,7 @@ from k8sjob.contract import CONTAINER_NAME, DEFAULT_PORT, PORT_NAME, Role
 from k8sjob.errors import Problem
 from k8sjob.kube.objects import Object, at_path, training, true_conditions
 from k8sjob.kube.resources import Controller
-from k8sjob.targets.api import Authored, JobState, RecordedEnd, Replicas, Target
+from k8sjob.targets.api import Authored, JobState, LocalReason, RecordedEnd, Replicas, Target
 from k8sjob.targets.pytorchjob import operator
 from k8sjob.targets.pytorchjob.operator import JOB_NAME, REPLICA_INDEX, REPLICA_TYPE
 from k8sjob.targets.schema import fit, type_problems
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from k8sjob.spec import JobSpec
     from k8sjob.targets.schema import WrongType
 
-STOPPED_REASON: Final = "PyTorchJobStopped"
-"""Reason of the Failed condition of a job that its user stopped (this machine only)."""
 _PRECEDENCE: Final = (
     JobState.FAILED,
     JobState.SUCCEEDED,
@@ -83,7 +81,7 @@ class PyTorchJob(Target):
     # --- from a spec to an object
 
     def values(self, spec: JobSpec) -> dict[str, Any]:
-        """What the template needs beside the values that all kinds have."""
+        """The template's values, beside those that all kinds have."""
         return {
             "nproc_per_node": str(spec.nproc_per_node),
             "backoff_limit": backoff_limit(spec),
@@ -93,11 +91,11 @@ class PyTorchJob(Target):
         }
 
     def typed(self, manifest: Json) -> tuple[Json, list[WrongType]]:
-        """As the CRD types the fields."""
+        """The manifest without fields of a wrong type, by the CRD."""
         return fit(manifest, operator.JOB)
 
     def problems(self, manifest: Json) -> list[Problem]:
-        """What the operator's webhook would say; where that takes it, what the CRD's types do."""
+        """The problems that the operator's webhook reports, or else those of the CRD's types."""
         refused = operator.webhook_problems(manifest)
         return refused or list(type_problems(self.typed(manifest)[1]))
 
@@ -141,11 +139,12 @@ class PyTorchJob(Target):
         return Object(job).spec.get("elasticPolicy") is not None
 
     def state(self, job: Json) -> tuple[JobState, Json]:
-        """By the true conditions, the last ones of a job's life first."""
+        """The state by the true conditions, the last ones of a job's life first."""
         true = true_conditions(Object(job).status)
         for state in _PRECEDENCE:
             if state in true:
-                stopped = state is JobState.FAILED and true[state].get("reason") == STOPPED_REASON
+                reason = true[state].get("reason")
+                stopped = state is JobState.FAILED and reason == LocalReason.STOPPED
                 return (JobState.STOPPED if stopped else state), true[state]
         return JobState.CREATED, {}
 
@@ -181,20 +180,20 @@ class PyTorchJob(Target):
         """Whether spec.runPolicy.cleanPodPolicy is None, which is the default."""
         return _policy(job).get("cleanPodPolicy") not in {"Running", "All"}
 
-    def takes_at_once(self, path: tuple[str | int, ...]) -> bool:
-        """The run policy, but for what the gang scheduler has read."""
+    def applies_at_once(self, path: tuple[str | int, ...]) -> bool:
+        """Whether it is in the run policy, except what the gang scheduler has read."""
         return path[:2] == ("spec", "runPolicy") and path[2:3] != ("schedulingPolicy",)
 
     # --- its Pods and Events
 
     def replica_of(self, pod: Json) -> str:
-        """By the operator's labels."""
+        """The replica by the operator's labels."""
         labels = Object(pod).labels
         name = f"{labels.get(REPLICA_TYPE)}-{labels.get(REPLICA_INDEX, 0)}"
         return name if _REPLICA.fullmatch(name) else ""
 
     def selector(self, name: str, replicas: Collection[str] = ()) -> str:
-        """By the operator's labels; with other replicas of the same indexes."""
+        """The selector by the operator's labels; it includes other replicas of the same indexes."""
         indexes = sorted({replica.rpartition("-")[2] for replica in replicas})
         more = f",{REPLICA_INDEX} in ({','.join(indexes)})" if indexes else ""
         return f"{JOB_NAME}={name}{more}"
@@ -205,7 +204,7 @@ class PyTorchJob(Target):
         return found[1] if found else ""
 
     def recorded_ends(self, job: Json, events: Iterable[Json]) -> Iterator[RecordedEnd]:
-        """Pods that failed and lived on, then those of which only the exit code is known."""
+        """Pods that failed and still existed, then those of which only the exit code is known."""
         name, events = Object(job).name, list(events)
         for pattern in (_FAILED, _EXITED):
             for event in events:
@@ -260,7 +259,7 @@ def _policy(job: Json) -> Json:
 
 
 class PyTorchJobReader:
-    """The operator's defaults, and what of a job.yaml a PyTorchJob says; see Reader."""
+    """The operator's defaults, and the job.yaml fields of a PyTorchJob; see Reader."""
 
     target: Target = PyTorchJob()
     quantities: tuple[tuple[str, ...], ...] = (
@@ -268,7 +267,7 @@ class PyTorchJobReader:
     )
 
     def authored(self, job: Json, others: Sequence[Json]) -> Authored:  # noqa: ARG002 - it has none
-        """As it is."""
+        """The job as it is."""
         return Authored(job, [], [])
 
     def problems(self, job: Json) -> Iterator[Problem]:
@@ -278,7 +277,7 @@ class PyTorchJobReader:
             yield Problem("spec.pytorchReplicaSpecs", "no replicas; add Master, Worker or both")
 
     def settle(self, job: Json) -> None:
-        """As pkg/apis/kubeflow.org/v1/pytorch_defaults.go does it."""
+        """Fill in defaults as pkg/apis/kubeflow.org/v1/pytorch_defaults.go does."""
         spec = job.setdefault("spec", {})
         policy = spec.setdefault("runPolicy", {})
         policy.setdefault("cleanPodPolicy", "None")
@@ -295,7 +294,7 @@ class PyTorchJobReader:
             _settle_elastic(elastic, at_path(replicas, Role.WORKER, "replicas"))
 
     def fields(self, job: Json) -> Json:
-        """Of nprocPerNode, elasticPolicy and runPolicy."""
+        """The fields from nprocPerNode, elasticPolicy and runPolicy."""
         spec = job["spec"]
         policy, replicas = spec["runPolicy"], spec["pytorchReplicaSpecs"]
         return {

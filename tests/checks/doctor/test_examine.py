@@ -24,7 +24,7 @@ PAGE = (ROOT / "docs/reference/doctor.md").read_text()
 
 def test_a_healthy_cluster_hinders_nobody(facts):
     report = examine(facts())
-    assert not report.hindered
+    assert not report.is_blocked
     assert {check.verdict for check in report.checks} == {Verdict.OK}
     assert report.as_dict()["can_submit"] is True
     assert report.rbac == []
@@ -32,7 +32,7 @@ def test_a_healthy_cluster_hinders_nobody(facts):
 
 def test_a_problem_hinders(facts):
     report = examine(facts({"/apis/kubeflow.org/v1": None}))
-    assert report.hindered
+    assert report.is_blocked
     assert report.as_dict()["can_submit"] is False
 
 
@@ -50,7 +50,7 @@ def test_what_is_not_well_has_a_next_step(allowed, facts, cluster, refused):
 @pytest.mark.parametrize(
     ("error", "step"),
     [
-        (ApiError("connection refused"), "name another one by --context"),
+        (ApiError("connection refused"), "name another one with --context"),
         (ApiError("self-signed certificate", reason="Untrusted"), "certificate-authority"),
         (ApiError("Unauthorized", code=401), "log in again"),
         (ApiError("internal error", code=500), "ask the cluster's administrator"),

@@ -103,13 +103,13 @@ LOOKS = [
     (webhook, NOT_REFUSED, WARNING, "no ValidatingWebhookConfiguration"),
     (webhook, registered("other"), WARNING, "no ValidatingWebhookConfiguration"),
     (webhook, registered(HOOK), WARNING, "registered (failurePolicy Ignore) and did not act"),
-    (webhook, dry_runs(REFUSED), UNKNOWN, "came to another end", "the dry run"),
-    (webhook, dry_runs(denied("policy.example")), UNKNOWN, "came to another end"),
+    (webhook, dry_runs(REFUSED), UNKNOWN, "failed for another reason", "the dry-run check"),
+    (webhook, dry_runs(denied("policy.example")), UNKNOWN, "failed for another reason"),
     (webhook, {"pytorchjobs": None}),
     # the dry run
     (dry_run, {}, OK, "the job is accepted"),
     (dry_run, dry_runs(ApiError("exists", code=409)), WARNING, "a job of that name", "attaches"),
-    (dry_run, dry_runs(DOWN), PROBLEM, "connection refused", "the check of the webhook"),
+    (dry_run, dry_runs(DOWN), PROBLEM, "connection refused", "the webhook check"),
     (dry_run, dry_runs(denied("p.example")), PROBLEM, "p.example", "owner of that policy"),
     (dry_run, dry_runs(denied(HOOK)), PROBLEM, "no", "correct the job"),
     (dry_run, dry_runs(ApiError("x cannot create", code=403)), PROBLEM, "create", "permissions"),
@@ -169,7 +169,7 @@ def test_a_flag_among_the_words_of_the_command(facts):
 
 
 def test_a_minimal_job_is_sent_where_there_is_none(facts):
-    assert the(dry_run(facts())).seen == "a minimal job is accepted in team; nothing was made"
+    assert the(dry_run(facts())).seen == "a minimal job is accepted in team; nothing was created"
 
 
 def test_the_controller_of_another_kind(cluster):

@@ -250,9 +250,9 @@ ADVICE = {
         "run: {command: [python, main.py, $HOME]}",
         "run: {command: [python, main.py, $(HOME)]}",
     ),
-    "take a newer image": ("image: 'python:3.9'", "image: 'python:3.12'"),
+    "use a newer image": ("image: 'python:3.9'", "image: 'python:3.12'"),
     "did you mean 'docker.io'": ("image: docker.oi/a/b:1", "image: docker.io/a/b:1"),
-    "take it out, and set policy.restart_policy": (
+    "remove it, and set policy.restart_policy": (
         "pod_template: {spec: {restartPolicy: Always}}",
         "policy: {restart_policy: Always}",
     ),

@@ -127,7 +127,7 @@ def _check_norms(model: nn.Module, divided: Mapping[str, int]) -> None:
         if isinstance(layers[name.rpartition(".")[0]], _BatchNorm):
             raise ValueError(  # noqa: TRY004 - a model that a setting does not fit
                 f"strategy.layout: {name} belongs to a batch normalisation, which sync_batchnorm"
-                " computes whole; take the key out, or sync_batchnorm"
+                " computes whole; remove the key, or sync_batchnorm"
             )
 
 
@@ -188,7 +188,7 @@ def _one_by_one(optimizer: Optimizer) -> None:
 _MIXED = (
     "a tensor that strategy.layout divides met a plain parameter. A layer's parameters are divided"
     " for its own forward alone (nn.MultiheadAttention uses those of its out_proj itself), and what"
-    " follows an output with a layout must be able to take a part: take that key out, or give the"
+    " follows an output with a layout must be able to take a part: remove that key, or give the"
     " last such layer no output layout"
 )
 

@@ -7,7 +7,7 @@ from rich.cells import cell_len
 
 from k8sjob.contract import Event, EventKind
 from k8sjob.view.lines import number
-from k8sjob.view.report import plot, report
+from k8sjob.view.outcome import plot, report
 from k8sjob.view.summary import JobSummary
 
 

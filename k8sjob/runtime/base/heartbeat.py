@@ -1,4 +1,4 @@
-"""What a rank's process shows to the agent of its node, with a session or without one.
+"""The heartbeat of a rank's process for its node's agent, with a session or without one.
 
 A thread looks four times a second whether a process group was made, and whether the main thread is
 blocked in a collective. Torch's own hook counts optimizer steps. The script is not changed, and
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from k8sjob.contract import ExitCode, Reason
 from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.env import world_size_or
-from k8sjob.runtime.base.frames import caller, place_of
+from k8sjob.runtime.base.frames import caller, place_of_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -172,7 +172,7 @@ class Observer:
 
 
 class StallClock:
-    """How long the main thread of this process has been blocked in a collective.
+    """The time for which this process's main thread has been blocked in a collective.
 
     Attributes:
         where: its place in the user's code, as file:line in function.
@@ -205,7 +205,7 @@ class StallClock:
         blocked = False
         if self._clock is not None and _is_watched():
             before, self._ran = self._ran, time.clock_gettime_ns(self._clock)
-            place = place_of(self._thread)
+            place = place_of_thread(self._thread)
             self.where = place.where
             blocked = self._ran == before and place.waits and _needs_others(self._thread)
         self._waited = self._waited + passed if blocked else 0.0
@@ -219,7 +219,7 @@ def settle(timeout: float) -> float:
 
 
 class HeartbeatMonitor:
-    """Which of a node's processes stand still, by the age of the files that their observers renew.
+    """The node's processes that make no progress, by the age of their observers' files.
 
     Ages count from the moment at which a change was seen, on this process's monotonic clock, so
     that a step of the wall clock ends no job. One without a file counts from the first look.
@@ -262,7 +262,7 @@ def encode_ranks(seen: Mapping[int, Seen]) -> str:
 
 
 def decode_ranks(text: str) -> dict[int, Seen]:
-    """What encode_ranks() encoded; empty for other text, and where a type is wrong."""
+    """Decode the text of encode_ranks(); empty for other text, and if a type is wrong."""
     with suppress(ValueError, TypeError, AttributeError, RecursionError):
         found = {int(rank): Seen(**one) for rank, one in json.loads(text).items()}
         kinds = [type(default) for default in asdict(Seen()).values()]

@@ -16,7 +16,7 @@ from unittest.mock import Mock
 import pytest
 
 from k8sjob.contract import ExitCode
-from k8sjob.runtime.base.observer import (
+from k8sjob.runtime.base.heartbeat import (
     HeartbeatMonitor,
     Observer,
     Seen,

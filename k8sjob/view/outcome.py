@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MAX_WIDTH = 76
 _MARKS: Final = "*o+"
-"""Of the first curve, the second, ... of a figure."""
+"""The marks of the first curve, the second, ... of a figure."""
 _OTHERS: Final = 2
 """So many metrics that are no losses get a figure."""
 _MOST_METRICS: Final = 30
