@@ -201,7 +201,7 @@ class Stage:
             time.sleep(0.05)
             over = self.watcher.going_on(moment)
         if over or not pauses:
-            self.await_steps(10)  # what comes late is seen, too
+            self.await_steps(10 if pauses else 100)  # what comes late is seen, too
         missing = self.watcher.missing_since(moment)
         if over:
             cost = f"{over[0]:.0f} s, {over[1]}, {missing}"
