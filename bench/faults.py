@@ -2,12 +2,12 @@
 
     python bench/faults.py [TARGET ...]
 
-Starts a cluster of its own (see tests/cluster/bed; root on Linux). For each target it submits one
-job of four replicas, which saves a checkpoint after each epoch of twenty steps, and runs a `k8sjob
-watch` beside it. One fault after the other is played; a fault is over with the first step that is
-done again, or when what was taken away is back. Then jobs that cannot start: how long until their
-cause is told. Prints three tables. Without arguments it plays all targets, and writes the tables
-into docs/reference/faults.md.
+For each target it starts a cluster (see tests/cluster/bed; root on Linux), submits one job of four
+replicas, which saves a checkpoint after each epoch of twenty steps, and runs a `k8sjob watch`
+beside it. One fault after the other is played; a fault is over with the first step that is done
+again, or when what was taken away is back. Then jobs that cannot start: how long until their cause
+is told. Prints three tables. Without arguments it plays all targets, and writes the tables into
+docs/reference/faults.md.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import itertools
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -371,43 +370,36 @@ def tables(played: dict[str, list[Outcome]]) -> str:
     )
 
 
-def play_all(bed: Bed, home: Path, target: str) -> list[Outcome]:
-    """Play all faults on a job of a target."""
-    text = JOB.format(registry=bed.registry, base=bed.base_image, target=target)
-    (home / "job.yaml").write_text(text)
-    saves(bed)
-    stage = Stage(bed, target)
-    stage.begin(home)
-    try:
-        for fault, action, pauses in faults(stage):
-            stage.play(fault, action, pauses=pauses)
-    finally:
-        stage.watcher.process.terminate()
-    stage.k8sjob("delete", "default/faults")
-    bed.kubectl("wait", "--for=delete", "pods", "--all", "--timeout=120s")
-    shutil.rmtree(bed.folder / "tmp/saves")
-    return stage.rows
-
-
-def saves(bed: Bed) -> None:
-    """The folder for checkpoints, in the /tmp of the bed's node."""
-    folder = bed.folder / "tmp/saves"
-    folder.mkdir()
-    folder.chmod(0o777)
+def play_all(target: str) -> list[Outcome]:
+    """Play all faults on a job of a target, in a cluster of its own."""
+    with Bed() as bed, tempfile.TemporaryDirectory() as folder:
+        if target not in BUILT_IN:
+            bed.add(CONTROLLERS[target])
+        home = Path(folder)
+        home.chmod(0o755)
+        (home / "main.py").write_text(PROGRAM)
+        text = JOB.format(registry=bed.registry, base=bed.base_image, target=target)
+        (home / "job.yaml").write_text(text)
+        saves = bed.folder / "tmp/saves"  # in the /tmp of the bed's node
+        saves.mkdir()
+        saves.chmod(0o777)
+        stage = Stage(bed, target)
+        stage.begin(home)
+        try:
+            for fault, action, pauses in faults(stage):
+                stage.play(fault, action, pauses=pauses)
+        finally:
+            stage.watcher.process.terminate()
+        return stage.rows
 
 
 def main() -> None:
     """Play, print, and write the tables."""
-    targets = sys.argv[1:] or list(CONTROLLERS)
-    with Bed() as bed, tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        home.chmod(0o755)
-        (home / "main.py").write_text(PROGRAM)
-        bed.add(*(CONTROLLERS[one] for one in targets if one not in BUILT_IN))
-        played = {}
-        for target in targets:
-            played[target] = play_all(bed, home, target)
-            print(tables(played), flush=True)
+    played = {}
+    for target in sys.argv[1:] or CONTROLLERS:
+        played[target] = play_all(target)
+        print(tables(played), flush=True)
+    with Bed() as bed:
         told = table_of_starts(starts(bed))
     print(told)
     if not sys.argv[1:]:
