@@ -11,7 +11,11 @@ import tempfile
 from pathlib import Path
 
 SUITE = "trixie"
+NEWER = "forky"
+"""The suite for what needs a newer torch: FSDP on CPUs needs 2.7."""
 PACKAGES = ("python-is-python3", "python3", "python3-pip", "python3-torch")
+# An older debootstrap knows no newer suite by name; the script of all suites is the same.
+SOURCE = ("http://deb.debian.org/debian", "/usr/share/debootstrap/scripts/sid")
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 # The operator's init container waits for the master's name with nslookup; libc has its like.
 NSLOOKUP = '#!/bin/sh\nexec getent hosts "$1"\n'
@@ -93,24 +97,24 @@ class Buildah:
         """The config of an image, as in the OCI specification."""
         return json.loads(self("inspect", "--type", "image", image))["OCIv1"]["config"]
 
-    def base_image(self):
+    def base_image(self, suite=SUITE):
         """Debian with Python, pip and torch; made once (two minutes) for each recipe."""
-        recipe = [SUITE, *PACKAGES, NSLOOKUP, ENV]
+        recipe = [suite, *PACKAGES, NSLOOKUP, ENV]
         key = hashlib.sha256(json.dumps(recipe).encode()).hexdigest()[:12]
         image = f"localhost/k8sjob-test-base:{key}"
         with once("base-image"):
             if not self("images", "--format", "{{.ID}}", "--filter", f"reference={image}"):
-                self._make_base(f"k8sjob-test-{key}", image)
+                self._make_base(suite, f"k8sjob-test-{key}", image)
         return image
 
-    def _make_base(self, name, image):
+    def _make_base(self, suite, name, image):
         if name in self("containers", "--format", "{{.ContainerName}}").split():
             self("rm", name)
         self("from", "--name", name, "scratch")
         root = Path(self("mount", name))
-        include = ",".join(PACKAGES)
+        options = ("--variant=minbase", f"--include={','.join(PACKAGES)}")
         subprocess.run(
-            ["debootstrap", "--variant=minbase", f"--include={include}", SUITE, root],
+            ["debootstrap", *options, suite, root, *SOURCE],
             stdout=subprocess.DEVNULL,
             timeout=900,
             check=True,

@@ -1,7 +1,6 @@
 """Other kinds for what is a PyTorchJob elsewhere: the same commands, numbers and recovery."""
 
 import json
-import os
 import re
 import shutil
 import time
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from baseimage import NEWER, SUITE
 from hypothesis import HealthCheck, given, settings
 from strategies import FREE, examples, fitted, job_specs
 
@@ -189,8 +189,7 @@ SHAPES = {
     "own-script": {"args": ("--epochs", "2")},
     "elastic": {"script": "digits-ddp.py"},
 }
-OLD = "fsdp on CPUs needs torch 2.7; K8SJOB_TEST_BASE names an image of buildah's that has it"
-NEWER = {"transformer-fsdp": pytest.mark.skipif("K8SJOB_TEST_BASE" not in os.environ, reason=OLD)}
+SUITES = {"transformer-fsdp": NEWER}
 
 
 @pytest.fixture(scope="session")
@@ -221,15 +220,13 @@ def reported(desk, ref, replicas):
 
 
 @pytest.mark.usefixtures("controllers")
-@pytest.mark.parametrize(
-    "shape", [pytest.param(name, marks=NEWER.get(name, ())) for name in SHAPES]
-)
+@pytest.mark.parametrize("shape", SHAPES)
 def test_the_same_job_has_the_same_numbers_as_every_kind(desk, shapes, image_of, ended, shape):
     elastic = {"min": 2, "max": 2} if shape == "elastic" else None
     example = load(EXAMPLES / ("digits-ddp" if elastic else shape) / "job.yaml")
     run = {"script": f"{shape}.py", "env": {"OMP_NUM_THREADS": "1"}, **SHAPES[shape]}
     replicas = {"workers": 1, "nproc_per_node": None, "elastic": elastic and Elastic(**elastic)}
-    refs = {}
+    refs, suite = {}, SUITES.get(shape, SUITE)
     for target in TARGETS:
         spec = example.model_copy(
             update={
@@ -247,7 +244,7 @@ def test_the_same_job_has_the_same_numbers_as_every_kind(desk, shapes, image_of,
         if any(target.refusals(spec)):
             assert (shape, target.name) == ("elastic", "trainjob")
             continue
-        refs[target.name] = desk.backend.create(plan_job(spec, image=image_of(spec, shapes)))
+        refs[target.name] = desk.backend.create(plan_job(spec, image=image_of(spec, shapes, suite)))
     curves = {}
     for kind, ref in refs.items():
         status = job_status(found := ended(ref))
