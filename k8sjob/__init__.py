@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from k8sjob.contract import __version__
     from k8sjob.errors import JobFailed, K8sJobError, SpecError
     from k8sjob.proving import prove
+    from k8sjob.python_api import plan, run, submit
     from k8sjob.rendering import render, replica_env
     from k8sjob.rendering.dockerfile import dockerfile
     from k8sjob.spec import JobSpec
     from k8sjob.spec.load import load
-    from k8sjob.view.run import plan, run, submit
 
 _HOME = {
     "__version__": "k8sjob.contract",
@@ -26,12 +26,12 @@ _HOME = {
     "SpecError": "k8sjob.errors",
     "dockerfile": "k8sjob.rendering",
     "load": "k8sjob.spec",
-    "plan": "k8sjob.view.run",
+    "plan": "k8sjob.python_api",
     "prove": "k8sjob.proving",
     "render": "k8sjob.rendering",
     "replica_env": "k8sjob.rendering",
-    "run": "k8sjob.view.run",
-    "submit": "k8sjob.view.run",
+    "run": "k8sjob.python_api",
+    "submit": "k8sjob.python_api",
 }
 
 __all__ = [

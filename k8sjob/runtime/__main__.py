@@ -37,7 +37,7 @@ from k8sjob.runtime.base.env import (
 )
 from k8sjob.runtime.base.errors import EnvError, PeerLost
 from k8sjob.runtime.base.network import await_master, reserve
-from k8sjob.runtime.base.report import log_line
+from k8sjob.runtime.base.output import log_line
 from k8sjob.runtime.base.signals import Inbox
 from k8sjob.runtime.base.termination import describe, write_message
 

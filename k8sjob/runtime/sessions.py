@@ -21,7 +21,7 @@ from k8sjob.runtime.base import config as settings
 from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.env import dist_env
 from k8sjob.runtime.base.errors import EnvError, first_line
-from k8sjob.runtime.base.report import Reporter
+from k8sjob.runtime.base.output import Reporter
 from k8sjob.runtime.comm import rng
 from k8sjob.runtime.comm.process_group import local_device, open_group
 from k8sjob.runtime.comm.stop import StopCoordinator

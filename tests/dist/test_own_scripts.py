@@ -10,8 +10,8 @@ import pytest
 
 from k8sjob.backends.local import LocalBackend
 from k8sjob.observe.status import JobState
+from k8sjob.python_api import run
 from k8sjob.spec import JobSpec, load
-from k8sjob.view.run import run
 
 pytestmark = pytest.mark.dist
 

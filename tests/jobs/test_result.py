@@ -20,9 +20,9 @@ from k8sjob.contract import Event
 from k8sjob.errors import JobFailed, JobNotFound, SpecError
 from k8sjob.jobs import result as results
 from k8sjob.jobs.result import Reached, RunResult
+from k8sjob.python_api import plan, run, submit
 from k8sjob.spec import JobSpec
 from k8sjob.targets.api import JobState
-from k8sjob.view.run import plan, run, submit
 
 
 def reached(*events):

@@ -17,8 +17,8 @@ from k8sjob.backends.local import LocalBackend
 from k8sjob.contract import EventKind
 from k8sjob.errors import SpecError
 from k8sjob.observe.status import JobState, job_status
+from k8sjob.python_api import run
 from k8sjob.spec import JobSpec
-from k8sjob.view.run import run
 
 EPOCHS = 8
 EXAMPLE = Path(__file__).resolve().parents[2] / "manifests/digits-ddp"

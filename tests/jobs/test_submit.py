@@ -18,8 +18,8 @@ from k8sjob.jobs.submit import (
 )
 from k8sjob.kube.client.transport import refusal
 from k8sjob.kube.objects import MANIFEST_DIGEST
+from k8sjob.python_api import submit
 from k8sjob.spec import JobSpec
-from k8sjob.view.run import submit
 
 DIGEST = "team/tiny@sha256:" + "a" * 64
 SPEC = JobSpec(name="tiny", image=DIGEST, run={"script": "main.py"}, replicas={"workers": 1})

@@ -27,7 +27,7 @@ from k8sjob.runtime.base.heartbeat import (
     hang_of,
     read_seen,
 )
-from k8sjob.runtime.base.report import start_phase
+from k8sjob.runtime.base.output import start_phase
 
 NOT_YET, RUNS = Seen(), Seen(runs=True)
 IMPORTS = Seen(runs=True, torch=True, importing=True)

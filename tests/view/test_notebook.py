@@ -126,7 +126,7 @@ def test_a_job_that_fails_shows_its_cause_and_the_line_of_the_cell(cells):
     assert "no module named 'notthere'" in shown
     assert "line 2" in shown
     assert "run(spec)" in shown
-    assert "view/run.py" not in shown
+    assert "python_api.py" not in shown
     assert "why:" in html(failed)[0]
     assert "Failed True" in written(carried)
     assert "why:" in html(carried)[-1]

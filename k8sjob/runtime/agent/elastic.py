@@ -37,7 +37,7 @@ from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.env import NodeEnv, export
 from k8sjob.runtime.base.errors import PeerLost
 from k8sjob.runtime.base.network import is_loopback, listen, reserve
-from k8sjob.runtime.base.report import log_line
+from k8sjob.runtime.base.output import log_line
 from k8sjob.runtime.base.signals import in_thread
 from k8sjob.runtime.base.termination import describe
 from k8sjob.runtime.comm.rendezvous import tcp_store

@@ -23,7 +23,7 @@ from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.errors import ranks_in_words
 from k8sjob.runtime.base.heartbeat import decode_ranks, encode_ranks, hang_of
 from k8sjob.runtime.base.network import is_loopback
-from k8sjob.runtime.base.report import log_line, write_event
+from k8sjob.runtime.base.output import log_line, write_event
 from k8sjob.runtime.base.termination import describe
 
 if TYPE_CHECKING:
