@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.adopt.equivalence import config_of, default_pull_policy, mappings, pods, same
 from k8sjob.contract import CONFIG_ENV, Role, after_agent, decode_object
-from k8sjob.kube.objects import ISTIO, MANAGED_BY, NOTIFY, PRIORITY, QUEUE, Json, training
+from k8sjob.kube.objects import (
+    ISTIO,
+    MANAGED_BY,
+    NOTIFY,
+    PODSET_GROUP,
+    PRIORITY,
+    QUEUE,
+    TOPOLOGY,
+    Json,
+    training,
+)
 from k8sjob.rendering.manifest import literal
 from k8sjob.rendering.overlay import merge
 from k8sjob.targets.jobs import reader_of
@@ -38,6 +48,8 @@ def fields(wanted: Json) -> Json:
     lead = by_role.get(Role.MASTER) or by_role[Role.WORKER]
     queue = metadata.get("labels", {}).get(QUEUE)
     labels = [metadata.get("labels", {}), *_templates(wanted, "labels")]
+    annotations = _annotations(wanted)
+    topology = _topology(annotations, metadata["name"]) if queue is not None else None
     made: Json = {
         "name": metadata["name"],
         "target": reader.target.name,
@@ -45,7 +57,7 @@ def fields(wanted: Json) -> Json:
         "image": _image(lead),
         "run": _run(all_pods, lead),
         "labels": {k: v for k, v in _shared(labels).items() if k not in _OWN_LABELS},
-        "annotations": _annotations(wanted),
+        "annotations": annotations,
         "notify": _notify(metadata.get("annotations", {}).get(NOTIFY)),
         "replicas": of_kind["replicas"],
         "resources": _resources(by_role.get(Role.WORKER) or lead),
@@ -55,6 +67,7 @@ def fields(wanted: Json) -> Json:
         ),
         "kueue_queue": queue,
         "kueue_priority_class": queue and metadata["labels"].get(PRIORITY),
+        "kueue_topology": topology,
         "service_account_token": lead["automountServiceAccountToken"],
         **_scheduling(all_pods, lead),
     }
@@ -93,6 +106,17 @@ def _annotations(wanted: Json) -> Json:
         del shared[ISTIO]
         return shared
     return {**shared, ISTIO: shared.get(ISTIO)}
+
+
+def _topology(annotations: Json, name: str) -> Json | None:
+    """The `kueue_topology` of a job, whose annotations are taken out; None if they say more."""
+    keys = {how: TOPOLOGY.format(how) for how in ("required", "preferred")}
+    levels = {how: annotations[key] for how, key in keys.items() if key in annotations}
+    if len(levels) != 1 or annotations.get(PODSET_GROUP, name) != name:
+        return None
+    for key in (PODSET_GROUP, *keys.values()):
+        annotations.pop(key, None)
+    return levels
 
 
 def _notify(value: Any) -> list[str] | None:

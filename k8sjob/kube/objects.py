@@ -259,6 +259,8 @@ PRIORITY: Final = "kueue.x-k8s.io/priority-class"
 """A label of the job, for Kueue: its WorkloadPriorityClass."""
 TOPOLOGY: Final = "kueue.x-k8s.io/podset-{}-topology"
 """An annotation of pods, for Kueue: the level, which is required or preferred."""
+PODSET_GROUP: Final = "kueue.x-k8s.io/podset-group-name"
+"""An annotation of pods, for Kueue: exactly two templates with the same one share a domain."""
 RESERVED: Final = (
     "training.kubeflow.org/",
     "batch.kubernetes.io/",

@@ -169,6 +169,33 @@ def test_what_only_the_agents_settings_say_comes_back(target):
     assert (again.overlay, again.pod_template) == ({}, {})
 
 
+@pytest.mark.parametrize("target", [target.name for target in TARGETS])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_topology_of_kueue_is_that_of_every_kind(target, workers):
+    kueue = {"kueue_queue": "q", "kueue_topology": {"required": "rack"}}
+    job = {"name": "a", "image": "a", "run": {"script": "main.py"}, "target": target}
+    spec = JobSpec.model_validate({**job, "replicas": {"workers": workers}, **kueue})
+    again = adopt(render(spec)).spec
+    assert (again.kueue_topology, again.annotations) == (spec.kueue_topology, spec.annotations)
+    for other in TARGETS[1:]:  # Kueue refuses a group of one template
+        assert "podset-group-name" not in render(again.with_(target=other.name))
+
+
+@pytest.mark.parametrize(
+    ("queue", "annotations"),
+    [
+        (None, {"podset-required-topology": "rack"}),
+        ("q", {"podset-required-topology": "rack", "podset-group-name": "other"}),
+        ("q", {"podset-required-topology": "rack", "podset-preferred-topology": "zone"}),
+    ],
+)
+def test_what_kueues_topology_says_beyond_the_field_stays(queue, annotations):
+    given = {f"kueue.x-k8s.io/{key}": value for key, value in annotations.items()}
+    job = {"name": "a", "image": "a", "run": {"script": "main.py"}, "annotations": given}
+    made = adopt(render(JobSpec.model_validate({**job, "kueue_queue": queue}))).spec
+    assert (made.kueue_topology, made.annotations) == (None, given)
+
+
 def test_variables_keep_their_meaning_and_their_order():
     env = [
         {"name": "HOST", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
