@@ -278,7 +278,7 @@ def _notes(spec: JobSpec, original: Json) -> Iterator[str]:
         yield (
             "the manifest has no command that run.command can hold (an image's entrypoint, for "
             "example), so `k8sjob run` cannot know it: write it into run.command and take "
-            "`command` out of the overlay"
+            "`command` out of pod_template or overlay"
         )
     elif any(launcher in words for launcher in _LAUNCHERS):
         yield (

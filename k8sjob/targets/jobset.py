@@ -17,7 +17,7 @@ import copy
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from k8sjob.errors import Problem, SpecError, field_path
-from k8sjob.kube.objects import Object, differing, training
+from k8sjob.kube.objects import PODSET_GROUP, Object, differing, training
 from k8sjob.kube.resources import Controller
 from k8sjob.targets.api import Authored, Made
 from k8sjob.targets.indexed import JOB_SHAPE, Indexed
@@ -157,6 +157,9 @@ def join(spec: Json, name: str, at: tuple[str | int, ...]) -> Iterator[str]:
     if problems := [*problems, *_differences(parts, path)]:
         raise SpecError(problems)
     names = [part.get("name", "") for part in parts]
+    about = Object(parts[0]["template"]["spec"]).part("template", "metadata", "annotations")
+    if parts[1:] and about.pop(PODSET_GROUP, None):
+        yield f"left out: {PODSET_GROUP}, since Kueue refuses it in a job of one Pod template"
     of_job = parts[0]["template"]["spec"]
     of_job["completions"] = nodes
     of_job["parallelism"] = nodes if parts[1:] else of_job["parallelism"]
