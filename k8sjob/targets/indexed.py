@@ -177,24 +177,33 @@ class Indexed(Target):
             yield Problem("metadata.name", "the job has no name; give it one")
 
     def problems(self, manifest: Json) -> list[Problem]:
-        """Whether it is Indexed, and has as many Pods as its environment says."""
-        if found := list(self.basic_problems(manifest)):
-            return found
+        """Whether it is one Indexed Job with as many Pods as its environment says."""
+        return list(self.basic_problems(manifest)) or list(self._job_problems(manifest))[:1]
+
+    def _job_problems(self, manifest: Json) -> Iterator[Problem]:
         job, nodes = self._job(manifest), self._nodes(manifest)
         if job.get("completionMode") != "Indexed":
             message = "a replica's rank is its completion index; use Indexed"
-            return [Problem(field_path((*self.job_at, "completionMode")), message)]
+            yield Problem(field_path((*self.job_at, "completionMode")), message)
+            return
         jobs = at_path(manifest, *self.job_at[:-3]) if self.child_name else []
         for index, one in list(enumerate(jobs))[1:]:
             message = f"{one.get('name')!r} is another replicated Job, and all Pods of the job are"
             message += f" those of {jobs[0].get('name')!r}; change that one, or remove it"
-            return [Problem(field_path((*self.job_at[:-3], index)), message)]
+            yield Problem(field_path((*self.job_at[:-3], index)), message)
+        if jobs and (copies := jobs[0].get("replicas", 1)) != 1:
+            message = f"{copies} Jobs of {nodes} Pods, and the ranks are those of one Job"
+            message += "; set replicas in the job spec instead"
+            yield Problem(field_path((*self.job_at[:-2], "replicas")), message)
         world, each = self._variable(manifest, "WORLD_SIZE"), self.nproc_per_node(manifest)
-        if not (world and each.isdecimal()) or world == str(nodes * int(each)):
-            return []
-        message = f"{nodes} Pods with {each} ranks each, but WORLD_SIZE is {world}"
-        message += "; set replicas in the job spec instead"
-        return [Problem(field_path(self.nodes_at or (*self.job_at, "completions")), message)]
+        if world and each.isdecimal() and world != str(nodes * int(each)):
+            message = f"{nodes} Pods with {each} ranks each, but WORLD_SIZE is {world}"
+            message += "; set replicas in the job spec instead"
+            yield Problem(field_path(self.nodes_at or (*self.job_at, "completions")), message)
+        if (at_once := job.get("parallelism", 1)) != nodes:
+            message = f"{at_once} of {nodes} Pods at a time, but ranks wait for each other"
+            message += f"; set it to {nodes}"
+            yield Problem(field_path((*self.job_at, "parallelism")), message)
 
     def injected_env(self, job: Json, role: Role | str, index: int) -> dict[str, str]:
         """The rank, from the completion index."""

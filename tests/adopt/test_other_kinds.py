@@ -102,7 +102,6 @@ def test_what_the_apiserver_wrote_is_left_out():
         ({"backoffLimit": 9, "pod": "OnFailure"}, "OnFailure", 2, {}),
         ({"backoffLimit": 0, "pod": "OnFailure"}, "OnFailure", 0, {}),
         ({"backoffLimit": 0, "podReplacementPolicy": "TerminatingOrFailed"}, "Never", 3, {}),
-        ({"backoffLimit": 0, "parallelism": 2}, "Never", 3, {"parallelism": 2}),
         ({"backoffLimit": 0, "maxFailedIndexes": 1}, "Never", 3, {"maxFailedIndexes": 1}),
         (ignoring("main"), "Never", 3, ignoring("pytorch")),
     ],
@@ -136,6 +135,7 @@ def test_a_queue_means_suspended():
     [
         ({"completionMode": "NonIndexed"}, "spec.completionMode", "use Indexed"),
         ({"completions": "4"}, "spec.completions", "is not a whole number"),
+        ({"parallelism": 2}, "spec.parallelism", "2 of 4 Pods at a time"),
         ({"template": {}}, "spec.template.spec.containers", "call the one so that trains"),
     ],
 )
@@ -225,6 +225,21 @@ def test_a_jobset_is_one_replicated_job(parts):
         assert trainer(spec, target)["args"] == ["$(MASTER_ADDR)"]
     assert "are one, node, of 4 Pods" in "\n".join(made.notes)
     assert adopt(render(spec)).spec == spec
+
+
+def test_two_jobs_in_one_domain_of_kueue_are_one_job_in_it():
+    parts = [replicated("master", 1), replicated("worker", 3)]
+    keys = {"required-topology": "rack", "group-name": "near"}
+    for part in parts:
+        template = part["template"]["spec"]["template"]
+        annotations = {f"kueue.x-k8s.io/podset-{key}": value for key, value in keys.items()}
+        template["metadata"] = {"annotations": annotations}
+    one = jobset(*parts)
+    one["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
+    made = adopted(one)
+    assert made.spec.kueue_topology.required == "rack"
+    assert "left out: kueue.x-k8s.io/podset-group-name" in "\n".join(made.notes)
+    assert "podset-group-name" not in render(made.spec)
 
 
 def test_what_a_jobset_says_of_its_parts_is_said():

@@ -66,6 +66,7 @@ def test_the_job_has_the_process_and_its_runtime_the_rest():
     assert sent(made).keys() == {"apiVersion", "kind", "metadata", "spec"}
 
 
+TWICE = {"replicatedJobs": [{"name": "node", "replicas": 2}]}
 LOADER = {"replicatedJobs": [{"name": "loader", "template": {"spec": {}}}]}
 OTHER_A = {"name": "node", "env": [{"name": "A", "value": "2"}]}
 OTHER_PODS = {"template": {"spec": {"containers": [OTHER_A]}}}
@@ -126,6 +127,21 @@ OTHER_ENV = {"replicatedJobs": [{"name": "node", "template": {"spec": OTHER_PODS
             {"target": "job", "overlay": {"spec": {"completions": 3}}},
             "overlay.spec.completions",
             "3 Pods with 2 ranks each, but WORLD_SIZE is 4",
+        ),
+        (
+            {"target": "job", "overlay": {"spec": {"parallelism": 1}}},
+            "overlay.spec.parallelism",
+            "1 of 2 Pods at a time",
+        ),
+        (
+            {"target": "jobset", "overlay": {"spec": TWICE}},
+            "overlay.spec.replicatedJobs[0].replicas",
+            "2 Jobs of 2 Pods",
+        ),
+        (
+            {"overlay": {"runtime": {"spec": {"template": {"spec": TWICE}}}}},
+            "overlay.runtime.spec.template.spec.replicatedJobs[0].replicas",
+            "2 Jobs of 2 Pods",
         ),
     ],
 )
