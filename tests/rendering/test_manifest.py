@@ -192,6 +192,13 @@ a group of Pods has two parts:
 - Master.template.metadata.annotations:
     {sidecar.istio.io/inject: "false", kueue.x-k8s.io/podset-required-topology: rack}
 
+the Pods of an elastic job are one part:
+- replicas: {workers: 1, elastic: {min: 1, max: 2}}
+  kueue_queue: q
+  kueue_topology: {required: rack}
+- Worker.template.metadata.annotations:
+    {sidecar.istio.io/inject: "false", kueue.x-k8s.io/podset-required-topology: rack}
+
 a gang of some:
 - {replicas: {workers: 3}, gang: {min_available: 2}}
 - {spec.runPolicy.schedulingPolicy: {minAvailable: 2}, Master.pod.schedulerName: null}
