@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from k8sjob.contract import CONTAINER_NAME, DEFAULT_PORT, ExitCode, Role
 from k8sjob.errors import Problem, field_path
-from k8sjob.kube.objects import Object, at_path, true_conditions
+from k8sjob.kube.objects import PODSET_GROUP, Object, at_path, true_conditions
 from k8sjob.kube.resources import Controller
 from k8sjob.targets.api import Companion, JobState, Replicas, Target, created_pods
 from k8sjob.targets.schema import ABOUT, POD_TEMPLATE, fit, type_problems
@@ -114,6 +114,9 @@ class Indexed(Target):
             yield self._lacks("policy.clean_pod_policy", f"{why} until the job is deleted")
         if spec.policy.restart_policy == "Always":
             yield self._lacks("policy.restart_policy", "its Pods have OnFailure or Never")
+        if spec.kueue_queue and PODSET_GROUP in spec.annotations:
+            why = "Kueue refuses a group of one Pod template"
+            yield self._lacks(field_path(("annotations", PODSET_GROUP)), why)
 
     def _lacks(self, field: str, why: str, having: str = "pytorchjob") -> Problem:
         step = f"remove it, or use target {having}"

@@ -97,6 +97,7 @@ class Kind:
         }
 
 
+GROUP = "kueue.x-k8s.io/podset-group-name"
 UID = "jobset.sigs.k8s.io/jobset-uid"
 SET_NAME = "jobset.sigs.k8s.io/jobset-name"
 IN_SET = ("spec", "replicatedJobs", 0, "template", "spec")
@@ -208,6 +209,7 @@ def test_restarts(policy, restart, limit, rules, kind):
         ("gang", {"gang": {"scheduler": "volcano"}}),
         ("policy.clean_pod_policy", {"policy": {"clean_pod_policy": "All"}}),
         ("policy.restart_policy", {"policy": {"restart_policy": "Always"}}),
+        (f'annotations["{GROUP}"]', {"annotations": {GROUP: "g"}, "kueue_queue": "q"}),
     ],
 )
 @of_each_kind
@@ -233,6 +235,7 @@ def test_what_it_does_not_have_is_refused_with_its_line(field, value, kind, tmp_
         {"policy": {"ttl_after_finished": "1h"}},
         {"replicas": {"workers": 1, "elastic": {"min": 1, "max": 2}}},
         {"run": {"command": ["tune", "run"]}},
+        {"annotations": {GROUP: "g"}, "kueue_queue": "q"},
     ],
 )
 def test_a_refusal_names_the_targets_that_have_the_field(fields):
