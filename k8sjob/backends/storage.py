@@ -140,9 +140,8 @@ def _connect(url: str) -> tuple[Any, str]:
             f"{found['scheme']}:// needs one more package ({error}): pip install {requirement}"
         ) from error
     with _explained(url):
-        return fsspec.filesystem(found["scheme"], use_listings_cache=False), found["path"].rstrip(
-            "/"
-        )
+        files = fsspec.filesystem(found["scheme"], use_listings_cache=False)
+    return files, found["path"].rstrip("/")
 
 
 @contextmanager

@@ -82,16 +82,20 @@ class Measured:
                 return self
             raise ValueError("one measurement gives one batch size")
         share = (batch - self.batch) / (other.batch - self.batch)
-        values = {name: max(round(getattr(self, name)
-                  + share * (getattr(other, name) - getattr(self, name))), 0)
-                  for name in ("inputs", "activations", "retained")}  # fmt: skip
+
+        def between(one: int, two: int) -> int:
+            return max(round(one + share * (two - one)), 0)
+
+        values: dict[str, Any] = {
+            name: between(getattr(self, name), getattr(other, name))
+            for name in ("inputs", "activations", "retained")
+        }
         blocks = self.blocks
         if len(blocks) == len(other.blocks):
             blocks = tuple(
-                one._replace(activations=max(round(one.activations + share
-                             * (two.activations - one.activations)), 0))
+                one._replace(activations=between(one.activations, two.activations))
                 for one, two in zip(blocks, other.blocks, strict=True)
-            )  # fmt: skip
+            )
         return replace(self, batch=batch, blocks=blocks, **values)
 
 
@@ -132,22 +136,18 @@ def _sharded(blocks: Sequence[Block], ranks: int, *, reshard: bool) -> Iterator[
     before the input of the reduce-scatter is kept. What is in no block stays whole throughout.
     """
     *inner, rest = blocks
+    kept = 0 if reshard else sum(one.parameters for one in inner)
     done = 0
     for index, block in enumerate(inner):
         before = inner[index - 1].gradients if index else 0
         ahead = inner[index + 1].parameters if index + 1 < len(inner) else 0
-        whole = block.parameters + ahead if reshard else sum(one.parameters for one in inner)
+        whole = block.parameters + ahead if reshard else kept
         gathered = rest.parameters + whole + block.gradients + block.outside + before
         yield {"gradients": done // ranks, "activations": block.activations, "gathered": gathered}
         done += block.gradients
     last = inner[-1].gradients if inner else 0
-    whole = (
-        rest.parameters
-        + rest.gradients
-        + last
-        + (0 if reshard else sum(one.parameters for one in inner))
-    )
-    yield {"gradients": done // ranks, "activations": rest.activations, "gathered": whole}
+    gathered = rest.parameters + rest.gradients + last + kept
+    yield {"gradients": done // ranks, "activations": rest.activations, "gathered": gathered}
 
 
 def gpu_memory(product: str) -> int | None:

@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import Event, EventKind, Reason
-from k8sjob.kube.capacity import pod_requests
+from k8sjob.kube.capacity import counts_gpus, pod_requests
 from k8sjob.kube.objects import Object, event_time, moment
 from k8sjob.observe.diagnose.finding import SAME_STEPS, Cause, Finding, age, ago, listed, one_line
 from k8sjob.observe.status import deletion, reporting_replica
@@ -310,7 +310,7 @@ def left_over(facts: Facts) -> Iterator[Finding]:
         int(amount)
         for pod in pods
         for name, amount in pod_requests(pod.spec).items()
-        if name.endswith("/gpu")
+        if counts_gpus(name)
     )
     replicas = tuple(pod.replica for pod in pods)
     what = "still there" if any(pod.phase == "Pending" for pod in pods) else "still running"
