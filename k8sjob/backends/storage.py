@@ -103,7 +103,7 @@ class StoredRecord(RecordBackend):
         """
         if not url.endswith(SUFFIX):
             raise K8sJobError(
-                f"{url!r} is no record; write s3://BUCKET/PREFIX/NAMESPACE/NAME@RUN{SUFFIX}"
+                f"{redacted(url)!r} is no record; write s3://BUCKET/PREFIX/NAMESPACE/NAME@RUN{SUFFIX}"
             )
         self._files, self._remote = _connect(url)
         super().__init__(url)

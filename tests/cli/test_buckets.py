@@ -210,7 +210,10 @@ def test_no_place_for_records(k8sjob, url):
 def test_what_else_is_wrong(k8sjob):
     done = k8sjob("collect", "--into", "s3://records/x", "--max-size", "1")
     assert (done.code, "of a bucket do its lifecycle rules" in done.err) == (2, True)
-    assert "is no record; write s3://BUCKET/" in k8sjob("why", "s3://records/x").err
+    for url in ("s3://records/x", f"s3://key:{SECRET}@records/x"):
+        error = k8sjob("why", url).err
+        assert "is no record; write s3://BUCKET/" in error
+        assert SECRET not in error
 
 
 def test_nothing_of_it_is_loaded_for_other_commands():
