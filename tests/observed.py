@@ -131,6 +131,9 @@ class Script:
         self.errors = dict(errors)
         self.stopped, self.asked = [], []
 
+    def related(self, _snapshot):
+        return ()
+
     def snapshot(self, ref):
         if not self.snapshots:
             raise JobNotFound("gone")

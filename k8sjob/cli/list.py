@@ -15,6 +15,7 @@ from k8sjob.cli.output import document, fail, line, say, table
 from k8sjob.cli.status import times
 from k8sjob.errors import BackendError
 from k8sjob.observe.status import JobStatus, job_status
+from k8sjob.targets.jobs import target_of
 from k8sjob.view.documents import image, job_document, progress_of
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ def list_command(labels: str, output: str, place: Place) -> int:
     """List the jobs of this machine and, if one is configured, of the cluster; newest first.
 
     For the newest 32 running jobs it shows epoch, step, loss and ETA, or how far their start is. If
-    this machine has several runs of one name, each is listed as local/NAME@RUN.
+    this machine has several runs of one name, each is listed as local/NAME@RUN. The KIND is shown
+    if there are several.
 
     If the cluster cannot be reached, the jobs of this machine are still listed, with an error and
     the exit code 1.
@@ -54,14 +56,17 @@ def list_command(labels: str, output: str, place: Place) -> int:
                 say(_nothing(labels, place, asked))
         case _:
             wide = output == "wide"
-            header = ["NAME", "STATE", "REPLICAS", "AGE", "TIME"]
+            kinds = [target_of(snapshot.job).kind for _, snapshot, _ in found]
+            mixed = len(set(kinds)) > 1
+            header = ["NAME", *["KIND"] * mixed, "STATE", "REPLICAS", "AGE", "TIME"]
             rows = (
                 [
                     _named(status.ref, runs),
+                    *[kind] * mixed,
                     *_row(status, snapshot.job, wide=wide),
                     *[trains.get(status.ref, "")] * bool(trains),
                 ]
-                for status, snapshot, _ in found
+                for (status, snapshot, _), kind in zip(found, kinds, strict=True)
             )
             more = ["RESTARTS", "IMAGE", "UID"] * wide + ["PROGRESS"] * bool(trains)
             table(header + more, rows)

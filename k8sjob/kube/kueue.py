@@ -45,7 +45,7 @@ def closed(local: Json, cluster: Json | None) -> str:
     if cluster == {}:
         active = {"status": "False", "reason": "ClusterQueueDoesNotExist"}
     elif active.get("status") == "False":
-        why = f"{active.get('reason')}: {active.get('message')}"
+        why = f"{active.get('reason')}: {str(active.get('message')).rstrip('.')}"
         return f"the LocalQueue {name} belongs to ClusterQueue {of}, which is inactive: {why}"
     else:
         active = Object(local).condition("Active")

@@ -128,6 +128,9 @@ def job_status(snapshot: Snapshot) -> JobStatus:
         state = JobState.QUEUED
     if meta.get("deletionTimestamp") and not state.finished:  # how it ended is worth more
         state, condition = JobState.DELETING, {"message": deletion(job)}
+    ended = [Pod(pod).terminated.get("exitCode") for pod in snapshot.pods]
+    if state is JobState.CREATED and 0 in ended:  # it is not ready, and not counted yet
+        state = JobState.RUNNING
     started, finished = target.times(job)
     # Under restart policy ExitCode a container starts again in a new Pod.
     made: Counter[str] = Counter()

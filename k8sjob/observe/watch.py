@@ -63,10 +63,9 @@ _REASONS_IN_STATE: Final = frozenset(
     }
 )
 """Reasons of warnings that say no more than the JOB and REPLICA events of the same moment."""
-_CAUSES_IN_STATE: Final = frozenset(
-    {Cause.WAITING, Cause.SUSPENDED, Cause.QUEUED, Cause.DELETING, Cause.STOPPED}
-)
+_CAUSES_IN_STATE: Final = frozenset({Cause.WAITING, Cause.SUSPENDED, Cause.DELETING, Cause.STOPPED})
 """Causes that are no problem, or that the job's state names as well."""
+_QUEUE: Final = frozenset({Cause.QUEUED, Cause.NO_QUEUE})
 _LEAD: Final = re.compile(r'Error: |Failed to pull image "[^"]*": ')
 """What the kubelet puts before a message that the replica's own state has too."""
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
@@ -99,7 +98,7 @@ def watch(
         JobNotFound: there is no such job.
         BackendError: the back end could not be read any more.
     """
-    watcher = _Watcher(Stalled(patience))
+    watcher = _Watcher(Stalled(patience, backend.related))
     with Merge[Snapshot | LogLine]() as merge:
         # A snapshot says all that the ones before it do: a slow reader sees fewer of them.
         merge.add("", lambda stop: backend.watch(ref, stop=stop), ahead=1)
@@ -368,10 +367,20 @@ class _Readers:
 
 
 class Stalled:
-    """The problems that hold a job up, each reported once, when it has lasted for some time."""
+    """The problems that hold a job up, each reported once, when it has lasted for some time.
 
-    def __init__(self, patience: float = PATIENCE_SECONDS) -> None:
-        self._patience = patience
+    Args:
+        patience: how long, in seconds.
+        related: reads what tells why a job waits in a queue, see Backend.related; None: a queued
+            job is no problem.
+    """
+
+    def __init__(
+        self,
+        patience: float = PATIENCE_SECONDS,
+        related: Callable[[Snapshot], Sequence[Json]] | None = None,
+    ) -> None:
+        self._patience, self._related = patience, related
         self._looked = -math.inf
         self._since: dict[tuple[str, str], float] = {}
         self._reported: set[tuple[str, str]] = set()
@@ -383,23 +392,37 @@ class Stalled:
         if now - self._looked < self._patience / 5:
             return
         self._looked = now
-        found = {(one.cause, one.replica): one for one in _problems(snapshot, status, tails)}
+        others: Sequence[Json] = ()
+        patience = self._patience
+        waits = {key for key in self._reported if key[0] in _QUEUE}
+        if status.state is not JobState.QUEUED:
+            self._reported -= waits
+        elif self._related:
+            if waits:
+                return  # it costs requests, and may take days
+            others, patience = self._related(snapshot), patience / 2
+        problems = _problems(snapshot, status, tails, others)
+        found = {(one.cause, one.replica): one for one in problems}
         self._since = {key: self._since.get(key, now) for key in found}
         for key, one in found.items():
-            if key not in self._reported and now - self._since[key] >= self._patience:
+            if key not in self._reported and now - self._since[key] >= patience:
                 self._reported.add(key)
                 yield _warning(f"{one.message}; next: {one.next_step}", reason=str(one.cause))
 
 
 def _problems(
-    snapshot: Snapshot, status: JobStatus, tails: Mapping[str, Sequence[str]]
+    snapshot: Snapshot,
+    status: JobStatus,
+    tails: Mapping[str, Sequence[str]],
+    related: Sequence[Json],
 ) -> list[Finding]:
     """What holds the job up; nothing where all replicas run, since only the past is known then."""
     complete = len(status.replicas) == len(replica_names(snapshot.job))
     run = complete and all(one.situation in {"Running", "Succeeded"} for one in status.replicas)
     if run or status.state.finished:
         return []
-    return [one for one in diagnose(snapshot, tails) if one.cause not in _CAUSES_IN_STATE]
+    known = _CAUSES_IN_STATE if related else _CAUSES_IN_STATE | _QUEUE
+    return [one for one in diagnose(snapshot, tails, related) if one.cause not in known]
 
 
 def watch_all(changes: Iterable[Change]) -> Iterator[Event]:

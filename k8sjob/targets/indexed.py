@@ -322,7 +322,7 @@ class Indexed(Target):
         if state is JobState.FAILED:  # each that has failed was counted, those before it, too
             found["Failed"] = min(status.get("failed") or 0, self._nodes(job) - sum(found.values()))
         waiting = self._nodes(job) - sum(found.values())
-        if not state.finished and state is not JobState.SUSPENDED:
+        if not state.finished and state not in (JobState.SUSPENDED, JobState.QUEUED):
             found["Pending"] = max(waiting, active - ready, 0)
         return {phase: count for phase, count in found.items() if count > 0}
 

@@ -20,7 +20,7 @@ from k8sjob.observe.merge import Merge
 from k8sjob.observe.status import JobStatus, job_status, reporting_replica
 from k8sjob.provenance import Provenance
 from k8sjob.targets.api import JobState
-from k8sjob.targets.jobs import pod_specs
+from k8sjob.targets.jobs import pod_specs, target_of
 from k8sjob.view.lines import duration, position, started
 from k8sjob.view.summary import JobSummary
 
@@ -65,6 +65,7 @@ def job_document(snapshot: Snapshot, progress: JobProgress | None = None) -> dic
     status, made_of = job_status(snapshot), provenance(snapshot.job)
     return {
         **state_document(status),
+        "kind": target_of(snapshot.job).kind,
         "image": image(snapshot.job),
         "origin": made_of.as_dict() if made_of else None,
         "counts": dict(status.counts),

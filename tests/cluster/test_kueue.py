@@ -1,5 +1,6 @@
 """Jobs of every kind in Kueue's queues, and what `submit`, `doctor` and `why` say of them."""
 
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -22,6 +23,13 @@ TRAIN = Path(__file__).resolve().parents[1] / "dist/programs/train.py"
 FRAMEWORKS = {target.name: target.kueue_framework for target in TARGETS}
 HOST = "kubernetes.io/hostname"
 KINDS = tuple(target.name for target in TARGETS)
+NEVER = (
+    ("none", "there is no queue none in", "there is no queue 'none'"),
+    ("small", "asks for 0.1 of cpu, and ClusterQueue", "maximum capacity (50m)"),
+    ("lost", "inactive: FlavorNotFound: Can't admit", "FlavorNotFound"),
+    ("orphan", "ClusterQueue nowhere, which does not exist", "which does not exist"),
+)
+"""Queues that never start a job: what is said of them before and after it is submitted."""
 
 
 @pytest.fixture
@@ -102,15 +110,7 @@ def test_what_never_starts_is_said_before_and_after(desk, kueue, plan, reason, e
     orphan = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue"}
     orphan |= {"metadata": {"name": "orphan"}, "spec": {"clusterQueue": "nowhere"}}
     desk.cluster.create(orphan, desk.namespace)
-    for kind, queue, before, after in (
-        *(
-            (kind, "none", "there is no queue none in", "there is no queue 'none'")
-            for kind in KINDS
-        ),
-        ("job", "small", "asks for 0.1 of cpu, and ClusterQueue", "maximum capacity (50m)"),
-        ("job", "lost", "inactive: FlavorNotFound: Can't admit", "FlavorNotFound"),
-        ("job", "orphan", "ClusterQueue nowhere, which does not exist", "which does not exist"),
-    ):
+    for kind, (queue, before, after) in itertools.product(KINDS, NEVER):
         made = plan(f"{kind}-in-{queue}", kind, kueue_queue=queue)
 
         def warned(made=made, before=before):
@@ -125,6 +125,37 @@ def test_what_never_starts_is_said_before_and_after(desk, kueue, plan, reason, e
             return cause == "no-queue" and after in message
 
         eventually(explained, f"the reason of a {kind} in {queue}")
+
+
+def test_an_admission_check_that_nobody_has_decided(desk, kueue, create, reason, eventually):
+    """No controller decides it: this test says that it is active, as one would."""
+    check = {"kind": "AdmissionCheck", "metadata": {"name": desk.namespace}}
+    check |= {"spec": {"controllerName": "example.com/approval"}}
+    desk.cluster.create({"apiVersion": "kueue.x-k8s.io/v1beta2", **check})
+    active = {"type": "Active", "status": "True", "reason": "Active", "message": "it is"}
+    conditions = [{**active, "lastTransitionTime": "2026-01-01T00:00:00Z"}]
+    patch = json.dumps({"status": {"conditions": conditions}})
+    desk.cluster.kubectl(
+        "patch",
+        "admissioncheck",
+        desk.namespace,
+        "--subresource=status",
+        "--type=merge",
+        "-p",
+        patch,
+    )
+    checks = {"admissionChecksStrategy": {"admissionChecks": [{"name": desk.namespace}]}}
+    kueue("checked", spec=checks, cpu="1")
+    refs = {kind: create(kind, kind, kueue_queue="checked") for kind in KINDS}
+    waits = f"it has its quota, and waits for the admission check {desk.namespace} (Pending)"
+    for kind, ref in refs.items():
+        eventually(lambda ref=ref: waits in reason(ref)[1], f"why the {kind} waits")
+    watched = desk.start("watch", f"{desk.namespace}/job")
+    lines = iter(watched.stdout.readline, "")
+    assert any(waits in line for line in lines)  # `watch` says so by itself
+    for ref in refs.values():
+        desk.backend.delete(ref)
+    desk.cluster.delete("admissionchecks", desk.namespace)
 
 
 def test_a_job_of_a_higher_priority_overtakes_those_that_wait(

@@ -9,10 +9,14 @@ import yaml
 from cluster import commands
 
 from k8sjob.checks.doctor.permissions import Grant, binding
+from k8sjob.targets.jobs import by_name
 
 ROOT = Path(__file__).resolve().parents[2]
 RBAC = ROOT / "manifests/rbac"
 CLIENTS = ("python", "kubectl")
+KINDS = ("pytorchjob", "trainjob", "jobset", "job")
+CONTROLLERS = {"jobset": "jobset", "trainjob": "trainer"}
+"""The fixtures of the controllers that kinds need, beside those of every cluster."""
 JOB = """\
 name: {name}
 image: {image}
@@ -20,6 +24,7 @@ run: {{command: [sh, -c, "echo I am $RANK; sleep {seconds}"]}}
 replicas: {{workers: 1}}
 resources: {{cpu: 50m, memory: 32Mi}}
 policy: {{termination_grace: 2s}}
+target: {kind}
 """
 
 
@@ -73,12 +78,21 @@ def user(cluster, namespace, kubeconfig_of):
 
 
 @pytest.fixture
-def job_file(cluster, tmp_path):
+def kind(request):
+    """The kind of the test's jobs; its controller runs."""
+    name = getattr(request, "param", "pytorchjob")
+    if fixture := CONTROLLERS.get(name):
+        request.getfixturevalue(fixture)
+    return name
+
+
+@pytest.fixture
+def job_file(cluster, kind, tmp_path):
     """Writes a job of two replicas that sleep."""
 
     def write(name="digits", seconds=600):
-        file = tmp_path / f"{name}.yaml"
-        file.write_text(JOB.format(name=name, image=cluster.base_image, seconds=seconds))
+        file, image = tmp_path / f"{name}.yaml", cluster.base_image
+        file.write_text(JOB.format(name=name, image=image, seconds=seconds, kind=kind))
         return file
 
     return write
@@ -94,13 +108,20 @@ def running(cluster, namespace, job_file, eventually, get):
     return "theirs"
 
 
-@pytest.mark.parametrize("client", CLIENTS)
-def test_a_submitter_can_do_all_that_the_documentation_says(client, user, job_file, eventually):
+@pytest.mark.parametrize(
+    ("client", "kind"),
+    [*((client, "pytorchjob") for client in CLIENTS), *(("python", kind) for kind in KINDS[1:])],
+    indirect=["kind"],
+)
+def test_a_submitter_can_do_all_that_the_documentation_says(
+    client, kind, user, job_file, eventually
+):
     eve = user(Grant.SUBMITTER)
     by = ("--client", client)
     file, job = job_file(), f"{eve.namespace}/digits"
     assert "may do all that k8sjob does" in eve.k8sjob("doctor", file, *by)
-    assert "PyTorchJob" in eve.k8sjob("submit", "--dry-run=server", "-o", "yaml", file, *by)
+    shown = eve.k8sjob("submit", "--dry-run=server", "-o", "yaml", file, *by)
+    assert f"kind: {by_name(kind).kind}\n" in shown
     assert "digits" in eve.k8sjob("submit", file, *by)
     eve.k8sjob("submit", file, *by)  # the same and unfinished: attached to
     eve.k8sjob("diff", file, *by)
@@ -108,6 +129,7 @@ def test_a_submitter_can_do_all_that_the_documentation_says(client, user, job_fi
     eventually(lambda: "Running" in eve.k8sjob("status", job, *by), "the job to run")
     assert "digits" in eve.k8sjob("list", *by)
     eve.k8sjob("why", job, *by)
+    assert "first line" in eve.k8sjob("why", job, "--timing", *by)
     eve.k8sjob("suspend", job, *by)
     eventually(lambda: "Suspended" in eve.k8sjob("status", job, *by), "the suspension")
     eve.k8sjob("resume", job, *by)
@@ -146,8 +168,12 @@ def test_a_submitter_reads_no_secret_no_other_namespace_and_runs_nothing_in_pods
     assert eve.kubectl("get", "pods") == ""  # the refusals above were not for want of a login
 
 
-@pytest.mark.parametrize("client", CLIENTS)
-def test_a_viewer_looks_and_changes_nothing(client, user, running, job_file, get):
+@pytest.mark.parametrize(
+    ("client", "kind"),
+    [("kubectl", "pytorchjob"), *(("python", kind) for kind in KINDS)],
+    indirect=["kind"],
+)
+def test_a_viewer_looks_and_changes_nothing(client, kind, user, *, running, job_file, get):
     eve = user(Grant.VIEWER)
     by = ("--client", client)
     job = f"{eve.namespace}/{running}"
@@ -155,7 +181,8 @@ def test_a_viewer_looks_and_changes_nothing(client, user, running, job_file, get
     assert "Running" in eve.k8sjob("status", job, *by)
     assert "I am 0" in eve.k8sjob("logs", job, *by)
     eve.k8sjob("why", job, *by)
-    before = get("pytorchjobs", running)["metadata"]["generation"]
+    plural = by_name(kind).resource
+    before = get(plural, running)["spec"]
     for words in (
         ("submit", job_file()),
         ("submit", "--replace", job_file(running, 1)),
@@ -163,8 +190,29 @@ def test_a_viewer_looks_and_changes_nothing(client, user, running, job_file, get
         ("delete", job),
     ):
         assert "may not" in eve.k8sjob(*words, *by, code=1)
-    assert get("pytorchjobs", running)["metadata"]["generation"] == before
-    assert get("pytorchjobs", "digits") is None
+    assert get(plural, running)["spec"] == before
+    assert get(plural, "digits") is None
+
+
+def test_auto_takes_the_first_kind_that_the_user_may_create(user, trainer, cluster, job_file):
+    eve = user(Grant.SUBMITTER)
+    file = job_file()
+    plain = file.with_name("plain.yaml")
+    plain.write_text(file.read_text().replace("target: pytorchjob\n", ""))
+    assert "target pytorchjob: the first of the order" in eve.k8sjob(
+        "submit", plain, "--target", "auto", "--dry-run=server"
+    )
+    submitter = yaml.safe_load((RBAC / f"{Grant.SUBMITTER}.yaml").read_text())
+    submitter["rules"] = [
+        rule
+        for rule in submitter["rules"]
+        if not {"pytorchjobs", "trainjobs"} & {*rule["resources"]}
+    ]
+    cluster.kubectl("apply", "-n", eve.namespace, "-f", "-", stdin=yaml.safe_dump(submitter))
+    chosen = eve.k8sjob("submit", plain, "--target", "auto")
+    assert "target jobset: " in chosen
+    assert "you may not create pytorchjobs" in chosen, chosen
+    assert eve.k8sjob("diff", plain, "--target", "auto").startswith("target jobset: ")
 
 
 def test_nobody_is_told_what_to_ask_for_and_that_is_enough(user, cluster, job_file):

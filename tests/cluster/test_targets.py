@@ -100,6 +100,8 @@ def test_what_a_user_does_with_a_job(desk, target, eventually):
     assert desk.call("submit", file)[0] == f"{desk.namespace}/tiny created\n"
     assert desk.call("submit", file)[0].startswith(f"{desk.namespace}/tiny already exists, the")
     assert desk.call("diff", file) == ("", "")
+    assert "a job of that name is in" in desk.call("doctor", file)[0]
+    assert desk.call("lint", file)[1] == "nothing found\n"
     beside = BELONGINGS.get(target.name, "services")
     belonging = eventually(lambda: desk.objects(beside).get("tiny"), "what belongs to it")
     (owner,) = belonging["metadata"]["ownerReferences"]
@@ -112,7 +114,11 @@ def test_what_a_user_does_with_a_job(desk, target, eventually):
     env = {one["name"]: one.get("value", "1") for one in container["env"]}  # its rank
     assert target.injected_env(found.job, "Worker", 0).items() <= env.items()
     listed = json.loads(desk.call("list", "-n", desk.namespace, "-o", "json")[0])
-    assert [(job["name"], job["state"]) for job in listed] == [("tiny", "Running")]
+    assert [(job["name"], job["kind"], job["state"]) for job in listed] == [
+        ("tiny", target.kind, "Running")
+    ]
+    assert "tiny is Running; nothing wrong was found" in desk.call("why", tiny)[0]
+    assert "container started" in desk.call("why", tiny, "--timing")[0]
 
     desk.call("suspend", tiny)
     eventually(lambda: desk.status().state is JobState.SUSPENDED, "its suspension")
@@ -130,6 +136,21 @@ def test_what_a_user_does_with_a_job(desk, target, eventually):
     desk.call("delete", f"{desk.namespace}/tiny")
     left = lambda: [kind for kind in (target.resource, "jobs", beside) if desk.objects(kind)]  # noqa: E731
     eventually(lambda: not left(), "its end")
+
+
+@pytest.mark.usefixtures("controllers")
+def test_all_kinds_are_listed_in_one_table_and_watched(desk, eventually):
+    for one in TARGETS:
+        desk.call("submit", desk.file("echo hello; sleep 3", name=one.name, target=one.name))
+    for one in TARGETS:
+        shown, _ = desk.call("watch", f"{desk.namespace}/{one.name}")
+        assert "master-0 | hello\n" in shown
+        assert f"{one.name} Succeeded after " in shown
+    header, *rows = desk.call("list", "-n", desk.namespace)[0].splitlines()
+    assert header.split()[:3] == ["NAME", "KIND", "STATE"]
+    assert sorted(row.split()[1:3] for row in rows) == sorted(
+        [one.kind, "Succeeded"] for one in TARGETS
+    )
 
 
 def test_what_is_rendered_is_what_kubectl_takes(desk, target, eventually):

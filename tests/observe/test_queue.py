@@ -197,6 +197,12 @@ def test_what_no_other_job_can_change(job, related, detail):
     assert "by itself" not in finding.next_step
 
 
+def test_an_admission_check_is_somebody_elses_decision(job):
+    waits = mine(reserved(), admissionChecks=[{"name": "nodes", "state": "Pending"}], gpus=1)
+    finding = explained(job, local_queue(), cluster_queue(), waits)
+    assert finding.next_step.startswith("ask Kueue's administrator who decides that check; kubectl")
+
+
 def test_a_busy_kueue_makes_a_workload_after_some_seconds(job):
     early = datetime(2026, 1, 1, 0, 0, 5, tzinfo=UTC)
     found = explained(job, absent("workloads"), now=early)

@@ -32,6 +32,13 @@ def test_the_state_follows_from_true_conditions_in_any_order(conditions, state, 
         assert status.ref == REF
 
 
+def test_pods_that_end_are_unready_before_their_job_counts_them():
+    started = [make_pod("master-0", terminated={"exitCode": 0}), make_pod("worker-0", running={})]
+    assert job_status(snapshot("Created", pods=started)).state is JobState.RUNNING
+    crashed = [make_pod("master-0", terminated={"exitCode": 1})]
+    assert job_status(snapshot("Created", pods=crashed)).state is JobState.CREATED
+
+
 def test_reason_message_and_times():
     times = {"startTime": at("01:00"), "completionTime": at("02:00")}
     status = job_status(snapshot("Created", "Failed:Why:what", **times))

@@ -464,6 +464,24 @@ def test_a_state_is_not_reported_as_a_stall(state):
     assert looks(Stalled(0), (0, seen), (1, seen)) == []
 
 
+def test_why_a_job_is_in_a_queue_is_reported_once_each_time_it_gets_there():
+    labels = {"kueue.x-k8s.io/queue-name": "research"}
+    waits, runs = snapshot("Suspended", labels=labels), snapshot("Running", labels=labels)
+    absent = {"kind": "localqueues", "name": "research"}
+    asked = []
+
+    def related(seen):
+        asked.append(seen)
+        return [{"kind": "Status", "reason": "NotFound", "details": absent}]
+
+    turns = [runs if second == 30 else waits for second in range(60)]
+    found = looks(Stalled(10, related), *enumerate(turns))
+    assert [now for now, _ in found] == [6, 38]
+    assert "there is no queue 'research' in namespace ns; next: " in found[0][1]["message"]
+    assert len(asked) == 8
+    assert looks(Stalled(10), *enumerate(turns)) == []
+
+
 def test_a_silent_operator_is_reported_although_nothing_changes():
     events = watch(Script([snapshot()]), REF, patience=0.2)
     first = next(event for event in events if event.kind == EventKind.WARNING)

@@ -284,6 +284,7 @@ def test_how_many_pods_are_in_which_phase(kind):
     counts, job = kind.target.counts, kind.job
     running = job(active=3, ready=1, failed=2)
     assert counts(running, JobState.RUNNING) == {"Running": 1, "Pending": 2}
+    assert counts(job(), JobState.QUEUED) == {}
     assert counts(job(succeeded=3), JobState.SUCCEEDED) == {"Succeeded": 3}
     assert counts(job(failed=2), JobState.FAILED) == {"Failed": 2}
     assert counts(job(failed=9, succeeded=1), JobState.FAILED) == {"Succeeded": 1, "Failed": 2}

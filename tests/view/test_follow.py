@@ -30,6 +30,9 @@ class Jobs:
         metadata = {"name": "job", "namespace": "ns", "uid": "u"}
         return Snapshot({"metadata": metadata, "spec": {}, "status": status})
 
+    def related(self, _snapshot):
+        return ()
+
     def watch(self, ref, *, stop=None):
         yield self._snapshot("Running")
         self.go.wait(60)

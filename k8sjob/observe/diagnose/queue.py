@@ -65,12 +65,14 @@ def queued(facts: Facts) -> Iterator[Finding]:
     begun = stopped.get("lastTransitionTime") or Object(workload).created
     since = moment(begun) or facts.status.created
     look = f"kubectl describe workloads -n {facts.namespace} {Object(workload).name}".rstrip()
-    order, again = "", False
+    step, order, again = f"see what is before it: {look}", "", False
     if not workload:
         reason = "Kueue's Workloads may not be read here, or it has made none yet"
     elif reserved.get("status") == "True":
         checks = _checks(workload, {"Pending", "Retry", "Rejected"})
         reason = f"it has its quota, and waits for {checks}" if checks else "it has its quota"
+        if checks:
+            step = f"ask Kueue's administrator who decides that check; {look} shows its state"
     else:
         reason = one_line(reserved.get("message") or "Kueue has not considered it yet")
         if stopped and reserved.get("message") == stopped.get("message"):
@@ -83,7 +85,6 @@ def queued(facts: Facts) -> Iterator[Finding]:
     message = (
         f"{seen}: {reason}{_holders(facts, reason)}{order}{_stopped(facts, workload, stopped)}"
     )
-    step = f"see what is before it: {look}"
     if again:
         step = "it starts by itself when they end; sooner with a higher kueue_priority_class,"
         step += f" another queue, or if it asks for less ({look})"

@@ -13,6 +13,7 @@ REPOSITORY = "k8sjob-tests"  # one for all images: what a repository has is not 
 KUEUE = "apis/kueue.x-k8s.io/v1beta2"
 TRAINER = "apis/trainer.kubeflow.org/v1alpha1"
 GROUPS = {
+    "admissionchecks": KUEUE,
     "clusterqueues": KUEUE,
     "jobs": "apis/batch/v1",
     "jobsets": "apis/jobset.x-k8s.io/v1alpha2",
