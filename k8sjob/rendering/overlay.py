@@ -89,20 +89,19 @@ def apply_overlay(
 
 
 def of_another_kind(overlay: Json, target: Target) -> Iterator[Problem]:
-    """Each field of an overlay that another kind of job has, and not this one."""
+    """The fields of an overlay that another kind of job has, and not this one."""
     spec = at_path(overlay, "spec")
-    given: dict[tuple[str, ...], Any] = {(key,): overlay[key] for key in overlay if key != "spec"}
-    given |= {("spec", key): spec[key] for key in spec} if isinstance(spec, dict) else {}
-    for field, change in given.items():
+    given: list[tuple[str, ...]] = [(key,) for key in overlay if key != "spec"]
+    given += [("spec", key) for key in spec] if isinstance(spec, dict) else []
+    for field in given:
         owners = [one.kind for one in TARGETS if _has(one, field)]
         if owners and not _has(target, field):
-            for path in leaves(change, ("overlay", *field)):
-                yield Problem(
-                    field_path(path),
-                    f"a {target.kind} has no {'.'.join(field)}, which is a {' or '.join(owners)}'s;"
-                    f" say it in the fields of a {target.kind}, in pod_template if it is about the"
-                    " Pods of all replicas, or remove it",
-                )
+            yield Problem(
+                field_path(("overlay", *field)),
+                f"a {target.kind} has no {'.'.join(field)}, which is a {' or '.join(owners)}'s;"
+                f" say it in the fields of a {target.kind}, in pod_template if it is about the"
+                " Pods of all replicas, or remove it",
+            )
 
 
 def _has(target: Target, field: tuple[str, ...]) -> bool:

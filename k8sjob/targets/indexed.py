@@ -78,7 +78,7 @@ class Indexed(Target):
     job_at: ClassVar[tuple[str | int, ...]] = ("spec",)
     """The path of the Job's spec in the object of the kind."""
     nodes_at: ClassVar[tuple[str | int, ...]] = ()
-    """The path of the number of Pods; empty: the completions of the Job."""
+    """The path of the numbers of Pods and of their ranks; empty: the completions of the Job."""
     complete: ClassVar[str] = "Complete"
     """The condition of a job that has succeeded."""
     container_name: ClassVar[str] = CONTAINER_NAME
@@ -190,6 +190,13 @@ class Indexed(Target):
             yield Problem(field_path((*self.job_at, "completionMode")), message)
             return
         jobs = at_path(manifest, *self.job_at[:-3]) if self.child_name else []
+        master = self._variable(manifest, "MASTER_ADDR")
+        domain = master.partition(".")[2]
+        network = (at_path(manifest, *self.job_at[:-4], "network") if jobs and domain else {}) or {}
+        named = network.get("enableDNSHostnames", True) and network.get("subdomain", domain)
+        if jobs and domain and named != domain:
+            message = f"with this no Pod has the name {master}, which is MASTER_ADDR; remove it"
+            yield Problem(field_path((*self.job_at[:-4], "network")), message)
         for index, one in list(enumerate(jobs))[1:]:
             message = f"{one.get('name')!r} is another replicated Job, and all Pods of the job are"
             message += f" those of {jobs[0].get('name')!r}; change that one, or remove it"

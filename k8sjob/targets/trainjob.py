@@ -118,7 +118,7 @@ class TrainJob(Indexed):
 
     shapes: ClassVar[Json] = {"spec": _SHAPE, "runtime": _RUNTIME_SHAPE}
     job_at = ("runtime", "spec", "template", "spec", "replicatedJobs", 0, "template", "spec")
-    nodes_at = ("spec", "trainer", "numNodes")
+    nodes_at = ("spec", "trainer")
     container_name = NODE
     manager = f"{_GROUP}/trainjob-controller"
     limits = ("suspend",)

@@ -325,8 +325,7 @@ def test_all_that_another_kind_lacks_is_listed_at_once(job):
         render(spec.with_(target="job"))
     assert [problem.field for problem in caught.value.problems] == [
         "gang",
-        "overlay.spec.runPolicy.schedulingPolicy.queue",
-        "overlay.spec.runPolicy.schedulingPolicy.minAvailable",
-        "overlay.spec.pytorchReplicaSpecs.Master.template.spec.hostIPC",
+        "overlay.spec.runPolicy",
+        "overlay.spec.pytorchReplicaSpecs",
     ]
     assert "a Job has no spec.runPolicy, which is a PyTorchJob's" in str(caught.value)

@@ -66,6 +66,7 @@ def test_the_job_has_the_process_and_its_runtime_the_rest():
     assert sent(made).keys() == {"apiVersion", "kind", "metadata", "spec"}
 
 
+UNNAMED = {"network": {"enableDNSHostnames": False}}
 TWICE = {"replicatedJobs": [{"name": "node", "replicas": 2}]}
 LOADER = {"replicatedJobs": [{"name": "loader", "template": {"spec": {}}}]}
 OTHER_A = {"name": "node", "env": [{"name": "A", "value": "2"}]}
@@ -107,8 +108,23 @@ OTHER_ENV = {"replicatedJobs": [{"name": "node", "template": {"spec": OTHER_PODS
         ),
         (
             {"overlay": {"spec": {"trainer": {"numNodes": 5}}}},
-            "overlay.spec.trainer.numNodes",
+            "overlay.spec.trainer",
             "5 Pods with 2 ranks each, but WORLD_SIZE is 4",
+        ),
+        (
+            {"overlay": {"spec": {"trainer": {"numProcPerNode": 3}}}},
+            "overlay.spec.trainer",
+            "2 Pods with 3 ranks each, but WORLD_SIZE is 4",
+        ),
+        (
+            {"target": "jobset", "overlay": {"spec": {"network": {"subdomain": "other"}}}},
+            "overlay.spec.network",
+            "no Pod has the name .*, which is MASTER_ADDR",
+        ),
+        (
+            {"overlay": {"runtime": {"spec": {"template": {"spec": UNNAMED}}}}},
+            "overlay.runtime.spec.template.spec.network",
+            "no Pod has the name .*, which is MASTER_ADDR",
         ),
         ({"overlay": {"runtime": None}}, "overlay.runtime", "completion index; use Indexed"),
         (
