@@ -26,9 +26,17 @@ def made(folder, text, name="train.py", **options):
         ("from k8sjob import runtime\nruntime.session()\n", 1, 1, "k8sjob.runtime makes the"),
         (f"{GROUP}import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)\n", 0, 1,
          "mp.spawn (line 4) starts its own processes, in one replica"),
-        ("import lightning as L\nL.Trainer(devices=2, num_nodes=3)\n", 2, 2, "num_nodes and devi"),
-        ("import lightning as L\nL.Trainer(devices='auto')\n", 0, 1, "num_nodes and devices"),
+        (f"{GROUP}import torch, torch.multiprocessing as mp\nn = torch.cuda.device_count()\n"
+         "mp.spawn(print, nprocs=n)\n", 0, 1, "for each GPU of one replica, and none without a"),
+        ("import lightning as L\nL.Trainer(devices=2, num_nodes=3)\n", 2, 2,
+         "has devices=2 and num_nodes=3"),
+        ("import lightning as L\nL.Trainer(devices='auto')\n", 0, 1, "is one process unless"),
+        (f"from lightning import LightningModule\n{GROUP}", 1, 1, "init_process_group (line 3)"),
+        ("from lightning import LightningModule\n", 0, 1, "each train alone"),
         ("from accelerate import Accelerator\nAccelerator()\n", 1, 1, "accelerate makes the"),
+        ("from accelerate.utils import set_seed\nset_seed(1)\n", 0, 1, "each train alone"),
+        ("import deepspeed\ndeepspeed.initialize()\n", 1, 1, "deepspeed makes the"),
+        ("from deepspeed.accelerator import get_accelerator\n", 0, 1, "each train alone"),
         ("from transformers import Trainer\nTrainer()\n", 1, 1, "transformers makes the"),
         ("from transformers import GPT2LMHeadModel\n", 0, 1, "each train alone"),
         ("import torch\nimport transformers as t\nt.Seq2SeqTrainer()\n", 1, 1, "transformers make"),
@@ -78,6 +86,24 @@ def test_requirements_and_arguments_of_the_user_count(tmp_path):
     assert (spec.image.requirements, spec.image.pip) == ("requirements.txt", ())
 
 
+@pytest.mark.parametrize(
+    ("args", "left"),
+    [
+        ([], "-o, --out, --lr, data"),
+        (["--lr=1", "--out=x", "-o=y"], "data"),
+        (["-l", "1", "/data", "--out", "x", "-o", "y"], ""),
+    ],
+)
+def test_arguments_that_are_still_needed(args, left, tmp_path):
+    text = (
+        f"{PARSED}p.add_argument('-o', required=True)\np.add_argument('--out', required=True)\n"
+        "p.add_argument('data')\np.add_argument('-l', '--lr', required=True)\n"
+    )
+    notes = made(tmp_path, text, args=args).notes
+    needs = [note for note in notes if " needs " in note]
+    assert needs == ([f"train.py needs {left}: add them to run.args"] if left else [])
+
+
 def test_names_of_files_and_options_stay_in_their_comment(tmp_path):
     text = f"{PARSED}p.add_argument('--a\\nname: b')\n"
     assert JobSpec.from_yaml(made(tmp_path, text).files["job.yaml"]).name == "train"
@@ -108,6 +134,29 @@ def test_a_package_of_the_folder_is_no_library(tmp_path):
     assert JobSpec.from_yaml(job).replicas.workers == 1  # net makes the process group
 
 
+def test_a_line_of_another_file_is_named_with_it(tmp_path):
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/group.py").write_text(
+        "import torch\ndef start():\n    torch.distributed.init_process_group('gloo')\n"
+        "    torch.save({}, 'x')\n"
+    )
+    job = made(tmp_path, "from lib.group import start\nstart()\n").files["job.yaml"]
+    assert "# init_process_group (lib/group.py:3) takes the ranks" in job
+    assert "# It saves files (lib/group.py:4)." in job
+
+
+def test_an_import_in_a_function_of_another_file_may_be_missing(tmp_path):
+    (tmp_path / "helper.py").write_text(
+        "import nosuch_top\ndef rare():\n    import nosuch_rare, yaml\nrare\n"
+    )
+    text = "from helper import rare\ndef main():\n    import nosuch_own\nmain()\n"
+    job = made(tmp_path, text).files["job.yaml"]
+    spec = JobSpec.from_yaml(job)
+    names = [one.partition("=")[0] for one in spec.image.pip]
+    assert names == ["nosuch_own", "nosuch_top", "PyYAML"]
+    assert "  # imported in functions only, and not installed here: nosuch_rare\n" in job
+
+
 @pytest.mark.parametrize(
     ("path", "volumes"),
     [
@@ -125,7 +174,7 @@ def test_data_beside_its_folder_is_a_volume(path, volumes, tmp_path):
     files = made(tmp_path / "job", f"import torch\nopen({path!r})\n").files
     spec = JobSpec.from_yaml(files["job.yaml"])
     assert [(one.name, one.mount, one.local) for one in spec.volumes] == volumes
-    assert ("# line 2 of the code reads ../data; " in files["job.yaml"]) == bool(volumes)
+    assert ("# line 2 reads ../data; " in files["job.yaml"]) == bool(volumes)
 
 
 @pytest.mark.parametrize(
