@@ -354,7 +354,9 @@ class _Job:
         """Whether its process group is NCCL's, whatever there is."""
         made = self._script.torch_calls("init_process_group")
         nccl = any(constant(keyword(call, "backend", 0)) == "nccl" for call in made)
-        return nccl and not self._script.method_calls("is_available")
+        asked = self._script.method_calls("is_available")
+        parents = [next(self._script.ancestors(call), (call, None))[1] for call in asked]
+        return nccl and all(isinstance(parent, ast.Assert) for parent in parents)
 
     # --- its command line
 

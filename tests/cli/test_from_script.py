@@ -11,6 +11,8 @@ from k8sjob.errors import SpecError
 from k8sjob.spec import JobSpec
 
 GROUP = "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
+CUDA = "import torch, torch.distributed as dist\n"
+NCCL = "dist.init_process_group('nccl')\n"
 PARSED = "import argparse\np = argparse.ArgumentParser()\n"
 
 
@@ -26,8 +28,9 @@ def made(folder, text, name="train.py", **options):
         ("from k8sjob import runtime\nruntime.session()\n", 1, 1, "k8sjob.runtime makes the"),
         (f"{GROUP}import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)\n", 0, 1,
          "mp.spawn (line 4) starts its own processes, in one replica"),
-        (f"{GROUP}import torch, torch.multiprocessing as mp\nn = torch.cuda.device_count()\n"
-         "mp.spawn(print, nprocs=n)\n", 0, 1, "for each GPU of one replica, and none without a"),
+        ((f"{GROUP}import torch, torch.multiprocessing as mp\nn = torch.cuda.device_count()\n"
+          "mp.spawn(print, nprocs=n)\n"),
+         0, 1, "for each GPU of one replica, and none without a"),
         ("import lightning as L\nL.Trainer(devices=2, num_nodes=3)\n", 2, 2,
          "has devices=2 and num_nodes=3"),
         ("import lightning as L\nL.Trainer(devices='auto')\n", 0, 1, "is one process unless"),
@@ -64,7 +67,9 @@ def test_how_a_script_is_started(text, workers, processes, reason, tmp_path):
         (f"{PARSED}p.add_argument('--data', required=True)\n", "# args: it needs --data", "takes"),
         (f"{PARSED}p.add_argument('-l', '--lr')\n", "# args: it takes --lr\n", "needs"),
         (f"{PARSED}p.add_argument('--local_rank')\n", 'local_rank_arg: "--local_rank"', "# args"),
-        (GROUP.replace("gloo", "nccl"), "  gpus: 1 # its process group", "# gpus"),
+        (f"{CUDA}{NCCL}", "  gpus: 1 # its process group", "# gpus"),
+        (f"{CUDA}assert torch.cuda.is_available()\n{NCCL}", "  gpus: 1 # its process", "# gpus"),
+        (f"{CUDA}if torch.cuda.is_available(): {NCCL}", "# gpus: 1", "  gpus: 1 #"),
         ("import torch\ntorch.save({}, 'x')\n", "# It saves files (line 2).", "checkpoint:"),
         ("from k8sjob import runtime\n", "dir: /checkpoints", "saves"),
     ],
