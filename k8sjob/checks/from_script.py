@@ -9,10 +9,12 @@ import ast
 import json
 import os
 import re
+import shlex
 import sys
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import metadata
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from k8sjob.checks.lint.files import read_text
@@ -42,6 +44,8 @@ _DISTRIBUTIONS: Final = {
 """Distributions that are called otherwise than their module, where that is not installed."""
 _USUAL_NAMES: Final = ("train.py", "main.py", "run.py", "finetune.py")
 _SPAWNERS: Final = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
+_MAX_AROUND: Final = 4
+"""Folders around the job's in which the rest of a repository is looked for."""
 _MOST: Final = 12
 """Options of the script that are named."""
 _LOCAL_RANK: Final = frozenset({"--local_rank", "--local-rank"})
@@ -107,7 +111,8 @@ def _is_training(file: Path) -> bool:
 def _read(file: Path, text: str, folder: Path) -> Script:
     """A script with its imports from its own folder and the job's."""
     try:
-        entry = parse_module(text, str(file))
+        inside = file.resolve().parent.relative_to(folder.resolve()).parts
+        entry = parse_module(text, str(file), package=".".join(inside))
     except (SyntaxError, ValueError) as error:
         message = f"Python cannot parse it: {getattr(error, 'msg', error)}"
         line = getattr(error, "lineno", 0) or 0
@@ -140,7 +145,7 @@ def draft(file: Path, folder: Path, *, name: str = "", args: Sequence[str] = ())
         raise SpecError([Problem("", message)], str(file))
     path = script_file.relative_to(folder.resolve()).as_posix()
     files = {path: text} if is_notebook else {}
-    job = _Job(_read(file, text, folder), path, folder, args)
+    job = _Job(_read(file, text, folder), file, path, folder, args)
     files["job.yaml"] = job.text(name or job_name(file.stem))
     try:
         JobSpec.from_yaml(files["job.yaml"])
@@ -193,8 +198,11 @@ class _Option(NamedTuple):
 
 
 class _Job:
-    def __init__(self, script: Script, path: str, folder: Path, args: Sequence[str]) -> None:
-        self._script, self._path, self._folder, self._args = script, path, folder, args
+    def __init__(
+        self, script: Script, file: Path, path: str, folder: Path, args: Sequence[str]
+    ) -> None:
+        self._script, self._file, self._path = script, file, path
+        self._folder, self._args = folder, args
 
     def text(self, name: str) -> str:
         """The job.yaml."""
@@ -202,6 +210,7 @@ class _Job:
             "init/from-script.yaml.j2",
             name=name,
             script=self._path,
+            module=self._module,
             start=self._start,
             requirements=(self._folder / "requirements.txt").is_file(),
             packages=self._packages(),
@@ -224,8 +233,37 @@ class _Job:
         positional = [one.name for one in options if not one.name.startswith("-")][values:]
         if left := [one.name for one in options if one.name.startswith("-")] + positional:
             yield f"{self._path} needs {', '.join(left)}: add them to run.args"
+        again = f"k8sjob init --from {shlex.quote(str(self._file))}"
+        if self._relative and not self._module:
+            levels = self._levels - len(PurePosixPath(self._path).parent.parts)
+            around = os.path.relpath(self._folder.resolve().parents[max(levels, 1) - 1])
+            what = f"{self._path} imports from the package around it"
+            where = self._place(self._relative[0])
+            yield f"{what} ({where}); to add that: {again} {shlex.quote(around)}"
+        for package, outer in self._outside.items():
+            what = f"{package} is in {outer}, not in the job's folder"
+            yield f"{what}; to add it: {again} {shlex.quote(outer)}"
         if self._start.workers == 0 and self._start.processes == 1:
             yield self._start.reason
+
+    @cached_property
+    def _relative(self) -> list[ast.ImportFrom]:
+        """The relative imports of the script, which work in a module alone."""
+        found = (node for node in ast.walk(self._script.files[0].tree))
+        relative = [node for node in found if isinstance(node, ast.ImportFrom) and node.level]
+        return [node for node in relative if not self._is_optional(node)]
+
+    @property
+    def _levels(self) -> int:
+        """The folders that its relative imports go up, at most."""
+        return max((node.level for node in self._relative), default=0)
+
+    @property
+    def _module(self) -> str:
+        """The script's name as a module, where it must be one and its package is in the folder."""
+        parts = PurePosixPath(self._path).with_suffix("").parts
+        named = all(part.isidentifier() for part in parts)
+        return ".".join(parts) if named and 0 < self._levels < len(parts) else ""
 
     def _place(self, node: ast.expr | ast.stmt) -> str:
         """The line of a node, with the file if that is not the script."""
@@ -255,6 +293,9 @@ class _Job:
             found = _Start(f"{maker} takes the ranks from the environment")
         elif managed := [name for name in sorted(script.modules & MANAGED) if self._manages(name)]:
             found = _Start(f"{managed[0]} makes the process group from the environment")
+        elif self._outside:
+            names = ", ".join(self._outside)
+            found = _Start(f"its process group, if any, is made in {names}, not in the folder", 0)
         else:
             page = "from-keras.md" if "keras" in script.modules else "from-ddp.md"
             alone = "it makes no process group, so more processes would each train alone"
@@ -314,8 +355,18 @@ class _Job:
         needed = (needed | perhaps & here) & libraries
         return needed, perhaps & libraries - needed
 
+    @cached_property
+    def _outside(self) -> dict[str, str]:
+        """Packages that are not installed, but lie in a folder around the job's."""
+        missing = sorted(self._libraries[0] - metadata.packages_distributions().keys())
+        around = self._folder.resolve().parents[:_MAX_AROUND]
+        found = {
+            name: next((one for one in around if _has_module(one, name)), None) for name in missing
+        }
+        return {name: os.path.relpath(one) for name, one in found.items() if one}
+
     def _packages(self) -> list[str]:
-        needed, _ = self._libraries
+        needed = self._libraries[0] - self._outside.keys()
         known, found = metadata.packages_distributions(), dict[str, None]()
         for module in sorted(needed, key=str.lower):
             name = known[module][0] if module in known else _DISTRIBUTIONS.get(module, module)
@@ -381,6 +432,11 @@ class _Job:
             needed = positional or constant(keyword(call, "required")) is True
             found[name] = _Option(name, frozenset(names), needed)
         return list(found.values())
+
+
+def _has_module(folder: Path, name: str) -> bool:
+    files = [*folder.glob(f"{name}.py"), *folder.glob(f"{name}/*.py")]
+    return bool(files) or next(folder.glob(f"{name}/*/*.py"), None) is not None
 
 
 def _some(options: Iterable[str]) -> str:

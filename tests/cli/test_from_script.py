@@ -150,6 +150,37 @@ def test_a_line_of_another_file_is_named_with_it(tmp_path):
     assert "# It saves files (lib/group.py:4)." in job
 
 
+def test_a_script_that_imports_from_its_package_is_a_module(tmp_path):
+    (tmp_path / "net/run").mkdir(parents=True)
+    (tmp_path / "net/model.py").write_text(GROUP)
+    script = tmp_path / "net/run/train.py"
+    script.write_text("import torch\nfrom ..model import Net\n")
+    done = draft(script, tmp_path)
+    spec = JobSpec.from_yaml(done.files["job.yaml"])
+    assert (spec.run.script, spec.run.module, spec.replicas.workers) == (None, "net.run.train", 1)
+    assert not done.notes
+    (note, _) = draft(script, script.parent).notes
+    assert note == (
+        "train.py imports from the package around it (line 2); to add that:"
+        f" k8sjob init --from {script} {os.path.relpath(tmp_path)}"
+    )
+    script.write_text("try: from ..model import Net\nexcept ImportError: from model import Net\n")
+    assert JobSpec.from_yaml(draft(script, tmp_path).files["job.yaml"]).run.module is None
+
+
+def test_a_package_around_the_folder_is_no_library(tmp_path, monkeypatch):
+    (tmp_path / "net/run").mkdir(parents=True)
+    (tmp_path / "net/model.py").write_text(GROUP)
+    script = tmp_path / "net/run/train.py"
+    script.write_text("import torch, nosuch\nfrom net.model import Net\n")
+    monkeypatch.chdir(tmp_path)
+    done = draft(script.relative_to(tmp_path), script.parent)
+    assert JobSpec.from_yaml(done.files["job.yaml"]).image.pip == ("nosuch",)
+    step = "k8sjob init --from net/run/train.py ."
+    assert "# its process group, if any, is made in net, not in" in done.files["job.yaml"]
+    assert done.notes[0] == f"net is in ., not in the job's folder; to add it: {step}"
+
+
 def test_an_import_in_a_function_of_another_file_may_be_missing(tmp_path):
     (tmp_path / "helper.py").write_text(
         "import nosuch_top\ndef rare():\n    import nosuch_rare, yaml\nrare\n"
