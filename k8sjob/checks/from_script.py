@@ -190,11 +190,18 @@ class _Start(NamedTuple):
 
 
 class _Option(NamedTuple):
-    """An option or positional argument of argparse: the name to show, all names, if it must be."""
+    """An option or positional argument of argparse.
+
+    Attributes:
+        name: the one to show, of all names.
+        needed: whether it must be given.
+        valued: whether it is an option that a value follows.
+    """
 
     name: str
     names: frozenset[str]
     needed: bool
+    valued: bool
 
 
 class _Job:
@@ -229,8 +236,8 @@ class _Job:
         """Notes on what the user should check."""
         given = {word.partition("=")[0] for word in self._args}
         options = [one for one in self._options if one.needed and not one.names & given]
-        values = sum(not word.startswith("-") for word in self._args)  # some may be an option's
-        positional = [one.name for one in options if not one.name.startswith("-")][values:]
+        positional = [one.name for one in options if not one.name.startswith("-")]
+        positional = positional[self._positional_words() :]
         if left := [one.name for one in options if one.name.startswith("-")] + positional:
             yield f"{self._path} needs {', '.join(left)}: add them to run.args"
         again = f"k8sjob init --from {shlex.quote(str(self._file))}"
@@ -418,6 +425,13 @@ class _Job:
         names = (constant(name) for call in calls for name in call.args)
         return next((name for name in names if name in _LOCAL_RANK), None)
 
+    def _positional_words(self) -> int:
+        """The arguments that are no option and no option's first value."""
+        valued = {name for option in self._options if option.valued for name in option.names}
+        before = ["", *self._args]
+        pairs = zip(before, self._args, strict=False)
+        return sum(not word.startswith("-") and last not in valued for last, word in pairs)
+
     @cached_property
     def _options(self) -> list[_Option]:
         """The options that argparse knows but the local rank."""
@@ -430,7 +444,8 @@ class _Job:
             optional = constant(keyword(call, "nargs")) in {"?", "*"}
             positional = not name.startswith("-") and not optional
             needed = positional or constant(keyword(call, "required")) is True
-            found[name] = _Option(name, frozenset(names), needed)
+            valued = name.startswith("-") and keyword(call, "action") is None
+            found[name] = _Option(name, frozenset(names), needed, valued)
         return list(found.values())
 
 

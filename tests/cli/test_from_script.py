@@ -95,7 +95,7 @@ def test_requirements_and_arguments_of_the_user_count(tmp_path):
     ("args", "left"),
     [
         ([], "-o, --out, --lr, data"),
-        (["--lr=1", "--out=x", "-o=y"], "data"),
+        (["--lr=1", "--out=x", "-o", "y"], "data"),
         (["-l", "1", "/data", "--out", "x", "-o", "y"], ""),
     ],
 )
