@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
+import shlex
 import sys
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import metadata
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from k8sjob.checks.lint.files import read_text
 from k8sjob.checks.lint.script_code import constant, keyword
 from k8sjob.checks.lint.script_facts import MANAGED, Script, Setting
-from k8sjob.checks.lint.script_modules import parse_module, program
+from k8sjob.checks.lint.script_modules import Function, parse_module, program
 from k8sjob.errors import Problem, SpecError
 from k8sjob.rendering.template import fill
 from k8sjob.spec import JobSpec
@@ -41,6 +44,8 @@ _DISTRIBUTIONS: Final = {
 """Distributions that are called otherwise than their module, where that is not installed."""
 _USUAL_NAMES: Final = ("train.py", "main.py", "run.py", "finetune.py")
 _SPAWNERS: Final = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
+_MAX_AROUND: Final = 4
+"""Folders around the job's in which the rest of a repository is looked for."""
 _MOST: Final = 12
 """Options of the script that are named."""
 _LOCAL_RANK: Final = frozenset({"--local_rank", "--local-rank"})
@@ -51,12 +56,18 @@ _OF_THE_SYSTEM: Final = re.compile(
     "app|bin|boot|dev|etc|home|lib|lib64|media|mnt|opt|proc|root|run|sbin|srv|sys|tmp|usr|var"
 )
 """Folders of an image that no data may hide."""
+_LIGHTNING: Final = re.compile(
+    r"(?:lightning|pytorch_lightning)\.(?:\w+\.)*(?:Trainer|Fabric|LightningCLI)\b"
+)
 _MAKES_GROUP: Final = {
+    "accelerate": re.compile(r"accelerate\.(?:\w+\.)*(?:Accelerator|PartialState)\b"),
+    "deepspeed": re.compile(r"deepspeed\.(?:comm\.)?init"),
     "ignite": re.compile(r"ignite\.distributed\b"),
+    "lightning": _LIGHTNING,
+    "pytorch_lightning": _LIGHTNING,
     "transformers": re.compile(r"transformers\.\w*(?:Trainer|TrainingArguments)\b"),
 }
 """Functions that make the process group, in libraries that also work without one."""
-_LIGHTNING: Final = frozenset({"lightning", "pytorch_lightning"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +111,8 @@ def _is_training(file: Path) -> bool:
 def _read(file: Path, text: str, folder: Path) -> Script:
     """A script with its imports from its own folder and the job's."""
     try:
-        entry = parse_module(text, str(file))
+        inside = file.resolve().parent.relative_to(folder.resolve()).parts
+        entry = parse_module(text, str(file), package=".".join(inside))
     except (SyntaxError, ValueError) as error:
         message = f"Python cannot parse it: {getattr(error, 'msg', error)}"
         line = getattr(error, "lineno", 0) or 0
@@ -133,7 +145,7 @@ def draft(file: Path, folder: Path, *, name: str = "", args: Sequence[str] = ())
         raise SpecError([Problem("", message)], str(file))
     path = script_file.relative_to(folder.resolve()).as_posix()
     files = {path: text} if is_notebook else {}
-    job = _Job(_read(file, text, folder), path, folder, args)
+    job = _Job(_read(file, text, folder), file, path, folder, args)
     files["job.yaml"] = job.text(name or job_name(file.stem))
     try:
         JobSpec.from_yaml(files["job.yaml"])
@@ -177,9 +189,27 @@ class _Start(NamedTuple):
     processes: int = 1
 
 
+class _Option(NamedTuple):
+    """An option or positional argument of argparse.
+
+    Attributes:
+        name: the one to show, of all names.
+        needed: whether it must be given.
+        valued: whether it is an option that a value follows.
+    """
+
+    name: str
+    names: frozenset[str]
+    needed: bool
+    valued: bool
+
+
 class _Job:
-    def __init__(self, script: Script, path: str, folder: Path, args: Sequence[str]) -> None:
-        self._script, self._path, self._folder, self._args = script, path, folder, args
+    def __init__(
+        self, script: Script, file: Path, path: str, folder: Path, args: Sequence[str]
+    ) -> None:
+        self._script, self._file, self._path = script, file, path
+        self._folder, self._args = folder, args
 
     def text(self, name: str) -> str:
         """The job.yaml."""
@@ -187,26 +217,67 @@ class _Job:
             "init/from-script.yaml.j2",
             name=name,
             script=self._path,
+            module=self._module,
             start=self._start,
             requirements=(self._folder / "requirements.txt").is_file(),
             packages=self._packages(),
+            perhaps=_some(sorted(self._libraries[1])),
             local_rank=self._local_rank,
             args=list(self._args),
-            options=_some(option for option, needed in self._options.items() if not needed),
-            needed=_some(option for option, needed in self._options.items() if needed),
+            options=_some(option.name for option in self._options if not option.needed),
+            needed=_some(option.name for option in self._options if option.needed),
             nccl=self._needs_gpus(),
             session=self._script.has_runtime,
             data=self._data(),
-            saves=next((call.lineno for call in self._script.torch_calls("save")), 0),
+            saves=next(map(self._place, self._script.torch_calls("save")), ""),
         )
 
     def notes(self) -> Iterator[str]:
         """Notes on what the user should check."""
         given = {word.partition("=")[0] for word in self._args}
-        if left := [name for name, needed in self._options.items() if needed and name not in given]:
+        options = [one for one in self._options if one.needed and not one.names & given]
+        positional = [one.name for one in options if not one.name.startswith("-")]
+        positional = positional[self._positional_words() :]
+        if left := [one.name for one in options if one.name.startswith("-")] + positional:
             yield f"{self._path} needs {', '.join(left)}: add them to run.args"
+        again = f"k8sjob init --from {shlex.quote(str(self._file))}"
+        if self._relative and not self._module:
+            levels = self._levels - len(PurePosixPath(self._path).parent.parts)
+            around = os.path.relpath(self._folder.resolve().parents[max(levels, 1) - 1])
+            what = f"{self._path} imports from the package around it"
+            where = self._place(self._relative[0])
+            yield f"{what} ({where}); to add that: {again} {shlex.quote(around)}"
+        for package, outer in self._outside.items():
+            what = f"{package} is in {outer}, not in the job's folder"
+            yield f"{what}; to add it: {again} {shlex.quote(outer)}"
         if self._start.workers == 0 and self._start.processes == 1:
             yield self._start.reason
+
+    @cached_property
+    def _relative(self) -> list[ast.ImportFrom]:
+        """The relative imports of the script, which work in a module alone."""
+        found = (node for node in ast.walk(self._script.files[0].tree))
+        relative = [node for node in found if isinstance(node, ast.ImportFrom) and node.level]
+        return [node for node in relative if not self._is_optional(node)]
+
+    @property
+    def _levels(self) -> int:
+        """The folders that its relative imports go up, at most."""
+        return max((node.level for node in self._relative), default=0)
+
+    @property
+    def _module(self) -> str:
+        """The script's name as a module, where it must be one and its package is in the folder."""
+        parts = PurePosixPath(self._path).with_suffix("").parts
+        named = all(part.isidentifier() for part in parts)
+        return ".".join(parts) if named and 0 < self._levels < len(parts) else ""
+
+    def _place(self, node: ast.expr | ast.stmt) -> str:
+        """The line of a node, with the file if that is not the script."""
+        module = self._script.module(node)
+        if module is self._script.files[0]:
+            return f"line {node.lineno}"
+        return f"{os.path.relpath(module.source, self._folder)}:{node.lineno}"
 
     # --- how it starts
 
@@ -217,16 +288,21 @@ class _Job:
         made = script.torch_calls("init_process_group", "init_device_mesh")
         if script.has_runtime:
             found = _Start("k8sjob.runtime makes the process group")
-        elif script.modules & _LIGHTNING:
+        elif self._names(_LIGHTNING):
             found = self._of_lightning()
         elif spawned:
-            line = spawned[0].lineno
-            found = _Start(f"mp.spawn (line {line}) starts its own processes, in one replica", 0)
+            own = "its own processes, in one replica"
+            if self._for_each_gpu(spawned[0]):
+                own = "a process for each GPU of one replica, and none without a GPU"
+            found = _Start(f"mp.spawn ({self._place(spawned[0])}) starts {own}", 0)
         elif made:
-            maker = f"{script.last_name(made[0].func)} (line {made[0].lineno})"
+            maker = f"{script.last_name(made[0].func)} ({self._place(made[0])})"
             found = _Start(f"{maker} takes the ranks from the environment")
         elif managed := [name for name in sorted(script.modules & MANAGED) if self._manages(name)]:
             found = _Start(f"{managed[0]} makes the process group from the environment")
+        elif self._outside:
+            names = ", ".join(self._outside)
+            found = _Start(f"its process group, if any, is made in {names}, not in the folder", 0)
         else:
             page = "from-keras.md" if "keras" in script.modules else "from-ddp.md"
             alone = "it makes no process group, so more processes would each train alone"
@@ -235,37 +311,69 @@ class _Job:
 
     def _manages(self, library: str) -> bool:
         part = _MAKES_GROUP.get(library)
+        return part is None or self._names(part)
+
+    def _names(self, part: re.Pattern[str]) -> bool:
+        """Whether something of a library is called or imported by name."""
         used = [called for called, _ in self._script.calls]
         used += [name for module in self._script.files for name in module.imports]
-        return part is None or any(map(part.match, used))
+        return any(map(part.match, used))
+
+    def _for_each_gpu(self, spawn: ast.Call) -> bool:
+        """Whether mp.spawn starts as many processes as there are GPUs, whatever their number."""
+        count = keyword(spawn, "nprocs", 2)
+        values = self._script.origins.of(count) if count else []
+        called = [
+            self._script.name(one.func) if isinstance(one, ast.Call) else "" for one in values
+        ]
+        return bool(called) and all(name == "torch.cuda.device_count" for name in called)
 
     def _of_lightning(self) -> _Start:
         """Lightning refuses another number of processes than devices * num_nodes."""
         counts = {"devices": 1, "num_nodes": 1}
         for called, call in self._script.calls:
-            if called.partition(".")[0] in _LIGHTNING and called.endswith((".Trainer", ".Fabric")):
+            if _LIGHTNING.fullmatch(called):
                 for option in counts:
                     if isinstance(number := constant(keyword(call, option)), int):
                         counts[option] = max(number, 1)
-        return _Start(
-            "Lightning's Trainer or Fabric must have num_nodes and devices as below",
-            counts["num_nodes"] - 1,
-            counts["devices"],
-        )
+        devices, nodes = counts["devices"], counts["num_nodes"]
+        reason = f"Lightning's Trainer or Fabric has devices={devices} and num_nodes={nodes}"
+        if devices == nodes == 1:
+            reason = "Lightning is one process unless devices and num_nodes in the code are numbers"
+        return _Start(reason, nodes - 1, devices)
 
     # --- what it needs
 
-    def _packages(self) -> list[str]:
-        nodes = (
-            node for node in self._script.nodes if isinstance(node, ast.Import | ast.ImportFrom)
-        )
-        needed = {
-            name.partition(".")[0]
-            for node in nodes
-            if not self._is_optional(node)
-            for name in _imported(node)
+    @cached_property
+    def _libraries(self) -> tuple[set[str], set[str]]:
+        """Libraries that the code needs; and others, imported in functions of its modules alone.
+
+        A module of a large repository imports in a function what few of its users need.
+        """
+        needed, perhaps = set[str](), set[str]()
+        for node in self._script.nodes:
+            if isinstance(node, ast.Import | ast.ImportFrom) and not self._is_optional(node):
+                inside = any(isinstance(one, Function) for _, one in self._script.ancestors(node))
+                its_own = self._script.module(node) is self._script.files[0]
+                tops = {name.partition(".")[0] for name in _imported(node)}
+                (needed if its_own or not inside else perhaps).update(tops)
+        libraries = self._script.modules - _IN_BASE - sys.stdlib_module_names
+        here = metadata.packages_distributions().keys()
+        needed = (needed | perhaps & here) & libraries
+        return needed, perhaps & libraries - needed
+
+    @cached_property
+    def _outside(self) -> dict[str, str]:
+        """Packages that are not installed, but lie in a folder around the job's."""
+        missing = sorted(self._libraries[0] - metadata.packages_distributions().keys())
+        around = self._folder.resolve().parents[:_MAX_AROUND]
+        found = {
+            name: next((one for one in around if _has_module(one, name)), None) for name in missing
         }
-        needed = needed & self._script.modules - _IN_BASE - sys.stdlib_module_names
+        return {name: os.path.relpath(one) for name, one in found.items() if one}
+
+    def _packages(self) -> list[str]:
+        needed = self._libraries[0] - self._outside.keys()
         known, found = metadata.packages_distributions(), dict[str, None]()
         for module in sorted(needed, key=str.lower):
             name = known[module][0] if module in known else _DISTRIBUTIONS.get(module, module)
@@ -284,9 +392,9 @@ class _Job:
             for child, parent in self._script.ancestors(node)
         )
 
-    def _data(self) -> dict[str, int]:
+    def _data(self) -> dict[str, str]:
         """Folders next to the job's that the script names as "../data", and the line of each."""
-        found: dict[str, int] = {}
+        found: dict[str, str] = {}
         for node in self._script.nodes:
             if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
                 continue
@@ -297,14 +405,16 @@ class _Job:
             folder = self._folder.absolute().parent / name
             own = job_name(name) == name and not _OF_THE_SYSTEM.fullmatch(name)
             if own and folder.is_dir() and not self._folder.absolute().is_relative_to(folder):
-                found.setdefault(name, node.lineno)
+                found.setdefault(name, self._place(node))
         return found
 
     def _needs_gpus(self) -> bool:
         """Whether its process group is NCCL's, whatever there is."""
         made = self._script.torch_calls("init_process_group")
         nccl = any(constant(keyword(call, "backend", 0)) == "nccl" for call in made)
-        return nccl and not self._script.method_calls("is_available")
+        asked = self._script.method_calls("is_available")
+        parents = [next(self._script.ancestors(call), (call, None))[1] for call in asked]
+        return nccl and all(isinstance(parent, ast.Assert) for parent in parents)
 
     # --- its command line
 
@@ -315,10 +425,17 @@ class _Job:
         names = (constant(name) for call in calls for name in call.args)
         return next((name for name in names if name in _LOCAL_RANK), None)
 
+    def _positional_words(self) -> int:
+        """The arguments that are no option and no option's first value."""
+        valued = {name for option in self._options if option.valued for name in option.names}
+        before = ["", *self._args]
+        pairs = zip(before, self._args, strict=False)
+        return sum(not word.startswith("-") and last not in valued for last, word in pairs)
+
     @cached_property
-    def _options(self) -> dict[str, bool]:
-        """The options that argparse knows but the local rank, and whether each must be given."""
-        found = {}
+    def _options(self) -> list[_Option]:
+        """The options that argparse knows but the local rank."""
+        found: dict[str, _Option] = {}
         for call in self._script.method_calls("add_argument"):
             names = [name for name in map(constant, call.args) if isinstance(name, str)]
             if not names or _LOCAL_RANK.intersection(names):
@@ -326,8 +443,15 @@ class _Job:
             name = next((name for name in names if name.startswith("--")), names[0])
             optional = constant(keyword(call, "nargs")) in {"?", "*"}
             positional = not name.startswith("-") and not optional
-            found[name] = positional or constant(keyword(call, "required")) is True
-        return found
+            needed = positional or constant(keyword(call, "required")) is True
+            valued = name.startswith("-") and keyword(call, "action") is None
+            found[name] = _Option(name, frozenset(names), needed, valued)
+        return list(found.values())
+
+
+def _has_module(folder: Path, name: str) -> bool:
+    files = [*folder.glob(f"{name}.py"), *folder.glob(f"{name}/*.py")]
+    return bool(files) or next(folder.glob(f"{name}/*/*.py"), None) is not None
 
 
 def _some(options: Iterable[str]) -> str:

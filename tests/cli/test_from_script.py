@@ -11,6 +11,8 @@ from k8sjob.errors import SpecError
 from k8sjob.spec import JobSpec
 
 GROUP = "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
+CUDA = "import torch, torch.distributed as dist\n"
+NCCL = "dist.init_process_group('nccl')\n"
 PARSED = "import argparse\np = argparse.ArgumentParser()\n"
 
 
@@ -26,9 +28,18 @@ def made(folder, text, name="train.py", **options):
         ("from k8sjob import runtime\nruntime.session()\n", 1, 1, "k8sjob.runtime makes the"),
         (f"{GROUP}import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)\n", 0, 1,
          "mp.spawn (line 4) starts its own processes, in one replica"),
-        ("import lightning as L\nL.Trainer(devices=2, num_nodes=3)\n", 2, 2, "num_nodes and devi"),
-        ("import lightning as L\nL.Trainer(devices='auto')\n", 0, 1, "num_nodes and devices"),
+        ((f"{GROUP}import torch, torch.multiprocessing as mp\nn = torch.cuda.device_count()\n"
+          "mp.spawn(print, nprocs=n)\n"),
+         0, 1, "for each GPU of one replica, and none without a"),
+        ("import lightning as L\nL.Trainer(devices=2, num_nodes=3)\n", 2, 2,
+         "has devices=2 and num_nodes=3"),
+        ("import lightning as L\nL.Trainer(devices='auto')\n", 0, 1, "is one process unless"),
+        (f"from lightning import LightningModule\n{GROUP}", 1, 1, "init_process_group (line 3)"),
+        ("from lightning import LightningModule\n", 0, 1, "each train alone"),
         ("from accelerate import Accelerator\nAccelerator()\n", 1, 1, "accelerate makes the"),
+        ("from accelerate.utils import set_seed\nset_seed(1)\n", 0, 1, "each train alone"),
+        ("import deepspeed\ndeepspeed.initialize()\n", 1, 1, "deepspeed makes the"),
+        ("from deepspeed.accelerator import get_accelerator\n", 0, 1, "each train alone"),
         ("from transformers import Trainer\nTrainer()\n", 1, 1, "transformers makes the"),
         ("from transformers import GPT2LMHeadModel\n", 0, 1, "each train alone"),
         ("import torch\nimport transformers as t\nt.Seq2SeqTrainer()\n", 1, 1, "transformers make"),
@@ -56,7 +67,9 @@ def test_how_a_script_is_started(text, workers, processes, reason, tmp_path):
         (f"{PARSED}p.add_argument('--data', required=True)\n", "# args: it needs --data", "takes"),
         (f"{PARSED}p.add_argument('-l', '--lr')\n", "# args: it takes --lr\n", "needs"),
         (f"{PARSED}p.add_argument('--local_rank')\n", 'local_rank_arg: "--local_rank"', "# args"),
-        (GROUP.replace("gloo", "nccl"), "  gpus: 1 # its process group", "# gpus"),
+        (f"{CUDA}{NCCL}", "  gpus: 1 # its process group", "# gpus"),
+        (f"{CUDA}assert torch.cuda.is_available()\n{NCCL}", "  gpus: 1 # its process", "# gpus"),
+        (f"{CUDA}if torch.cuda.is_available(): {NCCL}", "# gpus: 1", "  gpus: 1 #"),
         ("import torch\ntorch.save({}, 'x')\n", "# It saves files (line 2).", "checkpoint:"),
         ("from k8sjob import runtime\n", "dir: /checkpoints", "saves"),
     ],
@@ -76,6 +89,24 @@ def test_requirements_and_arguments_of_the_user_count(tmp_path):
     spec = JobSpec.from_yaml(done.files["job.yaml"])
     assert (spec.name, spec.run.args) == ("other", ("/data", "--lr=1"))
     assert (spec.image.requirements, spec.image.pip) == ("requirements.txt", ())
+
+
+@pytest.mark.parametrize(
+    ("args", "left"),
+    [
+        ([], "-o, --out, --lr, data"),
+        (["--lr=1", "--out=x", "-o", "y"], "data"),
+        (["-l", "1", "/data", "--out", "x", "-o", "y"], ""),
+    ],
+)
+def test_arguments_that_are_still_needed(args, left, tmp_path):
+    text = (
+        f"{PARSED}p.add_argument('-o', required=True)\np.add_argument('--out', required=True)\n"
+        "p.add_argument('data')\np.add_argument('-l', '--lr', required=True)\n"
+    )
+    notes = made(tmp_path, text, args=args).notes
+    needs = [note for note in notes if " needs " in note]
+    assert needs == ([f"train.py needs {left}: add them to run.args"] if left else [])
 
 
 def test_names_of_files_and_options_stay_in_their_comment(tmp_path):
@@ -108,6 +139,60 @@ def test_a_package_of_the_folder_is_no_library(tmp_path):
     assert JobSpec.from_yaml(job).replicas.workers == 1  # net makes the process group
 
 
+def test_a_line_of_another_file_is_named_with_it(tmp_path):
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/group.py").write_text(
+        "import torch\ndef start():\n    torch.distributed.init_process_group('gloo')\n"
+        "    torch.save({}, 'x')\n"
+    )
+    job = made(tmp_path, "from lib.group import start\nstart()\n").files["job.yaml"]
+    assert "# init_process_group (lib/group.py:3) takes the ranks" in job
+    assert "# It saves files (lib/group.py:4)." in job
+
+
+def test_a_script_that_imports_from_its_package_is_a_module(tmp_path):
+    (tmp_path / "net/run").mkdir(parents=True)
+    (tmp_path / "net/model.py").write_text(GROUP)
+    script = tmp_path / "net/run/train.py"
+    script.write_text("import torch\nfrom ..model import Net\n")
+    done = draft(script, tmp_path)
+    spec = JobSpec.from_yaml(done.files["job.yaml"])
+    assert (spec.run.script, spec.run.module, spec.replicas.workers) == (None, "net.run.train", 1)
+    assert not done.notes
+    (note, _) = draft(script, script.parent).notes
+    assert note == (
+        "train.py imports from the package around it (line 2); to add that:"
+        f" k8sjob init --from {script} {os.path.relpath(tmp_path)}"
+    )
+    script.write_text("try: from ..model import Net\nexcept ImportError: from model import Net\n")
+    assert JobSpec.from_yaml(draft(script, tmp_path).files["job.yaml"]).run.module is None
+
+
+def test_a_package_around_the_folder_is_no_library(tmp_path, monkeypatch):
+    (tmp_path / "net/run").mkdir(parents=True)
+    (tmp_path / "net/model.py").write_text(GROUP)
+    script = tmp_path / "net/run/train.py"
+    script.write_text("import torch, nosuch\nfrom net.model import Net\n")
+    monkeypatch.chdir(tmp_path)
+    done = draft(script.relative_to(tmp_path), script.parent)
+    assert JobSpec.from_yaml(done.files["job.yaml"]).image.pip == ("nosuch",)
+    step = "k8sjob init --from net/run/train.py ."
+    assert "# its process group, if any, is made in net, not in" in done.files["job.yaml"]
+    assert done.notes[0] == f"net is in ., not in the job's folder; to add it: {step}"
+
+
+def test_an_import_in_a_function_of_another_file_may_be_missing(tmp_path):
+    (tmp_path / "helper.py").write_text(
+        "import nosuch_top\ndef rare():\n    import nosuch_rare, yaml\nrare\n"
+    )
+    text = "from helper import rare\ndef main():\n    import nosuch_own\nmain()\n"
+    job = made(tmp_path, text).files["job.yaml"]
+    spec = JobSpec.from_yaml(job)
+    names = [one.partition("=")[0] for one in spec.image.pip]
+    assert names == ["nosuch_own", "nosuch_top", "PyYAML"]
+    assert "  # imported in functions only, and not installed here: nosuch_rare\n" in job
+
+
 @pytest.mark.parametrize(
     ("path", "volumes"),
     [
@@ -125,7 +210,7 @@ def test_data_beside_its_folder_is_a_volume(path, volumes, tmp_path):
     files = made(tmp_path / "job", f"import torch\nopen({path!r})\n").files
     spec = JobSpec.from_yaml(files["job.yaml"])
     assert [(one.name, one.mount, one.local) for one in spec.volumes] == volumes
-    assert ("# line 2 of the code reads ../data; " in files["job.yaml"]) == bool(volumes)
+    assert ("# line 2 reads ../data; " in files["job.yaml"]) == bool(volumes)
 
 
 @pytest.mark.parametrize(

@@ -339,6 +339,14 @@ class TestReason:
         assert reason_of(error, 1).message == "no key\nsee the manual"
         assert first_line(error) == "ValueError: no key"
 
+    def test_an_assertion_without_a_message_is_reported_by_its_line(self, run):
+        reason = run("x = '1.0'\nassert x == '0.3.2'  # version check\n").reason
+        assert (reason.type, reason.message) == (
+            "AssertionError",
+            "assert x == '0.3.2'  # version check",
+        )
+        assert reason_of(AssertionError("no GPU"), 1).message == "no GPU"
+
     @pytest.mark.parametrize(
         ("script", "causes", "line"),
         [

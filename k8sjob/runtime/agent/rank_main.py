@@ -119,7 +119,7 @@ def exit_code(error: BaseException) -> int:
 
 def reason_of(error: BaseException, code: int) -> Reason:
     """The Reason for the agent, from the exception that ended the program."""
-    kind, message = type(error).__qualname__, message_of(error)
+    kind, message = type(error).__qualname__, message_of(error) or _asserted(error)
     place = where(first_leaf(error)) or where(error)
     behind = () if _is_k8sjobs(error) else causes(error)
     remote = error.__cause__ if type(error.__cause__).__name__ in _REMOTE else None
@@ -142,6 +142,12 @@ def reason_of(error: BaseException, code: int) -> Reason:
         culprits=tuple(getattr(error, "culprits", ())) if _is_k8sjobs(error) else (),
         causes=tuple(map(with_user_paths, behind)),
     )
+
+
+def _asserted(error: BaseException) -> str:
+    """The line of an `assert` that has no message of its own; empty for other exceptions."""
+    frames = traceback.extract_tb(error.__traceback__) if type(error) is AssertionError else []
+    return (frames[-1].line or "") if frames else ""
 
 
 def where(error: BaseException) -> str:
