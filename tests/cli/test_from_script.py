@@ -302,7 +302,7 @@ def test_the_command_names_what_is_not_installed(k8sjob, tmp_path):
     (tmp_path / "requirements.txt").write_text("torch\nno-such-package\n")
     done = k8sjob("init", "--from", tmp_path)
     assert done.code == 0, done.err
-    assert "lacks no-such-package of the image's requirements; install with" in done.err
+    assert "lacks packages of the image's requirements: no-such-package; install with" in done.err
 
 
 @pytest.mark.parametrize("name", ["train.py", "notes.ipynb"])

@@ -216,6 +216,17 @@ def test_the_end_of_a_container(end, lines, cause, note):
             "disk",
         ),
         ("RuntimeError", "nccl2 requires at least one CUDA device", "gpu-driver"),
+        ("RuntimeError", "No CUDA GPUs are available", "gpu-driver"),
+        ("AssertionError", "Torch not compiled with CUDA enabled", "gpu-driver"),
+        ("AssertionError", "Training currently requires at least one GPU.", "gpu-driver"),
+        ("MisconfigurationException", "No supported gpu backend found!", "gpu-driver"),
+        ("ValueError", "the option requires a number", "crash"),
+        (
+            "ImportError",
+            "cannot import name 'Nadam' from 'timm.optim' (/x/site-packages/timm/optim/nadam.py)",
+            "missing-module",
+        ),
+        ("ImportError", "cannot import name 'Net' from 'model' (/app/model.py)", "crash"),
         (
             "PeerLost",
             "[Rank 0]: Rank 1 failed to pass monitoredBarrier in 5000 ms",
@@ -228,6 +239,36 @@ def test_the_end_of_a_container(end, lines, cause, note):
 )
 def test_a_report_has_the_cause_of_its_text(kind, detail, cause):
     assert why(report(kind, detail), ["step 3 loss 0.5"]).cause == cause
+
+
+UNKNOWN_HOST = "[Errno -2] Name or service not known"
+
+
+@pytest.mark.parametrize(
+    ("kind", "detail", "text"),
+    [
+        (
+            "RuntimeError",
+            f"Error downloading a.gz:\nTried https://x, got:\n{UNKNOWN_HOST}",
+            "a.gz:",
+        ),
+        ("URLError", f"<urlopen error {UNKNOWN_HOST}>", "<urlopen error"),
+        ("ClientConnectorDNSError", "Cannot connect to host a.org:443 ssl:default", "host a.org"),
+        ("OfflineModeIsEnabled", "Cannot reach https://a.org: offline mode is enabled", "a.org"),
+        ("ConnectionError", "Couldn't reach 'imdb' on the Hub (OfflineModeIsEnabled)", "'imdb'"),
+    ],
+)
+def test_a_download_that_failed(kind, detail, text):
+    causes = (f"from gaierror: {UNKNOWN_HOST}",)
+    found = why(reported(1, 1, kind, detail, causes=causes), [])
+    assert "something on the network could not be reached: " in found.message
+    assert text in found.message
+    assert "mount that from a volume" in found.next_step
+
+
+def test_a_file_that_is_missing():
+    found = why(report("FileNotFoundError", "[Errno 2] No such file or directory: 'a.pt'"), [])
+    assert found.next_step.startswith("put the file where the script looks for it")
 
 
 @pytest.mark.parametrize(

@@ -99,8 +99,8 @@ def check_packages(spec: JobSpec, context: Path) -> None:
             arguments.append(line)
     if missing:
         raise BackendError(
-            f"{sys.executable}, which runs the job on this machine, lacks {', '.join(missing)}"
-            f" of the image's requirements; {_pip(*arguments)}"
+            f"{sys.executable}, which runs the job on this machine, lacks packages of the"
+            f" image's requirements: {', '.join(missing)}; {_pip(*arguments)}"
         )
 
 

@@ -290,6 +290,11 @@ def _crashed(facts: Facts, end: End) -> Finding:
     step = "correct the script"
     if any(ARGUMENTS_REFUSED.match(line) for line in _output(facts, end).error):
         step = "correct run.args, or the arguments after `--`"
+    elif end.reason and end.reason.type == "FileNotFoundError":
+        step = (
+            "put the file where the script looks for it; relative paths start in"
+            f" {'the folder of the job' if facts.local else '/app, the copy of image.context'}"
+        )
     elif end.exit_code == ExitCode.CONFIG:
         step += ", or its arguments (run.args)"
     return _finding(

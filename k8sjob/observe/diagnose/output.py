@@ -73,6 +73,20 @@ _KIND: Final = re.compile(r"(?:\w+\.)*(\w+)(?::|$)")
 """The class at the beginning of an exception's first line."""
 _OF_TORCH: Final = r"\w*(?:Runtime|OutOfMemory|Accelerator|ResourceExhausted)Error|Dist\w*Error"
 
+_DOWNLOAD: Final = Rule(
+    r"Error downloading |urlopen error |HTTPS?ConnectionPool\(host=|Cannot connect to host "
+    r"|Couldn't reach |offline mode is enabled|requested files in the local cache"
+    r"|on the Hugging Face Hub",
+    Cause.CRASH,
+    "something on the network could not be reached: {text}",
+    "if it downloads data or a model: mount that from a volume, or add it to the image, where the"
+    " script looks for it; or let pods reach the host (egress, a proxy)",
+    "if it downloads data or a model: put that where the script looks for it (its folder, or the"
+    " cache of its library), or let this machine reach the host",
+    types=r"URLError|HTTPError|\w*Connect\w*Error|MaxRetryError|LocalEntryNotFoundError"
+    r"|OfflineModeIsEnabled|FileNotFoundError|OSError|RuntimeError",
+)
+"""A failed download; what the error was raised from says less."""
 _RULES: Final = (
     Rule(
         r"No module named '?k8sjob\b",
@@ -104,6 +118,18 @@ _RULES: Final = (
         " .dockerignore does not exclude it",
         exception_only=True,
         types="ModuleNotFoundError|ImportError",
+    ),
+    Rule(
+        r"cannot import name '(?P<name>\w+)' from '(?P<module>(?P<package>\w+)[\w.]*)'"
+        r" \([^)]*/(?:site|dist)-packages/",
+        Cause.MISSING_MODULE,
+        "{module!r} has no {name!r}",
+        "the image's {package!r} is another version than the script was written for: pin one that"
+        " has it, in image.pip or the requirements",
+        "the {package!r} that is installed is another version than the script was written for:"
+        " install one that has it",
+        exception_only=True,
+        types="ImportError",
     ),
     Rule(
         r"(?i:CUDA(?: error:)? out of memory)|^[\w.]*OutOfMemoryError\b"
@@ -163,6 +189,19 @@ _RULES: Final = (
         " for that driver; without a GPU let the script use the CPU (torch.device('cpu'))",
         exception_only=True,
         types=_OF_TORCH,
+    ),
+    Rule(
+        r"No CUDA GPUs are available|Torch not compiled with CUDA enabled"
+        r"|No supported gpu backend found"
+        r"|\b[Rr]equires? (?:at least )?(?:one|an?|\d+) (?:\w+ )?GPUs?\b",
+        Cause.GPU_DRIVER,
+        "it needs a GPU, and has none: {text}",
+        "ask for GPUs (resources.gpus) and use a base image with CUDA, or let the script use the"
+        " CPU: its arguments may allow that",
+        "run it on a machine with a GPU, with a torch that is built for it, or let the script use"
+        " the CPU: its arguments may allow that",
+        exception_only=True,
+        types="RuntimeError|AssertionError|ValueError|MisconfigurationException|AcceleratorError",
     ),
     Rule(
         r"uncorrectable (?:ECC|NVLink) error|fallen off the bus|hardware stack error",
@@ -458,7 +497,12 @@ def explain_output(output: LastOutput, *, local: bool) -> Explanation | None:
     """The explanation of a container's end by its output; None if nothing in it is known."""
     if not output.error:
         return explain_lines(output.context, local=local) or _nccl_error(output.context)
-    for error in (*((cause,) for cause in output.causes), output.error):
+    causes = [(cause,) for cause in output.causes]
+    if output.reported:
+        tried = [_first([_DOWNLOAD], error, local=local) for error in (output.error, *causes)]
+        if failed := [one for one in tried if one]:
+            return next((one for one in failed if "://" in one.what), failed[0])
+    for error in (*causes, output.error):
         if found := _first(_RULES, error, local=local):
             return found
     if not any(_UNSPECIFIC.search(line) for line in output.error):

@@ -211,7 +211,7 @@ def test_missing_packages_are_one_error_with_the_command(tmp_path, monkeypatch):
     with pytest.raises(BackendError) as error:
         check_packages(made, tmp_path)
     message = str(error.value)
-    assert "lacks no-such-package, neither-this of" in message
+    assert "image's requirements: no-such-package, neither-this; " in message
     file = tmp_path / "requirements.txt"
     assert f"-m pip install -r {file} 'neither-this[x]>=2'" in message
     monkeypatch.setitem(sys.modules, "pip", None)  # as in an environment of uv
