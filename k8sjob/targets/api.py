@@ -16,6 +16,7 @@ from k8sjob.kube.resources import path
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from datetime import datetime
 
     from k8sjob.contract import Role
     from k8sjob.errors import Problem
@@ -147,6 +148,61 @@ class Made(NamedTuple):
         """The path of the one that is made of a job, or of all."""
         name = job and f"{job}{self.suffix}"
         return path(self.resource, namespace, name, api_version=self.api_version)
+
+
+@dataclass(frozen=True, slots=True)
+class CreatePod:
+    """Make the Pod of a replica."""
+
+    role: Role
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeletePod:
+    """Delete a Pod, with its grace period."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteJob:
+    """Delete the job: its time to live after the end is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Record an Event of the job.
+
+    Attributes:
+        type: "Normal" or "Warning".
+        reason: CamelCase.
+        message: for people.
+        key: an Event with the same key is recorded only once; empty: each time.
+    """
+
+    type: str
+    reason: str
+    message: str
+    key: str = ""
+
+
+Action = CreatePod | DeletePod | DeleteJob | Record
+
+
+class LocalController(Protocol):
+    """The controller of a kind, as pure functions, for the jobs of this machine."""
+
+    def reconcile(
+        self, job: Json, pods: Sequence[Json], now: datetime, *, trouble: str = ""
+    ) -> tuple[Json, list[Action]]:
+        """The new status of a job, and what to do, in order; `trouble`: why it must fail."""
+
+    def new_pod(self, job: Json, role: Role, index: int, now: datetime, node: str) -> Json:
+        """The Pod of a replica as the controller makes it: Pending, from its template."""
+
+    def fail(self, status: Json, reason: str, message: str, now: datetime) -> Json:
+        """A copy of a job's status with which it has failed."""
 
 
 class RecordedEnd(NamedTuple):
