@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from k8sjob.errors import Problem
     from k8sjob.kube.objects import Json
     from k8sjob.kube.resources import Controller
+    from k8sjob.rules import Rules
     from k8sjob.spec import JobSpec
     from k8sjob.spec.values import TargetName
     from k8sjob.targets.schema import WrongType
@@ -320,6 +321,8 @@ class Target(Protocol):
     Pod template."""
     policy_at: tuple[str, ...] = ("spec",)
     """The path of `suspend` and `managedBy`."""
+    sources: Mapping[str, tuple[str, ...]] = {}
+    """The fields of job.yaml that fields of the object come from; those of its Pods aside."""
     manager: str
     """The value of managedBy that stands for the kind's own controller."""
 
@@ -341,6 +344,11 @@ class Target(Protocol):
 
     def problems(self, manifest: Json) -> list[Problem]:
         """Why a cluster would refuse the manifest, as far as its schema does not say."""
+
+    @property
+    def rules(self) -> Rules[Any] | None:
+        """The lint of this kind, over targets.manifest_facts.Job; None: only that of all kinds."""
+        return None
 
     def injected_env(self, job: Json, role: Role | str, index: int) -> dict[str, str]:
         """The variables that a replica gets beside those of the manifest.

@@ -8,18 +8,18 @@ from decimal import Decimal
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.checks.lint.finding import Hit, Rules
 from k8sjob.contract import Role
 from k8sjob.errors import field_path
 from k8sjob.image.registry.manifest import DEFAULT_REGISTRY, Reference
 from k8sjob.kube.objects import at_path
 from k8sjob.kube.quantity import parse
+from k8sjob.rules import Hit, Rules
 from k8sjob.spec.values import is_image_reference
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from k8sjob.checks.lint.manifest_facts import Container, Job, Replica
+    from k8sjob.targets.manifest_facts import Container, Job, Replica
     from k8sjob.yamldoc import FieldPath
 
 RULES: Final = Rules["Job"]("manifest")

@@ -9,11 +9,10 @@ from functools import cached_property
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.checks.lint.finding import Hit
 from k8sjob.errors import field_path
 from k8sjob.kube.capacity import counts_gpus
 from k8sjob.kube.objects import Json, at_path, training
-from k8sjob.targets.jobs import DEFAULT
+from k8sjob.rules import Hit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -136,8 +135,8 @@ class Job:
 
     @property
     def operated(self) -> bool:
-        """Whether the training operator works on it, so that the checks of that apply."""
-        return self.target is DEFAULT
+        """Whether its kind has checks of its own."""
+        return self.target.rules is not None
 
     def at(self, path: FieldPath, message: str) -> Hit:
         """A hit at a field, or at the nearest thing around it."""

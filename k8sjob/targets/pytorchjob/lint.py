@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.checks.lint.finding import Hit, Rules
-from k8sjob.checks.lint.manifest_facts import Job, Replica, launcher_flags, launcher_of
 from k8sjob.contract import Role, did_you_mean
 from k8sjob.kube.objects import at_path
+from k8sjob.rules import Hit, Rules
+from k8sjob.targets.manifest_facts import Job, Replica, launcher_flags, launcher_of
 from k8sjob.targets.pytorchjob.operator import CLOSED_PATHS, known_fields
 
 if TYPE_CHECKING:
