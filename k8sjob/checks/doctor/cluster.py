@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.doctor.check import fine, problem, unknown, warning
 from k8sjob.checks.doctor.operator import flag
+from k8sjob.contract import Role
 from k8sjob.kube.capacity import add, amounts, as_text, devices, nodes_of, pod_requests
 from k8sjob.kube.objects import Object, at_path, containers
 from k8sjob.targets.jobs import pod_specs, target_of
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 _ENFORCE: Final = "pod-security.kubernetes.io/enforce"
 _VIEWER: Final = "ask for manifests/rbac/viewer.yaml"
 _DEFAULT_CLASS: Final = ("metadata", "annotations", "storageclass.kubernetes.io/is-default-class")
-_TEMPLATE: Final = "--pytorch-init-container-template-file"
 
 
 def namespace(facts: Facts) -> Iterator[Check]:
@@ -71,7 +71,7 @@ def _init_container(facts: Facts, seen: str) -> Check:
     """
     topic = "pod-security"
     roles = {role for role, _, _ in pod_specs(facts.job or {})}
-    of_both = facts.job is None or roles == {"Master", "Worker"}
+    of_both = facts.job is None or roles == set(Role)
     if not (facts.target.init_container and of_both):
         return fine(topic, f"{seen}; this job gets no init container from the operator")
     seen_so = any(
@@ -81,13 +81,13 @@ def _init_container(facts: Facts, seen: str) -> Check:
     )
     if seen_so:
         return fine(topic, f"{seen}; the operator's init container complies, as pods here show")
-    template = flag(facts, _TEMPLATE)
-    if template:
+    template_flag = facts.target.controller.template_flag
+    if template := flag(facts, template_flag):
         return fine(topic, f"{seen}; the operator has an init container template, {template}")
     return warning(
         topic,
         f"{seen}: Workers are refused unless the operator's init container gives up its rights",
-        f"have the operator given a template ({_TEMPLATE}, or the file that it looks for:"
+        f"have the operator given a template ({template_flag}, or the file that it looks for:"
         " docs/how-to/set-up-a-cluster.md), or run Workers alone (replicas.elastic)",
     )
 

@@ -17,7 +17,16 @@ from k8sjob.kube.kueue import cluster_queue
 from k8sjob.kube.objects import QUEUE, Object
 from k8sjob.kube.resources import path as resource_path
 from k8sjob.rendering.overlay import merge
-from k8sjob.targets.jobs import DEFAULT, job_path, keyed, namesake, references, sent, target_of
+from k8sjob.targets.jobs import (
+    DEFAULT,
+    PREFERRED,
+    job_path,
+    keyed,
+    namesake,
+    references,
+    sent,
+    target_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -36,7 +45,6 @@ _NEEDS_TIMEOUT: Final = 3.0
 _PAGE: Final = 500
 """Pods an answer; thousands at once would take hundreds of megabytes."""
 _QUESTIONS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
-    "trainer api": ("/apis/trainer.kubeflow.org", {}),
     "webhooks": ("/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations", {}),
     "nodes": ("/api/v1/nodes", {}),
     "storage classes": ("/apis/storage.k8s.io/v1/storageclasses", {}),
@@ -110,6 +118,8 @@ def _dry_run(transport: Transport, target: Target, job: Json, namespace: str) ->
 def _about_controller(target: Target) -> Iterator[tuple[str, tuple[str, Mapping[str, str]]]]:
     """The questions about who works on the jobs, where that is no part of every cluster."""
     yield "jobs api", (f"/apis/{target.api_version}", {})
+    if target is DEFAULT:
+        yield "other api", (f"/apis/{PREFERRED[1].api_version.partition('/')[0]}", {})
     if made := namesake(target):
         yield "made api", (f"/apis/{made.api_version}", {})
     if target.init_container:

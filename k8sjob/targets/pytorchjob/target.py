@@ -63,6 +63,9 @@ class PyTorchJob(Target):
         deployment="control-plane=kubeflow-training-operator",
         namespace="kubeflow",
         missing="ask for it (v1.9)",
+        init_image="alpine:3.10",
+        image_flag="--pytorch-init-container-image",
+        template_flag="--pytorch-init-container-template-file",
     )
     init_container = "init-pytorch"
     """It waits for the Master's name in front of the Workers."""
