@@ -99,8 +99,8 @@ def bad_image(facts: Facts, pod: Pod) -> Explanation | None:
         return Explanation(
             found.cause,
             f"the operator's init image: {found.what}",
-            "the operator's flag --pytorch-init-container-image names it: have it set to an image"
-            " that this cluster can pull",
+            f"the operator's flag {facts.target.controller.image_flag} names it: have it set to an"
+            " image that this cluster can pull",
         )
     if found.cause is Cause.IMAGE_ACCESS:
         secrets = [s.get("name", "") for s in pod.spec.get("imagePullSecrets") or ()]
