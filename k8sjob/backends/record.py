@@ -137,8 +137,8 @@ def _read(found: Json) -> tuple[Snapshot, list[Json]]:
     if problems := [*wrong, *more]:
         raise ValueError(f"{field_path(problems[0].path)} is not {problems[0].expected}")
     for one in (job, *seen["pods"], *seen["events"], *related):
-        meta = one["details"] if one.get("kind") == "Status" else one["metadata"]
-        names = [meta.get("name") or "", meta.get("namespace") or "", meta.get("uid") or ""]
+        meta = Object(one).part("details" if one.get("kind") == "Status" else "metadata")
+        names = [meta.get(key) or "" for key in ("name", "namespace", "uid")]
         names.append(Object(one).spec.get("nodeName") or "")
         for name in names:
             if not (isinstance(name, str) and _NAME.fullmatch(name)):
@@ -157,7 +157,7 @@ def _launched(given: Any) -> Launched | None:
 
 def _shown(one: Json) -> Json:
     """An object without its managedFields, which are most of its size."""
-    meta = {k: v for k, v in (one.get("metadata") or {}).items() if k != "managedFields"}
+    meta = {k: v for k, v in Object(one).metadata.items() if k != "managedFields"}
     return {**one, "metadata": meta} if "metadata" in one else one
 
 

@@ -24,6 +24,7 @@ from k8sjob.cli.validate import show_lint_errors
 from k8sjob.errors import BackendError, JobExists
 from k8sjob.jobs.plan import plan_submission, warnings
 from k8sjob.jobs.submit import Outcome, Submitted, push_code, submit_plan
+from k8sjob.kube.objects import Object
 from k8sjob.rendering import check_script
 from k8sjob.targets.jobs import sent
 from k8sjob.yamldoc import dump
@@ -176,7 +177,7 @@ def _show_plan(plan: Plan, place: Place, output: str | None) -> None:
     if namespace:
         # First, where one looks for it; the rest of the metadata follows.
         identity = {"name": plan.spec.name, "namespace": namespace}
-        manifest = {**manifest, "metadata": {**identity, **manifest["metadata"]}}
+        manifest = {**manifest, "metadata": {**identity, **Object(manifest).metadata}}
     objects = [manifest] if plan.companion is None else [plan.companion, manifest]
     if output == "yaml":
         text("---\n".join(map(dump, objects)))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.kube.objects import Object, Pod, is_true
+from k8sjob.kube.objects import Object, Pod
 from k8sjob.kube.quantity import parse
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def nodes_of(items: Iterable[Json], usage: Mapping[str, Amounts]) -> list[Node]:
     """The nodes of a NodeList, with what is requested on each by its name."""
     found = []
     for node in map(Object, items):
-        ready = is_true(node.status, "Ready")
+        ready = node.condition("Ready").true
         trouble = "cordoned" if node.spec.get("unschedulable") else "" if ready else "not ready"
         taints = tuple(node.spec.get("taints") or ())
         offers, used = amounts(node.status.get("allocatable")), usage.get(node.name, {})

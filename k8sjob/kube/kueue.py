@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.kube.capacity import add, amounts, as_text
-from k8sjob.kube.objects import Object
+from k8sjob.kube.objects import Condition, Object
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -43,18 +43,16 @@ def closed(local: Json, cluster: Json | None) -> str:
     name, of = Object(local).name, cluster_queue(local)
     active = Object(cluster or {}).condition("Active")
     if cluster == {}:
-        active = {"status": "False", "reason": "ClusterQueueDoesNotExist"}
-    elif active.get("status") == "False":
-        why = f"{active.get('reason')}: {active.get('message')}"
+        active = Condition("False", "ClusterQueueDoesNotExist")
+    elif active.false:
+        why = f"{active.reason}: {active.message}"
         return f"the LocalQueue {name} belongs to ClusterQueue {of}, which is inactive: {why}"
     else:
         active = Object(local).condition("Active")
-    if active.get("status") != "False":
+    if not active.false:
         return ""
-    reason = str(active.get("reason"))
-    return f"the LocalQueue {name} {_CLOSED.get(reason, f'is inactive: {reason}')}".format(
-        cluster=of
-    )
+    why = _CLOSED.get(active.reason, f"is inactive: {active.reason}")
+    return f"the LocalQueue {name} {why}".format(cluster=of)
 
 
 def selects(cluster: Json, labels: Mapping[str, str]) -> bool:

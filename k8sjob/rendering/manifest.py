@@ -34,6 +34,7 @@ from k8sjob.kube.objects import (
     PRIORITY,
     QUEUE,
     TOPOLOGY,
+    Object,
 )
 from k8sjob.rendering.overlay import apply_overlay, of_another_kind
 from k8sjob.rendering.template import fill
@@ -95,11 +96,11 @@ def manifest(
     given += [f"{key}={value}" for key, value in notify.items()]
     annotations = {MANIFEST_DIGEST: hashlib.sha256("".join(given).encode()).hexdigest()}
     if beside:
-        rendered[beside.key]["metadata"]["annotations"] = dict(annotations)
+        Object(rendered[beside.key]).metadata["annotations"] = dict(annotations)
     if provenance is not None:
         annotations[IMAGE_ORIGIN] = provenance.encode()
-    own = rendered["metadata"].get("annotations") or {}
-    rendered["metadata"]["annotations"] = {**own, **notify, **annotations}
+    own = Object(rendered)
+    own.metadata["annotations"] = {**own.annotations, **notify, **annotations}
     if not (spec.overlay or spec.pod_template):
         return rendered
     return apply_overlay(

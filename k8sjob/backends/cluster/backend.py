@@ -88,7 +88,6 @@ class ClusterBackend(Creation):
     def jobs(
         self,
         *,
-        namespace: str | None = None,
         all_namespaces: bool = False,
         selector: str = "",
         pods: bool = False,
@@ -96,12 +95,11 @@ class ClusterBackend(Creation):
         """The jobs without their events, the newest first.
 
         Args:
-            namespace: None: the back end's.
-            all_namespaces: those of all namespaces instead.
+            all_namespaces: those of all namespaces, not of the back end's.
             selector: a label selector, as kubectl takes it.
             pods: with their pods, where a job has not ended yet and pods may be read.
         """
-        where = "" if all_namespaces else namespace or self.namespace
+        where = "" if all_namespaces else self.namespace
         found = self._jobs(where, selector)
         found.sort(key=lambda job: Object(job).created, reverse=True)
         below = self._below(where, found)
@@ -231,12 +229,11 @@ class ClusterBackend(Creation):
         self,
         *,
         stop: Event,
-        namespace: str | None = None,
         all_namespaces: bool = False,
         selector: str = "",
     ) -> Iterator[Change]:
         """All jobs and each change of them, until `stop` is set; see `jobs` and reflect."""
-        where = "" if all_namespaces else namespace or self.namespace
+        where = "" if all_namespaces else self.namespace
         query = _query(selector)
         reflections = [
             reflect(self.transport, job_path(one, where), query, stop=stop, keep=one.is_training)

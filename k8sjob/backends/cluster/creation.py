@@ -186,13 +186,13 @@ class Creation:
     def _as_stored(self, where: str, body: Json) -> Json:
         """The object as the server would store it, whether or not one of its name exists."""
         name = Object(body).name
-        meta = {key: value for key, value in body["metadata"].items() if key != "name"}
+        meta = {key: value for key, value in Object(body).metadata.items() if key != "name"}
         # No longer than the name: what is made of it has names that must fit, too.
         meta["generateName"] = f"{name[:-6] or name[:1]}-"
         body = {**body, "metadata": meta}
         answer = slim(self.transport.request("POST", where, query=_DRY_RUN, body=body))
-        answer["metadata"].pop("generateName", None)
-        answer["metadata"]["name"] = name
+        Object(answer).metadata.pop("generateName", None)
+        Object(answer).metadata["name"] = name
         return answer
 
     def _post(self, ref: JobRef, manifest: Json) -> Json:
@@ -223,14 +223,13 @@ class Creation:
 
     def ref_of(self, manifest: Json) -> JobRef:
         """The job that a manifest is of."""
-        meta = manifest["metadata"]
-        namespace = meta.get("namespace") or self.namespace
-        return JobRef(meta["name"], namespace, kind=manifest.get("kind") or "")
+        own = Object(manifest)
+        return JobRef(own.name, own.namespace or self.namespace, kind=manifest.get("kind") or "")
 
 
 def delete_as_read(transport: Transport, path: str, there: Json) -> None:
     """Delete an object as it was read."""
-    seen = {key: there["metadata"].get(key) for key in ("uid", "resourceVersion")}
+    seen = {key: Object(there).metadata.get(key) for key in ("uid", "resourceVersion")}
     options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": seen}
     transport.request("DELETE", path, body=options)
 

@@ -33,7 +33,7 @@ from k8sjob.backends.local.runs import (
 )
 from k8sjob.backends.local.store import JobFolder, Store, write_json
 from k8sjob.errors import BackendError, JobExists, JobNotFound
-from k8sjob.kube.objects import new_event, stamp
+from k8sjob.kube.objects import Object, new_event, stamp
 from k8sjob.targets.api import DeleteJob
 from k8sjob.targets.jobs import LOCAL_CONTROLLER, has_ended, is_suspended
 
@@ -118,7 +118,7 @@ class LocalBackend:
             if notice:
                 prepared.notice("NotResumed", notice)
             now, job = datetime.now(UTC), prepared.job
-            job["metadata"] |= {"uid": ref.uid, "creationTimestamp": stamp(now)}
+            Object(job).metadata.update(uid=ref.uid, creationTimestamp=stamp(now))
             events = [new_event(job, "Warning", *notice, now) for notice in prepared.notices]
             write_json(draft.state, {"job": job, "pods": [], "events": events})
             launch = {

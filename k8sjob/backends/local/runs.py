@@ -20,7 +20,7 @@ from k8sjob.backends.local.kubelet import container_ended
 from k8sjob.backends.local.store import open_file, read_json
 from k8sjob.contract import CHECKPOINT_DIR_ENV
 from k8sjob.errors import BackendError, JobNotFound, field_path
-from k8sjob.kube.objects import Object, Pod, is_true, stamp
+from k8sjob.kube.objects import Object, Pod, stamp
 from k8sjob.targets.api import LocalReason
 from k8sjob.targets.jobs import DEFAULT, LOCAL_CONTROLLER, has_ended, replica_of
 from k8sjob.targets.schema import ANY, METADATA, POD_TEMPLATE, Quantity, Time, fit
@@ -387,7 +387,7 @@ def _chosen(store: Store, name: str, run: str) -> str:
 
 def _succeeded(folder: JobFolder) -> bool:
     try:
-        return is_true(Object(read_state(folder).job).status, "Succeeded")
+        return Object(read_state(folder).job).condition("Succeeded").true
     except JobNotFound:
         return False
 

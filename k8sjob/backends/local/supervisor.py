@@ -104,7 +104,7 @@ class Supervisor:
             elif verb == "stop":
                 self._stop(str(details.get("message", "")), 0.0 if details.get("now") else None)
             elif verb == "delete":
-                self._job["metadata"].setdefault("deletionTimestamp", stamp(datetime.now(UTC)))
+                Object(self._job).metadata.setdefault("deletionTimestamp", stamp(datetime.now(UTC)))
         if self._deleted:
             for pod in self._kubelet.pods:
                 self._kubelet.delete(Object(pod).name)
@@ -182,7 +182,8 @@ class Supervisor:
 
     def _past_delay(self) -> bool:
         return self._ended_at is not None and (
-            time.monotonic() - self._ended_at > CLEAN_UP_DELAY or is_true(self._status, "Failed")
+            time.monotonic() - self._ended_at > CLEAN_UP_DELAY
+            or Object(self._job).condition("Failed").true
         )
 
     @property

@@ -140,8 +140,8 @@ def quotas(facts: Facts) -> Iterator[Check]:
         yield fine("quota", f"{facts.namespace} has no ResourceQuota")
     need = quota_need(facts.job) if facts.job else {}
     for quota in found:
-        name, status = Object(quota).name, Object(quota).status
-        scoped = bool(quota["spec"].get("scopes") or quota["spec"].get("scopeSelector"))
+        name, spec, status = Object(quota).name, Object(quota).spec, Object(quota).status
+        scoped = bool(spec.get("scopes") or spec.get("scopeSelector"))
         yield _check_quota(name, status, {} if scoped else need)
         hard = status.get("hard") or ()
         if facts.job and not scoped and (lacking := _unspecified(facts.job, hard, _filled(facts))):

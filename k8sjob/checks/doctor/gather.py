@@ -183,10 +183,10 @@ def _cluster_queue(transport: Transport, local: Future[Answer], timeout: float) 
 
 def _started(job: Json) -> Json:
     """The same job under a name of its own and not suspended: Kueue suspends what it manages."""
-    meta = {**job["metadata"], "name": f"k8sjob-doctor-{secrets.token_hex(4)}"}
+    meta = {**Object(job).metadata, "name": f"k8sjob-doctor-{secrets.token_hex(4)}"}
     target = target_of(job)
     started: Json = merge(job, target.suspension(value=False))
-    return {**started, "metadata": meta, "spec": {**started["spec"], **target.kueue_patch}}
+    return {**started, "metadata": meta, "spec": {**Object(started).spec, **target.kueue_patch}}
 
 
 def minimal_job(target: Target, prefix: str = "") -> Json:
@@ -197,7 +197,7 @@ def minimal_job(target: Target, prefix: str = "") -> Json:
 
 
 def _in_namespace(job: Json, namespace: str) -> Json:
-    return {**sent(job), "metadata": {**Object(job).part("metadata"), "namespace": namespace}}
+    return {**sent(job), "metadata": {**Object(job).metadata, "namespace": namespace}}
 
 
 def _ask(
@@ -221,7 +221,7 @@ def review(transport: Transport, permission: Permission, namespace: str) -> bool
     """Whether the user may do it; None if the apiserver does not say."""
     path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
     answer = _ask(transport, "POST", path, body=permission.review(namespace))
-    return None if isinstance(answer, ApiError) else bool(answer["status"].get("allowed"))
+    return None if isinstance(answer, ApiError) else bool(Object(answer).status.get("allowed"))
 
 
 def _user(transport: Transport) -> str:
@@ -230,7 +230,7 @@ def _user(transport: Transport) -> str:
     answer = _ask(transport, "POST", path, body=body)
     if isinstance(answer, ApiError):
         return ""
-    return str(answer.get("status", {}).get("userInfo", {}).get("username", ""))
+    return str(Object(answer).part("status", "userInfo").get("username", ""))
 
 
 def _usage(transport: Transport) -> dict[str, Amounts] | None:
@@ -243,7 +243,7 @@ def _usage(transport: Transport) -> dict[str, Amounts] | None:
             return None
         for node, amounts in requested_by_node(answer.get("items") or ()).items():
             add(usage.setdefault(node, {}), amounts)
-        resume = Object(answer).part("metadata").get("continue")
+        resume = Object(answer).metadata.get("continue")
         if not resume:
             return usage
         query = {**query, "continue": resume}

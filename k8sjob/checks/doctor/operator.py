@@ -161,17 +161,16 @@ def operator(facts: Facts) -> Iterator[Check]:
 
 
 def _deployment(deployment: Json, labels: str) -> Check:
-    meta, status = Object(deployment).part("metadata"), Object(deployment).status
+    one = Object(deployment)
     images = [c.get("image", "") for c in _containers(deployment)]
-    name = f"{meta.get('namespace')}/{meta.get('name')}"
-    ready, wanted = status.get("readyReplicas", 0), deployment.get("spec", {}).get("replicas", 1)
-    seen = f"{name}: {ready} of {wanted} ready, image {', '.join(images)}"
+    ready, wanted = one.status.get("readyReplicas", 0), one.spec.get("replicas", 1)
+    seen = f"{one.namespace}/{one.name}: {ready} of {wanted} ready, image {', '.join(images)}"
     if ready:
         return fine("operator", seen)
     return problem(
         "operator",
         seen,
-        f"jobs stay without pods until it runs: kubectl -n {meta.get('namespace')} describe pods"
+        f"jobs stay without pods until it runs: kubectl -n {one.namespace} describe pods"
         f" -l {labels}",
     )
 

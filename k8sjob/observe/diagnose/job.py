@@ -219,10 +219,10 @@ def _activity_times(facts: Facts) -> Iterator[datetime]:
 def _operator_deployment(facts: Facts) -> str:
     """The state of the controller's Deployment, where it can be read and is not ready."""
     for deployment in facts.of_kind("Deployment"):
-        meta, status = deployment["metadata"], Object(deployment).status
-        ready, wanted = status.get("readyReplicas", 0), deployment["spec"].get("replicas", 1)
+        one = Object(deployment)
+        ready, wanted = one.status.get("readyReplicas", 0), one.spec.get("replicas", 1)
         if ready < max(wanted, 1):
-            return f"; {meta['namespace']}/{meta['name']} has {ready} of {wanted} pods ready"
+            return f"; {one.namespace}/{one.name} has {ready} of {wanted} pods ready"
     return ""
 
 
