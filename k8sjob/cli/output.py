@@ -93,7 +93,7 @@ def reported(options: Collection[str] = ()) -> Iterator[None]:
         raise SystemExit(_report(error)) from None
 
 
-def say(message: str) -> None:
+def print_status(message: str) -> None:
     """A line of progress, for people: on stderr."""
     click.echo(safe_text(message), err=True)
 
