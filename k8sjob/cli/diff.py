@@ -17,7 +17,7 @@ from k8sjob.cli.options import (
     plain_http_option,
     target_option,
 )
-from k8sjob.cli.output import fail, print_status, some
+from k8sjob.cli.output import fail, first_names, print_status
 from k8sjob.errors import K8sJobError
 from k8sjob.jobs.plan import plan_submission
 from k8sjob.jobs.submit import compare, push_code
@@ -98,10 +98,10 @@ def _explain(found: Difference, submit: str, edit: str) -> None:
     if found.at_once:
         print_status(
             f"\nread again while the job runs; {edit} changes it, submit does not:\n"
-            f"  {some(found.at_once, _MOST_PATHS)}"
+            f"  {first_names(found.at_once, _MOST_PATHS)}"
         )
     if found.recreated:
         print_status(
             f"\npods keep what they were started with, so this takes effect only in a new job,"
-            f" by {submit} --replace:\n  {some(found.recreated, _MOST_PATHS)}"
+            f" by {submit} --replace:\n  {first_names(found.recreated, _MOST_PATHS)}"
         )

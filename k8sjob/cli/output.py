@@ -47,7 +47,7 @@ def count(number: int, noun: str, plural: str = "s") -> str:
     return f"{number} {noun}{'' if number == 1 else plural}"
 
 
-def some(names: Sequence[str], limit: int) -> str:
+def first_names(names: Sequence[str], limit: int) -> str:
     """The first names, and how many more there are."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more

@@ -12,7 +12,7 @@ import click
 from k8sjob.cli.build import build_and_report, transfer_options
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
 from k8sjob.cli.options import build_option, onto_option, plain_http_option
-from k8sjob.cli.output import count, document, line, print_status, some, warn
+from k8sjob.cli.output import count, document, first_names, line, print_status, warn
 from k8sjob.image.context import shown_size
 from k8sjob.image.push import Pushed, push
 from k8sjob.image.registry.blobs import Sent
@@ -103,7 +103,7 @@ def report_push(pushed: Pushed, *, dry_run: bool = False, mounts: bool = True) -
     print_status(f"code: {code}, on {pushed.base} for {pushed.platform}")
     if pushed.private:
         warn(
-            f"left out, since they may hold credentials: {some(pushed.private, _SHOWN)}; a line"
+            f"left out, since they may hold credentials: {first_names(pushed.private, _SHOWN)}; a line"
             f" '!{pushed.private[0]}' in .dockerignore includes one"
         )
     for finding in pushed.findings[:_SHOWN]:
