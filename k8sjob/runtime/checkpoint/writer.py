@@ -410,7 +410,7 @@ class Checkpointer:
         )
         if self._leads:
             with suppress(OSError):
-                self._checkpoints.tidy()
+                self._checkpoints.remove_partial()
         if found is None:
             return None
         path, state = found
