@@ -13,7 +13,7 @@ from k8sjob.backends.cluster.creation import Creation, delete_as_read
 from k8sjob.backends.cluster.informer import snapshot, snapshots
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.kube.client.errors import ExplainedErrors, is_absent
-from k8sjob.kube.client.listwatch import list_all, merged, reflect, slim
+from k8sjob.kube.client.listwatch import list_all, merged, reflect, without_managed_fields
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.objects import Object, Pod, is_ours
 from k8sjob.kube.resources import path
@@ -213,7 +213,10 @@ class ClusterBackend(Creation):
             return found
         beside = companion.path(*_namespace_and_name(JobRef.of(job)))
         with suppress(ApiError):  # what is not there, or may not be read, is left out
-            job = {**found.job, companion.key: slim(self.transport.request("GET", beside))}
+            job = {
+                **found.job,
+                companion.key: without_managed_fields(self.transport.request("GET", beside)),
+            }
             return replace(found, job=job)
         return found
 
@@ -385,7 +388,7 @@ class ClusterBackend(Creation):
         unserved = None
         for target in (of_kind(ref.kind),) if ref.kind else TARGETS:
             try:
-                job = slim(
+                job = without_managed_fields(
                     self.transport.request("GET", job_path(target, *_namespace_and_name(ref)))
                 )
             except ApiError as error:

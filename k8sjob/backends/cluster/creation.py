@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import JobRef
 from k8sjob.errors import BackendError, JobExists
-from k8sjob.kube.client.listwatch import slim
+from k8sjob.kube.client.listwatch import without_managed_fields
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.objects import Object, is_ours, same_manifest
 from k8sjob.targets.jobs import (
@@ -172,7 +172,9 @@ class Creation:
             if name_free:
                 return {**self._as_stored(where, body), **stored}
             with _conflict_as_job_exists(ref):
-                answer = slim(self.transport.request("POST", where, query=_DRY_RUN, body=body))
+                answer = without_managed_fields(
+                    self.transport.request("POST", where, query=_DRY_RUN, body=body)
+                )
                 return {**answer, **stored}
         except ApiError as error:
             if not (beside and beside.is_missed(error.detail)):
@@ -190,7 +192,9 @@ class Creation:
         # No longer than the name: what is made of it has names that must fit, too.
         meta["generateName"] = f"{name[:-6] or name[:1]}-"
         body = {**body, "metadata": meta}
-        answer = slim(self.transport.request("POST", where, query=_DRY_RUN, body=body))
+        answer = without_managed_fields(
+            self.transport.request("POST", where, query=_DRY_RUN, body=body)
+        )
         Object(answer).metadata.pop("generateName", None)
         Object(answer).metadata["name"] = name
         return answer
@@ -213,7 +217,9 @@ class Creation:
                     time.sleep(_LOOK_SECONDS)
                     continue
                 if error.reason == "AlreadyExists" and lost:
-                    there = slim(self.transport.request("GET", f"{where}/{ref.name}"))
+                    there = without_managed_fields(
+                        self.transport.request("GET", f"{where}/{ref.name}")
+                    )
                     if same_manifest(there, manifest):
                         return there
                 if not _is_unavailable(error) or time.monotonic() > deadline:

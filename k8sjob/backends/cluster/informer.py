@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, Self
 
 from k8sjob.backends.api import Snapshot
-from k8sjob.kube.client.listwatch import Kind, list_all, reflect, slim
+from k8sjob.kube.client.listwatch import Kind, list_all, reflect, without_managed_fields
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.objects import Object, in_time, new_event
 from k8sjob.kube.resources import path
@@ -56,7 +56,7 @@ def snapshot(transport: Transport, job: Json) -> Snapshot:
 
     def made(one: Made) -> list[Json]:
         try:
-            return [slim(transport.request("GET", one.path(namespace, name)))]
+            return [without_managed_fields(transport.request("GET", one.path(namespace, name)))]
         except ApiError as error:
             if error.code in {403, 404}:
                 return []

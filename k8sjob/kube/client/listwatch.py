@@ -89,14 +89,14 @@ def pages(
         kind = str(page.get("kind", "")).removesuffix("List")
         named = {"apiVersion": page.get("apiVersion", ""), "kind": kind}
         meta = page.get("metadata") or {}
-        items = [slim({**named, **item}) for item in page.get("items") or []]
+        items = [without_managed_fields({**named, **item}) for item in page.get("items") or []]
         yield Page(items, str(meta.get("resourceVersion", "")))
         if not meta.get("continue"):
             return
         asked["continue"] = meta["continue"]
 
 
-def slim(item: Json) -> Json:
+def without_managed_fields(item: Json) -> Json:
     """The object without its managedFields, which are often half of it."""
     meta = item.get("metadata") or {}
     meta.pop("managedFields", None)
@@ -292,9 +292,9 @@ class _Reflection:
                 version = item["metadata"]["resourceVersion"]
                 if kind == Kind.DELETED:
                     if self._known.pop(_uid(item), None):
-                        yield Change(Kind.DELETED, slim(item))
+                        yield Change(Kind.DELETED, without_managed_fields(item))
                 elif kind != "BOOKMARK":
-                    yield from self._seen(slim(item))
+                    yield from self._seen(without_managed_fields(item))
             if not heard:
                 return  # a version from the future brings silence, too; a list shows what it is
 
