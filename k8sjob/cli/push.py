@@ -103,8 +103,8 @@ def report_push(pushed: Pushed, *, dry_run: bool = False, mounts: bool = True) -
     print_status(f"code: {code}, on {pushed.base} for {pushed.platform}")
     if pushed.private:
         warn(
-            f"left out, since they may hold credentials: {first_names(pushed.private, _SHOWN)}; a line"
-            f" '!{pushed.private[0]}' in .dockerignore includes one"
+            f"left out, since they may hold credentials: {first_names(pushed.private, _SHOWN)}; a"
+            f" line '!{pushed.private[0]}' in .dockerignore includes one"
         )
     for finding in pushed.findings[:_SHOWN]:
         warn(f"{finding}: it goes into the image; --strict refuses it")
