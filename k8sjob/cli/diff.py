@@ -11,12 +11,7 @@ import click
 
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options, with_target
 from k8sjob.cli.naming import Place, place_options
-from k8sjob.cli.options import (
-    image_option,
-    onto_option,
-    plain_http_option,
-    target_option,
-)
+from k8sjob.cli.options import image_option, onto_option, plain_http_option, target_option
 from k8sjob.cli.output import fail, first_names, print_status
 from k8sjob.errors import K8sJobError
 from k8sjob.jobs.plan import plan_submission

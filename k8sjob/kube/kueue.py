@@ -9,7 +9,7 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.kube.capacity import add, amounts, as_text
+from k8sjob.kube.capacity import add, amounts, as_text, holds_for
 from k8sjob.kube.objects import Condition, Object
 
 if TYPE_CHECKING:
@@ -61,13 +61,7 @@ def selects(cluster: Json, labels: Mapping[str, str]) -> bool:
     if selector is None:  # not {}, which is all of them
         return False
     equal = (selector.get("matchLabels") or {}).items() <= labels.items()
-    return equal and all(_meets(one, labels) for one in selector.get("matchExpressions") or ())
-
-
-def _meets(wanted: Json, labels: Mapping[str, str]) -> bool:
-    value, values = labels.get(str(wanted.get("key"))), wanted.get("values") or ()
-    answers = {"In": value in values, "NotIn": value not in values, "Exists": value is not None}
-    return answers.get(str(wanted.get("operator")), value is None)
+    return equal and all(holds_for(labels, one) for one in selector.get("matchExpressions") or ())
 
 
 def excess(cluster: Json, pods: Iterable[tuple[int, Amounts]]) -> Iterator[tuple[str, bool]]:

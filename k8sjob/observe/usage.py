@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.backends.api import JobRef
 from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError
-from k8sjob.kube.capacity import amounts, counts_gpus
+from k8sjob.kube.capacity import asked_by, counts_gpus
 from k8sjob.kube.objects import Object, Pod, moment, training
 from k8sjob.observe.logs import replica_of_rank
 from k8sjob.observe.status import job_status, reporting_replica
@@ -240,9 +240,7 @@ def _devices(job: Json) -> tuple[str, dict[str, float]]:
     """The kind of device, and how many each replica asks for."""
     gpus, cpus = dict[str, float](), dict[str, float]()
     for role, count, spec in pod_specs(job):
-        container = Object(training(spec.get("containers")))
-        groups = (container.part("resources", group) for group in ("limits", "requests"))
-        asked = {name: amount for group in groups for name, amount in amounts(group).items()}
+        asked = asked_by(training(spec.get("containers")))
         found = sum(float(n) for name, n in asked.items() if counts_gpus(name))
         for index in range(count):
             name = f"{role.lower()}-{index}"

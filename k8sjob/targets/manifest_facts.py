@@ -131,7 +131,6 @@ class Job:
     ) -> None:
         self.target, self.place = target, place
         self.data, self.wrong = target.typed(data)
-        self._refusals = self.target.problems(data) if self.operated else []
 
     @property
     def operated(self) -> bool:
@@ -156,7 +155,7 @@ class Job:
         typed_wrong = {_brackets(field_path(wrong.path)) for wrong in self.wrong}
         return [
             problem
-            for problem in self._refusals
+            for problem in self.target.problems(self.data)
             if not any(_brackets(problem.field).startswith(field) for field in typed_wrong)
         ]
 

@@ -15,14 +15,7 @@ from k8sjob.errors import BackendError, JobExists
 from k8sjob.kube.client.listwatch import without_managed_fields
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.objects import Object, is_ours, same_manifest
-from k8sjob.targets.jobs import (
-    job_path,
-    keyed,
-    namesake,
-    of_kind,
-    sent,
-    target_of,
-)
+from k8sjob.targets.jobs import job_path, keyed, namesake, of_kind, sent, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,9 +115,7 @@ class Creation:
                             f"the {kind} {ref} is not k8sjob's, and the job needs one of that name;"
                             " choose another name for the job"
                         ) from error
-                    alike = not Object(body).part("metadata", "annotations") or (
-                        same_manifest(there, body)
-                    )
+                    alike = not Object(body).annotations or same_manifest(there, body)
                     if not going:
                         if alike:
                             return there  # of a submission that was cut off

@@ -6,9 +6,9 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.doctor.check import fine, problem, unknown, warning
-from k8sjob.checks.doctor.operator import flag
+from k8sjob.checks.doctor.operator import flag, init_containers
 from k8sjob.contract import Role
-from k8sjob.kube.capacity import add, amounts, as_text, devices, nodes_of, pod_requests
+from k8sjob.kube.capacity import add, amounts, as_text, asked_by, devices, nodes_of, pod_requests
 from k8sjob.kube.objects import Object, at_path, containers
 from k8sjob.targets.jobs import pod_specs, target_of
 
@@ -74,12 +74,7 @@ def _init_container(facts: Facts, seen: str) -> Check:
     of_both = facts.job is None or roles == set(Role)
     if not (facts.target.init_container and of_both):
         return fine(topic, f"{seen}; this job gets no init container from the operator")
-    seen_so = any(
-        container.get("name") == facts.target.init_container and _forbids_escalation(container)
-        for pod in facts.items("workers") or ()
-        for container in Object(pod).spec.get("initContainers") or ()
-    )
-    if seen_so:
+    if any(_forbids_escalation(container) for _, container in init_containers(facts)):
         return fine(topic, f"{seen}; the operator's init container complies, as pods here show")
     template_flag = facts.target.controller.template_flag
     if template := flag(facts, template_flag):
@@ -248,7 +243,7 @@ def _limit(name: str, kind: str, most: Amounts, job: Json) -> Check:
 
 
 def _limits_of(pod: Json, kind: str) -> list[Amounts]:
-    each = [amounts(at_path(one, "resources", "limits")) for one in pod.get("containers") or ()]
+    each = [asked_by(one, "limits") for one in pod.get("containers") or ()]
     if kind == "Container":
         return each
     whole: Amounts = {}

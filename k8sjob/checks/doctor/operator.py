@@ -186,7 +186,7 @@ def init_image(facts: Facts) -> Iterator[Check]:
     )
     seen = [
         (container.get("image", ""), Object(pod).spec.get("nodeName", ""), status)
-        for pod, container in _init_containers(facts)
+        for pod, container in init_containers(facts)
         for status in Object(pod).status.get("initContainerStatuses") or ()
         if status.get("name") == facts.target.init_container
     ]
@@ -213,7 +213,7 @@ def init_wait(facts: Facts) -> Iterator[Check]:
     """
     waits = {
         float(found[1])
-        for _, container in _init_containers(facts)
+        for _, container in init_containers(facts)
         if (found := _SLEEP.search(" ".join(map(str, container.get("command") or ()))))
     }
     if waits and max(waits) >= _LONG_SLEEP:
@@ -226,7 +226,8 @@ def init_wait(facts: Facts) -> Iterator[Check]:
         )
 
 
-def _init_containers(facts: Facts) -> list[tuple[Json, Json]]:
+def init_containers(facts: Facts) -> list[tuple[Json, Json]]:
+    """The init containers of the operator that Pods have, each with its Pod."""
     return [
         (pod, container)
         for pod in facts.items("workers") or ()

@@ -10,12 +10,7 @@ from importlib.util import decode_source
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.checks.lint import (
-    manifest_pods,
-    script_collectives,
-    script_data,
-    script_group,
-)
+from k8sjob.checks.lint import manifest_pods, script_collectives, script_data, script_group
 from k8sjob.checks.lint.finding import UNKNOWN_IGNORE, Finding, findings
 from k8sjob.checks.lint.script_facts import Script, Setting
 from k8sjob.checks.lint.script_modules import parse_module, program

@@ -175,9 +175,9 @@ class Facts:
         return job_status(self.snapshot)
 
     @property
-    def meta(self) -> Json:
-        """The job's metadata."""
-        return Object(self.snapshot.job).metadata
+    def job(self) -> Object:
+        """The job as an object."""
+        return Object(self.snapshot.job)
 
     @property
     def target(self) -> Target:

@@ -58,10 +58,10 @@ def state(facts: Facts) -> Iterator[Finding]:
 
 def deleting(facts: Facts) -> Iterator[Finding]:
     """The job's deletion was requested, and it is still there."""
-    begun = moment(facts.meta.get("deletionTimestamp"))
+    begun = moment(facts.job.metadata.get("deletionTimestamp"))
     if begun is None:
         return
-    finalizers = facts.meta.get("finalizers") or ()
+    finalizers = facts.job.metadata.get("finalizers") or ()
     others = [name for name in finalizers if name not in _COLLECTED]
     step = "wait until its pods have ended"
     if others:
@@ -300,7 +300,7 @@ def nan_loss(facts: Facts) -> Iterator[Finding]:
 def left_over(facts: Facts) -> Iterator[Finding]:
     """Pods that still run, and hold what they have, though the job has ended."""
     ended, finished = facts.status.finished, facts.status.state.finished
-    if not finished or facts.local or ended is None or facts.meta.get("deletionTimestamp"):
+    if not finished or facts.local or ended is None or facts.job.deleting:
         return
     kept = facts.target.keeps_pods(facts.snapshot.job)
     pods = [p for p in facts.pods if p.phase in ("Running", "Pending") and not p.deleting]

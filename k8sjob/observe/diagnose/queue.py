@@ -51,7 +51,7 @@ def queued(facts: Facts) -> Iterator[Finding]:
     """Kueue has not admitted the job yet, and why; or it never will."""
     if facts.status.state is not JobState.QUEUED:
         return
-    queue = facts.meta["labels"][QUEUE]
+    queue = facts.job.labels[QUEUE]
     workload = _own(facts)
     if problem := _closed(facts, queue) or _never(facts, workload):
         what, step = problem
