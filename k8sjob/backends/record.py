@@ -93,10 +93,10 @@ def write_record(
         "format": _FORMAT,
         "k8sjob": __version__,
         "at": (snapshot.at or datetime.now(UTC)).isoformat(),
-        "job": _shown(snapshot.job),
-        "pods": [_shown(pod) for pod in snapshot.pods],
-        "events": [_shown(event) for event in snapshot.events],
-        "related": [_shown(one) for one in related],
+        "job": snapshot.job,
+        "pods": list(snapshot.pods),
+        "events": list(snapshot.events),
+        "related": related,
     }
     with suppress(BackendError):
         if isinstance(backend, LocalBackend | RecordBackend):
@@ -153,12 +153,6 @@ def _launched(given: Any) -> Launched | None:
         return None
     code = {str(name): str(digest) for name, digest in given["code"].items()}
     return Launched(str(given["spec"]), Path(given["folder"]), code)
-
-
-def _shown(one: Json) -> Json:
-    """An object without its managedFields, which are most of its size."""
-    meta = {k: v for k, v in Object(one).metadata.items() if k != "managedFields"}
-    return {**one, "metadata": meta} if "metadata" in one else one
 
 
 def _write_lines(lines: Iterator[LogLine], out: IO[bytes], most: int) -> None:

@@ -189,6 +189,13 @@ class Pod(Object):
         return self.container.part("lastState", "terminated")
 
 
+def without_managed_fields(item: Json) -> Json:
+    """The object itself, rid of its managedFields and of kubectl's, which are often half of it."""
+    Object(item).metadata.pop("managedFields", None)
+    Object(item).annotations.pop("kubectl.kubernetes.io/last-applied-configuration", None)
+    return item
+
+
 # --- conditions -----------------------------------------------------------------------------------
 
 

@@ -132,11 +132,6 @@ class Job:
         self.target, self.place = target, place
         self.data, self.wrong = target.typed(data)
 
-    @property
-    def operated(self) -> bool:
-        """Whether its kind has checks of its own."""
-        return self.target.rules is not None
-
     def at(self, path: FieldPath, message: str) -> Hit:
         """A hit at a field, or at the nearest thing around it."""
         return Hit(*self.place(path), message)
@@ -166,8 +161,8 @@ class Job:
 
     @cached_property
     def replicas(self) -> Sequence[Replica]:
-        """The replicas of each role that has any, or of each Pod template."""
-        if self.operated:
+        """The replicas of each role, or of each Pod template where the kind has no checks."""
+        if self.target.rules:
             return [
                 Replica(one.role, one.path, one.template, one.count, one.restart_policy)
                 for one in self.target.replicas(self.data)

@@ -13,9 +13,9 @@ from k8sjob.backends.cluster.creation import Creation, delete_as_read
 from k8sjob.backends.cluster.informer import snapshot, snapshots
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.kube.client.errors import ExplainedErrors, is_absent
-from k8sjob.kube.client.listwatch import list_all, merged, reflect, without_managed_fields
+from k8sjob.kube.client.listwatch import list_all, merged, reflect
 from k8sjob.kube.client.transport import ApiError
-from k8sjob.kube.objects import Object, Pod, is_ours
+from k8sjob.kube.objects import Object, Pod, is_ours, without_managed_fields
 from k8sjob.kube.resources import path
 from k8sjob.targets.jobs import (
     CONTROLLERS,

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import JobRef
 from k8sjob.errors import BackendError, JobExists
-from k8sjob.kube.client.listwatch import without_managed_fields
 from k8sjob.kube.client.transport import ApiError
-from k8sjob.kube.objects import Object, is_ours, same_manifest
+from k8sjob.kube.objects import Object, is_ours, same_manifest, without_managed_fields
 from k8sjob.targets.jobs import job_path, keyed, namesake, of_kind, sent, target_of
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.kube.client.errors import is_absent
-from k8sjob.kube.client.listwatch import list_all, pages, without_managed_fields
+from k8sjob.kube.client.listwatch import list_all, pages
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.kueue import cluster_queue
-from k8sjob.kube.objects import QUEUE, Object, Pod, containers, is_ours
+from k8sjob.kube.objects import QUEUE, Object, Pod, containers, is_ours, without_managed_fields
 from k8sjob.kube.resources import ResourcePath, path
 from k8sjob.targets.jobs import is_suspended, references, target_of
 

@@ -138,7 +138,9 @@ class Supervisor:
             status, actions = reconcile(trouble=trouble)
         if self._stopping and not (ended or is_true(status, "Succeeded")):
             message = f"{DEFAULT.kind} {Object(self._job).name} was stopped: {self._stopping}."
-            status = LOCAL_CONTROLLER.fail(self._status, LocalReason.STOPPED, message, now)
+            status = LOCAL_CONTROLLER.fail(
+                Object(self._job).status, LocalReason.STOPPED, message, now
+            )
         self._job["status"] = status
         for action in () if self._stopping else actions:
             if isinstance(action, CreatePod):
@@ -186,10 +188,6 @@ class Supervisor:
             or Object(self._job).condition("Failed").true
         )
 
-    @property
-    def _status(self) -> Json:
-        return Object(self._job).status
-
     # --- the state ------------------------------------------------------------------------------
 
     def _record(self, about: Json, record: Record) -> None:
@@ -224,7 +222,7 @@ class Supervisor:
                 why = os_error_message("write", Path(error.filename or self._folder.path), error)
             message = f"the supervisor of the job failed: {why}"
             self._job["status"] = LOCAL_CONTROLLER.fail(
-                self._status, LocalReason.SUPERVISOR_FAILED, message, datetime.now(UTC)
+                Object(self._job).status, LocalReason.SUPERVISOR_FAILED, message, datetime.now(UTC)
             )
             self._save()
             self._folder.trim()

@@ -18,6 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.kube.client.transport import ApiError, refusal
+from k8sjob.kube.objects import without_managed_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -94,14 +95,6 @@ def pages(
         if not meta.get("continue"):
             return
         asked["continue"] = meta["continue"]
-
-
-def without_managed_fields(item: Json) -> Json:
-    """The object without its managedFields, which are often half of it."""
-    meta = item.get("metadata") or {}
-    meta.pop("managedFields", None)
-    (meta.get("annotations") or {}).pop("kubectl.kubernetes.io/last-applied-configuration", None)
-    return item
 
 
 # --- changes --------------------------------------------------------------------------------------

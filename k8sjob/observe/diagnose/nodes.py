@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import CONTAINER_NAMES
 from k8sjob.kube.capacity import as_text, nodes_of, pod_requests, requested_by_node, tolerates
-from k8sjob.kube.objects import Object, event_time
+from k8sjob.kube.objects import Condition, Object, event_time
 from k8sjob.observe.diagnose.finding import Cause, Explanation, grouped
 from k8sjob.observe.diagnose.volumes import unbound
 from k8sjob.targets.api import JobState
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from k8sjob.kube.capacity import Node
-    from k8sjob.kube.objects import Condition, Json
+    from k8sjob.kube.objects import Json
     from k8sjob.observe.diagnose.facts import End, Facts, Pod
     from k8sjob.observe.diagnose.finding import Finding
 
@@ -247,12 +247,12 @@ def _time(found: Explanation) -> float:
 
 
 def _lost(facts: Facts) -> Iterator[Explanation]:
-    nodes = {node.name: node for node in map(Object, facts.of_kind("Node"))}
-    ready = {name: found for name, node in nodes.items() if (found := node.condition("Ready"))}
+    nodes = map(Object, facts.of_kind("Node"))
+    ready = {node.name: node.condition("Ready") for node in nodes}
     for pod in facts.pods:
         if not pod.node or pod.phase in ("Succeeded", "Failed"):
             continue
-        what, since = _unreachable(pod, ready.get(pod.node))
+        what, since = _unreachable(pod, ready.get(pod.node, Condition()))
         if ("nodes", pod.node) in facts.not_found:
             what, since = "is gone from the cluster", None
         if what:
@@ -267,11 +267,11 @@ def _lost(facts: Facts) -> Iterator[Explanation]:
             )
 
 
-def _unreachable(pod: Pod, ready: Condition | None) -> tuple[str, datetime | None]:
+def _unreachable(pod: Pod, ready: Condition) -> tuple[str, datetime | None]:
     """The problem of the Pod's node, and since when; empty if none is known."""
-    if ready is not None:
-        if ready.true:
-            return "", None
+    if ready.true:
+        return "", None
+    if ready:
         message = ready.message or "it does not report"
         return f"is not ready: {message.rstrip('.')}", ready.since
     event = pod.last_event("NodeNotReady")

@@ -101,18 +101,17 @@ def _own(facts: Facts) -> Json:
 
 def _closed(facts: Facts, queue: str) -> tuple[str, str] | None:
     """Why the queue admits no job, and the next step; None as far as is known."""
-    missing = facts.not_found
     without = "or take kueue_queue out of the job and submit it with --replace"
     start = f"start it without a queue: k8sjob resume {facts.job_argument}; or"
-    if ("localqueues", "") in missing:
+    if ("localqueues", "") in facts.not_found:
         what = "Kueue is not installed in this cluster (kueue.x-k8s.io/v1beta2)"
         return what, f"{start} have Kueue installed"
-    if ("localqueues", queue) in missing:
+    if ("localqueues", queue) in facts.not_found:
         shown = f"kubectl get localqueues -n {facts.namespace} shows the existing ones"
         what = f"there is no queue {queue!r} in namespace {facts.namespace}"
         return what, f"correct kueue_queue ({shown}), {without}"
     created = facts.status.created
-    if ("workloads", "") in missing and created and facts.now - created > _NO_WORKLOAD:
+    if ("workloads", "") in facts.not_found and created and facts.now - created > _NO_WORKLOAD:
         what = f"Kueue has made no Workload for it in {age(created, facts.now)}: it does not run,"
         what += f" or does not manage {facts.target.kind}s in namespace {facts.namespace}"
         step = f"{start} check whether its controller runs, have {facts.target.kueue_framework} in"
@@ -121,7 +120,7 @@ def _closed(facts: Facts, queue: str) -> tuple[str, str] | None:
     for local in facts.of_kind("LocalQueue"):
         name = cluster_queue(local)
         found = [one for one in facts.of_kind("ClusterQueue") if Object(one).name == name]
-        gone = ("clusterqueues", name) in missing
+        gone = ("clusterqueues", name) in facts.not_found
         if reason := closed(local, {} if gone else next(iter(found), None)):
             look = f"(kubectl get clusterqueue {name})"
             return reason, f"ask Kueue's administrator to correct it {look}"
