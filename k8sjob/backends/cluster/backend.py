@@ -86,11 +86,7 @@ class ClusterBackend(Creation):
         return None
 
     def jobs(
-        self,
-        *,
-        all_namespaces: bool = False,
-        selector: str = "",
-        pods: bool = False,
+        self, *, all_namespaces: bool = False, selector: str = "", pods: bool = False
     ) -> list[Snapshot]:
         """The jobs without their events, the newest first.
 
@@ -229,11 +225,7 @@ class ClusterBackend(Creation):
         yield from snapshots(self.transport, JobRef.of(self._get(ref)), stop)
 
     def watch_jobs(
-        self,
-        *,
-        stop: Event,
-        all_namespaces: bool = False,
-        selector: str = "",
+        self, *, stop: Event, all_namespaces: bool = False, selector: str = ""
     ) -> Iterator[Change]:
         """All jobs and each change of them, until `stop` is set; see `jobs` and reflect."""
         where = "" if all_namespaces else self.namespace

@@ -97,10 +97,9 @@ class Kubelet:
         if slot.deleting:
             return
         grace = self._launches[replica_of(slot.pod)].grace
-        now = stamp(datetime.now(UTC))
-        Object(slot.pod).metadata.update(
-            deletionTimestamp=now, deletionGracePeriodSeconds=int(grace)
-        )
+        metadata = Object(slot.pod).metadata
+        metadata["deletionTimestamp"] = stamp(datetime.now(UTC))
+        metadata["deletionGracePeriodSeconds"] = int(grace)
         self._stop(slot, None)
 
     def halt(self, grace: float | None = None) -> None:

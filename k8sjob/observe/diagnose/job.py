@@ -148,8 +148,7 @@ def companion_gone(facts: Facts) -> Iterator[Finding]:
     beside, last = facts.target.companion, facts.job_events[-1:]
     if beside is None or facts.status.state.finished:
         return
-    details = [status["details"] for status in facts.of_kind("Status")]
-    gone = {"kind": beside.resource, "name": facts.name} in details
+    gone = (beside.resource, facts.name) in facts.not_found
     events = [event for event in last if beside.is_missed(event.get("message", ""))]
     if gone or events:
         which = f"{beside.resource}/{facts.name}" if gone else one_line(events[0]["message"])
