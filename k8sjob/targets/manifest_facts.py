@@ -87,11 +87,6 @@ class Replica:
     restart_policy: str = ""
 
     @property
-    def pod_path(self) -> FieldPath:
-        """The path of its pod spec."""
-        return (*self.path, "spec")
-
-    @property
     def pod(self) -> Json:
         """Its pod spec."""
         return at_path(self.template, "spec") or {}
@@ -99,7 +94,7 @@ class Replica:
     def containers(self, kind: str = "containers") -> list[Container]:
         """Its containers, or its `initContainers`."""
         return [
-            Container((*self.pod_path, kind, index), item)
+            Container((*self.path, "spec", kind, index), item)
             for index, item in enumerate(self.pod.get(kind, ()))
         ]
 
@@ -153,11 +148,6 @@ class Job:
             for problem in self.target.problems(self.data)
             if not any(_brackets(problem.field).startswith(field) for field in typed_wrong)
         ]
-
-    @property
-    def name(self) -> str:
-        """The job's name, or empty."""
-        return str(self.get("metadata", "name") or "")
 
     @cached_property
     def replicas(self) -> Sequence[Replica]:
