@@ -23,7 +23,7 @@ from k8sjob.adopt.equivalence import (
 from k8sjob.adopt.fields import NO_COMMAND, fields, trainer
 from k8sjob.contract import after_agent
 from k8sjob.errors import Problem, SpecError, field_path
-from k8sjob.kube.objects import Json, at_path
+from k8sjob.kube.objects import Json, Object, at_path
 from k8sjob.rendering.manifest import companion, manifest
 from k8sjob.rendering.overlay import leaves
 from k8sjob.spec import JobSpec
@@ -102,16 +102,13 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _called(item: Json) -> str:
-    metadata = item.get("metadata")
-    name = metadata.get("name") if isinstance(metadata, dict) else None
-    return " ".join(
-        str(part) for part in (item.get("kind", "a document without a kind"), name) if part
-    )
+    kind = item.get("kind", "a document without a kind")
+    return " ".join(str(part) for part in (kind, Object(item).name) if part)
 
 
 def _without_generated_fields(job: Json) -> tuple[Json, list[str]]:
     """The job without what others wrote into it, and the names of that."""
-    metadata = dict(job["metadata"]) if isinstance(job.get("metadata"), dict) else {}
+    metadata = dict(Object(job).metadata)
     dropped = [f"metadata.{key}" for key in _SERVERS if metadata.pop(key, None) is not None]
     annotations = metadata.get("annotations")
     if isinstance(annotations, dict) and _LAST_APPLIED in annotations:

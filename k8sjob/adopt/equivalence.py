@@ -96,7 +96,7 @@ def _without_empty(value: Any) -> Any:
 
 def _metadata(holder: Json) -> None:
     """Leave k8sjob's marks out of an object's or a template's metadata."""
-    metadata = holder.get("metadata", {})
+    metadata = Object(holder).metadata
     for group, key, value in _MARKS:
         entries = metadata.get(group, {})
         if key in entries and value in (None, entries[key]):

@@ -16,6 +16,7 @@ from k8sjob.kube.objects import (
     QUEUE,
     TOPOLOGY,
     Json,
+    Object,
     training,
 )
 from k8sjob.rendering.manifest import literal
@@ -41,24 +42,24 @@ def fields(wanted: Json) -> Json:
     Args:
         wanted: a job in normal form, which its controller accepts.
     """
-    metadata, reader = wanted["metadata"], reader_of(wanted)
+    job, reader = Object(wanted), reader_of(wanted)
     of_kind = reader.fields(wanted)
     by_role = dict(pods(wanted))
     all_pods = list(by_role.values())
     lead = by_role.get(Role.MASTER) or by_role[Role.WORKER]
-    queue = metadata.get("labels", {}).get(QUEUE)
-    labels = [metadata.get("labels", {}), *_templates(wanted, "labels")]
+    queue = job.labels.get(QUEUE)
+    labels = [job.labels, *_templates(wanted, "labels")]
     annotations = _annotations(wanted)
-    topology = _topology(annotations, metadata["name"]) if queue is not None else None
+    topology = _topology(annotations, job.name) if queue is not None else None
     made: Json = {
-        "name": metadata["name"],
+        "name": job.name,
         "target": reader.target.name,
-        "namespace": metadata.get("namespace"),
+        "namespace": job.namespace or None,
         "image": _image(lead),
         "run": _run(all_pods, lead),
         "labels": {k: v for k, v in _shared(labels).items() if k not in _OWN_LABELS},
         "annotations": annotations,
-        "notify": _notify(metadata.get("annotations", {}).get(NOTIFY)),
+        "notify": _notify(job.annotations.get(NOTIFY)),
         "replicas": of_kind["replicas"],
         "resources": _resources(by_role.get(Role.WORKER) or lead),
         "volumes": _volumes(all_pods, lead),
@@ -66,7 +67,7 @@ def fields(wanted: Json) -> Json:
             {**of_kind["policy"], "termination_grace": lead["terminationGracePeriodSeconds"]}
         ),
         "kueue_queue": queue,
-        "kueue_priority_class": queue and metadata["labels"].get(PRIORITY),
+        "kueue_priority_class": queue and job.labels.get(PRIORITY),
         "kueue_topology": topology,
         "service_account_token": lead["automountServiceAccountToken"],
         **_scheduling(all_pods, lead),
@@ -97,7 +98,7 @@ def _shared(groups: Iterable[Json]) -> Json:
 
 def _templates(wanted: Json, group: str) -> list[Json]:
     roles = reader_of(wanted).target.replicas(wanted)
-    return [one.template.get("metadata", {}).get(group, {}) for one in roles]
+    return [Object(one.template).part("metadata", group) for one in roles]
 
 
 def _annotations(wanted: Json) -> Json:
@@ -312,7 +313,7 @@ def _resources(pod: Json) -> Json:
         made["requests"] = less
     shm = _shm_volume(pod)
     if shm is None or "sizeLimit" in shm["emptyDir"]:
-        made["shm"] = shm["emptyDir"]["sizeLimit"] if shm else "0"
+        made["shm"] = Object(shm).part("emptyDir")["sizeLimit"] if shm else "0"
     return made
 
 
@@ -320,7 +321,7 @@ def _shm_volume(pod: Json) -> Json | None:
     """The volume in memory that is mounted at /dev/shm in the container that trains."""
     mounts = {m.get("mountPath"): m.get("name") for m in mappings(trainer(pod).get("volumeMounts"))}
     for volume in mappings(pod.get("volumes")):
-        in_memory = volume.get("emptyDir", {}).get("medium") == "Memory"
+        in_memory = Object(volume).part("emptyDir").get("medium") == "Memory"
         if in_memory and volume.get("name") == mounts.get(_DEV_SHM, ""):
             return volume
     return None

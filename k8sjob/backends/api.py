@@ -45,9 +45,8 @@ class JobRef:
     @classmethod
     def of(cls, job: Json) -> JobRef:
         """The reference to a job that was read."""
-        meta = Object(job).part("metadata")
-        name, namespace, uid = (meta.get(key, "") for key in ("name", "namespace", "uid"))
-        return cls(name, namespace, uid, job.get("kind") or "")
+        own = Object(job)
+        return cls(own.name, own.namespace, own.uid, job.get("kind") or "")
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"

@@ -93,10 +93,10 @@ def write_record(
         "format": _FORMAT,
         "k8sjob": __version__,
         "at": (snapshot.at or datetime.now(UTC)).isoformat(),
-        "job": _shown(snapshot.job),
-        "pods": [_shown(pod) for pod in snapshot.pods],
-        "events": [_shown(event) for event in snapshot.events],
-        "related": [_shown(one) for one in related],
+        "job": snapshot.job,
+        "pods": list(snapshot.pods),
+        "events": list(snapshot.events),
+        "related": related,
     }
     with suppress(BackendError):
         if isinstance(backend, LocalBackend | RecordBackend):
@@ -137,8 +137,8 @@ def _read(found: Json) -> tuple[Snapshot, list[Json]]:
     if problems := [*wrong, *more]:
         raise ValueError(f"{field_path(problems[0].path)} is not {problems[0].expected}")
     for one in (job, *seen["pods"], *seen["events"], *related):
-        meta = one["details"] if one.get("kind") == "Status" else one["metadata"]
-        names = [meta.get("name") or "", meta.get("namespace") or "", meta.get("uid") or ""]
+        meta = Object(one).part("details" if one.get("kind") == "Status" else "metadata")
+        names = [meta.get(key) or "" for key in ("name", "namespace", "uid")]
         names.append(Object(one).spec.get("nodeName") or "")
         for name in names:
             if not (isinstance(name, str) and _NAME.fullmatch(name)):
@@ -153,12 +153,6 @@ def _launched(given: Any) -> Launched | None:
         return None
     code = {str(name): str(digest) for name, digest in given["code"].items()}
     return Launched(str(given["spec"]), Path(given["folder"]), code)
-
-
-def _shown(one: Json) -> Json:
-    """An object without its managedFields, which are most of its size."""
-    meta = {k: v for k, v in (one.get("metadata") or {}).items() if k != "managedFields"}
-    return {**one, "metadata": meta} if "metadata" in one else one
 
 
 def _write_lines(lines: Iterator[LogLine], out: IO[bytes], most: int) -> None:

@@ -12,7 +12,7 @@ import click
 
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
 from k8sjob.cli.options import format_option, plain_http_option
-from k8sjob.cli.output import document, line, say
+from k8sjob.cli.output import document, line, print_status
 from k8sjob.image.build import Built, build
 from k8sjob.image.builders import AUTO, BUILDERS
 from k8sjob.image.context import shown_size
@@ -87,16 +87,16 @@ def build_command(  # noqa: PLR0917 - click hands them over by name
 
 def build_and_report(spec: JobSpec, folder: Path, **options: Any) -> Built:
     """Build what a job installs; see k8sjob.image.build.build for the options."""
-    built = build(spec, folder, say=say, **options)
+    built = build(spec, folder, say=print_status, **options)
     if built.tag is None:
-        say("nothing to install: the code is added to the base as it is")
+        print_status("nothing to install: the code is added to the base as it is")
     elif built.builder is None:
-        say(f"unchanged: {built.tag} already exists, for {built.platform}: {built.wanted}")
+        print_status(f"unchanged: {built.tag} already exists, for {built.platform}: {built.wanted}")
     elif built.reference is None:
         place = f"{built.tag} on {built.base} for {built.platform}"
-        say(f"would build {place} by {built.builder}: {built.wanted}")
+        print_status(f"would build {place} by {built.builder}: {built.wanted}")
     else:
-        say(f"built by {built.builder}: {built.tag} for {built.platform}")
+        print_status(f"built by {built.builder}: {built.tag} for {built.platform}")
     return built
 
 

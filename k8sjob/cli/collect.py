@@ -11,7 +11,7 @@ import click
 
 from k8sjob.cli.naming import Place, place_options
 from k8sjob.cli.options import selector_option
-from k8sjob.cli.output import line, say, warn
+from k8sjob.cli.output import line, print_status, warn
 from k8sjob.errors import K8sJobError, redacted
 from k8sjob.sanitize import safe_line
 
@@ -87,7 +87,7 @@ def collect_command(  # noqa: PLR0917 - click hands them over by name
     # In a container it is process 1, which a signal does not end by itself.
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     sends = f"messages: {', '.join(occasions)}" if webhook else f"no messages: {_URL} is not set"
-    say(f"Collecting records; {sends}. Ctrl-C ends it; the jobs continue.")
+    print_status(f"Collecting records; {sends}. Ctrl-C ends it; the jobs continue.")
     try:
         collector.run(changes, stop)
     finally:

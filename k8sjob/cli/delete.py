@@ -17,7 +17,7 @@ from k8sjob.cli.naming import (
     place_options,
 )
 from k8sjob.cli.options import ago, selector_option
-from k8sjob.cli.output import line, say
+from k8sjob.cli.output import line, print_status
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.kube.objects import Object
 from k8sjob.observe.status import deletion, job_status
@@ -72,7 +72,7 @@ def delete_command(  # noqa: PLR0917 - click hands them over by name
                 raise
             continue  # it was deleted since it was selected
     if not chosen:
-        say("nothing to delete")
+        print_status("nothing to delete")
 
 
 def _delete(backend: Backend, ref: JobRef, *, checkpoints: bool) -> None:
@@ -94,7 +94,7 @@ def _delete(backend: Backend, ref: JobRef, *, checkpoints: bool) -> None:
 
         size = sum(path.lstat().st_size for path in saved.rglob("*") if path.is_file())
         why = "; another run uses them, or the folder is yours" if checkpoints else ""
-        say(f"its checkpoints remain in {saved} ({shown_size(size)}){why}")
+        print_status(f"its checkpoints remain in {saved} ({shown_size(size)}){why}")
 
 
 def _kept(backend: Backend, ref: JobRef) -> str:

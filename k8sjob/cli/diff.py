@@ -11,13 +11,8 @@ import click
 
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options, with_target
 from k8sjob.cli.naming import Place, place_options
-from k8sjob.cli.options import (
-    image_option,
-    onto_option,
-    plain_http_option,
-    target_option,
-)
-from k8sjob.cli.output import fail, say, some
+from k8sjob.cli.options import image_option, onto_option, plain_http_option, target_option
+from k8sjob.cli.output import fail, first_names, print_status
 from k8sjob.errors import K8sJobError
 from k8sjob.jobs.plan import plan_submission
 from k8sjob.jobs.submit import compare, push_code
@@ -94,14 +89,14 @@ def show_lines(lines: Sequence[str], *, err: bool = False) -> None:
 def _explain(found: Difference, submit: str, edit: str) -> None:
     """Explain which differences would not reach running pods, and how to apply each."""
     if found.is_new:
-        say(f"\nthe job does not exist; create it: {submit}")
+        print_status(f"\nthe job does not exist; create it: {submit}")
     if found.at_once:
-        say(
+        print_status(
             f"\nread again while the job runs; {edit} changes it, submit does not:\n"
-            f"  {some(found.at_once, _MOST_PATHS)}"
+            f"  {first_names(found.at_once, _MOST_PATHS)}"
         )
     if found.recreated:
-        say(
+        print_status(
             f"\npods keep what they were started with, so this takes effect only in a new job,"
-            f" by {submit} --replace:\n  {some(found.recreated, _MOST_PATHS)}"
+            f" by {submit} --replace:\n  {first_names(found.recreated, _MOST_PATHS)}"
         )

@@ -13,7 +13,7 @@ import click
 
 from k8sjob.backends.api import LOCAL
 from k8sjob.cli.naming import local_backend
-from k8sjob.cli.output import line, say, warn
+from k8sjob.cli.output import line, print_status, warn
 from k8sjob.errors import JobNotFound, K8sJobError
 
 
@@ -49,7 +49,9 @@ def export_command(checkpoint: Path, output: Path, everything: bool, force: bool
         warn(warning)
     if "error" in report:
         raise K8sJobError(report["error"])
-    say(f"{report['tensors']} tensors, {report['bytes']:,} bytes, of step {report['step']}")
+    print_status(
+        f"{report['tensors']} tensors, {report['bytes']:,} bytes, of step {report['step']}"
+    )
     line(report["path"])
 
 

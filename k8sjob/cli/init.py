@@ -11,7 +11,7 @@ import click
 
 from k8sjob.cli.jobfile import JobCommand, JobFile, script_args
 from k8sjob.cli.options import source_name
-from k8sjob.cli.output import say, text
+from k8sjob.cli.output import print_status, text
 from k8sjob.cli.validate import show_lint_errors
 from k8sjob.errors import BackendError, K8sJobError, Problem, SpecError
 from k8sjob.rendering import templates_dir
@@ -56,10 +56,10 @@ def init_command(folder: Path | None, name: str | None, origin: Path | None) -> 
     files = _job(name or folder.absolute().name, named=name is not None)
     _write(files, folder, "use another folder")
     for file in files:
-        say(f"wrote {folder / file}")
+        print_status(f"wrote {folder / file}")
     job = shlex.quote(str(folder / "job.yaml"))
     requirements = shlex.quote(str(folder / "requirements.txt"))
-    say(f"\nrun it:     k8sjob run {job}\nit needs:   pip install torch -r {requirements}")
+    print_status(f"\nrun it:     k8sjob run {job}\nit needs:   pip install torch -r {requirements}")
 
 
 def _init_from_script(origin: Path, folder: Path | None, name: str) -> None:
@@ -74,15 +74,15 @@ def _init_from_script(origin: Path, folder: Path | None, name: str) -> None:
     _write(made.files, folder or script.parent, step)
     job = (folder or script.parent) / "job.yaml"
     for file in made.files:
-        say(f"wrote {job.parent / file}")
+        print_status(f"wrote {job.parent / file}")
     for note in made.notes:
-        say(f"note: {note}")
+        print_status(f"note: {note}")
     try:
         check_packages(JobFile(job).load(), job.parent)
     except BackendError as error:
-        say(f"note: {error}")
+        print_status(f"note: {error}")
     show_lint_errors(JobFile(job))
-    say(f"run it:     k8sjob run {shlex.quote(str(job))}")
+    print_status(f"run it:     k8sjob run {shlex.quote(str(job))}")
 
 
 def _job(name: str, *, named: bool) -> dict[str, str]:
@@ -123,4 +123,4 @@ def adopt_command(file: Path) -> None:
     adopted = adopt(content(file), source_name(file))
     text(adopted.spec.to_yaml())
     for note in adopted.notes:
-        say(f"note: {note}")
+        print_status(f"note: {note}")

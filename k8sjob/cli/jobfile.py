@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from k8sjob.cli.options import AUTO
-from k8sjob.cli.output import say
+from k8sjob.cli.output import print_status
 from k8sjob.errors import field_path
 from k8sjob.spec import JobSpec, load
 from k8sjob.spec.base import field_paths
@@ -169,6 +169,6 @@ def with_target(spec: JobSpec, target: str | None, place: Place) -> JobSpec:
         from k8sjob.jobs.submit import choose_target  # noqa: PLC0415 - few ask for it
 
         spec, why = choose_target(spec, place.connect(spec.namespace))
-        say(f"target {spec.target}: {why}")
+        print_status(f"target {spec.target}: {why}")
         return spec
     return spec.with_(target=target) if target else spec

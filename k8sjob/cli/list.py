@@ -11,7 +11,7 @@ import click
 from k8sjob.backends.api import LOCAL, Backend, JobRef, Snapshot
 from k8sjob.cli.naming import Place, jobs_here, local_backend, place_options
 from k8sjob.cli.options import format_option, selector_option
-from k8sjob.cli.output import document, fail, line, say, table
+from k8sjob.cli.output import document, fail, line, print_status, table
 from k8sjob.cli.status import times
 from k8sjob.errors import BackendError
 from k8sjob.observe.status import JobStatus, job_status
@@ -53,7 +53,7 @@ def list_command(labels: str, output: str, place: Place) -> int:
             )
         case _ if not found:
             if not failed:
-                say(_nothing(labels, place, asked))
+                print_status(_nothing(labels, place, asked))
         case _:
             wide = output == "wide"
             kinds = [target_of(snapshot.job).kind for _, snapshot, _ in found]

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from k8sjob.cli.naming import Place, find, job_argument, place_options
 from k8sjob.cli.options import ago, format_option
-from k8sjob.cli.output import line, say
+from k8sjob.cli.output import line, print_status
 from k8sjob.contract import Event, EventKind
 from k8sjob.observe.logs import MOST_AT_ONCE, logs, select
 from k8sjob.observe.status import JobStatus, job_status
@@ -84,7 +84,7 @@ def logs_command(  # noqa: PLR0917 - click hands them over by name
     snapshot = backend.snapshot(ref)
     chosen = select(snapshot.job, replicas, ranks)
     if len(chosen) > MOST_AT_ONCE and (follow or tail is None) and not previous:
-        say(_choice(chosen, follow=follow))
+        print_status(_choice(chosen, follow=follow))
     silent = dict.fromkeys(chosen)
     lines = _tracked(
         logs(backend, ref, chosen, follow=follow, previous=previous, since=since, tail=tail), silent
@@ -100,10 +100,10 @@ def logs_command(  # noqa: PLR0917 - click hands them over by name
             if interrupts.count:
                 break
     if interrupts.count and follow:
-        say("\nDetached; the same command reattaches")
+        print_status("\nDetached; the same command reattaches")
     elif not (follow or since or interrupts.count) and tail != 0:
         for message in _waiting(job_status(snapshot), tuple(silent)):
-            say(message)
+            print_status(message)
     return interrupts.exit_code
 
 
@@ -229,7 +229,7 @@ class Saver:
         for one in lines:
             key = one.replica, one.attempt
             if one.gap and key not in texts and one.attempt not in self._parts[one.replica]:
-                say(one.text)
+                print_status(one.text)
                 continue
             time = f"{one.timestamp} ".encode() if self._times else b""
             texts[key].append(time + one.written)

@@ -12,7 +12,7 @@ import click
 from k8sjob.cli.list import all_jobs
 from k8sjob.cli.naming import Place, place_options
 from k8sjob.cli.options import selector_option
-from k8sjob.cli.output import line, say, text
+from k8sjob.cli.output import line, print_status, text
 from k8sjob.errors import K8sJobError
 
 _LISTEN: Final = re.compile(r"(?:(?P<host>[\w.-]+|\[[0-9a-fA-F:]+\]):)?(?P<port>[0-9]{1,5})")
@@ -56,5 +56,5 @@ def metrics_command(labels: str, listen: str | None, place: Place) -> None:
             f"--listen {listen}: {error.strerror or error}; choose another address or port"
         ) from error
     line(f"http://{host}:{server.server_port}/metrics")
-    say("Ctrl-C ends it; the jobs continue.")
+    print_status("Ctrl-C ends it; the jobs continue.")
     threading.Event().wait()

@@ -47,7 +47,7 @@ def count(number: int, noun: str, plural: str = "s") -> str:
     return f"{number} {noun}{'' if number == 1 else plural}"
 
 
-def some(names: Sequence[str], limit: int) -> str:
+def first_names(names: Sequence[str], limit: int) -> str:
     """The first names, and how many more there are."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more
@@ -93,7 +93,7 @@ def reported(options: Collection[str] = ()) -> Iterator[None]:
         raise SystemExit(_report(error)) from None
 
 
-def say(message: str) -> None:
+def print_status(message: str) -> None:
     """A line of progress, for people: on stderr."""
     click.echo(safe_text(message), err=True)
 

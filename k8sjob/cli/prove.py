@@ -8,7 +8,7 @@ import click
 
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
 from k8sjob.cli.options import format_option
-from k8sjob.cli.output import document, fail, line, say
+from k8sjob.cli.output import document, fail, line, print_status
 from k8sjob.errors import K8sJobError
 
 
@@ -35,7 +35,9 @@ def prove_command(job: JobFile, steps: int | None, output: str) -> int:
         given = any(change.path == ("replicas", "nproc_per_node") for change in job.changes)
         asked = spec.replicas.nproc_per_node if given else None
         with job.located():
-            progress = say if output == "table" and sys.stderr.isatty() else (lambda _text: None)
+            progress = (
+                print_status if output == "table" and sys.stderr.isatty() else (lambda _text: None)
+            )
             proof = prove(spec, nproc=asked, steps=steps, folder=job.folder, progress=progress)
     except K8sJobError as error:
         fail(str(error))

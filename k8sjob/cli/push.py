@@ -12,7 +12,7 @@ import click
 from k8sjob.cli.build import build_and_report, transfer_options
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
 from k8sjob.cli.options import build_option, onto_option, plain_http_option
-from k8sjob.cli.output import count, document, line, say, some, warn
+from k8sjob.cli.output import count, document, first_names, line, print_status, warn
 from k8sjob.image.context import shown_size
 from k8sjob.image.push import Pushed, push
 from k8sjob.image.registry.blobs import Sent
@@ -87,7 +87,7 @@ def push_command(  # noqa: PLR0917 - click hands them over by name
     report_push(pushed, dry_run=dry_run, mounts=layout is None)
     if layout and not dry_run:
         image = f"{pushed.reference.partition('@')[0]}:{pushed.tag}"
-        say(
+        print_status(
             f"written to {layout}; to push it: skopeo copy --preserve-digests"
             f" oci:{shlex.quote(str(layout))}:{pushed.tag} docker://{image}"
         )
@@ -100,20 +100,20 @@ def push_command(  # noqa: PLR0917 - click hands them over by name
 def report_push(pushed: Pushed, *, dry_run: bool = False, mounts: bool = True) -> None:
     """Print on stderr what went into the image, and over the network."""
     code = f"{count(pushed.files, 'file')} ({shown_size(pushed.code_size)})"
-    say(f"code: {code}, on {pushed.base} for {pushed.platform}")
+    print_status(f"code: {code}, on {pushed.base} for {pushed.platform}")
     if pushed.private:
         warn(
-            f"left out, since they may hold credentials: {some(pushed.private, _SHOWN)}; a line"
-            f" '!{pushed.private[0]}' in .dockerignore includes one"
+            f"left out, since they may hold credentials: {first_names(pushed.private, _SHOWN)}; a"
+            f" line '!{pushed.private[0]}' in .dockerignore includes one"
         )
     for finding in pushed.findings[:_SHOWN]:
         warn(f"{finding}: it goes into the image; --strict refuses it")
     if len(pushed.findings) > _SHOWN:
         warn(f"and {len(pushed.findings) - _SHOWN} more contents that look like credentials")
     if pushed.unchanged:
-        say("unchanged: the image already exists")
+        print_status("unchanged: the image already exists")
     else:
-        say(_transfers(pushed) if not dry_run else _expected(pushed, mounts=mounts))
+        print_status(_transfers(pushed) if not dry_run else _expected(pushed, mounts=mounts))
 
 
 def _expected(pushed: Pushed, *, mounts: bool) -> str:

@@ -8,7 +8,7 @@ import click
 
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
 from k8sjob.cli.options import AUTO, target_option
-from k8sjob.cli.output import say, text, warn
+from k8sjob.cli.output import print_status, text, warn
 from k8sjob.rendering import dockerfile, render, write_context
 from k8sjob.spec import Image
 
@@ -55,6 +55,6 @@ def render_command(  # noqa: PLR0917 - click hands them over by name
         else:
             context = spec.image.context if isinstance(spec.image, Image) else "."
             for path in write_context(spec, job.folder / context, folder, image=image):
-                say(f"wrote {path}")
+                print_status(f"wrote {path}")
     for remark in spec.remarks:
         warn(remark)

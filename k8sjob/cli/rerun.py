@@ -11,7 +11,7 @@ from k8sjob.backends.local import LocalBackend
 from k8sjob.backends.record import RecordBackend
 from k8sjob.cli.naming import Place, find, job_argument, place_options
 from k8sjob.cli.options import view_options
-from k8sjob.cli.output import line, say
+from k8sjob.cli.output import line, print_status
 from k8sjob.cli.run import attach, follow_here
 
 
@@ -41,13 +41,13 @@ def rerun_command(  # noqa: PLR0917 - click hands them over by name
     if ref.namespace == LOCAL and isinstance(backend, LocalBackend | RecordBackend):
         plan, changed = plan_here(backend.launched(ref), folder)
         if changed:
-            say(f"the code of that run is used; since then, changed: {', '.join(changed)}")
+            print_status(f"the code of that run is used; since then, changed: {', '.join(changed)}")
         local = LocalBackend(fresh=True)
         return follow_here(local, local.create(plan), output=output, logs=logs, verbose=verbose)
     if folder:
         raise click.UsageError("--folder: the code of a job in a cluster is in its image")
     plan = plan_there(backend.snapshot(ref).job)
     cluster = place.connect(ref.namespace)
-    made = submit_plan(plan, cluster, report=say)
+    made = submit_plan(plan, cluster, report=print_status)
     line(f"{made.ref} created")
     return attach(cluster, made.ref, place, output=output, logs=logs, verbose=verbose)

@@ -10,16 +10,9 @@ import click
 
 from k8sjob.backends.local import LocalBackend
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
-from k8sjob.cli.naming import (
-    Place,
-    find,
-    job_argument,
-    jobs_here,
-    keep_record,
-    place_options,
-)
+from k8sjob.cli.naming import Place, find, job_argument, jobs_here, keep_record, place_options
 from k8sjob.cli.options import selector_option, view_options
-from k8sjob.cli.output import fail, line, say
+from k8sjob.cli.output import fail, line, print_status
 from k8sjob.errors import JobNotFound
 from k8sjob.observe.status import job_status
 from k8sjob.observe.watch import poll_all, watch_all
@@ -83,12 +76,12 @@ def run_command(  # noqa: PLR0917 - click hands them over by name
     ref = backend.create(plan)
     if detach:
         line(f"{ref} started")
-        say(f"follow it: k8sjob watch {ref}; end it: k8sjob delete {ref}")
+        print_status(f"follow it: k8sjob watch {ref}; end it: k8sjob delete {ref}")
         return 0
     shown = not (no_logs or quiet)
     code = follow_here(backend, ref, output="" if quiet else output, logs=shown, verbose=verbose)
     if code > 128 and spec.checkpoint and _was_stopped(backend, ref):
-        say("the same command resumes from the newest checkpoint, if there is one")
+        print_status("the same command resumes from the newest checkpoint, if there is one")
     return code
 
 
@@ -179,7 +172,7 @@ def _watch_all(output: str, labels: str, place: Place) -> int:
     if not place.asks_cluster:
         jobs = partial(jobs_here, labels)
         if not jobs():
-            say("no jobs on this machine yet; waiting for the first")
+            print_status("no jobs on this machine yet; waiting for the first")
         events = poll_all(jobs, stop)
     else:
         changes = place.connect().watch_jobs(
@@ -207,7 +200,7 @@ def attach(
     kind = cast("Output", output)
     code = follow(backend, ref, output=kind, logs=logs, verbose=verbose, files=files, factor=factor)
     if code > 128:
-        say(f"Detached; reattach with k8sjob watch {ref}{place.options}")
+        print_status(f"Detached; reattach with k8sjob watch {ref}{place.options}")
     elif code in {JobState.SUCCEEDED.exit_code, JobState.FAILED.exit_code}:
         keep_record(backend, ref)
     return code

@@ -19,11 +19,12 @@ from k8sjob.cli.options import (
     plain_http_option,
     target_option,
 )
-from k8sjob.cli.output import document, line, say, text, warn
+from k8sjob.cli.output import document, line, print_status, text, warn
 from k8sjob.cli.validate import show_lint_errors
 from k8sjob.errors import BackendError, JobExists
 from k8sjob.jobs.plan import plan_submission, warnings
 from k8sjob.jobs.submit import Outcome, Submitted, push_code, submit_plan
+from k8sjob.kube.objects import Object
 from k8sjob.rendering import check_script
 from k8sjob.targets.jobs import sent
 from k8sjob.yamldoc import dump
@@ -124,13 +125,15 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
         with job.located():
             plan = _with_image(spec, plan, backend, options, plain_http, builds=builds)
     try:
-        done = submit_plan(plan, backend, replace=replace, dry_run=dry_run == "server", report=say)
+        done = submit_plan(
+            plan, backend, replace=replace, dry_run=dry_run == "server", report=print_status
+        )
     except JobExists as error:
         show_lines(error.difference, err=True)
         raise JobExists(f"{error}: --replace, --generate-name") from error
     _show(plan, backend, done, output, dry_run=dry_run is not None)
     if not (watch or output or dry_run):
-        say(f"follow it: k8sjob watch {done.ref}{place.options}")
+        print_status(f"follow it: k8sjob watch {done.ref}{place.options}")
     _warn_of_needs(plan, backend)  # the job exists, however long this takes
     if not watch:
         return 0
@@ -176,7 +179,7 @@ def _show_plan(plan: Plan, place: Place, output: str | None) -> None:
     if namespace:
         # First, where one looks for it; the rest of the metadata follows.
         identity = {"name": plan.spec.name, "namespace": namespace}
-        manifest = {**manifest, "metadata": {**identity, **manifest["metadata"]}}
+        manifest = {**manifest, "metadata": {**identity, **Object(manifest).metadata}}
     objects = [manifest] if plan.companion is None else [plan.companion, manifest]
     if output == "yaml":
         text("---\n".join(map(dump, objects)))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from k8sjob.cli.naming import Place, find_all, job_argument, place_options
-from k8sjob.cli.output import line, say, warn
+from k8sjob.cli.output import line, print_status, warn
 from k8sjob.jobs.suspend import suspend
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def _suspend(backend: Backend, ref: JobRef, *, value: bool) -> None:
     """Suspend or resume a job, unless it already is."""
 
     def waiting(seconds: float) -> None:
-        say(f"waiting until the old pods of {ref} are gone, at most {seconds:.0f} s")
+        print_status(f"waiting until the old pods of {ref} are gone, at most {seconds:.0f} s")
 
     done, warning = suspend(backend, ref, value=value, waiting=waiting)
     line(done)

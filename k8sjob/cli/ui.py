@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from k8sjob.cli.naming import Place, local_backend, place_options
-from k8sjob.cli.output import line, say, warn
+from k8sjob.cli.output import line, print_status, warn
 from k8sjob.errors import BackendError, K8sJobError
 
 if TYPE_CHECKING:
@@ -45,7 +45,9 @@ def ui_command(records: tuple[Path, ...], port: int, read_only: bool, place: Pla
     with listen(port) as listener:
         token = secrets.token_urlsafe(32)
         line(f"http://{HOST}:{listener.getsockname()[1]}/#token={token}")
-        say("Open this address in a browser; whoever has it can change your jobs. Ctrl-C ends it.")
+        print_status(
+            "Open this address in a browser; whoever has it can change your jobs. Ctrl-C ends it."
+        )
         Server(Page(jobs, place.connect, read_only=read_only), token).run(sockets=[listener])
     # Only a signal ends it; where SIGINT was ignored before, the server's own is the only one.
     raise KeyboardInterrupt

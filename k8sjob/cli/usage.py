@@ -13,7 +13,7 @@ from k8sjob.backends.api import JobRef
 from k8sjob.cli.list import all_jobs
 from k8sjob.cli.naming import Place, find_all, job_argument, place_options
 from k8sjob.cli.options import ago, format_option, selector_option
-from k8sjob.cli.output import count, document, line, say, some, table
+from k8sjob.cli.output import count, document, first_names, line, print_status, table
 from k8sjob.errors import JobNotFound
 from k8sjob.observe.logs import in_parallel
 from k8sjob.observe.usage import Usage, Use, read_usage, shown_hours, slow_nodes
@@ -85,7 +85,7 @@ def usage_command(  # noqa: PLR0917 - click hands them over by name
     if output != "table":
         document([_document(one, price) for one in found], output)
     elif not found:
-        say("no job has used anything in that time")
+        print_status("no job has used anything in that time")
     else:
         _show(_grouped(found, by, group["label"]), price)
         _advise(found)
@@ -155,7 +155,7 @@ def _advise(found: Sequence[Usage]) -> None:
             line(largest.note + (f"; most of it: {most.ref}" if len(alike) > 1 else ""))
     for node, jobs in slow_nodes(found).items():
         lost = shown_hours(sum(one.slowed[node] for one in jobs))
-        named = some([str(one.ref) for one in jobs], _MOST_NAMED)
+        named = first_names([str(one.ref) for one in jobs], _MOST_NAMED)
         click.echo()
         line(
             f"node {node} was the slowest of {count(len(jobs), 'job')}: the others waited {lost}"

@@ -10,7 +10,7 @@ import click
 
 from k8sjob.cli.jobfile import JobFile, set_option
 from k8sjob.cli.options import format_option, source_name
-from k8sjob.cli.output import count, document, fail, line, say, warn
+from k8sjob.cli.output import count, document, fail, line, print_status, warn
 from k8sjob.errors import SpecError
 from k8sjob.jobs.plan import image_warnings
 from k8sjob.rendering import check_script, manifest
@@ -95,7 +95,7 @@ def lint_command(
         for finding in found:
             line(str(finding))
         if not found:
-            say("nothing found")
+            print_status("nothing found")
     return int(any(strict or finding.severity is Severity.ERROR for finding in found))
 
 

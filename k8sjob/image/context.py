@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from k8sjob.errors import ImageError
 from k8sjob.rendering.dockerfile import COPY_MARK, MADE_HERE, OWN_IGNORE
-from k8sjob.rendering.dockerignore import (
-    HISTORY,
-    PRIVATE_FILES,
-    Ignore,
-    dockerignore,
-    own_patterns,
-)
+from k8sjob.rendering.dockerignore import HISTORY, PRIVATE_FILES, Ignore, dockerignore, own_patterns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -301,7 +301,7 @@ def _with_defaults(backend: ClusterBackend, manifest: Json) -> Json:
     """The job with the server's defaults, whether its name is taken or not."""
     made = backend.dry_run(manifest, name_free=True)
     identity = {"name": Object(manifest).name, "namespace": backend.namespace}
-    return {**made, "metadata": {**made["metadata"], **identity}}
+    return {**made, "metadata": {**Object(made).metadata, **identity}}
 
 
 def choose_target(spec: JobSpec, backend: ClusterBackend) -> tuple[JobSpec, str]:

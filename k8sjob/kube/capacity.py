@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.kube.objects import Object, Pod, is_true
+from k8sjob.kube.objects import Object, Pod, at_path
 from k8sjob.kube.quantity import parse
 
 if TYPE_CHECKING:
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
     from k8sjob.kube.objects import Json
 
+_REQUIRED: Final = (
+    *("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution"),
+    "nodeSelectorTerms",
+)
 Amounts = dict[str, Decimal]
 """By resource: cores, bytes, counts."""
 _GPUS: Final = re.compile(r"/.*gpu|/mig-")
@@ -108,7 +112,7 @@ def nodes_of(items: Iterable[Json], usage: Mapping[str, Amounts]) -> list[Node]:
     """The nodes of a NodeList, with what is requested on each by its name."""
     found = []
     for node in map(Object, items):
-        ready = is_true(node.status, "Ready")
+        ready = node.condition("Ready").true
         trouble = "cordoned" if node.spec.get("unschedulable") else "" if ready else "not ready"
         taints = tuple(node.spec.get("taints") or ())
         offers, used = amounts(node.status.get("allocatable")), usage.get(node.name, {})
@@ -133,7 +137,7 @@ def pod_requests(spec: Json, group: str = "requests") -> Amounts:
     always: Amounts = {}
     peak: Amounts = {}
     for container in spec.get("initContainers") or ():
-        asked = _asked(container, group)
+        asked = asked_by(container, group)
         if container.get("restartPolicy") == "Always":  # a sidecar
             add(always, asked)
             asked = dict(always)
@@ -142,7 +146,7 @@ def pod_requests(spec: Json, group: str = "requests") -> Amounts:
         _raise(peak, asked)
     total = dict(always)
     for container in spec.get("containers") or ():
-        add(total, _asked(container, group))
+        add(total, asked_by(container, group))
     _raise(total, peak)
     add(total, amounts(spec.get("overhead")))
     return total | {"pods": Decimal(1)}
@@ -166,11 +170,53 @@ def _covers(toleration: Json, taint: Json) -> bool:
     return exists or (toleration.get("value") or "") == (taint.get("value") or "")
 
 
-def _asked(container: Json, group: str) -> Amounts:
+def asked_by(container: Json, group: str = "requests") -> Amounts:
+    """The requests or the limits of a container."""
     resources = container.get("resources") or {}
     limits = amounts(resources.get("limits"))
     # The apiserver takes a limit for a request that is not there.
     return limits if group == "limits" else limits | amounts(resources.get("requests"))
+
+
+def refusal(node: Node, pod: Json) -> str:
+    """Why a Pod of that spec is not put on the node; empty if it may be."""
+    if node.trouble:
+        return node.trouble
+    for key, value in (pod.get("nodeSelector") or {}).items():
+        if node.labels.get(key) != value:
+            return f"no label {key}={value}"
+    for taint in node.taints:
+        if not tolerates(pod, taint):
+            return f"taint {taint.get('key')}={taint.get('value', '')}"
+    terms = at_path(pod, *_REQUIRED)
+    if terms and not any(_matches(node, term) for term in terms):
+        return "node affinity"
+    return ""
+
+
+def _matches(node: Node, term: Json) -> bool:
+    of_name, labels = {"metadata.name": node.name}, node.labels
+    return all(holds_for(of_name, one) for one in term.get("matchFields") or ()) and all(
+        holds_for(labels, one) for one in term.get("matchExpressions") or ()
+    )
+
+
+def holds_for(labels: Mapping[str, str], expression: Json) -> bool:
+    """Whether a requirement of a node selector holds."""
+    value, values = labels.get(expression.get("key", "")), expression.get("values") or ()
+    match expression.get("operator"):
+        case "In":
+            return value in values
+        case "NotIn":
+            return value not in values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case "Gt" | "Lt" as order if value and value.isdecimal() and values:
+            return int(value) > int(values[0]) if order == "Gt" else int(value) < int(values[0])
+        case _:
+            return False
 
 
 def devices(nodes: Iterable[Node]) -> dict[tuple[str, str], list[Node]]:

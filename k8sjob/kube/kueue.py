@@ -9,8 +9,8 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.kube.capacity import add, amounts, as_text
-from k8sjob.kube.objects import Object
+from k8sjob.kube.capacity import add, amounts, as_text, holds_for
+from k8sjob.kube.objects import Condition, Object
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -43,18 +43,16 @@ def closed(local: Json, cluster: Json | None) -> str:
     name, of = Object(local).name, cluster_queue(local)
     active = Object(cluster or {}).condition("Active")
     if cluster == {}:
-        active = {"status": "False", "reason": "ClusterQueueDoesNotExist"}
-    elif active.get("status") == "False":
-        why = f"{active.get('reason')}: {str(active.get('message')).rstrip('.')}"
+        active = Condition("False", "ClusterQueueDoesNotExist")
+    elif active.false:
+        why = f"{active.reason}: {active.message.rstrip('.')}"
         return f"the LocalQueue {name} belongs to ClusterQueue {of}, which is inactive: {why}"
     else:
         active = Object(local).condition("Active")
-    if active.get("status") != "False":
+    if not active.false:
         return ""
-    reason = str(active.get("reason"))
-    return f"the LocalQueue {name} {_CLOSED.get(reason, f'is inactive: {reason}')}".format(
-        cluster=of
-    )
+    why = _CLOSED.get(active.reason, f"is inactive: {active.reason}")
+    return f"the LocalQueue {name} {why}".format(cluster=of)
 
 
 def selects(cluster: Json, labels: Mapping[str, str]) -> bool:
@@ -63,13 +61,7 @@ def selects(cluster: Json, labels: Mapping[str, str]) -> bool:
     if selector is None:  # not {}, which is all of them
         return False
     equal = (selector.get("matchLabels") or {}).items() <= labels.items()
-    return equal and all(_meets(one, labels) for one in selector.get("matchExpressions") or ())
-
-
-def _meets(wanted: Json, labels: Mapping[str, str]) -> bool:
-    value, values = labels.get(str(wanted.get("key"))), wanted.get("values") or ()
-    answers = {"In": value in values, "NotIn": value not in values, "Exists": value is not None}
-    return answers.get(str(wanted.get("operator")), value is None)
+    return equal and all(holds_for(labels, one) for one in selector.get("matchExpressions") or ())
 
 
 def excess(cluster: Json, pods: Iterable[tuple[int, Amounts]]) -> Iterator[tuple[str, bool]]:

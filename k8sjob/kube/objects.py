@@ -45,6 +45,30 @@ def differing(
 
 
 @dataclass(frozen=True, slots=True)
+class Condition:
+    """A condition of an object; one that is not there is neither true nor false, and empty."""
+
+    status: str = ""
+    reason: str = ""
+    message: str = ""
+    since: datetime | None = None
+    """Its lastTransitionTime."""
+
+    def __bool__(self) -> bool:
+        return bool(self.status)
+
+    @property
+    def true(self) -> bool:
+        """Whether its status is "True"."""
+        return self.status == "True"
+
+    @property
+    def false(self) -> bool:
+        """Whether its status is "False"; "Unknown" is neither."""
+        return self.status == "False"
+
+
+@dataclass(frozen=True, slots=True)
 class Object:
     """Any object: what is missing in it reads as empty.
 
@@ -60,19 +84,24 @@ class Object:
         return found if isinstance(found, dict) else {}
 
     @property
+    def metadata(self) -> Json:
+        """Its metadata."""
+        return self.part("metadata")
+
+    @property
     def name(self) -> str:
         """metadata.name."""
-        return str(self.part("metadata").get("name") or "")
+        return str(self.metadata.get("name") or "")
 
     @property
     def namespace(self) -> str:
         """metadata.namespace."""
-        return str(self.part("metadata").get("namespace") or "")
+        return str(self.metadata.get("namespace") or "")
 
     @property
     def uid(self) -> str:
         """metadata.uid."""
-        return str(self.part("metadata").get("uid") or "")
+        return str(self.metadata.get("uid") or "")
 
     @property
     def labels(self) -> dict[str, str]:
@@ -87,22 +116,26 @@ class Object:
     @property
     def owners(self) -> list[Json]:
         """metadata.ownerReferences."""
-        return self.part("metadata").get("ownerReferences") or []
+        return self.metadata.get("ownerReferences") or []
 
     @property
     def created(self) -> str:
         """metadata.creationTimestamp, RFC 3339."""
-        return str(self.part("metadata").get("creationTimestamp") or "")
+        return str(self.metadata.get("creationTimestamp") or "")
 
     @property
     def deleting(self) -> bool:
         """Whether its deletion was asked for."""
-        return bool(self.part("metadata").get("deletionTimestamp"))
+        return bool(self.metadata.get("deletionTimestamp"))
 
-    def condition(self, kind: str) -> Json:
+    def condition(self, kind: str) -> Condition:
         """The condition of that type, true or not; empty if there is none."""
-        conditions = self.status.get("conditions") or ()
-        return next((one for one in conditions if one.get("type") == kind), {})
+        for one in self.status.get("conditions") or ():
+            if one.get("type") == kind:
+                status, reason, message = map(one.get, ("status", "reason", "message"))
+                since = moment(one.get("lastTransitionTime"))
+                return Condition(status or "", reason or "", message or "", since)
+        return Condition()
 
     @property
     def spec(self) -> Json:
@@ -154,6 +187,13 @@ class Pod(Object):
     def terminated_before(self) -> Json:
         """The end of the previous start; empty if there was none."""
         return self.container.part("lastState", "terminated")
+
+
+def without_managed_fields(item: Json) -> Json:
+    """The object itself, rid of its managedFields and of kubectl's, which are often half of it."""
+    Object(item).metadata.pop("managedFields", None)
+    Object(item).annotations.pop("kubectl.kubernetes.io/last-applied-configuration", None)
+    return item
 
 
 # --- conditions -----------------------------------------------------------------------------------

@@ -40,6 +40,9 @@ class Controller:
         namespace: where it is installed by default.
         missing: the next step if the cluster does not have the kind.
         delay: after how many seconds at most it replaces a Pod, where it waits with that.
+        init_image: the image of the init container that it adds to some Pods.
+        image_flag: its flag for another one.
+        template_flag: its flag for a template of that container.
     """
 
     kind: str
@@ -49,6 +52,9 @@ class Controller:
     namespace: str
     missing: str
     delay: int = 0
+    init_image: str = ""
+    image_flag: str = ""
+    template_flag: str = ""
 
 
 def path(

@@ -240,7 +240,7 @@ def _words(text: str) -> frozenset[str]:
 def _deleted(job: Json) -> Json:
     """The last object of a job that is gone, as one that is being deleted."""
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {**job, "metadata": {"deletionTimestamp": now, **job["metadata"]}}
+    return {**job, "metadata": {"deletionTimestamp": now, **Object(job).metadata}}
 
 
 def _news(status: JobStatus) -> object:

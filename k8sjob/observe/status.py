@@ -122,11 +122,11 @@ class JobStatus:
 def job_status(snapshot: Snapshot) -> JobStatus:
     """The status that the job's objects show."""
     job = snapshot.job
-    meta, target = Object(job).part("metadata"), target_of(job)
+    own, target = Object(job), target_of(job)
     state, condition = target.state(job)
-    if state is JobState.SUSPENDED and QUEUE in (meta.get("labels") or {}):
+    if state is JobState.SUSPENDED and QUEUE in own.labels:
         state = JobState.QUEUED
-    if meta.get("deletionTimestamp") and not state.finished:  # how it ended is worth more
+    if own.deleting and not state.finished:  # how it ended is worth more
         state, condition = JobState.DELETING, {"message": deletion(job)}
     ended = [Pod(pod).terminated.get("exitCode") for pod in snapshot.pods]
     if state is JobState.CREATED and 0 in ended:  # it is not ready, and not counted yet
@@ -135,7 +135,7 @@ def job_status(snapshot: Snapshot) -> JobStatus:
     # Under restart policy ExitCode a container starts again in a new Pod.
     made: Counter[str] = Counter()
     for replica, event in created_pods(target, job, snapshot.events):
-        made[replica] += (event.get("series") or {}).get("count") or event.get("count") or 1
+        made[replica] += Object(event).part("series").get("count") or event.get("count") or 1
     replicas = tuple(_replica(Pod(pod), made) for pod in snapshot.pods)
     return JobStatus(
         ref=JobRef.of(job),
@@ -143,7 +143,7 @@ def job_status(snapshot: Snapshot) -> JobStatus:
         reason=condition.get("reason", ""),
         message=condition.get("message", ""),
         exit_code=state.exit_code,
-        created=moment(meta.get("creationTimestamp")),
+        created=moment(own.created),
         started=moment(started),
         finished=moment(finished or condition.get("lastTransitionTime"))
         if state.finished
@@ -155,7 +155,7 @@ def job_status(snapshot: Snapshot) -> JobStatus:
 
 def deletion(job: Json) -> str:
     """That a job is being deleted, and for which finalizers it stays until then."""
-    names = ", ".join(Object(job).part("metadata").get("finalizers") or ())
+    names = ", ".join(Object(job).metadata.get("finalizers") or ())
     return "the job is being deleted" + (f"; it waits for its finalizers: {names}" if names else "")
 
 
@@ -212,8 +212,8 @@ def _wait(pod: Pod) -> tuple[bool, str, str, int]:
     """Whether the Pod waits, for what, the message, and the init containers' restarts."""
     status = pod.status
     placed = pod.condition("PodScheduled")
-    if pod.live and placed.get("status") == "False":
-        return True, placed.get("reason", ""), placed.get("message", ""), 0
+    if pod.live and placed.false:
+        return True, placed.reason, placed.message, 0
     inits: Sequence[Json] = status.get("initContainerStatuses") or []
     for done, init in enumerate(inits):
         ended = Object(init).part("state", "terminated")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from k8sjob.backends.api import LOCAL, JobRef
 from k8sjob.contract import CONTAINER_NAMES, Event, EventKind
 from k8sjob.errors import BackendError
-from k8sjob.kube.objects import Object, Pod, true_conditions
+from k8sjob.kube.objects import Object, Pod
 from k8sjob.observe.logs import MOST_AT_ONCE, in_parallel
 from k8sjob.observe.status import job_status, reporting_replica
 from k8sjob.sanitize import real
@@ -286,10 +286,10 @@ def _marks(
 ) -> Iterator[tuple[str, float | None, str]]:
     """The phases of a Pod, up to the start of its training container, their ends and details."""
     ours = [event for event in events if _subject_field(event) in _TRAINING_FIELDS]
-    condition = true_conditions(pod.status).get("PodScheduled", {})
-    scheduled = _first_seen(_find(events, "Scheduled")) or _moment(
-        condition.get("lastTransitionTime")
-    )
+    placed = pod.condition("PodScheduled")
+    scheduled = _first_seen(_find(events, "Scheduled"))
+    if not scheduled and placed.true and placed.since:
+        scheduled = placed.since.timestamp()
     pulling, pulled = _first_seen(_find(ours, "Pulling")), _find(ours, "Pulled")
     image = pulling or _first_seen(pulled)
     took = re.search(r" in ([0-9.hmsµn]+)", pulled.get("message", ""))
@@ -332,9 +332,9 @@ def _inits(
 def _resumed(job: Json, created: float | None) -> Iterator[_Mark]:
     """The end of the time that the job was suspended, unless its Pods are older."""
     condition = Object(job).condition("Suspended")
-    end = _moment(condition.get("lastTransitionTime"))
+    end = condition.since and condition.since.timestamp()
     older = created and end and created + _ROUNDING < end
-    if condition.get("status") == "False" and end and not older:
+    if condition.false and end and not older:
         yield _Mark("suspended", end, "")
 
 

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.backends.api import JobRef
 from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError
-from k8sjob.kube.capacity import amounts, counts_gpus
-from k8sjob.kube.objects import Object, Pod, moment, training, true_conditions
+from k8sjob.kube.capacity import asked_by, counts_gpus
+from k8sjob.kube.objects import Object, Pod, moment, training
 from k8sjob.observe.logs import replica_of_rank
 from k8sjob.observe.status import job_status, reporting_replica
 from k8sjob.sanitize import integer, real
@@ -240,8 +240,7 @@ def _devices(job: Json) -> tuple[str, dict[str, float]]:
     """The kind of device, and how many each replica asks for."""
     gpus, cpus = dict[str, float](), dict[str, float]()
     for role, count, spec in pod_specs(job):
-        resources = training(spec.get("containers")).get("resources") or {}
-        asked = {**amounts(resources.get("limits")), **amounts(resources.get("requests"))}
+        asked = asked_by(training(spec.get("containers")))
         found = sum(float(n) for name, n in asked.items() if counts_gpus(name))
         for index in range(count):
             name = f"{role.lower()}-{index}"
@@ -351,9 +350,9 @@ def _held(pod: Pod | None, created: float, now: float) -> Iterator[tuple[float, 
     """When a replica's Pod had its node, as far as the Pod tells."""
     if pod is None:
         return
-    bound = true_conditions(pod.status).get("PodScheduled", {}).get("lastTransitionTime")
+    bound = pod.condition("PodScheduled")
     ended = pod.terminated.get("finishedAt") if not pod.live else None
-    begin, end = moment(bound or pod.created), moment(ended)
+    begin, end = (bound.since if bound.true else None) or moment(pod.created), moment(ended)
     if pod.node:
         yield begin.timestamp() if begin else created, end.timestamp() if end else now
 

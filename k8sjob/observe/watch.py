@@ -17,6 +17,7 @@ from k8sjob.backends.api import LogLine, Snapshot
 from k8sjob.contract import Event, EventKind, ExitCode
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.kube.client.listwatch import Kind
+from k8sjob.kube.objects import Object
 from k8sjob.observe.diagnose import Cause, diagnose
 from k8sjob.observe.logs import MOST_AT_ONCE, TAIL_LINES, excerpt
 from k8sjob.observe.merge import Ended, Merge
@@ -286,14 +287,14 @@ class _Watcher:
 
     def _warnings(self, snapshot: Snapshot) -> Iterator[Event]:
         """Each warning once, and only once one that many replicas have alike."""
-        job = snapshot.job.get("metadata", {}).get("name", "")
+        job = Object(snapshot.job).name
         for event in snapshot.events:
             if event.get("type") != "Warning" or event.get("reason") in _REASONS_IN_STATE:
                 continue
-            about, message = event.get("involvedObject") or {}, event.get("message") or ""
+            about, message = Object(event).part("involvedObject"), event.get("message") or ""
             pod = about.get("name", "") if about.get("kind", "Pod") == "Pod" else ""
             replica = target_of(snapshot.job).replica_named(job, pod)
-            alike = _UID.sub("", message.replace(pod, "")) if replica else event["metadata"]["uid"]
+            alike = _UID.sub("", message.replace(pod, "")) if replica else Object(event).uid
             if (event.get("reason"), alike) in self._reported_warnings:
                 continue
             if replica and self._is_in_state(replica, message):

@@ -13,7 +13,7 @@ from typing import Any, Final
 from k8sjob import yamldoc
 from k8sjob.contract import CONFIG_ENV, decode_object
 from k8sjob.errors import field_path
-from k8sjob.kube.objects import IMAGE_ORIGIN, MANIFEST_DIGEST, Json, differing
+from k8sjob.kube.objects import IMAGE_ORIGIN, MANIFEST_DIGEST, Json, Object, differing
 from k8sjob.targets.jobs import keyed, target_of
 
 _KUBECTL: Final = "kubectl.kubernetes.io/last-applied-configuration"
@@ -70,7 +70,7 @@ def lines_between(one: Json, other: Json) -> tuple[str, ...]:
     """A unified diff of what the authors of two jobs wrote, as YAML; empty if that is alike."""
     old, new = _written(one), _written(other)
     for job in (old, new):  # another name is not a difference
-        job["metadata"] = {k: v for k, v in job.get("metadata", {}).items() if k in _LABELS}
+        job["metadata"] = {k: v for k, v in Object(job).metadata.items() if k in _LABELS}
     return _unified(yamldoc.dump(old).splitlines(), new, (_name(one), _name(other)))
 
 
@@ -80,15 +80,14 @@ def _unified(old: list[str], new: Json, headings: tuple[str, str]) -> tuple[str,
 
 
 def _name(job: Json) -> str:
-    metadata = job["metadata"]
-    return "/".join(metadata[key] for key in ("namespace", "name") if key in metadata)
+    return "/".join(filter(None, (Object(job).namespace, Object(job).name)))
 
 
 def _written(job: Json) -> Json:
     """The fields written by a job's author, with the server's defaults, in one order of keys."""
-    metadata = {key: value for key, value in job["metadata"].items() if key in _IDENTITY}
-    annotations = metadata.get("annotations") or {}
-    metadata["annotations"] = {k: v for k, v in annotations.items() if k not in _BOOKKEEPING}
+    own = Object(job)
+    metadata = {key: value for key, value in own.metadata.items() if key in _IDENTITY}
+    metadata["annotations"] = {k: v for k, v in own.annotations.items() if k not in _BOOKKEEPING}
     target = target_of(job)
     kept = {
         "apiVersion": job.get("apiVersion"),
@@ -96,7 +95,7 @@ def _written(job: Json) -> Json:
         "spec": target.written(job),
     }
     if (companion := keyed(target)) and companion.key in job:
-        kept[companion.key] = {"spec": job[companion.key].get("spec")}
+        kept[companion.key] = {"spec": Object(job[companion.key]).spec}
     ordered: Json = _ordered({**kept, "metadata": {k: v for k, v in metadata.items() if v}})
     return ordered
 

@@ -16,13 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import RUNTIME_HOME, WORKDIR
 from k8sjob.errors import ImageError, Problem, RenderError, SpecError
-from k8sjob.rendering.dockerignore import (
-    HISTORY,
-    PRIVATE_FILES,
-    Ignore,
-    dockerignore,
-    own_patterns,
-)
+from k8sjob.rendering.dockerignore import HISTORY, PRIVATE_FILES, Ignore, dockerignore, own_patterns
 from k8sjob.rendering.manifest import IMAGE_UID, container_argv, render
 from k8sjob.rendering.template import fill
 from k8sjob.targets.jobs import TARGETS

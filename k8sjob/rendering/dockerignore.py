@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.errors import ImageError
+from k8sjob.targets.jobs import TARGETS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,12 +73,15 @@ PRIVATE_FILES: Final = """\
 HISTORY: Final = "**/.git\n"
 """Left out like a private file: what was committed once and taken out again is in it."""
 
-_OWN: Final = """\
-# What the build itself is made of
-Dockerfile
-.dockerignore
-pytorchjob.yaml
-"""
+_OWN: Final = "\n".join(
+    (
+        "# What the build itself is made of",
+        "Dockerfile",
+        ".dockerignore",
+        *(target.file for target in TARGETS),
+        "",
+    )
+)
 
 
 class Ignore:

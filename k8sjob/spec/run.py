@@ -155,7 +155,7 @@ class Run(Part):
 
     def _reserved(self, name: str, value: str) -> str:
         if name in _OPERATOR or name.startswith("PET_"):
-            return f"{value!r} would be overridden: the training operator sets {name}; remove it"
+            return f"{value!r} would be overridden: the job's controller sets {name}; remove it"
         if name in _AGENT or name.startswith("K8SJOB_"):
             return f"{value!r} would be overridden: k8sjob sets {name} itself; remove it"
         if name == "PYTHONPATH" and not self.command and RUNTIME_HOME not in value.split(":"):

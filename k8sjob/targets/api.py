@@ -16,11 +16,13 @@ from k8sjob.kube.resources import path
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from datetime import datetime
 
     from k8sjob.contract import Role
     from k8sjob.errors import Problem
     from k8sjob.kube.objects import Json
     from k8sjob.kube.resources import Controller
+    from k8sjob.rules import Rules
     from k8sjob.spec import JobSpec
     from k8sjob.spec.values import TargetName
     from k8sjob.targets.schema import WrongType
@@ -149,6 +151,61 @@ class Made(NamedTuple):
         return path(self.resource, namespace, name, api_version=self.api_version)
 
 
+@dataclass(frozen=True, slots=True)
+class CreatePod:
+    """Make the Pod of a replica."""
+
+    role: Role
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeletePod:
+    """Delete a Pod, with its grace period."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteJob:
+    """Delete the job: its time to live after the end is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Record an Event of the job.
+
+    Attributes:
+        type: "Normal" or "Warning".
+        reason: CamelCase.
+        message: for people.
+        key: an Event with the same key is recorded only once; empty: each time.
+    """
+
+    type: str
+    reason: str
+    message: str
+    key: str = ""
+
+
+Action = CreatePod | DeletePod | DeleteJob | Record
+
+
+class LocalController(Protocol):
+    """The controller of a kind, as pure functions, for the jobs of this machine."""
+
+    def reconcile(
+        self, job: Json, pods: Sequence[Json], now: datetime, *, trouble: str = ""
+    ) -> tuple[Json, list[Action]]:
+        """The new status of a job, and what to do, in order; `trouble`: why it must fail."""
+
+    def new_pod(self, job: Json, role: Role, index: int, now: datetime, node: str) -> Json:
+        """The Pod of a replica as the controller makes it: Pending, from its template."""
+
+    def fail(self, status: Json, reason: str, message: str, now: datetime) -> Json:
+        """A copy of a job's status with which it has failed."""
+
+
 class RecordedEnd(NamedTuple):
     """The failure of a replica as an Event keeps it, when its Pod may be gone.
 
@@ -264,6 +321,8 @@ class Target(Protocol):
     Pod template."""
     policy_at: tuple[str, ...] = ("spec",)
     """The path of `suspend` and `managedBy`."""
+    sources: Mapping[str, tuple[str, ...]] = {}
+    """The fields of job.yaml that fields of the object come from; those of its Pods aside."""
     manager: str
     """The value of managedBy that stands for the kind's own controller."""
 
@@ -285,6 +344,11 @@ class Target(Protocol):
 
     def problems(self, manifest: Json) -> list[Problem]:
         """Why a cluster would refuse the manifest, as far as its schema does not say."""
+
+    @property
+    def rules(self) -> Rules[Any] | None:
+        """The lint of this kind, over targets.manifest_facts.Job; None: only that of all kinds."""
+        return None
 
     def injected_env(self, job: Json, role: Role | str, index: int) -> dict[str, str]:
         """The variables that a replica gets beside those of the manifest.

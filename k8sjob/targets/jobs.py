@@ -10,6 +10,7 @@ from k8sjob.kube.resources import Reference, path, references_of
 from k8sjob.targets.indexed import IndexedJob
 from k8sjob.targets.indexed_reader import IndexedReader
 from k8sjob.targets.jobset import JobSet, JobSetReader
+from k8sjob.targets.pytorchjob import reconcile
 from k8sjob.targets.pytorchjob.target import PyTorchJob, PyTorchJobReader
 from k8sjob.targets.trainjob import TrainJob, TrainJobReader
 
@@ -17,9 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from k8sjob.kube.objects import Json
-    from k8sjob.targets.api import Companion, Made, Reader, Target
+    from k8sjob.targets.api import Companion, LocalController, Made, Reader, Target
 
 DEFAULT: Final[Target] = PyTorchJob()
+LOCAL_CONTROLLER: Final[LocalController] = reconcile
+"""The controller of the jobs of this machine, which are of the default kind."""
 _JOB, _JOBSET, _TRAINJOB = IndexedJob(), JobSet(), TrainJob()
 TARGETS: Final[tuple[Target, ...]] = (DEFAULT, _JOB, _JOBSET, _TRAINJOB)
 """All kinds of job, in the order in which a name is looked for."""

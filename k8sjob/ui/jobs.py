@@ -162,9 +162,7 @@ class Jobs:
             return
         while not self.closed.is_set():
             with self._problem(CLUSTER):
-                changes = self._cluster.watch_jobs(
-                    stop=self.closed, all_namespaces=self._all, namespace=self._cluster.namespace
-                )
+                changes = self._cluster.watch_jobs(stop=self.closed, all_namespaces=self._all)
                 self._take(changes, self._cluster)
             self.closed.wait(RETRY_SECONDS)
 

@@ -255,7 +255,7 @@ def test_what_servers_wrote_is_left_out_and_said():
 def test_what_submit_has_noted_about_the_image_is_left_out():
     origin = Provenance("registry/train@sha256:1", "b", "b", "linux/amd64", ())
     spec = adopted(job())
-    noted = yamldoc.parse(render(spec, provenance=origin)).data
+    noted = yamldoc.parse(yamldoc.dump(manifest(spec, provenance=origin))).data
     assert IMAGE_ORIGIN in noted["metadata"]["annotations"]
     assert adopted(noted) == spec
 

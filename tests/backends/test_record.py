@@ -90,13 +90,6 @@ def test_the_end_of_a_job_is_followed_and_nothing_else(tmp_path):
         list(waits.watch(None))
 
 
-def test_what_the_cluster_keeps_for_itself_is_left_out(tmp_path):
-    seen = recorded()
-    seen["job"]["metadata"]["managedFields"] = [{"manager": "kubectl"}]
-    record = written(seen, tmp_path / "job.k8sjob")
-    assert "managedFields" not in record.snapshot(None).job["metadata"]
-
-
 def test_output_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("k8sjob.backends.record.replica_names", lambda _job: ["lost", "master-0"])
     unread = []

@@ -75,8 +75,7 @@ def test_equal_specs_are_equal_text_and_the_hash_tells_others(job):
 def test_what_the_image_was_made_of_is_carried_and_makes_no_other_job(job):
     origin = Provenance("i@sha256:1", "b@sha256:2", "b@sha256:2", "linux/amd64", ())
     with_it, without = (
-        yaml.safe_load(render(job(), provenance=one))["metadata"]["annotations"]
-        for one in (origin, None)
+        manifest(job(), provenance=one)["metadata"]["annotations"] for one in (origin, None)
     )
     assert Provenance.decode(with_it.pop(IMAGE_ORIGIN)) == origin
     assert with_it == without

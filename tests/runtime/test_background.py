@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from k8sjob.runtime.base.env import dist_env
-from k8sjob.runtime.checkpoint.writer import Background, Tally
+from k8sjob.runtime.checkpoint.writer import Background, SaveReports
 from k8sjob.runtime.comm.process_group import Group
 from k8sjob.runtime.comm.rendezvous import Rendezvous
 
@@ -59,7 +59,7 @@ def tallies():
     store = dist.HashStore()
     met = Rendezvous(store, lambda: store, "gloo", "")
     ranks = [replace(dist_env({}), rank=rank, world_size=3) for rank in range(3)]
-    return [Tally(Group(env, "gloo", torch.device("cpu"), met)) for env in ranks]
+    return [SaveReports(Group(env, "gloo", torch.device("cpu"), met)) for env in ranks]
 
 
 def test_rank_0_hears_what_each_has_done(tallies):

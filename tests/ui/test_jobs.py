@@ -23,8 +23,7 @@ class Cluster(JobsInMemory):
         super().__init__()
         self.changes = queue.Queue()
 
-    def watch_jobs(self, *, stop, namespace, all_namespaces):
-        assert namespace == "team"
+    def watch_jobs(self, *, stop, all_namespaces):
         assert not all_namespaces
         while not stop.is_set():
             try:

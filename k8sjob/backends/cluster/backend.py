@@ -13,9 +13,9 @@ from k8sjob.backends.cluster.creation import Creation, delete_as_read
 from k8sjob.backends.cluster.informer import snapshot, snapshots
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.kube.client.errors import ExplainedErrors, is_absent
-from k8sjob.kube.client.listwatch import list_all, merged, reflect, slim
+from k8sjob.kube.client.listwatch import list_all, merged, reflect
 from k8sjob.kube.client.transport import ApiError
-from k8sjob.kube.objects import Object, Pod, is_ours
+from k8sjob.kube.objects import Object, Pod, is_ours, without_managed_fields
 from k8sjob.kube.resources import path
 from k8sjob.targets.jobs import (
     CONTROLLERS,
@@ -86,22 +86,16 @@ class ClusterBackend(Creation):
         return None
 
     def jobs(
-        self,
-        *,
-        namespace: str | None = None,
-        all_namespaces: bool = False,
-        selector: str = "",
-        pods: bool = False,
+        self, *, all_namespaces: bool = False, selector: str = "", pods: bool = False
     ) -> list[Snapshot]:
         """The jobs without their events, the newest first.
 
         Args:
-            namespace: None: the back end's.
-            all_namespaces: those of all namespaces instead.
+            all_namespaces: those of all namespaces, not of the back end's.
             selector: a label selector, as kubectl takes it.
             pods: with their pods, where a job has not ended yet and pods may be read.
         """
-        where = "" if all_namespaces else namespace or self.namespace
+        where = "" if all_namespaces else self.namespace
         found = self._jobs(where, selector)
         found.sort(key=lambda job: Object(job).created, reverse=True)
         below = self._below(where, found)
@@ -215,7 +209,10 @@ class ClusterBackend(Creation):
             return found
         beside = companion.path(*_namespace_and_name(JobRef.of(job)))
         with suppress(ApiError):  # what is not there, or may not be read, is left out
-            job = {**found.job, companion.key: slim(self.transport.request("GET", beside))}
+            job = {
+                **found.job,
+                companion.key: without_managed_fields(self.transport.request("GET", beside)),
+            }
             return replace(found, job=job)
         return found
 
@@ -228,15 +225,10 @@ class ClusterBackend(Creation):
         yield from snapshots(self.transport, JobRef.of(self._get(ref)), stop)
 
     def watch_jobs(
-        self,
-        *,
-        stop: Event,
-        namespace: str | None = None,
-        all_namespaces: bool = False,
-        selector: str = "",
+        self, *, stop: Event, all_namespaces: bool = False, selector: str = ""
     ) -> Iterator[Change]:
         """All jobs and each change of them, until `stop` is set; see `jobs` and reflect."""
-        where = "" if all_namespaces else namespace or self.namespace
+        where = "" if all_namespaces else self.namespace
         query = _query(selector)
         reflections = [
             reflect(self.transport, job_path(one, where), query, stop=stop, keep=one.is_training)
@@ -388,7 +380,7 @@ class ClusterBackend(Creation):
         unserved = None
         for target in (of_kind(ref.kind),) if ref.kind else TARGETS:
             try:
-                job = slim(
+                job = without_managed_fields(
                     self.transport.request("GET", job_path(target, *_namespace_and_name(ref)))
                 )
             except ApiError as error:

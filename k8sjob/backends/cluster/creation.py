@@ -12,17 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import JobRef
 from k8sjob.errors import BackendError, JobExists
-from k8sjob.kube.client.listwatch import slim
 from k8sjob.kube.client.transport import ApiError
-from k8sjob.kube.objects import Object, is_ours, same_manifest
-from k8sjob.targets.jobs import (
-    job_path,
-    keyed,
-    namesake,
-    of_kind,
-    sent,
-    target_of,
-)
+from k8sjob.kube.objects import Object, is_ours, same_manifest, without_managed_fields
+from k8sjob.targets.jobs import job_path, keyed, namesake, of_kind, sent, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,9 +114,7 @@ class Creation:
                             f"the {kind} {ref} is not k8sjob's, and the job needs one of that name;"
                             " choose another name for the job"
                         ) from error
-                    alike = not Object(body).part("metadata", "annotations") or (
-                        same_manifest(there, body)
-                    )
+                    alike = not Object(body).annotations or same_manifest(there, body)
                     if not going:
                         if alike:
                             return there  # of a submission that was cut off
@@ -172,7 +162,9 @@ class Creation:
             if name_free:
                 return {**self._as_stored(where, body), **stored}
             with _conflict_as_job_exists(ref):
-                answer = slim(self.transport.request("POST", where, query=_DRY_RUN, body=body))
+                answer = without_managed_fields(
+                    self.transport.request("POST", where, query=_DRY_RUN, body=body)
+                )
                 return {**answer, **stored}
         except ApiError as error:
             if not (beside and beside.is_missed(error.detail)):
@@ -186,13 +178,15 @@ class Creation:
     def _as_stored(self, where: str, body: Json) -> Json:
         """The object as the server would store it, whether or not one of its name exists."""
         name = Object(body).name
-        meta = {key: value for key, value in body["metadata"].items() if key != "name"}
+        meta = {key: value for key, value in Object(body).metadata.items() if key != "name"}
         # No longer than the name: what is made of it has names that must fit, too.
         meta["generateName"] = f"{name[:-6] or name[:1]}-"
         body = {**body, "metadata": meta}
-        answer = slim(self.transport.request("POST", where, query=_DRY_RUN, body=body))
-        answer["metadata"].pop("generateName", None)
-        answer["metadata"]["name"] = name
+        answer = without_managed_fields(
+            self.transport.request("POST", where, query=_DRY_RUN, body=body)
+        )
+        Object(answer).metadata.pop("generateName", None)
+        Object(answer).metadata["name"] = name
         return answer
 
     def _post(self, ref: JobRef, manifest: Json) -> Json:
@@ -213,7 +207,9 @@ class Creation:
                     time.sleep(_LOOK_SECONDS)
                     continue
                 if error.reason == "AlreadyExists" and lost:
-                    there = slim(self.transport.request("GET", f"{where}/{ref.name}"))
+                    there = without_managed_fields(
+                        self.transport.request("GET", f"{where}/{ref.name}")
+                    )
                     if same_manifest(there, manifest):
                         return there
                 if not _is_unavailable(error) or time.monotonic() > deadline:
@@ -223,14 +219,13 @@ class Creation:
 
     def ref_of(self, manifest: Json) -> JobRef:
         """The job that a manifest is of."""
-        meta = manifest["metadata"]
-        namespace = meta.get("namespace") or self.namespace
-        return JobRef(meta["name"], namespace, kind=manifest.get("kind") or "")
+        own = Object(manifest)
+        return JobRef(own.name, own.namespace or self.namespace, kind=manifest.get("kind") or "")
 
 
 def delete_as_read(transport: Transport, path: str, there: Json) -> None:
     """Delete an object as it was read."""
-    seen = {key: there["metadata"].get(key) for key in ("uid", "resourceVersion")}
+    seen = {key: Object(there).metadata.get(key) for key in ("uid", "resourceVersion")}
     options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": seen}
     transport.request("DELETE", path, body=options)
 

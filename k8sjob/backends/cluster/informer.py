@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, Self
 
 from k8sjob.backends.api import Snapshot
-from k8sjob.kube.client.listwatch import Kind, list_all, reflect, slim
+from k8sjob.kube.client.listwatch import Kind, list_all, reflect
 from k8sjob.kube.client.transport import ApiError
-from k8sjob.kube.objects import Object, in_time, new_event
+from k8sjob.kube.objects import Object, in_time, new_event, without_managed_fields
 from k8sjob.kube.resources import path
 from k8sjob.targets.jobs import (
     events_below,
@@ -42,8 +42,9 @@ LOOK_SECONDS: Final = 0.2
 
 def snapshot(transport: Transport, job: Json) -> Snapshot:
     """A job as it was just read, with all events; without those that the user may not read."""
-    meta = job["metadata"]
-    events_path = path("events", meta["namespace"])
+    own_job = Object(job)
+    name, namespace = own_job.name, own_job.namespace
+    events_path = path("events", namespace)
 
     def events(selector: str) -> list[Json]:
         try:
@@ -55,18 +56,18 @@ def snapshot(transport: Transport, job: Json) -> Snapshot:
 
     def made(one: Made) -> list[Json]:
         try:
-            return [slim(transport.request("GET", one.path(meta["namespace"], meta["name"])))]
+            return [without_managed_fields(transport.request("GET", one.path(namespace, name)))]
         except ApiError as error:
             if error.code in {403, 404}:
                 return []
             raise
 
     target = target_of(job)
-    of_job = {"labelSelector": target.selector(meta["name"])}
+    of_job = {"labelSelector": target.selector(name)}
     with ThreadPoolExecutor(5) as pool:
-        pods = pool.submit(list_all, transport, path("pods", meta["namespace"]), of_job)
-        own = pool.submit(events, f"involvedObject.uid={meta['uid']}")
-        selectors = ("involvedObject.kind=Pod", *events_below(target, meta["name"]))
+        pods = pool.submit(list_all, transport, path("pods", namespace), of_job)
+        own = pool.submit(events, f"involvedObject.uid={own_job.uid}")
+        selectors = ("involvedObject.kind=Pod", *events_below(target, name))
         theirs = [pool.submit(events, selector) for selector in selectors]
         asked = [pool.submit(made, one) for one in target.made]
     below = (event for found in theirs for event in found.result() if is_below(job, event))
@@ -204,7 +205,7 @@ class _Informer:
     def _apply(self, name: str, change: Change) -> None:
         match change.kind:
             case Kind.ADDED | Kind.MODIFIED:
-                self._objects[name][change.object["metadata"]["uid"]] = change.object
+                self._objects[name][Object(change.object).uid] = change.object
             case Kind.DELETED:
                 self._objects[name].pop(Object(change.object).uid, None)
             case Kind.SYNCED:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.kube.client.errors import is_absent
-from k8sjob.kube.client.listwatch import list_all, pages, slim
+from k8sjob.kube.client.listwatch import list_all, pages
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.kueue import cluster_queue
-from k8sjob.kube.objects import QUEUE, Object, Pod, containers, is_ours
+from k8sjob.kube.objects import QUEUE, Object, Pod, containers, is_ours, without_managed_fields
 from k8sjob.kube.resources import ResourcePath, path
 from k8sjob.targets.jobs import is_suspended, references, target_of
 
@@ -141,7 +141,7 @@ def _read_related(transport: Transport, one: _Lookup) -> list[Json]:
             return []
         # If the cluster does not know the kind, no object is named.
         return [_missing(where if is_absent(error) else path(one.resource, one.namespace))]
-    return [slim({**found, "kind": kind} if kind else found)]
+    return [without_managed_fields({**found, "kind": kind} if kind else found)]
 
 
 def _unschedulable_devices(snapshot: Snapshot) -> set[str]:

@@ -33,9 +33,9 @@ from k8sjob.backends.local.runs import (
 )
 from k8sjob.backends.local.store import JobFolder, Store, write_json
 from k8sjob.errors import BackendError, JobExists, JobNotFound
-from k8sjob.kube.objects import new_event, stamp
-from k8sjob.targets.jobs import has_ended, is_suspended
-from k8sjob.targets.pytorchjob.reconcile import DeleteJob, reconcile
+from k8sjob.kube.objects import Object, new_event, stamp
+from k8sjob.targets.api import DeleteJob
+from k8sjob.targets.jobs import LOCAL_CONTROLLER, has_ended, is_suspended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -118,7 +118,7 @@ class LocalBackend:
             if notice:
                 prepared.notice("NotResumed", notice)
             now, job = datetime.now(UTC), prepared.job
-            job["metadata"] |= {"uid": ref.uid, "creationTimestamp": stamp(now)}
+            Object(job).metadata.update(uid=ref.uid, creationTimestamp=stamp(now))
             events = [new_event(job, "Warning", *notice, now) for notice in prepared.notices]
             write_json(draft.state, {"job": job, "pods": [], "events": events})
             launch = {
@@ -374,7 +374,7 @@ def _expired(snapshot: Snapshot) -> bool:
     """Whether a job has ended and the operator would delete it now."""
     if not has_ended(snapshot.job):
         return False
-    _, actions = reconcile(snapshot.job, snapshot.pods, datetime.now(UTC))
+    _, actions = LOCAL_CONTROLLER.reconcile(snapshot.job, snapshot.pods, datetime.now(UTC))
     return DeleteJob() in actions
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.backends.local.container import Container
 from k8sjob.backends.local.logfiles import attempts
 from k8sjob.contract import CONTAINER_NAME
-from k8sjob.kube.objects import Object, Pod, stamp
+from k8sjob.kube.objects import Object, Pod, stamp, training
 from k8sjob.targets.jobs import replica_of, replica_order
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Kubelet:
 
     def create(self, pod: Json) -> None:
         """Take over a Pod; its container is started by the next sync."""
-        self._slots[pod["metadata"]["name"]] = _Slot(pod)
+        self._slots[Object(pod).name] = _Slot(pod)
 
     def delete(self, name: str) -> None:
         """Stop a Pod's container with its grace period; the Pod is gone when it has ended."""
@@ -97,8 +97,9 @@ class Kubelet:
         if slot.deleting:
             return
         grace = self._launches[replica_of(slot.pod)].grace
-        slot.pod["metadata"]["deletionTimestamp"] = stamp(datetime.now(UTC))
-        slot.pod["metadata"]["deletionGracePeriodSeconds"] = int(grace)
+        metadata = Object(slot.pod).metadata
+        metadata["deletionTimestamp"] = stamp(datetime.now(UTC))
+        metadata["deletionGracePeriodSeconds"] = int(grace)
         self._stop(slot, None)
 
     def halt(self, grace: float | None = None) -> None:
@@ -158,7 +159,7 @@ class Kubelet:
 
     def _ended(self, slot: _Slot, end: End) -> None:
         slot.container, slot.end = None, end
-        policy = slot.pod["spec"]["restartPolicy"]
+        policy = Object(slot.pod).spec["restartPolicy"]
         again = policy == "Always" or (policy == "OnFailure" and end.exit_code != 0)
         stopping = slot.deleting or self._halted
         if end.exit_code and not stopping:
@@ -193,16 +194,16 @@ def container_ended(pod: Json, restarts: int, end: End, *, final: bool) -> None:
 
 
 def _set_status(pod: Json, phase: str, state: Json, restarts: int, *, ready: bool = False) -> None:
-    status, old = pod["status"], Pod(pod)
+    old = Pod(pod)
+    status = old.status
     # A state that was already the end of the container becomes the last one.
     past = "terminated" not in state and old.terminated
     last = {"terminated": past} if past else old.container.part("lastState")
-    container = next(c for c in pod["spec"]["containers"] if c["name"] == CONTAINER_NAME)
     status["phase"] = phase
     status["containerStatuses"] = [
         {
             "name": CONTAINER_NAME,
-            "image": container.get("image", ""),
+            "image": training(old.spec["containers"]).get("image", ""),
             "ready": ready,
             "started": ready,
             "restartCount": restarts,
@@ -211,6 +212,6 @@ def _set_status(pod: Json, phase: str, state: Json, restarts: int, *, ready: boo
         }
     ]
     text = "True" if ready else "False"
-    if [c["status"] for c in status.get("conditions", [])] != [text]:
+    if old.condition("Ready").status != text:
         now = stamp(datetime.now(UTC))
         status["conditions"] = [{"type": "Ready", "status": text, "lastTransitionTime": now}]

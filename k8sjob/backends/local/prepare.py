@@ -25,7 +25,6 @@ from k8sjob.contract import (
     AGENT,
     CHECKPOINT_DIR_ENV,
     CONFIG_ENV,
-    CONTAINER_NAME,
     PATHS_ENV,
     RUNTIME_HOME,
     SOURCE_ENV,
@@ -34,6 +33,7 @@ from k8sjob.contract import (
     after_agent,
 )
 from k8sjob.errors import BackendError
+from k8sjob.kube.objects import Object, containers, training
 from k8sjob.rendering import dockerignore
 from k8sjob.rendering.dockerignore import Ignore, own_patterns
 from k8sjob.rendering.overlay import merge
@@ -95,7 +95,7 @@ def prepare(places: Places, draft: Path, *, fresh: bool = False, resume: bool = 
     """
     plan = places.plan
     prepared = Prepared(deepcopy(plan.manifest))
-    prepared.job["metadata"]["namespace"] = LOCAL
+    Object(prepared.job).metadata["namespace"] = LOCAL
     if plan.spec.kueue_queue and not plan.spec.policy.suspend:
         prepared.job = merge(prepared.job, target_of(prepared.job).suspension(value=False))
         prepared.notice(
@@ -169,13 +169,12 @@ def _gpus(plan: Plan, replicas: list[str], prepared: Prepared) -> dict[str, str]
 
 def _launch(prepared: Prepared, places: Places, role: Role, index: int, gpus: str) -> Launch:
     template = next(pod for of, _, pod in pod_specs(prepared.job) if of is role)
-    others = [c["name"] for c in template["containers"] if c["name"] != CONTAINER_NAME]
-    others += [c["name"] for c in template.get("initContainers") or []]
+    container = training(template["containers"])
+    others = [one["name"] for one in containers(template) if one is not container]
     if others:
         prepared.notice(
             "ContainersLeftOut", f"not run on this machine: containers {', '.join(others)}"
         )
-    container = next(c for c in template["containers"] if c["name"] == CONTAINER_NAME)
     folders = places.of(f"{role.lower()}-{index}")
     env = _own_env(prepared, container, role, index)
     argv = [*(container.get("command") or []), *(container.get("args") or [])]
@@ -208,7 +207,7 @@ def _own_env(prepared: Prepared, container: Json, role: Role, index: int) -> dic
     for variable in container.get("env") or []:
         name, source = variable["name"], variable.get("valueFrom") or {}
         if "fieldRef" in source:
-            path = source["fieldRef"]["fieldPath"]
+            path = Object(source).part("fieldRef")["fieldPath"]
             env[name] = _field(prepared.job, path, role, index)
         elif source:
             reference = source.get("secretKeyRef") or source.get("configMapKeyRef") or {}
@@ -232,10 +231,10 @@ def _own_env(prepared: Prepared, container: Json, role: Role, index: int) -> dic
 
 
 def _field(job: Json, path: str, role: Role, index: int) -> str:
-    meta = job["metadata"]
+    own = Object(job)
     known: dict[str, str] = {
-        "metadata.name": f"{meta['name']}-{role.lower()}-{index}",
-        "metadata.namespace": meta["namespace"],
+        "metadata.name": f"{own.name}-{role.lower()}-{index}",
+        "metadata.namespace": own.namespace,
         "spec.nodeName": socket.gethostname(),
         "status.podIP": "127.0.0.1",
         "status.hostIP": "127.0.0.1",

@@ -20,11 +20,9 @@ from k8sjob.backends.local.kubelet import container_ended
 from k8sjob.backends.local.store import open_file, read_json
 from k8sjob.contract import CHECKPOINT_DIR_ENV
 from k8sjob.errors import BackendError, JobNotFound, field_path
-from k8sjob.kube.objects import Object, Pod, is_true, stamp
+from k8sjob.kube.objects import Object, Pod, stamp
 from k8sjob.targets.api import LocalReason
-from k8sjob.targets.jobs import has_ended, replica_of
-from k8sjob.targets.pytorchjob.operator import JOB, KIND
-from k8sjob.targets.pytorchjob.reconcile import fail
+from k8sjob.targets.jobs import DEFAULT, LOCAL_CONTROLLER, has_ended, replica_of
 from k8sjob.targets.schema import ANY, METADATA, POD_TEMPLATE, Quantity, Time, fit
 
 if TYPE_CHECKING:
@@ -106,12 +104,6 @@ RELATED: Final[dict[str, Any]] = {
     },
 }
 """The shapes of what is read of the objects around a job, by their kind."""
-_STATE: Final = {
-    "job": {**JOB, **SNAPSHOT["job"]},
-    "pods": SNAPSHOT["pods"],
-    "events": SNAPSHOT["events"],
-}
-"""The shape of state.json."""
 _LAUNCH: Final = {
     "checkpoints": str,
     "source": str,
@@ -149,17 +141,17 @@ def read_state(folder: JobFolder) -> Snapshot:
 
 def _read_valid_state(folder: JobFolder) -> Json:
     """The state as it was written; BackendError if it is not the state of this job."""
-    state, wrong = fit(read_json(folder.state), _STATE)
+    state, wrong = fit(read_json(folder.state), SNAPSHOT)
     # Earlier versions did not check what users wrote; without it the state can be read.
     wrong = [one for one in wrong if not _by_user(one.path)]
     if wrong:
         what = f"{field_path(wrong[0].path)} is not {wrong[0].expected}"
         raise BackendError(f"{folder.state} is damaged: {what}")
-    job = Object(state.get("job") or {})
-    whole = state.keys() == _STATE.keys() and "spec" in job.raw
-    whole &= job.raw.get("kind", KIND) == KIND
+    job = Object(DEFAULT.typed(state.get("job") or {})[0])
+    whole = state.keys() == SNAPSHOT.keys() and "spec" in job.raw
+    whole &= job.raw.get("kind", DEFAULT.kind) == DEFAULT.kind
     if whole and job.name == folder.name and job.uid and job.uid.startswith(folder.run):
-        return state
+        return {**state, "job": job.raw}
     raise BackendError(f"{folder.state} is damaged: it is not the state of this job")
 
 
@@ -174,10 +166,10 @@ def _damaged(folder: JobFolder, error: Exception) -> Json:
     when, status = _last_written(folder), {}
     if not has_supervisor(folder):
         message = f"{error}; `k8sjob delete local/{folder.name}@{folder.run}` removes the job"
-        status = fail({}, LocalReason.STATE_DAMAGED, message, when)
+        status = LOCAL_CONTROLLER.fail({}, LocalReason.STATE_DAMAGED, message, when)
     meta = {"name": folder.name, "namespace": LOCAL, "uid": folder.run, "labels": {}}
     meta["creationTimestamp"] = stamp(when)
-    job = {"kind": KIND, "metadata": meta, "spec": {}}
+    job = {"kind": DEFAULT.kind, "metadata": meta, "spec": {}}
     job["status"] = status
     return {"job": job, "pods": [], "events": []}
 
@@ -189,10 +181,10 @@ def _mark_lost(state: Json, folder: JobFolder) -> Json:
     """
     when, job = _last_written(folder), state["job"]
     message = (
-        f"PyTorchJob {Object(job).name} was lost: its supervisor is gone (killed, or the"
+        f"{DEFAULT.kind} {Object(job).name} was lost: its supervisor is gone (killed, or the"
         f" machine was restarted){_last_line(folder)}"
     )
-    status = fail(Object(job).status, LocalReason.SUPERVISOR_GONE, message, when)
+    status = LOCAL_CONTROLLER.fail(Object(job).status, LocalReason.SUPERVISOR_GONE, message, when)
     for pod in map(Pod, state["pods"]):
         if pod.live:
             end = End(137, "ContainerStatusUnknown", _CANNOT_BE_LOCATED, when, when)
@@ -395,7 +387,7 @@ def _chosen(store: Store, name: str, run: str) -> str:
 
 def _succeeded(folder: JobFolder) -> bool:
     try:
-        return is_true(Object(read_state(folder).job).status, "Succeeded")
+        return Object(read_state(folder).job).condition("Succeeded").true
     except JobNotFound:
         return False
 

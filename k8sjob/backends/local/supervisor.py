@@ -16,6 +16,7 @@ import sys
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -24,17 +25,8 @@ from k8sjob.backends.local.kubelet import Kubelet
 from k8sjob.backends.local.store import SIGN_S, JobFolder, os_error_message, read_json, write_json
 from k8sjob.contract import ExitCode, Reason
 from k8sjob.kube.objects import Object, Pod, is_true, new_event, stamp
-from k8sjob.targets.api import LocalReason
-from k8sjob.targets.jobs import replica_of
-from k8sjob.targets.pytorchjob import reconcile
-from k8sjob.targets.pytorchjob.reconcile import (
-    CreatePod,
-    DeletePod,
-    Record,
-    fail,
-    finished,
-    new_pod,
-)
+from k8sjob.targets.api import CreatePod, DeletePod, LocalReason, Record
+from k8sjob.targets.jobs import DEFAULT, LOCAL_CONTROLLER, has_ended, replica_of
 
 if TYPE_CHECKING:
     from k8sjob.kube.objects import Json
@@ -105,11 +97,14 @@ class Supervisor:
     def _take_requests(self) -> None:
         for verb, details in self._folder.asked().items():
             if verb == "suspend":
-                self._job["spec"].setdefault("runPolicy", {})["suspend"] = bool(details["value"])
+                policy = self._job
+                for key in DEFAULT.policy_at:
+                    policy = policy.setdefault(key, {})
+                policy["suspend"] = bool(details["value"])
             elif verb == "stop":
                 self._stop(str(details.get("message", "")), 0.0 if details.get("now") else None)
             elif verb == "delete":
-                self._job["metadata"].setdefault("deletionTimestamp", stamp(datetime.now(UTC)))
+                Object(self._job).metadata.setdefault("deletionTimestamp", stamp(datetime.now(UTC)))
         if self._deleted:
             for pod in self._kubelet.pods:
                 self._kubelet.delete(Object(pod).name)
@@ -130,27 +125,27 @@ class Supervisor:
     def _operate(self) -> None:
         if self._deleted or (self._stopping and self._kubelet.busy):
             return
-        ended = finished(self._status)
+        ended = has_ended(self._job)
         if ended and self._ended_at is None:
             self._ended_at = time.monotonic()
         if ended and self._kubelet.busy and not self._past_delay():
             return
         now = datetime.now(UTC)
-        status, actions = reconcile.reconcile(self._job, self._kubelet.pods, now)
+        reconcile = partial(LOCAL_CONTROLLER.reconcile, self._job, self._kubelet.pods, now)
+        status, actions = reconcile()
         trouble = self._permanent_failure() or self._restarts_exhausted()
-        if trouble and not finished(status):
-            status, actions = reconcile.reconcile(
-                self._job, self._kubelet.pods, now, trouble=trouble
+        if trouble and not has_ended({**self._job, "status": status}):
+            status, actions = reconcile(trouble=trouble)
+        if self._stopping and not (ended or is_true(status, "Succeeded")):
+            message = f"{DEFAULT.kind} {Object(self._job).name} was stopped: {self._stopping}."
+            status = LOCAL_CONTROLLER.fail(
+                Object(self._job).status, LocalReason.STOPPED, message, now
             )
-        if self._stopping and not (finished(self._status) or is_true(status, "Succeeded")):
-            message = f"PyTorchJob {Object(self._job).name} was stopped: {self._stopping}."
-            status = fail(self._status, LocalReason.STOPPED, message, now)
         self._job["status"] = status
         for action in () if self._stopping else actions:
             if isinstance(action, CreatePod):
-                self._kubelet.create(
-                    new_pod(self._job, action.role, action.index, now, socket.gethostname())
-                )
+                where = action.role, action.index, now, socket.gethostname()
+                self._kubelet.create(LOCAL_CONTROLLER.new_pod(self._job, *where))
             elif isinstance(action, DeletePod):
                 self._kubelet.delete(action.name)
             elif isinstance(action, Record):
@@ -185,16 +180,13 @@ class Supervisor:
         if self._deleted:
             return not self._kubelet.pods
         dying = any(Object(pod).deleting for pod in self._kubelet.pods)
-        return finished(self._status) and self._ended_at is not None and not dying
+        return has_ended(self._job) and self._ended_at is not None and not dying
 
     def _past_delay(self) -> bool:
         return self._ended_at is not None and (
-            time.monotonic() - self._ended_at > CLEAN_UP_DELAY or is_true(self._status, "Failed")
+            time.monotonic() - self._ended_at > CLEAN_UP_DELAY
+            or Object(self._job).condition("Failed").true
         )
-
-    @property
-    def _status(self) -> Json:
-        return Object(self._job).status
 
     # --- the state ------------------------------------------------------------------------------
 
@@ -229,8 +221,8 @@ class Supervisor:
             if isinstance(error, OSError):
                 why = os_error_message("write", Path(error.filename or self._folder.path), error)
             message = f"the supervisor of the job failed: {why}"
-            self._job["status"] = fail(
-                self._status, LocalReason.SUPERVISOR_FAILED, message, datetime.now(UTC)
+            self._job["status"] = LOCAL_CONTROLLER.fail(
+                Object(self._job).status, LocalReason.SUPERVISOR_FAILED, message, datetime.now(UTC)
             )
             self._save()
             self._folder.trim()

@@ -6,8 +6,9 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.doctor.check import fine, problem, unknown, warning
-from k8sjob.checks.doctor.operator import flag
-from k8sjob.kube.capacity import add, amounts, as_text, devices, nodes_of, pod_requests
+from k8sjob.checks.doctor.operator import flag, init_containers
+from k8sjob.contract import Role
+from k8sjob.kube.capacity import add, amounts, as_text, asked_by, devices, nodes_of, pod_requests
 from k8sjob.kube.objects import Object, at_path, containers
 from k8sjob.targets.jobs import pod_specs, target_of
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 _ENFORCE: Final = "pod-security.kubernetes.io/enforce"
 _VIEWER: Final = "ask for manifests/rbac/viewer.yaml"
 _DEFAULT_CLASS: Final = ("metadata", "annotations", "storageclass.kubernetes.io/is-default-class")
-_TEMPLATE: Final = "--pytorch-init-container-template-file"
 
 
 def namespace(facts: Facts) -> Iterator[Check]:
@@ -71,23 +71,18 @@ def _init_container(facts: Facts, seen: str) -> Check:
     """
     topic = "pod-security"
     roles = {role for role, _, _ in pod_specs(facts.job or {})}
-    of_both = facts.job is None or roles == {"Master", "Worker"}
+    of_both = facts.job is None or roles == set(Role)
     if not (facts.target.init_container and of_both):
         return fine(topic, f"{seen}; this job gets no init container from the operator")
-    seen_so = any(
-        container.get("name") == facts.target.init_container and _forbids_escalation(container)
-        for pod in facts.items("workers") or ()
-        for container in Object(pod).spec.get("initContainers") or ()
-    )
-    if seen_so:
+    if any(_forbids_escalation(container) for _, container in init_containers(facts)):
         return fine(topic, f"{seen}; the operator's init container complies, as pods here show")
-    template = flag(facts, _TEMPLATE)
-    if template:
+    template_flag = facts.target.controller.template_flag
+    if template := flag(facts, template_flag):
         return fine(topic, f"{seen}; the operator has an init container template, {template}")
     return warning(
         topic,
         f"{seen}: Workers are refused unless the operator's init container gives up its rights",
-        f"have the operator given a template ({_TEMPLATE}, or the file that it looks for:"
+        f"have the operator given a template ({template_flag}, or the file that it looks for:"
         " docs/how-to/set-up-a-cluster.md), or run Workers alone (replicas.elastic)",
     )
 
@@ -140,8 +135,8 @@ def quotas(facts: Facts) -> Iterator[Check]:
         yield fine("quota", f"{facts.namespace} has no ResourceQuota")
     need = quota_need(facts.job) if facts.job else {}
     for quota in found:
-        name, status = Object(quota).name, Object(quota).status
-        scoped = bool(quota["spec"].get("scopes") or quota["spec"].get("scopeSelector"))
+        name, spec, status = Object(quota).name, Object(quota).spec, Object(quota).status
+        scoped = bool(spec.get("scopes") or spec.get("scopeSelector"))
         yield _check_quota(name, status, {} if scoped else need)
         hard = status.get("hard") or ()
         if facts.job and not scoped and (lacking := _unspecified(facts.job, hard, _filled(facts))):
@@ -248,7 +243,7 @@ def _limit(name: str, kind: str, most: Amounts, job: Json) -> Check:
 
 
 def _limits_of(pod: Json, kind: str) -> list[Amounts]:
-    each = [amounts(at_path(one, "resources", "limits")) for one in pod.get("containers") or ()]
+    each = [asked_by(one, "limits") for one in pod.get("containers") or ()]
     if kind == "Container":
         return each
     whole: Amounts = {}

@@ -17,7 +17,16 @@ from k8sjob.kube.kueue import cluster_queue
 from k8sjob.kube.objects import QUEUE, Object
 from k8sjob.kube.resources import path as resource_path
 from k8sjob.rendering.overlay import merge
-from k8sjob.targets.jobs import DEFAULT, job_path, keyed, namesake, references, sent, target_of
+from k8sjob.targets.jobs import (
+    DEFAULT,
+    PREFERRED,
+    job_path,
+    keyed,
+    namesake,
+    references,
+    sent,
+    target_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -36,7 +45,6 @@ _NEEDS_TIMEOUT: Final = 3.0
 _PAGE: Final = 500
 """Pods an answer; thousands at once would take hundreds of megabytes."""
 _QUESTIONS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
-    "trainer api": ("/apis/trainer.kubeflow.org", {}),
     "webhooks": ("/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations", {}),
     "nodes": ("/api/v1/nodes", {}),
     "storage classes": ("/apis/storage.k8s.io/v1/storageclasses", {}),
@@ -110,6 +118,8 @@ def _dry_run(transport: Transport, target: Target, job: Json, namespace: str) ->
 def _about_controller(target: Target) -> Iterator[tuple[str, tuple[str, Mapping[str, str]]]]:
     """The questions about who works on the jobs, where that is no part of every cluster."""
     yield "jobs api", (f"/apis/{target.api_version}", {})
+    if target is DEFAULT:
+        yield "other api", (f"/apis/{PREFERRED[1].api_version.partition('/')[0]}", {})
     if made := namesake(target):
         yield "made api", (f"/apis/{made.api_version}", {})
     if target.init_container:
@@ -173,10 +183,10 @@ def _cluster_queue(transport: Transport, local: Future[Answer], timeout: float) 
 
 def _started(job: Json) -> Json:
     """The same job under a name of its own and not suspended: Kueue suspends what it manages."""
-    meta = {**job["metadata"], "name": f"k8sjob-doctor-{secrets.token_hex(4)}"}
+    meta = {**Object(job).metadata, "name": f"k8sjob-doctor-{secrets.token_hex(4)}"}
     target = target_of(job)
     started: Json = merge(job, target.suspension(value=False))
-    return {**started, "metadata": meta, "spec": {**started["spec"], **target.kueue_patch}}
+    return {**started, "metadata": meta, "spec": {**Object(started).spec, **target.kueue_patch}}
 
 
 def minimal_job(target: Target, prefix: str = "") -> Json:
@@ -187,7 +197,7 @@ def minimal_job(target: Target, prefix: str = "") -> Json:
 
 
 def _in_namespace(job: Json, namespace: str) -> Json:
-    return {**sent(job), "metadata": {**Object(job).part("metadata"), "namespace": namespace}}
+    return {**sent(job), "metadata": {**Object(job).metadata, "namespace": namespace}}
 
 
 def _ask(
@@ -211,7 +221,7 @@ def review(transport: Transport, permission: Permission, namespace: str) -> bool
     """Whether the user may do it; None if the apiserver does not say."""
     path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
     answer = _ask(transport, "POST", path, body=permission.review(namespace))
-    return None if isinstance(answer, ApiError) else bool(answer["status"].get("allowed"))
+    return None if isinstance(answer, ApiError) else bool(Object(answer).status.get("allowed"))
 
 
 def _user(transport: Transport) -> str:
@@ -220,7 +230,7 @@ def _user(transport: Transport) -> str:
     answer = _ask(transport, "POST", path, body=body)
     if isinstance(answer, ApiError):
         return ""
-    return str(answer.get("status", {}).get("userInfo", {}).get("username", ""))
+    return str(Object(answer).part("status", "userInfo").get("username", ""))
 
 
 def _usage(transport: Transport) -> dict[str, Amounts] | None:
@@ -233,7 +243,7 @@ def _usage(transport: Transport) -> dict[str, Amounts] | None:
             return None
         for node, amounts in requested_by_node(answer.get("items") or ()).items():
             add(usage.setdefault(node, {}), amounts)
-        resume = Object(answer).part("metadata").get("continue")
+        resume = Object(answer).metadata.get("continue")
         if not resume:
             return usage
         query = {**query, "continue": resume}

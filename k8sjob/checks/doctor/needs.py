@@ -10,7 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.checks.doctor.check import fine, problem, unknown, warning
-from k8sjob.kube.capacity import add, as_text, nodes_of, pod_requests, tolerates
+from k8sjob.kube.capacity import add, as_text, nodes_of, pod_requests, refusal
 from k8sjob.kube.kueue import MIN_PARALLELISM, closed, cluster_queue, excess, selects
 from k8sjob.kube.objects import QUEUE, Object, at_path
 from k8sjob.kube.resources import OF_THE_CLUSTER
@@ -118,7 +118,7 @@ def _in_queue(facts: Facts, local: Json, cluster: Json | None) -> Iterator[Check
             " starts",
         )
     job = facts.job or {}
-    fewest = Object(job).part("metadata", "annotations").get(MIN_PARALLELISM)
+    fewest = Object(job).annotations.get(MIN_PARALLELISM)
     sets = {one.path: (0, pod_requests(one.pod)) for one in facts.target.replicas(job)}
     for one in facts.target.replicas(job):  # those of one template get one flavor
         count, each = sets[one.path]
@@ -182,11 +182,6 @@ def _claim(one: Reference, facts: Facts) -> Iterator[Check]:
 
 
 # --- room on nodes --------------------------------------------------------------------------------
-
-_REQUIRED: Final = (
-    *("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution"),
-    "nodeSelectorTerms",
-)
 
 
 def fit(facts: Facts) -> Iterator[Check]:
@@ -264,44 +259,3 @@ def _check_free_room(job: Json, nodes: Sequence[Node]) -> Check:
 
 def _has_room(room: Mapping[str, Any], need: Amounts) -> bool:
     return all(room.get(what, 0) >= amount for what, amount in need.items() if amount)
-
-
-def refusal(node: Node, pod: Json) -> str:
-    """Why a Pod of that spec is not put on the node; empty if it may be."""
-    if node.trouble:
-        return node.trouble
-    for key, value in (pod.get("nodeSelector") or {}).items():
-        if node.labels.get(key) != value:
-            return f"no label {key}={value}"
-    for taint in node.taints:
-        if not tolerates(pod, taint):
-            return f"taint {taint.get('key')}={taint.get('value', '')}"
-    terms = at_path(pod, *_REQUIRED)
-    if terms and not any(_matches(node, term) for term in terms):
-        return "node affinity"
-    return ""
-
-
-def _matches(node: Node, term: Json) -> bool:
-    of_name, labels = {"metadata.name": node.name}, node.labels
-    return all(_holds_for(of_name, one) for one in term.get("matchFields") or ()) and all(
-        _holds_for(labels, one) for one in term.get("matchExpressions") or ()
-    )
-
-
-def _holds_for(labels: Mapping[str, str], expression: Json) -> bool:
-    """Whether a requirement of a node selector holds."""
-    value, values = labels.get(expression.get("key", "")), expression.get("values") or ()
-    match expression.get("operator"):
-        case "In":
-            return value in values
-        case "NotIn":
-            return value not in values
-        case "Exists":
-            return value is not None
-        case "DoesNotExist":
-            return value is None
-        case "Gt" | "Lt" as order if value and value.isdecimal() and values:
-            return int(value) > int(values[0]) if order == "Gt" else int(value) < int(values[0])
-        case _:
-            return False

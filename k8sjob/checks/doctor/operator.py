@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.doctor.check import fine, problem, unknown, warning
 from k8sjob.kube.objects import Object, at_path, containers
-from k8sjob.targets.jobs import DEFAULT, namesake
+from k8sjob.targets.jobs import PREFERRED, namesake
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from k8sjob.kube.client.transport import ApiError
     from k8sjob.kube.objects import Json
 
-DEFAULT_INIT_IMAGE: Final = "alpine:3.10"
-"""The operator's init image for workers, unless its flags name another."""
+_OTHER: Final = PREFERRED[1]
+"""The kind that a cluster without the default one may have."""
 _DENIED: Final = re.compile(r'admission webhook "(?P<webhook>[^"]+)" denied the request')
 _INSTALL: Final = "see docs/how-to/set-up-a-cluster.md"
 _SLEEP: Final = re.compile(r"\bsleep (\d+(?:\.\d+)?)\b")
@@ -30,9 +30,9 @@ def crd(facts: Facts) -> Iterator[Check]:
     """Whether the kind is served, and the kind that its controller makes of such jobs."""
     target, name = facts.target, facts.target.controller.name
     resources = (facts.one("jobs api") or {}).get("resources") or ()
-    trainer = facts.one("trainer api") is not None and target is DEFAULT
+    other = facts.one("other api") is not None
     if any(resource.get("name") == target.resource for resource in resources):
-        beside = "; Kubeflow Trainer 2 is there too, and not used" if trainer else ""
+        beside = f"; {_OTHER.controller.name} is there too, and not used" if other else ""
         yield fine("crd", f"{target.kind} is served as {target.api_version}{beside}")
         if (made := namesake(target)) and facts.error("made api") is not None:
             seen = f"{made.resource} are not served, and {target.kind}s are made of them"
@@ -41,12 +41,10 @@ def crd(facts: Facts) -> Iterator[Check]:
     error = facts.error("jobs api")
     if error is not None and error.code != 404:
         yield problem("crd", f"{target.api_version} cannot be looked at: {error.detail}", _INSTALL)
-    elif trainer:
-        yield problem(
-            "crd",
-            f"{target.kind} is not served; there is Kubeflow Trainer 2 alone, which has TrainJobs",
-            f"use --target trainjob, or have the training operator 1.9 installed; {_INSTALL}",
-        )
+    elif other:
+        there = f"there is {_OTHER.controller.name} alone, which has {_OTHER.kind}s"
+        step = f"use --target {_OTHER.name}, or have {name} installed; {_INSTALL}"
+        yield problem("crd", f"{target.kind} is not served; {there}", step)
     else:
         yield problem(
             "crd",
@@ -163,17 +161,16 @@ def operator(facts: Facts) -> Iterator[Check]:
 
 
 def _deployment(deployment: Json, labels: str) -> Check:
-    meta, status = Object(deployment).part("metadata"), Object(deployment).status
+    one = Object(deployment)
     images = [c.get("image", "") for c in _containers(deployment)]
-    name = f"{meta.get('namespace')}/{meta.get('name')}"
-    ready, wanted = status.get("readyReplicas", 0), deployment.get("spec", {}).get("replicas", 1)
-    seen = f"{name}: {ready} of {wanted} ready, image {', '.join(images)}"
+    ready, wanted = one.status.get("readyReplicas", 0), one.spec.get("replicas", 1)
+    seen = f"{one.namespace}/{one.name}: {ready} of {wanted} ready, image {', '.join(images)}"
     if ready:
         return fine("operator", seen)
     return problem(
         "operator",
         seen,
-        f"jobs stay without pods until it runs: kubectl -n {meta.get('namespace')} describe pods"
+        f"jobs stay without pods until it runs: kubectl -n {one.namespace} describe pods"
         f" -l {labels}",
     )
 
@@ -182,13 +179,14 @@ def init_image(facts: Facts) -> Iterator[Check]:
     """The image of the init container that the operator gives to workers of a job with a Master."""
     if facts.one("jobs api") is None or not facts.target.init_container:
         return
+    controller = facts.target.controller
     step = (
         "in a cluster without the internet, have the operator started with"
-        " --pytorch-init-container-image=IMAGE, one with nslookup that its nodes can pull"
+        f" {controller.image_flag}=IMAGE, one with nslookup that its nodes can pull"
     )
     seen = [
         (container.get("image", ""), Object(pod).spec.get("nodeName", ""), status)
-        for pod, container in _init_containers(facts)
+        for pod, container in init_containers(facts)
         for status in Object(pod).status.get("initContainerStatuses") or ()
         if status.get("name") == facts.target.init_container
     ]
@@ -198,8 +196,8 @@ def init_image(facts: Facts) -> Iterator[Check]:
             yield problem("init-image", f"{image}: {why} on node {node}", step)
             return
     pulled = sorted({node for _, node, status in seen if status.get("imageID")})
-    named = flag(facts, "--pytorch-init-container-image")
-    default = f"{DEFAULT_INIT_IMAGE} (the operator's default, if it was given no other)"
+    named = flag(facts, controller.image_flag)
+    default = f"{controller.init_image} (the operator's default, if it was given no other)"
     image = named or (seen[0][0] if seen else default)
     text = f"workers wait for the Master's name in a container of {image}"
     if pulled:
@@ -215,7 +213,7 @@ def init_wait(facts: Facts) -> Iterator[Check]:
     """
     waits = {
         float(found[1])
-        for _, container in _init_containers(facts)
+        for _, container in init_containers(facts)
         if (found := _SLEEP.search(" ".join(map(str, container.get("command") or ()))))
     }
     if waits and max(waits) >= _LONG_SLEEP:
@@ -228,7 +226,8 @@ def init_wait(facts: Facts) -> Iterator[Check]:
         )
 
 
-def _init_containers(facts: Facts) -> list[tuple[Json, Json]]:
+def init_containers(facts: Facts) -> list[tuple[Json, Json]]:
+    """The init containers of the operator that Pods have, each with its Pod."""
     return [
         (pod, container)
         for pod in facts.items("workers") or ()

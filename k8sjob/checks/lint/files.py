@@ -10,28 +10,15 @@ from importlib.util import decode_source
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.checks.lint import (
-    manifest_job,
-    manifest_pods,
-    script_collectives,
-    script_data,
-    script_group,
-)
-from k8sjob.checks.lint.finding import (
-    UNKNOWN_IGNORE,
-    Check,
-    Finding,
-    Hit,
-    Rules,
-    Severity,
-    findings,
-)
-from k8sjob.checks.lint.manifest_facts import Job, launcher_of
+from k8sjob.checks.lint import manifest_pods, script_collectives, script_data, script_group
+from k8sjob.checks.lint.finding import UNKNOWN_IGNORE, Finding, findings
 from k8sjob.checks.lint.script_facts import Script, Setting
 from k8sjob.checks.lint.script_modules import parse_module, program
 from k8sjob.contract import closest
 from k8sjob.errors import Problem, SpecError
+from k8sjob.rules import Check, Hit, Rules, Severity
 from k8sjob.targets.jobs import DEFAULT, TARGETS, keyed
+from k8sjob.targets.manifest_facts import Job, launcher_of
 from k8sjob.yamldoc import content, job_file, objects, parse, parse_all
 from k8sjob.yamldoc.reading import MAX_BYTES, Document
 
@@ -58,7 +45,7 @@ _SYNTAX: Final = Check(
     "script",
     "A file that Python cannot parse ends every replica at its first line.",
 )
-_MANIFEST_RULES: Final = (manifest_pods.RULES, manifest_job.RULES)
+_MANIFEST_RULES: Final = (manifest_pods.RULES, *filter(None, (kind.rules for kind in TARGETS)))
 _JOB_RULES: Final = Rules["_JobFile"]("manifest")
 _SCRIPT_RULES: Final = (script_group.RULES, script_collectives.RULES, script_data.RULES)
 
@@ -150,15 +137,15 @@ def lint_manifest(text: str, source: str = "") -> list[Finding]:
     if not jobs:
         kinds = ", ".join(target.kind for target in TARGETS)
         message = f"there is no job in it ({kinds}); name a file with one, a job.yaml or a script"
-        return [_INVALID.finding(message, source)]
+        return [Finding.of(_INVALID, message, source)]
     hits = (hit for job in jobs for hit in _manifest_hits(job))
     return findings(hits, {source: text}, {_INVALID.id, *_ids(_MANIFEST_RULES)})
 
 
 def _manifest_hits(job: Job) -> Iterator[tuple[Check, Hit]]:
     yield from manifest_pods.RULES.hits(job)
-    if job.operated:
-        yield from manifest_job.RULES.hits(job)
+    if rules := job.target.rules:
+        yield from rules.hits(job)
 
 
 def _ids(several: Iterable[Rules[Any]]) -> Iterator[str]:
@@ -167,7 +154,8 @@ def _ids(several: Iterable[Rules[Any]]) -> Iterator[str]:
 
 def _invalid(error: SpecError, source: str) -> list[Finding]:
     return [
-        _INVALID.finding(
+        Finding.of(
+            _INVALID,
             f"{problem.field}: {problem.message}" if problem.field else problem.message,
             source,
             problem.line or 1,
@@ -202,12 +190,7 @@ def _place_below(document: Document, base: FieldPath, path: FieldPath) -> tuple[
 # --- job.yaml -------------------------------------------------------------------------------------
 
 _FIELDS: Final[dict[str, FieldPath]] = {
-    "cleanPodPolicy": ("policy", "clean_pod_policy"),
-    "backoffLimit": ("policy", "max_restarts"),
-    "restartPolicy": ("policy", "restart_policy"),
-    "minReplicas": ("replicas", "elastic"),
-    "maxReplicas": ("replicas", "elastic"),
-    "nprocPerNode": ("replicas", "nproc_per_node"),
+    **DEFAULT.sources,
     "name": ("name",),
     "image": ("image",),
     "imagePullPolicy": ("image", "pull_policy"),
@@ -407,7 +390,7 @@ def lint_script(
             f"Python {version} cannot parse this: {getattr(error, 'msg', error)}; every replica "
             "ends at once; correct it"
         )
-        return [_SYNTAX.finding(message, source, line, max(column, 1))]
+        return [Finding.of(_SYNTAX, message, source, line, max(column, 1))]
 
 
 _ALL: Final = (

@@ -8,23 +8,22 @@ from decimal import Decimal
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.checks.lint.finding import Hit, Rules
 from k8sjob.contract import Role
 from k8sjob.errors import field_path
 from k8sjob.image.registry.manifest import DEFAULT_REGISTRY, Reference
-from k8sjob.kube.objects import at_path
+from k8sjob.kube.objects import ISTIO, Object, at_path
 from k8sjob.kube.quantity import parse
+from k8sjob.rules import Hit, Rules
 from k8sjob.spec.values import is_image_reference
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from k8sjob.checks.lint.manifest_facts import Container, Job, Replica
+    from k8sjob.targets.manifest_facts import Container, Job, Replica
     from k8sjob.yamldoc import FieldPath
 
 RULES: Final = Rules["Job"]("manifest")
 
-_ISTIO: Final = "sidecar.istio.io/inject"
 _UNEXPANDED: Final = re.compile(r"(?<!\$)\$(?:\{[A-Za-z_]\w*\}|[A-Za-z_]\w*)")
 _SERVERS: Final = re.compile(
     r"tensorboard|jupyter|fluent-?bit|fluentd|filebeat|vector\b|promtail|dcgm-exporter|node_exporter"
@@ -99,16 +98,13 @@ def _no_shared_memory(job: Job) -> Iterator[Hit]:
 def _istio_annotation_misplaced(job: Job) -> Iterator[Hit]:
     """Injection looks at the pods, and the operator copies no metadata of the job to them."""
     for group in ("annotations", "labels"):
-        if _ISTIO not in (job.get("metadata", group) or {}):
+        if ISTIO not in Object(job.data).part("metadata", group):
             continue
-        metadata = [at_path(replica.template, "metadata") for replica in job.replicas]
-        annotated = [
-            at_path(m, "annotations", _ISTIO) or at_path(m, "labels", _ISTIO) for m in metadata
-        ]
-        if not all(annotated):
+        templates = [Object(replica.template) for replica in job.replicas]
+        if not all(one.annotations.get(ISTIO) or one.labels.get(ISTIO) for one in templates):
             yield job.at(
-                ("metadata", group, _ISTIO),
-                f"{_ISTIO} on the job has no effect on its pods: where injection is on, a sidecar "
+                ("metadata", group, ISTIO),
+                f"{ISTIO} on the job has no effect on its pods: where injection is on, a sidecar "
                 "runs on after the training and the job never ends; move it to template.metadata "
                 "of each replica",
             )

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.checks.lint.finding import Hit, Rules
 from k8sjob.checks.lint.script_code import keyword
 from k8sjob.checks.lint.script_facts import FORWARD, MAKES_GROUP, METHODS
 from k8sjob.checks.lint.script_modules import Function
 from k8sjob.checks.lint.script_ranks import RANKS
+from k8sjob.rules import Hit, Rules
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

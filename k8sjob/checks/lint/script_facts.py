@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.checks.lint.finding import Hit
 from k8sjob.checks.lint.script_code import Code, constant, is_main_guard, parameters
 from k8sjob.checks.lint.script_origins import Origins
 from k8sjob.checks.lint.script_ranks import Ranks
+from k8sjob.rules import Hit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -18,6 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.kube.client.transport import ApiError, refusal
+from k8sjob.kube.objects import without_managed_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -89,19 +90,11 @@ def pages(
         kind = str(page.get("kind", "")).removesuffix("List")
         named = {"apiVersion": page.get("apiVersion", ""), "kind": kind}
         meta = page.get("metadata") or {}
-        items = [slim({**named, **item}) for item in page.get("items") or []]
+        items = [without_managed_fields({**named, **item}) for item in page.get("items") or []]
         yield Page(items, str(meta.get("resourceVersion", "")))
         if not meta.get("continue"):
             return
         asked["continue"] = meta["continue"]
-
-
-def slim(item: Json) -> Json:
-    """The object without its managedFields, which are often half of it."""
-    meta = item.get("metadata") or {}
-    meta.pop("managedFields", None)
-    (meta.get("annotations") or {}).pop("kubectl.kubernetes.io/last-applied-configuration", None)
-    return item
 
 
 # --- changes --------------------------------------------------------------------------------------
@@ -292,9 +285,9 @@ class _Reflection:
                 version = item["metadata"]["resourceVersion"]
                 if kind == Kind.DELETED:
                     if self._known.pop(_uid(item), None):
-                        yield Change(Kind.DELETED, slim(item))
+                        yield Change(Kind.DELETED, without_managed_fields(item))
                 elif kind != "BOOKMARK":
-                    yield from self._seen(slim(item))
+                    yield from self._seen(without_managed_fields(item))
             if not heard:
                 return  # a version from the future brings silence, too; a list shows what it is
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.kube.objects import event_time, moment
+from k8sjob.kube.objects import Object, event_time, moment
 from k8sjob.observe.diagnose.finding import (
     POD,
     Cause,
@@ -99,8 +99,8 @@ def bad_image(facts: Facts, pod: Pod) -> Explanation | None:
         return Explanation(
             found.cause,
             f"the operator's init image: {found.what}",
-            "the operator's flag --pytorch-init-container-image names it: have it set to an image"
-            " that this cluster can pull",
+            f"the operator's flag {facts.target.controller.image_flag} names it: have it set to an"
+            " image that this cluster can pull",
         )
     if found.cause is Cause.IMAGE_ACCESS:
         secrets = [s.get("name", "") for s in pod.spec.get("imagePullSecrets") or ()]
@@ -190,7 +190,7 @@ def bad_init(facts: Facts, pod: Pod) -> Explanation | None:
     for container in pod.containers:
         if not container.init or container.name == facts.target.init_container:
             continue
-        before = (container.status.get("lastState") or {}).get("terminated") or {}
+        before = Object(container.status).part("lastState", "terminated")
         ended = container.ended if container.ended.get("exitCode") else before
         if not ended.get("exitCode") or container.ended.get("exitCode") == 0:
             continue
@@ -277,13 +277,12 @@ def _master(facts: Facts) -> tuple[str, str]:
     if master is None:
         return f"{what}; the Master has no pod", _WAIT
     ready = master.condition("Ready")
-    since = moment(ready.get("lastTransitionTime"))
-    if ready.get("status") == "True" and since and facts.now - since > _RESOLVED:
+    if ready.true and ready.since and facts.now - ready.since > _RESOLVED:
         step = f"check the cluster's DNS and the Service (kubectl get svc {name}"
         what += "; the Master is ready, so the name should be there"
         return what, f"{step} -n {facts.namespace})"
-    if master.phase == "Running" and ready.get("status") == "False":
-        if (master.trainer.spec if master.trainer else {}).get("readinessProbe"):
+    if master.phase == "Running" and ready.false:
+        if master.trainer and master.trainer.spec.get("readinessProbe"):
             return (
                 f"{what}; the Master runs but is not ready, by its readinessProbe",
                 "leave the probe out: the name comes with Ready, and training needs the name first",
@@ -295,7 +294,7 @@ def _master(facts: Facts) -> tuple[str, str]:
 
 def _ending(facts: Facts, pod: Pod) -> Explanation:
     """A Pod that is being deleted, and what keeps it after its grace period."""
-    meta, what = pod.part("metadata"), "its pod is being ended"
+    meta, what = pod.metadata, "its pod is being ended"
     finalizers = meta.get("finalizers") or ()
     end = moment(meta.get("deletionTimestamp"))  # of its grace period
     since = end - timedelta(seconds=meta.get("deletionGracePeriodSeconds") or 0) if end else None
@@ -334,5 +333,5 @@ def slow(facts: Facts, pod: Pod) -> Explanation | None:
     else:
         what = "its containers are being created"
         step = f"wait; if it stays so: kubectl describe {facts.pods_argument}"
-        since = moment(pod.condition("PodScheduled").get("lastTransitionTime")) or pod.created_at
+        since = pod.condition("PodScheduled").since or pod.created_at
     return Explanation(Cause.WAITING, what, step, since=since)

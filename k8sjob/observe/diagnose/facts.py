@@ -102,8 +102,7 @@ class Pod(objects.Pod):
 
     def limits(self) -> dict[str, str]:
         """The limits of its training container."""
-        wanted = (self.trainer.spec if self.trainer else {}).get("resources") or {}
-        return wanted.get("limits") or {}
+        return Object(self.trainer.spec).part("resources", "limits") if self.trainer else {}
 
     def _containers(self, key: str, status_key: str, *, init: bool) -> Iterator[Container]:
         statuses = {s.get("name"): s for s in self.status.get(status_key) or ()}
@@ -176,9 +175,9 @@ class Facts:
         return job_status(self.snapshot)
 
     @property
-    def meta(self) -> Json:
-        """The job's metadata."""
-        return Object(self.snapshot.job).part("metadata")
+    def job(self) -> Object:
+        """The job as an object."""
+        return Object(self.snapshot.job)
 
     @property
     def target(self) -> Target:
@@ -251,7 +250,7 @@ class Facts:
         """The job's Pods, Master first."""
         events: defaultdict[tuple[str, str], list[Json]] = defaultdict(list)
         for event in self.snapshot.events:
-            subject = event.get("involvedObject") or {}
+            subject = Object(event).part("involvedObject")
             events[subject.get("name", ""), subject.get("uid", "")].append(event)
         pods = []
         for one in map(objects.Pod, self.snapshot.pods):
@@ -283,7 +282,7 @@ class Facts:
         return tuple(
             event
             for event in self.snapshot.events
-            if (event.get("involvedObject") or {}).get("kind") != "Pod"
+            if Object(event).part("involvedObject").get("kind") != "Pod"
         )
 
     @cached_property
@@ -294,6 +293,12 @@ class Facts:
     def of_kind(self, kind: str) -> list[Json]:
         """The related objects of a kind."""
         return [one for one in self.related if one.get("kind") == kind]
+
+    @cached_property
+    def not_found(self) -> set[tuple[str, str]]:
+        """The resources that the apiserver does not have, each with the name; empty: any."""
+        details = (Object(one).part("details") for one in self.of_kind("Status"))
+        return {(one.get("kind", ""), one.get("name", "")) for one in details}
 
     def reported(self, kind: EventKind) -> list[Event]:
         """The runtime's events of a kind in the output of all replicas."""

@@ -58,10 +58,10 @@ def state(facts: Facts) -> Iterator[Finding]:
 
 def deleting(facts: Facts) -> Iterator[Finding]:
     """The job's deletion was requested, and it is still there."""
-    begun = moment(facts.meta.get("deletionTimestamp"))
+    begun = moment(facts.job.metadata.get("deletionTimestamp"))
     if begun is None:
         return
-    finalizers = facts.meta.get("finalizers") or ()
+    finalizers = facts.job.metadata.get("finalizers") or ()
     others = [name for name in finalizers if name not in _COLLECTED]
     step = "wait until its pods have ended"
     if others:
@@ -148,8 +148,7 @@ def companion_gone(facts: Facts) -> Iterator[Finding]:
     beside, last = facts.target.companion, facts.job_events[-1:]
     if beside is None or facts.status.state.finished:
         return
-    details = [status["details"] for status in facts.of_kind("Status")]
-    gone = {"kind": beside.resource, "name": facts.name} in details
+    gone = (beside.resource, facts.name) in facts.not_found
     events = [event for event in last if beside.is_missed(event.get("message", ""))]
     if gone or events:
         which = f"{beside.resource}/{facts.name}" if gone else one_line(events[0]["message"])
@@ -219,10 +218,10 @@ def _activity_times(facts: Facts) -> Iterator[datetime]:
 def _operator_deployment(facts: Facts) -> str:
     """The state of the controller's Deployment, where it can be read and is not ready."""
     for deployment in facts.of_kind("Deployment"):
-        meta, status = deployment["metadata"], Object(deployment).status
-        ready, wanted = status.get("readyReplicas", 0), deployment["spec"].get("replicas", 1)
+        one = Object(deployment)
+        ready, wanted = one.status.get("readyReplicas", 0), one.spec.get("replicas", 1)
         if ready < max(wanted, 1):
-            return f"; {meta['namespace']}/{meta['name']} has {ready} of {wanted} pods ready"
+            return f"; {one.namespace}/{one.name} has {ready} of {wanted} pods ready"
     return ""
 
 
@@ -300,7 +299,7 @@ def nan_loss(facts: Facts) -> Iterator[Finding]:
 def left_over(facts: Facts) -> Iterator[Finding]:
     """Pods that still run, and hold what they have, though the job has ended."""
     ended, finished = facts.status.finished, facts.status.state.finished
-    if not finished or facts.local or ended is None or facts.meta.get("deletionTimestamp"):
+    if not finished or facts.local or ended is None or facts.job.deleting:
         return
     kept = facts.target.keeps_pods(facts.snapshot.job)
     pods = [p for p in facts.pods if p.phase in ("Running", "Pending") and not p.deleting]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import CONTAINER_NAMES
 from k8sjob.kube.capacity import as_text, nodes_of, pod_requests, requested_by_node, tolerates
-from k8sjob.kube.objects import Object, event_time, moment
+from k8sjob.kube.objects import Condition, Object, event_time
 from k8sjob.observe.diagnose.finding import Cause, Explanation, grouped
 from k8sjob.observe.diagnose.volumes import unbound
 from k8sjob.targets.api import JobState
@@ -56,26 +56,25 @@ _STEPS: Final = {
 def unschedulable(facts: Facts, pod: Pod) -> Explanation | None:
     """Why the scheduler finds no node."""
     condition = pod.condition("PodScheduled")
-    if condition.get("status") != "False":
+    if not condition.false:
         return None
     # A thousand Pods of one template with the same scheduler message are examined once.
     shape = [pod.spec.get(field) for field in _SHAPE]
-    key = repr([condition.get("message"), *shape, pod_requests(pod.spec)])
+    key = repr([condition.message, *shape, pod_requests(pod.spec)])
     if key not in facts.unschedulable:
         facts.unschedulable[key] = _unschedulable(facts, pod, condition)
-    since = moment(condition.get("lastTransitionTime"))
-    return replace(facts.unschedulable[key], since=since)
+    return replace(facts.unschedulable[key], since=condition.since)
 
 
-def _unschedulable(facts: Facts, pod: Pod, condition: Json) -> Explanation:
-    if condition.get("reason") == "SchedulingGated":
+def _unschedulable(facts: Facts, pod: Pod, condition: Condition) -> Explanation:
+    if condition.reason == "SchedulingGated":
         gates = [gate.get("name", "") for gate in pod.spec.get("schedulingGates") or ()]
         return Explanation(
             Cause.UNSCHEDULABLE,
             f"it is held back by scheduling gates: {', '.join(gates)}",
             "whoever set the gate (a queue, a topology controller) must lift it",
         )
-    message = condition.get("message", "")
+    message = condition.message
     if claim := unbound(facts, pod, message):
         return claim
     what, steps = _explain(facts, pod, message)
@@ -195,7 +194,7 @@ def _taint(taint: Json) -> str:
 def _selector(pod: Pod) -> str:
     labels = pod.spec.get("nodeSelector") or {}
     asked = [f"{key}={value}" for key, value in labels.items()]
-    if ((pod.spec.get("affinity") or {}).get("nodeAffinity")) is not None:
+    if pod.part("spec", "affinity").get("nodeAffinity") is not None:
         asked.append("its node affinity")
     return f" ({', '.join(asked)})" if asked else ""
 
@@ -248,18 +247,13 @@ def _time(found: Explanation) -> float:
 
 
 def _lost(facts: Facts) -> Iterator[Explanation]:
-    nodes = {node.name: node for node in map(Object, facts.of_kind("Node"))}
-    ready = {name: found for name, node in nodes.items() if (found := node.condition("Ready"))}
-    gone = {
-        status["details"].get("name", "")
-        for status in facts.of_kind("Status")
-        if status["details"].get("kind") == "nodes"
-    }
+    nodes = map(Object, facts.of_kind("Node"))
+    ready = {node.name: node.condition("Ready") for node in nodes}
     for pod in facts.pods:
         if not pod.node or pod.phase in ("Succeeded", "Failed"):
             continue
-        what, since = _unreachable(pod, ready.get(pod.node))
-        if pod.node in gone:
+        what, since = _unreachable(pod, ready.get(pod.node, Condition()))
+        if ("nodes", pod.node) in facts.not_found:
             what, since = "is gone from the cluster", None
         if what:
             yield Explanation(
@@ -273,15 +267,15 @@ def _lost(facts: Facts) -> Iterator[Explanation]:
             )
 
 
-def _unreachable(pod: Pod, ready: Json | None) -> tuple[str, datetime | None]:
+def _unreachable(pod: Pod, ready: Condition) -> tuple[str, datetime | None]:
     """The problem of the Pod's node, and since when; empty if none is known."""
-    if ready is not None:
-        if ready.get("status") == "True":
-            return "", None
-        message = ready.get("message") or "it does not report"
-        return f"is not ready: {message.rstrip('.')}", moment(ready.get("lastTransitionTime"))
+    if ready.true:
+        return "", None
+    if ready:
+        message = ready.message or "it does not report"
+        return f"is not ready: {message.rstrip('.')}", ready.since
     event = pod.last_event("NodeNotReady")
-    if event and pod.condition("Ready").get("status") == "False":
+    if event and pod.condition("Ready").false:
         return "is not ready", event_time(event)
     return ("is lost" if pod.status.get("reason") == "NodeLost" else ""), None
 
@@ -290,15 +284,13 @@ def _displaced(pod: Pod) -> Explanation | None:
     """Why a Pod that is still there had to leave its node."""
     reason, message = pod.status.get("reason", ""), pod.status.get("message", "")
     target = pod.condition("DisruptionTarget")
-    at = moment(target.get("lastTransitionTime"))
-    if target.get("reason") == "PreemptionByScheduler":
-        return replace(_preempted(pod.replica, target.get("message", "")), at=at)
+    if target.reason == "PreemptionByScheduler":
+        return replace(_preempted(pod.replica, target.message), at=target.since)
     if pod.phase == "Failed" and reason in _EVICTED:
-        return replace(_evicted(pod.replica, message), at=at)
-    if target.get("status") == "True":
-        why = _DISRUPTIONS.get(target.get("reason", ""), target.get("reason", ""))
-        what = f"{why}: {target.get('message', '')}"
-        return Explanation(Cause.EVICTED, what, _RECREATED, pod.replica, at=at)
+        return replace(_evicted(pod.replica, message), at=target.since)
+    if target.true:
+        what = f"{_DISRUPTIONS.get(target.reason, target.reason)}: {target.message}"
+        return Explanation(Cause.EVICTED, what, _RECREATED, pod.replica, at=target.since)
     if pod.phase == "Failed" and reason and not pod.status.get("containerStatuses"):
         return Explanation(
             Cause.NODE_REFUSED,
@@ -316,7 +308,7 @@ def _displaced_before(facts: Facts) -> Iterator[Explanation]:
     messages = [event.get("message", "") for event in facts.job_events]
     found: dict[str, Explanation] = {}
     for event in facts.snapshot.events:
-        subject = event.get("involvedObject") or {}
+        subject = Object(event).part("involvedObject")
         uid = subject.get("uid", "")
         if subject.get("kind") != "Pod" or uid in present or not _matters(facts, event):
             continue

@@ -19,7 +19,7 @@ from k8sjob.observe.diagnose.finding import (
     listed,
     without_replica,
 )
-from k8sjob.targets.jobs import TARGETS
+from k8sjob.targets.jobs import DEFAULT, TARGETS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -56,7 +56,7 @@ _RULES: Final = (
         Cause.POD_SECURITY,
         _POD_SECURITY,
         f"{_RESTRICTED}; the container {{init!r}} is the operator's own: it needs a template"
-        " with a securityContext (--pytorch-init-container-template-file), or use a job without a"
+        f" with a securityContext ({DEFAULT.controller.template_flag}), or use a job without a"
         " Master",
     ),
     Rule(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.kube.capacity import amounts, as_text
 from k8sjob.kube.kueue import closed, cluster_queue
-from k8sjob.kube.objects import QUEUE, Object, moment
+from k8sjob.kube.objects import QUEUE, Condition, Object, moment
 from k8sjob.observe.diagnose.finding import Cause, Finding, age, ago, listed, one_line
 from k8sjob.targets.api import JobState
 
@@ -51,35 +51,32 @@ def queued(facts: Facts) -> Iterator[Finding]:
     """Kueue has not admitted the job yet, and why; or it never will."""
     if facts.status.state is not JobState.QUEUED:
         return
-    queue = facts.meta["labels"][QUEUE]
+    queue = facts.job.labels[QUEUE]
     workload = _own(facts)
     if problem := _closed(facts, queue) or _never(facts, workload):
         what, step = problem
         yield Finding(Cause.NO_QUEUE, f"the job will not start as things are: {what}", step)
         return
-    reserved, evicted = (
-        Object(workload).condition("QuotaReserved"),
-        Object(workload).condition("Evicted"),
-    )
-    stopped = evicted if evicted.get("status") == "True" else {}
-    begun = stopped.get("lastTransitionTime") or Object(workload).created
-    since = moment(begun) or facts.status.created
+    reserved = Object(workload).condition("QuotaReserved")
+    evicted = Object(workload).condition("Evicted")
+    stopped = evicted if evicted.true else Condition()
+    since = stopped.since or moment(Object(workload).created) or facts.status.created
     look = f"kubectl describe workloads -n {facts.namespace} {Object(workload).name}".rstrip()
     step, order, again = f"see what is before it: {look}", "", False
     if not workload:
         reason = "Kueue's Workloads may not be read here, or it has made none yet"
-    elif reserved.get("status") == "True":
+    elif reserved.true:
         checks = _checks(workload, {"Pending", "Retry", "Rejected"})
         reason = f"it has its quota, and waits for {checks}" if checks else "it has its quota"
         if checks:
             step = f"ask Kueue's administrator who decides that check; {look} shows its state"
     else:
-        reason = one_line(reserved.get("message") or "Kueue has not considered it yet")
-        if stopped and reserved.get("message") == stopped.get("message"):
+        reason = one_line(reserved.message or "Kueue has not considered it yet")
+        if stopped and reserved.message == stopped.message:
             reason = "it needs its quota again"
         order = _jobs_ahead(facts, workload, queue)
         # The next one, or one that lacks something else, waits for no other job.
-        again = _has(str(reserved.get("message")), _WAITS) or ("ahead" in order and not reserved)
+        again = _has(reserved.message, _WAITS) or ("ahead" in order and not reserved)
     seen = f"the job has waited in the queue {queue!r}"
     seen += f" for {age(since, facts.now)}" if since else ""
     message = (
@@ -105,21 +102,17 @@ def _own(facts: Facts) -> Json:
 
 def _closed(facts: Facts, queue: str) -> tuple[str, str] | None:
     """Why the queue admits no job, and the next step; None as far as is known."""
-    missing = {
-        (status["details"].get("kind"), status["details"].get("name"))
-        for status in facts.of_kind("Status")
-    }
     without = "or take kueue_queue out of the job and submit it with --replace"
     start = f"start it without a queue: k8sjob resume {facts.job_argument}; or"
-    if ("localqueues", "") in missing:
+    if ("localqueues", "") in facts.not_found:
         what = "Kueue is not installed in this cluster (kueue.x-k8s.io/v1beta2)"
         return what, f"{start} have Kueue installed"
-    if ("localqueues", queue) in missing:
+    if ("localqueues", queue) in facts.not_found:
         shown = f"kubectl get localqueues -n {facts.namespace} shows the existing ones"
         what = f"there is no queue {queue!r} in namespace {facts.namespace}"
         return what, f"correct kueue_queue ({shown}), {without}"
     created = facts.status.created
-    if ("workloads", "") in missing and created and facts.now - created > _NO_WORKLOAD:
+    if ("workloads", "") in facts.not_found and created and facts.now - created > _NO_WORKLOAD:
         what = f"Kueue has made no Workload for it in {age(created, facts.now)}: it does not run,"
         what += f" or does not manage {facts.target.kind}s in namespace {facts.namespace}"
         step = f"{start} check whether its controller runs, have {facts.target.kueue_framework} in"
@@ -128,7 +121,7 @@ def _closed(facts: Facts, queue: str) -> tuple[str, str] | None:
     for local in facts.of_kind("LocalQueue"):
         name = cluster_queue(local)
         found = [one for one in facts.of_kind("ClusterQueue") if Object(one).name == name]
-        gone = ("clusterqueues", name) in missing
+        gone = ("clusterqueues", name) in facts.not_found
         if reason := closed(local, {} if gone else next(iter(found), None)):
             look = f"(kubectl get clusterqueue {name})"
             return reason, f"ask Kueue's administrator to correct it {look}"
@@ -139,21 +132,21 @@ def _never(facts: Facts, workload: Json) -> tuple[str, str] | None:
     """Why this Workload is not admitted whatever other jobs do, and the next step."""
     name = Object(workload).name
     if Object(workload).spec.get("active") is False:
-        reason = one_line(Object(workload).condition("Evicted").get("message") or "")
+        reason = one_line(Object(workload).condition("Evicted").message)
         patch = f"kubectl patch workload {name} -n {facts.namespace} --type merge"
         return (
             f"its Workload is deactivated{': ' * bool(reason)}{reason}{_rejected(workload)}",
             f'remove the cause, then {patch} -p \'{{"spec":{{"active":true}}}}\'',
         )
     finished = Object(workload).condition("Finished")
-    if finished.get("status") == "True":
-        reason = f"{finished.get('reason')}: {one_line(finished.get('message') or '')}"
+    if finished.true:
+        reason = f"{finished.reason}: {one_line(finished.message)}"
         return f"its Workload has ended: {reason}", "submit it again with --replace"
     reserved = Object(workload).condition("QuotaReserved")
-    reason = one_line(reserved.get("message") or "")
-    if reserved.get("status") != "False":
+    reason = one_line(reserved.message)
+    if not reserved.false:
         return None
-    if reserved.get("reason") == "AdmissionGated":
+    if reserved.reason == "AdmissionGated":
         return reason, "whoever set that annotation of the job must remove it"
     of_roles = reason.split("couldn't assign flavors to pod set")
     if any(_has(part, _NEVER) and not _has(part, _WAITS) for part in of_roles):
@@ -180,18 +173,17 @@ def _checks(workload: Json, states: set[str]) -> str:
     )
 
 
-def _stopped(facts: Facts, workload: Json, evicted: Json) -> str:
+def _stopped(facts: Facts, workload: Json, evicted: Condition) -> str:
     """That Kueue stopped the job before, when, and for whom."""
     if not evicted:
         return ""
-    message = str(evicted.get("message") or "")
-    reason = f"{evicted.get('reason')}: {one_line(message)}"
-    if found := _PREEMPTOR.search(message):
+    reason = f"{evicted.reason}: {one_line(evicted.message)}"
+    if found := _PREEMPTOR.search(evicted.message):
         by = next((w for w in facts.of_kind("Workload") if Object(w).uid == found[1]), None)
         who = _job_of(by) if by else f"the job with the uid {found[2]}"
-        reason = f"preempted by {who} ({Object(workload).condition('Preempted').get('reason')})"
+        reason = f"preempted by {who} ({Object(workload).condition('Preempted').reason})"
     again = Object(workload).part("status", "requeueState").get("requeueAt")
-    when = ago(moment(evicted.get("lastTransitionTime")), facts.now)
+    when = ago(evicted.since, facts.now)
     return f"; Kueue stopped it{when}: {reason}" + (
         f", and tries again at {again}" if again else ""
     )
@@ -206,13 +198,13 @@ def _holders(facts: Facts, reason: str) -> str:
     queues = facts.of_kind("ClusterQueue")
     have: defaultdict[str, Decimal] = defaultdict(Decimal)
     for workload in facts.of_kind("Workload"):
-        if Object(workload).condition("Finished").get("status") == "True":
+        if Object(workload).condition("Finished").true:
             continue  # it keeps what it was admitted with, and takes nothing
         admission = Object(workload).part("status", "admission")
         if admission.get("clusterQueue") not in {Object(one).name for one in queues}:
             continue
         for part in admission.get("podSetAssignments") or ():
-            if (part.get("flavors") or {}).get(resource) == flavor:
+            if Object(part).part("flavors").get(resource) == flavor:
                 used = amounts(part.get("resourceUsage")).get(resource, Decimal())
                 have[_job_of(workload)] += used
     if not have:
@@ -256,8 +248,8 @@ def _jobs_ahead(facts: Facts, workload: Json, queue: str) -> str:
         for one in facts.of_kind("Workload")
         if Object(one).namespace == own.namespace
         and Object(one).spec.get("queueName") == queue
-        and Object(one).condition("QuotaReserved").get("status") != "True"
-        and Object(one).condition("Finished").get("status") != "True"
+        and not Object(one).condition("QuotaReserved").true
+        and not Object(one).condition("Finished").true
         and _place(one) < _place(workload)
     ]
     return f"; ahead of it: {listed(map(_job_of, sorted(first, key=_place)))}" if first else ""

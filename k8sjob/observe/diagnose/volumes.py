@@ -118,24 +118,23 @@ def _without_volume(facts: Facts, claim: str, why: str) -> Explanation:
 def _pending_claim(facts: Facts, pod: Pod) -> tuple[str, str]:
     """The Pod's first claim that is not bound, and what its Events say."""
     mounted = {
-        (volume.get("persistentVolumeClaim") or {}).get("claimName")
+        Object(volume).part("persistentVolumeClaim").get("claimName")
         for volume in pod.spec.get("volumes") or ()
     }
-    for claim in facts.of_kind("PersistentVolumeClaim"):
-        meta = claim["metadata"]
-        if meta.get("name") not in mounted or Object(claim).status.get("phase") == "Bound":
+    for claim in map(Object, facts.of_kind("PersistentVolumeClaim")):
+        if claim.name not in mounted or claim.status.get("phase") == "Bound":
             continue
-        subject = ("PersistentVolumeClaim", meta.get("name", ""))
+        subject = ("PersistentVolumeClaim", claim.name)
         messages = [
             event.get("message", "")
             for event in sorted(facts.of_kind("Event"), key=event_time)
-            if (about := event.get("involvedObject") or {})
+            if (about := Object(event).part("involvedObject"))
             and (about.get("kind"), about.get("name")) == subject
             and not _AWAITS_POD.search(event.get("message", ""))
         ]
-        node = (meta.get("annotations") or {}).get(_CHOSEN)
+        node = claim.annotations.get(_CHOSEN)
         awaited = f"its volume is awaited on node {node}" if node else ""
-        return meta.get("name", ""), messages[-1] if messages else awaited
+        return claim.name, messages[-1] if messages else awaited
     names = sorted(name for name in mounted if name)
     return (names[0] if len(names) == 1 else ""), ""
 

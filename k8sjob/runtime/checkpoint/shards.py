@@ -21,13 +21,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Stora
 from torch.distributed.checkpoint.planner import SavePlan
 
 from k8sjob.runtime.checkpoint.format import METADATA, OTHERS, mark
-from k8sjob.runtime.checkpoint.store import (
-    Digest,
-    as_oserror,
-    lasting,
-    measure,
-    write_digests,
-)
+from k8sjob.runtime.checkpoint.store import Digest, as_oserror, lasting, measure, write_digests
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -93,7 +93,7 @@ class Checkpoints:
         """All checkpoints, whole or not."""
         return [path for _, path in reversed(self._all())]
 
-    def tidy(self) -> None:
+    def remove_partial(self) -> None:
         """Remove what a killed process left half written. Call it before the first save."""
         for draft in self.folder.glob(".step-*.tmp"):
             remove(draft)

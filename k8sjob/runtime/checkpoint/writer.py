@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from k8sjob.runtime.comm.process_group import Group
 
 _POLL_S: Final = 0.1
-_TALLY_POLL_S: Final = 0.01
+_REPORT_POLL_S: Final = 0.01
 _ROUND_S: Final = 0.2
 """Seconds without progress after which ranks that wait for a save ask each other again."""
 _ABANDONED_S: Final = 0.5
@@ -102,7 +102,7 @@ class Background:
         return True
 
 
-class Tally:
+class SaveReports:
     """One rank's reports to rank 0 through the store; for one thread at a time.
 
     A collective in a thread would interfere with those of the training.
@@ -130,7 +130,7 @@ class Tally:
         for rank in range(1, self._group.world_size):
             key = f"done/{matter}/{rank}"
             while not self._client().check([key]):
-                if self._abandoned.wait(_TALLY_POLL_S):
+                if self._abandoned.wait(_REPORT_POLL_S):
                     raise OSError(f"rank {rank} did not report that its part is written")
             failed, text = json.loads(self._client().get(key))
             (failures if failed else reports).append(f"rank {rank}: {text}" if failed else text)
@@ -200,7 +200,7 @@ class Checkpointer:
         self._leads = group.rank == 0
         self._shared = group.world_size == 1
         self._looked = self._warned = self._abandoned = False
-        self._background, self._tally = Background(), Tally(group)
+        self._background, self._reports = Background(), SaveReports(group)
         self._plans: Plans | None = None
         self._draft: Path | None = None
         self._count = 0
@@ -317,7 +317,7 @@ class Checkpointer:
         if self._abandoned or self._background.finish(self._written, self._beat, patience):
             return
         self._abandoned = True
-        self._tally.abandon()
+        self._reports.abandon()
         self._background.finish(self._written, self._beat, patience=_ABANDONED_S)
 
     def _settle_together(self) -> None:
@@ -357,9 +357,9 @@ class Checkpointer:
         except Exception as error:  # noqa: BLE001 - whatever it is, rank 0 must not wait for ever
             failure = error
         if not self._leads:
-            self._tally.report(matter, str(failure) if failure else written, failed=bool(failure))
+            self._reports.report(matter, str(failure) if failure else written, failed=bool(failure))
             return
-        others = self._tally.collect(matter) if self._group.world_size > 1 else []
+        others = self._reports.collect(matter) if self._group.world_size > 1 else []
         if failure:
             raise failure  # the results of the others are taken before
         part.finish(draft, save.others, [written, *others])
@@ -410,7 +410,7 @@ class Checkpointer:
         )
         if self._leads:
             with suppress(OSError):
-                self._checkpoints.tidy()
+                self._checkpoints.remove_partial()
         if found is None:
             return None
         path, state = found

@@ -90,13 +90,13 @@ class Mesh:
                 tensor.copy_(part.view_as(tensor))
 
 
-def equalise(model: nn.Module, group: Group) -> None:
+def broadcast_state(model: nn.Module, group: Group) -> None:
     """Rank 0's parameters and buffers for all: strategies rely on equal starts."""
     with torch.no_grad():
         _share([*model.parameters(), *model.buffers()], group)
 
 
-def equalise_buffers(model: nn.Module, group: Group) -> None:
+def broadcast_buffers(model: nn.Module, group: Group) -> None:
     """Rank 0's buffers for all: each rank's own data changed them."""
     with torch.no_grad():
         _share(model.buffers(), group)

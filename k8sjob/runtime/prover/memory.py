@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from k8sjob.runtime.agent.rank_main import exit_code, reason_of
 from k8sjob.runtime.data import ShardSampler
-from k8sjob.runtime.prover.replay import Enough
+from k8sjob.runtime.prover.replay import StopReplay
 from k8sjob.runtime.prover.wraps import _wrap
 from k8sjob.runtime.strategies.blocks import find_blocks
 
@@ -51,7 +51,7 @@ def measure(file: Path, options: dict[str, Any], function: Callable[[], Any]) ->
     try:
         with profiler or meter:
             function()
-    except Enough:
+    except StopReplay:
         pass
     except BaseException as error:  # noqa: BLE001 - nothing is above it
         code = exit_code(error)
@@ -245,7 +245,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
             self._live.pop(key, None)
         self._active = False
         if self._steps >= _STEPS * len(self._optimizers):
-            raise Enough
+            raise StopReplay
         self._peak = dict.fromkeys(self._peak, 0)
 
     def _write(self, optimizer: optimizers.Optimizer, state: int) -> None:

@@ -23,7 +23,7 @@ from torch.utils import data
 
 from k8sjob.runtime.agent.rank_main import exit_code, reason_of
 from k8sjob.runtime.comm import rng
-from k8sjob.runtime.prover.replay import Enough, Replay
+from k8sjob.runtime.prover.replay import Replay, StopReplay
 from k8sjob.runtime.prover.sketch import digest, digests, join_draws, size_of, sketch
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Recorder:
         try:
             function()
             self._end("done")
-        except Enough:
+        except StopReplay:
             self._end("enough")
         except BaseException as error:  # noqa: BLE001 - nothing is above it
             code = exit_code(error)
@@ -366,7 +366,7 @@ class Recorder:
         """optimizer.step() has ended.
 
         Raises:
-            Enough: it was the last step to be seen.
+            StopReplay: it was the last step to be seen.
         """
         if not self.active:
             return
@@ -392,7 +392,7 @@ class Recorder:
         self.steps += 1
         self._begun = self._begun or time.process_time()
         if self.steps >= self._last_step():
-            raise Enough
+            raise StopReplay
 
     def _last_step(self) -> int:
         """The step after which this run ends, which the ranks agree on through a file."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Enough(BaseException):
+class StopReplay(BaseException):
     """The training has been seen for long enough."""
 
 
@@ -69,7 +69,7 @@ class Replay:
         Their samples have no indices.
 
         Raises:
-            Enough: the loader was trained on, and not in this pass.
+            StopReplay: the loader was trained on, and not in this pass.
         """
         self._used.add(number)
         found: dict[int, list[tuple[int, Path]]] = {}
@@ -79,7 +79,7 @@ class Replay:
         if found:
             return ((self._joined(sorted(found[i])), None, None) for i in sorted(found))
         if at and any(self._folder.glob(f"batch-*-{number}-0-*.pt")):
-            raise Enough
+            raise StopReplay
         return None
 
     def _joined(self, files: list[tuple[int, Path]]) -> Any:

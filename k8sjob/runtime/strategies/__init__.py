@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.runtime.checkpoint import model_state
-from k8sjob.runtime.comm.mesh import equalise_buffers
+from k8sjob.runtime.comm.mesh import broadcast_buffers
 from k8sjob.runtime.strategies.step import Backward, clip_gradients, forward
 from k8sjob.strategies import STRATEGIES
 
@@ -86,7 +86,7 @@ def assemble(
     common = {
         "wrapped": model,
         "forward": partial(forward, model, bf16=bf16),
-        "settle": partial(equalise_buffers, model, mesh.group),
+        "settle": partial(broadcast_buffers, model, mesh.group),
         "clip": clip_gradients,
         "capture": partial(model_state.capture, model, keep=keep),
         "parts": partial(model_state.parts, model),

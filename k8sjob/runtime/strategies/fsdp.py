@@ -14,7 +14,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from k8sjob.runtime.checkpoint import model_state
-from k8sjob.runtime.comm.mesh import Mesh, equalise
+from k8sjob.runtime.comm.mesh import Mesh, broadcast_state
 from k8sjob.runtime.strategies import Strategy, assemble, sync_batchnorm
 from k8sjob.runtime.strategies.blocks import prepare_layers
 from k8sjob.runtime.strategies.step import clip_gradients, forward_backward
@@ -37,7 +37,7 @@ def prepare(
     blocks = prepare_layers(model, options)
     mesh = Mesh(group)
     if group.world_size > 1:
-        equalise(model, group)
+        broadcast_state(model, group)
         _shard(model, blocks, mesh, options)
     else:
         model.to(group.device)

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from k8sjob.runtime.checkpoint import model_state
 from k8sjob.runtime.checkpoint.format import gathered
 from k8sjob.runtime.checkpoint.model_state import StageState
-from k8sjob.runtime.comm.mesh import Mesh, equalise_buffers
+from k8sjob.runtime.comm.mesh import Mesh, broadcast_buffers
 from k8sjob.runtime.strategies import Strategy, assemble, embedding_tables
 from k8sjob.runtime.strategies.embedding_tables import RemoteTables, choose
 from k8sjob.runtime.strategies.step import autocast, call, mean_loss, synchronise
@@ -62,7 +62,7 @@ def prepare(
 
     def settle() -> None:
         group.barrier()  # each trainer's last step is on the servers
-        equalise_buffers(model, group)
+        broadcast_buffers(model, group)
 
     return assemble(
         model,

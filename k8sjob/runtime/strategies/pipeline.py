@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from k8sjob.runtime.checkpoint.model_state import StageState
-from k8sjob.runtime.comm.mesh import Mesh, equalise
+from k8sjob.runtime.comm.mesh import Mesh, broadcast_state
 from k8sjob.runtime.strategies import Strategy, assemble
 from k8sjob.runtime.strategies.blocks import prepare_layers, tied
 from k8sjob.runtime.strategies.step import (
@@ -53,7 +53,7 @@ def prepare(
     stages = cut(model, options["splits"])
     mesh, bf16 = Mesh(group, len(stages)), options["bf16"]
     stage, last = mesh.model_rank, mesh.model_rank == len(stages) - 1
-    equalise(model, group)
+    broadcast_state(model, group)
     whole = StageState(model)
     prepare_layers(model, options)
     keep_stage(model, stages[stage])

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from k8sjob.runtime.checkpoint import model_state
 from k8sjob.runtime.comm import rng
-from k8sjob.runtime.comm.mesh import Mesh, equalise
+from k8sjob.runtime.comm.mesh import Mesh, broadcast_state
 from k8sjob.runtime.strategies import Strategy, assemble, layout, sync_batchnorm
 from k8sjob.runtime.strategies.blocks import prepare_layers
 from k8sjob.runtime.strategies.step import (
@@ -49,7 +49,7 @@ def prepare(
     mesh, bf16 = Mesh(group, options["model"]), options["bf16"]
     divided = layout.parameters(model, options["layout"])
     outputs = layout.outputs(model, options["layout"])
-    equalise(model, group)
+    broadcast_state(model, group)
     if options["sync_batchnorm"] and mesh.data_size > 1:
         _check_norms(model, divided)
         model = sync_batchnorm.convert_for(model, group, mesh.process_group("data"))

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import copy
 import uuid
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import CONTAINER_NAME, Role
 from k8sjob.kube.objects import Object, Pod, is_true, stamp, true_conditions
+from k8sjob.targets.api import CreatePod, DeleteJob, DeletePod, Record
 from k8sjob.targets.pytorchjob.operator import (
     COUNTED,
     JOB_NAME,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from k8sjob.kube.objects import Json
+    from k8sjob.targets.api import Action
 
 _EXCLUSIVE_CONDITIONS: Final = {"Running": {"Restarting"}, "Restarting": {"Running"}}
 
@@ -111,46 +112,6 @@ def new_pod(job: Json, role: Role, index: int, now: datetime, node: str) -> Json
         },
         "status": {"phase": "Pending", "startTime": stamp(now)},
     }
-
-
-@dataclass(frozen=True, slots=True)
-class CreatePod:
-    """Make the Pod of a replica."""
-
-    role: Role
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class DeletePod:
-    """Delete a Pod, with its grace period."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class DeleteJob:
-    """Delete the job: its time to live after the end is over."""
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """Record an Event of the job.
-
-    Attributes:
-        type: "Normal" or "Warning".
-        reason: CamelCase.
-        message: for people.
-        key: an Event with the same key is recorded only once; empty: each time.
-    """
-
-    type: str
-    reason: str
-    message: str
-    key: str = ""
-
-
-Action = CreatePod | DeletePod | DeleteJob | Record
 
 
 def reconcile(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from k8sjob.kube.objects import Json
+    from k8sjob.rules import Rules
     from k8sjob.spec import JobSpec
     from k8sjob.targets.schema import WrongType
 
@@ -62,6 +63,9 @@ class PyTorchJob(Target):
         deployment="control-plane=kubeflow-training-operator",
         namespace="kubeflow",
         missing="ask for it (v1.9)",
+        init_image="alpine:3.10",
+        image_flag="--pytorch-init-container-image",
+        template_flag="--pytorch-init-container-template-file",
     )
     init_container = "init-pytorch"
     """It waits for the Master's name in front of the Workers."""
@@ -76,6 +80,14 @@ class PyTorchJob(Target):
     keeps_ended_pods = False
     spec_fields = frozenset(operator.known_fields("spec"))
     policy_at = ("spec", "runPolicy")
+    sources = {  # noqa: RUF012 - as in Target
+        "cleanPodPolicy": ("policy", "clean_pod_policy"),
+        "backoffLimit": ("policy", "max_restarts"),
+        "restartPolicy": ("policy", "restart_policy"),
+        "minReplicas": ("replicas", "elastic"),
+        "maxReplicas": ("replicas", "elastic"),
+        "nprocPerNode": ("replicas", "nproc_per_node"),
+    }
     manager = operator.MANAGER
 
     # --- from a spec to an object
@@ -98,6 +110,13 @@ class PyTorchJob(Target):
         """The problems that the operator's webhook reports, or else those of the CRD's types."""
         refused = operator.webhook_problems(manifest)
         return refused or list(type_problems(self.typed(manifest)[1]))
+
+    @property
+    def rules(self) -> Rules[Any]:
+        """What the operator makes of the fields."""
+        from k8sjob.targets.pytorchjob.lint import RULES  # noqa: PLC0415 - for lint alone
+
+        return RULES
 
     def injected_env(self, job: Json, role: Role | str, index: int) -> dict[str, str]:
         """The operator's variables, which win over those of the manifest."""

@@ -10,14 +10,8 @@ from strategies import examples
 
 from k8sjob.contract import Role
 from k8sjob.kube.objects import is_true
-from k8sjob.targets.pytorchjob.reconcile import (
-    CreatePod,
-    DeleteJob,
-    DeletePod,
-    Record,
-    finished,
-    reconcile,
-)
+from k8sjob.targets.api import CreatePod, DeleteJob, DeletePod, Record
+from k8sjob.targets.pytorchjob.reconcile import finished, reconcile
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

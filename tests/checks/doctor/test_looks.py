@@ -91,10 +91,10 @@ SLOW = {CLASSES: items({"metadata": {"name": "slow"}})}
 LOOKS = [
     # the API
     (crd, {}, OK, "PyTorchJob is served"),
-    (crd, {TRAINER: {"kind": "APIGroup"}}, OK, "Trainer 2 is there too"),
+    (crd, {TRAINER: {"kind": "APIGroup"}}, OK, "Kubeflow Trainer is there too"),
     (crd, {API: None}, PROBLEM, "the CRD of the training operator is not installed"),
     (crd, {API: {"resources": [{"name": "tfjobs"}]}}, PROBLEM, "is not installed"),
-    (crd, {API: None, TRAINER: {"kind": "x"}}, PROBLEM, "Kubeflow Trainer 2 alone", "--target"),
+    (crd, {API: None, TRAINER: {"kind": "x"}}, PROBLEM, "Kubeflow Trainer alone", "--target"),
     (crd, {API: ApiError("unavailable", code=503)}, PROBLEM, "cannot be looked at: unavail"),
     # the webhook
     (webhook, {}, OK, f"answers: {HOOK} refused a bad job"),

@@ -5,8 +5,8 @@ from healthy import node, pod, the
 
 from k8sjob.checks.doctor.check import Verdict
 from k8sjob.checks.doctor.cluster import free_devices, nodes
-from k8sjob.checks.doctor.needs import fit, refusal
-from k8sjob.kube.capacity import Node
+from k8sjob.checks.doctor.needs import fit
+from k8sjob.kube.capacity import Node, refusal
 
 OK, WARNING, UNKNOWN, PROBLEM = Verdict.OK, Verdict.WARNING, Verdict.UNKNOWN, Verdict.PROBLEM
 GPU, PRODUCT = "nvidia.com/gpu", "nvidia.com/gpu.product"

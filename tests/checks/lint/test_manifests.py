@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from strategies import examples, job_specs
 
 from k8sjob.checks.lint import lint, lint_manifest, manifest_pods
-from k8sjob.checks.lint.manifest_facts import Job
 from k8sjob.rendering import render
 from k8sjob.spec import JobSpec
 from k8sjob.targets.jobs import DEFAULT, TARGETS
+from k8sjob.targets.manifest_facts import Job
 from k8sjob.yamldoc import dump, parse
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.checks.lint.finding import Hit, Rules
-from k8sjob.checks.lint.manifest_facts import Job, Replica, launcher_flags, launcher_of
 from k8sjob.contract import Role, did_you_mean
-from k8sjob.kube.objects import at_path
+from k8sjob.kube.objects import Object, at_path
+from k8sjob.rules import Hit, Rules
+from k8sjob.targets.manifest_facts import Job, Replica, launcher_flags, launcher_of
 from k8sjob.targets.pytorchjob.operator import CLOSED_PATHS, known_fields
 
 if TYPE_CHECKING:
@@ -62,10 +62,11 @@ def _where_to(key: str, known: tuple[str, ...]) -> str:
 @RULES.error
 def _worker_name_too_long(job: Job) -> Iterator[Hit]:
     """A service is called <job>-worker-<n>, of at most 63 characters; nothing checks it before."""
+    job_name = Object(job.data).name
     for replica in job.replicas:
         most = max(replica.count, at_path(job.elastic, "maxReplicas") or 0)
-        name = f"{job.name}-{replica.role.lower()}-{most - 1}"
-        if len(name) > _MAX_NAME >= len(job.name):
+        name = f"{job_name}-{replica.role.lower()}-{most - 1}"
+        if len(name) > _MAX_NAME >= len(job_name):
             yield job.at(
                 ("metadata", "name"),
                 f"{name!r} has {len(name)} characters: its service is refused and the job waits "
@@ -112,7 +113,7 @@ def _restart_policy_in_template(job: Job) -> Iterator[Hit]:
         acts = "Never" if replica.restart_policy == "ExitCode" else replica.restart_policy
         if value is not None and value != acts:
             yield job.at(
-                (*replica.pod_path, "restartPolicy"),
+                (*replica.path, "spec", "restartPolicy"),
                 f"restartPolicy {value!r} in the pod template is overwritten by {acts!r}; "
                 + job.step(
                     f"set it beside `replicas` of the {replica.role}",

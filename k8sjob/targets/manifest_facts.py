@@ -9,11 +9,10 @@ from functools import cached_property
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.checks.lint.finding import Hit
 from k8sjob.errors import field_path
 from k8sjob.kube.capacity import counts_gpus
 from k8sjob.kube.objects import Json, at_path, training
-from k8sjob.targets.jobs import DEFAULT
+from k8sjob.rules import Hit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -88,11 +87,6 @@ class Replica:
     restart_policy: str = ""
 
     @property
-    def pod_path(self) -> FieldPath:
-        """The path of its pod spec."""
-        return (*self.path, "spec")
-
-    @property
     def pod(self) -> Json:
         """Its pod spec."""
         return at_path(self.template, "spec") or {}
@@ -100,7 +94,7 @@ class Replica:
     def containers(self, kind: str = "containers") -> list[Container]:
         """Its containers, or its `initContainers`."""
         return [
-            Container((*self.pod_path, kind, index), item)
+            Container((*self.path, "spec", kind, index), item)
             for index, item in enumerate(self.pod.get(kind, ()))
         ]
 
@@ -132,12 +126,6 @@ class Job:
     ) -> None:
         self.target, self.place = target, place
         self.data, self.wrong = target.typed(data)
-        self._refusals = self.target.problems(data) if self.operated else []
-
-    @property
-    def operated(self) -> bool:
-        """Whether the training operator works on it, so that the checks of that apply."""
-        return self.target is DEFAULT
 
     def at(self, path: FieldPath, message: str) -> Hit:
         """A hit at a field, or at the nearest thing around it."""
@@ -157,19 +145,14 @@ class Job:
         typed_wrong = {_brackets(field_path(wrong.path)) for wrong in self.wrong}
         return [
             problem
-            for problem in self._refusals
+            for problem in self.target.problems(self.data)
             if not any(_brackets(problem.field).startswith(field) for field in typed_wrong)
         ]
 
-    @property
-    def name(self) -> str:
-        """The job's name, or empty."""
-        return str(self.get("metadata", "name") or "")
-
     @cached_property
     def replicas(self) -> Sequence[Replica]:
-        """The replicas of each role that has any, or of each Pod template."""
-        if self.operated:
+        """The replicas of each role, or of each Pod template where the kind has no checks."""
+        if self.target.rules:
             return [
                 Replica(one.role, one.path, one.template, one.count, one.restart_policy)
                 for one in self.target.replicas(self.data)

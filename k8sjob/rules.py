@@ -1,0 +1,80 @@
+"""Rules: checks of what was read, each a function with its reason; see k8sjob.checks.lint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+T = TypeVar("T")
+
+Subject = Literal["manifest", "script", "any"]
+
+
+class Severity(StrEnum):
+    """The severity of a finding."""
+
+    ERROR = "error"
+    """It hangs, crashes at the start or is rejected."""
+    WARNING = "warning"
+    """It goes wrong silently, or only when something else fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A check: its name and its reason.
+
+    Attributes:
+        id: the stable name that a comment `# k8sjob: ignore[id]` silences it by.
+        severity: of all its findings.
+        subject: what it reads.
+        why: the mechanism behind it, one sentence.
+    """
+
+    id: str
+    severity: Severity
+    subject: Subject
+    why: str
+
+
+class Hit(NamedTuple):
+    """A rule's result: line and column from 1, the message, and the file if it is another."""
+
+    line: int
+    column: int
+    message: str
+    source: str = ""
+
+
+class Rules(Generic[T]):
+    """The checks of a subject, each with the function that makes it over what was read (a T)."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._rules: list[tuple[Check, Callable[[T], Iterable[Hit]]]] = []
+
+    def error(self, hits: Callable[[T], Iterable[Hit]]) -> None:
+        """Make a function a check whose findings are errors: its docstring is the reason."""
+        self._add(hits, Severity.ERROR)
+
+    def warning(self, hits: Callable[[T], Iterable[Hit]]) -> None:
+        """Make a function a check whose findings are warnings."""
+        self._add(hits, Severity.WARNING)
+
+    def _add(self, hits: Callable[[T], Iterable[Hit]], severity: Severity) -> None:
+        name = hits.__name__.strip("_").replace("_", "-")
+        self._rules.append((Check(name, severity, self._subject, hits.__doc__ or ""), hits))
+
+    @property
+    def checks(self) -> list[Check]:
+        """The checks, in the order of their functions."""
+        return [check for check, _ in self._rules]
+
+    def hits(self, read: T) -> Iterator[tuple[Check, Hit]]:
+        """The results of all checks."""
+        for check, hits in self._rules:
+            for hit in hits(read):
+                yield check, hit

@@ -1,0 +1,98 @@
+"""What stays in its room: the names of a kind of job, and the layout of Kubernetes' objects."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import k8sjob
+
+ROOT = Path(k8sjob.__file__).parent
+KIND = re.compile(
+    r"pytorchjob|trainjob|jobset|kubeflow|training operator|targets\.indexed|replicaSpecs"
+    r"|replicatedJobs|runPolicy|elasticPolicy|nprocPerNode|cleanPodPolicy|backoffLimit",
+    re.IGNORECASE,
+)
+"""Names of a kind, of its module, of its fields."""
+KINDS_ALLOWED = {
+    "adopt/equivalence.py": "which fields may be empty, of all kinds at once",
+    "contract.py": "the name of the port, which the runtime reads too",
+    "kube/objects.py": "how the labels of controllers begin, which a spec may not have",
+    "proving/fit.py": "a job is measured as the default kind",
+    "proving/proof.py": "a job is proved as the default kind",
+    "spec/job.py": "the field `target` of job.yaml, and an example of an overlay",
+    "spec/values.py": "the values of `target`",
+}
+PARTS = {"metadata", "status"}
+OWN = ("adopt", "backends", "checks", "cli", "jobs", "observe", "rendering", "ui", "view")
+WALKS_ALLOWED = {
+    "adopt/fields.py": "data of a job.yaml",
+    "checks/doctor/machine.py": "the answer of `kubectl version`",
+}
+
+
+def modules(*packages):
+    return [path for package in packages for path in sorted(ROOT.glob(f"{package}/**/*.py"))]
+
+
+def named(path):
+    """The texts and names in a module that are not documentation."""
+    tree = ast.parse(path.read_text())
+    documentation = {
+        id(one.value)
+        for node in ast.walk(tree)
+        for one in (getattr(node, "body", None) or () if not isinstance(node, ast.expr) else ())
+        if isinstance(one, ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and id(node) not in documentation:
+            yield str(node.value)
+        elif isinstance(node, ast.ImportFrom):
+            yield f"{node.module} {' '.join(one.name for one in node.names)}"
+        elif isinstance(node, ast.Name | ast.Attribute):
+            yield node.id if isinstance(node, ast.Name) else node.attr
+
+
+def test_nothing_outside_targets_names_a_kind_of_job():
+    outside = [*ROOT.glob("*.py"), *modules("kube", "proving", "spec", "yamldoc", "image", *OWN)]
+    found = {str(path.relative_to(ROOT)) for path in outside if any(map(KIND.search, named(path)))}
+    assert found == KINDS_ALLOWED.keys()
+
+
+def looked_up(node):
+    """The holder and the key of `holder["key"]`, `holder.get("key")` or `(... or {})`."""
+    match node:
+        case ast.BoolOp(op=ast.Or(), values=[first, *_]):
+            return looked_up(first)
+        case ast.Subscript(value=holder, slice=ast.Constant(value=str(key)), ctx=ast.Load()):
+            return holder, key
+        case ast.Call(
+            func=ast.Attribute(value=holder, attr="get"), args=[ast.Constant(value=str(key)), *_]
+        ):
+            return holder, key
+    return None
+
+
+def walks(path):
+    """The lines that look into a part of an object, or two steps deep, without a view."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.BoolOp) and (found := looked_up(node)):
+            holder, key = found
+            if key in PARTS or looked_up(holder):
+                yield f"{path.relative_to(ROOT)}:{node.lineno}"
+
+
+@pytest.mark.parametrize("package", OWN)
+def test_objects_are_read_through_views(package):
+    found = [walk for path in modules(package) for walk in walks(path)]
+    assert [walk for walk in found if walk.rpartition(":")[0] not in WALKS_ALLOWED] == []
+
+
+def test_the_search_for_walks_finds_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(f"{__name__}.ROOT", tmp_path)
+    (tmp_path / "one.py").write_text(
+        'a["metadata"]\nb.get("spec", {}).get("x")\n(c.get("x") or {}).get("y")\n'
+        'd["x"]["y"]\ne.get("x")\nf["metadata"] = 1\nObject(g).metadata\n'
+    )
+    assert [*walks(tmp_path / "one.py")] == [f"one.py:{line}" for line in (1, 2, 3, 4)]
