@@ -27,7 +27,6 @@ KINDS_ALLOWED = {
 PARTS = {"metadata", "status"}
 OWN = ("adopt", "backends", "checks", "cli", "jobs", "observe", "rendering", "ui", "view")
 WALKS_ALLOWED = {
-    "adopt/fields.py": "data of a job.yaml",
     "checks/doctor/machine.py": "the answer of `kubectl version`",
 }
 
