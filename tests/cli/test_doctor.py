@@ -186,5 +186,5 @@ def test_packages_that_a_job_would_miss_here(k8sjob, job_file):
     file.write_text(file.read_text().replace("image: team/tiny:1", image))
     done = k8sjob("doctor", file)
     assert done.code == 0
-    assert "lacks not-a-package-at-all" in done.out
+    assert "requirements: not-a-package-at-all" in done.out
     assert "cannot yet run on this machine" in done.out
