@@ -36,7 +36,7 @@ _GIB: Final = 1 << 30
 @click.option(
     "--max-records",
     type=click.IntRange(min=1),
-    help="So many records are kept, default 10000; the oldest are removed.",
+    help="How many records are kept, default 10000; the oldest are removed.",
 )
 @click.option(
     "--max-size",
@@ -57,7 +57,7 @@ def collect_command(  # noqa: PLR0917 - click hands them over by name
 
     Records are kept in the folder `records` of K8SJOB_STATE; `why`, `status`, `logs` and `usage`
     read them when the job is gone. With --into they are kept in a bucket, and read by their URLs.
-    Messages go to the webhook in the variable K8SJOB_WEBHOOK_URL, of Slack's shape.
+    Messages go to the webhook in the variable K8SJOB_WEBHOOK_URL, in the format of Slack.
     manifests/collector runs this command in a cluster.
     """
     from k8sjob.backends.record import Records  # noqa: PLC0415 - once the options are right

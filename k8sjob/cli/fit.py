@@ -72,7 +72,8 @@ def fit_command(
             for row in found["rows"]
         ],
     )  # fmt: skip
-    line(f"{found['ranks']} ranks, {found['optimizer']}; not counted: CUDA context, NCCL, cuDNN")
+    ranks = f"{found['ranks']} rank{'s' * (found['ranks'] > 1)}"
+    line(f"{ranks}, {found['optimizer']}; not counted: CUDA context, NCCL, cuDNN")
     line(f"workspace and fragmentation, for which {_size(found['allowance'])} are left free")
     line(found["advice"])
     return code

@@ -23,7 +23,7 @@ _LISTEN: Final = re.compile(r"(?:(?P<host>[\w.-]+|\[[0-9a-fA-F:]+\]):)?(?P<port>
 @click.option(
     "--listen",
     metavar="[HOST:]PORT",
-    help="Serve them until Ctrl-C; on this machine alone, unless HOST is another address of it.",
+    help="Serve them until Ctrl-C, only to this machine unless HOST is another address of it.",
 )
 @place_options(everywhere=True)
 def metrics_command(labels: str, listen: str | None, place: Place) -> None:
@@ -34,7 +34,7 @@ def metrics_command(labels: str, listen: str | None, place: Place) -> None:
     """
     address = listen and _LISTEN.fullmatch(listen)
     if listen and not (address and int(address["port"]) < 65536):
-        raise click.UsageError(f"--listen {listen!r}: write PORT or HOST:PORT, as 9400")
+        raise click.UsageError(f"--listen {listen!r}: write PORT or HOST:PORT, such as 9400")
     if importlib.util.find_spec("prometheus_client") is None:
         raise K8sJobError("metrics need one more package: pip install 'k8sjob[metrics]'")
     from prometheus_client import CollectorRegistry, start_http_server  # noqa: PLC0415 - it is there

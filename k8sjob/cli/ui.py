@@ -45,8 +45,9 @@ def ui_command(records: tuple[Path, ...], port: int, read_only: bool, place: Pla
     with listen(port) as listener:
         token = secrets.token_urlsafe(32)
         line(f"http://{HOST}:{listener.getsockname()[1]}/#token={token}")
+        may = "see" if read_only else "change"
         print_status(
-            "Open this address in a browser; whoever has it can change your jobs. Ctrl-C ends it."
+            f"Open this address in a browser; whoever has it can {may} your jobs. Ctrl-C ends it."
         )
         Server(Page(jobs, place.connect, read_only=read_only), token).run(sockets=[listener])
     # Only a signal ends it; where SIGINT was ignored before, the server's own is the only one.

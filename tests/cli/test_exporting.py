@@ -112,8 +112,8 @@ def test_a_damaged_one_is_passed_over_or_refused(folder, tmp_path):
     file.write_bytes(file.read_bytes()[:-5])
     done, [warning] = take(folder, tmp_path / "out.pt")
     assert done["step"] == 1
-    assert f"{path} is skipped: it is torn" in warning
-    with pytest.raises(ValueError, match=r"it is torn: .*take another checkpoint"):
+    assert f"{path} is skipped: it is incomplete or damaged" in warning
+    with pytest.raises(ValueError, match=r"it is incomplete or damaged: .*take another checkpoint"):
         take(path, tmp_path / "other.pt")
     assert not (tmp_path / "other.pt").exists()
 

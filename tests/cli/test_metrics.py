@@ -72,7 +72,7 @@ def test_a_cluster_that_cannot_be_read_is_down(k8sjob, tmp_path):
 def test_addresses_that_are_none(k8sjob, listen):
     done = k8sjob("metrics", "--listen", listen)
     assert done.code == 2
-    assert f"--listen {listen!r}: write PORT or HOST:PORT, as 9400" in done.err
+    assert f"--listen {listen!r}: write PORT or HOST:PORT, such as 9400" in done.err
 
 
 def test_a_port_that_is_taken_is_one_error(k8sjob):

@@ -138,7 +138,7 @@ def mark(nest: Any, name: str = "") -> tuple[Any, dict[str, Tensor]]:
 
 
 def read_others(content: bytes) -> dict[str, Any]:
-    """The content of a file of plain values and tensors; ValueError if it is torn or holds more."""
+    """The content of a file of plain values and tensors; ValueError if it is incomplete or damaged or holds more."""
     try:
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:
@@ -152,13 +152,13 @@ def read_others(content: bytes) -> dict[str, Any]:
 def read(folder: Path) -> dict[str, Any]:
     """The state in a checkpoint's folder, with a Stored for each tensor of model and optimizer.
 
-    Digests are not checked. ValueError: it is torn, or holds more than tensors and plain values.
+    Digests are not checked. ValueError: it is incomplete or damaged, or holds more than tensors and plain values.
     """
     files = read_digests(folder)
     try:
         others = read_others((folder / OTHERS).read_bytes())
     except FileNotFoundError:
-        raise ValueError(f"it is torn: {OTHERS} is missing") from None
+        raise ValueError(f"it is incomplete or damaged: {OTHERS} is missing") from None
     except ValueError as error:
         raise ValueError(f"{OTHERS}: {error}") from error
     opened = _Folder(folder, _metadata(folder, files))
@@ -232,7 +232,7 @@ def _metadata(folder: Path, files: dict[str, Digest]) -> Metadata:
     try:
         found = _Descriptions(io.BytesIO((folder / METADATA).read_bytes())).load()
     except FileNotFoundError:
-        raise ValueError(f"it is torn: {METADATA} is missing") from None
+        raise ValueError(f"it is incomplete or damaged: {METADATA} is missing") from None
     except ValueError:
         raise
     except Exception as error:

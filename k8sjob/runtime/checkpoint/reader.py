@@ -133,14 +133,14 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def decode(content: bytes) -> dict[str, Any]:
-    """The state in a checkpoint's bytes, on the CPU; ValueError if it is torn or holds more."""
+    """The state in a checkpoint's bytes, on the CPU; ValueError if it is incomplete or damaged or holds more."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             torn = archive.testzip()
     except zipfile.BadZipFile as error:
-        raise ValueError(f"it is torn: {error} ({len(content)} bytes)") from None
+        raise ValueError(f"it is incomplete or damaged: {error} ({len(content)} bytes)") from None
     if torn:
-        raise ValueError(f"it is torn: {torn} does not match its checksum")
+        raise ValueError(f"it is incomplete or damaged: {torn} does not match its checksum")
     return sharded.read_others(content)
 
 

@@ -224,9 +224,11 @@ def read_digests(folder: Path) -> dict[str, Digest]:
             for name, digest in body["files"].items()
         }
     except FileNotFoundError:
-        raise ValueError(f"it is torn: {DIGESTS} is missing") from None
+        raise ValueError(f"it is incomplete or damaged: {DIGESTS} is missing") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ValueError(f"it is torn: {DIGESTS} is not a list of digests") from None
+        raise ValueError(
+            f"it is incomplete or damaged: {DIGESTS} is not a list of digests"
+        ) from None
     for name in found:
         if "/" in name or name in {"", ".", ".."}:
             raise ValueError(f"{DIGESTS} names {name!r}, which is not a file of the folder")
@@ -245,8 +247,10 @@ def check_digests(folder: Path, digests: Mapping[str, Digest], names: Iterable[s
         try:
             size = file.stat().st_size
         except FileNotFoundError:
-            raise ValueError(f"it is torn: {name} is missing") from None
+            raise ValueError(f"it is incomplete or damaged: {name} is missing") from None
         if size != wanted.size:
-            raise ValueError(f"it is torn: {name} has {size} bytes, not {wanted.size}")
+            raise ValueError(
+                f"it is incomplete or damaged: {name} has {size} bytes, not {wanted.size}"
+            )
         if measure(file) != wanted:
-            raise ValueError(f"it is torn: {name} does not match its digest")
+            raise ValueError(f"it is incomplete or damaged: {name} does not match its digest")
