@@ -87,7 +87,10 @@ def _measured(field: dict[str, Any]) -> str:
     unit = field.get("unit")
     if unit in ("bytes", "cores"):
         return f"quantity of {unit}"
-    return "time" if unit == "time" else _type(field) + (f" of {unit}" if unit else "")
+    kind = _type(field)
+    if kind == "number":
+        return f"number ({unit})"
+    return "time" if unit == "time" else kind + (f" of {unit}" if unit else "")
 
 
 def _default(field: dict[str, Any]) -> str:

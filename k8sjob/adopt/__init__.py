@@ -284,8 +284,8 @@ def _notes(spec: JobSpec, original: Json) -> Iterator[str]:
         )
     elif spec.run.command is not None and after_agent(command) is None:
         yield (
-            "the command runs as it is, without k8sjob's agent; run.script would start it with the agent,"
-            " in an image with k8sjob's runtime"
+            "the command runs as it is, without k8sjob's agent; run.script would start it with"
+            " the agent, in an image with k8sjob's runtime"
         )
     if any("automountServiceAccountToken" not in pod for _, pod in pods(original)):
         yield (

@@ -36,13 +36,13 @@ _GIB: Final = 1 << 30
 @click.option(
     "--max-records",
     type=click.IntRange(min=1),
-    help="How many records are kept, default 10000; the oldest are removed.",
+    help="Number of records to keep, default 10000; the oldest are removed.",
 )
 @click.option(
     "--max-size",
     type=click.IntRange(min=1),
     metavar="GIB",
-    help="So many GiB of records are kept, default 50.",
+    help="GiB of records to keep, default 50; the oldest are removed.",
 )
 @place_options(everywhere=True, local=False)
 def collect_command(  # noqa: PLR0917 - click hands them over by name

@@ -32,7 +32,9 @@ def _sizes(_ctx: click.Context, _option: click.Parameter, given: str | None) -> 
 
 @click.command("fit", cls=JobCommand)
 @job_file_options()
-@click.option("--batch-sizes", metavar="N,N", callback=_sizes, help="Samples of a rank in a batch.")
+@click.option(
+    "--batch-sizes", metavar="N,N", callback=_sizes, help="Batch sizes of a rank to estimate."
+)
 @click.option(
     "--gpu-memory",
     metavar="SIZE",

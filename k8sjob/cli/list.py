@@ -31,9 +31,9 @@ _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 def list_command(labels: str, output: str, place: Place) -> int:
     """List the jobs of this machine and, if one is configured, of the cluster; newest first.
 
-    For the newest 32 running jobs it shows epoch, step, loss and ETA, or how far their start is. If
-    this machine has several runs of one name, each is listed as local/NAME@RUN. The KIND is shown
-    if there are several.
+    For the newest 32 running jobs it shows epoch, step, loss and ETA, or which phase of the start
+    they are in. If this machine has several runs of one name, each is listed as local/NAME@RUN. The
+    KIND is shown if there are several.
 
     If the cluster cannot be reached, the jobs of this machine are still listed, with an error and
     the exit code 1.

@@ -30,8 +30,8 @@ def rerun_command(  # noqa: PLR0917 - click hands them over by name
     """Run a job once more as it was: the same spec, the same code, from the beginning.
 
     NAME is a job that exists or of which a record was kept, or a record: FILE.k8sjob. A job of this
-    machine runs on it again, with the code of that run although it may have changed since. A job of
-    a cluster is submitted there with the image that ran, as NAME-xxxxx, and followed.
+    machine runs on it again, with the code of that run, even if it has changed since. A job of a
+    cluster is submitted there with the image that ran, as NAME-xxxxx, and followed.
     """
     from k8sjob.jobs.rerun import plan_here, plan_there  # noqa: PLC0415 - once the job is found
     from k8sjob.jobs.submit import submit_plan  # noqa: PLC0415 - the same

@@ -134,7 +134,7 @@ def _was_stopped(backend: LocalBackend, ref: JobRef) -> bool:
     "factor",
     type=click.FloatRange(min=0.01),
     metavar="FACTOR",
-    help="Show a job that has ended once more, FACTOR times as fast as it ran.",
+    help="Replay a job that has ended, FACTOR times as fast as it ran.",
 )
 @view_options
 @selector_option

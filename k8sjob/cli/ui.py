@@ -26,8 +26,8 @@ def ui_command(records: tuple[Path, ...], port: int, read_only: bool, place: Pla
     """Show jobs on a page in the browser: their state, curves and output, and why they fail.
 
     The page has the jobs of this machine and, if one is configured, of the cluster, and those of
-    records. Its address, with a token, is printed; it is reached from this machine alone. Ctrl-C
-    ends it; the jobs continue.
+    records. Its address, with a token, is printed; only this machine can reach it. Ctrl-C ends
+    it; the jobs continue.
     """
     if not all(map(importlib.util.find_spec, ("starlette", "uvicorn"))):
         raise K8sJobError("the page needs two more packages: pip install 'k8sjob[ui]'")

@@ -53,8 +53,8 @@ def usage_command(  # noqa: PLR0917 - click hands them over by name
 ) -> int:
     """Show where the GPU hours of jobs went; CPU hours of jobs without GPUs.
 
-    Without NAMES all jobs are counted that are there, of this machine and of the cluster; NAME may
-    be a record, for jobs that are gone. Each hour has one use: queued, starting, training, waiting
+    Without NAME, all jobs of this machine and of the cluster are counted; NAME may be the record of
+    a job that is gone. Each hour has one use: queued, starting, training, waiting
     for the slowest rank, repeated after a failure, stalled, idle at the end; or running, where the
     script reports no steps.
     """

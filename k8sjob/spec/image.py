@@ -102,7 +102,8 @@ class Image(Part):
         default=None,
     )
     platform: Annotated[str, _PLATFORM] | None = doc(
-        "The platform of the image, as os/architecture; null: that of the base.",
+        "The platform of the image, as os/architecture; null: that of the base, or linux/amd64"
+        " if the base has several.",
         "linux/amd64",
         default=None,
     )

@@ -340,8 +340,8 @@ class Volume(Part):
     )
     read_only: Flag = doc("Whether the mount is read-only.", True, default=False)
     local: Text | None = doc(
-        "The folder that `k8sjob run` uses instead, relative to the job.yaml; null: a"
-        " folder for the job.",
+        "The folder that `k8sjob run` uses instead, relative to the job.yaml; required"
+        " for config_map and secret. null: a folder for the claim, shared by jobs, or for the job.",
         "./data",
         default=None,
     )

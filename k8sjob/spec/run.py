@@ -124,7 +124,7 @@ class Run(Part):
     )
     hang_timeout: Duration = doc(
         "How long a rank may make no progress (in a script without session(): wait in a"
-        " collective) before the job ends as hung; 0: forever.",
+        " collective) before all ranks end with exit code 140; 0: no limit.",
         "10m",
         unit="time",
         default=600,

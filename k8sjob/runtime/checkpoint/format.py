@@ -138,7 +138,7 @@ def mark(nest: Any, name: str = "") -> tuple[Any, dict[str, Tensor]]:
 
 
 def read_others(content: bytes) -> dict[str, Any]:
-    """The content of a file of plain values and tensors; ValueError if it is incomplete or damaged or holds more."""
+    """The content of a file of plain values and tensors; ValueError if it is damaged or holds more."""
     try:
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:
@@ -152,7 +152,7 @@ def read_others(content: bytes) -> dict[str, Any]:
 def read(folder: Path) -> dict[str, Any]:
     """The state in a checkpoint's folder, with a Stored for each tensor of model and optimizer.
 
-    Digests are not checked. ValueError: it is incomplete or damaged, or holds more than tensors and plain values.
+    Digests are not checked. ValueError: it is damaged, or holds more than tensors and plain values.
     """
     files = read_digests(folder)
     try:

@@ -133,7 +133,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def decode(content: bytes) -> dict[str, Any]:
-    """The state in a checkpoint's bytes, on the CPU; ValueError if it is incomplete or damaged or holds more."""
+    """The state in a checkpoint's bytes, on the CPU; ValueError if it is damaged or holds more."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             torn = archive.testzip()
