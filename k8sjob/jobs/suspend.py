@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from k8sjob.backends.api import Backend, JobRef
+    from k8sjob.kube.objects import Json
 
 
 def suspend(
@@ -31,13 +32,19 @@ def suspend(
     state = job_status(snapshot).state
     if is_suspended(job) == value and not state.finished:
         how = "is already suspended" if value else f"is not suspended ({state})"
-        return f"{ref} {how}: nothing was changed", ""
+        done = f"{ref} {how}: nothing was changed"
+        return done, _kueue_decides(job, ref, value=value) if value else ""
     backend.suspend(ref, value=value, waiting=waiting)
-    warning = ""
-    if QUEUE in Object(job).labels and ref.namespace != LOCAL:
-        warning = (
-            "where Kueue manages the job it undoes that at once; set spec.active of its Workload"
-            f" to {'false' if value else 'true'} instead: kubectl get workloads -n {ref.namespace}"
-            f" -l kueue.x-k8s.io/job-uid={Object(job).uid}"
-        )
+    warning = _kueue_decides(job, ref, value=value)
     return f"{ref} is being {'suspended' if value else 'resumed'}", warning
+
+
+def _kueue_decides(job: Json, ref: JobRef, *, value: bool) -> str:
+    """A warning where the job is in a queue of Kueue's; else empty."""
+    if QUEUE not in Object(job).labels or ref.namespace == LOCAL:
+        return ""
+    return (
+        f"where Kueue manages the job it {'starts' if value else 'stops'} it all the same; set"
+        f" spec.active of its Workload to {'false' if value else 'true'} instead: kubectl get"
+        f" workloads -n {ref.namespace} -l kueue.x-k8s.io/job-uid={Object(job).uid}"
+    )

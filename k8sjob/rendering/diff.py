@@ -13,12 +13,23 @@ from typing import Any, Final
 from k8sjob import yamldoc
 from k8sjob.contract import CONFIG_ENV, decode_object
 from k8sjob.errors import field_path
-from k8sjob.kube.objects import IMAGE_ORIGIN, MANIFEST_DIGEST, Json, Object, differing
+from k8sjob.kube.objects import (
+    IMAGE_ORIGIN,
+    MANIFEST_DIGEST,
+    QUEUE,
+    Json,
+    Object,
+    differing,
+    same_manifest,
+)
 from k8sjob.targets.jobs import keyed, target_of
 
 _KUBECTL: Final = "kubectl.kubernetes.io/last-applied-configuration"
 _BOOKKEEPING: Final = frozenset({MANIFEST_DIGEST, IMAGE_ORIGIN, _KUBECTL})
 """Annotations that repeat what stands elsewhere in the object."""
+_KUEUE: Final = "kueue.x-k8s.io/"
+_ASSIGNED: Final = frozenset({"nodeSelector", "tolerations", "parallelism", "completions"})
+"""Fields that Kueue sets by the flavor and the quota, where the job.yaml has not changed."""
 _IDENTITY: Final = ("name", "namespace", "labels", "annotations")
 """All of an object's metadata that its author writes."""
 _LABELS: Final = ("labels", "annotations")
@@ -56,6 +67,9 @@ def difference(there: Json | None, wanted: Json) -> Difference:
     if there is None:
         return Difference(_unified([], new, ("/dev/null", planned)), is_new=True)
     old = _written(there)
+    if QUEUE in Object(there).labels and QUEUE in Object(wanted).labels:
+        same = same_manifest(there, wanted)
+        old = _ordered(_without_kueue(old, new, _ASSIGNED if same else frozenset()))
     paths = list(differing(old, new, ()))
     target = target_of(wanted)
     at_once = [path for path in paths if path[0] == "metadata" or target.applies_at_once(path)]
@@ -64,6 +78,22 @@ def difference(there: Json | None, wanted: Json) -> Difference:
         tuple(field_path(path) for path in paths if path not in at_once),
         tuple(field_path(path) for path in at_once),
     )
+
+
+def _without_kueue(old: Any, new: Any, assigned: frozenset[str]) -> Any:
+    """A job in the cluster without what Kueue has written into it to start it."""
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        return [_without_kueue(*pair, assigned) for pair in zip(old, new, strict=True)]
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        return old
+    kept = {
+        key: _without_kueue(value, new.get(key) or {}, assigned)
+        for key, value in old.items()
+        if not key.startswith(_KUEUE) or key in new
+    }
+    for key in {"suspend", *assigned} & {*old, *new}:
+        kept[key] = new.get(key)
+    return kept
 
 
 def lines_between(one: Json, other: Json) -> tuple[str, ...]:

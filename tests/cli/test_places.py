@@ -252,6 +252,9 @@ def test_suspend_resume_and_delete_by_name(there, api, k8sjob):
     assert k8sjob("resume", "one") == (0, "blue/one is being resumed\n", "")
     assert api.jobs["blue", "one"]["spec"]["runPolicy"]["suspend"] is False
     api.jobs["blue", "two"]["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
+    again = k8sjob("suspend", "two")
+    assert again.out == "blue/two is already suspended: nothing was changed\n"
+    assert "set spec.active of its Workload to false instead" in again.err
     assert "set spec.active of its Workload to true instead" in k8sjob("resume", "two").err
     unasked = api.asked.count("PATCH")
     again = k8sjob("resume", "one").out

@@ -24,6 +24,7 @@ from observed import (
     unplaced,
 )
 
+from k8sjob.backends.api import Snapshot
 from k8sjob.contract import Event, Reason
 from k8sjob.observe.diagnose import Cause, diagnose
 from k8sjob.observe.diagnose.finding import without_replica
@@ -56,6 +57,26 @@ def test_a_pod_that_is_deleted_after_the_jobs_end_still_shows_the_cause():
     pod = make_pod("master-0", "Running", dying=True, terminated=ended(1, "ValueError: no"))
     failed = f"{PAST} w failed 1 time and max_restarts is 0"
     assert causes("Created", failed, pods=[pod]) == ["crash", "restart-limit"]
+
+
+def test_a_replica_that_is_ended_with_its_job_is_not_the_cause():
+    meta = {"deletionTimestamp": at("05:02"), "deletionGracePeriodSeconds": 2}
+    killed = make_pod("master-0", "Running", meta=meta, terminated=ended(137, time="05:02"))
+    crashed = make_pod("worker-0", "Running", meta=meta, terminated=ended(1, "no", time="04:59"))
+    failed = f"{PAST} it has reached the specified backoff limit"
+    assert causes("Created", failed, pods=[killed, crashed]) == ["crash", "restart-limit"]
+    assert causes("Created", failed, pods=[killed]) == ["restart-limit"]
+    before = make_pod("master-0", "Running", meta=meta, terminated=ended(137, time="04:59"))
+    assert causes("Created", failed, pods=[before]) == ["killed", "restart-limit"]
+
+
+def test_where_the_output_is_gone_the_next_step_keeps_it():
+    failed = f"{PAST} it has reached the specified backoff limit"
+    gone = only("Created", failed)
+    assert "their output with them" in gone.next_step
+    assert "policy.restart_policy Never" in gone.next_step
+    pod = make_pod("master-0", "Failed", terminated=ended(1, "ValueError: no"))
+    assert "output with" not in why("Created", failed, pods=[pod])[1].next_step
 
 
 def test_nothing_is_wrong_with_a_job_that_runs_or_ended_well():
@@ -553,6 +574,25 @@ def test_refusals(notes, expected):
     cause, _, words = expected.partition(" | ")
     assert finding.cause == cause
     assert words in finding.message
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        'jobs.batch "job-node-0" already exists',
+        'admission webhook "mjob.kb.io" denied the request: JobSet.jobset.x-k8s.io "job" not found',
+    ],
+)
+def test_a_job_that_its_jobset_has_made_after_all_is_no_problem(note):
+    message = f'job "job-node-0" creation failed with error: {note}'
+    refusal = about("JobSet", "job", "JobCreationFailed", message, time="09:59")
+    meta = {"name": "job", "namespace": "ns", "uid": "u", "creationTimestamp": at("09:58")}
+    job = {"kind": "JobSet", "metadata": {**meta, "labels": {}}, "spec": {}, "status": {}}
+    child = {"metadata": {"name": "job-node-0"}, "spec": {"completions": 2}, "status": {}}
+    refused_alone = diagnose(Snapshot(job, (), (refusal,)), {}, (), now=NOW)
+    assert [finding.cause for finding in refused_alone] in (["name-taken"], ["webhook"])
+    made = diagnose(Snapshot({**job, "child": child}, (), (refusal,)), {}, (), now=NOW)
+    assert {finding.cause for finding in made} <= {"waiting", "operator-silent"}
 
 
 def test_refusals_that_differ_by_the_replica_s_name_are_one_finding():

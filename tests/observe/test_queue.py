@@ -143,6 +143,19 @@ def test_a_job_that_its_user_suspended_is_resumed_where_kueue_does_not_manage_it
     assert "k8sjob resume ns/job" in explained(job, *missing).next_step
 
 
+def test_a_priority_class_that_does_not_exist():
+    labels = {
+        "kueue.x-k8s.io/queue-name": "research",
+        "kueue.x-k8s.io/priority-class": "urgent",
+    }
+    related = absent("workloads"), local_queue(), absent("workloadpriorityclasses", "urgent")
+    found = explained(snapshot("Suspended", labels=labels), *related)
+    assert found.cause == "no-queue"
+    assert "there is no WorkloadPriorityClass 'urgent'" in found.message
+    assert "kueue_priority_class" in found.next_step
+    assert "resume" not in found.next_step
+
+
 NEVER = [
     ([absent("localqueues"), absent("workloads")], "Kueue is not installed in this cluster"),
     ([absent("localqueues", "research")], "there is no queue 'research' in namespace ns"),
@@ -271,3 +284,12 @@ def test_what_it_waits_for(job, own, detail, again):
     assert finding.cause == "queued"
     assert detail in finding.message
     assert ("by itself" in finding.next_step) is again
+
+
+def test_a_deactivated_workload_is_not_ahead(job):
+    message = "insufficient unused quota for cpu in flavor a100"
+    first, off = (workload(name, of=name) for name in ("first", "off"))
+    off["spec"]["active"] = False
+    found = explained(job, local_queue(), mine(pending(message), minute=5), first, off)
+    assert "ahead of it: ns/first" in found.message
+    assert "ns/off" not in found.message

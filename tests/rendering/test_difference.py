@@ -111,3 +111,34 @@ def test_a_setting_of_the_runtime_shows_by_itself(job):
         "name": "K8SJOB_CONFIG", "value": "no JSON",
     }  # fmt: skip
     assert difference(job, wanted)
+
+
+@pytest.mark.parametrize("target", ["pytorchjob", "job", "jobset", "trainjob"])
+def test_what_kueue_writes_into_a_job_that_it_starts_is_no_difference(target):
+    spec = SPEC.with_(target=target, kueue_queue="research")
+    job = manifest(spec)
+    there = copy.deepcopy(job)
+    assert start_by_kueue(there) > 0
+    assert not difference(there, job)
+    edited = manifest(spec.with_(image="team/tiny:2", node_selector={"gpu": "a100"}))
+    changed = {line.strip("+- ") for line in difference(there, edited).lines[2:] if line[0] == "+"}
+    assert changed >= {'image: "team/tiny:2"'}
+    assert not any("kueue.x-k8s.io" in line or "suspend" in line for line in changed)
+
+
+def start_by_kueue(value):
+    """Write into a job what Kueue does; the number of places."""
+    if isinstance(value, list):
+        return sum(map(start_by_kueue, value))
+    if not isinstance(value, dict):
+        return 0
+    places = sum([start_by_kueue(one) for one in value.values()])
+    if "suspend" in value:
+        value["suspend"] = False
+        places += 1
+    if "containers" in value:
+        value["nodeSelector"] = {"gpu": "h100"}
+    if "containers" in (value.get("spec") or {}):
+        value["metadata"].setdefault("annotations", {})["kueue.x-k8s.io/workload"] = "w"
+        value["metadata"].setdefault("labels", {})["kueue.x-k8s.io/podset"] = "main"
+    return places

@@ -15,7 +15,15 @@ from k8sjob.kube.client.errors import is_absent
 from k8sjob.kube.client.listwatch import list_all, pages
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.kueue import cluster_queue
-from k8sjob.kube.objects import QUEUE, Object, Pod, containers, is_ours, without_managed_fields
+from k8sjob.kube.objects import (
+    PRIORITY,
+    QUEUE,
+    Object,
+    Pod,
+    containers,
+    is_ours,
+    without_managed_fields,
+)
 from k8sjob.kube.resources import ResourcePath, path
 from k8sjob.targets.jobs import is_suspended, references, target_of
 
@@ -89,6 +97,11 @@ def _queue(transport: Transport, job: Json) -> list[Json]:
     of_job = {"labelSelector": f"kueue.x-k8s.io/job-uid={Object(job).uid}"}
     own = _read_related(transport, _Lookup("workloads", namespace, query=of_job, needed=True))
     local = _read_related(transport, _Lookup("localqueues", namespace, queue, needed=True))
+    if (name := Object(job).labels.get(PRIORITY)) and own and own[0]["kind"] == "Status":
+        # Kueue makes no Workload of a job whose class does not exist.
+        local += _read_related(
+            transport, _Lookup("workloadpriorityclasses", name=name, needed=True)
+        )
     cluster = next((name for one in local if (name := cluster_queue(one))), "")
     if not cluster or not any(one["kind"] == "Workload" for one in own):
         return own + local

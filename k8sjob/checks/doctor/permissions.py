@@ -138,7 +138,7 @@ RULES: Final = (
     Rule(_VIEWER, _KUEUE, "localqueues", ("get",), "submit, why, doctor job.yaml"),
     Rule(_VIEWER, *_PENDING, ("get",), "why: the place in a queue"),
     Rule(_WIDE, _KUEUE, "clusterqueues", ("get", "list"), "submit, why, doctor job.yaml"),
-    Rule(_WIDE, _KUEUE, "workloadpriorityclasses", ("get",), "submit, doctor job.yaml"),
+    Rule(_WIDE, _KUEUE, "workloadpriorityclasses", ("get",), "submit, why, doctor job.yaml"),
     Rule(_WIDE, "", "nodes", ("get", "list"), "submit, why, doctor"),
     Rule(_WIDE, "storage.k8s.io", "storageclasses", ("list",), "doctor"),
     Rule(_WIDE, "scheduling.k8s.io", "priorityclasses", ("get",), "doctor job.yaml"),

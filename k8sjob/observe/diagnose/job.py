@@ -102,11 +102,14 @@ def limits(facts: Facts) -> Iterator[Finding]:
         )
     yield from _overdue(facts)
     if facts.status.state is JobState.FAILED and (any(one in message for one in _LIMIT_REACHED)):
-        yield Finding(
-            Cause.RESTART_LIMIT,
-            message,
-            "remove the cause of the restarts; policy.max_restarts allows more of them",
-        )
+        step = "remove the cause of the restarts; policy.max_restarts allows more of them"
+        if not facts.pods and not facts.ends and not facts.local:
+            step += (
+                ". Its pods are gone, and their output with them: to see the cause, run it again"
+                " with policy.restart_policy Never, which keeps them, or follow it: k8sjob watch"
+                f" {facts.job_argument}"
+            )
+        yield Finding(Cause.RESTART_LIMIT, message, step)
 
 
 def failed(facts: Facts) -> Iterator[Finding]:

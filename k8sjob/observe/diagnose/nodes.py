@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import CONTAINER_NAMES
 from k8sjob.kube.capacity import as_text, nodes_of, pod_requests, requested_by_node, tolerates
-from k8sjob.kube.objects import Condition, Object, event_time
+from k8sjob.kube.objects import Condition, Object, event_time, moment
 from k8sjob.observe.diagnose.finding import Cause, Explanation, grouped
 from k8sjob.observe.diagnose.volumes import unbound
 from k8sjob.targets.api import JobState
@@ -38,6 +38,7 @@ _MAX_AGE_SECONDS: Final = 3600
 """How long the end of a Pod that is gone is reported."""
 _STAMP_SECONDS: Final = 2.0
 """A Pod may be recreated in the second in which the end of the one before is written down."""
+_SIGKILLED: Final = 137
 _GRACE_SECONDS: Final = 120.0
 """A container ends at most so long after its Pod was evicted or deleted, for most grace periods."""
 _NODES: Final = re.compile(r"^\d+/(\d+) nodes are available: ?")
@@ -233,13 +234,24 @@ def ended_by_displacement(facts: Facts, end: End, left: Mapping[str, Explanation
     pod = next((pod for pod in facts.pods if pod.replica == end.replica), None)
     # When a job has ended, its controller deletes the Pods that do not count as ended.
     deleted_before = pod and pod.deleting and not facts.status.state.finished
-    if pod and (deleted_before or _displaced(pod)):
+    if pod and (deleted_before or _displaced(pod) or _ended_by_deletion(pod, end)):
         return True
     found = left.get(end.replica)
     if found is None:
         return False
     newer = pod and pod.created_at and pod.created_at.timestamp() + _STAMP_SECONDS < end.time
     return not newer and end.time <= _time(found) + _GRACE_SECONDS
+
+
+def _ended_by_deletion(pod: Pod, end: End) -> bool:
+    """Whether a container was killed after its Pod's deletion had been requested."""
+    meta = pod.metadata
+    if end.exit_code != _SIGKILLED or end.why == "OOMKilled" or not pod.deleting:
+        return False
+    asked = moment(meta["deletionTimestamp"])  # the end of the grace period
+    return asked is not None and end.time > asked.timestamp() - meta.get(
+        "deletionGracePeriodSeconds", 0
+    )
 
 
 def _time(found: Explanation) -> float:

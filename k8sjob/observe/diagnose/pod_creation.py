@@ -9,7 +9,7 @@ import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.kube.objects import event_time
+from k8sjob.kube.objects import Object, event_time
 from k8sjob.observe.diagnose.finding import (
     Cause,
     Explanation,
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from k8sjob.observe.diagnose.facts import Facts
 
 _INIT: Final = "|".join(re.escape(one.init_container) for one in TARGETS if one.init_container)
+_QUOTED: Final = re.compile(r'"([^"]+)"')
 _QUOTA: Final = re.compile(
     r"exceeded quota: [^,]+, requested: (?P<asked>.*), used: (?P<used>.*), limited: (?P<hard>.*)"
 )
@@ -70,7 +71,7 @@ _RULES: Final = (
         Cause.SERVICE_ACCOUNT,
         "there is no service account {account!r} in namespace {namespace}",
         "create it (kubectl create serviceaccount {account} -n {namespace}), or correct"
-        " service_account in the job",
+        " service_account in the job; it is tried again, after some minutes at the latest",
     ),
     Rule(
         r"(?P<limit>(?:maximum|minimum) \S+ (?:usage|limit to request ratio) per [^\n]*)",
@@ -126,8 +127,8 @@ def creation_refused(facts: Facts) -> Iterator[Finding]:
     companion = facts.target.companion
     for event in facts.job_events:
         missed = companion is not None and companion.is_missed(event.get("message", ""))
-        if event.get("reason") in refusals and not missed:
-            message = event.get("message", "").removeprefix("Error creating: ")
+        message = event.get("message", "").removeprefix("Error creating: ")
+        if event.get("reason") in refusals and not missed and not _is_there(facts, message):
             explanation = _explain(facts, message)
             newest[_named(facts, message), explanation.cause] = explanation, event
     same: defaultdict[object, list[tuple[str, Explanation]]] = defaultdict(list)
@@ -162,8 +163,16 @@ def _is_less_specific(explanation: Explanation, others: Iterable[Explanation]) -
 
 def _named(facts: Facts, message: str) -> str:
     """The replica that a message names by its Pod or Service; empty if it names none."""
-    quoted = re.findall(r'"([^"]+)"', message)
-    return next(filter(None, (facts.target.replica_named(facts.name, one) for one in quoted)), "")
+    quoted = (facts.target.replica_named(facts.name, one) for one in _QUOTED.findall(message))
+    return next(filter(None, quoted), "")
+
+
+def _is_there(facts: Facts, message: str) -> bool:
+    """Whether a message names the object between the job and its Pods, and that is there now.
+
+    The JobSet controller may try to create it twice, and Kueue's webhook refuse it at first.
+    """
+    return Object(Object(facts.snapshot.job).part("child")).name in _QUOTED.findall(message)
 
 
 def _created_since(facts: Facts, replica: str, refusal: Json) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.kube.capacity import amounts, as_text
 from k8sjob.kube.kueue import closed, cluster_queue
-from k8sjob.kube.objects import QUEUE, Condition, Object, moment
+from k8sjob.kube.objects import PRIORITY, QUEUE, Condition, Object, moment
 from k8sjob.observe.diagnose.finding import Cause, Finding, age, ago, listed, one_line
 from k8sjob.targets.api import JobState
 
@@ -111,6 +111,11 @@ def _closed(facts: Facts, queue: str) -> tuple[str, str] | None:
         shown = f"kubectl get localqueues -n {facts.namespace} shows the existing ones"
         what = f"there is no queue {queue!r} in namespace {facts.namespace}"
         return what, f"correct kueue_queue ({shown}), {without}"
+    priority = facts.job.labels.get(PRIORITY, "")
+    if ("workloadpriorityclasses", priority) in facts.not_found:
+        what = f"there is no WorkloadPriorityClass {priority!r}, so Kueue leaves the job alone"
+        shown = "kubectl get workloadpriorityclasses shows the existing ones"
+        return what, f"have it created, or correct kueue_priority_class ({shown})"
     created = facts.status.created
     if ("workloads", "") in facts.not_found and created and facts.now - created > _NO_WORKLOAD:
         what = f"Kueue has made no Workload for it in {age(created, facts.now)}: it does not run,"
@@ -248,6 +253,7 @@ def _jobs_ahead(facts: Facts, workload: Json, queue: str) -> str:
         for one in facts.of_kind("Workload")
         if Object(one).namespace == own.namespace
         and Object(one).spec.get("queueName") == queue
+        and Object(one).spec.get("active") is not False
         and not Object(one).condition("QuotaReserved").true
         and not Object(one).condition("Finished").true
         and _place(one) < _place(workload)

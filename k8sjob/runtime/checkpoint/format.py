@@ -138,7 +138,7 @@ def mark(nest: Any, name: str = "") -> tuple[Any, dict[str, Tensor]]:
 
 
 def read_others(content: bytes) -> dict[str, Any]:
-    """The content of a file of plain values and tensors; ValueError if it is damaged or holds more."""
+    """Plain values and tensors from a file's content; ValueError if it is damaged or holds more."""
     try:
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:

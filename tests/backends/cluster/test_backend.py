@@ -731,6 +731,12 @@ def test_what_is_not_there_of_kueue(backend, there, listed, error, note):
     missing = {tuple(item["details"].values()) for item in found if item["kind"] == "Status"}
     queue = ("localqueues", "research" if note == "not found" else "")
     assert missing == {queue, ("workloads", "")}
+    owner["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] = "urgent"
+    classes = "/apis/kueue.x-k8s.io/v1beta2/workloadpriorityclasses"
+    there.on("GET", f"{classes}/urgent", error(404, "NotFound", "not found"))
+    found = backend.related(backend.snapshot(JobRef("one", "team")))
+    missing = {tuple(item["details"].values()) for item in found if item["kind"] == "Status"}
+    assert missing == {queue, ("workloads", ""), ("workloadpriorityclasses", "urgent")}
     there.on("GET", f"{kueue}/workloads", error(403, "Forbidden", "no"))
     found = backend.related(backend.snapshot(JobRef("one", "team")))
     missing = {tuple(item["details"].values()) for item in found if item["kind"] == "Status"}
