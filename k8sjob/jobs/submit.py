@@ -170,11 +170,7 @@ class _Submission:
             if existing is None:
                 continue
             ref = JobRef.of(existing)
-            if target_of(existing).shared_kind and not is_ours(existing):
-                raise JobExists(
-                    f"{ref} already exists, and it is a {ref.kind} that k8sjob has not created;"
-                    " choose another name"
-                )
+            _refuse_others(existing)
             if Object(existing).deleting:
                 if self._dry_run:
                     self._backend.dry_run(self._plan.manifest, name_free=True)
@@ -204,6 +200,7 @@ class _Submission:
         if other is None:
             return Outcome.CREATED
         ref = JobRef.of(other)
+        _refuse_others(other)
         if not replace:
             raise JobExists(
                 f"{ref} already exists, and it is a {ref.kind}; replace it, or submit under a"
@@ -286,6 +283,16 @@ class _Submission:
                     f" {ref.kind.lower()} {ref.name} -n {ref.namespace} -o yaml"
                 )
             time.sleep(_POLL_SECONDS)
+
+
+def _refuse_others(existing: Json) -> None:
+    """Refuse the name of an object that may be anything but a training."""
+    if target_of(existing).shared_kind and not is_ours(existing):
+        ref = JobRef.of(existing)
+        raise JobExists(
+            f"{ref} already exists, and it is a {ref.kind} that k8sjob has not created;"
+            " choose another name"
+        )
 
 
 def _existing(backend: ClusterBackend, manifest: Json) -> Json | None:

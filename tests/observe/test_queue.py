@@ -153,6 +153,7 @@ def test_a_priority_class_that_does_not_exist():
     assert found.cause == "no-queue"
     assert "there is no WorkloadPriorityClass 'urgent'" in found.message
     assert "kueue_priority_class" in found.next_step
+    assert "kubectl label pytorchjob job -n ns --overwrite" in found.next_step
     assert "resume" not in found.next_step
 
 

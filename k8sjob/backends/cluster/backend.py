@@ -81,7 +81,7 @@ class ClusterBackend(Creation):
             if target is not target_of(manifest):
                 with suppress(JobNotFound, ApiError):
                     there = self._get(JobRef(ref.name, ref.namespace, kind=target.kind))
-                    if not target.shared_kind or is_ours(there):
+                    if is_ours(there) or target.is_training(there):
                         return there
         return None
 
@@ -376,8 +376,18 @@ class ClusterBackend(Creation):
     # --- small things -----------------------------------------------------------------------------
 
     def _get(self, ref: JobRef) -> Json:
-        """The job; where its kind is not known, the first one of its name."""
-        unserved = None
+        """The job; where its kind is not known, the first one of its name, k8sjob's own first."""
+        by_others = None
+        for job in self._of_name(ref):
+            if ref.kind or not target_of(job).shared_kind or is_ours(job):
+                return job
+            by_others = by_others or job
+        if by_others is None:
+            raise self._not_found(ref)
+        return by_others
+
+    def _of_name(self, ref: JobRef) -> Iterator[Json]:
+        unserved, found = None, False
         for target in (of_kind(ref.kind),) if ref.kind else TARGETS:
             try:
                 job = without_managed_fields(
@@ -393,10 +403,10 @@ class ClusterBackend(Creation):
             if not ref.kind and not target.is_training(job):
                 continue
             if not ref.uid or Object(job).uid == ref.uid:
-                return {"apiVersion": target.api_version, "kind": target.kind, **job}
-        if unserved:
+                found = True
+                yield {"apiVersion": target.api_version, "kind": target.kind, **job}
+        if unserved and not found:
             raise unserved
-        raise self._not_found(ref)
 
     def _kind(self, ref: JobRef) -> Target:
         return of_kind(ref.kind) if ref.kind else target_of(self._get(ref))

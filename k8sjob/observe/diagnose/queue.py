@@ -111,18 +111,19 @@ def _closed(facts: Facts, queue: str) -> tuple[str, str] | None:
         shown = f"kubectl get localqueues -n {facts.namespace} shows the existing ones"
         what = f"there is no queue {queue!r} in namespace {facts.namespace}"
         return what, f"correct kueue_queue ({shown}), {without}"
+    look = f"make Kueue look again: kubectl label {facts.kubectl_name} --overwrite k8sjob/look=now"
     priority = facts.job.labels.get(PRIORITY, "")
     if ("workloadpriorityclasses", priority) in facts.not_found:
         what = f"there is no WorkloadPriorityClass {priority!r}, so Kueue leaves the job alone"
         shown = "kubectl get workloadpriorityclasses shows the existing ones"
-        return what, f"have it created, or correct kueue_priority_class ({shown})"
+        return what, f"have it created, then {look}; or correct kueue_priority_class ({shown})"
     created = facts.status.created
     if ("workloads", "") in facts.not_found and created and facts.now - created > _NO_WORKLOAD:
         what = f"Kueue has made no Workload for it in {age(created, facts.now)}: it does not run,"
         what += f" or does not manage {facts.target.kind}s in namespace {facts.namespace}"
         step = f"{start} check whether its controller runs, have {facts.target.kueue_framework} in"
         step += " integrations.frameworks of its settings, and the namespace in"
-        return what, f"{step} managedJobsNamespaceSelector"
+        return what, f"{step} managedJobsNamespaceSelector, then {look}"
     for local in facts.of_kind("LocalQueue"):
         name = cluster_queue(local)
         found = [one for one in facts.of_kind("ClusterQueue") if Object(one).name == name]

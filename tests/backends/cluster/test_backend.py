@@ -143,6 +143,29 @@ def test_a_job_of_others_is_neither_replaced_nor_overlooked(
             submit_plan(indexed, backend, replace=replace)
 
 
+def test_the_name_of_a_job_of_others_is_refused_to_every_kind(backend, script):
+    plan = plan_job(JobSpec(name="one", image="i", run={"command": ["true"]}))
+    meta = {"name": "one", "namespace": "team", "uid": "theirs"}
+    theirs = {"kind": "Job", "metadata": meta, "spec": {"completionMode": "Indexed"}}
+    script.on("GET", f"{BATCH}/one", theirs).on("POST", JOBS, job())
+    for replace in (False, True):
+        with pytest.raises(JobExists, match="it is a Job that k8sjob has not created"):
+            submit_plan(plan, backend, replace=replace)
+    assert not script.of("DELETE")
+    assert not script.of("POST")
+
+
+def test_of_two_jobs_of_a_name_k8sjobs_own_is_meant(backend, script):
+    meta = {"name": "one", "namespace": "team"}
+    theirs = {"metadata": {**meta, "uid": "theirs"}, "spec": {"completionMode": "Indexed"}}
+    own = {"metadata": {**meta, "uid": "own", "labels": {MANAGED_BY: "k8sjob"}}, "spec": {}}
+    own["spec"] = {"replicatedJobs": [{"template": {"spec": {"completionMode": "Indexed"}}}]}
+    script.on("GET", f"{BATCH}/one", theirs)
+    assert backend.find("one").uid == "theirs"
+    script.on("GET", f"{JOBSETS}/one", own)
+    assert backend.find("one") == JobRef("one", "team", "own", kind="JobSet")
+
+
 @pytest.mark.parametrize("code", [403, 504, 0], ids=["refused", "late", "lost"])
 def test_a_service_stays_where_its_job_may_have_been_created(code, backend, script, error, indexed):
     service = {"metadata": {"uid": "s", "resourceVersion": "1"}}
