@@ -99,7 +99,7 @@ def of_another_kind(overlay: Json, target: Target) -> Iterator[Problem]:
             yield Problem(
                 field_path(("overlay", *field)),
                 f"a {target.kind} has no {'.'.join(field)}, which is a {' or '.join(owners)}'s;"
-                f" say it in the fields of a {target.kind}, in pod_template if it is about the"
+                f" use the fields of a {target.kind}, in pod_template if it is about the"
                 " Pods of all replicas, or remove it",
             )
 
