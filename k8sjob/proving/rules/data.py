@@ -202,8 +202,8 @@ def uneven(evidence: Evidence) -> Iterator[Difference]:
                 len(trace.steps) > alone and trace.steps[alone].sizes for trace in evidence.ranks
             ):
                 text = (
-                    f"rank {most} has {counts[most]} batches in a pass and another rank {least}, which"
-                    " begins its next pass"
+                    f"rank {most} has {counts[most]} batches in a pass and another rank {least}:"
+                    " that one begins its next pass"
                 )
             yield Difference(
                 Cause.LAST_BATCH, alone, "gradient", text, rank=most, values=(1.0, share)
