@@ -17,8 +17,9 @@ from k8sjob.errors import K8sJobError
 @click.option(
     "--steps", metavar="K", type=click.IntRange(1), help="Maximum number of optimizer steps."
 )
+@click.option("-q", "--quiet", is_flag=True, help="Show only a difference.")
 @format_option("table", "json", "yaml")
-def prove_command(job: JobFile, steps: int | None, output: str) -> int:
+def prove_command(job: JobFile, steps: int | None, quiet: bool, output: str) -> int:
     """Compare the training in FILE (default: job.yaml) on one process with that on several.
 
     FILE may be a Python script, too. The script runs on this machine, unchanged, with --nproc
@@ -35,9 +36,8 @@ def prove_command(job: JobFile, steps: int | None, output: str) -> int:
         given = any(change.path == ("replicas", "nproc_per_node") for change in job.changes)
         asked = spec.replicas.nproc_per_node if given else None
         with job.located():
-            progress = (
-                print_status if output == "table" and sys.stderr.isatty() else (lambda _text: None)
-            )
+            shown = output == "table" and not quiet and sys.stderr.isatty()
+            progress = print_status if shown else (lambda _text: None)
             proof = prove(spec, nproc=asked, steps=steps, folder=job.folder, progress=progress)
     except K8sJobError as error:
         fail(str(error))
@@ -45,7 +45,8 @@ def prove_command(job: JobFile, steps: int | None, output: str) -> int:
     if output != "table":
         document(proof.as_dict(), output)
     elif proof.equal:
-        line(proof.message)
+        if not quiet:
+            line(proof.message)
     else:
         where = [
             part

@@ -148,7 +148,8 @@ def _proof(evidence: Evidence, nproc: int) -> Proof:
         found = Difference(Cause.ERROR, None, None, text)
     common, (compared, reason) = evidence.common, evidence.compared
     if found is not None:
-        fields = found._asdict() | {"cause": str(found.cause), "next": NEXT[found.cause]}
+        advice = found.next or NEXT[found.cause]
+        fields = found._asdict() | {"cause": str(found.cause), "next": advice}
         return Proof(equal=False, **fields, steps=compared, processes=nproc)
     if not compared:
         message = f"the {nproc} ranks agree over {common} steps, and none can be compared with one"

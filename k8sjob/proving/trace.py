@@ -30,6 +30,8 @@ class Batch:
         ids: indices of its samples in the data set itself; None: not known.
         raw: indices that the sampler gave.
         digests: of the contents.
+        drawn: random numbers that the data set has drawn for it: source, states before and after.
+        slices: digests of what the model was called with, where that was a part of the batch.
         trained: a loss of it was differentiated.
     """
 
@@ -37,6 +39,8 @@ class Batch:
     ids: list[int] | None
     raw: list[int] | None
     digests: list[int] | None
+    drawn: list[list[int]] = field(default_factory=list)
+    slices: list[int] = field(default_factory=list)
     trained: bool = False
 
 
@@ -55,7 +59,7 @@ class Pass:
         return any(batch.trained for batch in self.batches)
 
     def samples(self, kind: str) -> list[int]:
-        """Its samples, as "ids", "raw" or "digests"."""
+        """Its samples, as "ids", "raw", "digests" or "slices"."""
         return [one for batch in self.batches for one in getattr(batch, kind) or ()]
 
 
@@ -66,8 +70,11 @@ class Step:
     Attributes:
         about: the event: weights before and after, gradients, buffers, rates.
         inputs: digests of the samples of the first forward pass, where no DataLoader made them.
-        clips: the script clips gradients.
+        clips: what the script clips gradients to.
         reduced: the script calls all_reduce after the last backward pass.
+        training: modules in training mode, for each backward pass.
+        host: random numbers of Python and numpy that were drawn, as in Batch.
+        alone: one process drew random numbers for which each rank had its own.
     """
 
     about: Mapping[str, Any] = field(default_factory=dict)
@@ -76,9 +83,12 @@ class Step:
     samples: list[int] = field(default_factory=list)
     draws: list[tuple[str, int]] = field(default_factory=list)
     inputs: list[int] = field(default_factory=list)
-    clips: bool = False
+    clips: list[float | None] = field(default_factory=list)
+    training: list[int] = field(default_factory=list)
+    host: list[list[int]] = field(default_factory=list)
     autocast: bool = False
     reduced: bool = False
+    alone: bool = False
 
     def __getattr__(self, name: str) -> Any:
         return self.about[name]
@@ -119,7 +129,7 @@ class Trace:
         self.models: list[_Event] = []
         self.evaluations: list[Evaluation] = []
         self.events: list[_Event] = []
-        self.end: _Event = {"how": "killed"}
+        self.end: _Event = {"how": "killed", "message": ""}
         self._batch: Batch | None = None
         self._evaluation: Evaluation | None = None
         self._since = Step()
@@ -133,6 +143,9 @@ class Trace:
             if fold is not None:
                 fold(event)
         self._close_evaluation()
+        errors = file.with_name(f"{file.stem.replace('trace', 'err')}")
+        if self.end["how"] == "killed" and errors.exists():
+            self.end = {"how": "killed", "message": errors.read_text(errors="replace")[-2000:]}
 
     def _evaluating(self) -> Evaluation:
         self._evaluation = self._evaluation or Evaluation(len(self.steps))
@@ -152,7 +165,8 @@ class Trace:
 
     def _on_batch(self, event: _Event) -> None:
         key = (event["loader"], event["number"])
-        self._batch = Batch(event["size"], event["ids"], event["raw"], event["digests"])
+        size, ids, raw, digests = (event[name] for name in ("size", "ids", "raw", "digests"))
+        self._batch = Batch(size, ids, raw, digests, event.get("drawn") or [])
         self.passes[key].batches.append(self._batch)
         if not event["index"]:
             self._evaluating().passes.append(key)
@@ -165,28 +179,41 @@ class Trace:
             self._evaluating()
 
     def _on_backward(self, event: _Event) -> None:
-        self._close_evaluation()
-        since, batch = self._since, self._batch
+        since, batches = self._since, [self._batch]
+        if "batches" in event:
+            batches = [self.passes[key[0], key[1]].batches[key[2]] for key in event["batches"]]
         since.reduced = False
         since.losses.append(event["loss"])
         since.autocast = since.autocast or event["autocast"]
-        if batch is not None and not batch.trained:
-            batch.trained = True
-            since.sizes.append(batch.size)
-            since.samples += batch.digests or []
+        since.training.append(event.get("training", 0))
+        since.host += event.get("host", [])
+        for batch in batches:
+            if batch is not None and not batch.trained:
+                batch.trained = True
+                since.sizes.append(batch.size)
+                since.samples += batch.digests or []
+        self._close_evaluation()
 
     def _on_draw(self, event: _Event) -> None:
         self._since.draws.append((event["name"], event["digest"]))
 
-    def _on_clip(self, _event: _Event) -> None:
-        self._since.clips = True
+    def _on_clip(self, event: _Event) -> None:
+        self._since.clips.append(event.get("most"))
+
+    def _on_alone(self, _event: _Event) -> None:
+        self._since.alone = True
+
+    def _on_slice(self, event: _Event) -> None:
+        if self._batch is not None:
+            self._batch.slices += event["digests"]
 
     def _on_input(self, event: _Event) -> None:
         self._since.inputs = self._since.inputs or event["digests"] or []
 
     def _on_collective(self, event: _Event) -> None:
         if self._evaluation is None:
-            self._since.reduced = self._since.reduced or event["name"] == "all_reduce"
+            by_hand = event["name"] == "all_reduce" and not event.get("inside")
+            self._since.reduced = self._since.reduced or by_hand
         elif event["name"] in _REDUCING:
             self._evaluation.reductions.append(event)
 

@@ -148,6 +148,13 @@ def test_programs_that_came_later(judge):
     assert len(missed) <= 1, "\n".join(missed)
 
 
+@pytest.mark.timeout(600)
+def test_programs_of_other_kinds(judge):
+    faults, right = divided("kinds")
+    assert not judge(right)
+    assert not judge(faults)
+
+
 @contextmanager
 def proving(*args, folder, **options):
     """`k8sjob prove` in a process that does not outlive the block."""
@@ -167,6 +174,13 @@ def test_one_process_of_a_node_is_compared_with_two(tmp_path):
     with proving("--steps", "3", "-o", "json", folder=tmp_path) as command:
         found = json.loads(command.communicate()[0])
     assert (found["equal"], found["processes"], found["steps"]) == (True, 2, 3)
+    assert command.returncode == 0
+
+
+def test_quiet_shows_a_difference_alone(tmp_path):
+    programs("right")["plain_ddp"].write(tmp_path, "train.py")
+    with proving("train.py", "-q", "--steps", "2", folder=tmp_path) as command:
+        assert command.communicate()[0] == ""
     assert command.returncode == 0
 
 

@@ -162,6 +162,10 @@ def test_samples_that_fill_up_the_last_batch_are_named_as_such(evidence):
     assert difference.message.startswith(
         "the sampler repeats samples so that all ranks have as many"
     )
+    assert "drop_last=True" in difference.next
+    for events in ranks:
+        events[1] |= {"sampler": "ShardSampler"}
+    assert 'tail="short"' in first_difference(evidence(ranks, one())).next
 
 
 def test_weights_that_differ_when_training_begins(cause):

@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 _MOST = 0.6
 """The part of the samples that ranks without their own data have in common, at least."""
 
+_UNPADDED = (
+    "DistributedSampler(..., drop_last=True) leaves the rest out and repeats nothing",
+    'run.batches(..., tail="short") uses each sample once; tail="drop" leaves the rest out',
+)
+"""How to repeat no sample: with torch's sampler, with that of k8sjob.runtime."""
+
 
 def identified(rows: Sequence[Pass]) -> tuple[str, list[list[int]]]:
     """The samples by keys that hold on all ranks: "ids" of one data set, or contents."""
@@ -26,7 +32,7 @@ def identified(rows: Sequence[Pass]) -> tuple[str, list[list[int]]]:
     return kind, [row.samples(kind) for row in rows]
 
 
-def _training(evidence: Evidence) -> Iterator[list[Pass]]:
+def training(evidence: Evidence) -> Iterator[list[Pass]]:
     """Each pass over training data, by rank."""
     for key, first in evidence.ranks[0].passes.items():
         rows = [trace.passes[key] for trace in evidence.ranks if key in trace.passes]
@@ -35,8 +41,11 @@ def _training(evidence: Evidence) -> Iterator[list[Pass]]:
 
 
 def _shards(evidence: Evidence) -> Iterator[tuple[str, list[list[int]], list[Pass]]]:
-    for rows in _training(evidence):
+    for rows in training(evidence):
         kind, samples = identified(rows)
+        slices = [row.samples("slices") for row in rows]
+        if all(0 < len(mine) < len(every) for mine, every in zip(slices, samples, strict=True)):
+            kind, samples = "digests", slices  # the ranks divide each batch themselves
         if all(samples):
             yield kind, samples, rows
 
@@ -95,13 +104,14 @@ def overlap(evidence: Evidence) -> Iterator[Difference]:
         if _drawn(kind, samples, rows):
             continue
         if kind == "ids" and (_shared(samples) or (twice and not inside)):
-            text = "the ranks' parts of the data overlap"
+            text, advice = "the ranks' parts of the data overlap", ""
             whole = complete or all(len(row.batches) == about["batches"] for row in rows)
             if whole and twice < evidence.size and about["length"]:
                 text = "the sampler repeats samples so that all ranks have as many"
-            text += f"; used twice in a pass: {twice}"
-            at = _first_repeated(samples, rows)
-            yield Difference(Cause.OVERLAP, at, "input", text, values=(0, twice))
+                advice = _UNPADDED[about["sampler"] == "ShardSampler"]
+            text += f"; used twice in a pass: {twice} of {about['length']}"
+            at, pair = _first_repeated(samples, rows), (0, twice)
+            yield Difference(Cause.OVERLAP, at, "input", text, values=pair, next=advice)
         length = about["length"] if kind == "ids" and not about["iterable"] else None
         chosen = about["sampler"] == "RandomSampler" or "Subset" in str(about["sampler"])
         if not complete or not length or twice or chosen:
@@ -114,9 +124,38 @@ def overlap(evidence: Evidence) -> Iterator[Difference]:
             yield Difference(Cause.OVERLAP, rows[0].step, "input", text, values=(0, missing))
 
 
+def same_in_workers(evidence: Evidence) -> Iterator[Difference]:
+    """Each worker of a loader gives all samples of a stream."""
+    for kind, samples, rows in _shards(evidence):
+        about, counts = rows[0].about, [Counter(rank).values() for rank in samples]
+        workers = about.get("workers", 0)
+        whole = kind == "digests" and about["iterable"] and all(row.complete for row in rows)
+        if whole and workers > 1 and all(n % workers == 0 for each in counts for n in each):
+            text = (
+                f"each of the {workers} workers of the DataLoader gives the same samples; let the"
+                " data set divide them by get_worker_info(), too"
+            )
+            at, pair = rows[0].step, (1, workers)
+            yield Difference(Cause.OVERLAP, at, "input", text, values=pair)
+
+
+def same_augmentation(evidence: Evidence) -> Iterator[Difference]:
+    """The ranks' data sets draw the same random numbers for different samples."""
+    for rows in training(evidence):
+        seen = [[batch.drawn for batch in row.batches] for row in rows]
+        for at, drawn in enumerate(zip(*seen, strict=False)):
+            # The states after the first batch may be of a seed that each sample sets.
+            if at and any(all(one in rank for rank in drawn[1:]) for one in drawn[0]):
+                text = (
+                    "the data sets of all ranks draw the same random numbers: the same augmentation"
+                    " for other samples"
+                )
+                yield Difference(Cause.DROPOUT, rows[0].step + at, "input", text)
+
+
 def divided_twice(evidence: Evidence) -> Iterator[Difference]:
     """A sampler divides data sets that are not the same on all ranks."""
-    for rows in _training(evidence):
+    for rows in training(evidence):
         known = [row.about["own"] for row in rows]
         if (rows[0].about["replicas"] or 1) < 2 or None in known:
             continue
@@ -144,7 +183,7 @@ def _first_repeated(samples: Sequence[Sequence[int]], rows: Sequence[Pass]) -> i
 
 def uneven(evidence: Evidence) -> Iterator[Difference]:
     """A pass in which a rank does steps that others have no batch for."""
-    for rows in _training(evidence):
+    for rows in training(evidence):
         counts = [sum(batch.trained for batch in row.batches) for row in rows]
         most, least = counts.index(max(counts)), min(counts)
         alone = rows[most].step + least
@@ -159,6 +198,13 @@ def uneven(evidence: Evidence) -> Iterator[Difference]:
                 f"rank {most} has {counts[most]} batches and another rank {least}: the gradient of"
                 f" a batch without one on the others has the weight {share:.3g} in place of 1"
             )
+            if all(
+                len(trace.steps) > alone and trace.steps[alone].sizes for trace in evidence.ranks
+            ):
+                text = (
+                    f"rank {most} has {counts[most]} batches in a pass and another rank {least}:"
+                    " that one begins its next pass"
+                )
             yield Difference(
                 Cause.LAST_BATCH, alone, "gradient", text, rank=most, values=(1.0, share)
             )

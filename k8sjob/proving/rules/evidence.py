@@ -42,15 +42,14 @@ NEXT: Final = {
     Cause.HANG: "let all ranks call the same collectives in the same order",
     Cause.NOT_SHARDED: "give each rank its part: DataLoader(..., sampler=DistributedSampler(data))",
     Cause.OVERLAP: "let all ranks divide one order of the data, from the same seed, into parts that"
-    " cover it once; drop_last=True, or a size that divides, repeats nothing, nor does"
-    ' run.batches(..., tail="short") of k8sjob.runtime',
+    " cover it once",
     Cause.NOT_RESEEDED: "call sampler.set_epoch(epoch) at the start of each epoch",
     Cause.NON_DETERMINISM: "take every random number from a seed: torch.manual_seed, random.seed,"
     " numpy.random.default_rng(seed)",
     Cause.MODEL_INIT: "start all ranks with the same weights: load them before the model is wrapped"
     " in DistributedDataParallel, or broadcast them from rank 0",
     Cause.DROPOUT: "seed each rank differently once the model is made:"
-    " torch.manual_seed(seed + rank)",
+    " torch.manual_seed(seed + rank), and so random and numpy.random",
     Cause.BATCHNORM: "use statistics of all ranks: SyncBatchNorm.convert_sync_batchnorm(model) on"
     " GPUs, `strategy.sync_batchnorm: true` under k8sjob.runtime, or another normalization",
     Cause.RANK_DEPENDENT: "let all ranks compute with the same model: do it on every rank, or"
@@ -66,7 +65,7 @@ NEXT: Final = {
     Cause.NOT_AVERAGED: "average every gradient once: call the DistributedDataParallel module"
     " itself, with all parameters in it, or all_reduce and divide by the world size",
     Cause.AVERAGED_TWICE: "average once: DistributedDataParallel divides by the world size itself",
-    Cause.LEARNING_RATE: "use the same rate for the same global batch",
+    Cause.LEARNING_RATE: "use the same rate, decay and momentum for the same global batch",
     Cause.SKIPS_STEP: "let the ranks decide together: all_reduce the condition",
     Cause.EVALUATION: "count each sample once over all ranks: without padding, and with one"
     " all_reduce of sums and counts",
@@ -80,6 +79,7 @@ class Difference(NamedTuple):
     Attributes:
         step: optimizer steps done before; None: it concerns no step.
         values: on one process (or what is expected), on several.
+        next: how to correct it, where NEXT says too much.
     """
 
     cause: Cause
@@ -89,6 +89,7 @@ class Difference(NamedTuple):
     name: str | None = None
     rank: int | None = None
     values: tuple[Any, Any] | None = None
+    next: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +158,7 @@ class Evidence:
         low = any(t.steps[step].autocast for t in self.ranks if len(t.steps) > step) or any(
             "float16" in kind for t in self.ranks for model in t.models for kind in model["dtype"]
         )
+        low = low or any(True for _ in self.ranks[0].of("hook"))  # that may send half precision
         return (0.05 if low else 2e-3) * min(1 + step / 10, 10)
 
 
@@ -169,6 +171,8 @@ def _unlike(one: Step, row: list[Step]) -> str:
         return f"it has {len(one.losses)} backward passes and each rank {len(row[0].losses)}"
     if one.sizes and sum(one.sizes) != samples:
         return f"it has {sum(one.sizes)} samples and the ranks together {samples}"
+    if one.alone or len({str(step.host) for step in row}) > 1:
+        return "each rank draws random numbers that one process cannot be given"
     if one.inputs and sorted(one.inputs) != sorted(i for step in row for i in step.inputs):
         return "the model is called with other samples"
     return ""

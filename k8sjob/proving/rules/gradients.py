@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from k8sjob.proving.rules.evidence import Cause, Difference
 from k8sjob.proving.trace import (
@@ -18,7 +18,7 @@ from k8sjob.proving.trace import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from k8sjob.proving.rules.evidence import Evidence
     from k8sjob.proving.trace import Sketch, Step, Trace
@@ -29,9 +29,10 @@ def model_init(evidence: Evidence) -> Iterator[Difference]:
     every = [] if evidence.many.sharded else [trace.models for trace in evidence.ranks]
     for first, *others in zip(*every, strict=False):
         for rank, model in enumerate(others, 1):
-            for name, mine in first["weights"].items():
-                other = model["weights"].get(name)
-                if changed(mine, other):
+            mine_of, its = ({**m["weights"], **m.get("buffers", {})} for m in (first, model))
+            for name, mine in mine_of.items():
+                other = its.get(name)
+                if other is not None and changed(mine, other):
                     text = f"{name} of rank {rank} is not that of rank 0 when training begins"
                     pair = norm(mine), norm(other)
                     yield Difference(Cause.MODEL_INIT, 0, "weight", text, name, rank, pair)
@@ -47,6 +48,21 @@ def random_numbers(evidence: Evidence) -> Iterator[Difference]:
                 " for other samples"
             )
             yield Difference(Cause.DROPOUT, at, "input", text)
+
+
+def modes(evidence: Evidence) -> Iterator[Difference]:
+    """Modules are in training mode on some ranks only."""
+    for at, row, _ in evidence.steps():
+        for rank, step in enumerate(row):
+            pairs = [*zip(row[0].training, step.training, strict=False)]
+            if any(mine != other for mine, other in pairs):
+                most = max(row[0].training + step.training)
+                text = (
+                    f"rank {rank} trains with other modules in training mode than rank 0: call"
+                    " model.train() on all ranks after an evaluation"
+                )
+                pair = min(row[0].training + step.training), most
+                yield Difference(Cause.RANK_DEPENDENT, at, "weight", text, rank=rank, values=pair)
 
 
 def buffers(evidence: Evidence) -> Iterator[Difference]:
@@ -90,6 +106,55 @@ def rates(evidence: Evidence) -> Iterator[Difference]:
                 yield Difference(Cause.LEARNING_RATE, at, "weight", text, values=pair)
 
 
+def options(evidence: Evidence) -> Iterator[Difference]:
+    """Another option of the optimizer differs: weight decay, momentum."""
+    for at, row, one in evidence.steps():
+        groups = [step.about.get("options", []) for step in row]
+        for rank, theirs in enumerate(groups):
+            for name, value, other in _unlike_options(groups[0], theirs):
+                text = f"{name} of rank {rank} is {other}, of rank 0 {value}"
+                pair = value, other
+                yield Difference(Cause.RANK_DEPENDENT, at, "weight", text, rank=rank, values=pair)
+        for name, value, other in _unlike_options(
+            one.about.get("options", []) if one else [], groups[0]
+        ):
+            text = (
+                f"{name} is {other} with {evidence.size} processes and {value} with one, for the"
+                " same global batch"
+            )
+            yield Difference(Cause.LEARNING_RATE, at, "weight", text, values=(value, other))
+
+
+def _unlike_options(
+    ones: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[str, Any, Any]]:
+    for mine, theirs in zip(ones, others, strict=False):
+        for name, value in mine.items():
+            other = theirs.get(name, value)
+            pairs = zip(_numbers(value), _numbers(other), strict=False)
+            if not all(math.isclose(a, b, rel_tol=1e-3) for a, b in pairs):
+                yield name, value, other
+
+
+def _numbers(value: Any) -> list[float]:
+    return value if isinstance(value, list) else [value]
+
+
+def clips(evidence: Evidence) -> Iterator[Difference]:
+    """Gradients are clipped to other limits."""
+    for at, row, one in evidence.steps():
+        for rank, step in enumerate([*row, one] if one else row):
+            for mine, other in zip(row[0].clips, step.clips, strict=False):
+                if mine is None or other is None or math.isclose(mine, other, rel_tol=0.05):
+                    continue
+                alone = rank == len(row)
+                who = "with one process" if alone else f"on rank {rank}"
+                text = f"gradients are clipped to {mine:g} on rank 0 and to {other:g} {who}"
+                pair = (other, mine) if alone else (mine, other)
+                whose = None if alone else rank
+                yield Difference(Cause.CLIPPING, at, "gradient", text, rank=whose, values=pair)
+
+
 def skipped(evidence: Evidence) -> Iterator[Difference]:
     """A backward pass is followed by a step on some ranks only."""
     counts = [len(trace.steps) for trace in evidence.ranks]
@@ -128,29 +193,37 @@ def kept(evidence: Evidence) -> Iterator[Difference]:
             yield Difference(Cause.ACCUMULATION, row[0]["step"], "gradient", text, rank=rank)
 
 
-def weights(evidence: Evidence) -> Iterator[Difference]:
-    """The ranks' weights differ although their gradients do not."""
+def weights_before(evidence: Evidence) -> Iterator[Difference]:
+    """The ranks' weights differ before a step."""
+    return _weights(evidence, "before")
+
+
+def weights_after(evidence: Evidence) -> Iterator[Difference]:
+    """The ranks' weights differ after a step although their gradients do not."""
+    return _weights(evidence, "after")
+
+
+def _weights(evidence: Evidence, what: str) -> Iterator[Difference]:
     seen: set[int] = set()
     begun = {name for model in evidence.ranks[0].models for name in model["weights"]}
     for at, row, _ in evidence.steps() if not evidence.many.sharded else ():
         floor = max(0.03 * length(row[0].before), 1e-12)
         for rank, step in enumerate(row[1:], 1):
-            for what in ("before", "after"):
-                mine, other = getattr(row[0], what), getattr(step, what)
-                found = worst(mine, other, evidence.tolerance(at), floor)
-                if found is None:
-                    continue
-                name = row[0].names[found]
-                text = f"{name} of rank {rank} is not that of rank 0"
-                cause = Cause.RANK_DEPENDENT
-                if what == "after":
-                    text += " after the step, and their gradients are equal"
-                elif row[0].optimizer in seen or name in begun:
-                    text += ": it was changed outside the optimizer"
-                else:
-                    cause = Cause.MODEL_INIT
-                pair = shown(mine[found], other[found])
-                yield Difference(cause, at, "weight", text, name, rank, pair)
+            mine, other = getattr(row[0], what), getattr(step, what)
+            found = worst(mine, other, evidence.tolerance(at), floor)
+            if found is None:
+                continue
+            name = row[0].names[found]
+            text = f"{name} of rank {rank} is not that of rank 0"
+            cause = Cause.RANK_DEPENDENT
+            if what == "after":
+                text += " after the step, and their gradients are equal"
+            elif row[0].optimizer in seen or name in begun:
+                text += ": it was changed outside the optimizer"
+            else:
+                cause = Cause.MODEL_INIT
+            pair = shown(mine[found], other[found])
+            yield Difference(cause, at, "weight", text, name, rank, pair)
         seen.add(row[0].optimizer)
 
 
@@ -219,7 +292,9 @@ def _from_one(  # noqa: PLR0917 - what the caller has
         return even and abs(part / share - 1) < 0.05
 
     (scale,), askew = shares(grads, [expected])
-    clipped = any(step.clips for step in row)
+    clipped = any(bool(step.clips) for step in row)
+    ordered = sorted(parts)
+    of_one = size > 1 and ordered[-1] > 0.95 and ordered[-2] < 0.05 and unexplained < 0.05
     parallel = askew <= 0.02 and not clipped
     sizes = tuple(sum(step.sizes) for step in row)
     alike = len(set(sizes)) == 1
@@ -247,6 +322,11 @@ def _from_one(  # noqa: PLR0917 - what the caller has
             once_more and not (twice or clipped or evidence.many.sharded),
             Cause.AVERAGED_TWICE,
             f"{gradient} is 1/{size} of the mean of the ranks' own ones; others are the mean",
+        ),
+        (
+            of_one and alike,
+            Cause.NOT_AVERAGED,
+            f"{gradient} is that of rank {parts.index(ordered[-1])} alone on all ranks",
         ),
         (
             unexplained > 0.05 or (not even and alike),

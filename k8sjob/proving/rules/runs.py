@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.proving.rules.data import identified
+from k8sjob.proving.rules.data import identified, training
 from k8sjob.proving.rules.evidence import Cause, Difference
 from k8sjob.proving.trace import changed, length, norm, shown, worst
 
@@ -23,8 +23,10 @@ _NUMBER: Final = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 def evaluation(evidence: Evidence) -> Iterator[Difference]:
     """An evaluation gives another result, for samples are counted twice or not at all."""
     single = evidence.single.evaluations if evidence.single else []
-    for many, one in zip(evidence.ranks[0].evaluations, single, strict=False):
-        found = _miscounted(evidence, many, one)
+    by_step = {one.step: one for one in single}
+    for many in evidence.ranks[0].evaluations:
+        one = by_step.get(many.step)
+        found = None if one is None else _miscounted(evidence, many, one)
         if found is not None:
             text, pair = found
             rank = None if many.reductions else 0
@@ -56,6 +58,12 @@ def _miscounted(
     if total > unique and not divided and printed:
         text = f"every rank evaluates all {unique} samples, and their results are added up"
         return text, printed
+    if printed and _added_up(evidence.size, printed, many, one):
+        return "means of the ranks are added up and not divided by their number", printed
+    gathered = not many.reduced and len(re.findall(r"\d\.\d", many.text)) == 1
+    if gathered and printed:
+        text = "what the ranks gather is not what one process finds: another order, or repeated"
+        return text, printed
     text = (
         "what the ranks reduce is not what one process finds: a mean of means, or parts of the data"
         " that are counted more than once"
@@ -73,6 +81,14 @@ def _reduced(size: int, many: Evaluation, one: Evaluation) -> tuple[float, float
             if not near or (count and value not in right):
                 return expected, value
     return None
+
+
+def _added_up(size: int, printed: _Pair, many: Evaluation, one: Evaluation) -> bool:
+    """Whether what is printed is a reduced value, and so many times that of one process."""
+    expected, value = printed
+    known = [v for values in many.reduced for v in values if abs(v - value) <= 0.01 * abs(value)]
+    mine = [v for each in one.reduced for v in each if abs(v - expected) <= 0.01 * abs(expected)]
+    return bool(known and mine) and abs(value - size * expected) <= 0.02 * abs(value)
 
 
 def _printed(many: str, one: str) -> tuple[float, float] | None:
@@ -166,8 +182,22 @@ def _restarted(
 
 def hang(evidence: Evidence) -> Iterator[Difference]:
     """The ranks wait for each other."""
-    answer = evidence.many.answer
+    answer, ends = evidence.many.answer, [trace.end for trace in evidence.ranks]
+    steps = min(len(trace.steps) for trace in evidence.ranks)
+    failed = [end for end in ends if end["how"] == "error"]
     if not answer["hung"]:
+        if not failed or not all(_lost(end["message"]) for end in failed):
+            return
+        lost = ends.index(failed[0])
+        text = f"rank {lost} loses another rank at {failed[0]['where']}: "
+        other = next((r for r, end in enumerate(ends) if end["how"] == "done"), None)
+        if any("collective mismatch" in end.get("message", "") for end in ends):
+            text += "the ranks call different collectives at the same time"
+        elif other is not None:
+            text += f"rank {other} has ended after {len(evidence.ranks[other].steps)} steps"
+        else:
+            return
+        yield Difference(Cause.HANG, steps, None, text + _unequal(evidence), rank=lost)
         return
     places = {int(rank): place for rank, place in answer["places"].items()}
     where = [
@@ -176,9 +206,17 @@ def hang(evidence: Evidence) -> Iterator[Difference]:
     ended = [str(rank) for rank in range(evidence.size) if rank not in places]
     if ended:
         where.append(f"ended: rank {', '.join(ended)}")
-    steps = min(len(trace.steps) for trace in evidence.ranks)
-    text = f"the ranks wait for each other: {'; '.join(where)}"
+    text = f"the ranks wait for each other: {'; '.join(where)}{_unequal(evidence)}"
     yield Difference(Cause.HANG, steps, None, text)
+
+
+def _unequal(evidence: Evidence) -> str:
+    """How many batches the ranks have, where that differs in a pass that all have ended."""
+    for rows in training(evidence):
+        counts = [len(row.batches) for row in rows]
+        if all(row.complete for row in rows) and len(set(counts)) > 1:
+            return f"; the ranks have {tuple(counts)} batches in a pass"
+    return ""
 
 
 def error(evidence: Evidence) -> Iterator[Difference]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import sys
 import time
@@ -36,6 +37,8 @@ _MAX_FILES: Final = 1 << 29
 _INPUTS: Final = 100
 """Steps whose input is looked at where it comes from no DataLoader."""
 _MAX_TEXT: Final = 200_000
+_OPTIONS: Final = ("weight_decay", "momentum", "dampening", "betas", "alpha", "eps")
+_PLAIN: Final = (int, float, tuple, list)
 SEED: Final = 20250
 
 
@@ -47,6 +50,8 @@ class Recorder:
         replay: the run whose batches this process is given; None if it loads its own.
         fetching: the data set computes; its random numbers are not the model's.
         depth: modules whose forward runs.
+        rounds: a module computes in half precision.
+        differentiating: a backward pass runs.
     """
 
     def __init__(self, folder: Path, rank: int, options: dict[str, Any]) -> None:
@@ -67,6 +72,7 @@ class Recorder:
         self._limit: int = options["steps"]
         self._passes: dict[int, int] = {}
         self._current: tuple[str, Any, int] | None = None
+        self._pending: dict[tuple[int, int], deque[tuple[str, Any]]] = {}
         self._saved, self._text = 0, 0
         self._roots: dict[int, int] = {}
         self._names: dict[int, str] = {}
@@ -78,7 +84,10 @@ class Recorder:
         self._draws: list[Tensor] = []
         self._drawn, self._given = 0, list[list[Tensor]]()
         self._mode: tuple[bool, bool] | None = None
-        self._autocast = False
+        self.rounds, self._training = False, 0
+        self._differentiated: Tensor | None = None
+        self.differentiating, self._sampled, self._host = False, _states(), _states()
+        self._backwards = self._stepped_at = 0
         self._unsaved, self._started = False, time.time()
 
     def _open(self) -> None:
@@ -148,22 +157,33 @@ class Recorder:
         where = {"loader": number, "number": at}
         self.event("pass", **where, **self._describe(loader))
         again = self.replay.batches(number, at) if self.replay else None
-        for index, (batch, ids, raw) in enumerate(again or self._fetched(loader, original)):
-            key = f"{number}-{at}-{index}"
-            self._keep_draws()
-            about = {"ids": ids, "raw": raw, "digests": _or_none(digests, batch)}
-            self.event("batch", **where, index=index, size=size_of(batch), **about)
-            self._current = (key, batch, 0)
-            self._begin_draws(key)
-            yield batch
+        # Of a loop that reads ahead, the batch before the last one is trained on.
+        self._pending[number, at] = deque(maxlen=2)
+        try:
+            for index, (batch, *known) in enumerate(again or self._fetched(loader, original)):
+                key = f"{number}-{at}-{index}"
+                self._keep_draws()
+                about = dict(zip(("ids", "raw", "drawn"), known, strict=True))
+                about["digests"] = _or_none(digests, batch)
+                self.event("batch", **where, index=index, size=size_of(batch), **about)
+                self._current = (key, batch, 0)
+                self._pending.setdefault((number, at), deque(maxlen=2)).append((key, batch))
+                self._begin_draws(key)
+                self._host = _states()
+                yield batch
+        finally:  # also where a loop is left early
+            self._pending.pop((number, at), None)
         self._keep_draws()
         self._current = None
         self.event("over", **where)
 
     def _fetched(
         self, loader: Any, original: Callable[[Any], Iterator[Any]]
-    ) -> Iterator[tuple[Any, Any, Any]]:
+    ) -> Iterator[tuple[Any, Any, Any, Any]]:
+        self.fetching = True  # it draws a seed for its workers
         source, base = original(loader), _Base(loader)
+        self.fetching = False
+        streams = isinstance(loader.dataset, data.IterableDataset)
         asked: deque[Any] = vars(source).setdefault("_k8sjob_asked", deque())
         while True:
             self.fetching = True
@@ -173,15 +193,21 @@ class Recorder:
                 return
             finally:
                 self.fetching = False
+            drawn = [] if streams else _drawn(self._sampled, _states())
             raw = asked.popleft() if asked else None
             raw = raw if isinstance(raw, list) else None if raw is None else [raw]
             if raw is not None and not all(isinstance(one, int) for one in raw):
                 raw = [int(one) for one in raw] if all(hasattr(o, "__int__") for o in raw) else None
-            yield batch, None if raw is None else [base.of(one) for one in raw], raw
+            yield batch, None if raw is None else [base.of(one) for one in raw], raw, drawn
+
+    def sampled(self) -> None:
+        """A sampler has drawn; what is drawn until the batch is there is the data set's."""
+        self._sampled = _states()
 
     def _describe(self, loader: Any) -> dict[str, Any]:
         sampler = getattr(loader, "sampler", None)
-        inner = getattr(getattr(loader, "batch_sampler", None), "sampler", None) or sampler
+        groups = getattr(loader, "batch_sampler", None)
+        inner = getattr(groups, "sampler", None) or getattr(groups, "_sampler", None) or sampler
         base: Any = _Base(loader).dataset
         known, _ = own = self._fingerprint(base)
         if base is not loader.dataset:
@@ -192,6 +218,7 @@ class Recorder:
             "batch_size": getattr(loader, "batch_size", None),
             "drop_last": bool(getattr(loader, "drop_last", False)),
             "iterable": isinstance(loader.dataset, data.IterableDataset),
+            "workers": loader.num_workers,
             "sampler": type(inner).__name__,
             "replicas": getattr(inner, "num_replicas", None),
             "data": known,
@@ -231,7 +258,7 @@ class Recorder:
             torch.save(self._draws, self.folder / f"draws-{self.rank}-{self._current[0]}.pt")
         self._draws = []
 
-    def draw(self, result: Tensor, name: str) -> Tensor:
+    def draw(self, result: Tensor, name: str, *, used: bool = True) -> Tensor:
         """Random numbers that a step has drawn: recorded, or replaced by those of all ranks."""
         if self.fetching or not self.active or not torch.is_tensor(result):
             return result
@@ -246,10 +273,14 @@ class Recorder:
         if seen and (self.depth or name == "dropout"):
             self.event("draw", name=name, digest=digest(result))
         if self._given and all(at < len(each) for each in self._given):
-            joined = join_draws([each[at] for each in self._given], result.shape)
+            parts = [each[at] for each in self._given]
+            joined = join_draws(parts, result.shape, permutes=name == "randperm")
             if joined is not None and joined.dtype == result.dtype:
                 with torch.no_grad():
                     result.copy_(joined)
+            alike = all(torch.equal(part, parts[0]) for part in parts)
+            if used and not alike and (joined is None or joined is parts[0]):
+                self.event("alone", name=name)
         return result
 
     # --- modules
@@ -257,11 +288,17 @@ class Recorder:
     def forward(self, module: nn.Module, args: Any) -> None:
         """A module is called."""
         self.depth += 1
-        self._autocast = self._autocast or torch.is_autocast_enabled("cpu")
+        self.rounds = self.rounds or torch.is_autocast_enabled("cpu")
         if self.depth > 1 or not self.active:
             return
         if self._current is None and torch.is_grad_enabled() and args and self.steps < _INPUTS:
             self.event("input", digests=_or_none(digests, args[0]))
+        if torch.is_grad_enabled():
+            self._training = sum(part.training for part in module.modules())
+            self._see_slice(args)
+        elif not module.training and self._current is not None:  # an evaluation
+            number, at, _ = map(int, self._current[0].split("-"))
+            self._pending.pop((number, at), None)
         mode = (module.training, torch.is_grad_enabled())
         if mode != self._mode:
             self._mode = mode
@@ -269,6 +306,14 @@ class Recorder:
         trains = any(mode) and any(p.requires_grad for p in module.parameters())
         if trains and id(module) not in self._roots:
             self._meet(module)
+
+    def _see_slice(self, args: Any) -> None:
+        """Record the samples of a forward pass that has a part of the batch."""
+        if self._current is None or not args or self.steps >= _INPUTS:
+            return
+        rows, every = _or_none(digests, args[0]), size_of(self._current[1])
+        if rows and len(rows) < every:
+            self.event("slice", digests=rows)
 
     def _meet(self, module: nn.Module) -> None:
         """A model's first call in training."""
@@ -301,6 +346,9 @@ class Recorder:
             sharded=sharded,
             dtype=sorted({str(p.dtype) for p in named.values()}),
             weights={prefix + name: sketch(p) for name, p in named.items()},
+            buffers={}
+            if sharded or getattr(module, "broadcast_buffers", False)
+            else {prefix + _plain(name): sketch(b) for name, b in module.named_buffers()},
         )
 
     def _hook(self, parameter: Tensor) -> Callable[[Tensor], None]:
@@ -321,17 +369,41 @@ class Recorder:
         """A loss is about to be differentiated."""
         if not self.active or not isinstance(loss, Tensor):
             return
+        trained = {key: batch for held in self._pending.values() for key, batch in held}
+        for held in self._pending.values():
+            held.clear()
         if self._current is not None:
             key, batch, seen = self._current
-            if not seen and self.options.get("save") and self._saved < _MAX_SAVED:
+            if not seen:
+                trained[key] = batch
+            self._current = (key, batch, 1)
+        for key, batch in trained.items() if self.options.get("save") else ():
+            if self._saved < _MAX_SAVED:
                 file = self.folder / f"batch-{self.rank}-{key}.pt"
                 torch.save(batch, file)
                 self._saved += file.stat().st_size
-            self._current = (key, batch, 1)
+        host = _states()
         value = float(loss.detach().to(torch.float64).sum()) if loss.numel() < 1 << 20 else None
         kept = any(p.grad is not None and sketch(p.grad)[0] > 0 for p in self._stepped)
         self._stepped = []
-        self.event("backward", loss=value, autocast=self._autocast, step=self.steps, kept=kept)
+        self._backwards += 1
+        self.event(
+            "backward",
+            loss=value,
+            autocast=self.rounds,
+            step=self.steps,
+            kept=kept,
+            training=self._training,
+            host=[one for one in _drawn(self._host, host) if one[0]],
+            batches=[[int(part) for part in key.split("-")] for key in trained],
+        )
+        self._host, self._differentiated = host, None
+
+    def differentiated(self, loss: Any) -> None:
+        """torch.autograd.grad is called: for a step, if nothing else is before that."""
+        first = loss if isinstance(loss, Tensor) else next(iter(loss), None)
+        if isinstance(first, Tensor):
+            self._differentiated = first.detach()
 
     # --- optimizers
 
@@ -342,6 +414,8 @@ class Recorder:
         self._stepping.append(id(optimizer))
         if len(self._stepping) > 1:  # one that an optimizer has inside, as ZeroRedundancyOptimizer
             return
+        if self._differentiated is not None and self._stepped_at == self._backwards:
+            self.backward(self._differentiated)
         parameters = _parameters(optimizer)
         for parameter in parameters:
             self._names.setdefault(id(parameter), f"parameter {len(self._names)}")
@@ -352,6 +426,10 @@ class Recorder:
             "optimizer": number,
             "step": self.steps,
             "rates": [None if rate is None else float(rate) for rate in self._rates],
+            "options": [
+                {name: group[name] for name in _OPTIONS if isinstance(group.get(name), _PLAIN)}
+                for group in optimizer.param_groups
+            ],
             "names": [self._names[id(p)] for p in parameters],
             "before": [sketch(p) for p in parameters],
             "grads": [None if p.grad is None else sketch(p.grad) for p in parameters],
@@ -389,6 +467,7 @@ class Recorder:
             if self.replay and isinstance(rate, float):
                 group["lr"] = rate
         self._stepped = parameters
+        self._stepped_at = self._backwards
         self.steps += 1
         self._begun = self._begun or time.process_time()
         if self.steps >= self._last_step():
@@ -450,6 +529,20 @@ class _Base:
         for indices in self._maps:
             index = int(indices[index])
         return index
+
+
+def _states() -> list[int]:
+    """The states of the random numbers of torch, Python and numpy."""
+    numpy = sys.modules.get("numpy")
+    known = numpy.random.get_state() if numpy else ("", b"")
+    python = hash(random.getstate()[1])
+    return [digest(torch.get_rng_state()), python, digest([str(known[2:]), bytes(known[1])])]
+
+
+def _drawn(before: list[int], after: list[int]) -> list[tuple[int, ...]]:
+    """The random numbers that were drawn: their source, the states before and after."""
+    each = enumerate(zip(before, after, strict=True))
+    return [(source, *pair) for source, pair in each if len(set(pair)) > 1]
 
 
 def _parameters(optimizer: Any) -> list[Tensor]:

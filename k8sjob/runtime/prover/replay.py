@@ -38,15 +38,18 @@ class Replay:
             self._read(rank)
 
     def _read(self, rank: int) -> None:
-        trained: tuple[int, int] | None = None
+        sizes: dict[tuple[int, ...], int] = {}
         file = self._folder / f"trace-{rank}.jsonl"
         for line in file.read_text().splitlines() if file.exists() else ():
             event = json.loads(line)
             if event["kind"] == "batch":
-                trained = (event["loader"], event["size"])
-                self._sites[trained[0]] = trained[0]
-            elif event["kind"] == "backward" and trained:
-                self._sizes.setdefault(trained[0], {}).setdefault(rank, trained[1])
+                loader = event["loader"]
+                sizes[loader, event["number"], event["index"]] = event["size"]
+                self._sites[loader] = loader
+            elif event["kind"] == "backward":
+                for loader, *at in event["batches"]:
+                    size = sizes[loader, *at]
+                    self._sizes.setdefault(loader, {}).setdefault(rank, size)
             elif event["kind"] == "step" and rank == 0:
                 self.rates[event["optimizer"], event["step"]] = event["rates"]
 
@@ -63,7 +66,7 @@ class Replay:
         sizes = self._sizes.get(self.loader(site))
         return sum(sizes.values()) if sizes else None
 
-    def batches(self, number: int, at: int) -> Iterator[tuple[Any, None, None]] | None:
+    def batches(self, number: int, at: int) -> Iterator[tuple[Any, None, None, None]] | None:
         """The joined batches of a pass over a loader; None: that loader was not trained on.
 
         Their samples have no indices.
@@ -77,7 +80,7 @@ class Replay:
             _, rank, *_, index = file.stem.split("-")
             found.setdefault(int(index), []).append((int(rank), file))
         if found:
-            return ((self._joined(sorted(found[i])), None, None) for i in sorted(found))
+            return ((self._joined(sorted(found[i])), None, None, None) for i in sorted(found))
         if at and any(self._folder.glob(f"batch-*-{number}-0-*.pt")):
             raise StopReplay
         return None

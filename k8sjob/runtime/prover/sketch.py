@@ -160,11 +160,20 @@ def _join_tensors(parts: list[Tensor], sizes: list[int]) -> Tensor:
     return torch.cat(padded, at)
 
 
-def join_draws(parts: list[Tensor], wanted: torch.Size) -> Tensor | None:
-    """Random numbers of several ranks as those of one process; None: they do not fit its shape."""
+def join_draws(parts: list[Tensor], wanted: torch.Size, *, permutes: bool = False) -> Tensor | None:
+    """Random numbers of several ranks as those of one process; None: they do not fit its shape.
+
+    Args:
+        parts: by rank.
+        wanted: the shape in one process.
+        permutes: they are orders of samples in each rank's batch.
+    """
     for at in range(len(wanted)):
         others = {(*part.shape[:at], *part.shape[at + 1 :]) for part in parts}
         fits = others == {(*wanted[:at], *wanted[at + 1 :])}
         if fits and sum(part.shape[at] for part in parts) == wanted[at]:
-            return torch.cat(parts, at)
+            begins = [sum(map(len, parts[:rank])) if permutes else 0 for rank in range(len(parts))]
+            return torch.cat(
+                [part + b if b else part for part, b in zip(parts, begins, strict=True)], at
+            )
     return parts[0] if parts[0].shape == wanted else None

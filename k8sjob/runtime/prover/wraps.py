@@ -8,6 +8,7 @@ import io
 import multiprocessing.context
 import os
 import sys
+import weakref
 from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -87,16 +88,30 @@ def _wrap_modules(recorder: Recorder) -> None:
             module.dropout = 0.0
         recorder.forward(module, args)
 
-    def after(_module: nn.Module, _args: Any, _output: Any) -> None:
+    def after(_module: nn.Module, _args: Any, output: Any) -> None:
         recorder.depth -= 1
+        if isinstance(output, Tensor) and output.dtype in {torch.bfloat16, torch.float16}:
+            recorder.rounds = True
 
-    def backward(original: Any, tensor: Any, *args: Any, **options: Any) -> Any:
-        recorder.backward(tensor)
-        return original(tensor, *args, **options)
+    def backward(original: Any, tensors: Any, *args: Any, **options: Any) -> Any:
+        outer = recorder.differentiating
+        if not outer:
+            recorder.backward(tensors if isinstance(tensors, Tensor) else next(iter(tensors)))
+        recorder.differentiating = True
+        try:
+            return original(tensors, *args, **options)
+        finally:
+            recorder.differentiating = outer
+
+    def grad(original: Any, outputs: Any, *args: Any, **options: Any) -> Any:
+        if not recorder.differentiating:
+            recorder.differentiated(outputs)
+        return original(outputs, *args, **options)
 
     modules.register_module_forward_pre_hook(before)
     modules.register_module_forward_hook(after, always_call=True)
-    _wrap(Tensor, "backward", backward)
+    _wrap(torch.autograd, "backward", backward)
+    _wrap(torch.autograd, "grad", grad)
     _wrap(
         torch,
         "compile",
@@ -106,12 +121,18 @@ def _wrap_modules(recorder: Recorder) -> None:
 
 def _wrap_optimizers(recorder: Recorder) -> None:
     def clip(original: Any, *args: Any, **options: Any) -> Any:
-        recorder.event("clip")
+        most = args[1] if len(args) > 1 else options.get("max_norm", options.get("clip_value"))
+        recorder.event("clip", most=None if most is None else float(most))
+        return original(*args, **options)
+
+    def hook(original: Any, *args: Any, **options: Any) -> Any:
+        recorder.event("hook")
         return original(*args, **options)
 
     optimizers.register_optimizer_step_pre_hook(recorder.before_step)
     optimizers.register_optimizer_step_post_hook(recorder.after_step)
     _wrap(nn.utils, ("clip_grad_norm_", "clip_grad_value_"), clip)
+    _wrap(nn.parallel.DistributedDataParallel, "register_comm_hook", hook)
 
 
 # --- batches and random numbers -------------------------------------------------------------------
@@ -124,10 +145,15 @@ def _wrap_loaders(recorder: Recorder) -> None:
     def asked(original: Any, iterator: Any) -> Any:
         indices = original(iterator)
         vars(iterator).setdefault("_k8sjob_asked", deque()).append(indices)
+        recorder.sampled()
         return indices
 
+    made: dict[int, list[weakref.ref[Any]]] = {}
+
     def create(original: Any, loader: Any, *args: Any, **options: Any) -> None:
-        site = _site()
+        place = _site()
+        others = made.setdefault(place, [])
+        site = place + (at := _free(others, args[0] if args else options.get("dataset")))
         size = recorder.replay.batch_size(site) if recorder.replay and recorder.active else None
         if size and options.get("batch_sampler") is None and len(args) < 5:
             # The batch of all ranks together: len() is then that of their loaders.
@@ -137,6 +163,7 @@ def _wrap_loaders(recorder: Recorder) -> None:
                 options["batch_size"] = size
         original(loader, *args, **options)
         object.__setattr__(loader, "_k8sjob_site", site)
+        others[at : at + 1] = [weakref.ref(loader)]
 
     _wrap(data.DataLoader, "__iter__", batches)
     _wrap(data.DataLoader, "__init__", create)
@@ -152,6 +179,15 @@ def _wrap_loaders(recorder: Recorder) -> None:
             original(sampler, *args, **options)
 
         _wrap(ShardSampler, "__init__", larger)
+
+
+def _free(loaders: list[weakref.ref[Any]], dataset: Any) -> int:
+    """The number of the next loader of a place: its own if those in use have other data sets."""
+    for at, each in enumerate(loaders):
+        other = each()
+        if other is None or other.dataset is dataset:
+            return at
+    return len(loaders)
 
 
 def _site() -> int:
@@ -188,7 +224,7 @@ def _wrap_random(recorder: Recorder) -> None:
         if len(args) > 4:
             dropout_p, args = args[4], (*args[:4], 0.0, *args[5:])
         if dropout_p:
-            recorder.draw(rand(16), "dropout")
+            recorder.draw(rand(16), "dropout", used=False)
         return original(*args, **options)
 
     _wrap(functional, ("dropout", "dropout1d", "dropout2d", "dropout3d"), dropout)
@@ -208,7 +244,8 @@ def _wrap_collectives(recorder: Recorder) -> None:
             tensor = args[0] if args else options.get("tensor")
             result = original(*args, **options)
             after = _values(tensor) if result is None else None
-            recorder.event("collective", name=name, after=after)
+            inside = recorder.differentiating
+            recorder.event("collective", name=name, after=after, inside=inside)
             return result
 
         return call
