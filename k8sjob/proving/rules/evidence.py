@@ -159,7 +159,7 @@ class Evidence:
             "float16" in kind for t in self.ranks for model in t.models for kind in model["dtype"]
         )
         low = low or any(True for _ in self.ranks[0].of("hook"))  # that may send half precision
-        return (0.05 if low else 2e-3) * min(1 + step / 10, 10)
+        return (0.1 if low else 2e-3) * min(1 + step / 10, 10)
 
 
 def _unlike(one: Step, row: list[Step]) -> str:
