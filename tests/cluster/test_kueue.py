@@ -287,7 +287,7 @@ def test_kinds_that_kueue_does_not_manage(bed, desk, kueue, plan, *, state, reas
             made = plan(f"{kind}-{len(managed)}", kind, kueue_queue="team")
             facts = gather_needs(desk.backend.transport, desk.namespace, made.manifest)
             seen = [check.seen for check in examine_needs(facts) if check.topic == "queue"]
-            lacks = f"Kueue does not manage {by_name(kind).kind}s in this cluster"
+            lacks = f"Kueue does not manage {by_name(kind).kind}s in namespace {desk.namespace}"
             assert (lacks in seen) is (kind not in managed)
             refs[kind] = desk.backend.create(made)
         for kind in managed:

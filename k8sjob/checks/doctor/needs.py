@@ -82,9 +82,12 @@ def queue(facts: Facts) -> Iterator[Check]:
     local, cluster = facts.one(f"queue {name}"), facts.one("cluster queue")
     found: list[Check] = []
     if managed is False:
-        seen = f"Kueue does not manage {facts.target.kind}s in this cluster"
-        step = f"have {facts.target.kueue_framework} added to integrations.frameworks in Kueue's"
-        found.append(problem("queue", seen, f"{step} configuration, {without}"))
+        seen = f"Kueue does not manage {facts.target.kind}s in namespace {facts.namespace}"
+        step = (
+            f"have {facts.target.kueue_framework} in integrations.frameworks of Kueue's settings,"
+        )
+        step += " and the namespace in managedJobsNamespaceSelector"
+        found.append(problem("queue", seen, f"{step}, {without}"))
     if local is not None:
         found += _in_queue(facts, local, {} if facts.missing("cluster queue") else cluster)
     yield from found

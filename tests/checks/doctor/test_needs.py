@@ -179,8 +179,8 @@ OF_GPUS = "asks for 6 of example.com/gpu, and ClusterQueue all has at most"
     ("answers", "verdict", "detail"),
     [
         ({}, "ok", "ClusterQueue all admits those of LocalQueue team-queue"),
-        ({"suspend": False}, "problem", "Kueue does not manage PyTorchJobs in this cluster"),
-        ({"suspend": None}, "problem", "Kueue does not manage PyTorchJobs in this cluster"),
+        ({"suspend": False}, "problem", "Kueue does not manage PyTorchJobs in namespace team"),
+        ({"suspend": None}, "problem", "Kueue does not manage PyTorchJobs in namespace team"),
         ({"suspend": "refused"}, "unknown", "is not known"),
         ({"queue": "refused"}, "unknown", "is not known"),
         ({"cluster": "refused"}, "unknown", "you may not read ClusterQueue all"),
