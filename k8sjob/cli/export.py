@@ -66,7 +66,10 @@ def _of_job(name: str) -> Path:
             " job in a cluster from its volume first (kubectl cp), and name the copy"
         ) from error
     if found is None:
-        raise K8sJobError(f"{name} has written no checkpoint; set checkpoint.dir in its job.yaml")
+        raise K8sJobError(
+            f"{name} has written no checkpoint; set checkpoint.dir in its job.yaml, or name an"
+            " earlier run of it (NAME@RUN, as k8sjob list shows it)"
+        )
     return found
 
 
