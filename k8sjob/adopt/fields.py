@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.adopt.equivalence import config_of, default_pull_policy, mappings, pods, same
 from k8sjob.contract import CONFIG_ENV, Role, after_agent, decode_object
+from k8sjob.kube.capacity import counts_gpus
 from k8sjob.kube.objects import (
     ISTIO,
     MANAGED_BY,
@@ -295,13 +296,12 @@ def _source(volume: Json) -> Json | None:
 
 
 _GPU: Final = "nvidia.com/gpu"
-_GPUS: Final = re.compile(r".*/gpu|nvidia\.com/(gpu|mig-).*")
 
 
 def _resources(pod: Json) -> Json:
     given = trainer(pod).get("resources", {})
     limits, asked = given.get("limits", {}), given.get("requests", {})
-    gpu = next((name for name in limits if _GPUS.fullmatch(name)), _GPU)
+    gpu = next((name for name in limits if counts_gpus(name)), _GPU)
     made: Json = {key: limits[key] for key in ("cpu", "memory") if key in limits}
     if gpu in limits:
         whole = re.fullmatch(r"[0-9]{1,9}(\.0{0,9})?", limits[gpu])

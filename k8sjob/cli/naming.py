@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.cluster.backend import ClusterBackend
     from k8sjob.backends.local import LocalBackend
+    from k8sjob.backends.record import RecordBackend
 
 _Seen = TypeVar("_Seen")
 
@@ -195,15 +196,8 @@ def find(job: str, place: Place, *, recorded: bool = True) -> tuple[Backend, Job
         BackendError: the cluster cannot be asked.
         click.UsageError: the name is not one, is ambiguous, or the options say another place.
     """
-    if "://" in job:
-        from k8sjob.backends.storage import StoredRecord  # noqa: PLC0415 - for records alone
-
-        stored = StoredRecord(job)
-        return stored, stored.find("")
-    if job.endswith(".k8sjob"):
-        from k8sjob.backends.record import RecordBackend  # noqa: PLC0415 - for records alone
-
-        record = RecordBackend(Path(job))
+    if "://" in job or job.endswith(".k8sjob"):
+        record = open_record(job)
         return record, record.find("")
     try:
         return _find(job, place)
@@ -215,6 +209,21 @@ def find(job: str, place: Place, *, recorded: bool = True) -> tuple[Backend, Job
         if (found := _find_record(name, namespace)) is None:
             raise
         return found
+
+
+def open_record(job: str) -> RecordBackend:
+    """The record of a job in a file, or at a URL.
+
+    Raises:
+        K8sJobError: there is none that can be read.
+    """
+    if "://" in job:
+        from k8sjob.backends.storage import StoredRecord  # noqa: PLC0415 - for records alone
+
+        return StoredRecord(job)
+    from k8sjob.backends.record import RecordBackend  # noqa: PLC0415 - as above
+
+    return RecordBackend(Path(job))
 
 
 def _find_record(name: str, namespace: str) -> tuple[Backend, JobRef] | None:

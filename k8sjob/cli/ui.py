@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import secrets
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from k8sjob.cli.naming import Place, local_backend, place_options
+from k8sjob.cli.naming import Place, local_backend, open_record, place_options
 from k8sjob.cli.output import line, print_status, warn
 from k8sjob.errors import BackendError, K8sJobError
 
@@ -18,11 +17,11 @@ if TYPE_CHECKING:
 
 
 @click.command("ui")
-@click.argument("records", nargs=-1, metavar="[RECORD.k8sjob]...", type=click.Path(path_type=Path))
+@click.argument("records", nargs=-1, metavar="[RECORD.k8sjob]...", type=click.Path())
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Default: a free one.")
 @click.option("--read-only", is_flag=True, help="Show jobs, and refuse to change any.")
 @place_options(everywhere=True)
-def ui_command(records: tuple[Path, ...], port: int, read_only: bool, place: Place) -> None:
+def ui_command(records: tuple[str, ...], port: int, read_only: bool, place: Place) -> None:
     """Show jobs on a page in the browser: their state, curves and output, and why they fail.
 
     The page has the jobs of this machine and, if one is configured, of the cluster, and those of
@@ -31,11 +30,10 @@ def ui_command(records: tuple[Path, ...], port: int, read_only: bool, place: Pla
     """
     if not all(map(importlib.util.find_spec, ("starlette", "uvicorn"))):
         raise K8sJobError("the page needs two more packages: pip install 'k8sjob[ui]'")
-    from k8sjob.backends.record import RecordBackend  # noqa: PLC0415 - once the packages are there
-    from k8sjob.ui.jobs import Jobs  # noqa: PLC0415 - the same
+    from k8sjob.ui.jobs import Jobs  # noqa: PLC0415 - once the packages are there
     from k8sjob.ui.server import HOST, Page, Server, listen  # noqa: PLC0415 - the same
 
-    stored = [RecordBackend(path) for path in records]
+    stored = [open_record(one) for one in records]
     jobs = Jobs(
         None if place.is_cluster else local_backend(),
         _cluster(place),

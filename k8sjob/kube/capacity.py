@@ -27,7 +27,7 @@ _REQUIRED: Final = (
 )
 Amounts = dict[str, Decimal]
 """By resource: cores, bytes, counts."""
-_GPUS: Final = re.compile(r"/.*gpu|/mig-")
+_GPUS: Final = re.compile(r"/(?!.*(?:mem|core)).*gpu|/mig-")
 
 
 def amounts(quantities: Any) -> Amounts:
@@ -40,7 +40,10 @@ def amounts(quantities: Any) -> Amounts:
 
 
 def counts_gpus(resource: str) -> bool:
-    """Whether a resource counts GPUs or parts of them: nvidia.com/gpu, nvidia.com/mig-1g.5gb."""
+    """Whether a resource counts GPUs or parts of them: nvidia.com/gpu, nvidia.com/mig-1g.5gb.
+
+    Those of sharing plugins that count memory or cores do not: aliyun.com/gpu-mem.
+    """
     return bool(_GPUS.search(resource.lower()))
 
 

@@ -112,6 +112,13 @@ def test_what_has_no_field_is_kept():
     assert pod["containers"][0]["tty"] is True
 
 
+def test_what_counts_a_gpus_memory_is_not_taken_for_gpus():
+    limits = {"nvidia.com/gpumem": 3000, "volcano.sh/vgpu-number": 2}
+    resources = adopted(job({"resources": {"limits": limits}})).resources
+    assert (resources.gpus, resources.gpu_resource) == (2, "volcano.sh/vgpu-number")
+    assert list(resources.extended) == ["nvidia.com/gpumem"]
+
+
 @pytest.mark.parametrize(
     ("limit", "restarts", "overlay"),
     [(0, 0, False), (5, 1, False), (13, 3, False), (4, 1, True), (None, 3, True)],

@@ -190,7 +190,7 @@ def test_a_large_record_is_written_in_parts(storage):
 )
 def test_a_package_is_missing(k8sjob, monkeypatch, url, package, requirement):
     monkeypatch.setitem(sys.modules, package, None)
-    for command in (("why", url), ("collect", "--into", url)):
+    for command in (("why", url), ("ui", url), ("collect", "--into", url)):
         done = k8sjob(*command)
         assert (done.code, done.out) == (1, "")
         assert f"{url[:5]} needs one more package" in done.err

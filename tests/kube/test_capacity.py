@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from k8sjob.kube.capacity import (
     amounts,
     as_text,
+    counts_gpus,
     devices,
     nodes_of,
     pod_requests,
@@ -125,3 +126,22 @@ def test_what_is_no_quantity_is_left_out():
 )
 def test_amounts_are_told_as_people_read_them(resource, amount, text):
     assert as_text(resource, Decimal(amount)) == text
+
+
+@pytest.mark.parametrize(
+    ("resource", "counts"),
+    [
+        ("nvidia.com/gpu", True),
+        ("nvidia.com/gpu.shared", True),
+        ("nvidia.com/mig-1g.5gb.me", True),
+        ("requests.amd.com/gpu", True),
+        ("volcano.sh/vgpu-number", True),
+        ("volcano.sh/vgpu-memory", False),
+        ("aliyun.com/gpu-mem", False),
+        ("nvidia.com/gpumem-percentage", False),
+        ("nvidia.com/gpucores", False),
+        ("gpu.example/port", False),
+    ],
+)
+def test_memory_and_cores_of_a_gpu_are_no_gpus(resource, counts):
+    assert counts_gpus(resource) is counts
