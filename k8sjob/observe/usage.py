@@ -174,7 +174,8 @@ class _Session:
     begin: float
     end: float
     attempt: int
-    met: bool = False
+    met: float | None = None
+    logs: bool = False
     finished: float | None = None
     reports: list[_Report] = field(default_factory=list)
 
@@ -285,7 +286,7 @@ def _sessions(lines: Iterable[LogLine]) -> Iterator[_Session]:
     for line in lines:
         at = datetime.fromisoformat(line.timestamp).timestamp()
         event = Event.decode(line.text)
-        again = session is not None and session.met and _starts(event)
+        again = session is not None and session.met is not None and _starts(event)
         if session is None or line.attempt != session.attempt or again:
             if session:
                 yield session
@@ -295,9 +296,11 @@ def _sessions(lines: Iterable[LogLine]) -> Iterator[_Session]:
         if event is None:
             continue
         if event.kind == EventKind.STARTED:
-            session.met = True
+            session.met = at
         elif event.kind == EventKind.FINISHED:
             session.finished = at
+        elif event.kind == EventKind.METRICS:
+            session.logs = True
         elif event.kind == EventKind.PROGRESS and (report := _report(at, event.data)):
             session.reports.append(report)
     if session:
@@ -329,8 +332,10 @@ def _spans(sessions: Sequence[_Session], now: float, *, ended: bool) -> Iterator
         until = sessions[number + 1].begin if not last else max(now, session.end)
         end = session.end if not last or ended else until
         if not session.reports:
-            trains = any(one.reports for one in sessions) or session.met
-            yield _Span(session.begin, until, Use.STARTING if trains else Use.RUNNING)
+            starting = any(one.reports for one in sessions) or (session.met and not session.logs)
+            runs = until if starting else session.met or session.begin
+            yield _Span(session.begin, runs, Use.STARTING)
+            yield _Span(runs, until, Use.RUNNING)
             continue
         first = session.reports[0]
         done_again = None if last else _resumed_at(sessions[number + 1 :])

@@ -110,6 +110,14 @@ def test_a_script_that_reports_no_steps():
     assert found == {"queued": 10, "starting": 10, "running": 80}
 
 
+def test_a_script_of_a_session_with_a_loop_of_its_own():
+    logged = line(60, Event(EventKind.METRICS, {"loss": 1.0}, 1.0))
+    made, pods = job(end=100, workers=0), [pod("master-0", 10, 100)]
+    lines = [line(20), met(30), logged, finished(100)]
+    assert split(made, pods, lines) == {"queued": 10, "starting": 20, "running": 70}
+    assert split(made, pods, lines[:2]) == {"queued": 10, "starting": 90}
+
+
 def test_without_output_only_the_pods_are_known():
     found = split(job(end=100, workers=0), [pod("master-0", 10, 100)], [])
     assert found == {"queued": 10, "running": 90}

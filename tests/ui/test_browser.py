@@ -342,3 +342,29 @@ def test_a_replica_that_was_chosen_before_its_first_line(serve, screen, jobs):
     page.press("ARROW_DOWN")
     jobs.write("digits", "a first line")
     page.see("a first line")
+
+
+def test_a_job_of_a_thousand_replicas_whose_loss_is_nan(serve, screen, jobs):
+    big = jobs.there["big"] = job("big", "Failed")
+    big["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] = 999
+    names = ["master-0", *(f"worker-{number}" for number in range(999))]
+    jobs.pods["big"] = [pod(name, 0, 60) for name in names]
+    failed = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+    jobs.pods["big"][500]["status"] = {
+        "phase": "Failed",
+        "containerStatuses": [{"name": "pytorch", "state": failed}],
+    }
+    for step, loss in ((1, 0.5), (2, 0.4), (3, math.nan)):
+        numbers = {"epoch": 0, "step": step, "loss": loss}
+        jobs.write("big", Event(EventKind.PROGRESS, numbers, 1.0 * step))
+        jobs.write("big", Event(EventKind.METRICS, {"f1": loss}, 1.0 * step))
+    page = screen(400)
+    page.open_job(serve(jobs), "big")
+    page.see("worker-998", "OOMKilled", "not finite")
+    tables = "return [...document.querySelectorAll('table')].map((t) => t.ariaLabel)"
+    assert "Replicas" in page.run(tables)
+    rows = "return [...document.querySelectorAll('.scroll tbody tr')].map((r) => r.innerText)"
+    assert page.run(rows)[0].startswith("worker-499\tFailed")
+    assert page.run("return document.documentElement.scrollHeight") < 4000
+    tiles = "return [...document.querySelectorAll('.tile')].map((t) => t.innerText)"
+    assert page.run(tiles)[:2] == ["epoch\n1", "loss\nnot finite"]

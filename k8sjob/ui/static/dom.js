@@ -57,7 +57,7 @@ export function stateBadge(state) {
 
 export function table(headings, rows, properties = {}) {
   return h("div", { className: "scroll", tabIndex: 0, role: "region", ariaLabel: properties.label ?? "table" },
-    h("table", {},
+    h("table", { ariaLabel: properties.label ?? null },
       h("thead", {}, h("tr", {}, headings.map((text) => h("th", { scope: "col" }, text)))),
       h("tbody", {}, rows.map((cells) => h("tr", {}, cells.map((cell) => h("td", {}, cell ?? "")))))));
 }
