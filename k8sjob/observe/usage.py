@@ -64,7 +64,8 @@ NEXT_STEPS: Final = {
     " waits for",
     Use.STARTING: "`why --timing` shows what took the time; a smaller image or fewer imports help",
     Use.WAITING: "one rank is slower than the others: look at its node, or give each the same work",
-    Use.REPEATED: "set checkpoint.dir, or save more often (checkpoint.every); `why` says what failed",
+    Use.REPEATED: "set checkpoint.dir, or save more often (checkpoint.every); `why` says what"
+    " failed",
     Use.STALLED: "a lower run.hang_timeout ends a hang sooner; `why` says what hangs",
     Use.IDLE: "end the script when its training is done",
 }

@@ -3,6 +3,7 @@
 import base64
 import math
 import shutil
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from inmemory import JobsInMemory
 from trainings import pod
 from ui.conftest import TOKEN, job
 
+from k8sjob.backends.api import JobRef, Snapshot
+from k8sjob.backends.record import RecordBackend, write_record
 from k8sjob.contract import Event, EventKind
 
 pytestmark = pytest.mark.system
@@ -368,3 +371,16 @@ def test_a_job_of_a_thousand_replicas_whose_loss_is_nan(serve, screen, jobs):
     assert page.run("return document.documentElement.scrollHeight") < 4000
     tiles = "return [...document.querySelectorAll('.tile')].map((t) => t.innerText)"
     assert page.run(tiles)[:2] == ["epoch\n1", "loss\nnot finite"]
+
+
+def test_the_record_of_a_running_job_ends_when_it_was_written(serve, screen, jobs, tmp_path):
+    began = datetime.fromisoformat(jobs.there["digits"]["status"]["startTime"])
+    with (tmp_path / "x.k8sjob").open("wb") as out:
+        seen = Snapshot(jobs.there["digits"], at=began + timedelta(minutes=3, seconds=5))
+        write_record(jobs, JobRef.of(seen.job), out, print, snapshot=seen)
+    page, record = screen(), RecordBackend(tmp_path / "x.k8sjob")
+    client = serve(records=[record])
+    page.open(client)
+    page.see("3 min 5 s")
+    page.go("#/job/record-0%3Auid-digits")
+    page.see("running for 3 min 5 s", "12 of 20", "that had not ended then", "test_accuracy")

@@ -1,7 +1,7 @@
 // One job: its state, why it is in trouble, its training, replicas, output, and how it was made.
 
 import { chart, drawn, grouped, label, MOST_CURVES } from "./chart.js";
-import { confirmed, duration, h, notice, number, stateBadge, table } from "./dom.js";
+import { confirmed, duration, h, notice, now, number, stateBadge, table } from "./dom.js";
 import { logView } from "./logs.js";
 import { change, follow, jobPath, read } from "./server.js";
 
@@ -132,14 +132,14 @@ export function jobView(view, key, { state, place }) {
 
   function heading() {
     if (!facts) return;
-    const now = job?.state ?? facts.state;
+    const current = job?.state ?? facts.state;
     const span = job ? [job.created, job.started, job.finished] : [null, null, null];
-    const ran = span[1] ? `${span[2] ? "ran" : "running"} for ${duration((span[2] ?? Date.now() / 1000) - span[1])}` : "";
-    const note = job?.message && now !== "Succeeded" ? h("p", { className: "dim message" }, job.message) : null;
+    const ran = span[1] ? `${span[2] ? "ran" : "running"} for ${duration((span[2] ?? now(facts)) - span[1])}` : "";
+    const note = job?.message && current !== "Succeeded" ? h("p", { className: "dim message" }, job.message) : null;
     const focused = document.activeElement?.dataset?.action;
     head.replaceChildren(
-      h("h1", {}, facts.name), stateBadge(now), h("span", { className: "dim" }, [facts.kind, facts.namespace, ran].filter(Boolean).join(" · ")),
-      h("span", { className: "row actions" }, facts.can.filter((name) => ACTIONS[name][2](now)).map((name) => h("button", { type: "button", "data-action": name, className: name === "delete" ? "danger" : "", onclick: () => act(name) }, ACTIONS[name][0]))),
+      h("h1", {}, facts.name), stateBadge(current), h("span", { className: "dim" }, [facts.kind, facts.namespace, ran].filter(Boolean).join(" · ")),
+      h("span", { className: "row actions" }, facts.can.filter((name) => ACTIONS[name][2](current)).map((name) => h("button", { type: "button", "data-action": name, className: name === "delete" ? "danger" : "", onclick: () => act(name) }, ACTIONS[name][0]))),
       note ?? "");
     if (focused) head.querySelector(`[data-action="${focused}"]`)?.focus();
   }
