@@ -105,6 +105,7 @@ def bar(done: float) -> Html:
 
 def curve(points: Iterable[tuple[float, float]], title: str) -> Html:
     """A line through points (x, y) by ascending x, as SVG; empty for fewer than two of them."""
+    points = list(points)
     kept = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
     if len(kept) < 2 or kept[0][0] == kept[-1][0]:
         return Html()
@@ -118,7 +119,7 @@ def curve(points: Iterable[tuple[float, float]], title: str) -> Html:
         f"{(x - left) / (right - left) * _WIDTH:.1f},{(high / 2 - y / 2) / span * _HEIGHT:.1f}"
         for x, y in kept
     )
-    label = f"{title}: {kept[0][1]:.4g} to {kept[-1][1]:.4g}, lowest {low:.4g}"
+    label = f"{title}: {kept[0][1]:.4g} to {points[-1][1]:.4g}, lowest {low:.4g}"
     return Html(
         f'<svg viewBox="-2 -2 {_WIDTH + 4} {_HEIGHT + 4}" width="{_WIDTH}" height="{_HEIGHT}"'
         f' style="display:block" role="img"><title>{_escaped(label)}</title>'

@@ -51,14 +51,15 @@ class Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(content)
 
-    def reply_json(self, status, content):
+    def reply_json(self, status, content, headers=None):
         """Answer with JSON."""
-        self.reply(status, json.dumps(content).encode(), {"Content-Type": "application/json"})
+        kind = {"Content-Type": "application/json"}
+        self.reply(status, json.dumps(content).encode(), kind | (headers or {}))
 
 
 @contextmanager
 def served(answer):
-    """A server's URL; it gives the status and JSON of `answer(method, path, query, body)`."""
+    """A server's URL; `answer(method, path, query, body)` gives status, JSON, and maybe headers."""
     server = Server(_Played, play=staticmethod(answer))
     try:
         yield f"http://{server.host}"

@@ -97,7 +97,7 @@ def _document(one: Usage, price: float | None) -> dict[str, Any]:
     return {**one.as_dict(), "cost": cost}
 
 
-def _grouped(found: Iterable[Usage], by: str, label: str | None) -> _Groups:
+def _grouped(found: Iterable[Usage], by: str, label: str | None = None) -> _Groups:
     """Device seconds by use, of each group and kind of device."""
     groups: dict[tuple[str, str], list[Mapping[Use, float]]] = defaultdict(list)
     for one in found:
@@ -149,10 +149,12 @@ def _advise(found: Sequence[Usage]) -> None:
     for device in dict.fromkeys(one.device for one in found):
         alike = [one for one in found if one.device == device]
         largest = replace(alike[0], seconds=_sum(one.seconds for one in alike))
+        by_job = _grouped(alike, "job")
         if use := largest.avoidable:
-            most = max(alike, key=lambda one: one.seconds.get(use, 0.0))
+            by_name = {name: uses.get(use, 0.0) for (name, _), uses in by_job.items()}
+            most = max(by_name, key=by_name.__getitem__)
             click.echo()
-            line(largest.note + (f"; most of it: {most.ref}" if len(alike) > 1 else ""))
+            line(largest.note + (f"; the most for: {most}" if len(by_name) > 1 else ""))
     for node, jobs in slow_nodes(found).items():
         lost = shown_hours(sum(one.slowed[node] for one in jobs))
         named = first_names([str(one.ref) for one in jobs], _MOST_NAMED)

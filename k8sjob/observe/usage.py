@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
@@ -63,7 +64,8 @@ NEXT_STEPS: Final = {
     " waits for",
     Use.STARTING: "`why --timing` shows what took the time; a smaller image or fewer imports help",
     Use.WAITING: "one rank is slower than the others: look at its node, or give each the same work",
-    Use.REPEATED: "save checkpoints more often (checkpoint.every), or find what fails by `why`",
+    Use.REPEATED: "set checkpoint.dir, or save more often (checkpoint.every); `why` says what"
+    " failed",
     Use.STALLED: "a lower run.hang_timeout ends a hang sooner; `why` says what hangs",
     Use.IDLE: "end the script when its training is done",
 }
@@ -135,8 +137,9 @@ def _rounded(seconds: Mapping[Any, float]) -> dict[str, float]:
 
 
 def shown_hours(seconds: float) -> str:
-    """Hours in three digits."""
-    return f"{seconds / 3600:.3g}"
+    """Hours in three digits, or as many as they have."""
+    hours = seconds / 3600
+    return f"{hours:.3g}" if hours < 1000 else f"{hours:.0f}"
 
 
 def slow_nodes(usages: Iterable[Usage]) -> dict[str, list[Usage]]:
@@ -172,7 +175,8 @@ class _Session:
     begin: float
     end: float
     attempt: int
-    met: bool = False
+    met: float | None = None
+    logs: bool = False
     finished: float | None = None
     reports: list[_Report] = field(default_factory=list)
 
@@ -215,24 +219,40 @@ def usage(snapshot: Snapshot, lines: Iterable[LogLine], *, since: datetime | Non
     device, held_by = _devices(job)
     seconds: dict[Use, float] = defaultdict(float)
     nodes: dict[str, dict[Use, float]] = defaultdict(lambda: defaultdict(float))
-    slowed: dict[str, float] = defaultdict(float)
+    waited: dict[int | None, float] = defaultdict(float)  # for a rank
     pods = {replica_of(pod): Pod(pod) for pod in snapshot.pods}
     on = {name: pod.node for name, pod in pods.items()}
+
+    @cache  # of large jobs most replicas are alike
+    def one_device(
+        held: tuple[tuple[float, float], ...], end: float
+    ) -> tuple[dict[Use, float], dict[int | None, float]]:
+        uses: dict[Use, float] = defaultdict(float)
+        slow: dict[int | None, float] = defaultdict(float)
+        for span in _replica_spans(held, spans, created, end):
+            long = max(span.end - max(span.begin, begin), 0.0)
+            uses[span.use] += long * (1 - span.waits)
+            uses[Use.WAITING] += long * span.waits
+            slow[span.slowest] += long * span.waits
+        return uses, slow
+
     for name, amount in held_by.items():
         held = list(_held(pods.get(name), created, now))
         # The Pods' data may have expired; if the group trained, it had devices.
         held += [(one.begin, one.end) for one in sessions]
         over = status.state.finished or (name in pods and not pods[name].live)
         end = min(max((end for _, end in held), default=now), now) if over else now
-        for span in _replica_spans(held, spans, created, end):
-            if (long := (span.end - max(span.begin, begin)) * amount) <= 0:
-                continue
-            for use, part in ((Use.WAITING, span.waits), (span.use, 1 - span.waits)):
-                if part:
-                    seconds[use] += long * part
-                    nodes[on.get(name, "")][use] += long * part
-            if span.waits and (slow := _node_of(job, span.slowest, on)):
-                slowed[slow] += long * span.waits
+        uses, slow = one_device(tuple(held), end)
+        for use, long in uses.items():
+            if long and amount:
+                seconds[use] += long * amount
+                nodes[on.get(name, "")][use] += long * amount
+        for rank, long in slow.items():
+            waited[rank] += long * amount
+    slowed: dict[str, float] = defaultdict(float)
+    for rank, long in waited.items():
+        if long and (node := _node_of(job, rank, on)):
+            slowed[node] += long
     return Usage(status.ref, device, seconds, nodes, slowed, Object(job).labels)
 
 
@@ -266,7 +286,7 @@ def _sessions(lines: Iterable[LogLine]) -> Iterator[_Session]:
     for line in lines:
         at = datetime.fromisoformat(line.timestamp).timestamp()
         event = Event.decode(line.text)
-        again = session is not None and session.met and _starts(event)
+        again = session is not None and session.met is not None and _starts(event)
         if session is None or line.attempt != session.attempt or again:
             if session:
                 yield session
@@ -276,9 +296,11 @@ def _sessions(lines: Iterable[LogLine]) -> Iterator[_Session]:
         if event is None:
             continue
         if event.kind == EventKind.STARTED:
-            session.met = True
+            session.met = at
         elif event.kind == EventKind.FINISHED:
             session.finished = at
+        elif event.kind == EventKind.METRICS:
+            session.logs = True
         elif event.kind == EventKind.PROGRESS and (report := _report(at, event.data)):
             session.reports.append(report)
     if session:
@@ -310,8 +332,10 @@ def _spans(sessions: Sequence[_Session], now: float, *, ended: bool) -> Iterator
         until = sessions[number + 1].begin if not last else max(now, session.end)
         end = session.end if not last or ended else until
         if not session.reports:
-            trains = any(one.reports for one in sessions) or session.met
-            yield _Span(session.begin, until, Use.STARTING if trains else Use.RUNNING)
+            starting = any(one.reports for one in sessions) or (session.met and not session.logs)
+            runs = until if starting else session.met or session.begin
+            yield _Span(session.begin, runs, Use.STARTING)
+            yield _Span(runs, until, Use.RUNNING)
             continue
         first = session.reports[0]
         done_again = None if last else _resumed_at(sessions[number + 1 :])

@@ -99,7 +99,7 @@ def watch(
         JobNotFound: there is no such job.
         BackendError: the back end could not be read any more.
     """
-    watcher = _Watcher(Stalled(patience, backend.related))
+    watcher = _Watcher(Stalled(patience, backend.related), recorded=backend.name == "record")
     with Merge[Snapshot | LogLine]() as merge:
         # A snapshot says all that the ones before it do: a slow reader sees fewer of them.
         merge.add("", lambda stop: backend.watch(ref, stop=stop), ahead=1)
@@ -163,8 +163,9 @@ def replay(backend: Backend, ref: JobRef, factor: float) -> Iterator[Event]:
 class _Watcher:
     """The state of a watch, so that each thing is reported once."""
 
-    def __init__(self, stalled: Stalled) -> None:
-        self._stalled = stalled
+    def __init__(self, stalled: Stalled, *, recorded: bool = False) -> None:
+        self._stalled, self._recorded = stalled, recorded
+        self._error: Exception | None = None
         self._seen: tuple[Snapshot, JobStatus] | None = None
         self._reported_job: object = None
         self._reported_replicas: dict[str, object] = {}
@@ -235,8 +236,11 @@ class _Watcher:
                     f"{ref} is gone; `k8sjob list` shows the existing ones"
                 )
             if ended.error and failed:
-                raise ended.error
-            self._deleted = self._ended_at is None
+                if not self._recorded:
+                    raise ended.error
+                self._error = ended.error  # after the output that the record has
+                self._end_stamp = datetime.now(UTC).isoformat()
+            self._deleted = self._ended_at is None and not failed
             self._ended_at = self._ended_at or time.monotonic()
         elif failed:
             message = f"the output of {ended.source} cannot be read any more: {ended.error}"
@@ -263,6 +267,8 @@ class _Watcher:
 
     def end(self) -> Iterator[Event]:
         """The job's last state, and why it failed."""
+        if self._error:
+            raise self._error
         if self._seen is None:
             return
         snapshot, status = self._seen

@@ -34,6 +34,7 @@ _RETRY: Final = urllib3.Retry(
     redirect=False,
     allowed_methods=None,
     status_forcelist=(429, 500, 502, 503, 504),
+    respect_retry_after_header=False,  # which may be a day, for all messages
     backoff_factor=1,
 )
 """Four minutes of attempts; none where only the answer is missing, as the message may be there."""

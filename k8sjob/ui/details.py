@@ -24,6 +24,7 @@ from k8sjob.rendering.diff import lines_between
 from k8sjob.sanitize import safe_text
 from k8sjob.spec import JobSpec
 from k8sjob.targets.jobs import has_ended, replica_names, sent
+from k8sjob.ui.jobs import moment
 from k8sjob.view.documents import findings, job_document
 from k8sjob.yamldoc import dump
 
@@ -57,8 +58,13 @@ def plain(value: Any) -> Any:
 
 def status(entry: Entry, snapshot: Snapshot) -> dict[str, Any]:
     """The job as `status -o json` has it, with its kind and the names of all its replicas."""
-    names = list(replica_names(snapshot.job))
-    return {**job_document(snapshot), "kind": entry.ref.kind, "names": names, "can": can(entry)}
+    return {
+        **job_document(snapshot),
+        "kind": entry.ref.kind,
+        "names": list(replica_names(snapshot.job)),
+        "can": can(entry),
+        "at": moment(entry.backend, snapshot),
+    }
 
 
 def can(entry: Entry) -> list[str]:

@@ -14,6 +14,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.backends.api import LOCAL, JobRef, Snapshot
+from k8sjob.backends.record import RecordBackend
 from k8sjob.errors import BackendError
 from k8sjob.kube.client.listwatch import Kind
 from k8sjob.observe.status import job_status
@@ -220,7 +221,7 @@ class Jobs:
 
     def _put(self, place: str, backend: Backend, snapshot: Snapshot) -> str:
         key = _key(place, snapshot.job)
-        row = {"key": key, "place": place, **_row(snapshot)}
+        row = {"key": key, "place": place, "at": moment(backend, snapshot), **_row(snapshot)}
         row["progress"] = self._progress.get(key) if row["state"] == JobState.RUNNING else None
         with self._lock:
             before = self._entries.get(key)
@@ -242,6 +243,12 @@ class Jobs:
 
 def _key(place: str, job: dict[str, Any]) -> str:
     return f"{place}:{JobRef.of(job).uid}"
+
+
+def moment(backend: Backend, snapshot: Snapshot) -> str | None:
+    """When a record was written, to which its job's times refer; None: they refer to now."""
+    recorded = isinstance(backend, RecordBackend) and snapshot.at
+    return recorded.isoformat() if recorded else None
 
 
 def _row(snapshot: Snapshot) -> dict[str, Any]:

@@ -3,7 +3,11 @@
 import json
 
 import pytest
+from inmemory import JobsInMemory
+from trainings import job, line, met, pod, step
 
+from k8sjob.backends.api import JobRef
+from k8sjob.backends.record import write_record
 from k8sjob.errors import JobNotFound
 
 
@@ -27,6 +31,19 @@ def test_a_table_with_what_could_be_less(k8sjob, records):
 def test_other_groups(k8sjob, records, by, names):
     out = k8sjob("usage", *records, "--by", by).out
     assert {row.split()[0] for row in out.split("\n\n")[0].splitlines()[1:]} == names
+
+
+def test_the_job_with_most_of_a_part_is_that_of_all_its_runs(k8sjob, tmp_path):
+    runs = (("one", "a", 60), ("one", "b", 60), ("two", "c", 90))
+    for name, run, start in runs:
+        made, lines = job(end=100, name=name, workers=0), [line(0), met(0), step(start, 1)]
+        made["metadata"]["uid"] = run
+        backend = JobsInMemory(**{name: made})
+        backend.pods[name], backend.lines[name] = [pod("master-0", 0, 100)], lines
+        with (tmp_path / f"{run}.k8sjob").open("wb") as out:
+            write_record(backend, JobRef(name, "team"), out, lambda *_: None)
+    done = k8sjob("usage", *(tmp_path / f"{run}.k8sjob" for _, run, _ in runs))
+    assert done.out.endswith("imports help; the most for: team/one\n")
 
 
 def test_as_json(k8sjob, records):

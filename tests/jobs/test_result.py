@@ -312,6 +312,7 @@ def test_a_curve_of_many_points_is_small_and_of_none_is_nothing():
     assert "nan" not in many
     assert "inf" not in many
     assert curve([(0, math.nan), (1, 2.0)], "loss") == curve([], "loss") == ""
+    assert "loss: 3 to nan, lowest 2" in curve([(0, 3.0), (1, 2.0), (2, math.nan)], "loss")
 
 
 def test_long_texts_and_tables_are_cut():

@@ -257,7 +257,7 @@ def hook():
         got.append(body)
         if (code := codes.pop(0) if codes else 200) == 0:
             raise ConnectionError  # which ends the connection
-        return code, {}
+        return code, {}, {"Retry-After": "86400"}
 
     with served(answer) as url:
         yield SimpleNamespace(got=got, codes=codes, host=url[7:], url=f"{url}/services/SECRET")

@@ -1,5 +1,6 @@
 """Where the hours of a job went; in each case the uses sum to the whole."""
 
+import time
 from datetime import timedelta
 
 import pytest
@@ -10,7 +11,7 @@ from trainings import BEGIN, finished, job, line, met, pod, step
 from k8sjob.backends.api import Snapshot
 from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError
-from k8sjob.observe.usage import Use, read_usage, slow_nodes, usage
+from k8sjob.observe.usage import Use, read_usage, shown_hours, slow_nodes, usage
 
 
 def split(made, pods, lines, **options):
@@ -109,6 +110,14 @@ def test_a_script_that_reports_no_steps():
     assert found == {"queued": 10, "starting": 10, "running": 80}
 
 
+def test_a_script_of_a_session_with_a_loop_of_its_own():
+    logged = line(60, Event(EventKind.METRICS, {"loss": 1.0}, 1.0))
+    made, pods = job(end=100, workers=0), [pod("master-0", 10, 100)]
+    lines = [line(20), met(30), logged, finished(100)]
+    assert split(made, pods, lines) == {"queued": 10, "starting": 20, "running": 70}
+    assert split(made, pods, lines[:2]) == {"queued": 10, "starting": 90}
+
+
 def test_without_output_only_the_pods_are_known():
     found = split(job(end=100, workers=0), [pod("master-0", 10, 100)], [])
     assert found == {"queued": 10, "running": 90}
@@ -189,3 +198,20 @@ def test_every_second_has_exactly_one_use(said, times, end, since):
     held_ends = [min(max(pair), end) if end else 1000 for pair in times]
     if not lines and since is None:
         assert found.total == pytest.approx(sum(held_ends))
+
+
+def test_a_thousand_replicas_of_which_each_was_the_slowest_once():
+    pods = [pod("master-0", 0, 1000), *(pod(f"worker-{n}", 0, 1000, "n") for n in range(999))]
+    reports = [step(number, number, wait=0.5, slowest=number) for number in range(1, 1000)]
+    began = time.process_time()
+    found = usage(Snapshot(job(end=1000, workers=999), pods), [line(0), *reports])
+    assert time.process_time() - began < 10
+    assert found.total == pytest.approx(1000 * 1000)
+    assert found.slowed == {"n": pytest.approx(998 * 1000 / 2)}
+
+
+@pytest.mark.parametrize(
+    ("hours", "shown"), [(0.01234, "0.0123"), (999, "999"), (1000, "1000"), (8047.2, "8047")]
+)
+def test_hours_have_no_exponent(hours, shown):
+    assert shown_hours(hours * 3600) == shown

@@ -22,6 +22,7 @@ from observed import (
 )
 
 from k8sjob.backends.api import LogLine, Snapshot
+from k8sjob.backends.record import RecordBackend, write_record
 from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.kube.client.listwatch import Change, Kind
@@ -626,3 +627,15 @@ def test_a_replay_waits_for_no_clock_that_was_wrong():
 def test_no_replay_of_a_job_that_runs():
     with pytest.raises(BackendError, match="had not ended; --replay shows a job that has"):
         list(replay(Ended([snapshot("Running", pods=running("master-0"))]), REF, 1))
+
+
+def test_the_record_of_a_job_that_runs_is_shown_whole_before_it_ends(tmp_path):
+    path, lines = tmp_path / "job.k8sjob", [line("master-0", f"line {n}") for n in range(300)]
+    with path.open("wb") as out:
+        seen = snapshot("Running", pods=running("master-0"))
+        write_record(Ended([seen], lines), REF, out, print)
+    events = []
+    with pytest.raises(BackendError, match="that had not ended then"):
+        events.extend(watch(RecordBackend(path), REF))
+    assert len(texts(events)) == 300
+    assert job_states(events) == ["Running"]

@@ -3,6 +3,7 @@
 import base64
 import math
 import shutil
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from inmemory import JobsInMemory
 from trainings import pod
 from ui.conftest import TOKEN, job
 
+from k8sjob.backends.api import JobRef, Snapshot
+from k8sjob.backends.record import RecordBackend, write_record
 from k8sjob.contract import Event, EventKind
 
 pytestmark = pytest.mark.system
@@ -342,3 +345,42 @@ def test_a_replica_that_was_chosen_before_its_first_line(serve, screen, jobs):
     page.press("ARROW_DOWN")
     jobs.write("digits", "a first line")
     page.see("a first line")
+
+
+def test_a_job_of_a_thousand_replicas_whose_loss_is_nan(serve, screen, jobs):
+    big = jobs.there["big"] = job("big", "Failed")
+    big["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] = 999
+    names = ["master-0", *(f"worker-{number}" for number in range(999))]
+    jobs.pods["big"] = [pod(name, 0, 60) for name in names]
+    failed = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+    jobs.pods["big"][500]["status"] = {
+        "phase": "Failed",
+        "containerStatuses": [{"name": "pytorch", "state": failed}],
+    }
+    for step, loss in ((1, 0.5), (2, 0.4), (3, math.nan)):
+        numbers = {"epoch": 0, "step": step, "loss": loss}
+        jobs.write("big", Event(EventKind.PROGRESS, numbers, 1.0 * step))
+        jobs.write("big", Event(EventKind.METRICS, {"f1": loss}, 1.0 * step))
+    page = screen(400)
+    page.open_job(serve(jobs), "big")
+    page.see("worker-998", "OOMKilled", "not finite")
+    tables = "return [...document.querySelectorAll('table')].map((t) => t.ariaLabel)"
+    assert "Replicas" in page.run(tables)
+    rows = "return [...document.querySelectorAll('.scroll tbody tr')].map((r) => r.innerText)"
+    assert page.run(rows)[0].startswith("worker-499\tFailed")
+    assert page.run("return document.documentElement.scrollHeight") < 4000
+    tiles = "return [...document.querySelectorAll('.tile')].map((t) => t.innerText)"
+    assert page.run(tiles)[:2] == ["epoch\n1", "loss\nnot finite"]
+
+
+def test_the_record_of_a_running_job_ends_when_it_was_written(serve, screen, jobs, tmp_path):
+    began = datetime.fromisoformat(jobs.there["digits"]["status"]["startTime"])
+    with (tmp_path / "x.k8sjob").open("wb") as out:
+        seen = Snapshot(jobs.there["digits"], at=began + timedelta(minutes=3, seconds=5))
+        write_record(jobs, JobRef.of(seen.job), out, print, snapshot=seen)
+    page, record = screen(), RecordBackend(tmp_path / "x.k8sjob")
+    client = serve(records=[record])
+    page.open(client)
+    page.see("3 min 5 s")
+    page.go("#/job/record-0%3Auid-digits")
+    page.see("running for 3 min 5 s", "12 of 20", "that had not ended then", "test_accuracy")

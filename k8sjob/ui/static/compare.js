@@ -1,7 +1,7 @@
 // Jobs side by side: their curves over each other, and what differs between them.
 
 import { chart, drawn, grouped, MOST_CURVES } from "./chart.js";
-import { duration, h, number, seconds, table } from "./dom.js";
+import { duration, h, now, number, seconds, table } from "./dom.js";
 import { jobPath, read } from "./server.js";
 
 export function compareView(view, keys, { state, place }) {
@@ -40,7 +40,7 @@ const namesOf = (jobs, part) => [...new Set(jobs.flatMap((job) => Object.keys(jo
 
 function facts(jobs, labels) {
   const layer = (job, kind) => job.facts.origin?.layers.find((one) => one.kind === kind)?.digest;
-  const ran = ({ facts: { started, finished } }) => (started ? duration((seconds(finished) ?? Date.now() / 1000) - seconds(started)) : "");
+  const ran = ({ facts: one }) => (one.started ? duration((seconds(one.finished) ?? now(one)) - seconds(one.started)) : "");
   const rows = [
     ["state", (job) => job.facts.state], ["ran for", ran], ["image", (job) => job.facts.image], ["code", (job) => layer(job, "code")], ["dependencies", (job) => layer(job, "dependencies")],
     ["base", (job) => job.facts.origin?.base], ["replicas", (job) => job.facts.names.length],

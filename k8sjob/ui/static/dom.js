@@ -40,13 +40,15 @@ export function bytes(value) {
 
 export const seconds = (stamp) => (stamp ? Date.parse(stamp) / 1000 : null);
 
+/** Now in seconds, or when the record of the job was written. */
+export const now = (job) => seconds(job.at) ?? Date.now() / 1000;
+
 /** How long ago a job was created, and how long it has been running or has run. */
 export function times(job) {
-  const now = Date.now() / 1000;
   const [created, started, finished] = [job.created, job.started, job.finished].map(seconds);
   return {
-    age: created === null ? "" : duration(now - created),
-    time: started === null ? "" : duration((finished ?? now) - started),
+    age: created === null ? "" : duration(Date.now() / 1000 - created),
+    time: started === null ? "" : duration((finished ?? now(job)) - started),
   };
 }
 
@@ -57,7 +59,7 @@ export function stateBadge(state) {
 
 export function table(headings, rows, properties = {}) {
   return h("div", { className: "scroll", tabIndex: 0, role: "region", ariaLabel: properties.label ?? "table" },
-    h("table", {},
+    h("table", { ariaLabel: properties.label ?? null },
       h("thead", {}, h("tr", {}, headings.map((text) => h("th", { scope: "col" }, text)))),
       h("tbody", {}, rows.map((cells) => h("tr", {}, cells.map((cell) => h("td", {}, cell ?? "")))))));
 }

@@ -1,7 +1,7 @@
 // One job: its state, why it is in trouble, its training, replicas, output, and how it was made.
 
 import { chart, drawn, grouped, label, MOST_CURVES } from "./chart.js";
-import { confirmed, duration, h, notice, number, stateBadge, table } from "./dom.js";
+import { confirmed, duration, h, notice, now, number, stateBadge, table } from "./dom.js";
 import { logView } from "./logs.js";
 import { change, follow, jobPath, read } from "./server.js";
 
@@ -21,7 +21,7 @@ const ACTIONS = {
 };
 
 export function jobView(view, key, { state, place }) {
-  let job = null, facts = null, latest = {}, at = 0, curves = new Map(), replicas = new Map(), group = {}, starting = "";
+  let job = null, facts = null, latest = {}, at = 0, curves = new Map(), replicas = new Map(), group = {}, starting = "", explained = "";
   let drawTimer = 0, whyTimer = 0, closed = false, logScale = false;
   const charts = new Map();
   const head = h("div", { className: "row head" }), why = h("section", { className: "why", ariaLive: "polite" });
@@ -97,7 +97,9 @@ export function jobView(view, key, { state, place }) {
     whyTimer = 0;
     try {
       const found = await read(jobPath(key, "why"));
-      if (closed) return;
+      const text = JSON.stringify(found);
+      if (closed || text === explained) return; // a screen reader reads again what is replaced
+      explained = text;
       why.replaceChildren(...found.map((one, index) => h("div", { className: index ? "cause" : "cause first" },
         h("p", {}, h("b", {}, "Why "), one.message), h("p", {}, h("b", {}, "Next "), one.next_step))));
     } catch (error) {
@@ -123,20 +125,21 @@ export function jobView(view, key, { state, place }) {
     }
     scale.hidden = !charts.size;
     many.hidden = curves.size < MOST_CURVES;
-    const rows = [...replicas].map(([name, one]) => [name, one.phase, one.reason, one.node, one.restarts || "", one.exit_code ?? "", one.message]);
+    const failed = ([, one]) => one.phase === "Failed";
+    const rows = [...replicas].sort((a, b) => failed(b) - failed(a)).map(([name, one]) => [name, one.phase, one.reason, one.node, one.restarts || "", one.exit_code ?? "", one.message]);
     if (rows.length) parts.replaceChildren(h("h2", {}, "Replicas"), table(["Replica", "Phase", "Reason", "Node", "Restarts", "Exit code", "Message"], rows, { label: "Replicas" }));
   }
 
   function heading() {
     if (!facts) return;
-    const now = job?.state ?? facts.state;
+    const current = job?.state ?? facts.state;
     const span = job ? [job.created, job.started, job.finished] : [null, null, null];
-    const ran = span[1] ? `${span[2] ? "ran" : "running"} for ${duration((span[2] ?? Date.now() / 1000) - span[1])}` : "";
-    const note = job?.message && now !== "Succeeded" ? h("p", { className: "dim message" }, job.message) : null;
+    const ran = span[1] ? `${span[2] ? "ran" : "running"} for ${duration((span[2] ?? now(facts)) - span[1])}` : "";
+    const note = job?.message && current !== "Succeeded" ? h("p", { className: "dim message" }, job.message) : null;
     const focused = document.activeElement?.dataset?.action;
     head.replaceChildren(
-      h("h1", {}, facts.name), stateBadge(now), h("span", { className: "dim" }, [facts.kind, facts.namespace, ran].filter(Boolean).join(" · ")),
-      h("span", { className: "row actions" }, facts.can.filter((name) => ACTIONS[name][2](now)).map((name) => h("button", { type: "button", "data-action": name, className: name === "delete" ? "danger" : "", onclick: () => act(name) }, ACTIONS[name][0]))),
+      h("h1", {}, facts.name), stateBadge(current), h("span", { className: "dim" }, [facts.kind, facts.namespace, ran].filter(Boolean).join(" · ")),
+      h("span", { className: "row actions" }, facts.can.filter((name) => ACTIONS[name][2](current)).map((name) => h("button", { type: "button", "data-action": name, className: name === "delete" ? "danger" : "", onclick: () => act(name) }, ACTIONS[name][0]))),
       note ?? "");
     if (focused) head.querySelector(`[data-action="${focused}"]`)?.focus();
   }
@@ -145,10 +148,10 @@ export function jobView(view, key, { state, place }) {
     const n = latest, shown = [];
     const add = (title, value, more) => value !== "" && value !== null && value !== undefined && shown.push(h("div", { className: "tile" }, h("span", { className: "label" }, title), h("span", { className: "value" }, value), more));
     if (starting) add("start", starting);
-    if (n.epoch) add("epoch", n.epochs ? `${n.epoch} of ${n.epochs}` : n.epoch, n.epochs && h("progress", { max: n.epochs, value: Math.min(at, n.epochs), ariaLabel: "Training done" }));
+    if (n.epoch) add("epoch", n.epochs ? `${n.epoch} of ${n.epochs}` : n.epoch, n.epochs ? h("progress", { max: n.epochs, value: Math.min(at, n.epochs), ariaLabel: "Training done" }) : null);
     if (n.steps) add("step", `${n.step} of ${n.steps}`);
     if (n.eta_s && job?.state === "Running") add("time left", duration(n.eta_s));
-    if (typeof n.loss === "number") add("loss", number(n.loss));
+    if (n.loss !== undefined) add("loss", n.loss === null ? "not finite" : number(n.loss));
     for (const [name, value] of Object.entries(latest).filter(([name, value]) => !POSITION.has(name) && !OWN.has(name) && typeof value !== "object").slice(0, MOST_TILES)) add(name, number(value, name));
     for (const name of ["samples_per_s", "grad_norm", "memory_bytes"]) if (typeof n[name] === "number") add(label(name), number(n[name], name));
     if (typeof n.slowest === "number" && n.step_s) add("slowest rank", `${n.slowest} (others wait ${Math.round((100 * (n.wait_s ?? 0)) / n.step_s)} %)`);

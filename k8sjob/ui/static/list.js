@@ -25,7 +25,7 @@ export function jobList(view, { state }) {
     h("h1", {}, "Jobs"),
     h("div", { className: "row filters" }, text, states, where, compare, counted),
     problems,
-    h("table", { className: "jobs" },
+    h("table", { className: "jobs", ariaLabel: "Jobs" },
       h("thead", {}, h("tr", {}, ["", "Name", "State", "Progress", "Replicas", "Age", "Time"].map((title) => h("th", { scope: "col" }, title || h("span", { className: "hidden" }, "Compare"))))),
       body),
     empty);
