@@ -90,7 +90,8 @@ def test_a_rank_that_dies_while_all_connect_is_not_waited_for(start_ranks):
     for rank in (0, 1):
         ranks.processes[rank].wait(30)
         assert ranks.processes[rank].code == ExitCode.PEER_LOST
-        assert "rank 2 was started again" in ranks.processes[rank].read("reason")
+        reason = ranks.processes[rank].read("reason")  # whichever this rank notices first
+        assert "rank 2 was started again" in reason or "another rank went away" in reason
     assert time.monotonic() - began < 60
 
 
