@@ -27,7 +27,7 @@ from k8sjob.spec import JobSpec
 from k8sjob.spec.load import job_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 _IN_BASE: Final = frozenset({"k8sjob", "numpy", "torch", "torchaudio", "torchvision"})
@@ -256,9 +256,11 @@ class _Job:
     @cached_property
     def _relative(self) -> list[ast.ImportFrom]:
         """The relative imports of the script, which work in a module alone."""
-        found = (node for node in ast.walk(self._script.files[0].tree))
-        relative = [node for node in found if isinstance(node, ast.ImportFrom) and node.level]
-        return [node for node in relative if not self._is_optional(node)]
+        return [
+            node
+            for node in ast.walk(self._script.files[0].tree)
+            if isinstance(node, ast.ImportFrom) and node.level and not self._is_optional(node)
+        ]
 
     @property
     def _levels(self) -> int:
@@ -345,6 +347,11 @@ class _Job:
     # --- what it needs
 
     @cached_property
+    def _installed(self) -> Mapping[str, list[str]]:
+        """The distributions of each module that is installed; it takes a look at all of them."""
+        return metadata.packages_distributions()
+
+    @cached_property
     def _libraries(self) -> tuple[set[str], set[str]]:
         """Libraries that the code needs; and others, imported in functions of its modules alone.
 
@@ -358,14 +365,13 @@ class _Job:
                 tops = {name.partition(".")[0] for name in _imported(node)}
                 (needed if its_own or not inside else perhaps).update(tops)
         libraries = self._script.modules - _IN_BASE - sys.stdlib_module_names
-        here = metadata.packages_distributions().keys()
-        needed = (needed | perhaps & here) & libraries
+        needed = (needed | perhaps & self._installed.keys()) & libraries
         return needed, perhaps & libraries - needed
 
     @cached_property
     def _outside(self) -> dict[str, str]:
         """Packages that are not installed, but lie in a folder around the job's."""
-        missing = sorted(self._libraries[0] - metadata.packages_distributions().keys())
+        missing = sorted(self._libraries[0] - self._installed.keys())
         around = self._folder.resolve().parents[:_MAX_AROUND]
         found = {
             name: next((one for one in around if _has_module(one, name)), None) for name in missing
@@ -374,7 +380,7 @@ class _Job:
 
     def _packages(self) -> list[str]:
         needed = self._libraries[0] - self._outside.keys()
-        known, found = metadata.packages_distributions(), dict[str, None]()
+        known, found = self._installed, dict[str, None]()
         for module in sorted(needed, key=str.lower):
             name = known[module][0] if module in known else _DISTRIBUTIONS.get(module, module)
             version = metadata.version(name).partition("+")[0] if module in known else ""

@@ -15,7 +15,6 @@ from k8sjob.cli.output import document, fail, line, print_status, table
 from k8sjob.cli.status import times
 from k8sjob.errors import BackendError
 from k8sjob.observe.status import JobStatus, job_status
-from k8sjob.targets.jobs import target_of
 from k8sjob.view.documents import image, job_document, progress_of
 
 if TYPE_CHECKING:
@@ -56,17 +55,16 @@ def list_command(labels: str, output: str, place: Place) -> int:
                 print_status(_nothing(labels, place, asked))
         case _:
             wide = output == "wide"
-            kinds = [target_of(snapshot.job).kind for _, snapshot, _ in found]
-            mixed = len(set(kinds)) > 1
+            mixed = len({status.ref.kind for status, *_ in found}) > 1
             header = ["NAME", *["KIND"] * mixed, "STATE", "REPLICAS", "AGE", "TIME"]
             rows = (
                 [
                     _named(status.ref, runs),
-                    *[kind] * mixed,
+                    *[status.ref.kind] * mixed,
                     *_row(status, snapshot.job, wide=wide),
                     *[trains.get(status.ref, "")] * bool(trains),
                 ]
-                for (status, snapshot, _), kind in zip(found, kinds, strict=True)
+                for status, snapshot, _ in found
             )
             more = ["RESTARTS", "IMAGE", "UID"] * wide + ["PROGRESS"] * bool(trains)
             table(header + more, rows)

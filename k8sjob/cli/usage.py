@@ -149,8 +149,8 @@ def _advise(found: Sequence[Usage]) -> None:
     for device in dict.fromkeys(one.device for one in found):
         alike = [one for one in found if one.device == device]
         largest = replace(alike[0], seconds=_sum(one.seconds for one in alike))
-        by_job = _grouped(alike, "job")
         if use := largest.avoidable:
+            by_job = _grouped(alike, "job")
             by_name = {name: uses.get(use, 0.0) for (name, _), uses in by_job.items()}
             most = max(by_name, key=by_name.__getitem__)
             click.echo()

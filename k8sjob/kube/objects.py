@@ -51,11 +51,16 @@ class Condition:
     status: str = ""
     reason: str = ""
     message: str = ""
-    since: datetime | None = None
+    changed: str = ""
     """Its lastTransitionTime."""
 
     def __bool__(self) -> bool:
         return bool(self.status)
+
+    @property
+    def since(self) -> datetime | None:
+        """When it changed last; None if that is not known."""
+        return moment(self.changed)
 
     @property
     def true(self) -> bool:
@@ -132,9 +137,8 @@ class Object:
         """The condition of that type, true or not; empty if there is none."""
         for one in self.status.get("conditions") or ():
             if one.get("type") == kind:
-                status, reason, message = map(one.get, ("status", "reason", "message"))
-                since = moment(one.get("lastTransitionTime"))
-                return Condition(status or "", reason or "", message or "", since)
+                keys = ("status", "reason", "message", "lastTransitionTime")
+                return Condition(*(one.get(key) or "" for key in keys))
         return Condition()
 
     @property

@@ -128,9 +128,10 @@ def job_status(snapshot: Snapshot) -> JobStatus:
         state = JobState.QUEUED
     if own.deleting and not state.finished:  # how it ended is worth more
         state, condition = JobState.DELETING, {"message": deletion(job)}
-    ended = [Pod(pod).terminated.get("exitCode") for pod in snapshot.pods]
-    if state is JobState.CREATED and 0 in ended:  # it is not ready, and not counted yet
-        state = JobState.RUNNING
+    if state is JobState.CREATED and any(
+        Pod(pod).terminated.get("exitCode") == 0 for pod in snapshot.pods
+    ):
+        state = JobState.RUNNING  # a Pod that ends is unready before it is counted
     started, finished = target.times(job)
     # Under restart policy ExitCode a container starts again in a new Pod.
     made: Counter[str] = Counter()

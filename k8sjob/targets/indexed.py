@@ -194,7 +194,7 @@ class Indexed(Target):
         domain = master.partition(".")[2]
         network = (at_path(manifest, *self.job_at[:-4], "network") if jobs and domain else {}) or {}
         named = network.get("enableDNSHostnames", True) and network.get("subdomain", domain)
-        if jobs and domain and named != domain:
+        if named != domain:
             message = f"with this no Pod has the name {master}, which is MASTER_ADDR; remove it"
             yield Problem(field_path((*self.job_at[:-4], "network")), message)
         for index, one in list(enumerate(jobs))[1:]:

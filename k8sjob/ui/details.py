@@ -57,10 +57,9 @@ def plain(value: Any) -> Any:
 
 
 def status(entry: Entry, snapshot: Snapshot) -> dict[str, Any]:
-    """The job as `status -o json` has it, with its kind and the names of all its replicas."""
+    """The job as `status -o json` has it, with the names of all its replicas."""
     return {
         **job_document(snapshot),
-        "kind": entry.ref.kind,
         "names": list(replica_names(snapshot.job)),
         "can": can(entry),
         "at": moment(entry.backend, snapshot),

@@ -172,7 +172,7 @@ def _is_there(facts: Facts, message: str) -> bool:
 
     The JobSet controller may try to create it twice, and Kueue's webhook refuse it at first.
     """
-    return Object(Object(facts.snapshot.job).part("child")).name in _QUOTED.findall(message)
+    return Object(facts.job.part("child")).name in _QUOTED.findall(message)
 
 
 def _created_since(facts: Facts, replica: str, refusal: Json) -> bool:
