@@ -1,11 +1,15 @@
 """The peak memory of a rank that `k8sjob fit` estimates, beside the one that it has.
 
+    python bench/fit.py [MODEL...]        # two ranks on CPUs, ddp and fsdp
+    python bench/fit.py gpu [MODEL...]    # one rank on a GPU
+
 As a program (`python bench/fit.py rank MODEL...`) it is one rank that trains models in turn and
 counts what torch's allocator gives; `one MODEL` is the script that `fit` runs.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from functools import partial
@@ -20,6 +24,7 @@ from k8sjob.contract import RuntimeConfig
 HERE = Path(__file__).resolve()
 BATCH, STEPS, RANKS = 8, 3, 2
 STRATEGIES = ("ddp", "fsdp")
+GPU_BATCH = 64  # of the one rank on a GPU
 
 
 def models() -> dict[str, tuple[Any, Any, Any]]:
@@ -104,7 +109,7 @@ def models() -> dict[str, tuple[Any, Any, Any]]:
     }
 
 
-def train(job: Any, name: str) -> None:
+def train(job: Any, name: str, batch: int) -> None:
     """A few steps of a model, on samples that take no room to speak of."""
     import torch
     from torch.utils.data import Dataset
@@ -113,7 +118,7 @@ def train(job: Any, name: str) -> None:
 
     class Samples(Dataset):
         def __len__(self) -> int:
-            return 64 * BATCH
+            return 8 * batch
 
         def __getitem__(self, index: int):
             one = torch.randint(0, 2000, (shape,)) if isinstance(shape, int) else torch.rand(shape)
@@ -123,7 +128,7 @@ def train(job: Any, name: str) -> None:
         return output.float().square().mean() + target.mean()
 
     run = job.prepare(build, loss=loss, optimizer=optimizer)
-    batches = chain.from_iterable(run.batches(Samples(), batch_size=BATCH) for _ in run.epochs(9))
+    batches = chain.from_iterable(run.batches(Samples(), batch_size=batch) for _ in run.epochs(9))
     for inputs, targets in islice(batches, STEPS):
         run.step(inputs, targets)
 
@@ -137,24 +142,40 @@ def rank(names: list[str]) -> dict[str, int]:
 
     found = {}
     with runtime.session() as job:
+        if job.device.type == "cuda":
+            return {name: on_gpu(job, name) for name in names}
         for name in names:
             with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-                train(job, name)
+                train(job, name, BATCH)
             found[name] = allocated_peak(profiler.profiler.kineto_results.experimental_event_tree())
     return found
 
 
-def measure(names: list[str]) -> dict[str, dict[str, dict[str, float]]]:
+def on_gpu(job: Any, name: str) -> int:
+    """Bytes that torch's allocator has given at most, with the workspace of cuDNN and cuBLAS."""
+    import torch
+
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    train(job, name, GPU_BATCH)
+    most = torch.cuda.max_memory_allocated() - before
+    gc.collect()
+    torch.cuda.empty_cache()
+    return most
+
+
+def measure(names: list[str], world: int, batch: int) -> dict[str, dict[str, dict[str, float]]]:
     """Strategy -> model -> bytes estimated, bytes measured (the rank with the most), the ratio."""
     from k8sjob.proving.fit import fit
     from k8sjob.proving.proof import Forks
     from k8sjob.spec import JobSpec
 
-    table: dict[str, dict[str, dict[str, float]]] = {kind: {} for kind in STRATEGIES}
+    kinds = STRATEGIES[:world]  # one rank has nothing to divide
+    table: dict[str, dict[str, dict[str, float]]] = {kind: {} for kind in kinds}
     real = {}
-    for kind in STRATEGIES:
+    for kind in kinds:
         config = RuntimeConfig(strategy=kind).encode()
-        each = ranks.results(HERE, "rank", *names, world=RANKS, K8SJOB_CONFIG=config)
+        each = ranks.results(HERE, "rank", *names, world=world, K8SJOB_CONFIG=config)
         real[kind] = {name: max(one[name] for one in each) for name in names}
     with Forks() as forks:
         for name in names:
@@ -163,11 +184,11 @@ def measure(names: list[str]) -> dict[str, dict[str, dict[str, float]]]:
                 "image": "none",
                 "run": {"script": HERE.name, "args": ["one", name]},
             }
-            spec["replicas"] = {"workers": 0, "nproc_per_node": RANKS}
+            spec["replicas"] = {"workers": 0, "nproc_per_node": world}
             found = fit(
-                JobSpec.model_validate(spec), batch_sizes=[BATCH], folder=HERE.parent, forks=forks
+                JobSpec.model_validate(spec), batch_sizes=[batch], folder=HERE.parent, forks=forks
             )
-            for row in found["rows"]:
+            for row in (row for row in found["rows"] if row["strategy"] in kinds):
                 kind, peak = row["strategy"], real[row["strategy"]][name]
                 table[kind][name] = {
                     **row["parts"],
@@ -187,9 +208,12 @@ def main() -> None:
         from k8sjob import runtime
 
         with runtime.session() as job:
-            train(job, names[0])
+            train(job, names[0], BATCH)
     else:
-        for kind, rows in measure(sys.argv[1:] or list(models())).items():
+        gpu = role == "gpu"
+        asked = (names if gpu else sys.argv[1:]) or list(models())
+        world, batch = (1, GPU_BATCH) if gpu else (RANKS, BATCH)
+        for kind, rows in measure(asked, world, batch).items():
             for name, row in rows.items():
                 sizes = ", ".join(
                     f"{key} {value / 1e6:.1f}"

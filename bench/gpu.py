@@ -204,16 +204,14 @@ def turn(device, step: Callable[..., Any], batches: Iterator[Any]) -> float:
     return time.perf_counter() - start
 
 
-def measure(shape: Shape, world: int) -> dict[str, dict[str, Any]]:
-    """By case: samples/s of both over all ranks, the ratio with its error, share of the peak."""
-    table = {}
+def measure(shape: Shape, world: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Cases: samples/s of both over all ranks, the ratio with its error, share of the peak."""
     for name in CASES:
         kind, *switches = name.split(", ")
         config = RuntimeConfig(strategy=kind, options=dict.fromkeys(switches, True)).encode()
         argv = ["--rank", name, *(["--tiny"] if shape is TINY else [])]
         run = partial(ranks.results, HERE, *argv, world=world, K8SJOB_CONFIG=config)
-        table[name] = summary(name, shape, [run()[0] for _ in range(GROUPS)], world)
-    return table
+        yield name, summary(name, shape, [run()[0] for _ in range(GROUPS)], world)
 
 
 def summary(name: str, shape: Shape, groups: list[dict[str, Any]], world: int) -> dict[str, Any]:
@@ -253,13 +251,14 @@ def main() -> None:
     gpus = torch.cuda.device_count()
     if not (gpus or asked.tiny):
         raise SystemExit("no GPU here, so nothing to measure; --tiny tries the program on the CPU")
-    table = measure(shape, gpus or min(2, os.cpu_count() or 1))
     print(f"{'samples/s':<24}{'by hand':>9}{'k8sjob':>9}{'ratio':>16}{'TFLOP/s':>10}{'of peak':>9}")
-    for name, row in table.items():
+    table = {}
+    for name, row in measure(shape, gpus or min(2, os.cpu_count() or 1)):
+        table[name] = row
         ratio = f"{row['ratio']:.3f} ± {row['ratio_error']:.3f}"
         share = f"{row['share_of_peak']:.0%}" if row["share_of_peak"] else "-"
         print(f"{name:<24}{row['hand']:>9.1f}{row['k8sjob']:>9.1f}{ratio:>16}", end="")
-        print(f"{row['tflops_of_a_gpu']:>10.3g}{share:>9}")
+        print(f"{row['tflops_of_a_gpu']:>10.3g}{share:>9}", flush=True)
     target = HERE.with_name("results-gpu.json")
     target.write_text(json.dumps(table, indent=2) + "\n")
     print(f"on {next(iter(table.values()))['chip']}; written: {target}")

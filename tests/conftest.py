@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 from pathlib import Path
 
 import hypothesis
 import pytest
 import yaml
 from gomodules import CRDS, source
+
+# Tests compare numbers, devices and backends with those of the CPU, also where there is a GPU.
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 ROOT = Path(__file__).resolve().parents[1]
 # The apiserver itself checks the metadata of an object, so its CRD says nothing about it.

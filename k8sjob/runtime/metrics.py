@@ -119,6 +119,7 @@ class Progress:
         self._pending = torch.zeros((), dtype=_sum_type(group.device), device=group.device)
         self._pending_count = 0
         self._distance = 1
+        self._warm = False  # the first step also loads kernels, or compiles: no pace to go by
         self.begin(0, 1, 0, 0)
 
     def begin(
@@ -197,6 +198,9 @@ class Progress:
         left = self._steps - self._step + (self._epochs - self._epoch - 1) * self._steps
         loss = self._recent / self._recent_count if self._recent_count else math.nan
         more: dict[str, float] = {"memory_bytes": int(max(memory))}
+        if self._warm:
+            more["eta_s"] = left / pace
+        self._warm = True
         if len(own) > 1:
             lost, slowest = lost_time(own)
             more |= {"wait_s": lost / done, "slowest": slowest}
@@ -213,7 +217,6 @@ class Progress:
             loss=loss,
             samples_per_s=self._recent_count / seconds,
             step_s=seconds / done,
-            eta_s=left / pace,
             **more,
         )
         wanted = max(1, round(pace * _EVERY_S))

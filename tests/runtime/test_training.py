@@ -106,6 +106,7 @@ def test_it_learns_and_tells(told, settings):
     assert [event["epoch"] for event in ends] == [0, 1, 2, 3, 4]
     assert ends[-1]["epoch_loss"] < ends[0]["epoch_loss"]
     assert {"samples_per_s", "eta_s", "loss"} <= set(ends[0])
+    assert "eta_s" not in told("progress")[0]  # the first step also loads kernels
     assert ends[-1]["eta_s"] == 0
     assert [set(event) for event in told("metrics")] == [{"eval_loss", "eval_accuracy"}] * 5
     assert told("finished")[0]["eval_accuracy"] > 0.8

@@ -133,6 +133,8 @@ _RULES: Final = (
     ),
     Rule(
         r"(?i:CUDA(?: error:)? out of memory)|^[\w.]*OutOfMemoryError\b"
+        r"|(?:CUBLAS|CUDNN|CUSOLVER|CUFFT)_STATUS_ALLOC_FAILED"
+        r"|Failed to CUDA \w+(?: async)? \d+ bytes|Cuda failure \d+ 'out of memory'"
         r"|RESOURCE_EXHAUSTED: .*[Oo]ut of mem",
         Cause.GPU_MEMORY,
         "out of GPU memory: {text}",
@@ -202,6 +204,51 @@ _RULES: Final = (
         " the CPU: its arguments may allow that",
         exception_only=True,
         types="RuntimeError|AssertionError|ValueError|MisconfigurationException|AcceleratorError",
+    ),
+    Rule(
+        r"Assertion `(?P<check>t >= 0 && t < n_classes)` failed",
+        Cause.CRASH,
+        "a label is not one of the model's classes: on the GPU the assertion {check} failed",
+        "labels count from 0: check that the model has an output for each, and that padding has"
+        " the loss's ignore_index; on a CPU (resources.gpus: 0) the error names the label",
+    ),
+    Rule(
+        r"\.cuh?:\d+: .*Assertion `(?P<check>[^`]*)` failed",
+        Cause.CRASH,
+        "an assertion failed on the GPU: {check}",
+        "most often an index is outside its tensor, as a token that the embedding does not have:"
+        " the line where the error appears may be a later one; with CUDA_LAUNCH_BLOCKING: '1' in"
+        " run.env, or on a CPU (resources.gpus: 0), it is the right one",
+    ),
+    Rule(
+        r"CUDA error: (?P<error>an illegal memory access was encountered|misaligned address"
+        r"|an illegal instruction was encountered|unspecified launch failure)",
+        Cause.CRASH,
+        "a kernel failed on the GPU: {error}",
+        "most often a kernel of one's own or of an extension, or a tensor of another GPU (call"
+        " torch.cuda.set_device with LOCAL_RANK first): the line where the error appears may be a"
+        " later one; with CUDA_LAUNCH_BLOCKING: '1' in run.env it is the right one",
+        types=_OF_TORCH,
+    ),
+    Rule(
+        r"CUDA error: invalid device ordinal",
+        Cause.CRASH,
+        "it uses a GPU that it does not have: {text}",
+        "the index of a GPU is LOCAL_RANK, not RANK, and a replica sees as many as resources.gpus"
+        " has",
+        exception_only=True,
+        types=_OF_TORCH,
+    ),
+    Rule(
+        r"no kernel image is available for execution on the device",
+        Cause.GPU_DRIVER,
+        "its torch, or an extension, was not compiled for this GPU: {text}",
+        "use a base image whose torch supports the GPU (torch.cuda.get_arch_list() has it), and"
+        " compile extensions for it (TORCH_CUDA_ARCH_LIST)",
+        "install a torch that supports the GPU (torch.cuda.get_arch_list() has it), and compile"
+        " extensions for it (TORCH_CUDA_ARCH_LIST)",
+        exception_only=True,
+        types=_OF_TORCH,
     ),
     Rule(
         r"uncorrectable (?:ECC|NVLink) error|fallen off the bus|hardware stack error",
@@ -345,8 +392,9 @@ _RULES: Final = (
 )
 _UNSPECIFIC: Final = re.compile(
     r"NCCL|nccl|gloo|c10d|ProcessGroup|Dist\w*Error|DataLoader worker \(\S+ [\d, ]+\) exited"
+    r"|device-side assert"
 )
-"""In an exception's text: what NCCL, gloo or its cause wrote before it may say more."""
+"""In an exception's text: what NCCL, gloo, a GPU or its cause wrote before it may say more."""
 _NCCL: Final = re.compile(
     r"NCCL error.*?(unhandled (?:system|cuda) error|internal error|invalid usage|remote .*error)"
 )

@@ -142,10 +142,10 @@ def _started(data: dict[str, Any]) -> str:
 
 
 def _progress(data: dict[str, Any]) -> str:
+    left = f"  {data['eta_s']:.0f} s left" if "eta_s" in data else ""
     return (
         f"epoch {data['epoch'] + 1}/{data['epochs']}  step {data['step']}/{data['steps']}  "
-        f"loss {_number(data['loss'])}  {data['samples_per_s']:.0f} samples/s  "
-        f"{data['eta_s']:.0f} s left"
+        f"loss {_number(data['loss'])}  {data['samples_per_s']:.0f} samples/s{left}"
     )
 
 
