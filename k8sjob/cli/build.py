@@ -14,8 +14,8 @@ from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
 from k8sjob.cli.options import format_option, plain_http_option
 from k8sjob.cli.output import document, line, print_status
 from k8sjob.image.build import Built, build
+from k8sjob.image.build_context import shown_size
 from k8sjob.image.builders import AUTO, BUILDERS
-from k8sjob.image.context import shown_size
 from k8sjob.image.registry.http_client import HttpClient
 from k8sjob.sanitize import safe_line
 

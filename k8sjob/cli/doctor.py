@@ -13,8 +13,8 @@ from k8sjob.backends.local.machine import check_packages
 from k8sjob.checks.doctor import Check, Report, Verdict, examine, gather
 from k8sjob.checks.doctor.check import problem, warning
 from k8sjob.checks.doctor.machine import Machine, client, here, look
+from k8sjob.cli.find_job import Place, is_namespace, place_options
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options, with_target
-from k8sjob.cli.naming import Place, is_namespace, place_options
 from k8sjob.cli.options import AUTO, format_option, target_option
 from k8sjob.cli.output import count, document
 from k8sjob.errors import BackendError

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Self
 import click
 from rich.text import Text
 
-from k8sjob.cli.naming import Place, find, job_argument, place_options
+from k8sjob.cli.find_job import Place, find, job_argument, place_options
 from k8sjob.cli.options import ago, format_option
 from k8sjob.cli.output import line, print_status
 from k8sjob.contract import Event, EventKind

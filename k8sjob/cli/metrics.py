@@ -9,8 +9,8 @@ from typing import Final
 
 import click
 
+from k8sjob.cli.find_job import Place, place_options
 from k8sjob.cli.list import all_jobs
-from k8sjob.cli.naming import Place, place_options
 from k8sjob.cli.options import selector_option
 from k8sjob.cli.output import line, print_status, text
 from k8sjob.errors import K8sJobError

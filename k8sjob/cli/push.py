@@ -13,7 +13,7 @@ from k8sjob.cli.build import build_and_report, transfer_options
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
 from k8sjob.cli.options import build_option, onto_option, plain_http_option
 from k8sjob.cli.output import count, document, first_names, line, print_status, warn
-from k8sjob.image.context import shown_size
+from k8sjob.image.build_context import shown_size
 from k8sjob.image.push import Pushed, push
 from k8sjob.image.registry.blobs import Sent
 from k8sjob.rendering import check_script

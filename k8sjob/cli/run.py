@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from k8sjob.backends.local import LocalBackend
+from k8sjob.cli.find_job import Place, find, job_argument, jobs_here, keep_record, place_options
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
-from k8sjob.cli.naming import Place, find, job_argument, jobs_here, keep_record, place_options
 from k8sjob.cli.options import selector_option, view_options
 from k8sjob.cli.output import fail, line, print_status
 from k8sjob.errors import JobNotFound

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from k8sjob.cli.diff import show_lines
+from k8sjob.cli.find_job import Place, place_options
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options, with_target
-from k8sjob.cli.naming import Place, place_options
 from k8sjob.cli.options import (
     AUTO,
     build_option,

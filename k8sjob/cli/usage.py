@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from k8sjob.backends.api import JobRef
+from k8sjob.cli.find_job import Place, find_all, job_argument, place_options
 from k8sjob.cli.list import all_jobs
-from k8sjob.cli.naming import Place, find_all, job_argument, place_options
 from k8sjob.cli.options import ago, format_option, selector_option
 from k8sjob.cli.output import count, document, first_names, line, print_status, table
 from k8sjob.errors import JobNotFound

@@ -18,7 +18,7 @@ from k8sjob.spec import schema
 from k8sjob.yamldoc import JOB_FILE, job_file
 
 if TYPE_CHECKING:
-    from k8sjob.spec.document import Change
+    from k8sjob.spec.changes import Change
 
 _FILES: Final = click.argument("files", nargs=-1, type=click.Path(path_type=Path, allow_dash=True))
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from k8sjob.image.archive import Layer
+    from k8sjob.image.layer_tar import Layer
     from k8sjob.image.registry.manifest import Base, Reference
     from k8sjob.image.registry.repository import Repository
     from k8sjob.spec import Image, JobSpec

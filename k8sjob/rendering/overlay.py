@@ -218,7 +218,7 @@ def _at_source(
     problem: Problem, merged: Json, changes: dict[str, Json], templates: list[FieldPath]
 ) -> Problem:
     """A problem of the merged job, whose Pod templates are at those paths, at the user's field."""
-    from k8sjob.spec.document import steps  # noqa: PLC0415 - it loads pydantic, which a spec has
+    from k8sjob.spec.changes import steps  # noqa: PLC0415 - it loads pydantic, which a spec has
 
     path, message = steps(problem.field), f"{problem.field}: {problem.message}"
     for template in templates:

@@ -36,8 +36,8 @@ from k8sjob.runtime.base.env import (
     node_env,
 )
 from k8sjob.runtime.base.errors import EnvError, PeerLost
+from k8sjob.runtime.base.event_lines import log_line
 from k8sjob.runtime.base.network import await_master, reserve
-from k8sjob.runtime.base.output import log_line
 from k8sjob.runtime.base.signals import Inbox
 from k8sjob.runtime.base.termination import describe, write_message
 

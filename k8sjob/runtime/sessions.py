@@ -21,14 +21,14 @@ from k8sjob.runtime.base import config as settings
 from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.env import dist_env
 from k8sjob.runtime.base.errors import EnvError, first_line
-from k8sjob.runtime.base.output import Reporter
+from k8sjob.runtime.base.event_lines import Reporter
 from k8sjob.runtime.comm import rng
 from k8sjob.runtime.comm.process_group import local_device, open_group
 from k8sjob.runtime.comm.stop import StopCoordinator
-from k8sjob.runtime.context import RankContext, mapped_path
 from k8sjob.runtime.job import Job
 from k8sjob.runtime.keras import model as keras_model
 from k8sjob.runtime.keras.jax_processes import JaxProcesses
+from k8sjob.runtime.rank_context import RankContext, mapped_path
 from k8sjob.runtime.tracking import Tracking
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import ValidationError, ValidationInfo, model_validator
 
 from k8sjob import strategies
-from k8sjob.card import card, folded, paragraph
 from k8sjob.contract import TRACKER_PACKAGES, WORKDIR, RuntimeConfig
 from k8sjob.errors import SpecError, field_path
+from k8sjob.html_card import card, folded, paragraph
 from k8sjob.kube.objects import PRIORITY, QUEUE, RESERVED
 from k8sjob.spec.base import FROZEN_EMPTY, UNEXPLAINED, Broken, Flag, FrozenMap, Part, doc
 from k8sjob.spec.image import AnyImage, Image
@@ -189,7 +189,7 @@ class JobSpec(Part):
         Raises:
             SpecError: with every problem and its line.
         """
-        from k8sjob.spec.document import job_document  # noqa: PLC0415 - no YAML for specs from Python
+        from k8sjob.spec.changes import job_document  # noqa: PLC0415 - no YAML for specs from Python
 
         document = job_document(text, source)
         return cls.model_validate(document.data, context=document)

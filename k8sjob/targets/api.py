@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+from k8sjob.kube.api_resources import path
 from k8sjob.kube.objects import Object
-from k8sjob.kube.resources import path
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
     from k8sjob.contract import Role
     from k8sjob.errors import Problem
+    from k8sjob.kube.api_resources import Controller
     from k8sjob.kube.objects import Json
-    from k8sjob.kube.resources import Controller
     from k8sjob.rules import Rules
     from k8sjob.spec import JobSpec
     from k8sjob.spec.values import TargetName
-    from k8sjob.targets.schema import WrongType
+    from k8sjob.targets.field_types import WrongType
 
 
 class JobState(StrEnum):
@@ -129,7 +129,7 @@ class Companion:
     missed: tuple[str, ...] = ()
 
     def path(self, namespace: str = "", name: str = "") -> str:
-        """The path of the companion of a job, or of all; see k8sjob.kube.resources.path."""
+        """The path of the companion of a job, or of all; see k8sjob.kube.api_resources.path."""
         return path(self.resource, namespace, name, api_version=self.api_version)
 
     def is_missed(self, text: str) -> bool:

@@ -15,7 +15,7 @@ from inmemory import JobsInMemory
 from trainings import job, pod
 
 from k8sjob.backends.api import JobRef
-from k8sjob.backends.storage import StoredRecords
+from k8sjob.backends.record_storage import StoredRecords
 
 SECRET = "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEY"
 # botocore holds python-dateutil below 3, and so kubernetes below 37: not for everybody's tests.
@@ -219,6 +219,6 @@ def test_what_else_is_wrong(k8sjob):
 
 
 def test_nothing_of_it_is_loaded_for_other_commands():
-    code = "import sys, k8sjob.cli.collect, k8sjob.backends.storage; print(*sys.modules)"
+    code = "import sys, k8sjob.cli.collect, k8sjob.backends.record_storage; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout
     assert not {"fsspec", "s3fs", "botocore", "aiohttp"} & set(loaded.decode().split())

@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 
 from k8sjob.errors import ImageError
-from k8sjob.image.context import read_context
+from k8sjob.image.build_context import read_context
 from k8sjob.image.layers import append_code, pack_code
 from k8sjob.image.push import push
 from k8sjob.image.registry import manifest

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import LogLine
 from k8sjob.errors import BackendError
+from k8sjob.kube.api_resources import path
 from k8sjob.kube.client.transport import ApiError
-from k8sjob.kube.resources import path
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator

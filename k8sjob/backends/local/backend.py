@@ -31,7 +31,7 @@ from k8sjob.backends.local.runs import (
     resumed_checkpoints,
     source_of,
 )
-from k8sjob.backends.local.store import JobFolder, Store, write_json
+from k8sjob.backends.local.state_folder import JobFolder, Store, write_json
 from k8sjob.errors import BackendError, JobExists, JobNotFound
 from k8sjob.kube.objects import Object, new_event, stamp
 from k8sjob.targets.api import DeleteJob

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from k8sjob.backends.api import Plan
-    from k8sjob.backends.local.store import Store
+    from k8sjob.backends.local.state_folder import Store
     from k8sjob.kube.objects import Json
     from k8sjob.spec import Volume
 

@@ -22,7 +22,13 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.local.container import Launch
 from k8sjob.backends.local.kubelet import Kubelet
-from k8sjob.backends.local.store import SIGN_S, JobFolder, os_error_message, read_json, write_json
+from k8sjob.backends.local.state_folder import (
+    SIGN_S,
+    JobFolder,
+    os_error_message,
+    read_json,
+    write_json,
+)
 from k8sjob.contract import ExitCode, Reason
 from k8sjob.kube.objects import Object, Pod, is_true, new_event, stamp
 from k8sjob.targets.api import CreatePod, DeletePod, LocalReason, Record

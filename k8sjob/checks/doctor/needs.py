@@ -10,19 +10,19 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.checks.doctor.check import fine, problem, unknown, warning
+from k8sjob.kube.api_resources import OF_THE_CLUSTER
 from k8sjob.kube.capacity import add, as_text, nodes_of, pod_requests, refusal
 from k8sjob.kube.kueue import MIN_PARALLELISM, closed, cluster_queue, excess, selects
 from k8sjob.kube.objects import QUEUE, Object, at_path
-from k8sjob.kube.resources import OF_THE_CLUSTER
 from k8sjob.targets.jobs import pod_specs, references
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from k8sjob.checks.doctor.check import Check, Facts
+    from k8sjob.kube.api_resources import Reference
     from k8sjob.kube.capacity import Amounts, Node
     from k8sjob.kube.objects import Json
-    from k8sjob.kube.resources import Reference
 
 _KUEUE: Final = "kueue.x-k8s.io"
 _KUEUE_KINDS: Final = frozenset({"queue", "workload priority class"})

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.errors import ImageError
+from k8sjob.image.build_context import shown_size
 from k8sjob.image.builders import process
 from k8sjob.image.builders.pip_settings import as_uv_settings
-from k8sjob.image.context import shown_size
 from k8sjob.image.inventory import DEFAULT_PATH, read_inventory
 from k8sjob.image.layers import DEPS_BIN, pack_packages
 from k8sjob.image.registry.manifest import environment

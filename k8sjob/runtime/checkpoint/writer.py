@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from torch._C._distributed_c10d import Store
 
-    from k8sjob.runtime.base.output import Reporter
+    from k8sjob.runtime.base.event_lines import Reporter
     from k8sjob.runtime.checkpoint.shards import Part, Plans
     from k8sjob.runtime.checkpoint.store import Checkpoints
     from k8sjob.runtime.comm.process_group import Group
