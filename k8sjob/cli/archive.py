@@ -88,7 +88,7 @@ def archive_command(job: str, path: Path | None, force: bool, place: Place) -> N
 def report_command(job: str, path: Path | None, force: bool, place: Place) -> None:
     """Write a page about a job: its state, what `why` finds, curves, times, output, manifest.
 
-    The page is one HTML file that loads nothing and runs no script. NAME may be a record, too. It
+    The page is one HTML file that loads nothing and runs no script. NAME may also be a record. It
     has the job's manifest and last output as they are: check them for secrets before you give the
     file to others.
     """

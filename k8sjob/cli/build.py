@@ -46,7 +46,7 @@ _REPORT_SECONDS: Final = {True: 0.2, False: 10.0}
     "platforms",
     multiple=True,
     metavar="OS/ARCH",
-    help="Instead of image.platform; may be given more than once, for an image each.",
+    help="Instead of image.platform; may be given more than once, one image for each.",
 )
 @click.option("--no-cache", is_flag=True, help="Build again, even if the image exists.")
 @click.option(

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @selector_option
 @click.option("--all", "everything", is_flag=True, help="All jobs of the named place.")
 @click.option(
-    "--checkpoints", is_flag=True, help="Remove the checkpoints of jobs on this machine, too."
+    "--checkpoints", is_flag=True, help="Also remove the checkpoints of jobs on this machine."
 )
 @click.option(
     "--older-than",

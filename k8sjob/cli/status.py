@@ -10,7 +10,8 @@ import click
 
 from k8sjob.cli.find_job import Place, find, job_argument, place_options
 from k8sjob.cli.options import format_option
-from k8sjob.cli.output import count, document, line, table
+from k8sjob.cli.output import document, line, table
+from k8sjob.contract import counted
 from k8sjob.errors import BackendError
 from k8sjob.observe.diagnose import diagnose
 from k8sjob.observe.logs import tail_lines
@@ -116,7 +117,7 @@ def _made_of(job: Json) -> list[str]:
         return []
     lines = []
     for layer in reversed(made_of.layers):
-        files = f", {count(made_of.files, 'file')}"
+        files = f", {counted(made_of.files, 'file')}"
         size = shown_size(layer.size) + (files if layer.kind == "code" else "")
         lines.append(f"  {layer.kind:12}  {layer.digest}  {size}")
     if made_of.installed:

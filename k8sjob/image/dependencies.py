@@ -104,7 +104,7 @@ class Dependencies:
                 return (
                     f"{place}: {redacted(line)!r} is not a package by name and version, nor the"
                     " http(s) URL of a wheel or of an index; anything else could run code on this"
-                    " machine: take --builder buildah, podman or buildx, which install in a"
+                    " machine: use --builder buildah, podman or buildx, which install in a"
                     " container"
                 )
         return None

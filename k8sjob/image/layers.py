@@ -217,7 +217,7 @@ def _installed(folder: bytes, base: str) -> Iterator[File]:
         except UnicodeDecodeError:
             raise ImageError(
                 f"{each.name!r}: a package has a name that is not UTF-8, which an image needs;"
-                " leave it out, or take --builder buildah"
+                " leave it out, or use --builder buildah"
             ) from None
         # uv may be set up to link to the files in its cache
         yield File(name, os.path.realpath(each.path), each.stat())

@@ -59,7 +59,7 @@ class Logs(Mapping[str, str]):
 
 
 class Reached:
-    """The progress of a training, collected from the job's events.
+    """The progress of a training run, collected from the job's events.
 
     Attributes:
         metrics: the last loss, and the last value of each name that the script logged.

@@ -83,7 +83,7 @@ def prove(
     progress: Callable[[str], object] = lambda _text: None,
     forks: Forks | None = None,
 ) -> Proof:
-    """Compare a training on one process with the same training on several, on this machine.
+    """Compare a training run on one process with the same run on several, on this machine.
 
     Args:
         spec: a JobSpec, or the path of a job.yaml, of its folder, or of a script.

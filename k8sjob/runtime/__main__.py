@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from k8sjob import strategies
-from k8sjob.contract import ExitCode, Reason, RuntimeConfig, __version__
+from k8sjob.contract import ExitCode, Reason, RuntimeConfig, __version__, counted
 from k8sjob.runtime.agent.attempt import retryable, run_attempt, verdict
 from k8sjob.runtime.agent.restarts import Coordinator, RestartCount, run_agent
 from k8sjob.runtime.agent.roster import Roster
@@ -172,7 +172,7 @@ def _given_up(reason: Reason, settings: RuntimeConfig, *, final: bool = False) -
 
 
 def _banner(node: NodeEnv, shape: ElasticEnv | None) -> str:
-    processes = "1 process" if node.processes == 1 else f"{node.processes} processes"
+    processes = counted(node.processes, "process", "es")
     if shape is not None:
         return (
             f"one of {shape.min_nodes} to {shape.max_nodes} nodes, {processes} each,"

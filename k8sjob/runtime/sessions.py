@@ -202,13 +202,13 @@ def _open_calls(context: RankContext, env: DistEnv, serving: int) -> Calls:
     if not hasattr(rpc, "TensorPipeRpcBackendOptions"):
         raise EnvError(
             f"this torch {torch.__version__} is built without RPC (TensorPipe), which a parameter"
-            " server needs; take torch's own packages or image, or another strategy.kind"
+            " server needs; take torch's own packages or image, or use another strategy.kind"
         )
     from k8sjob.runtime.strategies.rpc import Calls  # imports half of torch.distributed
 
     met = context.group.rendezvous
     if met is None:
-        raise EnvError("one process alone has no servers; start it by `k8sjob run` or in pods")
+        raise EnvError("a single process has no servers; start it by `k8sjob run` or in pods")
     context.training = env.rank < serving or context.training  # a server stops with the others
     return Calls(env, met, serving=serving, timeout=context.config.collective_timeout)
 
@@ -275,7 +275,9 @@ def _check_keras(config: RuntimeConfig) -> None:
     if config.strategy != "keras_mesh":
         return
     if find_spec("keras") is None:
-        raise EnvError("Keras is not installed; install keras >= 3.11, or take another kind")
+        raise EnvError(
+            "Keras is not installed; install keras >= 3.11, or use another strategy.kind"
+        )
     if (
         strategies.keras_backend(config.strategy, config.options) == "jax"
         and find_spec("jax") is None

@@ -57,7 +57,7 @@ class Run:
         if config.strategy == "keras_mesh":
             raise ValueError(
                 "strategy.kind: keras_mesh leaves the step to Keras: compile the model and call"
-                " job.fit, or take kind: keras, which divides the data alone"
+                " job.fit, or use kind: keras, which divides only the data"
             )
         model = build if isinstance(build, torch.nn.Module) else build()
         _check_model(model)

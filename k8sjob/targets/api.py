@@ -312,8 +312,8 @@ class Target(Protocol):
     keeps_ended_pods: bool
     """Whether a Pod that has ended stays when another takes its place."""
     shared_kind: bool = False
-    """Whether objects of the kind need not be trainings, so that `submit` leaves those of others
-    alone, whatever it is asked."""
+    """Whether objects of the kind need not be training jobs, so that `submit` leaves those of
+    others alone, whatever it is asked."""
     spec_fields: frozenset[str]
     """The fields of an object's spec."""
     process_at: tuple[str, ...] = ()

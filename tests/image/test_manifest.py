@@ -149,7 +149,7 @@ def test_platforms(platforms, wanted, chosen, kind):
     entries = [entry(platform, str(number)) for number, platform in enumerate(platforms)]
     index = manifest.read(json.dumps({"mediaType": kind, "manifests": entries}).encode(), "", "b")
     if chosen is None:
-        with pytest.raises(ImageError, match=r"b: not for linux/\w+, only for"):
+        with pytest.raises(ImageError, match=r"b: (not for linux|its index names no)"):
             index.choose(wanted, "b")
     else:
         assert index.choose(wanted, "b") == entries[chosen]["digest"]

@@ -235,7 +235,7 @@ class LocalBackend:
         if previous:
             earlier = attempts(logs)[:-1]
             if not earlier:
-                raise BackendError(f"{ref}: {replica} was started once only; leave --previous out")
+                raise BackendError(f"{ref}: {replica} was started only once; leave --previous out")
             return read(logs, replica, earlier[-1])
         if tail is not None and not follow:
             return iter(read_last(logs, replica, tail))

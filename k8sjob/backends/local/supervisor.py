@@ -29,7 +29,7 @@ from k8sjob.backends.local.state_folder import (
     read_json,
     write_json,
 )
-from k8sjob.contract import ExitCode, Reason
+from k8sjob.contract import ExitCode, Reason, counted
 from k8sjob.kube.objects import Object, Pod, is_true, new_event, stamp
 from k8sjob.targets.api import CreatePod, DeletePod, LocalReason, Record
 from k8sjob.targets.jobs import DEFAULT, LOCAL_CONTROLLER, has_ended, replica_of
@@ -175,7 +175,7 @@ class Supervisor:
             if failures > self._max_restarts:
                 return (
                     f"Job {Object(self._job).name} has failed because {replica} failed"
-                    f" {failures} time{'s' * (failures > 1)} and max_restarts is"
+                    f" {counted(failures, 'time')} and max_restarts is"
                     f" {self._max_restarts}"
                 )
         return ""

@@ -200,7 +200,7 @@ def exported(
         if diff_ids[:below] != base.diff_ids or len(diff_ids) != len(manifest.layers):
             raise ImageError(
                 f"{program} has built {name} on something else than {base.reference}; build again"
-                " with --no-cache, or by another --builder"
+                " with --no-cache, or with another --builder"
             )
         if all(descriptor.size for descriptor in manifest.layers[below:]):
             break

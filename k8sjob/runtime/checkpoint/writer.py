@@ -14,7 +14,7 @@ import torch
 
 from k8sjob.contract import EventKind
 from k8sjob.runtime.base.heartbeat import Observer
-from k8sjob.runtime.checkpoint import reader
+from k8sjob.runtime.checkpoint import integrity
 from k8sjob.runtime.checkpoint.format import gathered, on_host
 from k8sjob.runtime.checkpoint.store import FROM_SCRATCH, check_state, remove, write
 from k8sjob.runtime.comm import rng
@@ -401,7 +401,7 @@ class Checkpointer:
         """
         self.settle()
         self._look()
-        found = reader.newest_whole(
+        found = integrity.newest_whole(
             self._checkpoints,
             self._group,
             shared=self._shared,
@@ -427,7 +427,7 @@ class Checkpointer:
         refusal = self._checkpoints.refusal() if self._leads else None
         if message := self._group.broadcast_bytes(refusal.encode() if refusal else None):
             raise OSError(message.decode())
-        self._shared = reader.sees_one_folder(self._checkpoints, self._group)
+        self._shared = integrity.sees_one_folder(self._checkpoints, self._group)
         ranks = f"{self._checkpoints.folder} is not one folder for all {self._group.world_size}"
         if self._must_share and not self._shared:
             raise OSError(

@@ -224,7 +224,7 @@ def _run_policy(policy: _Json) -> Iterator[Problem]:
     if manager is not None and manager not in _MANAGERS:
         yield Problem(
             "spec.runPolicy.managedBy",
-            f"{manager!r} is not a controller that is known; use {' or '.join(_MANAGERS)}",
+            f"{manager!r} is not a known controller; use {' or '.join(_MANAGERS)}",
         )
 
 
@@ -241,7 +241,7 @@ def _elastic(spec: _Json) -> Iterator[Problem]:
     if own is not None and general is not None:
         yield Problem(
             "spec.elasticPolicy.nProcPerNode",
-            f"{own!r} stands beside spec.nprocPerNode {general!r}; keep the latter alone",
+            f"{own!r} stands beside spec.nprocPerNode {general!r}; keep only the latter",
         )
 
 
