@@ -428,7 +428,7 @@ def judged(job: Job, code: int | None, curve: list[float] | None) -> str:
 
 def table(rows: dict[str, list[Played]]) -> str:
     """What each kind of fault has cost."""
-    lines = ["| Fault | Played | Seconds to the next step, most | Steps repeated, most |",
+    lines = ["| Fault | Times | Max. seconds to the next step | Max. steps repeated |",
              "|---|---|---|---|"]  # fmt: skip
     for kind, found in sorted(rows.items()):
         times = [one.back for one in found if one.back is not None]

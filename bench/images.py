@@ -40,10 +40,13 @@ def tables(results: dict) -> str:
     """The results in Markdown."""
     lines = [f"Load {results['load']['before']:.0f} before, {results['load']['after']:.0f} after."]
     for label, rows in results["pushes"].items():
-        lines += ["", f"| {label} | Seconds | Least | CPU seconds | Network | Memory |"]
+        lines += [
+            "",
+            f"| {label} | Median seconds | Min. seconds | CPU seconds | Network | Memory |",
+        ]
         lines += ["|---|---|---|---|---|---|"]
         lines += [f"| {way} | {shown(row)} |" for way, row in rows.items()]
-    lines += ["", "| Until the first step | Submitted | First step |", "|---|---|---|"]
+    lines += ["", "| Time after the command | Job submitted | First step |", "|---|---|---|"]
     lines += [
         f"| {way} | {row['submitted']:.1f} s | {row['first step']:.1f} s |"
         for way, row in results["steps"].items()

@@ -52,7 +52,7 @@ def command_lines(results: dict[str, object]) -> None:
     print(f"{'core install':<26}{core['packages']:>9} packages, {core['megabytes']:.1f} MB\n")
 
 
-def trainings(results: dict[str, object]) -> None:
+def training_runs(results: dict[str, object]) -> None:
     """The step under ddp beside the loop by hand, with what the ratio is worth."""
     table = results["training"] = strategies.measure(["by hand, twice", "ddp"])
     print(f"{'training, samples/s':<26}{'by hand':>9}{'k8sjob':>10}{'ratio':>16}{'of CPU':>16}")
@@ -150,7 +150,7 @@ def watches(results: dict[str, object]) -> None:
 
 PARTS = {
     "commands": command_lines,
-    "training": trainings,
+    "training": training_runs,
     "strategies": strategy_costs,
     "memory": memory_at_peak,
     "checkpoints": saves,

@@ -361,6 +361,11 @@ class RuntimeConfig:
         return json.dumps(body, separators=(",", ":"), sort_keys=True)
 
 
+def counted(number: int, noun: str, plural: str = "s") -> str:
+    """A number and its noun: `1 file`, `2 files`; `plural` is what the noun then ends with."""
+    return f"{number} {noun}{'' if number == 1 else plural}"
+
+
 def closest(word: str, known: Iterable[str]) -> str:
     """The known name that a word is probably a misspelling of, case aside; empty without one."""
     names = {name.lower(): name for name in known}

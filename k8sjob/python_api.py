@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Literal
 from k8sjob.backends.api import JobRef
 from k8sjob.backends.cluster import connect
 from k8sjob.backends.local import LocalBackend
-from k8sjob.card import card
 from k8sjob.errors import BackendError, JobFailed, JobNotFound
+from k8sjob.html_card import card
 from k8sjob.jobs.plan import load_spec, plan_run, plan_submission
 from k8sjob.jobs.result import Reached, RunResult, read_reached, result
 from k8sjob.jobs.submit import push_code, submit_plan
 from k8sjob.observe.status import JobStatus, job_status
-from k8sjob.view.documents import findings
 from k8sjob.view.follow import follow, stop_on_interrupt
+from k8sjob.view.json_output import findings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -13,7 +13,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.contract import did_you_mean
+from k8sjob.contract import counted, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -59,7 +59,9 @@ class Shape:
         return self.nnodes * self.nproc_per_node
 
     def __str__(self) -> str:
-        return f"{self.nnodes} nodes x {self.nproc_per_node} processes = {self.world_size} ranks"
+        nodes = counted(self.nnodes, "node")
+        each = counted(self.nproc_per_node, "process", "es")
+        return f"{nodes} x {each} = {counted(self.world_size, 'rank')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +203,7 @@ def _of_mesh(
 
 _NO_SPLITS: Final = Conflict(
     "strategy.splits",
-    "no splits leave one stage; write the layers that begin the others, as [block2]",
+    "without splits there is only one stage; write the layers that begin the others, as [block2]",
 )
 
 
@@ -212,8 +214,8 @@ def _of_pipeline(settings: Mapping[str, Any], shape: Shape) -> Iterator[Conflict
     elif shape.world_size % stages:
         yield Conflict(
             "strategy.splits",
-            f"{shape} do not divide by {stages - 1} splits + 1 = {stages} stages; change one of"
-            " them",
+            f"{shape} do not divide by {counted(stages - 1, 'split')} + 1 = {stages} stages; change"
+            " one of them",
         )
     if settings["schedule"] == "1f1b" and settings["micro_batches"] < stages:
         yield Conflict(
@@ -231,8 +233,8 @@ def _of_model_split(settings: Mapping[str, Any], shape: Shape) -> Iterator[Confl
     elif shape.gpus and shape.gpus != stages:
         yield Conflict(
             "resources.gpus",
-            f"{shape.gpus} GPUs for {stages - 1} splits + 1 = {stages} stages, one on each; set it"
-            f" to {stages}, or split elsewhere",
+            f"{counted(shape.gpus, 'GPU')} for {counted(stages - 1, 'split')} + 1 = {stages}"
+            f" stages, one on each; set it to {stages}, or change strategy.splits",
         )
 
 
@@ -249,15 +251,15 @@ def _of_parameter_server(_settings: Mapping[str, Any], shape: Shape) -> Iterator
     if shape.nnodes < 2:
         yield Conflict(
             "replicas.workers",
-            "nobody would train: the Master coordinates and serves, and there are 0 Workers; set it"
-            " to at least 1",
+            "no process would train: the Master coordinates and serves, and there are no"
+            " Workers; set it to at least 1",
         )
     held = shape.gpus if shape.master_gpus is None else shape.master_gpus
     if held:
         yield Conflict(
             "resources.master.gpus",
-            f"the Master coordinates and serves on its CPU, and would hold {held} GPUs; set it"
-            " to 0",
+            f"the Master coordinates and serves on its CPU, and would hold"
+            f" {counted(held, 'GPU')}; set it to 0",
         )
 
 
@@ -472,7 +474,8 @@ def _of_options(kind: str, options: Mapping[str, Any]) -> Iterator[Conflict]:
             message = f"no such setting; {_meant(name, row.options, 'settings')}"
             if owners:
                 why = f": {row.lacks[name]}" if name in row.lacks else ""
-                message = f"{kind} has no such setting, but {', '.join(owners)}; leave it out{why}"
+                have = f"{', '.join(owners)} {'has' if len(owners) == 1 else 'have'} it"
+                message = f"strategy {kind} has no setting {name}; {have}; leave it out{why}"
             yield Conflict(at, message)
         elif value is None and option.default is None:
             continue
@@ -491,19 +494,20 @@ def _of_shape(row: Strategy, shape: Shape) -> Iterator[Conflict]:
     if gpus and row.whole_node and nproc != 1:
         yield Conflict(
             "replicas.nproc_per_node",
-            f"{nproc} processes in a pod whose {gpus} GPUs one process drives; leave it out",
+            f"{counted(nproc, 'process', 'es')} in a pod whose {counted(gpus, 'GPU')} one process"
+            " drives; leave it out",
         )
     elif gpus and not row.whole_node and nproc != gpus:
         yield Conflict(
             "replicas.nproc_per_node",
-            f"{nproc} processes in a pod of {gpus} GPUs: one process drives one GPU; set it to"
-            f" {gpus}, or leave it out",
+            f"{counted(nproc, 'process', 'es')} in a pod of {counted(gpus, 'GPU')}: one process"
+            f" drives one GPU; set it to {gpus}, or leave it out",
         )
     if row.uniform and master is not None and master != gpus:
         yield Conflict(
             "resources.master.gpus",
-            f"{master} GPUs on the Master and {gpus} on each Worker, but nproc_per_node is one"
-            f" number for all pods; set it to {gpus}, or leave it out",
+            f"{counted(master, 'GPU')} on the Master and {gpus} on each Worker, but nproc_per_node"
+            f" is one number for all pods; set it to {gpus}, or leave it out",
         )
 
 

@@ -36,7 +36,7 @@ CONFLICTS = [
     ("ddp", {"accumulate": 0}, ONE, "strategy.accumulate", "0 is less than 1"),
     ("ddp", {"accumulate": True}, ONE, "strategy.accumulate", "True is not a whole"),
     ("ddp", {"sync_batchnorm": 1}, ONE, "strategy.sync_batchnorm", "true or false"),
-    ("ddp", {}, Shape(0, 1), "replicas", "0 nodes x 1 processes = 0 ranks"),
+    ("ddp", {}, Shape(0, 1), "replicas", "0 nodes x 1 process = 0 ranks"),
     ("ddp", {"clip_norm": 0}, ONE, "strategy.clip_norm", "0 is not a number above 0; leave it out"),
     ("ddp", {"clip_norm": "1"}, ONE, "strategy.clip_norm", "'1' is not a number above 0"),
     ("ddp", {"blocks": "0"}, ONE, "strategy.blocks", f"'0' {NO_PATTERNS}"),
@@ -46,7 +46,7 @@ CONFLICTS = [
     ("ddp", {"blocks": ["(" * 999]}, ONE, "strategy.blocks", NO_PATTERNS),
     ("ddp", {"blocks": ["x" * 5000]}, ONE, "strategy.blocks", NO_PATTERNS),
     ("model_split", SPLIT, Shape(1, 2, 2), "replicas.nproc_per_node", "2 GPUs one process"),
-    ("model_split", SPLIT, Shape(1, 2), "replicas.nproc_per_node", "not 1 nodes x 2 processes"),
+    ("model_split", SPLIT, Shape(1, 2), "replicas.nproc_per_node", "not 1 node x 2 processes"),
     ("parameter_server", {"servers": 0}, THREE, "strategy.servers", "0 is less than 1"),
     *(
         (kind, given, EIGHT, f"strategy.{field}", detail)
@@ -181,7 +181,7 @@ def test_a_setting_that_a_strategy_lacks_is_refused_with_the_reason(kind, settin
     value = {"accumulate": 2, "clip_norm": 1.0, "blocks": ["a"]}.get(setting, True)
     found = conflicts(kind, {setting: value}, Shape(1, 1))
     (refused,) = (conflict for conflict in found if conflict.field == f"strategy.{setting}")
-    assert f"{kind} has no such setting, but " in refused.message
+    assert f"strategy {kind} has no setting {setting}; " in refused.message
     assert refused.message.endswith(f"; leave it out: {STRATEGIES[kind].lacks[setting]}")
 
 

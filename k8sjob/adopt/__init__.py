@@ -27,7 +27,7 @@ from k8sjob.kube.objects import Json, Object, at_path
 from k8sjob.rendering.manifest import companion, manifest
 from k8sjob.rendering.overlay import leaves
 from k8sjob.spec import JobSpec
-from k8sjob.spec.document import steps
+from k8sjob.spec.changes import steps
 from k8sjob.targets.jobs import READERS, is_job, is_suspended, reader_of, sent
 from k8sjob.yamldoc import Document, objects, parse_all
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
-from k8sjob.card import card, folded
+from k8sjob.html_card import card, folded
 from k8sjob.kube.objects import Object
 
 if TYPE_CHECKING:

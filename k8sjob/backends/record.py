@@ -26,12 +26,12 @@ from typing import IO, TYPE_CHECKING, Any, Final, NoReturn
 from k8sjob.backends.api import JobRef, Launched, LogLine, Snapshot
 from k8sjob.backends.local import LocalBackend
 from k8sjob.backends.local.runs import RELATED, SNAPSHOT
-from k8sjob.backends.local.store import Store, whole_file
+from k8sjob.backends.local.state_folder import Store, whole_file
 from k8sjob.contract import __version__
 from k8sjob.errors import BackendError, JobNotFound, field_path
 from k8sjob.kube.objects import Object, Pod
+from k8sjob.targets.field_types import ANY, fit
 from k8sjob.targets.jobs import replica_names, replica_of, target_of
-from k8sjob.targets.schema import ANY, fit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -176,7 +176,7 @@ def _decoded(replica: str, text: bytes) -> LogLine:
     attempt, stamp, shown, gap, *raw = json.loads(text)
     datetime.fromisoformat(stamp)
     if type(attempt) is not int or not isinstance(shown, str):
-        raise ValueError("no line of a log")
+        raise ValueError("not a line of a log")
     return LogLine(replica, attempt, stamp, shown, bool(gap), base64.b64decode(*raw or [""]))
 
 
@@ -302,7 +302,7 @@ class RecordBackend:
         with self._file() as file, zipfile.ZipFile(file) as archive:
             known = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
             if not known.issuperset(one.compress_type for one in archive.infolist()):
-                raise ValueError("it is not compressed as records are")
+                raise ValueError("it is not compressed like a record")
             yield archive
 
     def _file(self) -> IO[bytes]:
@@ -364,7 +364,7 @@ class RecordBackend:
             return lines
         attempts = sorted({line.attempt for line in self._lines(replica)})
         if len(attempts) < 2:
-            raise BackendError(f"{replica} was started once only; leave --previous out")
+            raise BackendError(f"{replica} was started only once; leave --previous out")
         return (line for line in lines if line.attempt == attempts[-2])
 
     def _lines(self, replica: str) -> Iterator[LogLine]:

@@ -2,7 +2,7 @@
 
 program   the commands by name, loaded when they are called
 options   arguments and options that several commands share
-naming    which job a command means
+find_job  which job a command means
 output    tables, JSON and YAML on stdout, errors on stderr, and the exit code
 """
 

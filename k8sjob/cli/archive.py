@@ -8,19 +8,19 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
-from k8sjob.backends.local.store import whole_file
+from k8sjob.backends.local.state_folder import whole_file
 from k8sjob.backends.record import SUFFIX, write_record
-from k8sjob.card import Html, card, curve, folded, moments, paragraph, table
-from k8sjob.cli.naming import Place, find, job_argument, place_options
+from k8sjob.cli.find_job import Place, find, job_argument, place_options
 from k8sjob.cli.output import line, warn
 from k8sjob.contract import Event
 from k8sjob.errors import K8sJobError
+from k8sjob.html_card import Html, card, curve, folded, moments, paragraph, table
 from k8sjob.jobs.result import POSITION, Reached, read_reached
 from k8sjob.observe.logs import last_lines
 from k8sjob.observe.status import job_status
 from k8sjob.observe.timing import read_output_times, timing
 from k8sjob.targets.jobs import sent
-from k8sjob.view.documents import findings
+from k8sjob.view.json_output import findings
 from k8sjob.view.lines import environment
 from k8sjob.yamldoc import dump
 
@@ -88,7 +88,7 @@ def archive_command(job: str, path: Path | None, force: bool, place: Place) -> N
 def report_command(job: str, path: Path | None, force: bool, place: Place) -> None:
     """Write a page about a job: its state, what `why` finds, curves, times, output, manifest.
 
-    The page is one HTML file that loads nothing and runs no script. NAME may be a record, too. It
+    The page is one HTML file that loads nothing and runs no script. NAME may also be a record. It
     has the job's manifest and last output as they are: check them for secrets before you give the
     file to others.
     """

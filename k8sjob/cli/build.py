@@ -14,8 +14,8 @@ from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
 from k8sjob.cli.options import format_option, plain_http_option
 from k8sjob.cli.output import document, line, print_status
 from k8sjob.image.build import Built, build
+from k8sjob.image.build_context import shown_size
 from k8sjob.image.builders import AUTO, BUILDERS
-from k8sjob.image.context import shown_size
 from k8sjob.image.registry.http_client import HttpClient
 from k8sjob.sanitize import safe_line
 
@@ -46,7 +46,7 @@ _REPORT_SECONDS: Final = {True: 0.2, False: 10.0}
     "platforms",
     multiple=True,
     metavar="OS/ARCH",
-    help="Instead of image.platform; may be given more than once, for an image each.",
+    help="Instead of image.platform; may be given more than once, one image for each.",
 )
 @click.option("--no-cache", is_flag=True, help="Build again, even if the image exists.")
 @click.option(

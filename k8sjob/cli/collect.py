@@ -9,7 +9,7 @@ from typing import Final
 
 import click
 
-from k8sjob.cli.naming import Place, place_options
+from k8sjob.cli.find_job import Place, place_options
 from k8sjob.cli.options import selector_option
 from k8sjob.cli.output import line, print_status, warn
 from k8sjob.errors import K8sJobError, redacted
@@ -61,7 +61,7 @@ def collect_command(  # noqa: PLR0917 - click hands them over by name
     manifests/collector runs this command in a cluster.
     """
     from k8sjob.backends.record import Records  # noqa: PLC0415 - once the options are right
-    from k8sjob.backends.storage import StoredRecords  # noqa: PLC0415 - the same
+    from k8sjob.backends.record_storage import StoredRecords  # noqa: PLC0415 - the same
     from k8sjob.observe.collector import Collector  # noqa: PLC0415 - the same
     from k8sjob.observe.webhook import Webhook  # noqa: PLC0415 - the same
 

@@ -1,4 +1,4 @@
-"""Completion in a shell: the script of each, and the words that it asks for.
+"""`k8sjob completion`: the script of each shell, and the words that it asks for.
 
 A script sends the line up to the cursor and gets a candidate a line: its kind (`word`, `part` for a
 word that does not end here, `file`, `dir`), the word, and what it means, with tabs between.
@@ -79,6 +79,21 @@ complete -c k8sjob -f -k -a '(__k8sjob)'
 """
 SCRIPTS: Final = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 """The script that each shell evaluates."""
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice([*SCRIPTS]))
+def completion_command(shell: str) -> None:
+    """Print the script that completes words in SHELL.
+
+    For bash: source <(k8sjob completion bash), in ~/.bashrc to keep it; the same for zsh, after
+    compinit. For fish: k8sjob completion fish > ~/.config/fish/completions/k8sjob.fish
+
+    Commands, options, fields of --set and their values, names of jobs, namespaces and contexts are
+    completed. The cluster is asked for at most a second. kubectl completes `kubectl k8sjob` by
+    itself.
+    """
+    click.echo(SCRIPTS[shell].strip())
 
 
 def complete() -> None:

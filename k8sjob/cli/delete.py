@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from k8sjob.backends.api import LOCAL, Backend, JobRef, Snapshot
-from k8sjob.cli.naming import (
+from k8sjob.cli.find_job import (
     Place,
     find_all,
     job_argument,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 @selector_option
 @click.option("--all", "everything", is_flag=True, help="All jobs of the named place.")
 @click.option(
-    "--checkpoints", is_flag=True, help="Remove the checkpoints of jobs on this machine, too."
+    "--checkpoints", is_flag=True, help="Also remove the checkpoints of jobs on this machine."
 )
 @click.option(
     "--older-than",
@@ -90,7 +90,7 @@ def _delete(backend: Backend, ref: JobRef, *, checkpoints: bool) -> None:
     backend.delete(ref, checkpoints=checkpoints)
     line(f"{ref} deleted")
     if saved and saved.exists():
-        from k8sjob.image.context import shown_size  # noqa: PLC0415 - of no use in a cluster
+        from k8sjob.image.build_context import shown_size  # noqa: PLC0415 - of no use in a cluster
 
         size = sum(path.lstat().st_size for path in saved.rglob("*") if path.is_file())
         why = "; another run uses them, or the folder is yours" if checkpoints else ""

@@ -13,10 +13,11 @@ from k8sjob.backends.local.machine import check_packages
 from k8sjob.checks.doctor import Check, Report, Verdict, examine, gather
 from k8sjob.checks.doctor.check import problem, warning
 from k8sjob.checks.doctor.machine import Machine, client, here, look
+from k8sjob.cli.find_job import Place, is_namespace, place_options
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options, with_target
-from k8sjob.cli.naming import Place, is_namespace, place_options
 from k8sjob.cli.options import AUTO, format_option, target_option
-from k8sjob.cli.output import count, document
+from k8sjob.cli.output import document
+from k8sjob.contract import counted
 from k8sjob.errors import BackendError
 from k8sjob.kube.objects import Object
 from k8sjob.rendering import manifest
@@ -110,7 +111,7 @@ def _slow_nodes(facts: Facts) -> Iterator[Check]:
                 found.append(read_usage(record, record.snapshot(record.find(""))))
     for node, jobs in slow_nodes(found).items():
         if node in here:
-            seen = f"{len(jobs)} of the last {count(len(found), 'job')}"
+            seen = f"{len(jobs)} of the last {counted(len(found), 'job')}"
             yield warning(
                 "slow node",
                 f"node {node} was the slowest of {seen}",
@@ -167,7 +168,7 @@ def _show(report: Report) -> None:
 def _verdict(report: Report) -> str:
     problems = sum(check.verdict is Verdict.PROBLEM for check in report.checks)
     if problems:
-        return f"{count(problems, 'problem')} to solve before a job can be submitted"
+        return f"{counted(problems, 'problem')} to solve before a job can be submitted"
     if not report.context:
         lacking = [c.topic for c in report.checks if c.verdict is Verdict.WARNING]
         able = not {"torch", "packages"}.intersection(lacking)

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from k8sjob.backends.api import LOCAL
-from k8sjob.cli.naming import local_backend
+from k8sjob.cli.find_job import local_backend
 from k8sjob.cli.output import line, print_status, warn
 from k8sjob.errors import JobNotFound, K8sJobError
 

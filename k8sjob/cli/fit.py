@@ -7,6 +7,7 @@ import click
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
 from k8sjob.cli.options import format_option
 from k8sjob.cli.output import document, line, table
+from k8sjob.contract import counted
 
 
 def _bytes(_ctx: click.Context, _option: click.Parameter, given: str | None) -> int | None:
@@ -49,7 +50,7 @@ def fit_command(
 
     If the job has another strategy, it is estimated under that one, with all ranks on this machine.
 
-    FILE may be a Python script, too. The script runs on this machine's CPU, unchanged, in one
+    FILE may also be a Python script. The script runs on this machine's CPU, unchanged, in one
     process for three optimizer steps, and once more with batches of double the size. Words after
     `--` are added to the arguments of the script.
 
@@ -74,7 +75,7 @@ def fit_command(
             for row in found["rows"]
         ],
     )  # fmt: skip
-    ranks = f"{found['ranks']} rank{'s' * (found['ranks'] > 1)}"
+    ranks = counted(found["ranks"], "rank")
     line(f"{ranks}, {found['optimizer']}; not counted: CUDA context, NCCL, cuDNN")
     line(f"workspace and fragmentation, for which {_size(found['allowance'])} are left free")
     line(found["advice"])

@@ -1,4 +1,4 @@
-"""`k8sjob init` and `k8sjob adopt`: a job.yaml to begin with."""
+"""`k8sjob init`: a job.yaml to begin with, from a template or for a script."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from k8sjob.cli.jobfile import JobCommand, JobFile, script_args
-from k8sjob.cli.options import source_name
-from k8sjob.cli.output import print_status, text
-from k8sjob.cli.validate import show_lint_errors
+from k8sjob.cli.output import print_status
 from k8sjob.errors import BackendError, K8sJobError, Problem, SpecError
 from k8sjob.rendering import templates_dir
 from k8sjob.spec import JobSpec, schema
-from k8sjob.yamldoc import content, scalar
+from k8sjob.yamldoc import scalar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,6 +64,7 @@ def _init_from_script(origin: Path, folder: Path | None, name: str) -> None:
     """Write the job of a script."""
     from k8sjob.backends.local.machine import check_packages  # noqa: PLC0415 - for this alone
     from k8sjob.checks.from_script import draft, find_script  # noqa: PLC0415 - with all of lint
+    from k8sjob.cli.lint import show_lint_errors  # noqa: PLC0415 - the same
 
     script = find_script(origin)
     made = draft(script, folder or script.parent, name=name, args=script_args())
@@ -107,20 +106,3 @@ def _write(files: Mapping[str, str], folder: Path, step: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for file, text_of_file in files.items():
         (folder / file).write_text(text_of_file, encoding="utf-8")
-
-
-@click.command("adopt")
-@click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
-def adopt_command(file: Path) -> None:
-    """Print a job.yaml that renders the same job as a manifest: FILE, or - for standard input.
-
-    FILE has one job of a supported kind and the objects that belong to it. Whatever has no field in
-    job.yaml goes to its pod_template or overlay; nothing is dropped. Notes about it go to standard
-    error, so that k8sjob adopt pytorchjob.yaml > job.yaml works.
-    """
-    from k8sjob.adopt import adopt  # noqa: PLC0415 - of no use for init
-
-    adopted = adopt(content(file), source_name(file))
-    text(adopted.spec.to_yaml())
-    for note in adopted.notes:
-        print_status(f"note: {note}")

@@ -14,7 +14,7 @@ from k8sjob.cli.output import print_status
 from k8sjob.errors import field_path
 from k8sjob.spec import JobSpec, load
 from k8sjob.spec.base import field_paths
-from k8sjob.spec.document import Change, steps
+from k8sjob.spec.changes import Change, steps
 from k8sjob.spec.errors import field_values
 from k8sjob.spec.load import folder_of, located
 from k8sjob.yamldoc import JOB_FILE, flow
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
-    from k8sjob.cli.naming import Place
+    from k8sjob.cli.find_job import Place
 
 _ARGS: Final = "k8sjob.args"
 _SHORT_OPTIONS: Final = {

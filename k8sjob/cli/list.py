@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from k8sjob.backends.api import LOCAL, Backend, JobRef, Snapshot
-from k8sjob.cli.naming import Place, jobs_here, local_backend, place_options
+from k8sjob.cli.find_job import Place, jobs_here, local_backend, place_options
 from k8sjob.cli.options import format_option, selector_option
 from k8sjob.cli.output import document, fail, line, print_status, table
 from k8sjob.cli.status import times
 from k8sjob.errors import BackendError
 from k8sjob.observe.status import JobStatus, job_status
-from k8sjob.view.documents import image, job_document, progress_of
+from k8sjob.view.json_output import image, job_document, progress_of
 
 if TYPE_CHECKING:
     from k8sjob.kube.objects import Json

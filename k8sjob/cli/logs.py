@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Self
 import click
 from rich.text import Text
 
-from k8sjob.cli.naming import Place, find, job_argument, place_options
+from k8sjob.cli.find_job import Place, find, job_argument, place_options
 from k8sjob.cli.options import ago, format_option
 from k8sjob.cli.output import line, print_status
 from k8sjob.contract import Event, EventKind
@@ -76,7 +76,7 @@ def logs_command(  # noqa: PLR0917 - click hands them over by name
 
     Lines of several replicas begin with the replica's name. Control sequences are removed; with
     -o json and in files each line is as it was written. A separate line says what the node has not
-    kept. --save only appends to existing files: other output goes to new files beside them.
+    kept. --save only appends to existing files: other output goes to new files next to them.
     """
     if folder and output == "json":
         raise click.UsageError("--save writes the lines as they are; leave -o json out")

@@ -9,8 +9,8 @@ from typing import Final
 
 import click
 
+from k8sjob.cli.find_job import Place, place_options
 from k8sjob.cli.list import all_jobs
-from k8sjob.cli.naming import Place, place_options
 from k8sjob.cli.options import selector_option
 from k8sjob.cli.output import line, print_status, text
 from k8sjob.errors import K8sJobError
@@ -30,7 +30,7 @@ def metrics_command(labels: str, listen: str | None, place: Place) -> None:
     """Print metrics of jobs for Prometheus: states, progress, restarts, GPU seconds.
 
     With --listen they are served at http://HOST:PORT/metrics, and read again at each request.
-    Whoever reaches that address can read the names, states and numbers of the jobs.
+    Anyone who can reach that address can read the names, states and numbers of the jobs.
     """
     address = listen and _LISTEN.fullmatch(listen)
     if listen and not (address and int(address["port"]) < 65536):

@@ -70,7 +70,7 @@ def view_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "--no-logs", is_flag=True, help="Only the job's state: neither output nor progress."
     )
     verbose = click.option(
-        "-v", "--verbose", is_flag=True, help="Show the frames of libraries in tracebacks, too."
+        "-v", "--verbose", is_flag=True, help="Also show library frames in tracebacks."
     )
     return format_option("auto", "plain", "json", text=formats)(verbose(no_logs(command)))
 

@@ -42,11 +42,6 @@ def line(content: object) -> None:
     click.echo(safe_line(str(content)))
 
 
-def count(number: int, noun: str, plural: str = "s") -> str:
-    """`1 file`, `2 files`."""
-    return f"{number} {noun}{'' if number == 1 else plural}"
-
-
 def first_names(names: Sequence[str], limit: int) -> str:
     """The first names, and how many more there are."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""

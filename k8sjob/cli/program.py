@@ -31,11 +31,11 @@ COMMANDS: Final = {
     command.name: command
     for command in (
         Command("Start", "init", "init", "Write a job that is ready to run: job.yaml, main.py"),
-        Command("Start", "adopt", "init", "Turn a manifest into a job.yaml"),
+        Command("Start", "adopt", "adopt", "Turn a manifest into a job.yaml"),
         Command("Check", "validate", "validate", "Check job.yaml files"),
         Command("Check", "schema", "validate", "Print the JSON Schema of job.yaml"),
-        Command("Check", "render", "render", "Print the manifest, or the Dockerfile"),
-        Command("Check", "lint", "validate", "Find what will hang, be rejected or go wrong"),
+        Command("Check", "render", "render", "Print the manifest or the Dockerfile"),
+        Command("Check", "lint", "lint", "Find what will hang, be rejected or go wrong"),
         Command("Check", "prove", "prove", "Compare training on one process and on several"),
         Command("Check", "fit", "fit", "Estimate the memory of a rank, and what fits a GPU"),
         Command("Check", "doctor", "doctor", "Check that jobs can be submitted"),
@@ -47,7 +47,7 @@ COMMANDS: Final = {
         Command("Run", "diff", "diff", "Show what submitting again would change"),
         Command("Inspect", "list", "list", "List jobs"),
         Command("Inspect", "status", "status", "Show one job and its replicas"),
-        Command("Inspect", "watch", "run", "Follow a job to its end"),
+        Command("Inspect", "watch", "watch", "Follow a job to its end"),
         Command("Inspect", "logs", "logs", "Print what the replicas wrote"),
         Command("Inspect", "why", "why", "Explain why a job failed or makes no progress"),
         Command("Inspect", "usage", "usage", "Show where GPU hours went"),
@@ -60,7 +60,7 @@ COMMANDS: Final = {
         Command("Change", "suspend", "suspend", "Stop a job's replicas after a checkpoint"),
         Command("Change", "resume", "suspend", "Resume a suspended job"),
         Command("Change", "delete", "delete", "Stop a job and remove it"),
-        Command("Shell", "completion", "version", "Print the completion script of a shell"),
+        Command("Shell", "completion", "completion", "Print the completion script of a shell"),
         Command("Shell", "version", "version", "Print the versions of k8sjob, Python and torch"),
     )
 }

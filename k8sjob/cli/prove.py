@@ -22,7 +22,7 @@ from k8sjob.errors import K8sJobError
 def prove_command(job: JobFile, steps: int | None, quiet: bool, output: str) -> int:
     """Compare the training in FILE (default: job.yaml) on one process with that on several.
 
-    FILE may be a Python script, too. The script runs on this machine, unchanged, with --nproc
+    FILE may also be a Python script. The script runs on this machine, unchanged, with --nproc
     processes (default: nproc_per_node of the job, at least 2) and with one that is given the same
     batches. Words after `--` are added to the arguments of the script.
 

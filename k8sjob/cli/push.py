@@ -12,8 +12,9 @@ import click
 from k8sjob.cli.build import build_and_report, transfer_options
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
 from k8sjob.cli.options import build_option, onto_option, plain_http_option
-from k8sjob.cli.output import count, document, first_names, line, print_status, warn
-from k8sjob.image.context import shown_size
+from k8sjob.cli.output import document, first_names, line, print_status, warn
+from k8sjob.contract import counted
+from k8sjob.image.build_context import shown_size
 from k8sjob.image.push import Pushed, push
 from k8sjob.image.registry.blobs import Sent
 from k8sjob.rendering import check_script
@@ -59,7 +60,7 @@ def push_command(  # noqa: PLR0917 - click hands them over by name
     plain_http: tuple[str, ...],
     output: str | Path,
 ) -> None:
-    """Add the code of FILE (default: job.yaml) to its base image, in the registry; no builder.
+    """Add the code of FILE (default: job.yaml) to its base image in the registry without a builder.
 
     Prints the image with its digest. Unchanged code gives the same digest, and nothing is sent.
     Logins are those of docker and podman.
@@ -99,7 +100,7 @@ def push_command(  # noqa: PLR0917 - click hands them over by name
 
 def report_push(pushed: Pushed, *, dry_run: bool = False, mounts: bool = True) -> None:
     """Print on stderr what went into the image, and over the network."""
-    code = f"{count(pushed.files, 'file')} ({shown_size(pushed.code_size)})"
+    code = f"{counted(pushed.files, 'file')} ({shown_size(pushed.code_size)})"
     print_status(f"code: {code}, on {pushed.base} for {pushed.platform}")
     if pushed.private:
         warn(
@@ -135,7 +136,7 @@ def _transfers(pushed: Pushed) -> str:
     for sent, word in words.items():
         sizes = [blob.size for blob in pushed.blobs if blob.sent is sent]
         if sizes:
-            parts.append(f"{word}: {count(len(sizes), 'part')} ({shown_size(sum(sizes))})")
+            parts.append(f"{word}: {counted(len(sizes), 'part')} ({shown_size(sum(sizes))})")
     return ", ".join(parts)
 
 

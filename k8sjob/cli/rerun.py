@@ -9,10 +9,11 @@ import click
 from k8sjob.backends.api import LOCAL
 from k8sjob.backends.local import LocalBackend
 from k8sjob.backends.record import RecordBackend
-from k8sjob.cli.naming import Place, find, job_argument, place_options
+from k8sjob.cli.find_job import Place, find, job_argument, place_options
 from k8sjob.cli.options import view_options
 from k8sjob.cli.output import line, print_status
-from k8sjob.cli.run import attach, follow_here
+from k8sjob.cli.run import follow_here
+from k8sjob.cli.watch import attach
 
 
 @click.command("rerun")

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from k8sjob.cli.naming import Place, find, job_argument, place_options
+from k8sjob.cli.find_job import Place, find, job_argument, place_options
 from k8sjob.cli.options import format_option
-from k8sjob.cli.output import count, document, line, table
+from k8sjob.cli.output import document, line, table
+from k8sjob.contract import counted
 from k8sjob.errors import BackendError
 from k8sjob.observe.diagnose import diagnose
 from k8sjob.observe.logs import tail_lines
 from k8sjob.observe.status import JobStatus, ReplicaStatus, job_status, reporting_replica
 from k8sjob.targets.api import JobState
-from k8sjob.view.documents import (
+from k8sjob.view.json_output import (
     findings,
     image,
     job_document,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.api import Backend, Snapshot
     from k8sjob.kube.objects import Json
-    from k8sjob.view.documents import JobProgress
+    from k8sjob.view.json_output import JobProgress
 
 
 @click.command("status")
@@ -109,14 +110,14 @@ def _replica_row(replica: ReplicaStatus) -> list[object]:
 
 def _made_of(job: Json) -> list[str]:
     """The layers of the image, the highest first, and its base."""
-    from k8sjob.image.context import shown_size  # noqa: PLC0415 - of no use for a list
+    from k8sjob.image.build_context import shown_size  # noqa: PLC0415 - of no use for a list
 
     made_of = provenance(job)
     if made_of is None:
         return []
     lines = []
     for layer in reversed(made_of.layers):
-        files = f", {count(made_of.files, 'file')}"
+        files = f", {counted(made_of.files, 'file')}"
         size = shown_size(layer.size) + (files if layer.kind == "code" else "")
         lines.append(f"  {layer.kind:12}  {layer.digest}  {size}")
     if made_of.installed:

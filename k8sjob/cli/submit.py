@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from k8sjob.cli.diff import show_lines
+from k8sjob.cli.find_job import Place, place_options
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options, with_target
-from k8sjob.cli.naming import Place, place_options
+from k8sjob.cli.lint import show_lint_errors
 from k8sjob.cli.options import (
     AUTO,
     build_option,
@@ -20,7 +21,6 @@ from k8sjob.cli.options import (
     target_option,
 )
 from k8sjob.cli.output import document, line, print_status, text, warn
-from k8sjob.cli.validate import show_lint_errors
 from k8sjob.errors import BackendError, JobExists
 from k8sjob.jobs.plan import plan_submission, warnings
 from k8sjob.jobs.submit import Outcome, Submitted, push_code, submit_plan
@@ -137,7 +137,7 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
     _warn_of_needs(plan, backend)  # the job exists, however long this takes
     if not watch:
         return 0
-    from k8sjob.cli.run import attach  # noqa: PLC0415 - a screen takes longer than a submission
+    from k8sjob.cli.watch import attach  # noqa: PLC0415 - a screen takes longer than a submission
 
     return attach(backend, done.ref, place)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from k8sjob.cli.naming import Place, find_all, job_argument, place_options
+from k8sjob.cli.find_job import Place, find_all, job_argument, place_options
 from k8sjob.cli.output import line, print_status, warn
 from k8sjob.jobs.suspend import suspend
 

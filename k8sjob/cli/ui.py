@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from k8sjob.cli.naming import Place, local_backend, open_record, place_options
+from k8sjob.cli.find_job import Place, local_backend, open_record, place_options
 from k8sjob.cli.output import line, print_status, warn
 from k8sjob.errors import BackendError, K8sJobError
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from k8sjob.backends.api import JobRef
+from k8sjob.cli.find_job import Place, find_all, job_argument, place_options
 from k8sjob.cli.list import all_jobs
-from k8sjob.cli.naming import Place, find_all, job_argument, place_options
 from k8sjob.cli.options import ago, format_option, selector_option
-from k8sjob.cli.output import count, document, first_names, line, print_status, table
+from k8sjob.cli.output import document, first_names, line, print_status, table
+from k8sjob.contract import counted
 from k8sjob.errors import JobNotFound
 from k8sjob.observe.logs import in_parallel
 from k8sjob.observe.usage import Usage, Use, read_usage, shown_hours, slow_nodes
@@ -160,6 +161,6 @@ def _advise(found: Sequence[Usage]) -> None:
         named = first_names([str(one.ref) for one in jobs], _MOST_NAMED)
         click.echo()
         line(
-            f"node {node} was the slowest of {count(len(jobs), 'job')}: the others waited {lost}"
+            f"node {node} was the slowest of {counted(len(jobs), 'job')}: the others waited {lost}"
             f" {jobs[0].device} hours for it ({named}); have it checked"
         )

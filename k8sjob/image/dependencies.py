@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from k8sjob.image.archive import Layer
+    from k8sjob.image.layer_tar import Layer
     from k8sjob.image.registry.manifest import Base, Reference
     from k8sjob.image.registry.repository import Repository
     from k8sjob.spec import Image, JobSpec
@@ -104,7 +104,7 @@ class Dependencies:
                 return (
                     f"{place}: {redacted(line)!r} is not a package by name and version, nor the"
                     " http(s) URL of a wheel or of an index; anything else could run code on this"
-                    " machine: take --builder buildah, podman or buildx, which install in a"
+                    " machine: use --builder buildah, podman or buildx, which install in a"
                     " container"
                 )
         return None

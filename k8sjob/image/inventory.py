@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 from k8sjob.errors import ImageError
-from k8sjob.image.archive import ZSTD_ERRORS, ZSTD_MAGIC, zstd_reader
+from k8sjob.image.layer_tar import ZSTD_ERRORS, ZSTD_MAGIC, zstd_reader
 from k8sjob.image.registry.blobs import BLOCK, RemoteContent, counted
 from k8sjob.image.registry.manifest import environment
 from k8sjob.image.registry.repository import run_parallel

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import RUNTIME_HOME, WORKDIR
 from k8sjob.errors import ImageError
-from k8sjob.image.archive import Layer, entry, write_layer
-from k8sjob.image.context import File, SecretScanner
+from k8sjob.image.build_context import File, SecretScanner
 from k8sjob.image.inventory import DEPS_HOME
+from k8sjob.image.layer_tar import Layer, entry, write_layer
 from k8sjob.image.registry.blobs import BLOCK
 from k8sjob.image.registry.manifest import digest_of, encode, environment, labels, table
 from k8sjob.rendering.dockerfile import HOME, runtime_files
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from k8sjob.image.context import Context, Secret
+    from k8sjob.image.build_context import Context, Secret
     from k8sjob.image.inventory import Inventory
     from k8sjob.image.registry.manifest import Base
     from k8sjob.spec import JobSpec
@@ -217,7 +217,7 @@ def _installed(folder: bytes, base: str) -> Iterator[File]:
         except UnicodeDecodeError:
             raise ImageError(
                 f"{each.name!r}: a package has a name that is not UTF-8, which an image needs;"
-                " leave it out, or take --builder buildah"
+                " leave it out, or use --builder buildah"
             ) from None
         # uv may be set up to link to the files in its cache
         yield File(name, os.path.realpath(each.path), each.stat())

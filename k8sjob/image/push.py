@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from k8sjob.errors import ImageError
-from k8sjob.image.context import read_context
+from k8sjob.image.build_context import read_context
 from k8sjob.image.dependencies import Dependencies, image_on_base
 from k8sjob.image.layers import BASE_DIGEST, BASE_NAME, append_code, pack_code
 from k8sjob.image.registry.credentials import Keyring
@@ -25,7 +25,7 @@ from k8sjob.provenance import ImageLayer, Provenance
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from k8sjob.image.context import Secret
+    from k8sjob.image.build_context import Secret
     from k8sjob.image.registry.manifest import Base, Manifest
     from k8sjob.image.registry.repository import Blob
     from k8sjob.spec import Image, JobSpec

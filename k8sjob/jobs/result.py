@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.backends.api import JobRef
 from k8sjob.backends.local import LocalBackend
-from k8sjob.card import Html, card, curve, moments, paragraph
 from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError, JobFailed
+from k8sjob.html_card import Html, card, curve, moments, paragraph
 from k8sjob.observe.diagnose import diagnose
 from k8sjob.observe.logs import last_lines
 from k8sjob.observe.status import JobStatus, job_status, reporting_replica
@@ -59,7 +59,7 @@ class Logs(Mapping[str, str]):
 
 
 class Reached:
-    """The progress of a training, collected from the job's events.
+    """The progress of a training run, collected from the job's events.
 
     Attributes:
         metrics: the last loss, and the last value of each name that the script logged.

@@ -286,7 +286,7 @@ class _Submission:
 
 
 def _refuse_others(existing: Json) -> None:
-    """Refuse the name of an object that may be anything but a training."""
+    """Refuse the name of an object that may be anything but a training job."""
     if target_of(existing).shared_kind and not is_ours(existing):
         ref = JobRef.of(existing)
         raise JobExists(

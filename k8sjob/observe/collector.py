@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.cluster.backend import ClusterBackend
     from k8sjob.backends.record import Records
-    from k8sjob.backends.storage import StoredRecords
+    from k8sjob.backends.record_storage import StoredRecords
     from k8sjob.kube.client.listwatch import Change
     from k8sjob.kube.objects import Json
     from k8sjob.observe.status import JobStatus

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 from k8sjob import strategies
 from k8sjob.adopt.equivalence import config_of
 from k8sjob.backends.api import JobRef
-from k8sjob.card import card, moments, table
 from k8sjob.contract import Reason, Role, decode_object
+from k8sjob.html_card import card, moments, table
 from k8sjob.kube.objects import QUEUE, Object, Pod, moment
 from k8sjob.targets.api import JobState, created_pods
 from k8sjob.targets.jobs import replica_names, replica_of, target_of
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from k8sjob.backends.api import Snapshot
-    from k8sjob.card import Html
+    from k8sjob.html_card import Html
     from k8sjob.kube.objects import Json
 
 _NUMBER: Final = re.compile("[0-9]{1,4}")

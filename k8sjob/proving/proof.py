@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from k8sjob.backends.local.prepare import Places, prepare
-from k8sjob.backends.local.store import Store
+from k8sjob.backends.local.state_folder import Store
 from k8sjob.contract import AGENT
 from k8sjob.errors import BackendError, Problem, SpecError
 from k8sjob.jobs.plan import load_spec, plan_run
@@ -83,7 +83,7 @@ def prove(
     progress: Callable[[str], object] = lambda _text: None,
     forks: Forks | None = None,
 ) -> Proof:
-    """Compare a training on one process with the same training on several, on this machine.
+    """Compare a training run on one process with the same run on several, on this machine.
 
     Args:
         spec: a JobSpec, or the path of a job.yaml, of its folder, or of a script.

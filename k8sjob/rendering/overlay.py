@@ -195,6 +195,7 @@ def _forbidden_fields(overlay: Any, at: str = "overlay") -> Iterator[Problem]:
 
 def _violations(merged: Json, overlay: Json, pod_template: Json) -> list[Problem]:
     """The violations of the standard, at their paths in the overlay or in pod_template."""
+    from k8sjob.spec.base import seen  # noqa: PLC0415 - as in _at_source
 
     def explain(found: tuple[Replicas, tuple[FieldPath, Any, str]]) -> Problem:
         replicas, (path, value, wanted) = found
@@ -205,8 +206,8 @@ def _violations(merged: Json, overlay: Json, pod_template: Json) -> list[Problem
         at = field_path(_as_given(changes, replicas.pod, path))
         return Problem(
             f"{field_path(of_pod)}.{at}",
-            f"{'absent' if value is None else repr(value)}, and security: restricted wants"
-            f" {wanted}; change it, or set security: default",
+            f"{'absent' if value is None else seen(value)}, and security: restricted"
+            f" requires {wanted}; change it, or set security: default",
         )
 
     all_replicas = target_of(merged).replicas(merged)
@@ -218,7 +219,7 @@ def _at_source(
     problem: Problem, merged: Json, changes: dict[str, Json], templates: list[FieldPath]
 ) -> Problem:
     """A problem of the merged job, whose Pod templates are at those paths, at the user's field."""
-    from k8sjob.spec.document import steps  # noqa: PLC0415 - it loads pydantic, which a spec has
+    from k8sjob.spec.changes import steps  # noqa: PLC0415 - it loads pydantic, which a spec has
 
     path, message = steps(problem.field), f"{problem.field}: {problem.message}"
     for template in templates:

@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from k8sjob.runtime.base.errors import EnvError, PeerLost
-    from k8sjob.runtime.context import Stopped
     from k8sjob.runtime.data import ShardSampler
     from k8sjob.runtime.job import Job
-    from k8sjob.runtime.run import Run
+    from k8sjob.runtime.rank_context import Stopped
     from k8sjob.runtime.sessions import session
     from k8sjob.runtime.strategies.sync_batchnorm import SyncBatchNorm
+    from k8sjob.runtime.training_run import Run
 
 _HOME = {
     "EnvError": "base.errors",
     "Job": "job",
     "PeerLost": "base.errors",
-    "Run": "run",
+    "Run": "training_run",
     "ShardSampler": "data",
-    "Stopped": "context",
+    "Stopped": "rank_context",
     "SyncBatchNorm": "strategies.sync_batchnorm",
     "session": "sessions",
 }

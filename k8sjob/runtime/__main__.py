@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from k8sjob import strategies
-from k8sjob.contract import ExitCode, Reason, RuntimeConfig, __version__
+from k8sjob.contract import ExitCode, Reason, RuntimeConfig, __version__, counted
 from k8sjob.runtime.agent.attempt import retryable, run_attempt, verdict
 from k8sjob.runtime.agent.restarts import Coordinator, RestartCount, run_agent
 from k8sjob.runtime.agent.roster import Roster
@@ -36,8 +36,8 @@ from k8sjob.runtime.base.env import (
     node_env,
 )
 from k8sjob.runtime.base.errors import EnvError, PeerLost
+from k8sjob.runtime.base.event_lines import log_line
 from k8sjob.runtime.base.network import await_master, reserve
-from k8sjob.runtime.base.output import log_line
 from k8sjob.runtime.base.signals import Inbox
 from k8sjob.runtime.base.termination import describe, write_message
 
@@ -172,7 +172,7 @@ def _given_up(reason: Reason, settings: RuntimeConfig, *, final: bool = False) -
 
 
 def _banner(node: NodeEnv, shape: ElasticEnv | None) -> str:
-    processes = "1 process" if node.processes == 1 else f"{node.processes} processes"
+    processes = counted(node.processes, "process", "es")
     if shape is not None:
         return (
             f"one of {shape.min_nodes} to {shape.max_nodes} nodes, {processes} each,"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
-from k8sjob.runtime.context import mapped_path
 from k8sjob.runtime.data import ShardSampler, Tail
-from k8sjob.runtime.run import Run
+from k8sjob.runtime.rank_context import mapped_path
+from k8sjob.runtime.training_run import Run
 
 if TYPE_CHECKING:
     import os
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from k8sjob.runtime.comm.process_group import Reduction
-    from k8sjob.runtime.context import RankContext
+    from k8sjob.runtime.rank_context import RankContext
 
 
 class Job:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from k8sjob.runtime.base.output import Reporter
+    from k8sjob.runtime.base.event_lines import Reporter
     from k8sjob.runtime.comm.process_group import Group
     from k8sjob.runtime.strategies import Strategy
 

@@ -21,14 +21,14 @@ from k8sjob.runtime.base import config as settings
 from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.env import dist_env
 from k8sjob.runtime.base.errors import EnvError, first_line
-from k8sjob.runtime.base.output import Reporter
+from k8sjob.runtime.base.event_lines import Reporter
 from k8sjob.runtime.comm import rng
 from k8sjob.runtime.comm.process_group import local_device, open_group
 from k8sjob.runtime.comm.stop import StopCoordinator
-from k8sjob.runtime.context import RankContext, mapped_path
 from k8sjob.runtime.job import Job
 from k8sjob.runtime.keras import model as keras_model
 from k8sjob.runtime.keras.jax_processes import JaxProcesses
+from k8sjob.runtime.rank_context import RankContext, mapped_path
 from k8sjob.runtime.tracking import Tracking
 
 if TYPE_CHECKING:
@@ -202,13 +202,13 @@ def _open_calls(context: RankContext, env: DistEnv, serving: int) -> Calls:
     if not hasattr(rpc, "TensorPipeRpcBackendOptions"):
         raise EnvError(
             f"this torch {torch.__version__} is built without RPC (TensorPipe), which a parameter"
-            " server needs; take torch's own packages or image, or another strategy.kind"
+            " server needs; take torch's own packages or image, or use another strategy.kind"
         )
     from k8sjob.runtime.strategies.rpc import Calls  # imports half of torch.distributed
 
     met = context.group.rendezvous
     if met is None:
-        raise EnvError("one process alone has no servers; start it by `k8sjob run` or in pods")
+        raise EnvError("a single process has no servers; start it by `k8sjob run` or in pods")
     context.training = env.rank < serving or context.training  # a server stops with the others
     return Calls(env, met, serving=serving, timeout=context.config.collective_timeout)
 
@@ -275,7 +275,9 @@ def _check_keras(config: RuntimeConfig) -> None:
     if config.strategy != "keras_mesh":
         return
     if find_spec("keras") is None:
-        raise EnvError("Keras is not installed; install keras >= 3.11, or take another kind")
+        raise EnvError(
+            "Keras is not installed; install keras >= 3.11, or use another strategy.kind"
+        )
     if (
         strategies.keras_backend(config.strategy, config.options) == "jax"
         and find_spec("jax") is None

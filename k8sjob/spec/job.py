@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import ValidationError, ValidationInfo, model_validator
 
 from k8sjob import strategies
-from k8sjob.card import card, folded, paragraph
-from k8sjob.contract import TRACKER_PACKAGES, WORKDIR, RuntimeConfig
+from k8sjob.contract import TRACKER_PACKAGES, WORKDIR, RuntimeConfig, counted
 from k8sjob.errors import SpecError, field_path
+from k8sjob.html_card import card, folded, paragraph
 from k8sjob.kube.objects import PRIORITY, QUEUE, RESERVED
 from k8sjob.spec.base import FROZEN_EMPTY, UNEXPLAINED, Broken, Flag, FrozenMap, Part, doc
 from k8sjob.spec.image import AnyImage, Image
@@ -189,7 +189,7 @@ class JobSpec(Part):
         Raises:
             SpecError: with every problem and its line.
         """
-        from k8sjob.spec.document import job_document  # noqa: PLC0415 - no YAML for specs from Python
+        from k8sjob.spec.changes import job_document  # noqa: PLC0415 - no YAML for specs from Python
 
         document = job_document(text, source)
         return cls.model_validate(document.data, context=document)
@@ -222,8 +222,8 @@ class JobSpec(Part):
     def _repr_html_(self) -> str:
         """Its HTML for notebooks: the fields that differ from the defaults, and its job.yaml."""
         rows = {name: _shown(value) for name, value in self.__repr_args__() if name != "name"}
-        nodes = f"{self.nnodes} node{'s' * (self.nnodes > 1)}"
-        subtitle = f"{self.world_size} process{'es' * (self.world_size > 1)} on {nodes}"
+        nodes = counted(self.nnodes, "node")
+        subtitle = f"{counted(self.world_size, 'process', 'es')} on {nodes}"
         remarks = [paragraph("note:", remark) for remark in self.remarks]
         return card(
             self.name, rows, *remarks, folded("job.yaml", self.to_yaml()), subtitle=subtitle

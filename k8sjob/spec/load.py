@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic.json_schema import GenerateJsonSchema
 
 from k8sjob.errors import Problem, SpecError
-from k8sjob.spec.document import changed, job_document, steps, without_places
+from k8sjob.spec.changes import changed, job_document, steps, without_places
 from k8sjob.spec.job import JobSpec
 from k8sjob.spec.values import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from k8sjob.spec.document import Change
+    from k8sjob.spec.changes import Change
     from k8sjob.yamldoc import Document
 
 _SCRIPT: Final = ".py"

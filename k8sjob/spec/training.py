@@ -1,4 +1,4 @@
-"""The strategy, checkpoints and trackers of a training."""
+"""The strategy, checkpoints and trackers of a training job."""
 
 from __future__ import annotations
 

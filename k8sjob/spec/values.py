@@ -240,7 +240,9 @@ def _quantity(value: Any) -> str:
     if number is None:
         refuse(f"{seen(value)} is not a quantity", [])
     if number < 0:
-        refuse(f"{seen(value)} is negative", [text.lstrip("-")])
+        refuse(
+            f"{seen(value)} is negative", [text.lstrip("-") if isinstance(value, str) else -value]
+        )
     if number >= MAX:
         refuse(f"{seen(value)} is more than any node has", [])
     return canonical(text)
@@ -250,7 +252,7 @@ def _cpu(value: Any) -> str:
     text = _quantity(value)
     cores = parse(text)
     if not cores:
-        refuse(f"{seen(value)} asks for no CPU; leave cpu out for no limit, or write at least 1m")
+        refuse(f"{seen(value)} requests no CPU; leave cpu out for no limit, or write at least 1m")
     if cores % Decimal("0.001"):
         whole = f"{int(cores * 1000) + 1}m"
         refuse(f"{seen(value)} is finer than a thousandth of a core", [whole])

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+from k8sjob.kube.api_resources import path
 from k8sjob.kube.objects import Object
-from k8sjob.kube.resources import path
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
     from k8sjob.contract import Role
     from k8sjob.errors import Problem
+    from k8sjob.kube.api_resources import Controller
     from k8sjob.kube.objects import Json
-    from k8sjob.kube.resources import Controller
     from k8sjob.rules import Rules
     from k8sjob.spec import JobSpec
     from k8sjob.spec.values import TargetName
-    from k8sjob.targets.schema import WrongType
+    from k8sjob.targets.field_types import WrongType
 
 
 class JobState(StrEnum):
@@ -129,7 +129,7 @@ class Companion:
     missed: tuple[str, ...] = ()
 
     def path(self, namespace: str = "", name: str = "") -> str:
-        """The path of the companion of a job, or of all; see k8sjob.kube.resources.path."""
+        """The path of the companion of a job, or of all; see k8sjob.kube.api_resources.path."""
         return path(self.resource, namespace, name, api_version=self.api_version)
 
     def is_missed(self, text: str) -> bool:
@@ -312,8 +312,8 @@ class Target(Protocol):
     keeps_ended_pods: bool
     """Whether a Pod that has ended stays when another takes its place."""
     shared_kind: bool = False
-    """Whether objects of the kind need not be trainings, so that `submit` leaves those of others
-    alone, whatever it is asked."""
+    """Whether objects of the kind need not be training jobs, so that `submit` leaves those of
+    others alone, whatever it is asked."""
     spec_fields: frozenset[str]
     """The fields of an object's spec."""
     process_at: tuple[str, ...] = ()

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from k8sjob.contract import CONTAINER_NAME, DEFAULT_PORT, ExitCode, Role
 from k8sjob.errors import Problem, field_path
+from k8sjob.kube.api_resources import Controller
 from k8sjob.kube.objects import PODSET_GROUP, Object, at_path, true_conditions
-from k8sjob.kube.resources import Controller
 from k8sjob.targets.api import Companion, JobState, Replicas, Target, created_pods
-from k8sjob.targets.schema import ABOUT, POD_TEMPLATE, fit, type_problems
+from k8sjob.targets.field_types import ABOUT, POD_TEMPLATE, fit, type_problems
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
     from k8sjob.kube.objects import Json
     from k8sjob.spec import JobSpec
-    from k8sjob.targets.schema import WrongType
+    from k8sjob.targets.field_types import WrongType
 
 JOB_NAME: Final = "batch.kubernetes.io/job-name"
 _INDEXES: Final = re.compile(r"[0-9]{1,9}")
@@ -53,7 +53,7 @@ JOB_SHAPE: Final = {
     "template": POD_TEMPLATE,
     "ttlSecondsAfterFinished": int,
 }
-"""The types of a Job's spec, see k8sjob.targets.schema."""
+"""The types of a Job's spec, see k8sjob.targets.field_types."""
 _GENERATED: Final = ("controller-uid", "job-name")
 """How labels of the Pod template are called that the apiserver fills in, perhaps with a prefix."""
 _SPEC_FIELDS: Final = (
@@ -74,7 +74,7 @@ class Indexed(Target):
     )
 
     shapes: ClassVar[Json] = {"spec": JOB_SHAPE}
-    """The types of its spec, and of its companion; see k8sjob.targets.schema."""
+    """The types of its spec, and of its companion; see k8sjob.targets.field_types."""
     job_at: ClassVar[tuple[str | int, ...]] = ("spec",)
     """The path of the Job's spec in the object of the kind."""
     nodes_at: ClassVar[tuple[str | int, ...]] = ()

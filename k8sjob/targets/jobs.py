@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import Role
+from k8sjob.kube.api_resources import Reference, path, references_of
 from k8sjob.kube.objects import PRIORITY, QUEUE, Object, event_time, moment
-from k8sjob.kube.resources import Reference, path, references_of
 from k8sjob.targets.indexed import IndexedJob
 from k8sjob.targets.indexed_reader import IndexedReader
 from k8sjob.targets.jobset import JobSet, JobSetReader
@@ -71,7 +71,7 @@ def is_job(item: Json) -> bool:
 
 
 def job_path(target: Target, namespace: str = "", name: str = "") -> str:
-    """The path of a job, or of all jobs of a kind; see k8sjob.kube.resources.path."""
+    """The path of a job, or of all jobs of a kind; see k8sjob.kube.api_resources.path."""
     return path(target.resource, namespace, name, api_version=target.api_version)
 
 

@@ -17,8 +17,8 @@ import copy
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from k8sjob.errors import Problem, SpecError, field_path
+from k8sjob.kube.api_resources import Controller
 from k8sjob.kube.objects import PODSET_GROUP, Object, differing, training
-from k8sjob.kube.resources import Controller
 from k8sjob.targets.api import Authored, Made
 from k8sjob.targets.indexed import JOB_SHAPE, Indexed
 from k8sjob.targets.indexed_reader import IndexedReader, replace_addresses
@@ -44,7 +44,7 @@ JOBSET_SHAPE: Final = {
     "suspend": bool,
     "ttlSecondsAfterFinished": int,
 }
-"""The types of a JobSet's spec, see k8sjob.targets.schema."""
+"""The types of a JobSet's spec, see k8sjob.targets.field_types."""
 
 
 class JobSet(Indexed):

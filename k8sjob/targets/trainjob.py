@@ -20,14 +20,14 @@ import math
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from k8sjob.errors import Problem, SpecError, field_path
+from k8sjob.kube.api_resources import Controller
 from k8sjob.kube.capacity import amounts
 from k8sjob.kube.objects import Object, at_path, training
-from k8sjob.kube.resources import Controller
 from k8sjob.targets.api import Authored, Companion, Made
+from k8sjob.targets.field_types import ANY, METADATA, Quantity, WrongType, fit, type_problems
 from k8sjob.targets.indexed import Indexed
 from k8sjob.targets.indexed_reader import IndexedReader
 from k8sjob.targets.jobset import CHILD_NAME, JOBSET_SHAPE, NODE, JobSet, join, settle_set
-from k8sjob.targets.schema import ANY, METADATA, Quantity, WrongType, fit, type_problems
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

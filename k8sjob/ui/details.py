@@ -25,7 +25,7 @@ from k8sjob.sanitize import safe_text
 from k8sjob.spec import JobSpec
 from k8sjob.targets.jobs import has_ended, replica_names, sent
 from k8sjob.ui.jobs import moment
-from k8sjob.view.documents import findings, job_document
+from k8sjob.view.json_output import findings, job_document
 from k8sjob.yamldoc import dump
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from k8sjob.errors import BackendError
 from k8sjob.kube.client.listwatch import Kind
 from k8sjob.observe.status import job_status
 from k8sjob.targets.api import JobState
-from k8sjob.view.documents import progress_of, state_document
+from k8sjob.view.json_output import progress_of, state_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

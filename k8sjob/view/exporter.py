@@ -11,7 +11,7 @@ from k8sjob.backends.api import LOCAL
 from k8sjob.errors import BackendError
 from k8sjob.observe.status import job_status
 from k8sjob.observe.usage import usage
-from k8sjob.view.documents import progress_of
+from k8sjob.view.json_output import progress_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.api import Backend, JobRef, Snapshot
     from k8sjob.observe.status import JobStatus
-    from k8sjob.view.documents import JobProgress
+    from k8sjob.view.json_output import JobProgress
 
 _JOB: Final = ("namespace", "name", "run")
 _GAUGES: Final = {

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.contract import RUNTIME_HOME, Event, EventKind
+from k8sjob.contract import RUNTIME_HOME, Event, EventKind, counted
 from k8sjob.sanitize import flat, integer, real, text
 from k8sjob.view.lines import duration, file_name, number
 from k8sjob.view.summary import REPEATS, JobSummary
@@ -229,7 +229,7 @@ def _library(file: str) -> str:
 def _note(rank: str | None, first: Event, libraries: Counter[str]) -> Event:
     count, names = libraries.total(), ", ".join(libraries)
     prefix = "" if rank is None else f"[rank {rank}] "
-    line = f"{prefix}  ... {count} frame{'s' * (count > 1)} in {names}"
+    line = f"{prefix}  ... {counted(count, 'frame')} in {names}"
     return replace(first, data={**first.data, "text": line})
 
 

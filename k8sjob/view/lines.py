@@ -118,7 +118,7 @@ def phrase(event: Event) -> Text | None:
 
 
 def position(progress: Progress) -> list[str]:
-    """The progress of a training, as the pieces of a line, the most important first."""
+    """The progress of a training run, as the pieces of a line, the most important first."""
     pieces = []
     if progress.epoch:
         pieces.append(f"epoch {_of(progress.epoch, progress.epochs)}")
@@ -134,7 +134,7 @@ def position(progress: Progress) -> list[str]:
 
 
 def costs(progress: Progress) -> list[str]:
-    """The costs of a training as pieces of a line, unusual ones first."""
+    """The costs of a training run as pieces of a line, unusual ones first."""
     pieces = []
     if progress.waited is not None and progress.waited >= _WAITING:
         pieces.append(f"{progress.waited:.0%} waiting for rank {progress.slowest}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, TextIO
 from rich.cells import cell_len
 from rich.text import Text
 
-from k8sjob.contract import Event, EventKind
+from k8sjob.contract import Event, EventKind, counted
 from k8sjob.sanitize import integer, real, text
 from k8sjob.view.filters import ShownEvents
 from k8sjob.view.lines import (
@@ -139,7 +139,7 @@ def _replica(replica: Replica) -> Text:
     phase = replica.phase or "Unknown"
     line = Text(f"{phase:9}", style=STATE_STYLE.get(phase, "yellow"))
     if replica.restarts:
-        line.append(f"  {replica.restarts} restart{'s' * (replica.restarts > 1)}", style="yellow")
+        line.append(f"  {counted(replica.restarts, 'restart')}", style="yellow")
     if replica.reason not in {"", phase, "Error"}:
         line.append(f"  {replica.reason}")
     if replica.exit_code is not None:

@@ -50,7 +50,7 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress of a training: the current epoch, from 1, and the steps done in it.
+    """The progress of a training run: the current epoch, from 1, and the steps done in it.
 
     A zero says that something is not known.
     """

@@ -20,12 +20,12 @@ from uuid import uuid4
 from rich.console import Console
 from rich.text import Text
 
-from k8sjob.card import bar, card, curve, folded, paragraph, table
 from k8sjob.contract import Event, EventKind
+from k8sjob.html_card import bar, card, curve, folded, paragraph, table
 from k8sjob.view.filters import ShownEvents
+from k8sjob.view.final_report import report
 from k8sjob.view.lines import LinePrinter, costs, duration, position, started
 from k8sjob.view.live import LiveBoard, LiveView, PlainBoard
-from k8sjob.view.outcome import report
 from k8sjob.view.summary import JobSummary
 
 if TYPE_CHECKING:

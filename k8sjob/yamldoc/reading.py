@@ -361,7 +361,7 @@ def _plain(error: yaml.MarkedYAMLError) -> str:
     if isinstance(error, _Refused):
         return problem
     if "'\\t'" in problem:
-        return "a tab; YAML indents with spaces alone"
+        return "a tab; indent YAML with spaces"
     known = {
         "mapping values are not allowed here": "a ':' where no key can be; check the indentation,"
         " or quote the text if the ':' belongs to it",

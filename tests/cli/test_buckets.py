@@ -15,7 +15,7 @@ from inmemory import JobsInMemory
 from trainings import job, pod
 
 from k8sjob.backends.api import JobRef
-from k8sjob.backends.storage import StoredRecords
+from k8sjob.backends.record_storage import StoredRecords
 
 SECRET = "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEY"
 # botocore holds python-dateutil below 3, and so kubernetes below 37: not for everybody's tests.
@@ -205,7 +205,7 @@ def test_a_package_is_missing(k8sjob, monkeypatch, url, package, requirement):
 def test_no_place_for_records(k8sjob, url):
     done = k8sjob("collect", "--into", url)
     assert (done.code, done.out) == (1, "")
-    assert "is no place for records; write s3://BUCKET/PREFIX" in done.err
+    assert "is not a location for records; write s3://BUCKET/PREFIX" in done.err
     assert SECRET not in done.err
 
 
@@ -214,11 +214,11 @@ def test_what_else_is_wrong(k8sjob):
     assert (done.code, "of a bucket do its lifecycle rules" in done.err) == (2, True)
     for url in ("s3://records/x", f"s3://key:{SECRET}@records/x"):
         error = k8sjob("why", url).err
-        assert "is no record; write s3://BUCKET/" in error
+        assert "is not a record; write s3://BUCKET/" in error
         assert SECRET not in error
 
 
 def test_nothing_of_it_is_loaded_for_other_commands():
-    code = "import sys, k8sjob.cli.collect, k8sjob.backends.storage; print(*sys.modules)"
+    code = "import sys, k8sjob.cli.collect, k8sjob.backends.record_storage; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout
     assert not {"fsspec", "s3fs", "botocore", "aiohttp"} & set(loaded.decode().split())

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 
 from k8sjob.runtime.base.env import dist_env
-from k8sjob.runtime.base.output import Reporter
+from k8sjob.runtime.base.event_lines import Reporter
 from k8sjob.runtime.checkpoint import format as checkpoint_format
 from k8sjob.runtime.checkpoint.export import export
 from k8sjob.runtime.checkpoint.store import Checkpoints, measure, read_digests, write_digests

@@ -154,7 +154,7 @@ def test_the_command(two_attempts, command, tmp_path):
     assert command(*master, "--previous")[0] == "1.1\n1.2\n1.3\n"
     assert command(*master, "--since", "1h")[0].count("\n") == 6
     _, err = command("logs", "two", "-r", "worker", "--previous", code=1)
-    assert "worker-0 was started once only" in err
+    assert "worker-0 was started only once" in err
     timed = command(*master, "--timestamps")[0].splitlines()
     assert all(re.match(r"\d{4}-\d\d-\d\dT[\d:]+\.\d{9}Z \d\.\d$", line) for line in timed)
     saved = command("logs", "two", "--save", tmp_path / "saved")[0].splitlines()

@@ -12,9 +12,9 @@ import pytest
 from wheelhouse import alone, wheel
 
 from k8sjob.errors import ImageError
+from k8sjob.image.build_context import read_context
 from k8sjob.image.builders.pip_settings import write_secrets
 from k8sjob.image.builders.uv import find_uv, unpack
-from k8sjob.image.context import read_context
 from k8sjob.image.dependencies import Dependencies
 from k8sjob.image.inventory import Inventory
 from k8sjob.image.layers import pack_code

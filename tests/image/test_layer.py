@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from k8sjob.errors import ImageError
-from k8sjob.image.archive import entry, write_layer, zstd
-from k8sjob.image.context import SecretScanner, read_context, shown_size
+from k8sjob.image.build_context import SecretScanner, read_context, shown_size
 from k8sjob.image.inventory import Inventory
+from k8sjob.image.layer_tar import entry, write_layer, zstd
 from k8sjob.image.layers import pack_code, pack_packages
 from k8sjob.rendering.dockerfile import write_context
 
@@ -134,7 +134,7 @@ def test_order_times_modes_and_links_do_not_matter(code, tmp_path):
 PACK = """
 import os, sys
 from pathlib import Path
-from k8sjob.image.context import read_context
+from k8sjob.image.build_context import read_context
 from k8sjob.image.layers import pack_code
 os.umask(int(sys.argv[2], 8) if sys.argv[2:] else 0o022)
 layer = pack_code(read_context(Path(sys.argv[1])))

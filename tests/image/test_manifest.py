@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 
 from k8sjob.errors import ImageError
-from k8sjob.image.context import read_context
+from k8sjob.image.build_context import read_context
 from k8sjob.image.layers import append_code, pack_code
 from k8sjob.image.push import push
 from k8sjob.image.registry import manifest
@@ -149,7 +149,7 @@ def test_platforms(platforms, wanted, chosen, kind):
     entries = [entry(platform, str(number)) for number, platform in enumerate(platforms)]
     index = manifest.read(json.dumps({"mediaType": kind, "manifests": entries}).encode(), "", "b")
     if chosen is None:
-        with pytest.raises(ImageError, match=r"b: not for linux/\w+, only for"):
+        with pytest.raises(ImageError, match=r"b: (not for linux|its index names no)"):
             index.choose(wanted, "b")
     else:
         assert index.choose(wanted, "b") == entries[chosen]["digest"]

@@ -177,9 +177,9 @@ def test_what_is_at_opt_deps_belongs_to_the_base(registry, debian, built):
 
 REFUSED = {
     "torch>=2.12": r"(?s)torch>=2\.12.*has torch 2\.6\.0\+cpu, which stays",
-    "source": r"(?s)source.*or take --builder buildah, which can compile",
-    "slow": r"(?s)slow.*or take --builder buildah",
-    "fast>=4": r"(?s)fast.*or take --builder buildah",
+    "source": r"(?s)source.*or use --builder buildah, which can compile",
+    "slow": r"(?s)slow.*or use --builder buildah",
+    "fast>=4": r"(?s)fast.*or use --builder buildah",
 }
 
 

@@ -161,7 +161,7 @@ def test_projects_and_settings_around_it_have_no_say(tmp_path, monkeypatch, link
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"architecture": "s390x"}, r"is for s390x; --builder uv knows amd64 and arm64: take"),
+        ({"architecture": "s390x"}, r"is for s390x; --builder uv knows amd64 and arm64: use"),
         ({"glibc": (2, 12)}, r"has glibc 2\.12, which is too old for wheels; use a newer base"),
         ({"version": "3.9"}, r"cannot be installed for reg.example/base:1 \(Python 3\.9, x86"),
     ],
@@ -206,7 +206,7 @@ def test_a_line_that_could_run_code_here_is_refused(tmp_path, lines):
     evil.mkdir()
     (evil / "setup.py").write_text(f"open({str(mark)!r}, 'w')")
     text = f"fast\n{lines.format(evil=evil)}\n"
-    with pytest.raises(ImageError, match=r"image\.requirements:[23]: .* take --builder buildah"):
+    with pytest.raises(ImageError, match=r"image\.requirements:[23]: .* use --builder buildah"):
         unpacked(tmp_path / "deps", requirements=text)
     assert not mark.exists()
 
@@ -230,7 +230,7 @@ def test_lines_that_only_name_wheels(line):
 def test_what_others_have_to_build():
     why = uv.missing(Dependencies(pip=("fast", "evil @ file:///evil")))
     assert "image.pip[1]: 'evil @ file:///evil'" in why
-    with pytest.raises(ImageError, match=r"--builder uv: Debian packages \(git\) .* take --bui"):
+    with pytest.raises(ImageError, match=r"--builder uv: Debian packages \(git\) .* use --bui"):
         choose("uv", Dependencies(apt=("git",)))
-    with pytest.raises(ImageError, match=r"--builder buildx: it compresses by gzip alone; leave"):
+    with pytest.raises(ImageError, match=r"--builder buildx: it compresses only with gzip; leave"):
         choose("buildx", Dependencies(), zstd=True)

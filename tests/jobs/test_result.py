@@ -15,9 +15,9 @@ from trainings import pod
 from k8sjob.backends.api import JobRef
 from k8sjob.backends.cluster.backend import ClusterBackend
 from k8sjob.backends.local import LocalBackend
-from k8sjob.card import card, curve, folded, table
 from k8sjob.contract import Event
 from k8sjob.errors import JobFailed, JobNotFound, SpecError
+from k8sjob.html_card import card, curve, folded, table
 from k8sjob.jobs import result as results
 from k8sjob.jobs.result import Reached, RunResult
 from k8sjob.python_api import plan, run, submit

@@ -15,8 +15,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from k8sjob.runtime.base.env import dist_env
+from k8sjob.runtime.base.event_lines import Reporter
 from k8sjob.runtime.base.heartbeat import Observer
-from k8sjob.runtime.base.output import Reporter
 from k8sjob.runtime.checkpoint import format as checkpoint_format
 from k8sjob.runtime.checkpoint.store import (
     Checkpoints,

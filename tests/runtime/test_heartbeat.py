@@ -16,6 +16,7 @@ from unittest.mock import Mock
 import pytest
 
 from k8sjob.contract import ExitCode
+from k8sjob.runtime.base.event_lines import start_phase
 from k8sjob.runtime.base.heartbeat import (
     HeartbeatMonitor,
     Observer,
@@ -27,7 +28,6 @@ from k8sjob.runtime.base.heartbeat import (
     hang_of,
     read_seen,
 )
-from k8sjob.runtime.base.output import start_phase
 
 NOT_YET, RUNS = Seen(), Seen(runs=True)
 IMPORTS = Seen(runs=True, torch=True, importing=True)

@@ -10,7 +10,7 @@ import pytest
 from k8sjob import runtime
 from k8sjob.contract import CONFIG_ENV, EventKind, RuntimeConfig
 from k8sjob.runtime.base.config import TIMEOUTS
-from k8sjob.runtime.base.output import Reporter
+from k8sjob.runtime.base.event_lines import Reporter
 from k8sjob.runtime.tracking import ScalarFile, Tracking, crc32c
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from k8sjob.errors import MAX_PROBLEMS, Problem, SpecError
 from k8sjob.spec import JobSpec, load
-from k8sjob.spec.document import Change
+from k8sjob.spec.changes import Change
 from k8sjob.spec.load import folder_of, located
 
 TEXT = "name: x\nimage: r/x:1\nrun: {script: main.py}\n"

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from k8sjob.contract import Event, EventKind
 from k8sjob.view.filters import Epochs, Errors
+from k8sjob.view.final_report import report
 from k8sjob.view.lines import phrase
-from k8sjob.view.outcome import report
 from k8sjob.view.views import PlainView
 
 
@@ -138,9 +138,9 @@ TORCH = "/usr/lib/python3.12/site-packages/torch/nn/modules"
 HEAD = "Traceback (most recent call last):"
 STEP = ['  File "/home/me/train.py", line 8, in <module>', "    run.step(x, y)", "    ^^^^^"]
 RUN = [
-    '  File "/state/jobs/t-1/runtime/k8sjob/runtime/run.py", line 224, in step',
+    '  File "/state/jobs/t-1/runtime/k8sjob/runtime/training_run.py", line 224, in step',
     "    loss = self.backward()",
-    '  File "/opt/k8sjob/k8sjob/runtime/run.py", line 9, in backward',
+    '  File "/opt/k8sjob/k8sjob/runtime/training_run.py", line 9, in backward',
     "    return value()",
     *(f'  File "{TORCH}/module.py", line {line}, in _call_impl' for line in (17, 18)),
     "  [Previous line repeated 3 more times]",

@@ -14,9 +14,9 @@ from rich.text import Text
 from view.conftest import ANY_EVENTS
 
 from k8sjob.contract import Event, EventKind
+from k8sjob.view.final_report import report
 from k8sjob.view.lines import duration, last_line
 from k8sjob.view.live import LiveView, Panel
-from k8sjob.view.outcome import report
 from k8sjob.view.summary import JobSummary
 from k8sjob.view.views import (
     EVERY_S,

@@ -49,8 +49,7 @@ def connect(
         return ClusterBackend(PythonTransport(found))
     if client is None and not shutil.which("kubectl"):
         raise BackendError(
-            "no client for a cluster is installed: pip install 'k8sjob[cluster]',"
-            " or install kubectl"
+            "no Kubernetes client is installed: pip install 'k8sjob[cluster]', or install kubectl"
         )
     from k8sjob.kube.client.kubectl import KubectlTransport  # noqa: PLC0415 - only one of them
 

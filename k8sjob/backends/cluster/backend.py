@@ -12,11 +12,11 @@ from k8sjob.backends.api import JobRef, Snapshot
 from k8sjob.backends.cluster.creation import Creation, delete_as_read
 from k8sjob.backends.cluster.informer import snapshot, snapshots
 from k8sjob.errors import BackendError, JobNotFound
+from k8sjob.kube.api_resources import path
 from k8sjob.kube.client.errors import ExplainedErrors, is_absent
 from k8sjob.kube.client.listwatch import list_all, merged, reflect
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.objects import Object, Pod, is_ours, without_managed_fields
-from k8sjob.kube.resources import path
 from k8sjob.targets.jobs import (
     CONTROLLERS,
     DEFAULT,

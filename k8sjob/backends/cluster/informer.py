@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, Self
 
 from k8sjob.backends.api import Snapshot
+from k8sjob.kube.api_resources import path
 from k8sjob.kube.client.listwatch import Kind, list_all, reflect
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.objects import Object, in_time, new_event, without_managed_fields
-from k8sjob.kube.resources import path
 from k8sjob.targets.jobs import (
     events_below,
     is_below,

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import CONTAINER_NAME
+from k8sjob.kube.api_resources import path
 from k8sjob.kube.objects import Pod
-from k8sjob.kube.resources import path
 from k8sjob.targets.jobs import newest_pods, of_kind, perhaps_owned
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import LogLine
 from k8sjob.errors import BackendError
+from k8sjob.kube.api_resources import path
 from k8sjob.kube.client.transport import ApiError
-from k8sjob.kube.resources import path
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -76,7 +76,7 @@ def _previous(output: _Output, pods: JobPods) -> Iterator[LogLine]:
     if now is None:
         raise BackendError(f"{replica} has no pod, and the output of an earlier one went with it")
     if not now.number:
-        raise BackendError(f"{replica} was started once only; leave --previous out")
+        raise BackendError(f"{replica} was started only once; leave --previous out")
     if now.state == "waiting":  # its node would give the newest one
         raise BackendError(
             f"{replica} waits to be restarted, and its node has only the output of its last"

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from k8sjob.kube.api_resources import ResourcePath, path
 from k8sjob.kube.client.errors import is_absent
 from k8sjob.kube.client.listwatch import list_all, pages
 from k8sjob.kube.client.transport import ApiError
@@ -24,7 +25,6 @@ from k8sjob.kube.objects import (
     is_ours,
     without_managed_fields,
 )
-from k8sjob.kube.resources import ResourcePath, path
 from k8sjob.targets.jobs import is_suspended, references, target_of
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from k8sjob.backends.local.runs import (
     resumed_checkpoints,
     source_of,
 )
-from k8sjob.backends.local.store import JobFolder, Store, write_json
+from k8sjob.backends.local.state_folder import JobFolder, Store, write_json
 from k8sjob.errors import BackendError, JobExists, JobNotFound
 from k8sjob.kube.objects import Object, new_event, stamp
 from k8sjob.targets.api import DeleteJob
@@ -235,7 +235,7 @@ class LocalBackend:
         if previous:
             earlier = attempts(logs)[:-1]
             if not earlier:
-                raise BackendError(f"{ref}: {replica} was started once only; leave --previous out")
+                raise BackendError(f"{ref}: {replica} was started only once; leave --previous out")
             return read(logs, replica, earlier[-1])
         if tail is not None and not follow:
             return iter(read_last(logs, replica, tail))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.local.logfiles import LogWriter, last_lines
-from k8sjob.backends.local.store import open_file
+from k8sjob.backends.local.state_folder import open_file
 from k8sjob.contract import (
     LIFELINE_ENV,
     MAX_TERMINATION_BYTES,

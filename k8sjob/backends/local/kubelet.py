@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from k8sjob.backends.local.container import End, Launch
-    from k8sjob.backends.local.store import JobFolder
+    from k8sjob.backends.local.state_folder import JobFolder
     from k8sjob.kube.objects import Json
 
 _FIRST_BACKOFF: Final = 1.0

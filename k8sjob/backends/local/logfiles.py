@@ -15,7 +15,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from k8sjob.backends.api import LogLine
-from k8sjob.backends.local.store import open_file
+from k8sjob.backends.local.state_folder import open_file
 from k8sjob.kube.client.transport import Line
 
 if TYPE_CHECKING:

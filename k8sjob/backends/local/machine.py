@@ -10,6 +10,7 @@ import sys
 from importlib import metadata, util
 from typing import TYPE_CHECKING, Final
 
+from k8sjob.contract import counted
 from k8sjob.errors import BackendError
 from k8sjob.spec import Image
 
@@ -56,9 +57,9 @@ def check_processes(count: int) -> None:
     limit = max(_PROCESSES, _PROCESSES_PER_CORE * cores)
     if count > limit:
         raise BackendError(
-            f"the job has {count} processes and this machine {cores} cores: more than {limit} would"
-            " make it unusable; lower replicas.workers, or run it all the same with"
-            " `k8sjob run --oversubscribe`"
+            f"the job has {counted(count, 'process', 'es')} and this machine"
+            f" {counted(cores, 'core')}: more than {limit} would make it unusable;"
+            " lower replicas.workers, or run it all the same with `k8sjob run --oversubscribe`"
         )
 
 

@@ -31,6 +31,7 @@ from k8sjob.contract import (
     WORKDIR,
     Role,
     after_agent,
+    counted,
 )
 from k8sjob.errors import BackendError
 from k8sjob.kube.objects import Object, containers, training
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from k8sjob.backends.api import Plan
-    from k8sjob.backends.local.store import Store
+    from k8sjob.backends.local.state_folder import Store
     from k8sjob.kube.objects import Json
     from k8sjob.spec import Volume
 
@@ -159,8 +160,8 @@ def _gpus(plan: Plan, replicas: list[str], prepared: Prepared) -> dict[str, str]
     if total > len(gpus):
         prepared.notice(
             "TooFewGPUs",
-            f"the job asks for {total} GPUs and this machine has {len(gpus)}: it runs on CPUs with"
-            " gloo",
+            f"the job asks for {counted(total, 'GPU')} and this machine has {len(gpus)}:"
+            " it runs on CPUs with gloo",
         )
         return dict.fromkeys(replicas, "")
     rest = iter(gpus)

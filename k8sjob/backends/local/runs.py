@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.backends.api import LOCAL, Snapshot
 from k8sjob.backends.local.container import End
 from k8sjob.backends.local.kubelet import container_ended
-from k8sjob.backends.local.store import open_file, read_json
+from k8sjob.backends.local.state_folder import open_file, read_json
 from k8sjob.contract import CHECKPOINT_DIR_ENV
 from k8sjob.errors import BackendError, JobNotFound, field_path
 from k8sjob.kube.objects import Object, Pod, stamp
 from k8sjob.targets.api import LocalReason
+from k8sjob.targets.field_types import ANY, METADATA, POD_TEMPLATE, Quantity, Time, fit
 from k8sjob.targets.jobs import DEFAULT, LOCAL_CONTROLLER, has_ended, replica_of
-from k8sjob.targets.schema import ANY, METADATA, POD_TEMPLATE, Quantity, Time, fit
 
 if TYPE_CHECKING:
-    from k8sjob.backends.local.store import JobFolder, Store
+    from k8sjob.backends.local.state_folder import JobFolder, Store
     from k8sjob.kube.objects import Json
 
 LOOK_SECONDS: Final = 0.5

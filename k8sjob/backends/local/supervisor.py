@@ -22,8 +22,14 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.local.container import Launch
 from k8sjob.backends.local.kubelet import Kubelet
-from k8sjob.backends.local.store import SIGN_S, JobFolder, os_error_message, read_json, write_json
-from k8sjob.contract import ExitCode, Reason
+from k8sjob.backends.local.state_folder import (
+    SIGN_S,
+    JobFolder,
+    os_error_message,
+    read_json,
+    write_json,
+)
+from k8sjob.contract import ExitCode, Reason, counted
 from k8sjob.kube.objects import Object, Pod, is_true, new_event, stamp
 from k8sjob.targets.api import CreatePod, DeletePod, LocalReason, Record
 from k8sjob.targets.jobs import DEFAULT, LOCAL_CONTROLLER, has_ended, replica_of
@@ -169,7 +175,7 @@ class Supervisor:
             if failures > self._max_restarts:
                 return (
                     f"Job {Object(self._job).name} has failed because {replica} failed"
-                    f" {failures} time{'s' * (failures > 1)} and max_restarts is"
+                    f" {counted(failures, 'time')} and max_restarts is"
                     f" {self._max_restarts}"
                 )
         return ""

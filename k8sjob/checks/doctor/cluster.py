@@ -83,7 +83,7 @@ def _init_container(facts: Facts, seen: str) -> Check:
         topic,
         f"{seen}: Workers are refused unless the operator's init container gives up its rights",
         f"have the operator given a template ({template_flag}, or the file that it looks for:"
-        " docs/how-to/set-up-a-cluster.md), or run Workers alone (replicas.elastic)",
+        " docs/how-to/set-up-a-cluster.md), or run only Workers (replicas.elastic)",
     )
 
 
@@ -295,7 +295,7 @@ def free_devices(facts: Facts) -> Iterator[Check]:
             "have NVIDIA's device plugin (or its GPU operator) installed, and look at its pods",
         )
     elif not kinds:
-        yield fine("devices", "no node offers GPUs or other devices: jobs on CPUs alone")
+        yield fine("devices", "no node offers GPUs or other devices: jobs run on CPUs only")
 
 
 def _kind(facts: Facts, resource: str, model: str, those: Sequence[Node]) -> Check:

@@ -11,11 +11,11 @@ from urllib.parse import quote
 
 from k8sjob.checks.doctor.check import Answer, Facts
 from k8sjob.checks.doctor.permissions import all_permissions
+from k8sjob.kube.api_resources import path as resource_path
 from k8sjob.kube.capacity import add, requested_by_node
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.kueue import cluster_queue
 from k8sjob.kube.objects import QUEUE, Object
-from k8sjob.kube.resources import path as resource_path
 from k8sjob.rendering.overlay import merge
 from k8sjob.targets.jobs import (
     DEFAULT,
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
 
     from k8sjob.checks.doctor.check import Permission
+    from k8sjob.kube.api_resources import Reference
     from k8sjob.kube.capacity import Amounts
     from k8sjob.kube.client.transport import Transport
     from k8sjob.kube.objects import Json
-    from k8sjob.kube.resources import Reference
     from k8sjob.targets.api import Target
 
 _AT_ONCE: Final = 8

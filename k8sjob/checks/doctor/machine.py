@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.local.machine import visible_gpus
 from k8sjob.checks.doctor.check import fine, problem, warning
+from k8sjob.contract import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,7 +115,7 @@ def here(machine: Machine) -> Iterator[Check]:
     else:
         yield fine("torch", f"torch {machine.torch}: k8sjob run works")
     if machine.gpus:
-        yield fine("devices", f"{machine.gpus} GPUs on this machine")
+        yield fine("devices", f"{counted(machine.gpus, 'GPU')} on this machine")
     else:
         yield fine("devices", "no GPU on this machine: jobs run on its CPUs, with gloo")
 

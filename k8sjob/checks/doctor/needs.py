@@ -10,19 +10,20 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.checks.doctor.check import fine, problem, unknown, warning
+from k8sjob.contract import counted
+from k8sjob.kube.api_resources import OF_THE_CLUSTER
 from k8sjob.kube.capacity import add, as_text, nodes_of, pod_requests, refusal
 from k8sjob.kube.kueue import MIN_PARALLELISM, closed, cluster_queue, excess, selects
 from k8sjob.kube.objects import QUEUE, Object, at_path
-from k8sjob.kube.resources import OF_THE_CLUSTER
 from k8sjob.targets.jobs import pod_specs, references
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from k8sjob.checks.doctor.check import Check, Facts
+    from k8sjob.kube.api_resources import Reference
     from k8sjob.kube.capacity import Amounts, Node
     from k8sjob.kube.objects import Json
-    from k8sjob.kube.resources import Reference
 
 _KUEUE: Final = "kueue.x-k8s.io"
 _KUEUE_KINDS: Final = frozenset({"queue", "workload priority class"})
@@ -66,7 +67,7 @@ def named_objects(facts: Facts) -> Iterator[Check]:
         yield unknown(
             "objects",
             f"you may not read these, so whether they exist is not known: {names}",
-            "ask somebody who may: a job waits for what it names",
+            "ask someone who may read them: a job waits for the objects that it names",
         )
 
 
@@ -175,7 +176,7 @@ def _claim(one: Reference, facts: Facts) -> Iterator[Check]:
     replicas = sum(count for _, count, _ in pod_specs(facts.job or {}))
     if replicas > 1 and modes == {"ReadWriteOncePod"}:
         step = "use a claim that is ReadWriteMany"
-        yield problem("objects", f"{one} is for one pod alone, the job has {replicas}", step)
+        yield problem("objects", f"{one} is for only one pod, and the job has {replicas}", step)
     elif replicas > 1 and modes == {"ReadWriteOnce"}:
         yield warning(
             "objects",
@@ -211,7 +212,7 @@ def _never(role: str, pod: Json, nodes: Sequence[Node]) -> Check | None:
     reasons = Counter(why for node in nodes if (why := refusal(node, pod)))
     possible = [node for node in nodes if not refusal(node, pod)]
     if not possible:
-        details = tuple(f"{count} nodes: {why}" for why, count in reasons.most_common())
+        details = tuple(f"{counted(count, 'node')}: {why}" for why, count in reasons.most_common())
         step = "correct node_selector, tolerations, affinity or gpu_type in the job.yaml"
         return problem("fit", f"no node takes a {role}", step, details=details)
     need = pod_requests(pod)
@@ -229,7 +230,7 @@ def _never(role: str, pod: Json, nodes: Sequence[Node]) -> Check | None:
     return problem(
         "fit",
         f"a {role} is too large for every node, even for an empty one: it asks for {reason}",
-        "ask for less in resources, or for more replicas that are smaller",
+        "request less in resources, or use more replicas that are smaller",
     )
 
 

@@ -42,7 +42,7 @@ def crd(facts: Facts) -> Iterator[Check]:
     if error is not None and error.code != 404:
         yield problem("crd", f"{target.api_version} cannot be looked at: {error.detail}", _INSTALL)
     elif other:
-        there = f"there is {_OTHER.controller.name} alone, which has {_OTHER.kind}s"
+        there = f"there is only {_OTHER.controller.name}, which has {_OTHER.kind}s"
         step = f"use --target {_OTHER.name}, or have {name} installed; {_INSTALL}"
         yield problem("crd", f"{target.kind} is not served; {there}", step)
     else:

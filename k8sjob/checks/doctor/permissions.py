@@ -257,7 +257,7 @@ def permissions(facts: Facts) -> Iterator[Check]:
         yield unknown(
             "cluster-wide",
             f"{who} may not {'; '.join(missing for _, missing in wide)}",
-            f"no command depends on it; why and doctor tell more with {' and '.join(files)}",
+            f"no command depends on it; why and doctor show more with {' and '.join(files)}",
         )
 
 

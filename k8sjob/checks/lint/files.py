@@ -10,7 +10,7 @@ from importlib.util import decode_source
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.checks.lint import manifest_pods, script_collectives, script_data, script_group
+from k8sjob.checks.lint import manifest_pods, script_collectives, script_data, script_process_group
 from k8sjob.checks.lint.finding import UNKNOWN_IGNORE, Finding, findings
 from k8sjob.checks.lint.script_facts import Script, Setting
 from k8sjob.checks.lint.script_modules import parse_module, program
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from k8sjob.spec import JobSpec
-    from k8sjob.spec.document import Change
+    from k8sjob.spec.changes import Change
     from k8sjob.targets.api import Target
     from k8sjob.yamldoc import FieldPath
 
@@ -47,7 +47,7 @@ _SYNTAX: Final = Check(
 )
 _MANIFEST_RULES: Final = (manifest_pods.RULES, *filter(None, (kind.rules for kind in TARGETS)))
 _JOB_RULES: Final = Rules["_JobFile"]("manifest")
-_SCRIPT_RULES: Final = (script_group.RULES, script_collectives.RULES, script_data.RULES)
+_SCRIPT_RULES: Final = (script_process_group.RULES, script_collectives.RULES, script_data.RULES)
 
 
 def lint(path: str | Path, changes: Sequence[Change] = ()) -> list[Finding]:
@@ -208,7 +208,7 @@ def _lint_job(text: str, source: str, folder: Path, changes: Sequence[Change]) -
     """A job.yaml: the spec, the manifest that it renders, and the script that it names."""
     from k8sjob.rendering.manifest import render  # noqa: PLC0415 - with pydantic, only for specs
     from k8sjob.spec import JobSpec  # noqa: PLC0415 - see above
-    from k8sjob.spec.document import changed, job_document  # noqa: PLC0415 - see above
+    from k8sjob.spec.changes import changed, job_document  # noqa: PLC0415 - see above
 
     try:
         document = changed(job_document(text, source), changes)

@@ -105,8 +105,8 @@ def _istio_annotation_misplaced(job: Job) -> Iterator[Hit]:
             yield job.at(
                 ("metadata", group, ISTIO),
                 f"{ISTIO} on the job has no effect on its pods: where injection is on, a sidecar "
-                "runs on after the training and the job never ends; move it to template.metadata "
-                "of each replica",
+                "keeps running after training, and the job never ends; move it to "
+                "template.metadata of each replica",
             )
 
 

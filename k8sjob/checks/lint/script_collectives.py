@@ -200,7 +200,7 @@ def _where(script: Script, place: _Place) -> str:
 
 @RULES.error
 def _collective_on_one_rank(script: Script) -> Iterator[Hit]:
-    """A collective returns when every rank has called it, so on one rank alone it never does."""
+    """A collective returns when every rank has called it; if only some do, it never does."""
     for one, where in _one_sided(script):
         if one.name == FORWARD:
             continue

@@ -185,7 +185,7 @@ def _save_on_every_rank(script: Script) -> Iterator[Hit]:
         yield script.at(
             call,
             f"every rank writes `{ast.unparse(target)}`: on a shared volume they write into each "
-            "other's file, and the checkpoint may be torn; save on rank 0 alone (`if rank == 0:`), "
+            "other's file, and the checkpoint may be torn; save only on rank 0 (`if rank == 0:`), "
             "then barrier",
         )
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.errors import ImageError
-from k8sjob.image.archive import Layer
 from k8sjob.image.builders.pip_settings import write_secrets
 from k8sjob.image.builders.process import BuilderError, run, succeeds
+from k8sjob.image.layer_tar import Layer
 from k8sjob.image.registry.blobs import FileContent
 from k8sjob.image.registry.manifest import Manifest, read, read_object
 from k8sjob.rendering.dockerfile import dependencies_dockerfile
@@ -200,7 +200,7 @@ def exported(
         if diff_ids[:below] != base.diff_ids or len(diff_ids) != len(manifest.layers):
             raise ImageError(
                 f"{program} has built {name} on something else than {base.reference}; build again"
-                " with --no-cache, or by another --builder"
+                " with --no-cache, or with another --builder"
             )
         if all(descriptor.size for descriptor in manifest.layers[below:]):
             break

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.errors import ImageError
+from k8sjob.image.build_context import shown_size
 from k8sjob.image.builders import process
 from k8sjob.image.builders.pip_settings import as_uv_settings
-from k8sjob.image.context import shown_size
 from k8sjob.image.inventory import DEFAULT_PATH, read_inventory
 from k8sjob.image.layers import DEPS_BIN, pack_packages
 from k8sjob.image.registry.manifest import environment
@@ -59,7 +59,7 @@ def missing(wanted: Dependencies) -> str | None:
     if wanted.apt:
         return (
             f"Debian packages ({', '.join(wanted.apt)}) are installed by a builder that runs the"
-            " base; take --builder buildah, podman or buildx"
+            " base; use --builder buildah, podman or buildx"
         )
     if find_uv() is None:
         return "uv is not installed; pip install 'k8sjob[build]'"
@@ -156,7 +156,7 @@ def _platform(inventory: Inventory) -> str:
     if machine is None:
         raise ImageError(
             f"{inventory.image} is for {inventory.architecture}; --builder uv knows"
-            f" {' and '.join(_MACHINES)}: take --builder buildah"
+            f" {' and '.join(_MACHINES)}: use --builder buildah"
         )
     if inventory.glibc is None:
         return f"{machine}-unknown-linux-musl"
@@ -247,6 +247,6 @@ def _explained(output: Iterable[str], inventory: Inventory) -> str:
     return (
         f"the packages cannot be installed for {inventory.image}"
         f" (Python {inventory.version}, {_platform(inventory)}):\n  {text}{base}\n"
-        "ask for another version, or take --builder buildah, which can compile packages and replace"
+        "ask for another version, or use --builder buildah, which can compile packages and replace"
         " those of the base"
     )

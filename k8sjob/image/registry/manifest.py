@@ -188,10 +188,10 @@ class Index:
         for name, digest in self.platforms.items():
             if name == wanted or name.startswith(f"{wanted}/"):
                 return digest
-        there = ", ".join(sorted(self.platforms)) or "none"
-        raise ImageError(
-            f"{where}: not for {wanted}, only for {there}; set image.platform, or use another base"
-        )
+        what = f"not for {wanted}, only for {', '.join(sorted(self.platforms))}; set image.platform"
+        if not self.platforms:
+            what = "its index names no platform; use image@digest of one of its manifests"
+        raise ImageError(f"{where}: {what}, or use another base")
 
 
 def digest_of(content: bytes) -> str:

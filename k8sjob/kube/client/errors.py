@@ -11,15 +11,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.errors import redacted
+from k8sjob.kube.api_resources import ResourcePath
 from k8sjob.kube.client.transport import ApiError
-from k8sjob.kube.resources import ResourcePath
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from k8sjob.kube.api_resources import Controller
     from k8sjob.kube.client.transport import Transport
     from k8sjob.kube.objects import Json
-    from k8sjob.kube.resources import Controller
 
 _NO_SUCH_PATH: Final = "could not find the requested resource|404 page not found"
 _ANSWERS: Final = "{attempt}: the server answers {code}: {detail}"

@@ -23,8 +23,8 @@ from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Final
 
 from k8sjob.errors import BackendError, redacted
+from k8sjob.kube.api_resources import ResourcePath, with_query
 from k8sjob.kube.client.transport import ApiError, lines
-from k8sjob.kube.resources import ResourcePath, with_query
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -16,9 +16,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.errors import BackendError
+from k8sjob.kube.api_resources import with_query
 from k8sjob.kube.client.kubeconfig import IN_CLUSTER
 from k8sjob.kube.client.transport import ApiError, lines, refusal
-from k8sjob.kube.resources import with_query
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.contract import ExitCode
+from k8sjob.contract import ExitCode, counted
 from k8sjob.observe.diagnose import job
 from k8sjob.observe.diagnose.containers import (
     bad_container,
@@ -22,7 +22,7 @@ from k8sjob.observe.diagnose.containers import (
     started_again,
 )
 from k8sjob.observe.diagnose.exits import explain_end, is_consequence
-from k8sjob.observe.diagnose.facts import Facts
+from k8sjob.observe.diagnose.facts import SIGKILLED, Facts
 from k8sjob.observe.diagnose.finding import Cause, Explanation, Finding, ago, grouped
 from k8sjob.observe.diagnose.nodes import (
     displaced,
@@ -49,7 +49,7 @@ _ONE_FAILURE: Final = 900.0
 """Seconds within which the ranks of a group end after one failure: timeouts are ten minutes."""
 _LAST_SECONDS: Final = 60.0
 """The job may have survived the end of a Pod that is gone, if that was so long before its own."""
-_KILLED: Final = frozenset({ExitCode.STOPPED, 137})
+_KILLED: Final = frozenset({ExitCode.STOPPED, SIGKILLED})
 """Exit codes of containers that the operator ends."""
 
 
@@ -157,8 +157,8 @@ def _with_similar(facts: Facts, finding: Finding, first: End, failed: list[End])
     message, step = finding.message, finding.next_step
     status = next((one for one in facts.status.replicas if one.name == first.replica), None)
     if status and status.situation == "CrashLoopBackOff":
-        times = f"{status.restarts} time{'s' * (status.restarts != 1)}"
-        message += f" (restarted {times}; the next start is at most five minutes away)"
+        message += f" (restarted {counted(status.restarts, 'time')}; the next start"
+        message += " is at most five minutes away)"
     same = [
         end
         for end in failed
@@ -193,6 +193,12 @@ def _did_not_start_or_failed(facts: Facts) -> Iterator[Finding]:
     yield from (*failed, *starting) if own_fault else (*starting, *failed)
 
 
+def _ended_or_did_not_start(facts: Facts) -> Iterator[Finding]:
+    """Why replicas ended or did not start; that no restart was left is only the consequence."""
+    found = [*lost_or_displaced(facts), *_did_not_start_or_failed(facts)]
+    yield from found or job.restart_limit(facts)
+
+
 def _between_ranks(facts: Facts) -> Iterator[Finding]:
     """Trouble between running ranks: a collective may hang for long before it is given up."""
     if facts.status.state.finished or facts.ends:
@@ -215,8 +221,7 @@ _CAUSES: Final[tuple[Callable[[Facts], Iterator[Finding]], ...]] = (
     queued,
     job.companion_gone,
     _not_created,
-    lost_or_displaced,
-    _did_not_start_or_failed,
+    _ended_or_did_not_start,
     job.limits,
     job.left_early,
     _between_ranks,

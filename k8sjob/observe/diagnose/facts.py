@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from k8sjob.observe.status import JobStatus
     from k8sjob.targets.api import Target
 
+SIGKILLED: Final = 128 + signal.SIGKILL
+"""The exit code of a container that the kubelet, the kernel or a person killed."""
 _CUT_REASON: Final = re.compile(
     r'\{"exit_code": (?P<code>[0-9]{1,3}), "rank": (?P<rank>-?[0-9]{1,6}),'
     r' "type": "(?P<type>[^"\\]*)", "message": "(?P<message>(?:[^"\\]|\\.)*)'

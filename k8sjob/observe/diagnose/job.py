@@ -7,7 +7,7 @@ from datetime import timedelta
 from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.contract import Event, EventKind, Reason
+from k8sjob.contract import Event, EventKind, Reason, counted
 from k8sjob.kube.capacity import counts_gpus, pod_requests
 from k8sjob.kube.objects import Object, event_time, moment
 from k8sjob.observe.diagnose.finding import SAME_STEPS, Cause, Finding, age, ago, listed, one_line
@@ -92,8 +92,7 @@ def _deadline(facts: Facts) -> int | None:
 
 
 def limits(facts: Facts) -> Iterator[Finding]:
-    """The job was ended because it had run for too long, or was restarted too often."""
-    message = facts.status.message
+    """The job was ended because it had run for too long."""
     if ended_by_deadline(facts):
         yield Finding(
             Cause.DEADLINE,
@@ -101,7 +100,12 @@ def limits(facts: Facts) -> Iterator[Finding]:
             f"raise policy.active_deadline, or {_AGAIN}",
         )
     yield from _overdue(facts)
-    if facts.status.state is JobState.FAILED and (any(one in message for one in _LIMIT_REACHED)):
+
+
+def restart_limit(facts: Facts) -> Iterator[Finding]:
+    """The job was restarted as often as allowed, and nothing shows why."""
+    message = facts.status.message
+    if facts.status.state is JobState.FAILED and any(one in message for one in _LIMIT_REACHED):
         step = "remove the cause of the restarts; policy.max_restarts allows more of them"
         if not facts.pods and not facts.ends and not facts.local:
             step += (
@@ -320,7 +324,7 @@ def left_over(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         Cause.LEFTOVER,
         f"{listed(replicas)}: {what} though the job ended ({facts.status.state})"
-        f" {age(ended, facts.now)} ago" + (f"; {gpus} GPU{'s' * (gpus > 1)} held" if gpus else ""),
+        f" {age(ended, facts.now)} ago" + (f"; {counted(gpus, 'GPU')} held" if gpus else ""),
         f"k8sjob delete {facts.job_argument} removes {'them' if len(pods) > 1 else 'it'}"
         + (policy if kept else "; the operator should have done so: check whether it runs"),
         replicas[0],

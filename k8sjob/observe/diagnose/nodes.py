@@ -9,9 +9,10 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.contract import CONTAINER_NAMES
+from k8sjob.contract import CONTAINER_NAMES, counted
 from k8sjob.kube.capacity import as_text, nodes_of, pod_requests, requested_by_node, tolerates
 from k8sjob.kube.objects import Condition, Object, event_time, moment
+from k8sjob.observe.diagnose.facts import SIGKILLED
 from k8sjob.observe.diagnose.finding import Cause, Explanation, grouped
 from k8sjob.observe.diagnose.volumes import unbound
 from k8sjob.targets.api import JobState
@@ -38,7 +39,6 @@ _MAX_AGE_SECONDS: Final = 3600
 """How long the end of a Pod that is gone is reported."""
 _STAMP_SECONDS: Final = 2.0
 """A Pod may be recreated in the second in which the end of the one before is written down."""
-_SIGKILLED: Final = 137
 _GRACE_SECONDS: Final = 120.0
 """A container ends at most so long after its Pod was evicted or deleted, for most grace periods."""
 _NODES: Final = re.compile(r"^\d+/(\d+) nodes are available: ?")
@@ -167,7 +167,7 @@ def _offers(facts: Facts, nodes: Iterable[Node], resource: str) -> str:
             kinds[node.product or resource, each].append(node)
     table = []
     for (kind, each), alike in sorted(kinds.items()):
-        of_kind = f"{len(alike)} node{'s' * (len(alike) > 1)} of {kind} with {each:f}"
+        of_kind = f"{counted(len(alike), 'node')} of {kind} with {each:f}"
         free = sum(node.free(resource) for node in alike)
         table.append(of_kind + (f", {free:f} free in all" if facts.of_kind("Pod") else ""))
     is_one = sum(map(len, kinds.values())) == 1
@@ -246,7 +246,7 @@ def ended_by_displacement(facts: Facts, end: End, left: Mapping[str, Explanation
 def _ended_by_deletion(pod: Pod, end: End) -> bool:
     """Whether a container was killed after its Pod's deletion had been requested."""
     meta = pod.metadata
-    if end.exit_code != _SIGKILLED or end.why == "OOMKilled" or not pod.deleting:
+    if end.exit_code != SIGKILLED or end.why == "OOMKilled" or not pod.deleting:
         return False
     asked = moment(meta["deletionTimestamp"])  # the end of the grace period
     return asked is not None and end.time > asked.timestamp() - meta.get(

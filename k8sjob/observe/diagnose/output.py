@@ -284,7 +284,7 @@ _RULES: Final = (
         Cause.COLLECTIVE_TIMEOUT,
         "it waited {seconds} s in the collective {op}, number {seq}; not every rank reached it",
         "see what the ranks that did not reach it were doing: an endless data loader, another"
-        " number of steps, a save by one rank alone; if it may take so long, raise"
+        " number of steps, a save by only one rank; if it may take so long, raise"
         " run.collective_timeout",
     ),
     Rule(

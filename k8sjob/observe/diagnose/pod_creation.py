@@ -195,7 +195,7 @@ def _explain(facts: Facts, message: str) -> Explanation:
     if found := _QUOTA.search(message):
         asked, used, hard = (_amounts(text) for text in found.groups())
         amounts = "; ".join(
-            f"{name} {amount} asked, {used.get(name, '?')} of {hard.get(name, '?')} used"
+            f"{name} ({amount} requested, {used.get(name, '?')} of {hard.get(name, '?')} used)"
             for name, amount in asked.items()
         )
     explanation = first_match(

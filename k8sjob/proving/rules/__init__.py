@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.proving.rules import data, gradients, runs
+from k8sjob.proving.rules import data, evaluation, gradients, runs
 from k8sjob.proving.rules.evidence import NEXT, Cause, Difference, Evidence
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ _RULES: Final[tuple[Callable[[Evidence], Iterator[Difference]], ...]] = (
     data.uneven,
     gradients.gradient,
     gradients.weights_after,
-    runs.evaluation,
+    evaluation.result,
     runs.checkpoint,
     runs.hang,
     runs.error,

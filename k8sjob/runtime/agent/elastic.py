@@ -36,8 +36,8 @@ from k8sjob.runtime.agent.attempt import backoff, retryable, run_attempt, stoppe
 from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.env import NodeEnv, export
 from k8sjob.runtime.base.errors import PeerLost
+from k8sjob.runtime.base.event_lines import log_line
 from k8sjob.runtime.base.network import is_loopback, listen, reserve
-from k8sjob.runtime.base.output import log_line
 from k8sjob.runtime.base.signals import in_thread
 from k8sjob.runtime.base.termination import describe
 from k8sjob.runtime.comm.rendezvous import tcp_store

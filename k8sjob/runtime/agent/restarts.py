@@ -21,9 +21,9 @@ from k8sjob.runtime.agent.attempt import backoff, retryable, run_attempt, stoppe
 from k8sjob.runtime.agent.roster import DONE, FAILED, RUNNING
 from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.errors import ranks_in_words
+from k8sjob.runtime.base.event_lines import log_line, write_event
 from k8sjob.runtime.base.heartbeat import decode_ranks, encode_ranks, hang_of
 from k8sjob.runtime.base.network import is_loopback
-from k8sjob.runtime.base.output import log_line, write_event
 from k8sjob.runtime.base.termination import describe
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from k8sjob.contract import counted
 from k8sjob.runtime.base.errors import EnvError
 
 if TYPE_CHECKING:
@@ -335,9 +336,9 @@ def _check_bounds(environ: Mapping[str, str], nnodes: int) -> None:
     low, high = _bounds(environ)
     if not low <= nnodes - 1 <= high:
         raise EnvError(
-            f"{_seen(environ, 'WORLD_SIZE', 'PET_NPROC_PER_NODE')} is 1 Master + {nnodes - 1} "
-            f"Workers, outside PET_NNODES={environ['PET_NNODES']}; set the processes by "
-            "replicas.nproc_per_node (in a PyTorchJob spec.nprocPerNode, not in "
+            f"{_seen(environ, 'WORLD_SIZE', 'PET_NPROC_PER_NODE')} is 1 Master + "
+            f"{counted(nnodes - 1, 'Worker')}, outside PET_NNODES={environ['PET_NNODES']}; set the "
+            "processes by replicas.nproc_per_node (in a PyTorchJob spec.nprocPerNode, not in "
             "spec.elasticPolicy), and the Workers within the bounds"
         )
 
@@ -363,8 +364,8 @@ def _master(environ: Mapping[str, str], members: int) -> tuple[str, int]:
             name for name, value in (("MASTER_ADDR", addr), ("MASTER_PORT", port)) if not value
         )
         raise EnvError(
-            f"{missing} not set, and {members} members must meet; set both, the same for all (in a "
-            "PyTorchJob add a Master replica, with which the operator does)"
+            f"{missing} not set, and {members} members need an address to connect to; set both, "
+            "the same for all (in a PyTorchJob add a Master replica, and the operator sets them)"
         )
     if port > 65535:
         raise EnvError(f"{name}={port} is not a port; set it to 1..65535")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.errors import PeerLost
-from k8sjob.runtime.base.output import log_line
+from k8sjob.runtime.base.event_lines import log_line
 from k8sjob.runtime.base.signals import in_thread
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from k8sjob.runtime.checkpoint.format import gathered, leaves
-from k8sjob.runtime.checkpoint.reader import load, newest, verify
+from k8sjob.runtime.checkpoint.integrity import load, newest, verify
 from k8sjob.runtime.checkpoint.store import DIGESTS, Checkpoints, write
 
 if TYPE_CHECKING:

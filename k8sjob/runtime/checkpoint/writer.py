@@ -14,7 +14,7 @@ import torch
 
 from k8sjob.contract import EventKind
 from k8sjob.runtime.base.heartbeat import Observer
-from k8sjob.runtime.checkpoint import reader
+from k8sjob.runtime.checkpoint import integrity
 from k8sjob.runtime.checkpoint.format import gathered, on_host
 from k8sjob.runtime.checkpoint.store import FROM_SCRATCH, check_state, remove, write
 from k8sjob.runtime.comm import rng
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from torch._C._distributed_c10d import Store
 
-    from k8sjob.runtime.base.output import Reporter
+    from k8sjob.runtime.base.event_lines import Reporter
     from k8sjob.runtime.checkpoint.shards import Part, Plans
     from k8sjob.runtime.checkpoint.store import Checkpoints
     from k8sjob.runtime.comm.process_group import Group
@@ -401,7 +401,7 @@ class Checkpointer:
         """
         self.settle()
         self._look()
-        found = reader.newest_whole(
+        found = integrity.newest_whole(
             self._checkpoints,
             self._group,
             shared=self._shared,
@@ -427,7 +427,7 @@ class Checkpointer:
         refusal = self._checkpoints.refusal() if self._leads else None
         if message := self._group.broadcast_bytes(refusal.encode() if refusal else None):
             raise OSError(message.decode())
-        self._shared = reader.sees_one_folder(self._checkpoints, self._group)
+        self._shared = integrity.sees_one_folder(self._checkpoints, self._group)
         ranks = f"{self._checkpoints.folder} is not one folder for all {self._group.world_size}"
         if self._must_share and not self._shared:
             raise OSError(

@@ -13,8 +13,8 @@ import torch
 from k8sjob.contract import EventKind
 from k8sjob.runtime.checkpoint import model_state
 from k8sjob.runtime.checkpoint.store import FROM_SCRATCH
-from k8sjob.runtime.context import Stopped
 from k8sjob.runtime.metrics import Progress
+from k8sjob.runtime.rank_context import Stopped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from k8sjob.runtime.checkpoint.writer import Saved
     from k8sjob.runtime.comm.mesh import Mesh
-    from k8sjob.runtime.context import RankContext
     from k8sjob.runtime.data import BatchShard, Feed
+    from k8sjob.runtime.rank_context import RankContext
 
 KIND: Final = "k8sjob/fit/2"
 """Tells the checkpoint of a fit, of this form, from others."""

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from k8sjob.runtime.context import RankContext
     from k8sjob.runtime.data import Tail
     from k8sjob.runtime.keras.callback import Placement
+    from k8sjob.runtime.rank_context import RankContext
 
 _WRITERS: Final = (
     keras.callbacks.CSVLogger,

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
     from k8sjob.runtime.checkpoint.format import Stored
     from k8sjob.runtime.comm.process_group import Group
-    from k8sjob.runtime.context import RankContext
     from k8sjob.runtime.data import BatchShard
+    from k8sjob.runtime.rank_context import RankContext
 
 
 def prepare(

@@ -181,7 +181,7 @@ def _check_stages(model: nn.Module, cut: list[list[str]]) -> None:
         if not any(item.requires_grad for module in modules for item in module.parameters()):
             raise ValueError(
                 f"strategy.splits: stage {number} ({', '.join(layers)}) has nothing to train;"
-                " split elsewhere"
+                " choose other splits"
             )
     for names in tied(model):
         _check_together(names, "parameter", cut)
@@ -342,7 +342,7 @@ class StageLinks:
             found = getattr(output, "dtype", type(output).__name__)
             raise ValueError(
                 f"strategy.splits: a stage gives {found}, and only one tensor of floating numbers"
-                " can go to the next one; split elsewhere"
+                " can go to the next one; choose other splits"
             )
         dims = [*output.shape, *[0] * (_DIMS - output.ndim)]
         head = [_KINDS.index(output.dtype), output.ndim, *dims]

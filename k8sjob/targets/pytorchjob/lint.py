@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.contract import Role, did_you_mean
+from k8sjob.contract import Role, counted, did_you_mean
 from k8sjob.kube.objects import Object, at_path
 from k8sjob.rules import Hit, Rules
 from k8sjob.targets.manifest_facts import Job, Replica, launcher_flags, launcher_of
@@ -181,7 +181,7 @@ def _gpus_kept_after_success(job: Job) -> Iterator[Hit]:
 
 @RULES.error
 def _elastic_bounds(job: Job) -> Iterator[Hit]:
-    """The rendezvous waits for minReplicas nodes; one bound that is given alone sets both."""
+    """The rendezvous waits for minReplicas nodes; a single bound sets both."""
     policy = job.elastic
     if policy is None or job.replica(Role.WORKER) is None:
         return
@@ -195,7 +195,7 @@ def _elastic_bounds(job: Job) -> Iterator[Hit]:
         yield job.at(
             (*path, "minReplicas"),
             f"minReplicas {low} is more than maxReplicas {high}: every launcher refuses that at "
-            "its start; exchange them",
+            "its start; swap them",
         )
     elif low > job.nodes and not policy.get("metrics"):
         alone = "" if least else " (maxReplicas alone sets both bounds)"
@@ -306,8 +306,8 @@ def _no_master(job: Job) -> Iterator[Hit]:
     if worker.count > 1 and job.elastic is None and not given and speaks_torch:
         yield job.at(
             worker.path[:-1],
-            f"{worker.count} Workers and no Master: nothing gives them a rendezvous address, so "
-            "each waits or fails by itself; add a Master (replicas: 1), or an elasticPolicy",
+            f"{counted(worker.count, 'Worker')} and no Master: nothing gives them a rendezvous"
+            " address, so each waits or fails; add a Master (replicas: 1) or an elasticPolicy",
         )
 
 

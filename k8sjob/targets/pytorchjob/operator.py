@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.contract import CONTAINER_NAME, DEFAULT_PORT, PORT_NAME, Role
 from k8sjob.errors import Problem
 from k8sjob.kube.objects import Object, at_path
-from k8sjob.targets.schema import ABOUT, ANY, POD_TEMPLATE, Quantity
+from k8sjob.targets.field_types import ABOUT, ANY, POD_TEMPLATE, Quantity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -224,7 +224,7 @@ def _run_policy(policy: _Json) -> Iterator[Problem]:
     if manager is not None and manager not in _MANAGERS:
         yield Problem(
             "spec.runPolicy.managedBy",
-            f"{manager!r} is not a controller that is known; use {' or '.join(_MANAGERS)}",
+            f"{manager!r} is not a known controller; use {' or '.join(_MANAGERS)}",
         )
 
 
@@ -241,7 +241,7 @@ def _elastic(spec: _Json) -> Iterator[Problem]:
     if own is not None and general is not None:
         yield Problem(
             "spec.elasticPolicy.nProcPerNode",
-            f"{own!r} stands beside spec.nprocPerNode {general!r}; keep the latter alone",
+            f"{own!r} stands beside spec.nprocPerNode {general!r}; keep only the latter",
         )
 
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import CONTAINER_NAME, DEFAULT_PORT, PORT_NAME, Role
 from k8sjob.errors import Problem
+from k8sjob.kube.api_resources import Controller
 from k8sjob.kube.objects import Object, at_path, training, true_conditions
-from k8sjob.kube.resources import Controller
 from k8sjob.targets.api import Authored, JobState, LocalReason, RecordedEnd, Replicas, Target
+from k8sjob.targets.field_types import fit, type_problems
 from k8sjob.targets.pytorchjob import operator
 from k8sjob.targets.pytorchjob.operator import JOB_NAME, REPLICA_INDEX, REPLICA_TYPE
-from k8sjob.targets.schema import fit, type_problems
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from k8sjob.kube.objects import Json
     from k8sjob.rules import Rules
     from k8sjob.spec import JobSpec
-    from k8sjob.targets.schema import WrongType
+    from k8sjob.targets.field_types import WrongType
 
 _PRECEDENCE: Final = (
     JobState.FAILED,

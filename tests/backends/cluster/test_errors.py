@@ -2,9 +2,9 @@
 
 import pytest
 
+from k8sjob.kube.api_resources import ResourcePath, path
 from k8sjob.kube.client.errors import ExplainedErrors, explained
 from k8sjob.kube.client.transport import ApiError
-from k8sjob.kube.resources import ResourcePath, path
 from k8sjob.targets.jobs import CONTROLLERS
 
 JOBS = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"

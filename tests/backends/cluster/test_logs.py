@@ -486,7 +486,7 @@ def test_without_an_attempt_before(read, started):
     with pytest.raises(BackendError, match="worker-0 has no pod"):
         read(previous=True)
     started()
-    with pytest.raises(BackendError, match="worker-0 was started once only"):
+    with pytest.raises(BackendError, match="worker-0 was started only once"):
         read(previous=True)
 
 

@@ -18,7 +18,7 @@ import pytest
 from k8sjob.backends.api import JobRef
 from k8sjob.backends.local import LocalBackend
 from k8sjob.backends.local.runs import resumed_checkpoints
-from k8sjob.backends.local.store import Store
+from k8sjob.backends.local.state_folder import Store
 from k8sjob.contract import PATHS_ENV, SOURCE_ENV, TERMINATION_LOG_ENV
 from k8sjob.errors import BackendError, JobExists, JobNotFound
 from k8sjob.observe.diagnose import diagnose

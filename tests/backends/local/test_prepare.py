@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from k8sjob.backends.local import prepare as module
 from k8sjob.backends.local.machine import check_packages, visible_gpus
 from k8sjob.backends.local.prepare import Places, copy_context, mapped, prepare
-from k8sjob.backends.local.store import Store
+from k8sjob.backends.local.state_folder import Store
 from k8sjob.contract import CHECKPOINT_DIR_ENV, CONFIG_ENV
 from k8sjob.errors import BackendError
 from k8sjob.jobs.plan import plan_job

@@ -18,7 +18,7 @@ from k8sjob.backends.local.runs import (
     remove_checkpoints,
     resumed_checkpoints,
 )
-from k8sjob.backends.local.store import Store, read_json, write_json
+from k8sjob.backends.local.state_folder import Store, read_json, write_json
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.jobs.plan import plan_job
 from k8sjob.spec import JobSpec

@@ -3,8 +3,8 @@ import pytest
 from k8sjob.checks.doctor import examine_needs, gather, gather_needs
 from k8sjob.checks.doctor.check import Verdict
 from k8sjob.checks.doctor.needs import named_objects, queue
+from k8sjob.kube.api_resources import Reference
 from k8sjob.kube.client.transport import ApiError
-from k8sjob.kube.resources import Reference
 from k8sjob.rendering import manifest, render
 from k8sjob.spec import JobSpec
 from k8sjob.targets.jobs import references

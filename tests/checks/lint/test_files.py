@@ -269,7 +269,7 @@ ADVICE = {
         "run: {command: [torchrun, --standalone, main.py]}\nreplicas: {workers: 1}",
         "run: {command: [torchrun, main.py]}\nreplicas: {workers: 1}",
     ),
-    "exchange them": (
+    "swap them": (
         f"{PAIR}overlay: {{spec: {{elasticPolicy: {{minReplicas: 2, maxReplicas: 1}}}}}}",
         f"{PAIR}overlay: {{spec: {{elasticPolicy: {{minReplicas: 1, maxReplicas: 2}}}}}}",
     ),

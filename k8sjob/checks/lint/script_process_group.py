@@ -160,7 +160,7 @@ def _backend_not_built_in(script: Script) -> Iterator[Hit]:
 
 @RULES.error
 def _nccl_without_gpu(script: Script) -> Iterator[Hit]:
-    """NCCL works on GPUs alone. Made only where the job's GPUs are known (a job.yaml)."""
+    """NCCL works only on GPUs. Checked only where the job's GPUs are known (a job.yaml)."""
     if script.setting.gpus != 0:
         return
     for call in script.torch_calls("init_process_group"):

@@ -12,10 +12,10 @@ from k8sjob import strategies
 from k8sjob.contract import EventKind
 from k8sjob.runtime.checkpoint.store import FROM_SCRATCH
 from k8sjob.runtime.comm import rng
-from k8sjob.runtime.context import RankContext, Stopped
 from k8sjob.runtime.data import Feed, check_dataset, move
 from k8sjob.runtime.keras import model as keras_model
 from k8sjob.runtime.metrics import Progress, evaluate
+from k8sjob.runtime.rank_context import RankContext, Stopped
 from k8sjob.runtime.strategies import strategy
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Run:
         if config.strategy == "keras_mesh":
             raise ValueError(
                 "strategy.kind: keras_mesh leaves the step to Keras: compile the model and call"
-                " job.fit, or take kind: keras, which divides the data alone"
+                " job.fit, or use kind: keras, which divides only the data"
             )
         model = build if isinstance(build, torch.nn.Module) else build()
         _check_model(model)

@@ -218,7 +218,7 @@ def open_record(job: str) -> RecordBackend:
         K8sJobError: there is none that can be read.
     """
     if "://" in job:
-        from k8sjob.backends.storage import StoredRecord  # noqa: PLC0415 - for records alone
+        from k8sjob.backends.record_storage import StoredRecord  # noqa: PLC0415 - for records alone
 
         return StoredRecord(job)
     from k8sjob.backends.record import RecordBackend  # noqa: PLC0415 - as above

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from k8sjob.contract import RuntimeConfig
     from k8sjob.runtime.base.env import DistEnv
-    from k8sjob.runtime.base.output import Reporter
+    from k8sjob.runtime.base.event_lines import Reporter
     from k8sjob.runtime.comm.process_group import Group
     from k8sjob.runtime.comm.stop import StopCoordinator
 

@@ -9,8 +9,8 @@ from dataclasses import asdict, replace
 
 import pytest
 
-import k8sjob.backends.local.store
-from k8sjob.backends.local.store import Identity, Store, default_root, read_json, write_json
+import k8sjob.backends.local.state_folder
+from k8sjob.backends.local.state_folder import Identity, Store, default_root, read_json, write_json
 from k8sjob.errors import BackendError
 
 
@@ -142,7 +142,7 @@ def test_a_request_takes_the_space_that_was_kept_for_the_end(store, monkeypatch)
             raise BackendError(f"cannot write {path}") from OSError(errno.ENOSPC, "full")
         write_json(path, body)
 
-    monkeypatch.setattr(k8sjob.backends.local.store, "write_json", full)
+    monkeypatch.setattr(k8sjob.backends.local.state_folder, "write_json", full)
     folder.ask("delete")
     assert folder.asked() == {"delete": {}}
 

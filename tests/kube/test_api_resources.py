@@ -1,7 +1,7 @@
 import pytest
 
 from k8sjob.errors import BackendError
-from k8sjob.kube.resources import ResourcePath, path
+from k8sjob.kube.api_resources import ResourcePath, path
 
 
 @pytest.mark.parametrize(("namespace", "name"), [("..", ""), (".", "x"), ("a", ".."), ("a", ".")])

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from k8sjob.contract import Event, EventKind
+from k8sjob.view.final_report import plot, report
 from k8sjob.view.lines import number
-from k8sjob.view.outcome import plot, report
 from k8sjob.view.summary import JobSummary
 
 

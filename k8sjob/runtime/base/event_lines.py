@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from k8sjob.contract import Event, EventKind
+from k8sjob.contract import Event, EventKind, counted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -136,7 +136,7 @@ def _number(value: Any) -> str:
 def _started(data: dict[str, Any]) -> str:
     world = data["world_size"]
     return (
-        f"started: {world} process{'es' if world > 1 else ''}, {data['backend']} on "
+        f"started: {counted(world, 'process', 'es')}, {data['backend']} on "
         f"{data['device']}, strategy {data['strategy']}"
     )
 

@@ -103,7 +103,7 @@ class StoredRecord(RecordBackend):
         """
         if not url.endswith(SUFFIX):
             raise K8sJobError(
-                f"{redacted(url)!r} is no record; write s3://BUCKET/PREFIX/NAMESPACE/NAME@RUN{SUFFIX}"
+                f"{redacted(url)!r} is not a record; write s3://BUCKET/PREFIX/NAMESPACE/NAME@RUN{SUFFIX}"
             )
         self._files, self._remote = _connect(url)
         super().__init__(url)
@@ -127,7 +127,7 @@ def _connect(url: str) -> tuple[Any, str]:
     found = _URL.fullmatch(url)
     if not found or found["scheme"] not in _PACKAGES:
         raise K8sJobError(
-            f"{redacted(url)!r} is no place for records; write s3://BUCKET/PREFIX (or gs://, az://)"
+            f"{redacted(url)!r} is not a location for records; write s3://BUCKET/PREFIX (or gs://, az://)"
             " without credentials, which come from the environment"
         )
     package, requirement = _PACKAGES[found["scheme"]]

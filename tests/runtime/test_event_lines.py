@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from k8sjob.contract import Event, EventKind
-from k8sjob.runtime.base.output import Reporter
+from k8sjob.runtime.base.event_lines import Reporter
 
 EXAMPLES = {
     EventKind.STARTED: (

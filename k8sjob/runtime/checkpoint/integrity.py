@@ -1,4 +1,4 @@
-"""Reading checkpoints: whether one is whole, and the newest whole one for all ranks."""
+"""Integrity of checkpoints: whether one is whole, and the newest whole one for all ranks."""
 
 from __future__ import annotations
 
