@@ -277,7 +277,7 @@ def _starts(snapshot: Snapshot, before: float = math.inf) -> list[_Start]:
     for event in sorted(snapshot.events, key=lambda event: _first_seen(event) or 0.0):
         about = Object(event).part("involvedObject")
         if about.get("kind") == "Pod":
-            replica = target.replica_named(Object(job).name, about.get("name", ""))
+            replica = target.replica_named(job, about.get("name", ""))
             lives[replica].setdefault(about.get("uid", ""), (Pod({}), []))[1].append(event)
     creations = reversed(list(created_pods(target, job, snapshot.events)))  # the first one counts
     created = {replica: _first_seen(event) for replica, event in creations}

@@ -1,12 +1,12 @@
 """JobSets: jobset.x-k8s.io/v1alpha2, as k8sjob renders them and as others write them.
 
-k8sjob's have one replicated Job `node` of one replica.
- The controller makes the Job NAME-node-0 of it and the headless Service NAME, so NAME-node-0-0.NAME
-is the Master's address. A JobSet knows no time of its start, and of its Job only whether all Pods
-are ready: the Job tells the rest. There is no failurePolicy: the Job counts the restarts of its
-Pods, and once it has failed, the set fails with it.
+k8sjob's have one replicated Job `node` of one replica. The controller makes the Job NAME-node-0 of
+it and the headless Service NAME, so NAME-node-0-0.NAME is the Master's address. A JobSet knows no
+time of its start, and of its Job only whether all Pods are ready: the Job tells the rest. There is
+no failurePolicy: the Job counts the restarts of its Pods, and once it has failed, the set fails
+with it.
 
-Others' have one replicated Job or several whose Pods are alike.
+Others' have one replicated Job or several; `adopt` takes several whose Pods are alike.
 
 Behaviour: JobSet 0.12, pkg/controllers and pkg/webhooks, jobset_webhook.go for the defaults.
 """
@@ -20,7 +20,7 @@ from k8sjob.errors import Problem, SpecError, field_path
 from k8sjob.kube.objects import PODSET_GROUP, Object, differing, training
 from k8sjob.kube.resources import Controller
 from k8sjob.targets.api import Authored, Made
-from k8sjob.targets.indexed import JOB_SHAPE, Indexed
+from k8sjob.targets.indexed import CHILD_NAME, JOB_SHAPE, NODE, Indexed
 from k8sjob.targets.indexed_reader import IndexedReader, replace_addresses
 
 if TYPE_CHECKING:
@@ -28,14 +28,10 @@ if TYPE_CHECKING:
 
     from k8sjob.kube.objects import Json
 
-NODE: Final = "node"
-"""The name of the replicated Job, as in Kubeflow Trainer."""
 _SPEC_FIELDS: Final = (
     "coordinator failurePolicy managedBy network replicatedJobs startupPolicy successPolicy suspend"
     " ttlSecondsAfterFinished volumeClaimPolicies"
 )
-CHILD_NAME: Final = f"-{NODE}-0"
-"""The suffix of the Job's name after the set's: the replicated Job and the replica's index."""
 JOBSET_SHAPE: Final = {
     "failurePolicy": {"maxRestarts": int, "rules": [{"targetReplicatedJobs": [str]}]},
     "network": {"enableDNSHostnames": bool, "subdomain": str, "publishNotReadyAddresses": bool},

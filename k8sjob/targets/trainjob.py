@@ -24,9 +24,9 @@ from k8sjob.kube.capacity import amounts
 from k8sjob.kube.objects import Object, at_path, training
 from k8sjob.kube.resources import Controller
 from k8sjob.targets.api import Authored, Companion, Made
-from k8sjob.targets.indexed import Indexed
+from k8sjob.targets.indexed import CHILD_NAME, NODE, Indexed
 from k8sjob.targets.indexed_reader import IndexedReader
-from k8sjob.targets.jobset import CHILD_NAME, JOBSET_SHAPE, NODE, JobSet, join, settle_set
+from k8sjob.targets.jobset import JOBSET_SHAPE, JobSet, join, settle_set
 from k8sjob.targets.schema import ANY, METADATA, Quantity, WrongType, fit, type_problems
 
 if TYPE_CHECKING:
