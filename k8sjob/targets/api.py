@@ -301,9 +301,6 @@ class Target(Protocol):
     """The objects that controllers make of a job, down to the Job whose Pods are the job's; empty:
     the Pods are its own. An object of the job's name that is left of an earlier job is taken for
     this job's."""
-    refused_name: str = "0-"
-    """How the name of a minimal job begins that the apiserver takes and its webhook refuses, which
-    shows that the webhook answers."""
     kueue_framework: str
     """Its name in integrations.frameworks of Kueue's settings."""
     kueue_patch: Json = {}  # noqa: RUF012 - never changed
@@ -361,6 +358,10 @@ class Target(Protocol):
 
     def minimal(self, name: str, pod: Json) -> Json:
         """The smallest job of one replica, with this spec of its Pod."""
+
+    def refused(self, name: str, pod: Json) -> Json:
+        """The same with a fault that only the controller's webhook sees: a bad name."""
+        return self.minimal(f"0-{name}", pod)
 
     # --- a job
 

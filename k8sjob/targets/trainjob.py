@@ -71,6 +71,10 @@ _RUNTIME_SHAPE: Final = {
 }
 
 
+_SET: Final = ("runtime", "spec", "template", "spec")
+"""The path of the JobSet's spec, where the runtime is in the job."""
+
+
 class TrainJob(Indexed):
     """trainer.kubeflow.org/v1alpha1, kept by Kubeflow Trainer."""
 
@@ -109,7 +113,6 @@ class TrainJob(Indexed):
         ),
     )
     made = (Made(JobSet.kind, JobSet.resource, JobSet.api_version), *JobSet.made)
-    refused_name = ""  # without its runtime each is
     kueue_framework = "trainer.kubeflow.org/trainjob"
     kueue_patch = {"runtimePatches": [{"manager": _KUEUE}]}  # noqa: RUF012 - as in Target
     shared_kind = False
@@ -215,6 +218,16 @@ class TrainJob(Indexed):
             },
         }
 
+    def refused(self, name: str, pod: Json) -> Json:
+        """With two replicas of the replicated Job in the runtime.
+
+        A TrainJob without its runtime may be refused by Kueue's webhook before Trainer's.
+        """
+        made = self.minimal(name, pod)
+        (node,) = at_path(made, *_SET, "replicatedJobs")
+        node["replicas"] = 2
+        return made
+
     # --- a job
 
     def is_training(self, job: Json) -> bool:  # noqa: ARG002 - each is
@@ -269,7 +282,6 @@ def _without_pet(variables: dict[str, str]) -> dict[str, str]:
 
 
 _PROCESS: Final = {"image", "command", "args", "resourcesPerNode"}
-_SET: Final = ("runtime", "spec", "template", "spec")
 _KIND: Final = "ClusterTrainingRuntime"
 """The default of runtimeRef.kind."""
 
