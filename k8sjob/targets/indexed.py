@@ -193,8 +193,14 @@ class Indexed(Target):
         """Fields of another type, and no name."""
         found = list(type_problems(self.typed(job)[1]))
         yield from found
-        if not found and not Object(job).name:
-            yield Problem("metadata.name", "the job has no name; give it one")
+        if found:
+            return
+        if not Object(job).name:
+            message = "the job has no name; give it one, also in place of a generateName"
+            yield Problem("metadata.name", message)
+        if (version := job.get("apiVersion")) != self.api_version:
+            message = f"{version!r} is not {self.api_version!r}, the only version that k8sjob knows"
+            yield Problem("apiVersion", f"{message}; convert the manifest to that")
 
     def problems(self, manifest: Json) -> list[Problem]:
         """Whether it is one Indexed Job with as many Pods as its environment says."""
@@ -206,6 +212,14 @@ class Indexed(Target):
             message = "a replica's rank is its completion index; use Indexed"
             yield Problem(field_path((*self.job_at, "completionMode")), message)
             return
+        for key in ("completions", "parallelism"):
+            if (count := job.get(key, 1)) < 1:
+                message = f"{count} Pods cannot train; use 1 or more"
+                yield Problem(field_path((*self.job_at, key)), message)
+        policy = Object(job).part("template", "spec").get("restartPolicy")
+        if policy not in {None, "OnFailure", "Never"}:
+            message = f"{policy!r} is not for the Pods of a Job; use OnFailure or Never"
+            yield Problem(field_path((*self.job_at, "template", "spec", "restartPolicy")), message)
         jobs = at_path(manifest, *self.job_at[:-3]) if self.child_name else []
         master = self._variable(manifest, "MASTER_ADDR")
         domain = master.partition(".")[2]
@@ -479,7 +493,9 @@ class IndexedJob(Indexed):
 
     def written(self, job: Json) -> Json:
         """The spec without the selector and the labels by which the controller finds its Pods."""
-        spec = {key: value for key, value in Object(job).spec.items() if key != "selector"}
+        spec = dict(Object(job).spec)
+        if not spec.get("manualSelector"):
+            spec.pop("selector", None)
         template = dict(spec.get("template") or {})
         meta = dict(Object(template).part("metadata"))
         meta["labels"] = {

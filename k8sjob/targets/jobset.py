@@ -17,7 +17,7 @@ import copy
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from k8sjob.errors import Problem, SpecError, field_path
-from k8sjob.kube.objects import PODSET_GROUP, Object, differing, training
+from k8sjob.kube.objects import PODSET_GROUP, Object, at_path, differing, training
 from k8sjob.kube.resources import Controller
 from k8sjob.targets.api import Authored, Made
 from k8sjob.targets.indexed import CHILD_NAME, JOB_SHAPE, NODE, Indexed
@@ -179,20 +179,20 @@ def _policies(spec: Json, names: list[str]) -> Iterator[str]:
 
 
 def _differences(parts: list[Json], path: tuple[str | int, ...]) -> Iterator[Problem]:
-    first = _alike(parts[0]["template"]["spec"])
+    first = _alike(parts[0])
     for part in parts[1:]:
-        at = (*path, part.get("name", ""), "template", "spec")
-        for where in differing(first, _alike(part["template"]["spec"]), at):
+        for where in differing(first, _alike(part), (*path, part.get("name", ""))):
             message = "the replicated Jobs differ here, and all Pods of k8sjob's JobSet are alike"
+            message += "; make them alike, or keep the manifest"
             yield Problem(field_path(where), message)
 
 
-def _alike(of_job: Json) -> Json:
-    """Check what must be the same in all replicated Jobs."""
-    made = {
-        k: v for k, v in copy.deepcopy(of_job).items() if k not in {"completions", "parallelism"}
-    }
-    trains = training(Object(made).part("template", "spec").get("containers"))
+def _alike(part: Json) -> Json:
+    """What must be the same in all replicated Jobs."""
+    made = {key: value for key, value in copy.deepcopy(part).items() if key != "name"}
+    for key in ("completions", "parallelism"):
+        made["template"]["spec"].pop(key, None)
+    trains = training(at_path(made, "template", "spec", "template", "spec", "containers"))
     kept = [one for one in trains.pop("env", []) if one.get("name") not in _RANKS]
     if kept:
         trains["env"] = kept

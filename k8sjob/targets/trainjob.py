@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from k8sjob.errors import Problem, SpecError, field_path
@@ -293,15 +294,26 @@ class TrainJobReader(IndexedReader):
         """With its runtime as `runtime`, and the whole of its process there."""
         spec = job["spec"] = self.target.written(job)
         reference = spec.get("runtimeRef") or {}
-        kind, name = reference.get("kind") or _KIND, str(reference.get("name"))
+        kind, name = reference.get("kind") or _KIND, reference.get("name")
+        if not name:
+            raise SpecError([Problem("spec.runtimeRef.name", "no runtime is named; add its name")])
+        if kind not in (_KIND, "TrainingRuntime"):
+            message = f"{kind!r} is no runtime of Trainer's; use TrainingRuntime or {_KIND}"
+            raise SpecError([Problem("spec.runtimeRef.kind", message)])
         found = [one for one in others if (one.get("kind"), Object(one).name) == (kind, name)]
         if not found:
             message = f"the {kind} {name} is not in the file, and the Pods are in it; add it:"
             step = f"kubectl get {kind.lower()} {name} -o yaml"
             raise SpecError([Problem("spec.runtimeRef", f"{message} {step}")])
+        if found[1:]:
+            message = f"the file has {len(found)} {kind}s {name}; keep the one that is meant"
+            raise SpecError([Problem("spec.runtimeRef", message)])
         runtime = copy.deepcopy(found[0])
         if problems := list(type_problems(fit(runtime, TrainJob.shapes["runtime"])[1])):
-            raise SpecError(problems)
+            raise SpecError([replace(one, field=f"runtime.{one.field}") for one in problems])
+        if (version := runtime.get("apiVersion")) != TrainJob.api_version:
+            message = f"{version!r} is not {TrainJob.api_version!r}, the only version that k8sjob"
+            raise SpecError([Problem("runtime.apiVersion", f"{message} knows; convert the {kind}")])
         own = kind == "TrainingRuntime" and name == Object(job).name
         became = f"the {kind} {name} became a TrainingRuntime of the job's name, without its labels"
         notes = [] if own else [became]
