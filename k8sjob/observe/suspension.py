@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 _SETTLING: Final = 2.0
 """Seconds after which a controller that runs has seen that a new job is suspended."""
-_STOPPING: Final = 1.0
+_ADOPTING: Final = 60.0
+"""Seconds after which Kueue has made the first Workload of a job."""
+_ROUNDING: Final = 1.0
 """Seconds by which whole seconds may be behind."""
 
 
@@ -56,7 +58,9 @@ def last_suspension(snapshot: Snapshot, related: Iterable[Json] = ()) -> Suspens
         if changes == 0 or since <= begun + _SETTLING:
             return Suspension(begun, None, first=True)
         return Suspension(since, None)
-    workload = next((Object(one) for one in related if _is_of(one, job.uid)), None)
+    own = (Object(one) for one in related if _is_of(one, job.uid))
+    # Kueue replaces a Workload that no longer fits its job, and the new one knows nothing.
+    workload = next((one for one in own if _age(one, begun) < _ADOPTING), None)
     evicted = workload.condition("Evicted") if workload else None
     if changes == 1 or (evicted is not None and not evicted):
         return Suspension(begun, since, first=True)
@@ -64,11 +68,17 @@ def last_suspension(snapshot: Snapshot, related: Iterable[Json] = ()) -> Suspens
         at
         for event in snapshot.events
         if str(event.get("reason")).startswith("SuccessfulDelete")
-        and (at := event_time(event).timestamp()) <= since + _STOPPING
+        and (at := event_time(event).timestamp()) <= since + _ROUNDING
     ]
     if stopped:
         return Suspension(min(max(stopped), since), since)
     return _evicted_once(workload, since) if workload else Suspension(None, since)
+
+
+def _age(workload: Object, begun: float) -> float:
+    """Seconds by which it is younger than its job."""
+    made = moment(workload.created)
+    return made.timestamp() - begun if made else 0.0
 
 
 def _is_of(item: Json, uid: str) -> bool:

@@ -159,6 +159,8 @@ class TestSuspension:
         admitted = workload(0, 0, None)
         admitted["status"]["conditions"] = []
         assert self.split(made, related=[admitted]) == {**self.NOW, "queued": 600}
+        admitted["metadata"]["creationTimestamp"] = at(500)  # Kueue has replaced the first one
+        assert self.split(made, related=[admitted]) == {**self.NOW, "unknown": 600}
 
     def test_the_workload_of_a_job_that_was_preempted_once(self):
         made = resumed(job(end=1000, workers=0), 600, generation=4)
