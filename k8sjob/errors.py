@@ -178,9 +178,11 @@ class JobExists(BackendError):  # noqa: N818 - see JobNotFound
 
     Attributes:
         difference: lines of a unified diff from that one to this, where they were compared.
+        replaceable: whether a submission may replace that one.
     """
 
     difference: Sequence[str] = ()
+    replaceable: bool = True
 
 
 class JobFailed(K8sJobError):  # noqa: N818 - what `run()` raises when asked to check the outcome

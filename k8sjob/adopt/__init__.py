@@ -28,7 +28,7 @@ from k8sjob.rendering.manifest import companion, manifest
 from k8sjob.rendering.overlay import leaves
 from k8sjob.spec import JobSpec
 from k8sjob.spec.changes import steps
-from k8sjob.targets.jobs import READERS, is_job, is_suspended, reader_of, sent
+from k8sjob.targets.jobs import READERS, is_job, is_suspended, keyed, reader_of, sent
 from k8sjob.yamldoc import Document, objects, parse_all
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ _SERVER_FIELDS: Final = (
 )
 _SERVERS: Final = tuple(_SERVER_FIELDS.split())
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+_Place = tuple[Document, "FieldPath", Json]
+"""An object: its document, where it is in that, and what it says."""
 
 
 def _read(text: str | bytes, source: str) -> tuple[Json, list[str]]:
@@ -52,8 +54,9 @@ def _read(text: str | bytes, source: str) -> tuple[Json, list[str]]:
     Raises:
         SpecError: not YAML, not exactly one job, or one that a cluster or k8sjob refuses.
     """
-    document, place, job, others = _only_job(parse_all(text, source), source)
-    job, dropped = _without_generated_fields(job)
+    found, beside = _only_job(parse_all(text, source), source)
+    others = [item for _, _, item in beside]
+    job, dropped = _without_generated_fields(found[2])
     reader = reader_of(job)
     made, problems = None, list(reader.problems(job))
     try:
@@ -61,26 +64,33 @@ def _read(text: str | bytes, source: str) -> tuple[Json, list[str]]:
     except SpecError as error:
         problems = error.problems
     if made is None:
-        placed = [(one, document.place((*place, *steps(one.field)))) for one in problems]
-        raise SpecError([replace(one, line=at[0], column=at[1]) for one, at in placed], source)
+        raise SpecError([_placed(one, found, beside) for one in problems], source)
     notes = [f"left out, since the apiserver fills it in: {', '.join(dropped)}"] if dropped else []
     rest = [other for other in others if all(other is not part for part in made.parts)]
     notes += [f"{_called(one)} is not part of the job; keep it in another file" for one in rest]
     return made.job, [*notes, *made.notes]
 
 
-def _only_job(
-    documents: list[Document], source: str
-) -> tuple[Document, FieldPath, Json, list[Json]]:
-    jobs, others = [], []
+def _placed(problem: Problem, job: _Place, beside: list[_Place]) -> Problem:
+    """The problem with its line, which may be in the object that the job has beside it."""
+    (document, place, data), path = job, steps(problem.field)
+    companion_of = keyed(reader_of(data).target)
+    if companion_of and path[:1] == (companion_of.key,):
+        path = path[1:]
+        found = (one for one in beside if at_path(one[2], *path[:2]) is not None)
+        document, place, _ = next(found, job)
+    line, column = document.place((*place, *path))
+    return replace(problem, line=line, column=column)
+
+
+def _only_job(documents: list[Document], source: str) -> tuple[_Place, list[_Place]]:
+    jobs, beside = list[_Place](), list[_Place]()
     for document, place, given in objects(documents):
         item = _without_nulls(given)
-        if is_job(item):
-            jobs.append((document, place, item))
-        else:
-            others.append(item)
+        (jobs if is_job(item) else beside).append((document, place, item))
     if len(jobs) == 1:
-        return *jobs[0], others
+        return jobs[0], beside
+    others = [item for _, _, item in beside]
     if not jobs:
         alike = [one.target.kind for one in READERS]  # Volcano has Jobs, too
         versions = [f" of {one.get('apiVersion')}" * (one.get("kind") in alike) for one in others]
@@ -150,9 +160,16 @@ def adopt(text: str | bytes, source: str = "") -> Adopted:
             express, with each such field.
     """
     original, notes = _read(text, source)
+    try:
+        return _adopted(original, notes)
+    except SpecError as error:
+        raise SpecError(error.problems, source) from None
+
+
+def _adopted(original: Json, notes: list[str]) -> Adopted:
     config = config_of(original) is not None
     wanted = normal(original, config=config)
-    spec = bare = _accepted(fields(wanted), source)
+    spec = bare = _accepted(fields(wanted))
     notes += _leave_out_injected(wanted, spec)
     if spec.kueue_queue is not None and not is_suspended(original):
         notes.append("the job begins suspended, as Kueue's webhook would change it")
@@ -165,11 +182,11 @@ def adopt(text: str | bytes, source: str = "") -> Adopted:
         roles, paths = _template_paths(rendered), _template_paths(wanted)
         changes = combined(changes, _split_change(change, paths if roles == paths else ()))
         given = {field: change for field, change in changes.items() if change}
-        spec = _accepted({**bare.model_dump(exclude_defaults=True), **_plain(given)}, source)
+        spec = _accepted({**bare.model_dump(exclude_defaults=True), **_plain(given)})
     left = difference(_rendered(spec, config=config), wanted)
     if left is not SAME:
         message = "no job spec can say this; change it, or keep the manifest"
-        raise SpecError([Problem(field_path(path), message) for path in leaves(left)], source)
+        raise SpecError([Problem(field_path(path), message) for path in leaves(left)])
     return Adopted(spec, (*notes, *_notes(spec, original)))
 
 
@@ -224,7 +241,7 @@ def _cut(change: Any, path: tuple[str | int, ...]) -> None:
         del change[path[0]]
 
 
-def _accepted(data: Json, source: str) -> JobSpec:
+def _accepted(data: Json) -> JobSpec:
     """The spec with these fields, without those that a job spec does not take.
 
     A value that only the overlay can hold (a restart policy with a typo, a variable that the
@@ -236,8 +253,9 @@ def _accepted(data: Json, source: str) -> JobSpec:
             return JobSpec.model_validate(data)
         except SpecError as error:
             if not all(_take_out(data, problem.field) for problem in error.problems[:1]):
-                raise SpecError(error.problems, source) from None
-    raise SpecError([Problem("", "no part of it is a job spec; please report this")], source)
+                needed = [one for one in error.problems if not _take_out(data, one.field)]
+                raise SpecError(needed) from None
+    raise SpecError([Problem("", "no part of it is a job spec; please report this")])
 
 
 def _take_out(data: Any, field: str) -> bool:

@@ -130,7 +130,8 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
         )
     except JobExists as error:
         show_lines(error.difference, err=True)
-        raise JobExists(f"{error}: --replace, --generate-name") from error
+        ways = "--replace, --generate-name" if error.replaceable else "--generate-name"
+        raise JobExists(f"{error}: {ways}") from error
     _show(plan, backend, done, output, dry_run=dry_run is not None)
     if not (watch or output or dry_run):
         print_status(f"follow it: k8sjob watch {done.ref}{place.options}")

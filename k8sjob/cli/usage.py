@@ -17,7 +17,7 @@ from k8sjob.cli.output import document, first_names, line, print_status, table
 from k8sjob.contract import counted
 from k8sjob.errors import JobNotFound
 from k8sjob.observe.logs import in_parallel
-from k8sjob.observe.usage import Usage, Use, read_usage, shown_hours, slow_nodes
+from k8sjob.observe.usage import Usage, Use, held_seconds, read_usage, shown_hours, slow_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -56,8 +56,8 @@ def usage_command(  # noqa: PLR0917 - click hands them over by name
 
     Without NAME, all jobs of this machine and of the cluster are counted; NAME may be the record of
     a job that is gone. Each hour has one use: queued, starting, training, waiting
-    for the slowest rank, repeated after a failure, stalled, idle at the end; or running, where the
-    script reports no steps.
+    for the slowest rank, repeated after a failure, stalled, idle at the end; running, where the
+    script reports no steps; or unknown, before a suspension of which nothing is left.
     """
     group = _GROUPING.fullmatch(by)
     if group is None:
@@ -140,8 +140,7 @@ def _row(
 ) -> list[object]:
     whole = sum(seconds.values())
     parts = [f"{seconds[use] / whole:.1%}" if seconds.get(use) else "" for use in known]
-    held = whole - seconds.get(Use.QUEUED, 0.0)
-    cost = [] if price is None else [f"{held / 3600 * price:.2f}"]
+    cost = [] if price is None else [f"{held_seconds(seconds) / 3600 * price:.2f}"]
     return [name, f"{shown_hours(whole)} {device}", *parts, *cost]
 
 

@@ -56,8 +56,8 @@ def why_command(job: str, timed: bool, output: str, place: Place) -> None:
     """Explain why a job failed, hangs or does not start, and how to fix it.
 
     The first cause comes first. Works for any training job, whoever created it. With --timing it
-    shows what took the time from the submission to the first training step, as far as the cluster
-    and the job's output show it.
+    shows what took the time from the submission, or the last suspension, to the first training
+    step, as far as the cluster and the job's output show it.
     """
     backend, ref = find(job, place)
     snapshot = backend.snapshot(ref)
@@ -101,7 +101,7 @@ def _show_timing(found: Timing) -> None:
     """Print the phases, the replicas side by side, and what is not known."""
     whole = "no first training step is known"
     if found.seconds is not None:
-        whole = f"about {found.seconds:.0f} s from its submission to the first training step"
+        whole = f"about {found.seconds:.0f} s from its {found.since} to the first training step"
     line(f"{found.ref}: {whole}")
     if found.phases:
         click.echo()

@@ -167,6 +167,8 @@ class _Submission:
                 return Submitted(self._create(), outcome)
             except JobExists:
                 existing = _existing(self._backend, self._plan.manifest)
+                if existing is None and self._backend.of_another_kind(self._plan.manifest):
+                    raise
             if existing is None:
                 continue
             ref = JobRef.of(existing)
@@ -289,10 +291,12 @@ def _refuse_others(existing: Json) -> None:
     """Refuse the name of an object that may be anything but a training job."""
     if target_of(existing).shared_kind and not is_ours(existing):
         ref = JobRef.of(existing)
-        raise JobExists(
+        error = JobExists(
             f"{ref} already exists, and it is a {ref.kind} that k8sjob has not created;"
-            " choose another name"
+            " choose another name, or submit under a generated name"
         )
+        error.replaceable = False
+        raise error
 
 
 def _existing(backend: ClusterBackend, manifest: Json) -> Json | None:

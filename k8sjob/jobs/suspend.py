@@ -43,8 +43,13 @@ def _kueue_decides(job: Json, ref: JobRef, *, value: bool) -> str:
     """A warning where the job is in a queue of Kueue's; else empty."""
     if QUEUE not in Object(job).labels or ref.namespace == LOCAL:
         return ""
+    found = f"kubectl get workloads -n {ref.namespace} -l kueue.x-k8s.io/job-uid={Object(job).uid}"
+    if value:
+        return (
+            "if Kueue manages the job, it starts it again as long as the job has its quota; to stop"
+            f" it, set spec.active of its Workload to false: {found}"
+        )
     return (
-        f"where Kueue manages the job it {'starts' if value else 'stops'} it all the same; set"
-        f" spec.active of its Workload to {'false' if value else 'true'} instead: kubectl get"
-        f" workloads -n {ref.namespace} -l kueue.x-k8s.io/job-uid={Object(job).uid}"
+        "if Kueue manages the job, it stops it again until the queue has room for it (see k8sjob"
+        f" why), or as long as spec.active of its Workload is false: {found}"
     )

@@ -153,7 +153,8 @@ def excerpt(text: str) -> str:
 def select(job: Json, replicas: Sequence[str] = (), ranks: Sequence[int] = ()) -> tuple[str, ...]:
     """The names of the chosen replicas, in the job's order; all of them when none is named.
 
-    They are chosen by names ("master-0"), roles ("worker"), or the ranks of their processes.
+    They are chosen by names ("master-0"), their beginnings ("worker"), or the ranks of their
+    processes.
 
     Raises:
         BackendError: the job has no such replica or rank.
@@ -161,7 +162,7 @@ def select(job: Json, replicas: Sequence[str] = (), ranks: Sequence[int] = ()) -
     every = replica_names(job)
     wanted = {replica_of_rank(job, rank) for rank in ranks}
     for name in replicas:
-        matching = {one for one in every if name.lower() in (one, one.rpartition("-")[0])}
+        matching = {one for one in every if f"{one}-".startswith(f"{name.lower()}-")}
         if not matching:
             raise BackendError(f"{name!r} is not a replica of this job; it has {_brief(every)}")
         wanted |= matching

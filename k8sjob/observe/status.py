@@ -40,7 +40,7 @@ class ReplicaStatus:
     """One replica, as its Pod shows it.
 
     Attributes:
-        role: Role of the replica.
+        role: Role of the replica, or the name of its Job; see k8sjob.targets.api.Replicas.
         index: its index among the replicas of that role.
         phase: the Pod's phase; "Terminating" once its deletion was requested; "Stopped" where it
             ended because its job was stopped (this machine only).
@@ -55,7 +55,7 @@ class ReplicaStatus:
             `reason` says why.
     """
 
-    role: Role
+    role: str
     index: int
     phase: str
     node: str = ""
@@ -197,7 +197,7 @@ def _replica(pod: Pod, made: Mapping[str, int]) -> ReplicaStatus:
     phase = "Terminating" if pod.deleting else pod.phase
     stopped = phase == "Failed" and ended.get("reason") == "Stopped"
     return ReplicaStatus(
-        role=Role.MASTER if role == "master" else Role.WORKER,
+        role=next((one for one in Role if one.lower() == role), role),
         index=int(index or 0),
         phase="Stopped" if stopped else phase,
         node=pod.node,

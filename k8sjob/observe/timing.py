@@ -1,5 +1,8 @@
 """The time from a submission to the first training step, split into phases.
 
+A job that ran before it was suspended is split from the suspension on, or if that is not known from
+its resume on.
+
 A group begins when its last replica has come, so the split follows the replica whose container was
 started last, and rank 0 from where the processes have met. Nothing is guessed: a phase whose end is
 not known is joined with the next one that has an end. Kubernetes keeps most times as whole seconds;
@@ -14,7 +17,7 @@ import re
 from collections import defaultdict
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import islice, product
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -24,6 +27,7 @@ from k8sjob.errors import BackendError
 from k8sjob.kube.objects import Object, Pod
 from k8sjob.observe.logs import MOST_AT_ONCE, in_parallel
 from k8sjob.observe.status import job_status, reporting_replica
+from k8sjob.observe.suspension import last_suspension
 from k8sjob.sanitize import real
 from k8sjob.targets.api import created_pods
 from k8sjob.targets.jobs import replica_names, replica_of, target_of
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.api import Backend, LogLine, Snapshot
     from k8sjob.kube.objects import Json
+    from k8sjob.observe.suspension import Suspension
 
 _TRAINING_FIELDS: Final = {"", *(f"spec.containers{{{name}}}" for name in CONTAINER_NAMES)}
 _INIT_FIELD: Final = re.compile(r"spec\.initContainers\{(?P<name>[^}]+)\}")
@@ -102,7 +107,8 @@ class Timing:
     """The phases of a job up to its first training step.
 
     Attributes:
-        seconds: from its submission to its first step; None: none is known.
+        seconds: from its submission, or see `since`, to its first step; None: none is known.
+        since: what all moments count from: "submission", "suspension" or "resume".
         phases: the phases in between, in order, as far as it has come.
         replicas: those that have, or had, a Pod.
         notes: remarks for the reader.
@@ -115,6 +121,7 @@ class Timing:
     replicas: tuple[Row, ...] = ()
     notes: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    since: str = "submission"
 
     def as_dict(self) -> dict[str, Any]:
         """The same as JSON, in milliseconds; docs/reference/json.md describes each field."""
@@ -159,7 +166,7 @@ def read_output_times(backend: Backend, snapshot: Snapshot) -> dict[str, OutputT
     Of the first rank that trains it is read up to its first step, of the others the first line
     alone, and of more than MOST_AT_ONCE replicas the output of those that started last.
     """
-    job = snapshot.job
+    job, since = snapshot.job, _earlier_until(snapshot)
     names, first = replica_names(job), reporting_replica(job)
     elastic = target_of(job).is_elastic(job)  # any may have rank 0 then
     started = {start.replica: start.end("container") or 0.0 for start in _starts(snapshot)}
@@ -167,7 +174,7 @@ def read_output_times(backend: Backend, snapshot: Snapshot) -> dict[str, OutputT
 
     def read(name: str) -> OutputTimes | None:
         try:
-            with closing(_lines(backend, JobRef.of(job), name)) as lines:
+            with closing(_lines(backend, JobRef.of(job), name, since)) as lines:
                 return output_times(lines if elastic or name == first else islice(lines, 1))
         except BackendError:
             return None
@@ -177,15 +184,19 @@ def read_output_times(backend: Backend, snapshot: Snapshot) -> dict[str, OutputT
     return {name: times for name in names if (times := found.get(name)) and times.first_line}
 
 
-def _lines(backend: Backend, ref: JobRef, replica: str) -> Generator[LogLine, None, None]:
-    yield from (line for line in backend.logs(ref, replica) if not line.gap)
+def _lines(
+    backend: Backend, ref: JobRef, replica: str, since: float
+) -> Generator[LogLine, None, None]:
+    from_then = datetime.fromtimestamp(since, UTC) if since else None
+    lines = backend.logs(ref, replica, since=from_then)
+    yield from (line for line in lines if not line.gap and _at(line) >= since)
 
 
 def output_times(lines: Iterable[LogLine]) -> OutputTimes:
     """The moments in some lines, of which no more are read than needed."""
     times = OutputTimes()
     for line in islice(lines, _MAX_LINES):
-        now = datetime.fromisoformat(line.timestamp).timestamp()
+        now = _at(line)
         if times.first_line is None or line.attempt != times.attempt:
             times = OutputTimes(first_line=now, attempt=line.attempt)
         event = Event.decode(line.text)
@@ -199,6 +210,10 @@ def output_times(lines: Iterable[LogLine]) -> OutputTimes:
     return times
 
 
+def _at(line: LogLine) -> float:
+    return datetime.fromisoformat(line.timestamp).timestamp()
+
+
 def _seconds(event: Event, key: str) -> float | None:
     value = real(event.data.get(key))
     return value if value is not None and 0 <= value < _MAX_SECONDS else None
@@ -207,7 +222,9 @@ def _seconds(event: Event, key: str) -> float | None:
 def timing(snapshot: Snapshot, outputs: Mapping[str, OutputTimes]) -> Timing:
     """Split the time from the submission to the first step."""
     job, ref = snapshot.job, JobRef.of(snapshot.job)
-    begin = _moment(Object(job).created)
+    begin, since, paused = _moment(Object(job).created), "submission", _ended_pause(snapshot)
+    if paused and not paused.first:
+        begin, since = paused.begin or paused.end, "suspension" if paused.begin else "resume"
     # The replica of rank 0, as its output shows; else the first one that has any.
     reached = {name: (one.step is None, one.met is None) for name, one in outputs.items()}
     first = min(reached, key=reached.__getitem__, default="")
@@ -221,7 +238,7 @@ def timing(snapshot: Snapshot, outputs: Mapping[str, OutputTimes]) -> Timing:
         return Timing(ref, None, missing=("there is no pod of it, and no event about one",))
     own = outputs.get(last.replica, OutputTimes())
     marks = [
-        *_resumed(job, last.end("pod")),
+        *([_Mark("suspended", paused.end, "")] if paused and since != "resume" else []),
         *last.marks,
         _Mark("runtime", own.first_line, last.replica),
         _Mark("import", own.imported if last.replica == first else None, last.replica),
@@ -232,6 +249,8 @@ def timing(snapshot: Snapshot, outputs: Mapping[str, OutputTimes]) -> Timing:
         marks = [m for m in marks if m.end or m.phase not in {"scheduling", "setup", "image"}]
     phases, behind = _phases(marks, begin)
     notes = list(_notes(last, outputs, first))
+    if since == "suspension":
+        notes.append("the job ran before it was suspended; all times are from the suspension on")
     if behind > _NOTABLE:
         notes.append(f"the clocks of the cluster and its nodes differ by {behind:.1f} s or more")
     return Timing(
@@ -241,7 +260,8 @@ def timing(snapshot: Snapshot, outputs: Mapping[str, OutputTimes]) -> Timing:
         phases,
         tuple(_row(start, outputs.get(start.replica, OutputTimes()), begin) for start in starts),
         tuple(notes),
-        tuple(_missing(snapshot, last, outputs, first)),
+        tuple(_missing(snapshot, last, outputs, first, since)),
+        since,
     )
 
 
@@ -257,7 +277,7 @@ def _starts(snapshot: Snapshot, before: float = math.inf) -> list[_Start]:
     for event in sorted(snapshot.events, key=lambda event: _first_seen(event) or 0.0):
         about = Object(event).part("involvedObject")
         if about.get("kind") == "Pod":
-            replica = target.replica_named(Object(job).name, about.get("name", ""))
+            replica = target.replica_named(job, about.get("name", ""))
             lives[replica].setdefault(about.get("uid", ""), (Pod({}), []))[1].append(event)
     creations = reversed(list(created_pods(target, job, snapshot.events)))  # the first one counts
     created = {replica: _first_seen(event) for replica, event in creations}
@@ -329,13 +349,19 @@ def _inits(
         yield from zip(begun, begun.values(), [*begun.values(), following][1:], strict=True)
 
 
-def _resumed(job: Json, created: float | None) -> Iterator[_Mark]:
-    """The end of the time that the job was suspended, unless its Pods are older."""
-    condition = Object(job).condition("Suspended")
-    end = condition.since and condition.since.timestamp()
-    older = created and end and created + _ROUNDING < end
-    if condition.false and end and not older:
-        yield _Mark("suspended", end, "")
+def _ended_pause(snapshot: Snapshot) -> Suspension | None:
+    """The last suspension, if Pods were created after its end, as they always are in a cluster."""
+    paused = last_suspension(snapshot)
+    made = [at for pod in snapshot.pods if (at := _moment(Object(pod).created))]
+    if paused is None or paused.end is None:
+        return None
+    return None if made and max(made) + _ROUNDING < paused.end else paused
+
+
+def _earlier_until(snapshot: Snapshot) -> float:
+    """The moment before which all output is of a run before a suspension; 0: there is no such."""
+    paused = _ended_pause(snapshot)
+    return paused.end if paused and paused.end and not paused.first else 0.0
 
 
 def _phases(marks: Sequence[_Mark], begin: float) -> tuple[tuple[Phase, ...], float]:
@@ -379,9 +405,11 @@ def _notes(last: _Start, outputs: Mapping[str, OutputTimes], first: str) -> Iter
 
 
 def _missing(
-    snapshot: Snapshot, last: _Start, outputs: Mapping[str, OutputTimes], first: str
+    snapshot: Snapshot, last: _Start, outputs: Mapping[str, OutputTimes], first: str, since: str
 ) -> Iterator[str]:
     rank_0 = outputs.get(first, OutputTimes())
+    if since == "resume":
+        yield "when it was suspended, and whether it ran before; all times are from its resume on"
     yet = "" if job_status(snapshot).state.finished else " yet"
     if last.end("container") is None and last.exists:
         yield f"{last.replica} has not been started yet; k8sjob why says what it waits for"

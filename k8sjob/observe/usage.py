@@ -2,7 +2,8 @@
 
 Time is that of the job's objects and of the lines of its output. Of a job that trains, the reports
 of the replica that trains first stand for all: they compute the same step. Every second from the
-creation to a replica's end has exactly one use, so that the parts sum to the whole.
+creation to a replica's end has exactly one use, so that the parts sum to the whole; what is not
+known is one, too.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from k8sjob.backends.api import JobRef
 from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError
 from k8sjob.kube.capacity import asked_by, counts_gpus
-from k8sjob.kube.objects import Object, Pod, moment, training
+from k8sjob.kube.objects import QUEUE, Object, Pod, moment, training
 from k8sjob.observe.logs import replica_of_rank
 from k8sjob.observe.status import job_status, reporting_replica
+from k8sjob.observe.suspension import last_suspension
 from k8sjob.sanitize import integer, real
 from k8sjob.targets.jobs import pod_specs, replica_of
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.api import Backend, LogLine, Snapshot
     from k8sjob.kube.objects import Json
+    from k8sjob.observe.suspension import Suspension
 
 _SILENT: Final = 10.0
 """So many times the usual time between two reports, and at least so many seconds, are a stall."""
@@ -57,6 +60,8 @@ class Use(StrEnum):
     """After the training, until the replica ended."""
     RUNNING = "running"
     """The time of a script that reports no steps."""
+    UNKNOWN = "unknown"
+    """The job ran, or may have run before a suspension, and neither Pods nor output are left."""
 
 
 NEXT_STEPS: Final = {
@@ -70,6 +75,8 @@ NEXT_STEPS: Final = {
     Use.IDLE: "end the script when its training is done",
 }
 """The next step for each use that could be less."""
+_LONGEST_END: Final = 60.0
+"""Seconds from the last line of output to the end of a suspended Pod, which are not worth a use."""
 _NOTABLE: Final = 0.05
 """A smaller part of the whole is not worth a note."""
 
@@ -99,8 +106,8 @@ class Usage:
 
     @property
     def held(self) -> float:
-        """Device seconds in which a device was held."""
-        return self.total - self.seconds.get(Use.QUEUED, 0.0)
+        """Device seconds in which a device was held, as far as that is known."""
+        return held_seconds(self.seconds)
 
     @property
     def avoidable(self) -> Use | None:
@@ -130,6 +137,11 @@ class Usage:
             "avoidable": self.avoidable,
             "note": self.note,
         }
+
+
+def held_seconds(seconds: Mapping[Use, float]) -> float:
+    """The seconds of these in which a device was held, as far as that is known."""
+    return sum(seconds.values()) - sum(seconds.get(use, 0.0) for use in (Use.QUEUED, Use.UNKNOWN))
 
 
 def _rounded(seconds: Mapping[Any, float]) -> dict[str, float]:
@@ -194,7 +206,16 @@ class _Span:
 
 def read_usage(backend: Backend, snapshot: Snapshot, *, since: datetime | None = None) -> Usage:
     """The usage of a job, from its objects and the output of the replica that reports."""
-    return usage(snapshot, _lines(backend, snapshot.job), since=since)
+    paused = last_suspension(snapshot)
+    related: Sequence[Json] = ()
+    if (
+        paused
+        and not paused.first
+        and paused.begin is None
+        and QUEUE in Object(snapshot.job).labels
+    ):
+        related = backend.related(snapshot)  # many requests: only where Kueue may know more
+    return usage(snapshot, _lines(backend, snapshot.job), since=since, related=related)
 
 
 def _lines(backend: Backend, job: Json) -> Iterator[LogLine]:
@@ -205,10 +226,16 @@ def _lines(backend: Backend, job: Json) -> Iterator[LogLine]:
         )
 
 
-def usage(snapshot: Snapshot, lines: Iterable[LogLine], *, since: datetime | None = None) -> Usage:
+def usage(
+    snapshot: Snapshot,
+    lines: Iterable[LogLine],
+    *,
+    since: datetime | None = None,
+    related: Iterable[Json] = (),
+) -> Usage:
     """Split the device seconds of a job, by the lines of the replica that reports.
 
-    What was before `since` is left out.
+    What was before `since` is left out; for `related` see last_suspension.
     """
     job, status = snapshot.job, job_status(snapshot)
     now = (status.finished or snapshot.at or datetime.now(UTC)).timestamp()
@@ -216,6 +243,9 @@ def usage(snapshot: Snapshot, lines: Iterable[LogLine], *, since: datetime | Non
     begin = max(created, since.timestamp()) if since else created
     sessions = list(_sessions(lines))
     spans = list(_spans(sessions, now, ended=status.state.finished))
+    lost = _lost(last_suspension(snapshot, related), sessions, created)
+    if status.state.finished and not sessions and not snapshot.pods:
+        lost = status.started.timestamp() if status.started else created, now
     device, held_by = _devices(job)
     seconds: dict[Use, float] = defaultdict(float)
     nodes: dict[str, dict[Use, float]] = defaultdict(lambda: defaultdict(float))
@@ -229,7 +259,7 @@ def usage(snapshot: Snapshot, lines: Iterable[LogLine], *, since: datetime | Non
     ) -> tuple[dict[Use, float], dict[int | None, float]]:
         uses: dict[Use, float] = defaultdict(float)
         slow: dict[int | None, float] = defaultdict(float)
-        for span in _replica_spans(held, spans, created, end):
+        for span in _replica_spans(held, spans, lost, created, end):
             long = max(span.end - max(span.begin, begin), 0.0)
             uses[span.use] += long * (1 - span.waits)
             uses[Use.WAITING] += long * span.waits
@@ -381,18 +411,45 @@ def _held(pod: Pod | None, created: float, now: float) -> Iterator[tuple[float, 
         yield begin.timestamp() if begin else created, end.timestamp() if end else now
 
 
+def _lost(
+    paused: Suspension | None, sessions: Iterable[_Session], created: float
+) -> tuple[float, float]:
+    """The time before the last suspension of which nothing is known; perhaps none."""
+    if paused is None or paused.first:
+        return created, created
+    end = paused.begin or paused.end or created
+    begin = created if paused.ran is None else max(end - paused.ran, created)
+    # A back end that keeps the output of earlier Pods has all of them.
+    if before := [one.end for one in sessions if one.begin < end]:
+        begin = max(begin, *before)
+        begin = end if end - begin < _LONGEST_END else begin
+    return begin, end
+
+
 def _replica_spans(
-    held: Iterable[tuple[float, float]], spans: Sequence[_Span], created: float, end: float
+    held: Iterable[tuple[float, float]],
+    spans: Sequence[_Span],
+    lost: tuple[float, float],
+    created: float,
+    end: float,
 ) -> Iterator[_Span]:
     """The uses of a replica's devices, from the job's creation to the replica's end."""
     at = created
     for begin, stop in _joined(held):
         if begin > at:
-            yield _Span(at, min(begin, end), Use.QUEUED)
+            yield from _not_held(at, min(begin, end), lost)
         yield from _used(max(begin, at), min(stop, end), spans)
         at = max(at, stop)
     if at < end:
-        yield _Span(at, end, Use.QUEUED)
+        yield from _not_held(at, end, lost)
+
+
+def _not_held(begin: float, end: float, lost: tuple[float, float]) -> Iterator[_Span]:
+    """The spans of a time in which nothing shows that a replica held its devices."""
+    first, last = (min(max(one, begin), end) for one in lost)
+    yield _Span(begin, first, Use.QUEUED)
+    yield _Span(first, last, Use.UNKNOWN)
+    yield _Span(last, end, Use.QUEUED)
 
 
 def _joined(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -293,13 +293,13 @@ class _Watcher:
 
     def _warnings(self, snapshot: Snapshot) -> Iterator[Event]:
         """Each warning once, and only once one that many replicas have alike."""
-        job = Object(snapshot.job).name
+        job = snapshot.job
         for event in snapshot.events:
             if event.get("type") != "Warning" or event.get("reason") in _REASONS_IN_STATE:
                 continue
             about, message = Object(event).part("involvedObject"), event.get("message") or ""
             pod = about.get("name", "") if about.get("kind", "Pod") == "Pod" else ""
-            replica = target_of(snapshot.job).replica_named(job, pod)
+            replica = target_of(job).replica_named(job, pod)
             alike = _UID.sub("", message.replace(pod, "")) if replica else Object(event).uid
             if (event.get("reason"), alike) in self._reported_warnings:
                 continue

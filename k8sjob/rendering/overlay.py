@@ -63,6 +63,7 @@ def apply_overlay(
         problems += _forbidden_fields(overlay.get(companion.key), f"overlay.{companion.key}")
     if image_is_built:
         problems += _images(manifest, overlay, pod_template)
+    problems += _twice({"overlay": overlay, "pod_template": pod_template})
     if not problems:
         merged, target = manifest, target_of(manifest)
         for one in target.replicas(manifest) if pod_template else ():
@@ -191,6 +192,21 @@ def _forbidden_fields(overlay: Any, at: str = "overlay") -> Iterator[Problem]:
                 f"{at}.metadata.{key}",
                 f"{metadata[key]!r} has a field of its own; set `{key}` in the job spec",
             )
+
+
+def _twice(change: Any, path: FieldPath = ()) -> Iterator[Problem]:
+    """Items of a list with the same name, which would be merged into one."""
+    every = change.items() if isinstance(change, dict) else enumerate(change)
+    for step, value in every:
+        if isinstance(value, dict | list):
+            yield from _twice(value, (*path, step))
+    items = change if isinstance(change, list) else []
+    key = next((key for key in _LIST_KEYS if items and _keyed(items, key)), "")
+    names = ["" if "$patch" in item else item[key] for item in items] if key else []
+    for index, name in enumerate(names):
+        if name and name in names[:index]:
+            at = field_path((*path, index, key))
+            yield Problem(at, f"{name!r} is there twice; rename one, or make them one item")
 
 
 def _violations(merged: Json, overlay: Json, pod_template: Json) -> list[Problem]:

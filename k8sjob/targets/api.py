@@ -2,7 +2,8 @@
 
 A target is read from its objects alone. A job that was read to be shown has the last object of
 `Target.made` as `child`. Whatever the kind, replica 0 of a job is "master-0" and
-the others are "worker-0" and on, in the order of their ranks.
+the others are "worker-0" and on, in the order of their ranks. Only Pods of others' JobSets that
+have no such order are called after their Jobs: "leader-0-0", "actors-3-0".
 """
 
 from __future__ import annotations
@@ -91,12 +92,13 @@ class Replicas:
     """The replicas of one role, as a job asks for them.
 
     Attributes:
+        role: a Role, or the name of a Job of others' whose Pods have no ranks, as "actors-3".
         path: where their Pod template is in the job.
         template: that template.
         restart_policy: what happens when one of them fails: Never, OnFailure, Always, ExitCode.
     """
 
-    role: Role
+    role: str
     count: int
     path: tuple[str | int, ...]
     template: Json
@@ -299,9 +301,6 @@ class Target(Protocol):
     """The objects that controllers make of a job, down to the Job whose Pods are the job's; empty:
     the Pods are its own. An object of the job's name that is left of an earlier job is taken for
     this job's."""
-    refused_name: str = "0-"
-    """How the name of a minimal job begins that the apiserver takes and its webhook refuses, which
-    shows that the webhook answers."""
     kueue_framework: str
     """Its name in integrations.frameworks of Kueue's settings."""
     kueue_patch: Json = {}  # noqa: RUF012 - never changed
@@ -359,6 +358,10 @@ class Target(Protocol):
 
     def minimal(self, name: str, pod: Json) -> Json:
         """The smallest job of one replica, with this spec of its Pod."""
+
+    def refused(self, name: str, pod: Json) -> Json:
+        """The same with a fault that only the controller's webhook sees: a bad name."""
+        return self.minimal(f"0-{name}", pod)
 
     # --- a job
 
@@ -426,7 +429,7 @@ class Target(Protocol):
     def selector(self, name: str, replicas: Collection[str] = ()) -> str:
         """The label selector of a job's Pods, or of some replicas' and perhaps more."""
 
-    def replica_named(self, job_name: str, pod: str) -> str:
+    def replica_named(self, job: Json, pod: str) -> str:
         """The replica of a job whose Pod has this name; empty if it is none of its Pods."""
 
     def recorded_ends(self, job: Json, events: Iterable[Json]) -> Iterator[RecordedEnd]:  # noqa: ARG002 - a Pod that failed stays
@@ -439,10 +442,9 @@ class Target(Protocol):
 
 def created_pods(target: Target, job: Json, events: Iterable[Json]) -> Iterator[tuple[str, Json]]:
     """The replicas whose Pods were created, as the job's Events tell, each with its Event."""
-    name = Object(job).name
     _, reason, prefix = target.creations[0]
     for event in events:
         if event.get("reason") == reason:
             pod = event.get("message", "").removeprefix(prefix)
-            if replica := target.replica_named(name, pod):
+            if replica := target.replica_named(job, pod):
                 yield replica, event

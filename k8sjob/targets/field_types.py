@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 _Path = tuple[str | int, ...]
 ANY: Final = "*"
 _MAX_SHOWN: Final = 80
+_MAX_INT: Final = 2**31 - 1
+"""Of an int32, which most counts are; a time of 64 bits has no use for more seconds."""
 
 
 class WrongType(NamedTuple):
@@ -112,7 +114,10 @@ def _fit(value: Any, shape: Any, path: _Path, wrong: list[WrongType]) -> Any:
     if shape is None or (isinstance(shape, type) and _is_instance(value, shape)):
         return value
     expected = "a mapping" if isinstance(shape, dict) else "a list"
-    wrong.append(WrongType(path, value, _NAMES[shape] if isinstance(shape, type) else expected))
+    expected = _NAMES[shape] if isinstance(shape, type) else expected
+    if shape is int and isinstance(value, int) and not isinstance(value, bool):
+        expected = "a number of 32 bits"
+    wrong.append(WrongType(path, value, expected))
     return None
 
 
@@ -122,7 +127,9 @@ def _is_instance(value: Any, shape: type) -> bool:
     if shape is Time:
         return isinstance(value, str) and _is_time(value)
     if shape is float:
-        return _is_instance(value, int) or isinstance(value, float)
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if shape is int and isinstance(value, int) and abs(value) > _MAX_INT:
+        return False
     return isinstance(value, shape) and (shape is bool or not isinstance(value, bool))
 
 

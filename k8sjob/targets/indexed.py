@@ -10,7 +10,7 @@ Behaviour: Kubernetes 1.31, pkg/controller/job.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from k8sjob.contract import CONTAINER_NAME, DEFAULT_PORT, ExitCode, Role
 from k8sjob.errors import Problem, field_path
@@ -26,10 +26,19 @@ if TYPE_CHECKING:
     from k8sjob.spec import JobSpec
     from k8sjob.targets.field_types import WrongType
 
+NODE: Final = "node"
+"""The name of the replicated Job in a JobSet, as in Kubeflow Trainer."""
+CHILD_NAME: Final = f"-{NODE}-0"
+"""The suffix of the Job's name after the set's: the replicated Job and the replica's index."""
 JOB_NAME: Final = "batch.kubernetes.io/job-name"
 _INDEXES: Final = re.compile(r"[0-9]{1,9}")
 _INDEX: Final = "batch.kubernetes.io/job-completion-index"
 """A label of the Pod since Kubernetes 1.28, and an annotation."""
+_GROUP: Final = "jobset.sigs.k8s.io/replicatedjob-name"
+_JOB_INDEX: Final = "jobset.sigs.k8s.io/job-index"
+_ALL_JOBS: Final = "jobset.sigs.k8s.io/global-replicas"
+"""Labels of the Pods of JobSets (constants.go): the replicated Job, the number of its Job, and how
+many Jobs the set has."""
 _MAX_NAME: Final = 63
 """Characters of a label, as a Pod's name must be one (validateCreate of JobSet's webhook)."""
 _SIGNALS: Final = (130, 134, 135, 137, 139)
@@ -62,6 +71,14 @@ _SPEC_FIELDS: Final = (
     " successPolicy suspend template ttlSecondsAfterFinished"
 )
 """The fields of batch/v1 JobSpec (k8s.io/api v0.34, batch/v1/types.go)."""
+
+
+class _Part(NamedTuple):
+    """One of the Jobs of a job: where its spec is, the spec, and how many Pods it asks for."""
+
+    path: tuple[str | int, ...]
+    spec: Json
+    pods: int
 
 
 class Indexed(Target):
@@ -176,8 +193,14 @@ class Indexed(Target):
         """Fields of another type, and no name."""
         found = list(type_problems(self.typed(job)[1]))
         yield from found
-        if not found and not Object(job).name:
-            yield Problem("metadata.name", "the job has no name; give it one")
+        if found:
+            return
+        if not Object(job).name:
+            message = "the job has no name; give it one, also in place of a generateName"
+            yield Problem("metadata.name", message)
+        if (version := job.get("apiVersion")) != self.api_version:
+            message = f"{version!r} is not {self.api_version!r}, the only version that k8sjob knows"
+            yield Problem("apiVersion", f"{message}; convert the manifest to that")
 
     def problems(self, manifest: Json) -> list[Problem]:
         """Whether it is one Indexed Job with as many Pods as its environment says."""
@@ -189,6 +212,14 @@ class Indexed(Target):
             message = "a replica's rank is its completion index; use Indexed"
             yield Problem(field_path((*self.job_at, "completionMode")), message)
             return
+        for key in ("completions", "parallelism"):
+            if (count := job.get(key, 1)) < 1:
+                message = f"{count} Pods cannot train; use 1 or more"
+                yield Problem(field_path((*self.job_at, key)), message)
+        policy = Object(job).part("template", "spec").get("restartPolicy")
+        if policy not in {None, "OnFailure", "Never"}:
+            message = f"{policy!r} is not for the Pods of a Job; use OnFailure or Never"
+            yield Problem(field_path((*self.job_at, "template", "spec", "restartPolicy")), message)
         jobs = at_path(manifest, *self.job_at[:-3]) if self.child_name else []
         master = self._variable(manifest, "MASTER_ADDR")
         domain = master.partition(".")[2]
@@ -241,23 +272,68 @@ class Indexed(Target):
 
     def _job(self, job: Json) -> Json:
         """The spec of its Indexed Job."""
-        return at_path(job, *self.job_at) or {}
+        return at_path(job, *self._path(job)) or {}
+
+    def _path(self, job: Json) -> tuple[str | int, ...]:
+        """Where that is: the replicated Job `node`, or else the first one."""
+        listed = at_path(job, *self.job_at[:-3]) or () if self.child_name else ()
+        at = [one.get("name") for one in listed]
+        return (*self.job_at[:-3], at.index(NODE), *self.job_at[-2:]) if NODE in at else self.job_at
 
     def _nodes(self, job: Json) -> int:
         return int(self._job(job).get("completions") or 1)
 
+    def _jobs(self, job: Json) -> dict[str, _Part]:
+        """All its Jobs by the suffixes of their names; the one with the ranks comes first.
+
+        Others' sets may have several Jobs, and Trainer's have initializers beside the nodes. Their
+        Pods have no ranks that k8sjob knows, so they are called as the Job controller calls them.
+        """
+        own = {self.child_name: _Part(self._path(job), self._job(job), self._nodes(job))}
+        if not self.child_name:
+            return own
+        found = {
+            f"-{one.get('name')}-{number}": _Part(
+                (*self.job_at[:-3], at, "template", "spec"),
+                of_job := Object(one).part("template", "spec"),
+                of_job.get("completions") or 1,
+            )
+            for at, one in enumerate(at_path(job, *self.job_at[:-3]) or ())
+            for number in range(one.get("replicas", 1))
+        }
+        if len(found) == 1:
+            (name,) = found
+            return {name: own[self.child_name]}
+        if not found or self.child_name in found:
+            return own | {name: found[name] for name in found if name != self.child_name}
+        return found
+
+    def _has_ranks(self, suffix: str, jobs: int) -> bool:
+        """Whether the Pods of a Job are the Master and the Workers."""
+        return suffix == self.child_name or jobs == 1
+
+    def _asked(self, job: Json) -> int:
+        """The Pods that _counted counts."""
+        of_one = not self.child_name or "child" in job
+        return self._nodes(job) if of_one else sum(one.pods for one in self._jobs(job).values())
+
     def _counted(self, job: Json) -> Json:
         """The status of its Indexed Job.
 
-        Where that was not read, what the object says of it: whether all Pods are ready, or any is
-        there (calculateReplicatedJobStatuses of JobSet).
+        Where that was not read, what the object says of its Jobs: of how many all Pods are ready,
+        or any is there (calculateReplicatedJobStatuses of JobSet).
         """
         status = Object(job).status
         if not self.child_name or "child" in job:
             return Object(job).part("child", "status") if self.child_name else status
-        (of_job, *_) = status.get("replicatedJobsStatus") or status.get("jobsStatus") or [{}]
-        nodes, counted = self._nodes(job), ("active", "ready", "succeeded")
-        return {key: nodes for key in counted if of_job.get(key)}
+        rows = status.get("replicatedJobsStatus") or status.get("jobsStatus") or []
+        jobs = self._jobs(job)
+        pods = {name.rpartition("-")[0]: part.pods for name, part in jobs.items()}
+        every = [(row, pods.get(f"-{row.get('name')}", self._nodes(job))) for row in rows]
+        return {
+            key: sum((row.get(key) or 0) * each for row, each in every)
+            for key in ("active", "ready", "succeeded")
+        }
 
     def is_training(self, job: Json) -> bool:
         """Whether its Pods have indexes, and no other object has made it."""
@@ -266,15 +342,19 @@ class Indexed(Target):
         return indexed and not any(owner.get("controller") for owner in owners)
 
     def replicas(self, job: Json) -> tuple[Replicas, ...]:
-        """spec.completions of one template."""
-        template = Object(self._job(job)).part("template")
-        policy = Object(template).spec.get("restartPolicy") or "Never"
-        counts = ((Role.MASTER, 1), (Role.WORKER, self._nodes(job) - 1))
-        return tuple(
-            Replicas(role, count, (*self.job_at, "template"), template, policy)
-            for role, count in counts
-            if count > 0
-        )
+        """spec.completions of one template, or of that of each Job."""
+        found, jobs = list[Replicas](), self._jobs(job)
+        for suffix, part in jobs.items():
+            template = Object(part.spec).part("template")
+            policy = Object(template).spec.get("restartPolicy") or "Never"
+            ranked = self._has_ranks(suffix, len(jobs))
+            roles: dict[str, int] = {Role.MASTER: 1, Role.WORKER: part.pods - 1}
+            found += (
+                Replicas(role, count, (*part.path, "template"), template, policy)
+                for role, count in (roles if ranked else {suffix[1:]: part.pods}).items()
+                if count > 0
+            )
+        return tuple(found)
 
     def nproc_per_node(self, job: Json) -> str:
         """PET_NPROC_PER_NODE of the container."""
@@ -308,7 +388,7 @@ class Indexed(Target):
                 failed = counted.get(kind) if state is JobState.FAILED else None
                 return state, failed or own[kind]
         well = (status.get("ready") or 0) + (status.get("succeeded") or 0)
-        if well == self._nodes(job) or not counted.keys().isdisjoint(_ENDING):
+        if well == self._asked(job) or not counted.keys().isdisjoint(_ENDING):
             return JobState.RUNNING, {}
         if status.get("failed"):
             return JobState.RESTARTING, {}
@@ -323,12 +403,12 @@ class Indexed(Target):
 
     def counts(self, job: Json, state: JobState) -> dict[str, int]:
         """The present Pods; those that failed before are not counted."""
-        status = self._counted(job)
+        status, asked = self._counted(job), self._asked(job)
         ready, active = status.get("ready") or 0, status.get("active") or 0
         found = {"Running": ready, "Succeeded": status.get("succeeded") or 0}
         if state is JobState.FAILED:  # each that has failed was counted, those before it, too
-            found["Failed"] = min(status.get("failed") or 0, self._nodes(job) - sum(found.values()))
-        waiting = self._nodes(job) - sum(found.values())
+            found["Failed"] = min(status.get("failed") or 0, asked - sum(found.values()))
+        waiting = asked - sum(found.values())
         if not state.finished and state not in (JobState.SUSPENDED, JobState.QUEUED):
             found["Pending"] = max(waiting, active - ready, 0)
         return {phase: count for phase, count in found.items() if count > 0}
@@ -348,22 +428,33 @@ class Indexed(Target):
         """The replica by the Job controller's labels, which Pods of all these kinds have."""
         labels = Object(pod).labels
         index = labels.get(_INDEX) or Object(pod).part("metadata", "annotations").get(_INDEX, "")
-        return _replica(int(index)) if JOB_NAME in labels and _INDEXES.fullmatch(index) else ""
+        if JOB_NAME not in labels or not _INDEXES.fullmatch(index):
+            return ""
+        group = labels.get(_GROUP)
+        suffix = f"-{group}-{labels.get(_JOB_INDEX)}" if group else ""
+        ranked = suffix in {"", CHILD_NAME} or labels.get(_ALL_JOBS) == "1"
+        return _replica(int(index)) if ranked else f"{suffix[1:]}-{int(index)}"
 
     def selector(self, name: str, replicas: Collection[str] = ()) -> str:
         """The selector by the controllers' labels."""
         ranks = sorted(
-            int(index) + (role == Role.WORKER.lower())
-            for role, _, index in (replica.rpartition("-") for replica in replicas)
+            {
+                int(index) + (role == Role.WORKER.lower())
+                for role, _, index in (replica.rpartition("-") for replica in replicas)
+            }
         )
         more = f",{_INDEX} in ({','.join(map(str, ranks))})" if ranks else ""
         return f"{self.job_label}={name}{more}"
 
-    def replica_named(self, job_name: str, pod: str) -> str:
+    def replica_named(self, job: Json, pod: str) -> str:
         """A Pod is called JOB-INDEX-SUFFIX, after the Indexed Job."""
-        of_job = re.escape(f"{job_name}{self.child_name}")
-        found = re.fullmatch(rf"{of_job}-(\d{{1,9}})-[a-z0-9]{{5}}", pod)
-        return _replica(int(found[1])) if found else ""
+        of_job = re.escape(Object(job).name)
+        found = re.fullmatch(rf"{of_job}(.*)-(\d{{1,9}})-[a-z0-9]{{5}}", pod)
+        jobs = self._jobs(job)
+        if found is None or found[1] not in jobs:
+            return ""
+        ranked = self._has_ranks(found[1], len(jobs))
+        return _replica(int(found[2])) if ranked else f"{found[1][1:]}-{int(found[2])}"
 
     def recreations(self, job: Json, replica: str, events: Iterable[Json]) -> int:
         """How many Pods of it were created after the first one."""
@@ -402,7 +493,9 @@ class IndexedJob(Indexed):
 
     def written(self, job: Json) -> Json:
         """The spec without the selector and the labels by which the controller finds its Pods."""
-        spec = {key: value for key, value in Object(job).spec.items() if key != "selector"}
+        spec = dict(Object(job).spec)
+        if not spec.get("manualSelector"):
+            spec.pop("selector", None)
         template = dict(spec.get("template") or {})
         meta = dict(Object(template).part("metadata"))
         meta["labels"] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import Role
@@ -137,7 +138,7 @@ def is_suspended(job: Json) -> bool:
     return target_of(job).is_suspended(job)
 
 
-def pod_specs(job: Json) -> Iterator[tuple[Role, int, Json]]:
+def pod_specs(job: Json) -> Iterator[tuple[str, int, Json]]:
     """Each role of a job, how many replicas it has, and their Pods' spec."""
     for one in target_of(job).replicas(job):
         yield one.role, one.count, one.pod
@@ -179,10 +180,12 @@ def replica_of(pod: Json) -> str:
     return next((name for target in TARGETS if (name := target.replica_of(pod))), "")
 
 
-def replica_order(replica: str) -> tuple[bool, int]:
-    """Sorts replicas: the Master first, then by index."""
-    role, _, index = replica.rpartition("-")
-    return role != Role.MASTER.lower(), int(index) if index.isdecimal() else -1
+def replica_order(replica: str) -> tuple[int, list[str | int]]:
+    """Sorts replicas: the Master first, then Workers, then those of other Jobs; each by index."""
+    role, first = replica.rpartition("-")[0], [one.lower() for one in Role]
+    parts = enumerate(re.split(r"(\d+)", replica))
+    natural = [int(part) if at % 2 else part for at, part in parts]
+    return first.index(role) if role in first else len(first), natural
 
 
 def owned(target: Target, pod: Json, uid: str) -> bool:
@@ -248,7 +251,7 @@ def is_below(job: Json, event: Json) -> bool:
     target, name = target_of(job), Object(job).name
     made = {(one.kind, f"{name}{one.suffix}") for one in target.made}
     at = str(about.get("name", ""))
-    if (about.get("kind"), at) not in made and not target.replica_named(name, at):
+    if (about.get("kind"), at) not in made and not target.replica_named(job, at):
         return False
     begun = moment(Object(job).created)
     return begun is None or event_time(event) >= begun

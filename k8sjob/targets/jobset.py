@@ -1,12 +1,12 @@
 """JobSets: jobset.x-k8s.io/v1alpha2, as k8sjob renders them and as others write them.
 
-k8sjob's have one replicated Job `node` of one replica.
- The controller makes the Job NAME-node-0 of it and the headless Service NAME, so NAME-node-0-0.NAME
-is the Master's address. A JobSet knows no time of its start, and of its Job only whether all Pods
-are ready: the Job tells the rest. There is no failurePolicy: the Job counts the restarts of its
-Pods, and once it has failed, the set fails with it.
+k8sjob's have one replicated Job `node` of one replica. The controller makes the Job NAME-node-0 of
+it and the headless Service NAME, so NAME-node-0-0.NAME is the Master's address. A JobSet knows no
+time of its start, and of its Job only whether all Pods are ready: the Job tells the rest. There is
+no failurePolicy: the Job counts the restarts of its Pods, and once it has failed, the set fails
+with it.
 
-Others' have one replicated Job or several whose Pods are alike.
+Others' have one replicated Job or several; `adopt` takes several whose Pods are alike.
 
 Behaviour: JobSet 0.12, pkg/controllers and pkg/webhooks, jobset_webhook.go for the defaults.
 """
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from k8sjob.errors import Problem, SpecError, field_path
 from k8sjob.kube.api_resources import Controller
-from k8sjob.kube.objects import PODSET_GROUP, Object, differing, training
+from k8sjob.kube.objects import PODSET_GROUP, Object, at_path, differing, training
 from k8sjob.targets.api import Authored, Made
-from k8sjob.targets.indexed import JOB_SHAPE, Indexed
+from k8sjob.targets.indexed import CHILD_NAME, JOB_SHAPE, NODE, Indexed
 from k8sjob.targets.indexed_reader import IndexedReader, replace_addresses
 
 if TYPE_CHECKING:
@@ -28,14 +28,10 @@ if TYPE_CHECKING:
 
     from k8sjob.kube.objects import Json
 
-NODE: Final = "node"
-"""The name of the replicated Job, as in Kubeflow Trainer."""
 _SPEC_FIELDS: Final = (
     "coordinator failurePolicy managedBy network replicatedJobs startupPolicy successPolicy suspend"
     " ttlSecondsAfterFinished volumeClaimPolicies"
 )
-CHILD_NAME: Final = f"-{NODE}-0"
-"""The suffix of the Job's name after the set's: the replicated Job and the replica's index."""
 JOBSET_SHAPE: Final = {
     "failurePolicy": {"maxRestarts": int, "rules": [{"targetReplicatedJobs": [str]}]},
     "network": {"enableDNSHostnames": bool, "subdomain": str, "publishNotReadyAddresses": bool},
@@ -183,20 +179,20 @@ def _policies(spec: Json, names: list[str]) -> Iterator[str]:
 
 
 def _differences(parts: list[Json], path: tuple[str | int, ...]) -> Iterator[Problem]:
-    first = _alike(parts[0]["template"]["spec"])
+    first = _alike(parts[0])
     for part in parts[1:]:
-        at = (*path, part.get("name", ""), "template", "spec")
-        for where in differing(first, _alike(part["template"]["spec"]), at):
+        for where in differing(first, _alike(part), (*path, part.get("name", ""))):
             message = "the replicated Jobs differ here, and all Pods of k8sjob's JobSet are alike"
+            message += "; make them alike, or keep the manifest"
             yield Problem(field_path(where), message)
 
 
-def _alike(of_job: Json) -> Json:
-    """Check what must be the same in all replicated Jobs."""
-    made = {
-        k: v for k, v in copy.deepcopy(of_job).items() if k not in {"completions", "parallelism"}
-    }
-    trains = training(Object(made).part("template", "spec").get("containers"))
+def _alike(part: Json) -> Json:
+    """What must be the same in all replicated Jobs."""
+    made = {key: value for key, value in copy.deepcopy(part).items() if key != "name"}
+    for key in ("completions", "parallelism"):
+        made["template"]["spec"].pop(key, None)
+    trains = training(at_path(made, "template", "spec", "template", "spec", "containers"))
     kept = [one for one in trains.pop("env", []) if one.get("name") not in _RANKS]
     if kept:
         trains["env"] = kept

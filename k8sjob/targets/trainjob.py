@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from k8sjob.errors import Problem, SpecError, field_path
@@ -25,9 +26,9 @@ from k8sjob.kube.capacity import amounts
 from k8sjob.kube.objects import Object, at_path, training
 from k8sjob.targets.api import Authored, Companion, Made
 from k8sjob.targets.field_types import ANY, METADATA, Quantity, WrongType, fit, type_problems
-from k8sjob.targets.indexed import Indexed
+from k8sjob.targets.indexed import CHILD_NAME, NODE, Indexed
 from k8sjob.targets.indexed_reader import IndexedReader
-from k8sjob.targets.jobset import CHILD_NAME, JOBSET_SHAPE, NODE, JobSet, join, settle_set
+from k8sjob.targets.jobset import JOBSET_SHAPE, JobSet, join, settle_set
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -71,6 +72,10 @@ _RUNTIME_SHAPE: Final = {
 }
 
 
+_SET: Final = ("runtime", "spec", "template", "spec")
+"""The path of the JobSet's spec, where the runtime is in the job."""
+
+
 class TrainJob(Indexed):
     """trainer.kubeflow.org/v1alpha1, kept by Kubeflow Trainer."""
 
@@ -109,7 +114,6 @@ class TrainJob(Indexed):
         ),
     )
     made = (Made(JobSet.kind, JobSet.resource, JobSet.api_version), *JobSet.made)
-    refused_name = ""  # without its runtime each is
     kueue_framework = "trainer.kubeflow.org/trainjob"
     kueue_patch = {"runtimePatches": [{"manager": _KUEUE}]}  # noqa: RUF012 - as in Target
     shared_kind = False
@@ -215,6 +219,16 @@ class TrainJob(Indexed):
             },
         }
 
+    def refused(self, name: str, pod: Json) -> Json:
+        """With two replicas of the replicated Job in the runtime.
+
+        A TrainJob without its runtime may be refused by Kueue's webhook before Trainer's.
+        """
+        made = self.minimal(name, pod)
+        (node,) = at_path(made, *_SET, "replicatedJobs")
+        node["replicas"] = 2
+        return made
+
     # --- a job
 
     def is_training(self, job: Json) -> bool:  # noqa: ARG002 - each is
@@ -269,7 +283,6 @@ def _without_pet(variables: dict[str, str]) -> dict[str, str]:
 
 
 _PROCESS: Final = {"image", "command", "args", "resourcesPerNode"}
-_SET: Final = ("runtime", "spec", "template", "spec")
 _KIND: Final = "ClusterTrainingRuntime"
 """The default of runtimeRef.kind."""
 
@@ -281,15 +294,26 @@ class TrainJobReader(IndexedReader):
         """With its runtime as `runtime`, and the whole of its process there."""
         spec = job["spec"] = self.target.written(job)
         reference = spec.get("runtimeRef") or {}
-        kind, name = reference.get("kind") or _KIND, str(reference.get("name"))
+        kind, name = reference.get("kind") or _KIND, reference.get("name")
+        if not name:
+            raise SpecError([Problem("spec.runtimeRef.name", "no runtime is named; add its name")])
+        if kind not in (_KIND, "TrainingRuntime"):
+            message = f"{kind!r} is no runtime of Trainer's; use TrainingRuntime or {_KIND}"
+            raise SpecError([Problem("spec.runtimeRef.kind", message)])
         found = [one for one in others if (one.get("kind"), Object(one).name) == (kind, name)]
         if not found:
             message = f"the {kind} {name} is not in the file, and the Pods are in it; add it:"
             step = f"kubectl get {kind.lower()} {name} -o yaml"
             raise SpecError([Problem("spec.runtimeRef", f"{message} {step}")])
+        if found[1:]:
+            message = f"the file has {len(found)} {kind}s {name}; keep the one that is meant"
+            raise SpecError([Problem("spec.runtimeRef", message)])
         runtime = copy.deepcopy(found[0])
         if problems := list(type_problems(fit(runtime, TrainJob.shapes["runtime"])[1])):
-            raise SpecError(problems)
+            raise SpecError([replace(one, field=f"runtime.{one.field}") for one in problems])
+        if (version := runtime.get("apiVersion")) != TrainJob.api_version:
+            message = f"{version!r} is not {TrainJob.api_version!r}, the only version that k8sjob"
+            raise SpecError([Problem("runtime.apiVersion", f"{message} knows; convert the {kind}")])
         own = kind == "TrainingRuntime" and name == Object(job).name
         became = f"the {kind} {name} became a TrainingRuntime of the job's name, without its labels"
         notes = [] if own else [became]

@@ -11,6 +11,7 @@ from pytorchjobs import pytorchjob
 from k8sjob.adopt import adopt
 from k8sjob.errors import SpecError
 from k8sjob.rendering import manifest, render
+from k8sjob.spec import JobSpec
 from k8sjob.targets.jobs import TARGETS, by_name
 from k8sjob.yamldoc import dump
 
@@ -137,6 +138,9 @@ def test_a_queue_means_suspended():
         ({"completions": "4"}, "spec.completions", "is not a whole number"),
         ({"parallelism": 2}, "spec.parallelism", "2 of 4 Pods at a time"),
         ({"template": {}}, "spec.template.spec.containers", "call the one so that trains"),
+        ({"completions": 0}, "spec.completions", "0 Pods cannot train; use 1 or more"),
+        ({"completions": -1}, "spec.completions", "-1 Pods cannot train; use 1 or more"),
+        ({"backoffLimit": 2**31}, "spec.backoffLimit", "2147483648 is not a number of 32 bits"),
     ],
 )
 def test_what_is_refused(change, field, message):
@@ -145,6 +149,25 @@ def test_what_is_refused(change, field, message):
     (problem,) = caught.value.problems
     assert problem.field == field
     assert message in problem.message
+
+
+def test_a_restart_policy_that_no_job_has():
+    with pytest.raises(SpecError, match=r"spec\.restartPolicy: 'Always' is not for the Pods"):
+        adopted(job(pod={"restartPolicy": "Always"}))
+
+
+def test_a_name_that_no_job_has_is_the_only_error():
+    rendered = render(JobSpec(name="tiny", image="i", run={"command": ["true"]}, target="job"))
+    with pytest.raises(SpecError, match="file: name: 'Tiny_1'") as caught:
+        adopt(rendered.replace("name: tiny\n", "name: Tiny_1\n"), "file")
+    assert len(caught.value.problems) == 1
+
+
+def test_a_selector_of_ones_own_is_kept():
+    one = job(manualSelector=True, selector={"matchLabels": {"app": "x"}})
+    kept = {"manualSelector": True, "selector": {"matchLabels": {"app": "x"}}}
+    assert adopted(one).spec.overlay["spec"].items() >= kept.items()
+    assert "selector" not in adopted(job(selector={"matchLabels": {"uid": "1"}})).spec.overlay
 
 
 def test_which_of_two_containers_trains():
@@ -366,4 +389,46 @@ def test_a_job_without_its_parts_is_refused(job, field):
     version = {"apiVersion": "jobset.x-k8s.io/v1alpha2", **job}
     with pytest.raises(SpecError) as caught:
         adopted(runtime(template=None), version)
+    assert [problem.field for problem in caught.value.problems] == [field]
+
+
+@pytest.mark.parametrize(
+    ("objects", "version"),
+    [
+        ((job(),), "batch/v1beta1"),
+        ((runtime(), trainjob()), "trainer.kubeflow.org/v2alpha1"),
+        ((trainjob(), runtime()), "trainer.kubeflow.org/v2alpha1"),
+    ],
+    ids=["job", "trainjob", "runtime"],
+)
+def test_another_version_is_an_error_at_its_line(objects, version):
+    text = yaml.safe_dump_all([*objects[:-1], {**objects[-1], "apiVersion": version}])
+    line = text[: text.index(version)].count("\n") + 1
+    with pytest.raises(SpecError, match=rf"'{version}' is not '.*', the only version") as caught:
+        adopt(text, "file")
+    assert caught.value.problems[0].line == line
+
+
+@pytest.mark.parametrize(
+    "other", [{"dependsOn": [{"name": "leader", "status": "Ready"}]}, {"groupName": "g"}]
+)
+def test_what_is_said_of_one_replicated_job_alone_is_not_dropped(other):
+    parts = replicated("leader", 1), {**replicated("workers", 3), **other}
+    with pytest.raises(
+        SpecError, match=rf"workers\.{next(iter(other))}: the replicated Jobs differ"
+    ):
+        adopted(jobset(*parts))
+
+
+@pytest.mark.parametrize(
+    ("reference", "more", "field", "message"),
+    [
+        ({}, (), "spec.runtimeRef.name", "no runtime is named"),
+        ({"name": "torch", "kind": "Foo"}, (), "spec.runtimeRef.kind", "'Foo' is no runtime"),
+        ({"name": "torch"}, (runtime(),), "spec.runtimeRef", "the file has 2 ClusterTraining"),
+    ],
+)
+def test_a_runtime_that_nobody_can_know(reference, more, field, message):
+    with pytest.raises(SpecError, match=message) as caught:
+        adopted(runtime(), *more, trainjob(runtimeRef=reference))
     assert [problem.field for problem in caught.value.problems] == [field]

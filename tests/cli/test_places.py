@@ -254,8 +254,8 @@ def test_suspend_resume_and_delete_by_name(there, api, k8sjob):
     api.jobs["blue", "two"]["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
     again = k8sjob("suspend", "two")
     assert again.out == "blue/two is already suspended: nothing was changed\n"
-    assert "set spec.active of its Workload to false instead" in again.err
-    assert "set spec.active of its Workload to true instead" in k8sjob("resume", "two").err
+    assert "as long as the job has its quota; to stop it, set spec.active" in again.err
+    assert "stops it again until the queue has room for it" in k8sjob("resume", "two").err
     unasked = api.asked.count("PATCH")
     again = k8sjob("resume", "one").out
     assert again == "blue/one is not suspended (Created): nothing was changed\n"

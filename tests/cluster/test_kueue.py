@@ -3,6 +3,7 @@
 import itertools
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,9 @@ from k8sjob.kube.capacity import amounts
 from k8sjob.observe.diagnose import diagnose
 from k8sjob.observe.logs import last_lines
 from k8sjob.observe.status import JobState, job_status
+from k8sjob.observe.suspension import last_suspension
+from k8sjob.observe.timing import read_output_times, timing
+from k8sjob.observe.usage import Use, read_usage
 from k8sjob.spec import JobSpec
 from k8sjob.targets.jobs import TARGETS, by_name
 
@@ -102,6 +106,14 @@ def test_a_job_waits_for_quota_and_starts_when_it_is_free(
         desk.backend.delete(first[kind])
     for kind, ref in then.items():
         eventually(lambda ref=ref: state(ref) is JobState.RUNNING, f"the second {kind}")
+
+
+@pytest.mark.usefixtures("kueue", "trainer")
+def test_doctor_knows_trainers_webhook_where_kueue_has_one(desk):
+    asked = ("doctor", "-n", desk.namespace, "--target", "trainjob", "-o", "json")
+    checks = json.loads(desk.call(*asked)[0])["checks"]
+    (found,) = [check["seen"] for check in checks if check["topic"] == "webhook"]
+    assert found.startswith("answers: validator.trainingruntime.trainer.kubeflow.org refused")
 
 
 def test_what_never_starts_is_said_before_and_after(desk, kueue, plan, reason, eventually):
@@ -240,6 +252,8 @@ def test_a_job_that_another_preempts_continues_where_it_was(
 
     for kind, ref in refs.items():
         eventually(lambda ref=ref: lines(ref, "checkpoint"), f"a checkpoint of {kind}")
+        assert last_suspension(replace(desk.backend.snapshot(ref), events=())).first, kind
+        assert Use.UNKNOWN not in read_usage(desk.backend, desk.backend.snapshot(ref)).seconds
         rivals[kind] = create(
             f"owner-{kind}", kind, kueue_queue=f"owner-{kind}", resources={"cpu": "50m"}
         )
@@ -255,6 +269,17 @@ def test_a_job_that_another_preempts_continues_where_it_was(
         last = last_lines(desk.backend, desk.backend.snapshot(ref))
         assert state(ref) is JobState.SUCCEEDED, (kind, last)
         assert lines(ref, "resumed")
+        snapshot = desk.backend.snapshot(ref)
+        used = read_usage(desk.backend, snapshot)
+        assert used.seconds[Use.UNKNOWN] > 0, kind  # the output of its first Pod is gone
+        split = timing(snapshot, read_output_times(desk.backend, snapshot))
+        assert (split.since, split.phases[0].phase) == ("suspension", "suspended"), kind
+        by_events = last_suspension(snapshot)
+        no_events = replace(snapshot, events=())
+        assert last_suspension(no_events).begin is None
+        by_workload = last_suspension(no_events, desk.backend.related(snapshot))
+        assert by_workload.begin == pytest.approx(by_events.begin, abs=10), kind
+        assert by_workload.ran, kind
         results.append(desk.result(ref))
     for one in results:
         assert one["losses"] == pytest.approx(results[0]["losses"], rel=1e-9)

@@ -125,6 +125,9 @@ def test_what_a_user_does_with_a_job(desk, target, eventually):
     desk.call("resume", tiny)
     eventually(lambda: desk.status().state is JobState.RUNNING, "its pods again")
     assert {replica.name for replica in desk.status().replicas} == {"master-0", "worker-0"}
+    assert "from its suspension to the first" in desk.call("why", tiny, "--timing")[0]
+    (used,) = json.loads(desk.call("usage", tiny, "-o", "json")[0])
+    assert used["seconds"]["unknown"] >= 2 * 1  # both replicas ran before
 
     _, err = desk.call("submit", file, "--target", "pytorchjob", code=1)
     assert f"tiny already exists, and it is a {target.kind}" in err
@@ -136,6 +139,54 @@ def test_what_a_user_does_with_a_job(desk, target, eventually):
     desk.call("delete", f"{desk.namespace}/tiny")
     left = lambda: [kind for kind in (target.resource, "jobs", beside) if desk.objects(kind)]  # noqa: E731
     eventually(lambda: not left(), "its end")
+
+
+@pytest.mark.usefixtures("controllers")
+def test_of_two_who_replace_a_job_by_other_kinds_at_once_one_wins(desk, eventually):
+    files = [
+        desk.file(name="tiny", target=target).rename(desk.folder / f"{target}.yaml")
+        for target in ("jobset", "pytorchjob", "job", "trainjob")
+    ]
+    desk.call("submit", files[0])
+    for pair in (files[1:3], files[2:4], files[:3:2]):
+        clients = [desk.start("submit", file, "--replace") for file in pair]
+        ends = [(*client.communicate(timeout=180), client.returncode) for client in clients]
+        for out, err, code in ends:
+            if code:
+                assert code == 1
+                assert "tiny already exists" in err
+            else:
+                assert out.startswith(f"{desk.namespace}/tiny ")
+        assert [code for *_, code in ends].count(0) >= 1, ends
+        listed = lambda: json.loads(desk.call("list", "-n", desk.namespace, "-o", "json")[0])  # noqa: E731
+        eventually(lambda listed=listed: len(listed()) == 1, "that one job is left")
+        eventually(lambda: desk.status().state is JobState.RUNNING, "that it runs")
+
+
+@pytest.mark.usefixtures("jobset")
+def test_each_pod_of_a_jobset_of_unlike_jobs_is_shown(desk, eventually):
+    def replicated(name, jobs, pods, script):
+        main = {
+            "name": "main",
+            "image": desk.cluster.base_image,
+            "command": ["sh", "-c", script],
+        }
+        pod = {"containers": [main], "restartPolicy": "Never"}
+        of_job = {"completions": pods, "parallelism": pods, "template": {"spec": pod}}
+        return {"name": name, "replicas": jobs, "template": {"spec": {**of_job, "backoffLimit": 0}}}
+
+    fails = 'echo "I am $JOB_INDEX"; [ $JOB_COMPLETION_INDEX = 0 ] || exit 7; sleep 600 & wait'
+    parts = [replicated("leader", 1, 1, SLEEP), replicated("actors", 2, 2, fails)]
+    about = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": "rl"}}
+    desk.cluster.create({**about, "spec": {"replicatedJobs": parts}}, desk.namespace)
+    names = {"leader-0-0", *(f"actors-{job}-{index}" for job in (0, 1) for index in (0, 1))}
+    job = f"{desk.namespace}/rl"
+    shown = lambda: {one.name for one in desk.status("rl").replicas}  # noqa: E731
+    eventually(lambda: shown() == names, "its replicas")
+    eventually(lambda: "hello" in desk.call("logs", job, "-r", "leader")[0], "the leader's output")
+    eventually(lambda: desk.status("rl").state is JobState.FAILED, "its end")
+    assert "actors-" in desk.call("why", job)[0]
+    assert "exit code 7" in desk.call("why", job)[0]
 
 
 @pytest.mark.usefixtures("controllers")

@@ -12,6 +12,7 @@ import uuid
 import pytest
 from cluster import commands
 
+from k8sjob.backends.api import JobRef
 from k8sjob.backends.cluster import connect
 from k8sjob.observe.diagnose import Cause, diagnose
 from k8sjob.observe.logs import last_lines
@@ -400,7 +401,7 @@ class Ward:
         text = json.dumps(manifest)
         for key, value in self.words.items():
             text = text.replace(f"{{{key}}}", str(value))
-        return self.backend(kind).create_manifest(json.loads(text))
+        return JobRef.of(self.backend(kind).create_manifest(json.loads(text)))
 
     def why(self, name, kind=""):
         backend = self.backend(kind)
@@ -572,7 +573,7 @@ PROVOKED = {"again": submit_again, "deleted": delete, "drained": drain, "preempt
 def test_an_operator_that_is_gone(bed, namespace, eventually):
     backend = connect(kubeconfig=bed.kubeconfig, namespace=namespace)
     text = json.dumps(job("orphan", RUNS)).replace("{base}", bed.base_image)
-    ref = backend.create_manifest(json.loads(text))
+    ref = JobRef.of(backend.create_manifest(json.loads(text)))
     eventually(lambda: job_status(backend.snapshot(ref)).state == JobState.RUNNING, "the job")
     bed.stop("operator")
     bed.kubectl("delete", "pod", "orphan-master-0", "-n", namespace, "--now")

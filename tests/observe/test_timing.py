@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from observed import Script, lacking, make_pod
+from observed import Script, about_job, lacking, make_pod
 
 from k8sjob.backends.api import JobRef, LogLine, Snapshot
 from k8sjob.contract import Event, EventKind
@@ -154,10 +154,44 @@ def test_a_job_that_waited_in_a_queue(seen):
     seen["job"]["metadata"]["creationTimestamp"] = "2026-11-21T19:00:00Z"
     let_go = {"type": "Suspended", "status": "False", "lastTransitionTime": "2026-11-21T19:22:46Z"}
     seen["job"]["status"]["conditions"].append(let_go)
+    seen["job"]["metadata"]["generation"] = 2  # the resume is the only change of its spec
     found = split(seen)
     assert list(phases(found))[:2] == ["suspended", "pod"]
     assert phases(found)["suspended"] == 22 * 60 + 46
     assert phases(found)["pod"] == 1
+    assert (found.since, found.notes[-1:]) == ("submission", found.notes[:1])
+
+
+def test_what_ran_before_a_suspension_is_not_counted_as_a_wait(seen):
+    seen["job"]["metadata"] |= {"creationTimestamp": "2026-11-21T09:00:00Z", "generation": 3}
+    resumed = {"type": "Suspended", "status": "False", "lastTransitionTime": "2026-11-21T19:22:46Z"}
+    seen["job"]["status"]["conditions"].append(resumed)
+    found = split(seen)
+    assert (found.since, found.phases[0].phase, found.phases[0].seconds) == ("resume", "pod", 1)
+    assert "whether it ran before" in found.missing[0]
+    stopped = {"reason": "SuccessfulDeletePod", "lastTimestamp": "2026-11-21T19:20:46Z"}
+    seen["events"].append({**about_job("", "Deleted pod: tiny-master-0"), **stopped})
+    found = split(seen)
+    assert (found.since, phases(found)["suspended"]) == ("suspension", 120)
+    assert found.notes[-1].startswith("the job ran before it was suspended")
+    assert found.seconds == pytest.approx(sum(phase.seconds for phase in found.phases))
+
+
+def test_output_of_a_run_before_the_suspension_is_passed_over(seen):
+    """As this machine and records keep it."""
+    seen["job"]["metadata"] |= {"creationTimestamp": "2026-11-21T09:00:00Z", "generation": 3}
+    resumed = {"type": "Suspended", "status": "False", "lastTransitionTime": "2026-11-21T19:22:46Z"}
+    seen["job"]["status"]["conditions"].append(resumed)
+    step = Event(EventKind.PROGRESS, {"epoch": 0, "step": 1}, 1.0).encode()
+    earlier = LogLine("master-0", 0, "2026-11-21T09:00:05Z", step)
+
+    class Output:
+        def logs(self, _ref, replica, since):
+            assert since.isoformat() == "2026-11-21T19:22:46+00:00"
+            yield from [earlier, *lines_of(seen)] if replica == "master-0" else ()
+
+    times = read_output_times(Output(), snapshot_of(seen))
+    assert times == {"master-0": output_times(lines_of(seen))}
 
 
 def test_a_pod_that_was_recreated_after_the_first_step_does_not_count(seen):

@@ -2,11 +2,12 @@
 
 import time
 from datetime import timedelta
+from typing import ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trainings import BEGIN, finished, job, line, met, pod, step
+from trainings import BEGIN, at, finished, job, line, met, pod, step
 
 from k8sjob.backends.api import Snapshot
 from k8sjob.contract import Event, EventKind
@@ -88,6 +89,119 @@ def test_a_job_that_is_suspended_waits_until_now():
     lines = [line(0), met(10), step(20, 1), step(120, 2)]
     found = split(job(workers=0), [], lines)
     assert found == {"starting": 20, "training": 100, "queued": 880}
+
+
+def resumed(made, seconds, generation=3):
+    made["metadata"]["generation"] = generation
+    made["status"]["conditions"].append(
+        {"type": "Suspended", "status": "False", "lastTransitionTime": at(seconds)}
+    )
+    return made
+
+
+def deleted(seconds):
+    return {"reason": "SuccessfulDelete", "message": "Deleted pod: x", "lastTimestamp": at(seconds)}
+
+
+def workload(evictions, requeued, ran):
+    return {
+        "kind": "Workload",
+        "metadata": {"ownerReferences": [{"uid": "job"}]},
+        "status": {
+            "accumulatedPastExecutionTimeSeconds": ran,
+            "schedulingStats": {"evictions": [{"reason": "Preempted", "count": evictions}]},
+            "conditions": [
+                {"type": kind, "status": status, "lastTransitionTime": at(requeued)}
+                for kind, status in (("Evicted", "False"), ("Requeued", "True"))
+            ],
+        },
+    }
+
+
+class TestSuspension:
+    """A job that runs again since 600 s, and trains from 620 to 1000; its earlier Pods are gone."""
+
+    NOW: ClassVar = {"starting": 20, "training": 380}
+
+    def split(self, made, *, lines=(), events=(), related=()):
+        pods = [pod("master-0", 600, 1000)]
+        lines = [*lines, line(600, attempt=1), step(620, 5, 1), step(1000, 9, 1), finished(1000, 1)]
+        snapshot = Snapshot(made, pods, tuple(events))
+        found = usage(snapshot, lines, related=related)
+        seconds = {str(use): round(value, 3) for use, value in found.seconds.items()}
+        assert sum(seconds.values()) == 1000
+        assert found.held == 1000 - seconds.get("queued", 0) - seconds.get("unknown", 0)
+        return seconds
+
+    def test_without_a_trace_of_an_earlier_run_nothing_is_known(self):
+        made = resumed(job(end=1000, workers=0), 600)
+        assert self.split(made) == {**self.NOW, "unknown": 600}
+
+    def test_a_job_whose_only_change_is_its_resume_waited(self):
+        made = resumed(job(end=1000, workers=0), 600, generation=2)
+        assert self.split(made) == {**self.NOW, "queued": 600}
+
+    def test_the_deletion_of_its_pods_is_the_begin_of_the_suspension(self):
+        made = resumed(job(end=1000, workers=0), 600)
+        events = [deleted(400), deleted(450), deleted(1000)]
+        assert self.split(made, events=events) == {**self.NOW, "unknown": 450, "queued": 150}
+
+    def test_earlier_output_tells_what_ran(self):
+        made = resumed(job(end=1000, workers=0), 600)
+        lines = [line(10), met(20), step(30, 1), step(430, 4)]
+        found = self.split(made, lines=lines, events=[deleted(440)])
+        assert found == {"queued": 10 + 170, "starting": 20 + 20, "training": 400 + 380}
+        lost = self.split(made, lines=lines, events=[deleted(530)])
+        assert lost == {**found, "queued": 10 + 70, "unknown": 100}
+
+    def test_the_workload_of_a_job_that_was_never_evicted(self):
+        made = resumed(job(end=1000, workers=0), 600, generation=4)
+        admitted = workload(0, 0, None)
+        admitted["status"]["conditions"] = []
+        assert self.split(made, related=[admitted]) == {**self.NOW, "queued": 600}
+        admitted["metadata"]["creationTimestamp"] = at(500)  # Kueue has replaced the first one
+        assert self.split(made, related=[admitted]) == {**self.NOW, "unknown": 600}
+
+    def test_the_workload_of_a_job_that_was_preempted_once(self):
+        made = resumed(job(end=1000, workers=0), 600, generation=4)
+        found = self.split(made, related=[workload(1, 350, 300)])
+        assert found == {**self.NOW, "unknown": 300, "queued": 50 + 250}
+
+    def test_the_workload_of_a_job_that_was_preempted_more_often(self):
+        made = resumed(job(end=1000, workers=0), 600, generation=6)
+        found = self.split(made, related=[workload(2, 350, 300)])
+        assert found == {**self.NOW, "unknown": 600}
+
+    def test_a_job_that_is_suspended_now(self):
+        made = job(workers=0)
+        made["status"]["conditions"] = [
+            {"type": "Suspended", "status": "True", "lastTransitionTime": at(700)}
+        ]
+        assert split(made, [], []) == {"unknown": 700, "queued": 300}
+        made["metadata"]["generation"] = 1
+        assert split(made, [], []) == {"queued": 1000}
+
+    def test_kueue_is_asked_only_where_nothing_else_tells(self):
+        asked = []
+
+        class Output:
+            def logs(self, *_args, **_options):
+                return iter(())
+
+            def related(self, _snapshot):
+                asked.append(1)
+                return [workload(1, 350, 300)]
+
+        for generation, calls in ((2, 0), (4, 1)):
+            made = resumed(job(end=1000, workers=0), 600, generation)
+            made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "team"
+            found = read_usage(Output(), Snapshot(made, [pod("master-0", 600, 1000)]))
+            assert found.seconds[Use.QUEUED] == (600 if generation == 2 else 300)
+            assert len(asked) == calls
+
+
+def test_a_job_that_has_ended_without_a_trace_was_not_in_a_queue():
+    assert split(job(end=100, workers=0), [], []) == {"unknown": 100}
 
 
 def test_a_hang_is_a_stall_up_to_the_end_of_its_start():

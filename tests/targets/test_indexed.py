@@ -8,9 +8,11 @@ import yaml
 
 from k8sjob.backends.api import Snapshot
 from k8sjob.contract import Role
-from k8sjob.errors import SpecError
+from k8sjob.errors import BackendError, SpecError
 from k8sjob.kube.objects import Object, at_path
 from k8sjob.observe.diagnose import Cause, diagnose
+from k8sjob.observe.logs import select
+from k8sjob.observe.status import job_status
 from k8sjob.rendering import companion, manifest, render, replica_env
 from k8sjob.runtime.base.env import elastic_env
 from k8sjob.spec import JobSpec, load
@@ -333,8 +335,8 @@ def test_the_replicas_by_their_index(kind):
     assert target.replica_of({"metadata": {"labels": {INDEX: "1"}}}) == ""
     found = target.selector("tiny", {"master-0", "worker-1"})
     assert found == f"{kind.label}=tiny,{INDEX} in (0,2)"
-    assert target.replica_named("tiny", f"{kind.pods}-2-x7k2p") == "worker-1"
-    assert target.replica_named("tiny", f"{kind.pods}-two-0-x7k2p") == ""
+    assert target.replica_named(kind.job(), f"{kind.pods}-2-x7k2p") == "worker-1"
+    assert target.replica_named(kind.job(), f"{kind.pods}-two-0-x7k2p") == ""
 
 
 @of_each_kind
@@ -389,6 +391,98 @@ def test_who_may_not_read_its_job_sees_what_the_set_says(seen, state, counts):
     job = {**manifest(JOBSET.spec()), "status": {"replicatedJobsStatus": [seen]}}
     assert JOBSET.target.state(job)[0] is state
     assert JOBSET.target.counts(job, state) == counts
+
+
+class TestUnlikeJobs:
+    """A JobSet of others: one Job `leader` of one Pod, and two Jobs `actors` of two Pods each."""
+
+    def job(self, *rows, jobs=(("leader", 1, 1), ("actors", 2, 2))):
+        listed = [
+            {
+                "name": name,
+                "replicas": replicas,
+                "template": {
+                    "spec": {
+                        "completionMode": "Indexed",
+                        "completions": pods,
+                        "template": {"spec": {"containers": [{"name": name}]}},
+                    }
+                },
+            }
+            for name, replicas, pods in jobs
+        ]
+        seen = [dict(zip(("name", "ready", "succeeded"), row, strict=True)) for row in rows]
+        return {
+            "apiVersion": "jobset.x-k8s.io/v1alpha2",
+            "kind": "JobSet",
+            "metadata": {"name": "rl", "uid": "1", "creationTimestamp": "2026-01-01T00:00:00Z"},
+            "spec": {"replicatedJobs": listed},
+            "status": {"replicatedJobsStatus": seen},
+        }
+
+    def pod(self, name, number, index, jobs="3"):
+        labels = {
+            "batch.kubernetes.io/job-name": f"rl-{name}-{number}",
+            "jobset.sigs.k8s.io/replicatedjob-name": name,
+            "jobset.sigs.k8s.io/job-index": str(number),
+            "jobset.sigs.k8s.io/global-replicas": jobs,
+            INDEX: str(index),
+            UID: "1",
+        }
+        about = {"name": f"rl-{name}-{number}-{index}-aaaaa", "labels": labels}
+        return {"metadata": {**about, "creationTimestamp": "2026-01-01T00:00:01Z"}}
+
+    def test_each_pod_is_a_replica(self):
+        names = ("leader-0-0", "actors-0-0", "actors-0-1", "actors-1-0", "actors-1-1")
+        job, of = (
+            self.job(),
+            [("leader", 0, 0), *(("actors", i, j) for i in (0, 1) for j in (0, 1))],
+        )
+        pods = [self.pod(*one) for one in of]
+        assert replica_names(job) == names
+        assert tuple(map(replica_of, pods)) == names
+        for pod, name in zip(pods, names, strict=True):
+            assert JOBSET.target.replica_named(job, pod["metadata"]["name"]) == name
+        assert JOBSET.target.replica_named(job, "rl-actors-2-0-aaaaa") == ""
+        assert JOBSET.target.selector("rl", {"actors-1-0"}) == f"{SET_NAME}=rl,{INDEX} in (0)"
+        shown = job_status(Snapshot(job, own_pods(job, [*pods[::-1]])))
+        assert [one.name for one in shown.replicas] == sorted(names)
+        assert {one.role for one in shown.replicas} == {"leader-0", "actors-0", "actors-1"}
+        specs = [one.pod["containers"][0]["name"] for one in JOBSET.target.replicas(job)]
+        assert specs == ["leader", "actors", "actors"]
+
+    def test_they_are_chosen_by_their_names_and_the_beginnings_of_these(self):
+        assert select(self.job(), ["actors"]) == replica_names(self.job())[1:]
+        assert select(self.job(), ["actors-1"]) == ("actors-1-0", "actors-1-1")
+        assert select(self.job(), ["leader-0-0"]) == ("leader-0-0",)
+        with pytest.raises(BackendError, match="it has leader-0-0, actors-0-0"):
+            select(self.job(), ["worker"])
+
+    @pytest.mark.parametrize(
+        ("leader", "actors", "state", "counts"),
+        [
+            ((0, 0), (0, 0), JobState.CREATED, {"Pending": 5}),
+            ((1, 0), (1, 0), JobState.RUNNING, {"Running": 3, "Pending": 2}),
+            ((0, 1), (2, 0), JobState.RUNNING, {"Running": 4, "Succeeded": 1}),
+        ],
+    )
+    def test_the_counts_are_those_of_all(self, leader, actors, state, counts):
+        job = self.job(("leader", *leader), ("actors", *actors))
+        assert JOBSET.target.state(job)[0] is state
+        assert JOBSET.target.counts(job, state) == counts
+
+    def test_one_job_of_another_name_has_the_ranks(self):
+        job = self.job(jobs=(("workers", 1, 2),))
+        assert replica_names(job) == ("master-0", "worker-0")
+        assert replica_of(self.pod("workers", 0, 1, jobs="1")) == "worker-0"
+        assert JOBSET.target.replica_named(job, "rl-workers-0-1-aaaaa") == "worker-0"
+
+    def test_the_initializers_of_a_trainjob_stand_beside_its_nodes(self):
+        job = self.job(jobs=(("dataset-initializer", 1, 1), ("node", 1, 2)))
+        assert replica_names(job) == ("master-0", "worker-0", "dataset-initializer-0-0")
+        assert replica_of(self.pod("node", 0, 1)) == "worker-0"
+        found = self.pod("dataset-initializer", 0, 0)
+        assert replica_of(found) == "dataset-initializer-0-0"
 
 
 def test_the_job_of_an_earlier_set_is_not_its_child():

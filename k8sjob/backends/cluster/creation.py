@@ -14,7 +14,7 @@ from k8sjob.backends.api import JobRef
 from k8sjob.errors import BackendError, JobExists
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.objects import Object, is_ours, same_manifest, without_managed_fields
-from k8sjob.targets.jobs import job_path, keyed, namesake, of_kind, sent, target_of
+from k8sjob.targets.jobs import TARGETS, job_path, keyed, namesake, of_kind, sent, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +52,7 @@ class Creation:
         if beside and plan.companion:
             there = self._companion(beside, plan.companion, manifest)
         try:
-            created = self.create_manifest(manifest)
+            made = self.create_manifest(manifest)
         except ApiError as error:  # JobExists is none: the job of that name may be using it
             # So may an object that was created although the answer was lost.
             if beside and there and 400 <= error.code < 500:
@@ -61,12 +61,48 @@ class Creation:
             raise
         if beside and there:
             owner = {key: manifest[key] for key in ("apiVersion", "kind")}
-            owner |= {"name": created.name, "uid": created.uid}
+            owner |= {"name": ref.name, "uid": Object(made).uid}
             meta = {"uid": Object(there).uid, "ownerReferences": [owner]}
             with suppress(ApiError):  # without it `delete` removes it all the same
                 where = beside.path(ref.namespace, ref.name)
                 self.transport.request("PATCH", where, body={"metadata": meta})
-        return created
+        self._give_way(ref, made)
+        return JobRef.of(made)
+
+    def _give_way(self, ref: JobRef, made: Json) -> None:
+        """Remove a job again if, when it was created, a job of another kind had its name.
+
+        Two clients may see a free name at the same time, and no server refuses the same name of
+        another kind. Each of them looks at the cluster as it was at its own creation, so that of
+        any number exactly the first one stays.
+
+        Raises:
+            JobExists: it was removed.
+        """
+        then = {
+            "fieldSelector": f"metadata.name={ref.name}",
+            "resourceVersion": str(Object(made).metadata.get("resourceVersion")),
+            "resourceVersionMatch": "Exact",
+        }
+        for target in TARGETS:
+            if target is target_of(made):
+                continue
+            found: list[Json] = []
+            with suppress(ApiError):  # the kind is not served, or may not be read
+                where = job_path(target, ref.namespace)
+                found = self.transport.request("GET", where, query=then).get("items") or []
+            if any(is_ours(one) or target.is_training(one) for one in found):
+                where = job_path(target_of(made), ref.namespace, ref.name)
+                only = {"preconditions": {"uid": Object(made).uid}}
+                how = {"apiVersion": "v1", "kind": "DeleteOptions", **only}
+                how["propagationPolicy"] = "Background"
+                with suppress(ApiError):
+                    self.transport.request("DELETE", where, body=how)
+                raise JobExists(
+                    f"{ref} already exists: another client created a {target.kind} of that name a"
+                    f" moment earlier, so the new {ref.kind} was removed again; replace the other"
+                    " one, or submit under a generated name"
+                )
 
     def wait_for_leftovers(self, ref: JobRef) -> None:
         """Wait until the objects that a controller made for an earlier job of the name are gone.
@@ -124,8 +160,8 @@ class Creation:
                     self.dry_run(manifest)
                 time.sleep(1)  # it goes with the job that it belonged to
 
-    def create_manifest(self, manifest: Json) -> JobRef:
-        """Create a job by one request; nothing is overwritten.
+    def create_manifest(self, manifest: Json) -> Json:
+        """Create a job by one request, and return it; nothing is overwritten.
 
         Tries again for a minute where the connection breaks, without creating the job twice; so
         call dry_run first, which fails at once where the apiserver cannot be reached.
@@ -139,7 +175,7 @@ class Creation:
         """
         ref = self.ref_of(manifest)
         with _conflict_as_job_exists(ref):
-            return JobRef.of(self._post(ref, manifest))
+            return self._post(ref, manifest)
 
     def dry_run(self, manifest: Json, *, name_free: bool = False) -> Json:
         """The object that the server would store, with its defaults; nothing is stored.

@@ -90,12 +90,14 @@ def _lookups(snapshot: Snapshot) -> Iterator[_Lookup]:
 
 
 def _queue(transport: Transport, job: Json) -> list[Json]:
-    """Why a suspended job is in a queue of Kueue's: its Workload, the queue, who has its quota."""
+    """Its Workload in Kueue; of a suspended job also the queue, and who has the queue's quota."""
     queue, namespace = Object(job).labels.get(QUEUE), Object(job).namespace
-    if not queue or not is_suspended(job):
+    if not queue:
         return []
     of_job = {"labelSelector": f"kueue.x-k8s.io/job-uid={Object(job).uid}"}
     own = _read_related(transport, _Lookup("workloads", namespace, query=of_job, needed=True))
+    if not is_suspended(job):
+        return own
     local = _read_related(transport, _Lookup("localqueues", namespace, queue, needed=True))
     if (name := Object(job).labels.get(PRIORITY)) and own and own[0]["kind"] == "Status":
         # Kueue makes no Workload of a job whose class does not exist.

@@ -145,7 +145,7 @@ def _check_checkpoints(places: Places, prepared: Prepared, *, fresh: bool, resum
 def _replicas(job: Json) -> Iterator[tuple[str, tuple[Role, int]]]:
     for role, count, _ in pod_specs(job):
         for index in range(count):
-            yield f"{role.lower()}-{index}", (role, index)
+            yield f"{role.lower()}-{index}", (Role(role), index)
 
 
 def _gpus(plan: Plan, replicas: list[str], prepared: Prepared) -> dict[str, str]:

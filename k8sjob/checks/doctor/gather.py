@@ -86,7 +86,7 @@ def gather(
             for name, (where, query) in {**_QUESTIONS, **dict(_about_controller(target))}.items()
         }
         questions |= _ask_needs(pool, transport, namespace, job)
-        good, bad = (minimal_job(target, prefix) for prefix in ("", target.refused_name))
+        good, bad = minimal_job(target), minimal_job(target, refused=True)
         for name, body in (("dry run", job or good), ("bad dry run", bad)):
             questions[name] = pool.submit(_dry_run, transport, target, body, namespace)
         reviews = {
@@ -189,11 +189,12 @@ def _started(job: Json) -> Json:
     return {**started, "metadata": meta, "spec": {**Object(started).spec, **target.kueue_patch}}
 
 
-def minimal_job(target: Target, prefix: str = "") -> Json:
-    """The smallest job of a kind that a cluster accepts; for a prefix see Target.refused_name."""
+def minimal_job(target: Target, *, refused: bool = False) -> Json:
+    """The smallest job of a kind that a cluster accepts, or that its own webhook refuses."""
     container = {"name": "pytorch", "image": "k8sjob.invalid/doctor", "command": ["true"]}
-    name = f"{prefix}k8sjob-doctor-{secrets.token_hex(4)}"
-    return target.minimal(name, {"containers": [container]})
+    name = f"k8sjob-doctor-{secrets.token_hex(4)}"
+    make = target.refused if refused else target.minimal
+    return make(name, {"containers": [container]})
 
 
 def _in_namespace(job: Json, namespace: str) -> Json:

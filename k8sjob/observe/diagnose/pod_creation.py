@@ -163,7 +163,7 @@ def _is_less_specific(explanation: Explanation, others: Iterable[Explanation]) -
 
 def _named(facts: Facts, message: str) -> str:
     """The replica that a message names by its Pod or Service; empty if it names none."""
-    quoted = (facts.target.replica_named(facts.name, one) for one in _QUOTED.findall(message))
+    quoted = (facts.target.replica_named(facts.job.raw, one) for one in _QUOTED.findall(message))
     return next(filter(None, quoted), "")
 
 

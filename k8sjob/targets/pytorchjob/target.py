@@ -217,9 +217,9 @@ class PyTorchJob(Target):
         more = f",{REPLICA_INDEX} in ({','.join(indexes)})" if indexes else ""
         return f"{JOB_NAME}={name}{more}"
 
-    def replica_named(self, job_name: str, pod: str) -> str:
+    def replica_named(self, job: Json, pod: str) -> str:
         """A Pod is called JOB-master-0, JOB-worker-2."""
-        found = re.fullmatch(rf"{re.escape(job_name)}-((?:master|worker)-\d+)", pod)
+        found = re.fullmatch(rf"{re.escape(Object(job).name)}-((?:master|worker)-\d+)", pod)
         return found[1] if found else ""
 
     def recorded_ends(self, job: Json, events: Iterable[Json]) -> Iterator[RecordedEnd]:

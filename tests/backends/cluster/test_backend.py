@@ -10,7 +10,7 @@ from k8sjob.backends.cluster.backend import ClusterBackend
 from k8sjob.errors import BackendError, JobExists, JobNotFound
 from k8sjob.jobs.plan import plan_job
 from k8sjob.jobs.submit import submit_plan
-from k8sjob.kube.objects import MANAGED_BY, MANIFEST_DIGEST
+from k8sjob.kube.objects import MANAGED_BY, MANIFEST_DIGEST, Object
 from k8sjob.observe.status import JobState, job_status
 from k8sjob.spec import JobSpec
 
@@ -103,19 +103,19 @@ def there(script, listed):
 def test_a_job_is_made_by_one_request(backend, script):
     script.on("POST", JOBS, job())
     manifest = {"kind": "PyTorchJob", "metadata": {"name": "one"}, "spec": {}}
-    assert backend.create_manifest(manifest) == JobRef("one", "team", "uid-1")
+    assert JobRef.of(backend.create_manifest(manifest)) == JobRef("one", "team", "uid-1")
     assert script.asked == [("POST", JOBS, {"fieldValidation": "Strict"}, manifest)]
 
 
 def test_a_manifests_own_namespace_counts(backend, script):
     other = JOBS.replace("team", "other")
     script.on("POST", other, job(namespace="other"))
-    assert backend.create_manifest(job(namespace="other")).namespace == "other"
+    assert Object(backend.create_manifest(job(namespace="other"))).namespace == "other"
 
 
 def test_a_job_that_was_made_although_its_answer_was_lost_is_found(backend, script, error, taken):
     script.on("POST", JOBS, error(), taken).on("GET", ONE, job(digest="abc"))
-    assert backend.create_manifest(job(digest="abc")).uid == "uid-1"
+    assert Object(backend.create_manifest(job(digest="abc"))).uid == "uid-1"
 
 
 def test_a_job_of_another_digest_was_not_made_by_the_request_that_was_lost(
@@ -128,7 +128,7 @@ def test_a_job_of_another_digest_was_not_made_by_the_request_that_was_lost(
 
 def test_a_request_that_did_not_arrive_is_made_again(backend, script, error):
     script.on("POST", JOBS, error(), error(503, "ServiceUnavailable"), job())
-    assert backend.create_manifest(job()).uid == "uid-1"
+    assert Object(backend.create_manifest(job())).uid == "uid-1"
 
 
 def test_a_job_of_others_is_neither_replaced_nor_overlooked(
@@ -197,6 +197,7 @@ def test_a_trainjob_follows_its_runtime_and_the_end_of_an_earlier_jobset(
         ("POST", RUNTIMES),
         *[("POST", TRAINJOBS)] * 3,
         ("PATCH", f"{RUNTIMES}/one"),
+        *[("GET", path) for path in (JOBS, BATCH, JOBSETS)],  # of the name, at its creation
     ]
     bodies = [body for method, path, _, body in script.asked if path == TRAINJOBS]
     assert all(body.keys() == {"apiVersion", "kind", "metadata", "spec"} for body in bodies)
@@ -214,6 +215,31 @@ def test_a_trainjob_whose_runtime_was_deleted_is_there_all_the_same(backend, scr
     assert (done.outcome, done.ref.uid) == ("attached", "t")
     assert "was changed since it was created, in runtime" in lines[0]
     assert all("dryRun" in query for query in script.of("POST"))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_of_two_who_create_a_job_of_different_kinds_at_once_the_first_one_stays(
+    backend, script, listed, error, *, indexed, first
+):
+    """Neither of them saw the other's name; each looks at the moment of its own creation."""
+    made = {"kind": "Job", "metadata": job(version=7)["metadata"], "spec": {}}
+    script.on("POST", BATCH, made).on("POST", SERVICES, {"metadata": {"uid": "s"}})
+
+    def then(_, query):
+        asked = {"resourceVersion": "7", "resourceVersionMatch": "Exact"}
+        assert query == {"fieldSelector": "metadata.name=one", **asked}
+        return listed(7, *([] if first else [job(uid="other")]))
+
+    script.on("GET", JOBS, then).on("DELETE", f"{BATCH}/one", {})
+    script.on("GET", ONE, error(404, "NotFound"), job(uid="other"))
+    if first:
+        assert submit_plan(indexed, backend).ref.uid == "uid-1"
+        assert not script.of("DELETE")
+        return
+    with pytest.raises(JobExists, match=r"a PyTorchJob of that name .* the new Job was removed"):
+        submit_plan(indexed, backend, replace=True)
+    (removed,) = [body for method, _, _, body in script.asked if method == "DELETE"]
+    assert removed["preconditions"] == {"uid": "uid-1"}
 
 
 def test_a_jobset_of_others_is_not_made_a_trainjobs(backend, script, train):
@@ -699,7 +725,8 @@ def test_what_is_read_of_a_queue(backend, there, listed, error):
     owner["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
     there.on("GET", ONE, owner).on("GET", PODS, listed(1))
     owner["spec"]["runPolicy"] = {"suspend": False}
-    assert asked_of_kueue(backend, there) == []
+    (workload,) = asked_of_kueue(backend, there)  # which tells of runs before a suspension
+    assert workload[1]["labelSelector"] == "kueue.x-k8s.io/job-uid=uid-1"
     owner["spec"]["runPolicy"] = {"suspend": True}
     own, other = ({"metadata": {"name": name, "uid": name}} for name in ("own", "other"))
     queues = [

@@ -1,8 +1,10 @@
 from k8sjob.checks.doctor import gather
 from k8sjob.checks.doctor.gather import minimal_job
+from k8sjob.checks.doctor.operator import webhook
 from k8sjob.checks.doctor.permissions import all_permissions
 from k8sjob.kube.client.transport import ApiError
-from k8sjob.targets.jobs import DEFAULT
+from k8sjob.kube.objects import at_path
+from k8sjob.targets.jobs import DEFAULT, by_name
 from k8sjob.targets.pytorchjob.operator import webhook_problems
 
 
@@ -68,9 +70,29 @@ def test_a_page_that_is_refused_makes_no_half_count(cluster):
 
 def test_the_minimal_job_is_one_and_the_bad_one_is_bad_in_its_name_alone():
     assert webhook_problems(minimal_job(DEFAULT)) == []
-    assert [problem.field for problem in webhook_problems(minimal_job(DEFAULT, "0-"))] == [
-        "metadata.name"
-    ]
+    bad = webhook_problems(minimal_job(DEFAULT, refused=True))
+    assert [problem.field for problem in bad] == ["metadata.name"]
+
+
+def test_of_a_trainjob_the_runtime_is_bad_which_kueue_does_not_look_at():
+    """Kueue's webhook refuses each TrainJob without a runtime, perhaps before Trainer's does."""
+    own = "validator.trainingruntime.trainer.kubeflow.org"
+
+    class Trainer:
+        context = server = ""
+
+        def request(self, method, path, *, body=None, **_):
+            if path.endswith("/trainjobs"):
+                hook = 'admission webhook "vtrainjob.kb.io" denied the request: runtime not found'
+                raise ApiError(hook, code=403)
+            jobs = (at_path(body or {}, "spec", "template", "spec", "replicatedJobs")) or ()
+            if method == "POST" and any(one.get("replicas", 1) != 1 for one in jobs):
+                raise ApiError(f'admission webhook "{own}" denied the request: no', code=403)
+            return {}
+
+    found = gather(Trainer(), "team", target=by_name("trainjob"))
+    (check,) = webhook(found)
+    assert (str(check.verdict), check.seen) == ("ok", f"answers: {own} refused a bad job")
 
 
 def test_the_job_goes_into_the_namespace_that_is_meant(cluster, make_job):

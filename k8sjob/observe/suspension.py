@@ -1,0 +1,96 @@
+"""The last time that a job was suspended, and whether it had run before. Pure.
+
+Every kind resets its startTime on a resume and keeps one condition, so nothing in the status tells
+of the runs before. What does: the generation, which counts the changes of the spec; the Events of
+the Pods that the suspension deleted, for about an hour; and Kueue's Workload.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from k8sjob.kube.objects import Object, event_time, moment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from k8sjob.backends.api import Snapshot
+    from k8sjob.kube.objects import Json
+
+_SETTLING: Final = 2.0
+"""Seconds after which a controller that runs has seen that a new job is suspended."""
+_ADOPTING: Final = 60.0
+"""Seconds after which Kueue has made the first Workload of a job."""
+_ROUNDING: Final = 1.0
+"""Seconds by which whole seconds may be behind."""
+
+
+class Suspension(NamedTuple):
+    """When a job was suspended last; moments are seconds since the epoch.
+
+    Attributes:
+        begin: None: not known.
+        end: when it was resumed; None: it is still suspended.
+        first: whether it has never run before: it was created suspended.
+        ran: seconds that it held its quota before `begin`, up to then; None: not known.
+    """
+
+    begin: float | None
+    end: float | None
+    first: bool = False
+    ran: float | None = None
+
+
+def last_suspension(snapshot: Snapshot, related: Iterable[Json] = ()) -> Suspension | None:
+    """The last suspension; None for a job that was never suspended.
+
+    Args:
+        snapshot: the job with its Events.
+        related: see Backend.related; of these its Workload is read.
+    """
+    job = Object(snapshot.job)
+    condition, created = job.condition("Suspended"), moment(job.created)
+    if not condition.since or not created:
+        return None
+    begun, since = created.timestamp(), condition.since.timestamp()
+    changes = job.metadata.get("generation", 0) - 1
+    if condition.true:
+        if changes == 0 or since <= begun + _SETTLING:
+            return Suspension(begun, None, first=True)
+        return Suspension(since, None)
+    own = (Object(one) for one in related if _is_of(one, job.uid))
+    # Kueue replaces a Workload that no longer fits its job, and the new one knows nothing.
+    workload = next((one for one in own if _age(one, begun) < _ADOPTING), None)
+    evicted = workload.condition("Evicted") if workload else None
+    if changes == 1 or (evicted is not None and not evicted):
+        return Suspension(begun, since, first=True)
+    stopped = [
+        at
+        for event in snapshot.events
+        if str(event.get("reason")).startswith("SuccessfulDelete")
+        and (at := event_time(event).timestamp()) <= since + _ROUNDING
+    ]
+    if stopped:
+        return Suspension(min(max(stopped), since), since)
+    return _evicted_once(workload, since) if workload else Suspension(None, since)
+
+
+def _age(workload: Object, begun: float) -> float:
+    """Seconds by which it is younger than its job."""
+    made = moment(workload.created)
+    return made.timestamp() - begun if made else 0.0
+
+
+def _is_of(item: Json, uid: str) -> bool:
+    owners = Object(item).owners
+    return item.get("kind") == "Workload" and any(owner.get("uid") == uid for owner in owners)
+
+
+def _evicted_once(workload: Object, end: float) -> Suspension:
+    """By the condition Requeued, whose time is that of the first eviction."""
+    evictions = workload.part("status", "schedulingStats").get("evictions") or ()
+    requeued = workload.condition("Requeued").since
+    if sum(one.get("count") or 0 for one in evictions) != 1 or requeued is None:
+        return Suspension(None, end)
+    ran = workload.status.get("accumulatedPastExecutionTimeSeconds")
+    return Suspension(requeued.timestamp(), end, ran=ran)
