@@ -327,7 +327,7 @@ class RuntimeConfig:
         local_rank_arg: "--local_rank" or "--local-rank", appended with the rank to the script's
             arguments for scripts that parse it; None for all others.
         max_restarts: how often the whole group may start again, over all pods and containers.
-        restart_policy: the replicas' restartPolicy.
+        restart_policy: the replicas' restartPolicy; ExitCode also where each restart is a new pod.
         rendezvous_timeout: seconds until all ranks must have come.
         collective_timeout: seconds until a collective counts as failed.
         hang_timeout: seconds without progress, or of a wait in a collective where there is no

@@ -9,7 +9,7 @@ import click
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
 from k8sjob.cli.options import AUTO, target_option
 from k8sjob.cli.output import print_status, text, warn
-from k8sjob.rendering import dockerfile, render, write_context
+from k8sjob.rendering import dockerfile, remarks, render, write_context
 from k8sjob.spec import Image
 
 
@@ -56,5 +56,5 @@ def render_command(  # noqa: PLR0917 - click hands them over by name
             context = spec.image.context if isinstance(spec.image, Image) else "."
             for path in write_context(spec, job.folder / context, folder, image=image):
                 print_status(f"wrote {path}")
-    for remark in spec.remarks:
+    for remark in remarks(spec):
         warn(remark)

@@ -14,7 +14,7 @@ from k8sjob.cli.output import document, fail, line, warn
 from k8sjob.contract import counted
 from k8sjob.errors import SpecError
 from k8sjob.jobs.plan import image_warnings
-from k8sjob.rendering import check_script, manifest
+from k8sjob.rendering import check_script, manifest, remarks
 from k8sjob.spec import schema
 from k8sjob.yamldoc import JOB_FILE, job_file
 
@@ -54,7 +54,7 @@ def _checked(job: JobFile) -> tuple[dict[str, Any], str]:
         result.update(valid=False, problems=[asdict(problem) for problem in error.problems])
         return result, str(error)
     result["job"] = {"name": spec.name, "nodes": spec.nnodes, "processes": spec.world_size}
-    result["warnings"] = [*spec.remarks, *image_warnings(spec, spec.image_reference)]
+    result["warnings"] = [*remarks(spec), *image_warnings(spec, spec.image_reference)]
     size = f"{counted(spec.nnodes, 'pod')}, {counted(spec.world_size, 'process', 'es')}"
     return result, f"{source_name(job.path)}: valid: {spec.name}, {size}"
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.backends.api import LOCAL, Plan
 from k8sjob.contract import RUNTIME_HOME
 from k8sjob.errors import Problem, SpecError
-from k8sjob.rendering import check_script, companion, manifest
+from k8sjob.rendering import check_script, companion, manifest, remarks
 from k8sjob.spec import JobSpec, load
 from k8sjob.spec.job import longest_name
 from k8sjob.spec.load import folder_of
@@ -127,7 +127,7 @@ def _problems(spec: JobSpec, namespace: str | None, *, generate_name: bool) -> I
 
 def warnings(plan: Plan) -> list[str]:
     """Warnings about a plan that the cluster accepts, but that may not be intended."""
-    found = list(plan.spec.remarks)
+    found = remarks(plan.spec)
     not_built_yet = plan.spec.builds_image and plan.image == plan.spec.image_reference
     if "@sha256:" in plan.image or not_built_yet:
         return found

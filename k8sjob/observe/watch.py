@@ -23,7 +23,7 @@ from k8sjob.observe.logs import MOST_AT_ONCE, TAIL_LINES, excerpt
 from k8sjob.observe.merge import Ended, Merge
 from k8sjob.observe.status import JobStatus, job_status
 from k8sjob.targets.api import JobState
-from k8sjob.targets.jobs import TARGETS, replica_names, target_of
+from k8sjob.targets.jobs import TARGETS, replica_names, replica_of, target_of
 
 if TYPE_CHECKING:
     import threading
@@ -167,6 +167,7 @@ class _Watcher:
         self._stalled, self._recorded = stalled, recorded
         self._error: Exception | None = None
         self._seen: tuple[Snapshot, JobStatus] | None = None
+        self._pods: dict[str, Json] = {}
         self._reported_job: object = None
         self._reported_replicas: dict[str, object] = {}
         self._reported_warnings: set[object] = set()
@@ -217,6 +218,7 @@ class _Watcher:
         """What is new in a snapshot; the terminal JOB event is kept for the end."""
         status = job_status(snapshot)
         self._seen = snapshot, status
+        self._pods |= {replica_of(p): p for p in snapshot.pods if not Object(p).deleting}
         if readers:
             yield from readers.look(snapshot.job, status)
         yield from self._replicas(status)
@@ -274,6 +276,10 @@ class _Watcher:
         snapshot, status = self._seen
         yield from self._job(replace(_gone(status), finished=None) if self._deleted else status)
         if not self._deleted and status.state in (JobState.FAILED, JobState.SUCCEEDED):
+            if status.state is JobState.FAILED and not snapshot.pods:
+                # Under OnFailure the Job has deleted its Pods; as they were, they show the cause.
+                pods = tuple(self._pods.values())
+                snapshot = replace(snapshot, pods=pods, at=status.finished)
             for one in diagnose(snapshot, self._tails):
                 yield Event(EventKind.FINDING, one.as_dict(), time.time(), one.replica)
 

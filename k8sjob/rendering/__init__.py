@@ -10,6 +10,7 @@ from k8sjob.rendering.manifest import (
     container_argv,
     container_env,
     manifest,
+    remarks,
     render,
     replica_env,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "dockerfile",
     "dockerignore",
     "manifest",
+    "remarks",
     "render",
     "replica_env",
     "templates_dir",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
@@ -123,6 +123,12 @@ def companion(spec: JobSpec, job: dict[str, Any]) -> dict[str, Any] | None:
     return _parsed(fill(beside.template, spec=spec, pod_labels=labels, port=DEFAULT_PORT))
 
 
+def remarks(spec: JobSpec) -> list[str]:
+    """Remarks on fields that are valid but will not work as expected, also those of its target."""
+    found = by_name(spec.target).remarks(spec)
+    return [*spec.remarks, *(f"{one.field}: {one.message}" for one in found)]
+
+
 def _parsed(text: str) -> dict[str, Any]:
     import yaml  # noqa: PLC0415 - with the spec; a look at the package loads neither
 
@@ -145,7 +151,9 @@ def container_env(spec: JobSpec) -> dict[str, str]:
 
     The operator's own come on top: see replica_env. Those of `env_from` are in the cluster alone.
     """
-    return {**spec.run.env, CONFIG_ENV: spec.runtime_config.encode()}
+    policy = by_name(spec.target).runtime_policy(spec)
+    config = replace(spec.runtime_config, restart_policy=policy)
+    return {**spec.run.env, CONFIG_ENV: config.encode()}
 
 
 def literal(text: str) -> str:

@@ -125,7 +125,8 @@ class Policy(Part):
     restart_policy: Literal["OnFailure", "ExitCode", "Never", "Always"] | None = doc(
         "When a failed replica is restarted. ExitCode: only for codes of 128 and above;"
         " an error of the script fails the job at once. null: ExitCode for a script or"
-        " module on several replicas, else OnFailure.",
+        " module on several replicas, else OnFailure; then some targets make a new pod for each"
+        " restart, so that why and logs show the failed ones.",
         "OnFailure",
         default=None,
     )

@@ -331,6 +331,14 @@ class Target(Protocol):
         """The fields of a spec that this kind of job cannot have."""
         yield from ()
 
+    def remarks(self, spec: JobSpec) -> Iterator[Problem]:  # noqa: ARG002 - nothing to remark
+        """The fields of a spec that do not work as expected with this kind of job."""
+        yield from ()
+
+    def runtime_policy(self, spec: JobSpec) -> str:
+        """The restart policy for the runtime: ExitCode where a restart may be a new Pod."""
+        return spec.restart_policy
+
     def values(self, spec: JobSpec) -> dict[str, Any]:
         """The template's values, beside those that all kinds have.
 

@@ -139,9 +139,26 @@ class Indexed(Target):
         step = f"remove it, or use target {having}"
         return Problem(field, f"target {self.name} does not have it: {why}; {step}")
 
+    def remarks(self, spec: JobSpec) -> Iterator[Problem]:
+        """That OnFailure loses the output of a job that fails."""
+        if spec.policy.restart_policy == "OnFailure":
+            yield Problem(
+                "policy.restart_policy",
+                f"under OnFailure a {self.kind} that fails has deleted its pods: neither why nor"
+                " logs can show the cause afterwards; leave it out, and each restart is a new pod,"
+                " and the failed ones stay",
+            )
+
+    def runtime_policy(self, spec: JobSpec) -> str:
+        """ExitCode by default: a new Pod knows nothing of the restarts in the one before."""
+        return spec.policy.restart_policy or "ExitCode"
+
     def values(self, spec: JobSpec) -> dict[str, Any]:
         """The template's values, beside those that all kinds have."""
         policy, nodes = spec.restart_policy, spec.nnodes
+        # A Job that fails deletes the Pods that run, under OnFailure also the failing one with its
+        # output and exit code. So by default each restart is a new Pod.
+        in_pod = spec.policy.restart_policy == "OnFailure"
         restarts = 0 if policy == "Never" else spec.policy.max_restarts
         elastic = spec.replicas.elastic
         # One restart of the group is up to one of each node.
@@ -149,13 +166,13 @@ class Indexed(Target):
         partial = elastic and spec.kueue_queue and elastic.min < nodes
         return {
             "nodes": nodes,
-            # So many Pods may fail; but so many restarts of containers, under OnFailure, are too
-            # many, unless it is 0.
-            "backoff_limit": limit + 1 if limit and policy == "OnFailure" else limit,
-            "restart_policy": "Never" if policy == "ExitCode" else policy,
-            "retried_codes": [int(code) for code in RETRIED] if policy == "ExitCode" else [],
+            # So many Pods may fail; so many restarts of containers are too many, unless it is 0.
+            "backoff_limit": limit + 1 if limit and in_pod else limit,
+            "restart_policy": "OnFailure" if in_pod else "Never",
             # Pods that a suspension ends would count as failed; a Job under OnFailure has no rules.
-            "stopped_code": None if policy == "OnFailure" else int(ExitCode.STOPPED),
+            "stopped_code": None if in_pod else int(ExitCode.STOPPED),
+            "new_pods": not in_pod and policy != "Never",
+            "final_codes": _final_codes(spec),
             "port_name": "rendezvous",
             "injected": self._env(spec),
             "fields": {} if elastic else dict.fromkeys(_RANKS, f"metadata.annotations['{_INDEX}']"),
@@ -504,6 +521,15 @@ class IndexedJob(Indexed):
             if key.rpartition("/")[2] not in _GENERATED
         }
         return {**spec, "template": {**template, "metadata": meta}}
+
+
+def _final_codes(spec: JobSpec) -> Json | None:
+    """The exit codes that fail the job at once, as a rule has them; None: none does."""
+    if spec.restart_policy == "ExitCode":
+        return {"operator": "NotIn", "values": [int(code) for code in RETRIED]}
+    if spec.policy.restart_policy is None and spec.uses_agent:
+        return {"operator": "In", "values": [int(ExitCode.RESTARTS_SPENT)]}
+    return None
 
 
 def _replica(index: int) -> str:

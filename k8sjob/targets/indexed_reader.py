@@ -124,8 +124,11 @@ class IndexedReader:
                 replicas["elastic"] = {"min": int(bounds[1]), "max": most}
         limit, policy = spec["backoffLimit"], at_path(spec, "template", "spec", "restartPolicy")
         rules = Object(spec).part("podFailurePolicy").get("rules") or ()
+        new_pods = any(rule.get("onPodConditions") for rule in rules)
         if policy == "Never" and RETRIED in [at_path(r, "onExitCodes", "values") for r in rules]:
             policy, restarts = "ExitCode", limit // most
+        elif policy == "Never" and new_pods and limit % most == 0:
+            policy, restarts = None, limit // most  # as k8sjob renders it by default
         else:
             restarts = max(1, (limit - 1) // most) if limit else 0
         return {

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from k8sjob.errors import K8sJobError
-from k8sjob.rendering import check_script, dockerfile, render, write_context
+from k8sjob.rendering import check_script, dockerfile, remarks, render, write_context
 from k8sjob.spec import JobSpec, load
 from k8sjob.yamldoc import parse
 
@@ -97,7 +97,7 @@ def staged(given: str, folder: Path) -> str:
 
 def warned(given: str, folder: Path) -> str:
     fragment(given, folder)
-    warning = K8sJobError("\n".join(load(folder / "job.yaml").remarks))
+    warning = K8sJobError("\n".join(remarks(load(folder / "job.yaml"))))
     warning.exit_code = 0
     raise warning
 

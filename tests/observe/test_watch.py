@@ -88,6 +88,20 @@ def test_a_failed_job_ends_with_its_findings():
     assert "the cause" in finding.data["message"]
 
 
+def test_the_cause_is_known_though_the_pods_are_gone():
+    """As of a Job under OnFailure, which deletes them when it fails."""
+    crashed = make_pod("worker-1", waiting={"reason": "CrashLoopBackOff"}, last=ended(1, "no"))
+    others = running("master-0", "worker-0")
+    dying = [make_pod(f"worker-{n}", dying=True, terminated=ended(143)) for n in (0, 1)]
+    past = "Failed:x:Job j has failed because it has reached the specified backoff limit"
+    seen = (snapshot("Running", pods=[*others, crashed]), snapshot("Running", pods=dying))
+    found = of_kind(watched(*seen, snapshot(past)), "finding")
+    assert [(one.data["cause"], one.replica) for one in found] == [
+        ("crash", "worker-1"),
+        ("restart-limit", ""),
+    ]
+
+
 @pytest.mark.parametrize(("loss", "causes"), [(float("nan"), ["nan-loss"]), (0.5, [])])
 def test_a_job_that_succeeded_ends_with_what_it_did_not_do(loss, causes):
     progress = Event("progress", {"epoch": 0, "step": 1, "loss": loss}).encode()

@@ -1,11 +1,13 @@
 """Targets of one Indexed Job: what is rendered, and how their objects are read."""
 
+import json
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import pytest
 import yaml
 
+from k8sjob.adopt import adopt
 from k8sjob.backends.api import Snapshot
 from k8sjob.contract import Role
 from k8sjob.errors import BackendError, SpecError
@@ -13,7 +15,7 @@ from k8sjob.kube.objects import Object, at_path
 from k8sjob.observe.diagnose import Cause, diagnose
 from k8sjob.observe.logs import select
 from k8sjob.observe.status import job_status
-from k8sjob.rendering import companion, manifest, render, replica_env
+from k8sjob.rendering import companion, container_env, manifest, remarks, render, replica_env
 from k8sjob.runtime.base.env import elastic_env
 from k8sjob.spec import JobSpec, load
 from k8sjob.spec.load import located
@@ -202,6 +204,53 @@ def test_restarts(policy, restart, limit, rules, kind):
     assert [rule["action"] for rule in found] == rules
     if rules:  # what a suspension ends is no failure
         assert found[0]["onExitCodes"]["values"] == [143]
+
+
+COMMAND = {"run": {"command": ["sh", "-c", "exit 1"]}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "restarts", "final"),
+    [
+        (COMMAND, 3, None),
+        ({**COMMAND, "replicas": {"workers": 1}}, 3, None),
+        ({"replicas": {"workers": 0}}, 3, [3]),  # with the agent, which restarts in place
+        ({**COMMAND, "policy": {"max_restarts": 0}}, 0, None),
+    ],
+)
+@of_each_kind
+def test_by_default_each_restart_is_a_new_pod(fields, restarts, final, kind):
+    spec = kind.spec(**{"replicas": {"workers": 0}, **fields})
+    made = kind.indexed(manifest(spec))
+    assert spec.restart_policy == "OnFailure"
+    assert made["template"]["spec"]["restartPolicy"] == "Never"
+    limits = {made["backoffLimit"], made.get("backoffLimitPerIndex", 0)}
+    assert limits == {restarts * spec.nnodes}
+    stopped, disrupted, *rest = made["podFailurePolicy"]["rules"]
+    assert (stopped["action"], stopped["onExitCodes"]["values"]) == ("Ignore", [143])
+    assert (disrupted["action"], "onPodConditions" in disrupted) == ("Ignore", True)
+    codes = [(rule["action"], rule["onExitCodes"]["values"]) for rule in rest]
+    assert codes == ([("FailJob", final)] if final else [])
+    # The agent ends with 3, and not with 137, when it has no restart left.
+    config = json.loads(container_env(spec)["K8SJOB_CONFIG"])
+    assert (config["restart_policy"], config["max_restarts"]) == ("ExitCode", restarts)
+    back = adopt(render(spec)).spec
+    assert back == spec
+    assert [*remarks(spec)] == []
+
+
+@of_each_kind
+def test_what_a_literal_on_failure_costs(kind):
+    (remark,) = remarks(kind.spec(policy={"restart_policy": "OnFailure"}))
+    assert remark.startswith(f"policy.restart_policy: under OnFailure a {kind.target.kind} that")
+    assert remarks(kind.spec(policy={"restart_policy": "OnFailure"}, target="pytorchjob")) == []
+
+
+@of_each_kind
+def test_where_the_pods_are_gone_why_says_how_they_stay(kind):
+    failed = condition("Failed", message="Job has reached the specified backoff limit")
+    (found,) = diagnose(Snapshot(kind.job(**failed)), {}, now=NOW)
+    assert "without policy.restart_policy OnFailure, which keeps them" in found.next_step
 
 
 @pytest.mark.parametrize(

@@ -108,10 +108,11 @@ def restart_limit(facts: Facts) -> Iterator[Finding]:
     if facts.status.state is JobState.FAILED and any(one in message for one in _LIMIT_REACHED):
         step = "remove the cause of the restarts; policy.max_restarts allows more of them"
         if not facts.pods and not facts.ends and not facts.local:
+            kept = facts.target.keeps_ended_pods
+            policy = f"with{'out' * kept} policy.restart_policy {'OnFailure' if kept else 'Never'}"
             step += (
                 ". Its pods are gone, and their output with them: to see the cause, run it again"
-                " with policy.restart_policy Never, which keeps them, or follow it: k8sjob watch"
-                f" {facts.job_argument}"
+                f" {policy}, which keeps them, or follow it: k8sjob watch {facts.job_argument}"
             )
         yield Finding(Cause.RESTART_LIMIT, message, step)
 
