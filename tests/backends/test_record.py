@@ -111,6 +111,37 @@ def test_output_is_limited(tmp_path, monkeypatch):
         list(RecordBackend(tmp_path / "job.k8sjob").logs(None, "master-0"))
 
 
+def test_the_last_lines_are_read_without_the_others(tmp_path):
+    lines = [LogLine("master-0", n // 50, STAMP, f"line {n}") for n in range(100)]
+    path = tmp_path / "job.k8sjob"
+    every = list(written(recorded(), path, lines).logs(None, "master-0"))
+    for tail in (1, 3, 101, 1000):
+        assert list(RecordBackend(path).logs(None, "master-0", tail=tail)) == every[-tail:]
+    rest = json.dumps([0, STAMP, "the end", False])
+    members = {"record.json": json.dumps(recorded_objects(path)), "logs/master-0": f"{{\n{rest}\n"}
+    path.write_bytes(zipped(**members))
+    (last,) = RecordBackend(path).logs(None, "master-0", tail=1)
+    assert last.text == "the end"
+    with pytest.raises(BackendError, match="cannot be read"):
+        list(RecordBackend(path).logs(None, "master-0", tail=2))
+
+
+def test_a_line_without_an_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("k8sjob.backends.record._MOST_LINE", 1000)
+    path = tmp_path / "job.k8sjob"
+    written(recorded(), path)
+    members = {"record.json": json.dumps(recorded_objects(path)), "logs/master-0": "x" * 10**6}
+    path.write_bytes(zipped(**members))
+    for tail in (None, 1):
+        with pytest.raises(BackendError, match="a line of the output of master-0 has over 1000"):
+            list(RecordBackend(path).logs(None, "master-0", tail=tail))
+
+
+def recorded_objects(path):
+    with zipfile.ZipFile(path) as archive:
+        return json.loads(archive.read("record.json"))
+
+
 def zipped(**members):
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
