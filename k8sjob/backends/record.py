@@ -271,7 +271,7 @@ def keep_record_of(backend: Backend, ref: JobRef) -> str:
     Returns:
         Why there is none, as a sentence; empty where it is kept, or the job is gone.
     """
-    if backend.name != "kubernetes":
+    if backend.recorded or isinstance(backend, LocalBackend):
         return ""
     try:
         Records().keep(backend, ref)
@@ -285,7 +285,7 @@ def keep_record_of(backend: Backend, ref: JobRef) -> str:
 class RecordBackend:
     """The job of a record, as a back end that changes nothing."""
 
-    name = "record"
+    recorded = True
 
     def __init__(self, path: Path | str) -> None:
         """Open a record; a subclass has files elsewhere, and another name for them.
