@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from k8sjob.kube.objects import Json
 
 SUFFIX: Final = ".k8sjob"
+UNSENT: Final = ".unsent"
+"""The folder of messages that wait to be sent; no namespace has such a name."""
 _FORMAT: Final = 1
 _OBJECTS: Final = "record.json"
 _MOST_OBJECTS: Final = 1 << 28
@@ -203,7 +205,8 @@ class Records:
     """
 
     def __init__(self, most: int = _KEPT_RECORDS, most_bytes: int = _KEPT_BYTES) -> None:
-        self._root = Store().root / "records"
+        self._store = Store()
+        self._root = self._store.root / "records"
         self._most, self._most_bytes = most, most_bytes
 
     def path(self, ref: JobRef) -> Path:
@@ -220,22 +223,29 @@ class Records:
 
     def mark(self, ref: JobRef, word: str) -> bool:
         """Note something about a job; False where it was noted before."""
-        mark = self.path(ref).with_suffix(f".{word}")
-        mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            mark.touch(exist_ok=False)
+            self._made(self.path(ref).with_suffix(f".{word}")).touch(exist_ok=False)
         except FileExistsError:
             return False
         return True
 
-    def unmark(self, ref: JobRef, word: str) -> None:
-        """Take a note back."""
-        self.path(ref).with_suffix(f".{word}").unlink(missing_ok=True)
+    def messages(self) -> dict[str, str]:
+        """The messages that wait to be sent, by their names."""
+        waiting = sorted((self._root / UNSENT).glob("[!.]*"))
+        return {path.name: path.read_text(errors="replace") for path in waiting}
+
+    def keep_message(self, name: str, text: str) -> None:
+        """Keep a message that waits to be sent."""
+        with whole_file(self._made(self._root / UNSENT / name)) as out:
+            out.write(text.encode(errors="replace"))
+
+    def drop_message(self, name: str) -> None:
+        """Forget a message."""
+        (self._root / UNSENT / name).unlink(missing_ok=True)
 
     def keep(self, backend: Backend, ref: JobRef, snapshot: Snapshot | None = None) -> Path:
         """Keep a brief record of a job, as write_record does; the oldest records give way."""
-        path = self.path(ref)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self._made(self.path(ref))
         with whole_file(path) as out:
             write_record(backend, ref, out, lambda *_: None, brief=True, snapshot=snapshot)
         size = 0
@@ -246,6 +256,12 @@ class Records:
                     kept.unlink()
                     for mark in kept.parent.glob(f"{kept.stem}.*"):
                         mark.unlink(missing_ok=True)
+        return path
+
+    def _made(self, path: Path) -> Path:
+        """A path of these, whose folder is made."""
+        self._store.make()
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         return path
 
     def find(self, name: str, namespace: str = "*") -> Path | None:
