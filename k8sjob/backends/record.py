@@ -29,7 +29,7 @@ from k8sjob.backends.local import LocalBackend
 from k8sjob.backends.local.runs import RELATED, SNAPSHOT
 from k8sjob.backends.local.store import Store, whole_file
 from k8sjob.contract import __version__
-from k8sjob.errors import BackendError, JobNotFound, field_path
+from k8sjob.errors import BackendError, JobNotFound, K8sJobError, field_path
 from k8sjob.kube.objects import Object, Pod
 from k8sjob.targets.jobs import replica_names, replica_of, target_of
 from k8sjob.targets.schema import ANY, fit
@@ -128,7 +128,7 @@ def _read(found: Json) -> tuple[Snapshot, list[Json]]:
     Raises:
         ValueError: a part does not have the form that Kubernetes gives it.
     """
-    moment = datetime.fromisoformat(found["at"])
+    moment = _moment(found["at"])
     seen, wrong = fit({key: found[key] for key in SNAPSHOT}, SNAPSHOT)
     related = []
     for given in found["related"]:
@@ -175,9 +175,16 @@ def _encoded(line: LogLine) -> list[Any]:
     return [line.attempt, line.timestamp, line.text, line.gap, *([raw] if raw else [])]
 
 
+def _moment(text: str) -> datetime:
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError(f"{text!a} has no time zone")
+    return moment
+
+
 def _decoded(replica: str, text: bytes) -> LogLine:
     attempt, stamp, shown, gap, *raw = json.loads(text.decode())
-    datetime.fromisoformat(stamp)
+    _moment(stamp)
     if type(attempt) is not int or not isinstance(shown, str):
         raise ValueError("no line of a log")
     return LogLine(
@@ -307,7 +314,7 @@ class RecordBackend:
         """Open a record; a subclass has files elsewhere, and another name for them.
 
         Raises:
-            BackendError: it cannot be read, or is no record, or one of a newer k8sjob.
+            BackendError: it cannot be read, or is no record, or one of another k8sjob.
         """
         self.path = path
         try:
@@ -321,7 +328,7 @@ class RecordBackend:
                 self._snapshot, self._related = _read(found)
                 self._launched = _launched(found.get("launched"))
         except DAMAGE as error:
-            self._fail(error)
+            raise BackendError(self._damage(error)) from error
         if version != _FORMAT:
             raise BackendError(
                 f"{path} is a record of format {version!r}, and this k8sjob ({__version__}) reads"
@@ -344,12 +351,21 @@ class RecordBackend:
             raise ValueError("it is not a file")
         return file
 
-    def _fail(self, error: Exception) -> NoReturn:
-        detail = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise BackendError(
-            f"{self.path} cannot be read as a record of a job: {detail}; `k8sjob archive NAME`"
-            " writes one"
-        ) from error
+    def _damage(self, error: Exception, part: str = "") -> str:
+        """The message about a record, or a part of one, that cannot be read."""
+        match error:
+            case OSError(strerror=str(detail)):
+                pass
+            case KeyError(args=(str(name),)) if " " not in name:
+                detail = f"{name!r} is missing in {_OBJECTS}"
+            case TypeError() | AttributeError():
+                detail = "it does not have the form of one"
+            case _:
+                detail = str(error.args[0] if error.args else error)
+        return (
+            f"{self.path} cannot be read as a record of a job: {part}{detail}; copy it again, or"
+            " write another one with `k8sjob archive NAME`"
+        )
 
     def find(self, name: str) -> JobRef:
         """The job that the record is of, whatever its name."""
@@ -388,7 +404,7 @@ class RecordBackend:
         since: datetime | None = None,
         stop: Event | None = None,
     ) -> Iterator[LogLine]:
-        """The recorded output of a replica; see Backend."""
+        """The recorded output of a replica; see Backend. K8sJobError where it is damaged."""
         del ref, follow, since, stop
         if not previous:
             return self._lines(replica, tail)
@@ -409,7 +425,8 @@ class RecordBackend:
                     for _, text in _rows(replica, file):
                         yield _decoded(replica, text)
         except DAMAGE as error:
-            self._fail(error)
+            # No BackendError: it would pass for output that is not there.
+            raise K8sJobError(self._damage(error, f"logs/{replica}: ")) from error
 
     def launched(self, ref: JobRef) -> Launched:
         """The spec, the folder and the code that a job was started from.

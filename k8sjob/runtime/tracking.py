@@ -196,7 +196,7 @@ class Tracker:
         self._warn, self._opened = warn, opened
         self._points: queue.Queue[Point | str] = queue.Queue(_QUEUE)
         self._ending = threading.Event()
-        self._dropped = self._warned = self._down = self._absent = False
+        self._dropped = self._warned = self._down = self._absent = self._reached = False
         self._thread = threading.Thread(target=self._send, name=f"tracking-{name}", daemon=True)
         self._thread.start()
 
@@ -218,7 +218,8 @@ class Tracker:
             self._points.put(state, timeout=max(0.0, deadline - time.monotonic()))
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
-            self._warn(f"tracking.{self._name} did not take the last numbers in time")
+            missing = "the last numbers" if self._reached else "any numbers of this attempt"
+            self._warn(f"tracking.{self._name} did not take {missing} in time")
 
     def _send(self) -> None:
         try:
@@ -237,6 +238,7 @@ class Tracker:
             points, state = self._next()
             if points:
                 self._retried(partial(client.log, points))
+                self._reached = True
                 self._ending.wait(TIMEOUTS.track_every)
         self._retried(partial(client.close, state))
 
