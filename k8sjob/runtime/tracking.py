@@ -317,8 +317,14 @@ class Tracking:
         def opened(name: str, run_id: str) -> None:
             with self._lock:
                 known[name] = run_id
-                if folder is not None:
-                    _write_ids(folder, known)
+                try:
+                    if folder is not None:
+                        _write_ids(folder, known)
+                except OSError as error:
+                    self._warn(
+                        f"tracking: {_IDS} cannot be written: {error}; training continues, and a"
+                        " resumed job begins other runs"
+                    )
 
         for name in wanted.keys() & _CLIENTS.keys():
             run = Run(job, known.get(name, ""), shown)
@@ -357,8 +363,11 @@ def _read_ids(folder: Path | None) -> dict[str, str]:
 def _write_ids(folder: Path, ids: Mapping[str, str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     draft = folder / f".{_IDS}.{os.getpid()}"
-    draft.write_text(json.dumps(ids))
-    draft.replace(folder / _IDS)
+    try:
+        draft.write_text(json.dumps(ids))
+        draft.replace(folder / _IDS)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 # --- numbers for TensorBoard ---------------------------------------------------------------------
