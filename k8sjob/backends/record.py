@@ -27,9 +27,10 @@ from typing import IO, TYPE_CHECKING, Any, Final, NoReturn
 from k8sjob.backends.api import JobRef, Launched, LogLine, Snapshot
 from k8sjob.backends.local import LocalBackend
 from k8sjob.backends.local.runs import RELATED, SNAPSHOT
-from k8sjob.backends.local.store import Store, whole_file
+from k8sjob.backends.local.store import Store
 from k8sjob.contract import __version__
 from k8sjob.errors import BackendError, JobNotFound, K8sJobError, field_path
+from k8sjob.files import whole_file
 from k8sjob.kube.objects import Object, Pod
 from k8sjob.targets.jobs import replica_names, replica_of, target_of
 from k8sjob.targets.schema import ANY, fit

@@ -33,9 +33,10 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from k8sjob.errors import BackendError
+from k8sjob.files import whole_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -358,24 +359,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise BackendError(f"{path} is damaged: not a JSON object")
     return body
-
-
-@contextmanager
-def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write, which gets its name once it is complete.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".k8sjob-", delete=False) as out:
-        try:
-            yield out
-            out.flush()
-            os.fsync(out.fileno())  # else a file system may keep the new name and lose the content
-            Path(out.name).replace(path)
-        except BaseException:
-            Path(out.name).unlink(missing_ok=True)
-            raise
 
 
 def write_json(path: Path, body: dict[str, Any]) -> None:
