@@ -10,6 +10,7 @@ import copy
 import itertools
 import json
 import threading
+import time
 from urllib.parse import unquote
 
 from serving import served
@@ -157,7 +158,14 @@ class Apiserver:
 
     def served(self):
         """Over HTTP on the loopback interface; its URL, as a context."""
-        return served(self.handle)
+        return served(self._answer)
+
+    def _answer(self, method, path, query, body):
+        """Also that of a watch, in which nothing happens, and which ends soon."""
+        if "watch" in query:
+            time.sleep(0.2)
+            return 200, {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "1"}}}
+        return self.handle(method, path, query, body)
 
 
 class InMemory:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import uuid
 from pathlib import Path
 
 import hypothesis
@@ -119,6 +120,12 @@ def _scope(nodeid):
     """What one process of pytest runs from its beginning to its end."""
     own_bed = nodeid.startswith(CLUSTER) and OWN_BED in nodeid
     return CHAOS if own_bed else nodeid.partition("::")[0]
+
+
+@pytest.fixture(autouse=True)
+def _state(tmp_path_factory, monkeypatch):
+    """The state folder of nobody, whoever runs the tests; it is made when something is written."""
+    monkeypatch.setenv("K8SJOB_STATE", str(tmp_path_factory.getbasetemp() / uuid.uuid4().hex))
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ STAMP = "2026-01-01T00:00:{:02}.000000000Z"
 class JobsInMemory:
     """A back end of jobs that a test gives it, with their pods and the lines of their Master."""
 
-    name = "memory"
+    recorded = False
 
     def __init__(self, **jobs):
         self.there, self.pods, self.lines, self.asked = dict(jobs), {}, {}, []

@@ -124,7 +124,7 @@ class Script:
     A snapshot is given when the lines that stand before it have been taken by their readers.
     """
 
-    name = "script"
+    recorded = False
 
     def __init__(self, snapshots, lines=(), *, gone=False, errors=()):
         self.snapshots, self.lines, self.gone = snapshots, list(lines), gone

@@ -172,8 +172,8 @@ class LogLine:
 class Backend(Protocol):
     """A place where jobs run. Errors: JobNotFound, JobExists, BackendError."""
 
-    name: str
-    """"local", "kubernetes" or "record"."""
+    recorded: bool
+    """Whether its jobs are of records: as they were at one moment, with no more to wait for."""
 
     def create(self, plan: Plan) -> JobRef:
         """Start a job; JobExists if one of that name has not ended."""

@@ -17,6 +17,7 @@ import re
 import stat
 import zipfile
 import zlib
+from collections import deque
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -26,9 +27,10 @@ from typing import IO, TYPE_CHECKING, Any, Final, NoReturn
 from k8sjob.backends.api import JobRef, Launched, LogLine, Snapshot
 from k8sjob.backends.local import LocalBackend
 from k8sjob.backends.local.runs import RELATED, SNAPSHOT
-from k8sjob.backends.local.state_folder import Store, whole_file
+from k8sjob.backends.local.state_folder import Store
 from k8sjob.contract import __version__
-from k8sjob.errors import BackendError, JobNotFound, field_path
+from k8sjob.errors import BackendError, JobNotFound, K8sJobError, field_path
+from k8sjob.files import whole_file
 from k8sjob.kube.objects import Object, Pod
 from k8sjob.targets.field_types import ANY, fit
 from k8sjob.targets.jobs import replica_names, replica_of, target_of
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
     from k8sjob.kube.objects import Json
 
 SUFFIX: Final = ".k8sjob"
+UNSENT: Final = ".unsent"
+"""The folder of messages that wait to be sent; no namespace has such a name."""
 _FORMAT: Final = 1
 _OBJECTS: Final = "record.json"
 _MOST_OBJECTS: Final = 1 << 28
@@ -125,7 +129,7 @@ def _read(found: Json) -> tuple[Snapshot, list[Json]]:
     Raises:
         ValueError: a part does not have the form that Kubernetes gives it.
     """
-    moment = datetime.fromisoformat(found["at"])
+    moment = _moment(found["at"])
     seen, wrong = fit({key: found[key] for key in SNAPSHOT}, SNAPSHOT)
     related = []
     for given in found["related"]:
@@ -172,12 +176,33 @@ def _encoded(line: LogLine) -> list[Any]:
     return [line.attempt, line.timestamp, line.text, line.gap, *([raw] if raw else [])]
 
 
+def _moment(text: str) -> datetime:
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError(f"{text!a} has no time zone")
+    return moment
+
+
 def _decoded(replica: str, text: bytes) -> LogLine:
-    attempt, stamp, shown, gap, *raw = json.loads(text)
-    datetime.fromisoformat(stamp)
+    attempt, stamp, shown, gap, *raw = json.loads(text.decode())
+    _moment(stamp)
     if type(attempt) is not int or not isinstance(shown, str):
         raise ValueError("not a line of a log")
-    return LogLine(replica, attempt, stamp, shown, bool(gap), base64.b64decode(*raw or [""]))
+    return LogLine(
+        replica, attempt, stamp, shown, bool(gap), base64.b64decode(*raw) if raw else b""
+    )
+
+
+def _rows(replica: str, file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    """The lines of a replica's output as they are in the record, and where each begins."""
+    at = file.tell()
+    while text := file.readline(_MOST_LINE + 1):
+        if len(text) > _MOST_LINE:
+            raise ValueError(f"a line of the output of {replica} has over {_MOST_LINE} bytes")
+        yield at, text
+        at += len(text)
+        if at > _MOST_OUTPUT + _MOST_LINE:
+            raise ValueError(f"the output of {replica} has over {_MOST_OUTPUT} bytes")
 
 
 class Records:
@@ -188,7 +213,8 @@ class Records:
     """
 
     def __init__(self, most: int = _KEPT_RECORDS, most_bytes: int = _KEPT_BYTES) -> None:
-        self._root = Store().root / "records"
+        self._store = Store()
+        self._root = self._store.root / "records"
         self._most, self._most_bytes = most, most_bytes
 
     def path(self, ref: JobRef) -> Path:
@@ -205,22 +231,29 @@ class Records:
 
     def mark(self, ref: JobRef, word: str) -> bool:
         """Note something about a job; False where it was noted before."""
-        mark = self.path(ref).with_suffix(f".{word}")
-        mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            mark.touch(exist_ok=False)
+            self._made(self.path(ref).with_suffix(f".{word}")).touch(exist_ok=False)
         except FileExistsError:
             return False
         return True
 
-    def unmark(self, ref: JobRef, word: str) -> None:
-        """Take a note back."""
-        self.path(ref).with_suffix(f".{word}").unlink(missing_ok=True)
+    def messages(self) -> dict[str, str]:
+        """The messages that wait to be sent, by their names."""
+        waiting = sorted((self._root / UNSENT).glob("[!.]*"))
+        return {path.name: path.read_text(errors="replace") for path in waiting}
+
+    def keep_message(self, name: str, text: str) -> None:
+        """Keep a message that waits to be sent."""
+        with whole_file(self._made(self._root / UNSENT / name)) as out:
+            out.write(text.encode(errors="replace"))
+
+    def drop_message(self, name: str) -> None:
+        """Forget a message."""
+        (self._root / UNSENT / name).unlink(missing_ok=True)
 
     def keep(self, backend: Backend, ref: JobRef, snapshot: Snapshot | None = None) -> Path:
         """Keep a brief record of a job, as write_record does; the oldest records give way."""
-        path = self.path(ref)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self._made(self.path(ref))
         with whole_file(path) as out:
             write_record(backend, ref, out, lambda *_: None, brief=True, snapshot=snapshot)
         size = 0
@@ -231,6 +264,12 @@ class Records:
                     kept.unlink()
                     for mark in kept.parent.glob(f"{kept.stem}.*"):
                         mark.unlink(missing_ok=True)
+        return path
+
+    def _made(self, path: Path) -> Path:
+        """A path of these, whose folder is made."""
+        self._store.make()
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         return path
 
     def find(self, name: str, namespace: str = "*") -> Path | None:
@@ -256,7 +295,7 @@ def keep_record_of(backend: Backend, ref: JobRef) -> str:
     Returns:
         Why there is none, as a sentence; empty where it is kept, or the job is gone.
     """
-    if backend.name != "kubernetes":
+    if backend.recorded or isinstance(backend, LocalBackend):
         return ""
     try:
         Records().keep(backend, ref)
@@ -270,13 +309,13 @@ def keep_record_of(backend: Backend, ref: JobRef) -> str:
 class RecordBackend:
     """The job of a record, as a back end that changes nothing."""
 
-    name = "record"
+    recorded = True
 
     def __init__(self, path: Path | str) -> None:
         """Open a record; a subclass has files elsewhere, and another name for them.
 
         Raises:
-            BackendError: it cannot be read, or is no record, or one of a newer k8sjob.
+            BackendError: it cannot be read, or is no record, or one of another k8sjob.
         """
         self.path = path
         try:
@@ -290,7 +329,7 @@ class RecordBackend:
                 self._snapshot, self._related = _read(found)
                 self._launched = _launched(found.get("launched"))
         except DAMAGE as error:
-            self._fail(error)
+            raise BackendError(self._damage(error)) from error
         if version != _FORMAT:
             raise BackendError(
                 f"{path} is a record of format {version!r}, and this k8sjob ({__version__}) reads"
@@ -313,12 +352,21 @@ class RecordBackend:
             raise ValueError("it is not a file")
         return file
 
-    def _fail(self, error: Exception) -> NoReturn:
-        detail = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise BackendError(
-            f"{self.path} cannot be read as a record of a job: {detail}; `k8sjob archive NAME`"
-            " writes one"
-        ) from error
+    def _damage(self, error: Exception, part: str = "") -> str:
+        """The message about a record, or a part of one, that cannot be read."""
+        match error:
+            case OSError(strerror=str(detail)):
+                pass
+            case KeyError(args=(str(name),)) if " " not in name:
+                detail = f"{name!r} is missing in {_OBJECTS}"
+            case TypeError() | AttributeError():
+                detail = "it does not have the form of one"
+            case _:
+                detail = str(error.args[0] if error.args else error)
+        return (
+            f"{self.path} cannot be read as a record of a job: {part}{detail}; copy it again, or"
+            " write another one with `k8sjob archive NAME`"
+        )
 
     def find(self, name: str) -> JobRef:
         """The job that the record is of, whatever its name."""
@@ -357,28 +405,29 @@ class RecordBackend:
         since: datetime | None = None,
         stop: Event | None = None,
     ) -> Iterator[LogLine]:
-        """The recorded output of a replica; see Backend."""
-        del ref, follow, tail, since, stop
-        lines = self._lines(replica)
+        """The recorded output of a replica; see Backend. K8sJobError where it is damaged."""
+        del ref, follow, since, stop
         if not previous:
-            return lines
+            return self._lines(replica, tail)
         attempts = sorted({line.attempt for line in self._lines(replica)})
         if len(attempts) < 2:
             raise BackendError(f"{replica} was started only once; leave --previous out")
-        return (line for line in lines if line.attempt == attempts[-2])
+        return (line for line in self._lines(replica) if line.attempt == attempts[-2])
 
-    def _lines(self, replica: str) -> Iterator[LogLine]:
+    def _lines(self, replica: str, tail: int | None = None) -> Iterator[LogLine]:
         try:
             with self._opened() as archive:
                 if f"logs/{replica}" not in archive.namelist():
                     raise BackendError(f"{self.path} has no output of {replica}")
                 with archive.open(f"logs/{replica}") as file:
-                    while text := file.readline(_MOST_LINE + 1):
-                        if file.tell() > _MOST_OUTPUT + _MOST_LINE:
-                            raise ValueError(f"the output of {replica} has over 1 GiB")
+                    if tail is not None:  # to find the lines takes a tenth of decoding them
+                        begins = deque((at for at, _ in _rows(replica, file)), max(tail, 1))
+                        file.seek(begins[0] if begins else 0)
+                    for _, text in _rows(replica, file):
                         yield _decoded(replica, text)
         except DAMAGE as error:
-            self._fail(error)
+            # No BackendError: it would pass for output that is not there.
+            raise K8sJobError(self._damage(error, f"logs/{replica}: ")) from error
 
     def launched(self, ref: JobRef) -> Launched:
         """The spec, the folder and the code that a job was started from.

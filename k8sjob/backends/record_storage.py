@@ -12,7 +12,7 @@ import tempfile
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, Final
 
-from k8sjob.backends.record import DAMAGE, SUFFIX, RecordBackend, write_record
+from k8sjob.backends.record import DAMAGE, SUFFIX, UNSENT, RecordBackend, write_record
 from k8sjob.contract import __version__
 from k8sjob.errors import K8sJobError, StorageError, redacted
 from k8sjob.sanitize import safe_line
@@ -85,10 +85,24 @@ class StoredRecords:
                 return True
         return False
 
-    def unmark(self, ref: JobRef, word: str) -> None:
-        """Take a note back."""
+    def messages(self) -> dict[str, str]:
+        """The messages that wait to be sent, by their names."""
         with _explained(self._url):
-            self._files.rm_file(f"{self._root}/{_name(ref, f'.{word}')}")
+            paths: list[str] = self._files.find(f"{self._root}/{UNSENT}")
+            return {
+                path.rpartition("/")[2]: self._files.cat_file(path).decode(errors="replace")
+                for path in sorted(paths)
+            }
+
+    def keep_message(self, name: str, text: str) -> None:
+        """Keep a message that waits to be sent."""
+        with _explained(self._url):
+            self._files.pipe_file(f"{self._root}/{UNSENT}/{name}", text.encode(errors="replace"))
+
+    def drop_message(self, name: str) -> None:
+        """Forget a message."""
+        with _explained(self._url):
+            self._files.rm_file(f"{self._root}/{UNSENT}/{name}")
 
 
 class StoredRecord(RecordBackend):

@@ -8,12 +8,12 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
-from k8sjob.backends.local.state_folder import whole_file
 from k8sjob.backends.record import SUFFIX, write_record
 from k8sjob.cli.find_job import Place, find, job_argument, place_options
 from k8sjob.cli.output import line, warn
 from k8sjob.contract import Event
 from k8sjob.errors import K8sJobError
+from k8sjob.files import whole_file
 from k8sjob.html_card import Html, card, curve, folded, moments, paragraph, table
 from k8sjob.jobs.result import POSITION, Reached, read_reached
 from k8sjob.observe.logs import last_lines

@@ -12,6 +12,7 @@ import click
 from k8sjob.cli.jobfile import JobCommand, JobFile, script_args
 from k8sjob.cli.output import print_status
 from k8sjob.errors import BackendError, K8sJobError, Problem, SpecError
+from k8sjob.files import write_files
 from k8sjob.rendering import templates_dir
 from k8sjob.spec import JobSpec, schema
 from k8sjob.yamldoc import scalar
@@ -103,6 +104,4 @@ def _write(files: Mapping[str, str], folder: Path, step: str) -> None:
     existing = [str(folder / file) for file in (*files, "job.yml") if (folder / file).exists()]
     if existing:
         raise K8sJobError(f"{', '.join(existing)}: already exists; {step}")
-    folder.mkdir(parents=True, exist_ok=True)
-    for file, text_of_file in files.items():
-        (folder / file).write_text(text_of_file, encoding="utf-8")
+    write_files(folder, files)

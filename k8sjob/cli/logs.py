@@ -17,6 +17,7 @@ from k8sjob.cli.find_job import Place, find, job_argument, place_options
 from k8sjob.cli.options import ago, format_option
 from k8sjob.cli.output import line, print_status
 from k8sjob.contract import Event, EventKind
+from k8sjob.errors import K8sJobError
 from k8sjob.observe.logs import MOST_AT_ONCE, logs, select
 from k8sjob.observe.status import JobStatus, job_status
 from k8sjob.sanitize import text
@@ -237,8 +238,15 @@ class Saver:
             parts = self._parts[replica]
             if attempt not in parts:
                 parts[attempt] = self._begin(replica, attempt)
-            with parts[attempt].open("ab") as file:
-                file.writelines(found)
+            try:
+                with parts[attempt].open("ab") as file:
+                    file.writelines(found)
+            except OSError as error:
+                self._parts.clear()  # none of them is complete
+                raise K8sJobError(
+                    f"{self._folder} cannot be written: {error.strerror or error}; what was saved"
+                    " is in its *.part files; free some space, or save into another folder"
+                ) from error
             for earlier in [number for number in parts if number < attempt]:
                 self._complete(replica, earlier)
 

@@ -74,7 +74,7 @@ def why_command(job: str, timed: bool, output: str, place: Place) -> None:
         return
     for one in found:
         show_finding(one)
-    if backend.name == "record":
+    if backend.recorded:
         from k8sjob.jobs.result import read_reached  # noqa: PLC0415 - for records alone
 
         if ran := environment(read_reached(backend, snapshot).group):

@@ -14,7 +14,6 @@ import os
 import posixpath
 import re
 import tarfile
-import tempfile
 import threading
 import zlib
 from contextlib import suppress
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 from k8sjob.errors import ImageError
+from k8sjob.files import whole_file
 from k8sjob.image.layer_tar import ZSTD_ERRORS, ZSTD_MAGIC, zstd_reader
 from k8sjob.image.registry.blobs import BLOCK, RemoteContent, counted
 from k8sjob.image.registry.manifest import environment
@@ -332,9 +332,8 @@ def scan_layer(content: Content, where: str, note: Callable[[int], object]) -> L
     found = _scan(content, f"{where}, layer {content.digest[:19]}", note)
     with suppress(OSError):  # without a cache it is read again
         cached.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=cached.parent, delete=False) as file:
-            json.dump({"form": _CACHE_VERSION, "traces": asdict(found)}, file)
-        Path(file.name).replace(cached)
+        with whole_file(cached) as file:
+            file.write(json.dumps({"form": _CACHE_VERSION, "traces": asdict(found)}).encode())
     return found
 
 

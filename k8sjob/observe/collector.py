@@ -111,6 +111,9 @@ class Collector:
         looks = threading.Thread(target=self._look_again, args=[stop], daemon=True)
         looks.start()
         try:
+            if self._webhook is not None:
+                for name, message in self._records.messages().items():
+                    self._queue(self._webhook, name, message)
             for change in changes:
                 self._changed(change)
         finally:
@@ -220,11 +223,20 @@ class Collector:
         if self._webhook is None or occasion not in wanted:
             return
         if self._records.mark(ref, occasion):  # before it is sent: none is ever sent twice
-            self._webhook.send(f"{ref} {text}", lambda: self._unmark(ref, occasion))
+            name, message = f"{ref.uid}.{occasion}", f"{ref} {text}"
+            self._keep(name, message)
+            self._queue(self._webhook, name, message)
 
-    def _unmark(self, ref: JobRef, occasion: Occasion) -> None:
-        with suppress(StorageError, OSError):  # the message is then not tried another time
-            self._records.unmark(ref, occasion)
+    def _queue(self, webhook: Webhook, name: str, message: str) -> None:
+        webhook.send(
+            message,
+            keep=lambda: self._keep(name, message),
+            drop=lambda: self._records.drop_message(name),
+        )
+
+    def _keep(self, name: str, message: str) -> None:
+        with suppress(StorageError, OSError):  # it is then lost if this process ends before
+            self._records.keep_message(name, message)
 
 
 def _part(text: str) -> str:

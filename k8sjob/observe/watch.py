@@ -99,7 +99,7 @@ def watch(
         JobNotFound: there is no such job.
         BackendError: the back end could not be read any more.
     """
-    watcher = _Watcher(Stalled(patience, backend.related), recorded=backend.name == "record")
+    watcher = _Watcher(Stalled(patience, backend.related), recorded=backend.recorded)
     with Merge[Snapshot | LogLine]() as merge:
         # A snapshot says all that the ones before it do: a slow reader sees fewer of them.
         merge.add("", lambda stop: backend.watch(ref, stop=stop), ahead=1)

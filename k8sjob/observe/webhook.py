@@ -25,23 +25,28 @@ _MARKUP: Final = str.maketrans(
     {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "@\u200b", "]": "]\u200b"}
 )
 """Slack's and Mattermost's markup, with which a job could mention people or hide a link."""
-_RETRY: Final = urllib3.Retry(
+_PAUSES: Final = (0, 2, 4, 8, 16, 32, 64, 120)
+"""Seconds between the tries to send a message: four minutes."""
+_ONCE: Final = urllib3.Retry(
     total=None,
-    connect=8,
-    status=8,
+    connect=0,
+    status=0,
     read=False,
     other=False,
     redirect=False,
     allowed_methods=None,
     status_forcelist=(429, 500, 502, 503, 504),
-    respect_retry_after_header=False,  # which may be a day, for all messages
-    backoff_factor=1,
 )
-"""Four minutes of attempts; none where only the answer is missing, as the message may be there."""
+"""One try. It raises MaxRetryError where a message has certainly not arrived and may later."""
+_Waiting = tuple[str, "Callable[[], object]", "Callable[[], object]"]
 
 
-class _NotSentError(Exception):
-    """A message has certainly not arrived."""
+class _BusyError(Exception):
+    """A message has not arrived, as the server is busy or away."""
+
+
+class _RefusedError(Exception):
+    """The server has refused a message."""
 
 
 class Webhook:
@@ -67,47 +72,70 @@ class Webhook:
             self._pool = pool_manager(proxy_for(scheme, host), timeout=timeout)
         except ValueError as error:
             raise K8sJobError(f"{error}; correct {scheme}_proxy") from None
-        self._waiting: Queue[tuple[str, Callable[[], object]] | None] = Queue(_MOST_WAITING)
+        self._waiting: Queue[_Waiting | None] = Queue(_MOST_WAITING)
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._send_all, name="webhook", daemon=True)
         self._thread.start()
 
-    def send(self, message: str, unsent: Callable[[], object]) -> None:
+    def send(self, message: str, *, keep: Callable[[], object], drop: Callable[[], object]) -> None:
         """Send plain text some time soon; what is more than 3,000 characters is cut.
 
-        Where it certainly did not arrive, `unsent` is called, from the webhook's thread.
+        Args:
+            message: the text, which is kept somewhere until it is sent.
+            keep: called from the webhook's thread to keep it again, where it has not arrived yet.
+            drop: called there before it is sent, so that no later process sends it again.
         """
         try:
-            self._waiting.put_nowait((message, unsent))
+            self._waiting.put_nowait((message, keep, drop))
         except Full:
-            self._failed(f"{_MOST_WAITING} messages wait to be sent to {self._host}; one is lost")
-            unsent()
+            self._failed(
+                f"{_MOST_WAITING} messages wait to be sent to {self._host}; one more is sent at"
+                " the next start"
+            )
 
     def close(self, patience: float = 10.0) -> None:
-        """Send what waits, for some seconds at most."""
+        """Send what waits, for some seconds at most; the rest remains kept."""
+        self._closing.set()
         with suppress(Full):
             self._waiting.put_nowait(None)
-            self._thread.join(patience)
+        self._thread.join(patience)
 
     def _send_all(self) -> None:
         while (one := self._waiting.get()) is not None:
-            message, unsent = one
+            if not self._deliver(*one):
+                return
+
+    def _deliver(
+        self, message: str, keep: Callable[[], object], drop: Callable[[], object]
+    ) -> bool:
+        """Send a message or report why not; False: there is no time to wait, and it is kept."""
+        for pause in (*_PAUSES, None):
             try:
+                drop()
                 self._send(message[:_MOST_CHARACTERS].translate(_MARKUP))
-            except _NotSentError as error:
+            except _BusyError as error:
+                if pause is not None:
+                    keep()
+                    if self._closing.wait(pause):
+                        return False
+                    continue
                 self._failed(f"a message was not sent to {self._host}: {error}")
-                unsent()
+            except _RefusedError as error:
+                self._failed(f"a message was not sent to {self._host}: {error}")
             except Exception as error:  # noqa: BLE001 - no message may keep the others from being sent
                 self._failed(f"{self._host} gave no answer to a message: {type(error).__name__}")
+            break
+        return True
 
     def _send(self, text: str) -> None:
-        """Raise _NotSentError where the message has not arrived, another error where it may."""
+        """Raise _BusyError or _RefusedError where it has not arrived, others where it may have."""
         body, kind = json.dumps({"text": text}).encode(), {"Content-Type": "application/json"}
         try:
-            answer = self._pool.request("POST", self._url, body=body, headers=kind, retries=_RETRY)
+            answer = self._pool.request("POST", self._url, body=body, headers=kind, retries=_ONCE)
         except MaxRetryError as error:
             # Its own text has the path of the URL, which is the secret.
             reason = error.reason
             what = str(reason) if isinstance(reason, ResponseError) else type(reason).__name__
-            raise _NotSentError(what) from None
+            raise _BusyError(what) from None
         if answer.status >= 300:
-            raise _NotSentError(f"it answered {answer.status}")
+            raise _RefusedError(f"it answered {answer.status}")

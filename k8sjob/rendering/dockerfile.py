@@ -9,13 +9,13 @@ shell: names are checked, commands are in exec form, and arguments of a shell ar
 from __future__ import annotations
 
 import itertools
-import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import RUNTIME_HOME, WORKDIR
 from k8sjob.errors import ImageError, Problem, RenderError, SpecError
+from k8sjob.files import write_files
 from k8sjob.rendering.dockerignore import HISTORY, PRIVATE_FILES, Ignore, dockerignore, own_patterns
 from k8sjob.rendering.manifest import IMAGE_UID, container_argv, render
 from k8sjob.rendering.template import fill
@@ -131,11 +131,7 @@ def check_script(spec: JobSpec, folder: Path, *, here: bool = False) -> None:
 
 def _write(files: dict[str, str], target: Path) -> list[Path]:
     _refuse_foreign(files, target)
-    target.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-        with open(os.open(target / name, flags, 0o666), "w", encoding="utf-8") as file:  # noqa: PTH123 - a descriptor
-            file.write(text)
+    write_files(target, files)
     return [target / name for name in files]
 
 

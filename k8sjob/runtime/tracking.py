@@ -196,7 +196,7 @@ class Tracker:
         self._warn, self._opened = warn, opened
         self._points: queue.Queue[Point | str] = queue.Queue(_QUEUE)
         self._ending = threading.Event()
-        self._dropped = self._warned = self._down = self._absent = False
+        self._dropped = self._warned = self._down = self._absent = self._reached = False
         self._thread = threading.Thread(target=self._send, name=f"tracking-{name}", daemon=True)
         self._thread.start()
 
@@ -218,7 +218,8 @@ class Tracker:
             self._points.put(state, timeout=max(0.0, deadline - time.monotonic()))
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
-            self._warn(f"tracking.{self._name} did not take the last numbers in time")
+            missing = "the last numbers" if self._reached else "any numbers of this attempt"
+            self._warn(f"tracking.{self._name} did not take {missing} in time")
 
     def _send(self) -> None:
         try:
@@ -237,6 +238,7 @@ class Tracker:
             points, state = self._next()
             if points:
                 self._retried(partial(client.log, points))
+                self._reached = True
                 self._ending.wait(TIMEOUTS.track_every)
         self._retried(partial(client.close, state))
 
@@ -315,8 +317,14 @@ class Tracking:
         def opened(name: str, run_id: str) -> None:
             with self._lock:
                 known[name] = run_id
-                if folder is not None:
-                    _write_ids(folder, known)
+                try:
+                    if folder is not None:
+                        _write_ids(folder, known)
+                except OSError as error:
+                    self._warn(
+                        f"tracking: {_IDS} cannot be written: {error}; training continues, and a"
+                        " resumed job begins other runs"
+                    )
 
         for name in wanted.keys() & _CLIENTS.keys():
             run = Run(job, known.get(name, ""), shown)
@@ -355,8 +363,11 @@ def _read_ids(folder: Path | None) -> dict[str, str]:
 def _write_ids(folder: Path, ids: Mapping[str, str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     draft = folder / f".{_IDS}.{os.getpid()}"
-    draft.write_text(json.dumps(ids))
-    draft.replace(folder / _IDS)
+    try:
+        draft.write_text(json.dumps(ids))
+        draft.replace(folder / _IDS)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 # --- numbers for TensorBoard ---------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.backends.api import LOCAL
 from k8sjob.backends.local import LocalBackend
-from k8sjob.backends.record import RecordBackend, keep_record_of
+from k8sjob.backends.record import keep_record_of
 from k8sjob.contract import Event
 from k8sjob.errors import BackendError
 from k8sjob.jobs.plan import plan_job, plan_run
@@ -68,7 +68,7 @@ def status(entry: Entry, snapshot: Snapshot) -> dict[str, Any]:
 
 def can(entry: Entry) -> list[str]:
     """What can be done to the job; nothing to that of a record."""
-    return [] if isinstance(entry.backend, RecordBackend) else list(ACTIONS)
+    return [] if entry.backend.recorded else list(ACTIONS)
 
 
 def history(entry: Entry, snapshot: Snapshot) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.backends.api import LOCAL, JobRef, Snapshot
-from k8sjob.backends.record import RecordBackend
 from k8sjob.errors import BackendError
 from k8sjob.kube.client.listwatch import Kind
 from k8sjob.observe.status import job_status
@@ -247,8 +246,7 @@ def _key(place: str, job: dict[str, Any]) -> str:
 
 def moment(backend: Backend, snapshot: Snapshot) -> str | None:
     """When a record was written, to which its job's times refer; None: they refer to now."""
-    recorded = isinstance(backend, RecordBackend) and snapshot.at
-    return recorded.isoformat() if recorded else None
+    return snapshot.at.isoformat() if backend.recorded and snapshot.at else None
 
 
 def _row(snapshot: Snapshot) -> dict[str, Any]:

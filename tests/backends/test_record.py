@@ -12,7 +12,7 @@ import pytest
 
 from k8sjob.backends.api import JobRef, LogLine, Snapshot
 from k8sjob.backends.record import RecordBackend, Records, write_record
-from k8sjob.errors import BackendError
+from k8sjob.errors import BackendError, K8sJobError
 from k8sjob.observe.diagnose import diagnose
 from k8sjob.observe.logs import last_lines
 from k8sjob.targets.jobs import replica_names
@@ -107,8 +107,39 @@ def test_output_is_limited(tmp_path, monkeypatch):
     assert (kept[-1].gap, kept[-1].text) == (True, "the record has no more of this output")
     monkeypatch.setattr("k8sjob.backends.record._MOST_OUTPUT", 100)
     monkeypatch.setattr("k8sjob.backends.record._MOST_LINE", 200)
-    with pytest.raises(BackendError, match="has over"):
+    with pytest.raises(K8sJobError, match="has over"):
         list(RecordBackend(tmp_path / "job.k8sjob").logs(None, "master-0"))
+
+
+def test_the_last_lines_are_read_without_the_others(tmp_path):
+    lines = [LogLine("master-0", n // 50, STAMP, f"line {n}") for n in range(100)]
+    path = tmp_path / "job.k8sjob"
+    every = list(written(recorded(), path, lines).logs(None, "master-0"))
+    for tail in (1, 3, 101, 1000):
+        assert list(RecordBackend(path).logs(None, "master-0", tail=tail)) == every[-tail:]
+    rest = json.dumps([0, STAMP, "the end", False])
+    members = {"record.json": json.dumps(recorded_objects(path)), "logs/master-0": f"{{\n{rest}\n"}
+    path.write_bytes(zipped(**members))
+    (last,) = RecordBackend(path).logs(None, "master-0", tail=1)
+    assert last.text == "the end"
+    with pytest.raises(K8sJobError, match="cannot be read"):
+        list(RecordBackend(path).logs(None, "master-0", tail=2))
+
+
+def test_a_line_without_an_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("k8sjob.backends.record._MOST_LINE", 1000)
+    path = tmp_path / "job.k8sjob"
+    written(recorded(), path)
+    members = {"record.json": json.dumps(recorded_objects(path)), "logs/master-0": "x" * 10**6}
+    path.write_bytes(zipped(**members))
+    for tail in (None, 1):
+        with pytest.raises(K8sJobError, match="a line of the output of master-0 has over 1000"):
+            list(RecordBackend(path).logs(None, "master-0", tail=tail))
+
+
+def recorded_objects(path):
+    with zipfile.ZipFile(path) as archive:
+        return json.loads(archive.read("record.json"))
 
 
 def zipped(**members):
@@ -127,18 +158,19 @@ MANY = {"kind": "Job", "metadata": {"name": "x"}, "spec": {"completions": 10**12
     ("content", "message"),
     [
         (b"", "File is not a zip file"),
-        (zipped(other="{}"), "record.json"),
+        (zipped(other="{}"), "There is no item named 'record.json' in the archive"),
         (zipped(record__json="{"), "cannot be read"),
-        (zipped(record__json="[]"), "cannot be read"),
+        (zipped(record__json="[]"), "does not have the form of one"),
+        (zipped(record__json=json.dumps({**WELL, "job": {}, "at": "2026-01-01"})), "no time zone"),
         (zipped(record__json="[" * 100_000), "cannot be read"),
-        (zipped(record__json=json.dumps(WELL)), "cannot be read"),
+        (zipped(record__json=json.dumps(WELL)), "'job' is missing in record.json"),
         (zipped(record__json=json.dumps({**WELL, "job": [], "at": "x"})), "cannot be read"),
         (zipped(record__json=json.dumps({**WELL, "job": {}, "pods": 3})), "cannot be read"),
         (zipped(record__json=json.dumps({**WELL, "job": MANY})), "over 100000 replicas"),
         (zipped(record__json=json.dumps({**WELL, "format": 2})), "reads format 1"),
         (zipped(record__json=" " * (10**6 + 1)), "over 1000000 bytes"),
     ],
-    ids=range(11),
+    ids=range(12),
 )
 def test_what_is_no_record_is_refused(content, message, tmp_path, monkeypatch):
     monkeypatch.setattr("k8sjob.backends.record._MOST_OBJECTS", 10**6)
@@ -198,7 +230,7 @@ def test_damage_is_noticed_wherever_it_is(tmp_path):
         file.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
         try:
             found = list(RecordBackend(file).logs(None, "master-0"))
-        except BackendError:
+        except K8sJobError:
             continue
         assert found == before  # the damage is in a date of the archive's
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import zipfile
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -57,3 +58,37 @@ def test_a_file_without_an_end_is_too_large(command, k8sjob):
     done = k8sjob(command, "/dev/zero")
     assert done.code == 1
     assert "/dev/zero: longer than the 1048576 bytes" in done.err
+
+
+READ = ["why", "status", "logs", "usage", "watch --replay 1000", "report", "archive"]
+
+
+@pytest.mark.parametrize("command", [*READ, "watch", "rerun", "ui --local"])
+def test_a_record_that_was_cut_is_one_error(command, records, k8sjob):
+    name, *options = command.split()
+    whole = records[0].read_bytes()
+    records[0].write_bytes(whole[: len(whole) // 2])
+    done = k8sjob(name, records[0], *options)
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith(f"error: {records[0]} cannot be read as a record of a job: ")
+    assert done.err.endswith("`k8sjob archive NAME`\n")
+    assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", READ)
+def test_damaged_output_in_a_record_does_not_pass_for_none(
+    command, records, k8sjob, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    name, *options = command.split()
+    with zipfile.ZipFile(records[0]) as archive:
+        members = {one: archive.read(one) for one in archive.namelist()}
+    with zipfile.ZipFile(records[0], "w") as archive:
+        for member, content in members.items():
+            archive.writestr(member, content[:-9] if member.startswith("logs/m") else content)
+    options += ["-o", "other.k8sjob"] if name == "archive" else []
+    done = k8sjob(name, records[0], *options)
+    assert done.code == 1
+    assert f"{records[0]} cannot be read as a record of a job: logs/master-0: " in done.err
+    assert "Traceback" not in done.err
+    assert {path.suffix for path in tmp_path.iterdir()} <= {".k8sjob"}

@@ -5,6 +5,7 @@ import trainings
 
 from k8sjob.backends.api import LogLine, Snapshot
 from k8sjob.cli.logs import Saver, _waiting
+from k8sjob.errors import K8sJobError
 from k8sjob.observe.status import job_status
 
 AT = "2026-01-01T00:00:00.000000000Z"
@@ -35,6 +36,15 @@ def test_one_file_a_replica_and_attempt_as_it_was_written(tmp_path):
         "job-worker-1.3.log": b"w\n",
     }
     assert sorted(saver.saved) == sorted(folder.iterdir())
+
+
+def test_on_a_full_disk_no_file_looks_complete(tmp_path, full_disk):
+    with (
+        full_disk(1000),
+        pytest.raises(K8sJobError, match=r"File too large; what was saved is in its \*.part files"),
+    ):
+        save(tmp_path, "short", ("x" * 2000, 0, "worker-0"))
+    assert sorted(files(tmp_path)) == ["job-master-0.0.log.part", "job-worker-0.0.log.part"]
 
 
 def test_every_byte_is_kept(tmp_path):

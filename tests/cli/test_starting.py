@@ -47,6 +47,21 @@ def test_nothing_is_overwritten(there, k8sjob, tmp_path):
     assert (tmp_path / there).read_text() == "mine"
 
 
+@pytest.mark.parametrize("name", ["init", "render"])
+def test_a_full_disk_leaves_no_half_of_a_job(name, job_file, k8sjob, tmp_path, full_disk):
+    folder = tmp_path / "x"
+    command, size = {
+        "init": (["init", folder], 5000),
+        "render": (["render", job_file(), "--dir", folder], 500),
+    }[name]
+    with full_disk(size):
+        done = k8sjob(*command)
+    assert (done.code, done.out) == (1, "")
+    assert f"cannot be written to {folder}: File too large; nothing was written" in done.err
+    assert list(folder.iterdir()) == []
+    assert k8sjob(*command).code == 0
+
+
 @pytest.mark.parametrize(
     ("folder", "suggestion"),
     [("My_Job", "'my-job' would do"), ("9lives", "'lives' would do"), ("a\nb", "would do")],

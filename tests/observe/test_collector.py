@@ -3,6 +3,7 @@
 import threading
 import time
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -23,7 +24,7 @@ from k8sjob.observe.webhook import Webhook
 class Cluster:
     """A back end of one job that tests change."""
 
-    name = "kubernetes"
+    recorded = False
 
     def __init__(self, found, lines=()):
         self.found, self.lines, self.gone, self.later = found, list(lines), False, None
@@ -46,7 +47,8 @@ class Cluster:
 class Sent(list):
     """A webhook that keeps its messages."""
 
-    def send(self, message, unsent):
+    def send(self, message, *, keep, drop):
+        drop()
         self.append(message)
 
 
@@ -206,18 +208,29 @@ def test_records_that_cannot_be_kept_are_reported_once_and_kept_later(error):
     assert [one.text for one in record().logs(REF, "master-0")] == ["step 1"]
 
 
-def test_a_mark_that_cannot_be_taken_back_stops_nothing():
-    class Refused(Sent):
-        def send(self, message, unsent):
-            unsent()
+def test_a_message_that_waits_is_sent_by_the_next_collector_once():
+    class Away(Sent):
+        def send(self, message, *, keep, drop):
+            drop()
+            keep()
 
+    collect(Cluster(now("Failed", pod=FAILED)), Kind.ADDED, sent=Away())
+    later, last = Sent(), Sent()
+    collect(Cluster(now("Failed", pod=FAILED)), sent=later, until=lambda _said: True)
+    assert [one.partition("\n")[0] for one in later] == ["ns/job failed"]
+    collect(Cluster(now("Failed", pod=FAILED)), Kind.ADDED, sent=last, until=lambda _said: True)
+    assert last == []
+
+
+def test_a_message_that_cannot_be_kept_is_sent_and_stops_nothing():
     class Down(Records):
-        def unmark(self, *_given):
+        def keep_message(self, *_given):
             raise StorageError("it is down")
 
-    cluster = Cluster(now("Failed", pod=FAILED))
-    said = collect(cluster, Kind.ADDED, sent=Refused(), records=Down())
+    cluster, sent = Cluster(now("Failed", pod=FAILED)), Sent()
+    said = collect(cluster, Kind.ADDED, sent=sent, records=Down())
     assert [one.partition(":")[0] for one in said] == ["ns/job Failed"]
+    assert len(sent) == 1
 
 
 def test_a_deleted_job_that_cannot_be_read_is_reported_once(monkeypatch):
@@ -263,18 +276,23 @@ def hook():
         yield SimpleNamespace(got=got, codes=codes, host=url[7:], url=f"{url}/services/SECRET")
 
 
-def send(hook, *messages):
-    failed, unsent = [], []
+def send(hook, *messages, patience=None):
+    """Send messages, and wait for them unless `patience` says how long; what remains kept."""
+    failed, kept = [], set(messages)
     sender = Webhook(hook.url, failed.append)
     for message in messages:
-        sender.send(message, lambda message=message: unsent.append(message))
-    sender.close()
+        sender.send(message, keep=partial(kept.add, message), drop=partial(kept.discard, message))
+    if patience is None:
+        sender._waiting.put(None)
+        sender._thread.join()
+    else:
+        sender.close(patience)
     assert "SECRET" not in "".join(failed)
-    return failed, unsent
+    return failed, kept
 
 
 def test_a_message_has_no_markup_of_the_job(hook):
-    assert send(hook, "a <!channel> & @here [b](http://c) \ud800") == ([], [])
+    assert send(hook, "a <!channel> & @here [b](http://c) \ud800") == ([], set())
     text = "a &lt;!channel&gt; &amp; @\u200bhere [b]\u200b(http://c) \ud800"
     assert hook.got == [{"text": text}]
 
@@ -291,31 +309,40 @@ def test_a_message_that_cannot_be_sent_keeps_no_other(hook, monkeypatch):
 
 def test_a_busy_server_is_asked_again(hook):
     hook.codes += [503, 429]
-    assert send(hook, "one", "two") == ([], [])
+    assert send(hook, "one", "two") == ([], set())
     assert [one["text"] for one in hook.got] == ["one", "one", "one", "two"]
 
 
 def test_a_message_that_may_have_arrived_is_not_sent_again(hook):
     hook.codes += [0]
-    failed, unsent = send(hook, "one", "two")
+    failed, kept = send(hook, "one", "two")
     assert [one["text"] for one in hook.got] == ["one", "two"]
-    assert len(failed) == 1
-    assert unsent == []
+    assert failed == [f"{hook.host} gave no answer to a message: ProtocolError"]
+    assert kept == set()
 
 
-def test_a_message_that_is_refused_may_be_sent_another_time(hook):
+def test_a_message_that_is_refused_is_not_sent_again(hook):
     hook.codes += [404]
-    failed, unsent = send(hook, "one")
+    failed, kept = send(hook, "one", "two")
     assert failed == [f"a message was not sent to {hook.host}: it answered 404"]
-    assert unsent == ["one"]
+    assert [one["text"] for one in hook.got] == ["one", "two"]
+    assert kept == set()
 
 
 def test_nobody_listens(hook, monkeypatch):
-    monkeypatch.setattr(webhook, "_RETRY", webhook._RETRY.new(connect=1, backoff_factor=0))
+    monkeypatch.setattr(webhook, "_PAUSES", (0, 0))
     hook.url = "http://127.0.0.1:1/SECRET"
-    failed, unsent = send(hook, "one")
+    failed, kept = send(hook, "one")
     assert failed == ["a message was not sent to 127.0.0.1:1: NewConnectionError"]
-    assert unsent == ["one"]
+    assert kept == set()
+
+
+def test_at_the_end_what_can_be_sent_is_sent_and_the_rest_kept(hook, monkeypatch):
+    monkeypatch.setattr(webhook, "_PAUSES", (1000,))
+    assert send(hook, "one", "two", patience=60) == ([], set())
+    hook.codes += [200, 503]
+    assert send(hook, "three", "four", "five", patience=60) == ([], {"four", "five"})
+    assert [one["text"] for one in hook.got] == ["one", "two", "three", "four"]
 
 
 @pytest.mark.parametrize(

@@ -221,6 +221,19 @@ def test_a_damaged_file_of_ids_begins_a_run(mlflow, train, tmp_path, left):
     assert ids == {"mlflow": "r0"}
 
 
+def test_ids_that_cannot_be_kept_cost_a_warning_and_no_numbers(mlflow, tmp_path):
+    (tmp_path / "full").touch()
+    warnings = []
+    tracking = Tracking(warnings.append)
+    tracking.open({"mlflow": {}}, "digits", {}, tmp_path / "full")
+    tracking(1, {"loss": 0.5}, 0.0)
+    tracking.close("finished")
+    (run,) = mlflow.runs.values()
+    assert (run["status"], run["curve"]) == ("FINISHED", [("loss", 1, 0.5)])
+    (warning,) = warnings
+    assert "tracking.json cannot be written" in warning
+
+
 @pytest.mark.parametrize("tries", [2, 10**6])
 def test_a_tracker_that_is_down_costs_one_warning(mlflow, train, capsys, monkeypatch, tries):
     short = replace(TIMEOUTS, retry=0.001, join=0.2)
@@ -231,7 +244,7 @@ def test_a_tracker_that_is_down_costs_one_warning(mlflow, train, capsys, monkeyp
     assert out.count("ConnectionError: refused; training continues") == 1
     curves = [run["curve"] for run in mlflow.runs.values()]
     assert curves == ([[("loss", 0, 1.0), ("loss", 0, 0.5)]] if tries == 2 else [])
-    assert ("did not take the last numbers" in out) == (tries > 2)
+    assert ("did not take any numbers of this attempt in time" in out) == (tries > 2)
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch, train, capsys):

@@ -278,7 +278,6 @@ def test_who_suspends_a_job_in_a_queue_learns_what_kueue_does(client, digits):
 def test_of_a_clusters_job_that_has_ended_a_record_remains(serve, tmp_path, monkeypatch, state):
     monkeypatch.setenv("K8SJOB_STATE", str(tmp_path / "state"))
     backend = JobsInMemory(digits=job("digits", state))
-    backend.name = "kubernetes"
     client = serve(backend)
     first_list(client)
     code, _, body = client.ask(f"/api/jobs/{KEY}/delete", "POST")

@@ -16,7 +16,7 @@ REF = JobRef("job", "ns", "u")
 class Jobs:
     """A back end with one job that runs until it is let go."""
 
-    name = "fake"
+    recorded = False
 
     def __init__(self, *, ends=True):
         self.go = threading.Event()

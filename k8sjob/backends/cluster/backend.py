@@ -60,7 +60,7 @@ class ClusterBackend(Creation):
         namespace: of jobs that name none.
     """
 
-    name = "kubernetes"
+    recorded = False
 
     def __init__(self, transport: Transport) -> None:
         self.transport = ExplainedErrors(transport, CONTROLLERS)

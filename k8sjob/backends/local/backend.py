@@ -72,7 +72,7 @@ class LocalBackend:
         detached: new jobs continue when this process ends.
     """
 
-    name = "local"
+    recorded = False
 
     def __init__(
         self,

@@ -94,6 +94,7 @@ def prepare(places: Places, draft: Path, *, fresh: bool = False, resume: bool = 
     Raises:
         BackendError: a package, a variable, a folder or the space for it is missing.
     """
+    places.store.make()
     plan = places.plan
     prepared = Prepared(deepcopy(plan.manifest))
     Object(prepared.job).metadata["namespace"] = LOCAL

@@ -33,9 +33,10 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from k8sjob.errors import BackendError
+from k8sjob.files import whole_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -202,21 +203,35 @@ class Store:
     """The state folder of this user.
 
     Attributes:
-        root: its absolute path; made, for this user alone, when it is not there.
+        root: its absolute path; reading does not make it.
 
     Raises:
-        BackendError: it cannot be made, or belongs to somebody else.
+        BackendError: it cannot be read, or belongs to somebody else.
     """
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = (root or default_root()).absolute()
         self._jobs = self.root / "jobs"
+        self._open(make=False)
+
+    def make(self) -> None:
+        """Make the folder, for this user alone, where it is not there; before anything is written.
+
+        Raises:
+            BackendError: it cannot be made, or belongs to somebody else.
+        """
+        self._open(make=True)
+
+    def _open(self, *, make: bool) -> None:
         try:
-            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._jobs.mkdir(mode=0o700, exist_ok=True)
+            if make:
+                self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._jobs.mkdir(mode=0o700, exist_ok=True)
             owner = self.root.stat().st_uid
             if owner == os.getuid():
                 self.root.chmod(0o700)
+        except FileNotFoundError:
+            return
         except OSError as error:
             raise BackendError(os_error_message("use", self.root, error)) from error
         if owner != os.getuid():
@@ -252,6 +267,7 @@ class Store:
     @contextmanager
     def draft(self) -> Iterator[JobFolder]:
         """A hidden folder for a new job; removed unless it is published."""
+        self.make()
         self._sweep()
         try:
             draft = Path(tempfile.mkdtemp(prefix=".new-", dir=self._jobs))
@@ -281,6 +297,7 @@ class Store:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Exclude other processes that create jobs: a name must not be used twice."""
+        self.make()
         try:
             file = os.open(self.root / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -342,24 +359,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise BackendError(f"{path} is damaged: not a JSON object")
     return body
-
-
-@contextmanager
-def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write, which gets its name once it is complete.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".k8sjob-", delete=False) as out:
-        try:
-            yield out
-            out.flush()
-            os.fsync(out.fileno())  # else a file system may keep the new name and lose the content
-            Path(out.name).replace(path)
-        except BaseException:
-            Path(out.name).unlink(missing_ok=True)
-            raise
 
 
 def write_json(path: Path, body: dict[str, Any]) -> None:

@@ -10,7 +10,9 @@ from dataclasses import asdict, replace
 import pytest
 
 import k8sjob.backends.local.state_folder
+from k8sjob.backends.local import LocalBackend
 from k8sjob.backends.local.state_folder import Identity, Store, default_root, read_json, write_json
+from k8sjob.backends.record import Records
 from k8sjob.errors import BackendError
 
 
@@ -44,9 +46,16 @@ def test_where_it_is(monkeypatch, variables, expected):
 
 def test_it_is_for_its_user_alone_even_if_it_was_open_before(tmp_path):
     (tmp_path / "state").mkdir(mode=0o755)
-    Store(tmp_path / "state")
+    Store(tmp_path / "state").make()
     assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
     assert stat.S_IMODE((tmp_path / "state/jobs").stat().st_mode) == 0o700
+
+
+def test_reading_makes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("K8SJOB_STATE", str(tmp_path / "state"))
+    assert LocalBackend().jobs() == []
+    assert Records().find("any") is None
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path):

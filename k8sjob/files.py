@@ -1,0 +1,56 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from contextlib import ExitStack, contextmanager
+from typing import IO, TYPE_CHECKING
+
+from k8sjob.errors import K8sJobError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+
+@contextmanager
+def whole_file(path: Path, mode: int = 0o600) -> Iterator[IO[bytes]]:
+    """A file to write, which gets its name once it is complete.
+
+    Args:
+        path: its name; an existing file is replaced.
+        mode: its permissions, less the umask.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    draft = path.with_name(f".k8sjob-{secrets.token_hex(6)}")
+    try:
+        with open(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode), "w+b") as out:  # noqa: PTH123 - a descriptor
+            yield out
+            out.flush()
+            os.fsync(out.fileno())  # else a file system may keep the new name and lose the content
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def write_files(folder: Path, files: Mapping[str, str]) -> None:
+    """Write texts to files of a folder, all of them or none; the folder is made.
+
+    Raises:
+        K8sJobError: they cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as drafts:
+            for name, text in files.items():
+                out = drafts.enter_context(whole_file(folder / name, 0o666))
+                out.write(text.encode())
+                out.flush()
+    except OSError as error:
+        raise K8sJobError(
+            f"{', '.join(files)} cannot be written to {folder}: {error.strerror or error}; nothing"
+            " was written; free some space, or use another folder"
+        ) from error
