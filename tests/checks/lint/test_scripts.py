@@ -51,6 +51,7 @@ class Saver:
         torch.save(m, 'm.pt')
 
 """
+KEPT = f"{SAVER}saver = None\n"
 
 
 SPEAKS = {
@@ -85,6 +86,8 @@ SPEAKS = {
         (f"{SAVE}save('m.pt' if step == 0 else None)", True),
         (f"{SAVER}Saver(enabled=rank == 0).save()", False),
         (f"{SAVER}Saver(enabled=True).save()", True),
+        (f"{KEPT}if rank == 0:\n    saver = Saver(True)\nif saver:\n    saver.save()", False),
+        (f"{KEPT}if step == 0:\n    saver = Saver(True)\nif saver:\n    saver.save()", True),
     ],
     "device-by-global-rank": [
         ("rank = dist.get_rank()\nx.cuda(rank)", True),
