@@ -637,8 +637,10 @@ def test_of_a_large_program_only_modules_that_rules_ask_for_are_read_whole(tmp_p
     names = [f"part{number}" for number in range(60)]
     for name in names:
         (tmp_path / f"{name}.py").write_text("import einops\n\ndef f(x):\n    return f(x)\n")
-    (tmp_path / f"{names[-1]}.py").write_text("import torch\n\ndef save():\n    torch.save(1, 'm')\n")
-    body = "".join(f"import {name}\n" for name in names) + f"{names[-1]}.save()\n{names[50]}.f(1)\n"
+    saves = "import torch\n\ndef save():\n    torch.save(1, 'm')\n"
+    (tmp_path / f"{names[-1]}.py").write_text(saves)
+    body = "".join(f"import {name}\n" for name in names)
+    body += f"{names[-1]}.save()\n{names[50]}.f(1)\n"
     found = lint_script(GROUP + body + END, str(tmp_path / "x.py"), roots=[tmp_path])
     assert [(one.id, Path(one.source).name) for one in found] == [
         ("save-on-every-rank", f"{names[-1]}.py")
