@@ -54,6 +54,7 @@ class Recorder:
 
     Attributes:
         rank: among all ranks.
+        sends_draws: this process is a worker of torch's loader, which expects a Fetched of it.
         generators: of numpy that the script has made, the last ones.
         replay: the run whose batches this process is given; None if it loads its own.
         fetching: the data set computes; its random numbers are not the model's.
@@ -94,6 +95,7 @@ class Recorder:
         self._mode: tuple[bool, bool] | None = None
         self.rounds, self._training = False, 0
         self._differentiated: Tensor | None = None
+        self.sends_draws = False
         self.generators = deque[Any](maxlen=8)  # they cannot be referenced weakly
         self.differentiating, self._sampled, self._host = False, self._states(), self._states()
         self._backwards = self._stepped_at = 0
@@ -212,7 +214,7 @@ class Recorder:
 
     def fetched(self, fetch: Callable[[], Any]) -> Any:
         """A batch that a data set gives; from a worker with its random numbers."""
-        if data.get_worker_info() is None:
+        if not self.sends_draws:
             return fetch()
         before = self._states()
         batch = fetch()

@@ -23,6 +23,7 @@ from torch.nn import functional
 from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 from torch.utils import data
+from torch.utils.data._utils import worker
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
@@ -187,6 +188,10 @@ def _wrap_loaders(recorder: Recorder) -> None:
 def _wrap_workers(recorder: Recorder) -> None:
     """What the workers of a loader draw comes with their batches."""
 
+    def work(original: Any, *args: Any) -> None:  # not that of a loader of another library
+        recorder.sends_draws = True
+        original(*args)
+
     def fetched(original: Any, *args: Any) -> Any:
         return recorder.fetched(lambda: original(*args))
 
@@ -200,6 +205,7 @@ def _wrap_workers(recorder: Recorder) -> None:
         recorder.generators.append(generator := original(*args, **options))
         return generator
 
+    _wrap(worker, "_worker_loop", work)
     _wrap(_MapDatasetFetcher, "fetch", fetched)
     _wrap(_MultiProcessingDataLoaderIter, "_process_data", received)
     numpy = sys.modules.get("numpy")
