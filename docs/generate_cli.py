@@ -31,7 +31,8 @@ finds `kubectl-k8sjob` on the PATH) or `python -m k8sjob COMMAND`.
 | Code | Meaning |
 |---|---|
 | 0 | success; for `run`, `watch`, `submit --watch`: of the job; `diff`, `prove`: equal |
-| 1 | an error: no job, findings of `lint`, a refusal, a taken name; `diff`, `prove`: different |
+| 1 | an error: no job, findings of `lint`, a refusal, a taken name; `diff`, `prove`: different; \
+`fit`: no row fits |
 | 1 | without a message: the reader of the output, such as `head`, has exited |
 | 2 | wrong usage: an unknown command, option or value; an error of `diff` or `prove` |
 | 100 | the job failed |

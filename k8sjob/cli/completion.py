@@ -103,9 +103,11 @@ def complete() -> None:
     with suppress(Exception):
         words = split_arg_string(sent)[1:]
         typed = words.pop() if words and not sent[-1:].isspace() else ""
+        # A shell replaces the whole word, also of --set=replicas.
+        before = typed[: typed.find("=") + 1] if typed.startswith("--") else ""
         for item in _candidates(words, typed):
             meaning = safe_line(" ".join((item.help or "").split()))
-            click.echo(f"{_kind(item)}\t{safe_line(item.value)}\t{meaning}")
+            click.echo(f"{_kind(item)}\t{before}{safe_line(item.value)}\t{meaning}")
 
 
 def main() -> None:

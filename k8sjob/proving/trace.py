@@ -293,6 +293,13 @@ def distance(one: Sketch, other: Sketch) -> float:
     return math.sqrt(sum(parts) / len(parts))
 
 
+def update(before: Sequence[Sketch], after: Sequence[Sketch]) -> list[Sketch]:
+    """What was added to tensors."""
+    pairs = [zip(*pair, strict=True) for pair in zip(before, after, strict=True)]
+    deltas = [[b - a for a, b in pair][1:] for pair in pairs]
+    return [[sum(v * v for v in delta) / len(delta), *delta] for delta in deltas]
+
+
 def length(sketches: Sequence[Sketch | None]) -> float:
     """The length of several tensors together."""
     return math.sqrt(sum(norm(one) ** 2 for one in sketches if one))

@@ -20,6 +20,7 @@ TYPED = {
     "k8sjob rend": "k8sjob render ",
     "k8sjob run --set replicas.wor": "k8sjob run --set replicas.workers=",
     "k8sjob diff --set strategy.bf16=t": "k8sjob diff --set strategy.bf16=true ",
+    "k8sjob run --set=target=trai": "k8sjob run --set=target=trainjob ",
 }
 """What is typed before the tab, and what is there after it."""
 
@@ -35,6 +36,7 @@ def words(done):
         ("k8sjob rer", [["word", "rerun"]]),
         ("k8sjob res", [["word", "resume"]]),
         ("k8sjob run --set replicas.w", [["part", "replicas.workers="]]),
+        ("k8sjob run --set=replicas.w", [["part", "--set=replicas.workers="]]),
         ("k8sjob run --set target=job", [["word", "target=job"], ["word", "target=jobset"]]),
         ("k8sjob diff --set strategy.sync_batchnorm=t", [["word", "strategy.sync_batchnorm=true"]]),
         ("k8sjob submit --target train", [["word", "trainjob"]]),
@@ -118,7 +120,7 @@ def test_in_a_terminal(name, shell, tmp_path):
             result = tmp_path / f"result{number}"
             send(ours, f"{typed}\t")
             rest = becomes.removeprefix(typed).strip()
-            seen = wait(ours, lambda seen, rest=rest: rest in seen.rpartition("set ")[2])
+            seen = wait(ours, lambda seen, rest=rest: rest in seen.rpartition("set")[2])
             time.sleep(0.3)  # the space after it
             send(ours, f"X\x01echo '\x05' > {result.name}\r")  # all that is typed, as one word
             seen += wait(ours, lambda _, result=result: result.exists() and result.stat().st_size)
@@ -143,7 +145,8 @@ def test_in_fish(shell):
     )
     assert done.stderr == ""
     offered = [line.partition("\t")[0] for line in done.stdout.splitlines()]
-    assert offered == ["render", "replicas.workers=", "strategy.bf16=true"]
+    assert offered[:3] == ["render", "replicas.workers=", "strategy.bf16=true"]
+    assert offered[3:] == ["--set=target=trainjob"]
 
 
 def send(terminal, text):

@@ -269,6 +269,8 @@ def test_a_download_that_failed(kind, detail, text):
 def test_a_file_that_is_missing():
     found = why(report("FileNotFoundError", "[Errno 2] No such file or directory: 'a.pt'"), [])
     assert found.next_step.startswith("put the file where the script looks for it")
+    found = why(report("FileNotFoundError", "[Errno 2] No such file: '../sets/x.csv'"), [])
+    assert "mount: /sets, pvc: CLAIM, local: ../sets}" in found.next_step
 
 
 @pytest.mark.parametrize(

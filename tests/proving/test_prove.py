@@ -155,6 +155,14 @@ def test_programs_of_other_kinds(judge):
     assert not judge(faults)
 
 
+@pytest.mark.timeout(600)
+def test_programs_of_other_styles(judge):
+    faults, right = divided("styles")
+    assert not judge(right)
+    missed = judge(faults)
+    assert len(missed) <= 2, "\n".join(missed)
+
+
 @contextmanager
 def proving(*args, folder, **options):
     """`k8sjob prove` in a process that does not outlive the block."""

@@ -304,6 +304,44 @@ def test_ranks_that_draw_with_replacement_may_have_the_same_sample(cause):
     assert cause(same, one()) == "sampler-not-sharded"
 
 
+@pytest.mark.parametrize(
+    ("alone", "expected"),
+    [([0.9, 1.0, 0.7], None), ([0.9, 1.0, 0.8], "gradient-not-averaged")],
+)
+def test_weights_that_are_averaged_after_the_step(cause, alone, expected):
+    begun, average = vector(1.0, 1.0, 1.0), vector(0.9, 1.0, 0.7)
+    ranks = [
+        [
+            model(),
+            *(backward(), step(0, OWN[rank], OWN[rank], after=OWN[rank])),
+            *(backward(), step(1, OWN[rank], OWN[rank], before=average, after=OWN[rank])),
+            DONE,
+        ]
+        for rank in range(2)
+    ]
+    steps = [step(0, MEAN, MEAN, before=begun), step(1, MEAN, MEAN, before=vector(*alone))]
+    single = [[model(), backward(), steps[0], backward(), steps[1], DONE]]
+    assert cause(ranks, single) == expected
+    ranks[1][-2]["before"] = [OWN[1]]  # the ranks' weights stay unequal
+    assert cause(ranks, single) == "gradient-not-averaged"
+
+
+@pytest.mark.parametrize(("workers", "expected"), [(2, None), (1, "dropout-seed")])
+def test_random_numbers_of_workers_after_the_first_batch_of_each(cause, workers, expected):
+    drawn = {"drawn": [[2, 5, 6]]}
+    ranks = [
+        [
+            model(),
+            begin(workers=workers),
+            *(batch(part[:2]) | drawn, backward(), step(0, MEAN, MEAN)),
+            *(batch(part[2:], 1) | drawn, backward(), step(1, MEAN, MEAN)),
+            DONE,
+        ]
+        for part in SHARDS
+    ]
+    assert cause(ranks) == expected
+
+
 def test_one_of_two_gradients_that_is_divided_once_more(cause):
     ranks = many()
     for rank, events in enumerate(ranks):

@@ -258,13 +258,21 @@ class Ranks:
         return list(filter(None, self._origins.passed(found.parameter_of, use.id)))
 
     def only_some_reach(self, node: ast.AST) -> bool:
-        """Whether only some ranks seem to come to a line."""
+        """Whether only some ranks seem to come to a line, or to have an object of its class."""
 
         def selected(place: ast.AST) -> bool:
             tests = [guard.test for guard in self._code.guards(place)]
             return any(map(self.mentioned_in, (*tests, *self._code.contexts(place))))
 
-        return self._code.always(node, selected)
+        def of_some(place: ast.AST) -> bool:
+            parents = (parent for _, parent in self._code.ancestors(place))
+            owner = next((one for one in parents if isinstance(one, ast.ClassDef)), None)
+            uses = self._code.uses(owner.name) if owner else ()
+            parents_of = ((use, next(self._code.ancestors(use))[1]) for use in uses)
+            made = [one for use, one in parents_of if isinstance(one, ast.Call) and one.func is use]
+            return bool(made) and all(self._code.always(one, selected) for one in made)
+
+        return self._code.always(node, lambda place: selected(place) or of_some(place))
 
 
 def _with_defaults(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _WAITS: Final = frozenset({Cause.COLLECTIVE_TIMEOUT, Cause.RENDEZVOUS})
 """Causes of a rank that waited for another one."""
+_BESIDE: Final = re.compile(r"'(\.\./([\w.-]*\w[\w.-]*))")
+"""A path that leads to what is beside the folder of a job."""
 _FIELD: Final = re.compile(
     r"((?:checkpoint|image|policy|replicas|resources|run|strategy)\.[a-z_]+)[\[:]"
 )
@@ -295,6 +297,14 @@ def _crashed(facts: Facts, end: End) -> Finding:
             "put the file where the script looks for it; relative paths start in"
             f" {'the folder of the job' if facts.local else '/app, the copy of image.context'}"
         )
+        if beside := _BESIDE.search(end.reason.message):
+            folder, name = beside.groups()
+            volume = f"{{name: data, mount: /{name}, pvc: CLAIM, local: {folder}}}"
+            step = (
+                f"{folder} is beside the folder of the job, and a replica has a copy of that folder"
+                f" alone: add `volumes: [{volume}]` to the job.yaml, as `k8sjob init --from SCRIPT`"
+                " does"
+            )
     elif end.exit_code == ExitCode.CONFIG:
         step += ", or its arguments (run.args)"
     return _finding(

@@ -38,6 +38,7 @@ _RULES: Final[tuple[Callable[[Evidence], Iterator[Difference]], ...]] = (
     gradients.kept,
     gradients.buffers,
     data.uneven,
+    gradients.weights_averaged,
     gradients.gradient,
     gradients.weights_after,
     evaluation.result,

@@ -142,13 +142,16 @@ def same_in_workers(evidence: Evidence) -> Iterator[Difference]:
 def same_augmentation(evidence: Evidence) -> Iterator[Difference]:
     """The ranks' data sets draw the same random numbers for different samples."""
     for rows in training(evidence):
+        workers = rows[0].about.get("workers", 0)
         seen = [[batch.drawn for batch in row.batches] for row in rows]
         for at, drawn in enumerate(zip(*seen, strict=False)):
-            # The states after the first batch may be of a seed that each sample sets.
-            if at and any(all(one in rank for rank in drawn[1:]) for one in drawn[0]):
+            if at < max(workers, 1):  # a process's first one: it may be a seed of each sample
+                continue
+            if any(all(one in rank for rank in drawn[1:]) for one in drawn[0]):
+                where = " in the workers of their DataLoaders" if workers else ""
                 text = (
-                    "the data sets of all ranks draw the same random numbers: the same augmentation"
-                    " for other samples"
+                    f"the data sets of all ranks draw the same random numbers{where}: the same"
+                    " augmentation for other samples"
                 )
                 yield Difference(Cause.DROPOUT, rows[0].step + at, "input", text)
 

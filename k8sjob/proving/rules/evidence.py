@@ -49,7 +49,7 @@ NEXT: Final = {
     Cause.MODEL_INIT: "start all ranks with the same weights: load them before the model is wrapped"
     " in DistributedDataParallel, or broadcast them from rank 0",
     Cause.DROPOUT: "seed each rank differently once the model is made:"
-    " torch.manual_seed(seed + rank), and so random and numpy.random",
+    " torch.manual_seed(seed + rank), and so random, numpy.random and your own generators",
     Cause.BATCHNORM: "use statistics of all ranks: SyncBatchNorm.convert_sync_batchnorm(model) on"
     " GPUs, `strategy.sync_batchnorm: true` under k8sjob.runtime, or another normalization",
     Cause.RANK_DEPENDENT: "let all ranks compute with the same model: do it on every rank, or"

@@ -14,6 +14,7 @@ from k8sjob.proving.trace import (
     norm,
     shares,
     shown,
+    update,
     worst,
 )
 
@@ -206,7 +207,10 @@ def weights_after(evidence: Evidence) -> Iterator[Difference]:
 def _weights(evidence: Evidence, what: str) -> Iterator[Difference]:
     seen: set[int] = set()
     begun = {name for model in evidence.ranks[0].models for name in model["weights"]}
+    averaged = _averaged(evidence) if what == "after" else {}
     for at, row, _ in evidence.steps() if not evidence.many.sharded else ():
+        if at in averaged:
+            continue
         floor = max(0.03 * length(row[0].before), 1e-12)
         for rank, step in enumerate(row[1:], 1):
             mine, other = getattr(row[0], what), getattr(step, what)
@@ -227,10 +231,55 @@ def _weights(evidence: Evidence, what: str) -> Iterator[Difference]:
         seen.add(row[0].optimizer)
 
 
+def _averaged(evidence: Evidence) -> dict[int, int]:
+    """Steps after which the ranks make unequal weights equal, each with the optimizer's next step.
+
+    Its last step stands for itself: what comes after it is not recorded.
+    """
+    found: dict[int, int] = {}
+    last: dict[int, tuple[int, Sequence[Step]]] = {}
+    for at, row, _ in evidence.steps():
+        before, steps = last.get(row[0].optimizer, (at, row))
+        unequal = any(step.after != steps[0].after for step in steps)
+        if before != at and unequal and all(step.before == row[0].before for step in row):
+            found |= {before: at, at: at}
+        else:
+            found.pop(before, None)
+        last[row[0].optimizer] = at, row
+    return found
+
+
+def weights_averaged(evidence: Evidence) -> Iterator[Difference]:
+    """The ranks average weights after the step, and these are not those of one process."""
+    compared, _ = evidence.compared
+    for at, following in _averaged(evidence).items():
+        if evidence.single is None or not at < following < compared:
+            continue
+        mine, theirs = (
+            (trace.steps[at], trace.steps[following])
+            for trace in (evidence.single, evidence.ranks[0])
+        )
+        expected, seen = (update(one.before, other.before) for one, other in (mine, theirs))
+        # Weights of 32 bits are rounded, too.
+        floor = max(0.03 * length(expected), 1e-4 * length(mine[0].before), 1e-12)
+        found = worst(expected, seen, evidence.tolerance(at), floor)
+        if found is not None:
+            name = theirs[0].names[found]
+            text = (
+                f"the ranks average weights after the step, not gradients before it, and {name} is"
+                " then not that of one process: the step is not linear in the gradient"
+            )
+            pair, advice = shown(expected[found], seen[found]), "average gradients before the step"
+            yield Difference(Cause.NOT_AVERAGED, at, "weight", text, name, values=pair, next=advice)
+
+
 def gradient(evidence: Evidence) -> Iterator[Difference]:
     """The first gradient that differs: between ranks, or from that of one process."""
     largest: dict[int, float] = {}
+    averaged = _averaged(evidence)
     for at, row, one in evidence.steps():
+        if at in averaged:
+            continue
         tolerance, grads = evidence.tolerance(at), evidence.many.whole(at, "grads")
         size = length(grads)
         largest[row[0].optimizer] = max(largest.get(row[0].optimizer, 0.0), size)

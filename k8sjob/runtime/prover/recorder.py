@@ -15,7 +15,7 @@ import sys
 import time
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -42,11 +42,20 @@ _PLAIN: Final = (int, float, tuple, list)
 SEED: Final = 20250
 
 
+class Fetched(NamedTuple):
+    """A batch that a worker of a loader sends, with the random numbers it has drawn for it."""
+
+    batch: Any
+    drawn: list[tuple[int, ...]]
+
+
 class Recorder:
     """The recorder of this process's actions, as lines of JSON.
 
     Attributes:
         rank: among all ranks.
+        sends_draws: this process is a worker of torch's loader, which expects a Fetched of it.
+        generators: of numpy that the script has made, the last ones.
         replay: the run whose batches this process is given; None if it loads its own.
         fetching: the data set computes; its random numbers are not the model's.
         depth: modules whose forward runs.
@@ -86,7 +95,9 @@ class Recorder:
         self._mode: tuple[bool, bool] | None = None
         self.rounds, self._training = False, 0
         self._differentiated: Tensor | None = None
-        self.differentiating, self._sampled, self._host = False, _states(), _states()
+        self.sends_draws = False
+        self.generators = deque[Any](maxlen=8)  # they cannot be referenced weakly
+        self.differentiating, self._sampled, self._host = False, self._states(), self._states()
         self._backwards = self._stepped_at = 0
         self._unsaved, self._started = False, time.time()
 
@@ -169,7 +180,7 @@ class Recorder:
                 self._current = (key, batch, 0)
                 self._pending.setdefault((number, at), deque(maxlen=2)).append((key, batch))
                 self._begin_draws(key)
-                self._host = _states()
+                self._host = self._states()
                 yield batch
         finally:  # also where a loop is left early
             self._pending.pop((number, at), None)
@@ -193,16 +204,25 @@ class Recorder:
                 return
             finally:
                 self.fetching = False
-            drawn = [] if streams else _drawn(self._sampled, _states())
+            drawn = [] if streams else _drawn(self._sampled, self._states())
+            drawn = vars(source).pop("_k8sjob_drawn", drawn)
             raw = asked.popleft() if asked else None
             raw = raw if isinstance(raw, list) else None if raw is None else [raw]
             if raw is not None and not all(isinstance(one, int) for one in raw):
                 raw = [int(one) for one in raw] if all(hasattr(o, "__int__") for o in raw) else None
             yield batch, None if raw is None else [base.of(one) for one in raw], raw, drawn
 
+    def fetched(self, fetch: Callable[[], Any]) -> Any:
+        """A batch that a data set gives; from a worker with its random numbers."""
+        if not self.sends_draws:
+            return fetch()
+        before = self._states()
+        batch = fetch()
+        return Fetched(batch, _drawn(before, self._states()))
+
     def sampled(self) -> None:
         """A sampler has drawn; what is drawn until the batch is there is the data set's."""
-        self._sampled = _states()
+        self._sampled = self._states()
 
     def _describe(self, loader: Any) -> dict[str, Any]:
         sampler = getattr(loader, "sampler", None)
@@ -282,6 +302,15 @@ class Recorder:
             if used and not alike and (joined is None or joined is parts[0]):
                 self.event("alone", name=name)
         return result
+
+    def _states(self) -> list[int]:
+        """The states of the random numbers of torch, Python and numpy."""
+        numpy = sys.modules.get("numpy")
+        known = numpy.random.get_state() if numpy else ("", b"")
+        own = [str(one.bit_generator.state) for one in self.generators]
+        python = hash(random.getstate()[1])
+        drawn = digest([str(known[2:]), bytes(known[1]), *own])
+        return [digest(torch.get_rng_state()), python, drawn]
 
     # --- modules
 
@@ -382,7 +411,7 @@ class Recorder:
                 file = self.folder / f"batch-{self.rank}-{key}.pt"
                 torch.save(batch, file)
                 self._saved += file.stat().st_size
-        host = _states()
+        host = self._states()
         value = float(loss.detach().to(torch.float64).sum()) if loss.numel() < 1 << 20 else None
         kept = any(p.grad is not None and sketch(p.grad)[0] > 0 for p in self._stepped)
         self._stepped = []
@@ -529,14 +558,6 @@ class _Base:
         for indices in self._maps:
             index = int(indices[index])
         return index
-
-
-def _states() -> list[int]:
-    """The states of the random numbers of torch, Python and numpy."""
-    numpy = sys.modules.get("numpy")
-    known = numpy.random.get_state() if numpy else ("", b"")
-    python = hash(random.getstate()[1])
-    return [digest(torch.get_rng_state()), python, digest([str(known[2:]), bytes(known[1])])]
 
 
 def _drawn(before: list[int], after: list[int]) -> list[tuple[int, ...]]:

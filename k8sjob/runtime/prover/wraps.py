@@ -23,8 +23,11 @@ from torch.nn import functional
 from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 from torch.utils import data
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data._utils import worker
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
+from k8sjob.runtime.prover.recorder import Fetched
 from k8sjob.runtime.prover.sketch import digest
 
 if TYPE_CHECKING:
@@ -56,6 +59,7 @@ def install(recorder: Recorder) -> None:
         _wrap_modules,
         _wrap_optimizers,
         _wrap_loaders,
+        _wrap_workers,
         _wrap_random,
         _wrap_collectives,
         _wrap_group,
@@ -179,6 +183,34 @@ def _wrap_loaders(recorder: Recorder) -> None:
             original(sampler, *args, **options)
 
         _wrap(ShardSampler, "__init__", larger)
+
+
+def _wrap_workers(recorder: Recorder) -> None:
+    """What the workers of a loader draw comes with their batches."""
+
+    def work(original: Any, *args: Any) -> None:  # not that of a loader of another library
+        recorder.sends_draws = True
+        original(*args)
+
+    def fetched(original: Any, *args: Any) -> Any:
+        return recorder.fetched(lambda: original(*args))
+
+    def received(original: Any, iterator: Any, sent: Any, *args: Any) -> Any:
+        if isinstance(sent, Fetched):
+            vars(iterator)["_k8sjob_drawn"] = sent.drawn
+            sent = sent.batch
+        return original(iterator, sent, *args)
+
+    def made(original: Any, *args: Any, **options: Any) -> Any:
+        recorder.generators.append(generator := original(*args, **options))
+        return generator
+
+    _wrap(worker, "_worker_loop", work)
+    _wrap(_MapDatasetFetcher, "fetch", fetched)
+    _wrap(_MultiProcessingDataLoaderIter, "_process_data", received)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        _wrap(numpy.random, "default_rng", made)
 
 
 def _free(loaders: list[weakref.ref[Any]], dataset: Any) -> int:

@@ -51,6 +51,7 @@ class Saver:
         torch.save(m, 'm.pt')
 
 """
+KEPT = f"{SAVER}saver = None\n"
 
 
 SPEAKS = {
@@ -85,6 +86,8 @@ SPEAKS = {
         (f"{SAVE}save('m.pt' if step == 0 else None)", True),
         (f"{SAVER}Saver(enabled=rank == 0).save()", False),
         (f"{SAVER}Saver(enabled=True).save()", True),
+        (f"{KEPT}if rank == 0:\n    saver = Saver(True)\nif saver:\n    saver.save()", False),
+        (f"{KEPT}if step == 0:\n    saver = Saver(True)\nif saver:\n    saver.save()", True),
     ],
     "device-by-global-rank": [
         ("rank = dist.get_rank()\nx.cuda(rank)", True),
@@ -628,3 +631,17 @@ def test_a_function_that_calls_itself_in_many_places_is_looked_at_once():
     returns = "".join(f"    if x == {n}: return f({n + 1})\n" for n in range(40))
     script = f"import torch.distributed as dist\ndef f(x):\n{returns}    return f(0)\n"
     assert lint_script(f"{script}if f(1):\n    dist.all_reduce(t)\n") == []
+
+
+def test_of_a_large_program_only_modules_that_rules_ask_for_are_read_whole(tmp_path):
+    names = [f"part{number}" for number in range(60)]
+    for name in names:
+        (tmp_path / f"{name}.py").write_text("import einops\n\ndef f(x):\n    return f(x)\n")
+    saves = "import torch\n\ndef save():\n    torch.save(1, 'm')\n"
+    (tmp_path / f"{names[-1]}.py").write_text(saves)
+    body = "".join(f"import {name}\n" for name in names)
+    body += f"{names[-1]}.save()\n{names[50]}.f(1)\n"
+    found = lint_script(GROUP + body + END, str(tmp_path / "x.py"), roots=[tmp_path])
+    assert [(one.id, Path(one.source).name) for one in found] == [
+        ("save-on-every-rank", f"{names[-1]}.py")
+    ]
