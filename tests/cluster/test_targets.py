@@ -380,3 +380,26 @@ def test_an_error_of_the_script_ends_the_job_at_once(desk, target, ended):
     assert (status.state, status.reason) == (JobState.FAILED, "PodFailurePolicy")
     first = diagnose(snapshot, last_lines(desk.backend, snapshot))[0]
     assert (first.cause, first.replica) == (Cause.CRASH, "worker-0")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_cause_and_the_output_of_a_command_stay(desk, target, ended, workers):
+    policy = {"max_restarts": 1, "termination_grace": "2s"}
+    shape = {"target": target.name, "policy": policy, "replicas": {"workers": workers}}
+    tiny = f"{desk.namespace}/tiny"
+    desk.call("submit", desk.file('echo "rank $RANK: lost"; exit 7', **shape))
+    status = job_status(ended(desk.status().ref))
+    assert status.state is JobState.FAILED
+    assert len(status.replicas) == workers + 1
+    assert "exit code 7" in desk.call("why", tiny)[0]
+    assert "rank 0: lost" in desk.call("logs", tiny)[0]
+
+
+def test_under_a_written_on_failure_only_a_watch_shows_the_cause(desk, target):
+    policy = {"restart_policy": "OnFailure", "max_restarts": 1, "termination_grace": "2s"}
+    file = desk.file("echo lost; exit 7", target=target.name, policy=policy)
+    assert "has deleted its pods" in desk.call("submit", file)[1]
+    shown = "".join(desk.call("watch", f"{desk.namespace}/tiny", code=100))
+    assert "exit code 7" in shown
+    found = "".join(desk.call("why", f"{desk.namespace}/tiny"))
+    assert "without policy.restart_policy OnFailure" in found

@@ -94,7 +94,7 @@ LOOKS = [
     (crd, {TRAINER: {"kind": "APIGroup"}}, OK, "Kubeflow Trainer is there too"),
     (crd, {API: None}, PROBLEM, "the CRD of the training operator is not installed"),
     (crd, {API: {"resources": [{"name": "tfjobs"}]}}, PROBLEM, "is not installed"),
-    (crd, {API: None, TRAINER: {"kind": "x"}}, PROBLEM, "Kubeflow Trainer alone", "--target"),
+    (crd, {API: None, TRAINER: {"kind": "x"}}, PROBLEM, "only Kubeflow Trainer", "--target"),
     (crd, {API: ApiError("unavailable", code=503)}, PROBLEM, "cannot be looked at: unavail"),
     # the webhook
     (webhook, {}, OK, f"answers: {HOOK} refused a bad job"),

@@ -114,7 +114,7 @@ def test_a_job_and_the_room(look, make_job, found, *, workers, asked, verdict, s
     assert check.verdict is verdict
     assert seen in check.seen
     if found is CLOSED:
-        assert check.details == ("1 nodes: taint nvidia.com/gpu=present", "1 nodes: cordoned")
+        assert check.details == ("1 node: taint nvidia.com/gpu=present", "1 node: cordoned")
 
 
 def test_small_replicas_do_not_take_the_room_of_large_ones(look, make_job):
