@@ -125,9 +125,9 @@ def test_what_a_user_does_with_a_job(desk, target, eventually):
     desk.call("resume", tiny)
     eventually(lambda: desk.status().state is JobState.RUNNING, "its pods again")
     assert {replica.name for replica in desk.status().replicas} == {"master-0", "worker-0"}
-    assert "from its suspension to the first" in desk.call("why", tiny, "--timing")[0]
+    assert "all times are from the suspension on" in desk.call("why", tiny, "--timing")[0]
     (used,) = json.loads(desk.call("usage", tiny, "-o", "json")[0])
-    assert used["seconds"]["unknown"] >= 2 * 1  # both replicas ran before
+    assert used["seconds"]["unknown"] > 0  # what ran before is gone
 
     _, err = desk.call("submit", file, "--target", "pytorchjob", code=1)
     assert f"tiny already exists, and it is a {target.kind}" in err
@@ -154,7 +154,8 @@ def test_of_two_who_replace_a_job_by_other_kinds_at_once_one_wins(desk, eventual
         for out, err, code in ends:
             if code:
                 assert code == 1
-                assert "tiny already exists" in err
+                # Or the Service of the other one's JobSet is still there.
+                assert "tiny already exists" in err or "tiny is not k8sjob's" in err
             else:
                 assert out.startswith(f"{desk.namespace}/tiny ")
         assert [code for *_, code in ends].count(0) >= 1, ends

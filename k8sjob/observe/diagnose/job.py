@@ -108,8 +108,11 @@ def restart_limit(facts: Facts) -> Iterator[Finding]:
     if facts.status.state is JobState.FAILED and any(one in message for one in _LIMIT_REACHED):
         step = "remove the cause of the restarts; policy.max_restarts allows more of them"
         if not facts.pods and not facts.ends and not facts.local:
-            kept = facts.target.keeps_ended_pods
-            policy = f"with{'out' * kept} policy.restart_policy {'OnFailure' if kept else 'Never'}"
+            policy = (
+                "without policy.restart_policy OnFailure"
+                if facts.target.keeps_ended_pods
+                else "with policy.restart_policy Never"
+            )
             step += (
                 ". Its pods are gone, and their output with them: to see the cause, run it again"
                 f" {policy}, which keeps them, or follow it: k8sjob watch {facts.job_argument}"
