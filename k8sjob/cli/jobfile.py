@@ -166,7 +166,7 @@ def _changes(
 def with_target(spec: JobSpec, target: str | None, place: Place) -> JobSpec:
     """The spec with the target of the option; prints what `auto` has chosen."""
     if target == AUTO:
-        from k8sjob.jobs.submit import choose_target  # noqa: PLC0415 - few ask for it
+        from k8sjob.jobs.auto_target import choose_target  # noqa: PLC0415 - few ask for it
 
         spec, why = choose_target(spec, place.connect(spec.namespace))
         print_status(f"target {spec.target}: {why}")

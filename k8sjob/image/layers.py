@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import RUNTIME_HOME, WORKDIR
 from k8sjob.errors import ImageError
-from k8sjob.image.build_context import File, SecretScanner
+from k8sjob.image.build_context import File
 from k8sjob.image.inventory import DEPS_HOME
 from k8sjob.image.layer_tar import Layer, entry, write_layer
 from k8sjob.image.registry.blobs import BLOCK
 from k8sjob.image.registry.manifest import digest_of, encode, environment, labels, table
+from k8sjob.image.secrets import SecretScanner
 from k8sjob.rendering.dockerfile import HOME, runtime_files
 from k8sjob.rendering.manifest import IMAGE_UID, container_argv
 
@@ -31,9 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from k8sjob.image.build_context import Context, Secret
+    from k8sjob.image.build_context import Context
     from k8sjob.image.inventory import Inventory
     from k8sjob.image.registry.manifest import Base
+    from k8sjob.image.secrets import Secret
     from k8sjob.spec import JobSpec
 
 _OPAQUE: Final = ".wh..wh..opq"

@@ -25,9 +25,9 @@ from k8sjob.provenance import ImageLayer, Provenance
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from k8sjob.image.build_context import Secret
     from k8sjob.image.registry.manifest import Base, Manifest
     from k8sjob.image.registry.repository import Blob
+    from k8sjob.image.secrets import Secret
     from k8sjob.spec import Image, JobSpec
 
 

@@ -1,7 +1,5 @@
 """A job's submission to a cluster: its code pushed, then the job created, attached to or refused.
 
-`choose_target` is for `--target auto`.
-
 A job is created by a single POST, so a client that dies leaves a whole job or none, and of two that
 submit at once one sees the other's job. Where the name is taken, the hash that every rendered
 manifest carries decides: the same job is attached to while it has not ended; anything else is left
@@ -18,24 +16,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.backends.api import JobRef, Plan, Snapshot
 from k8sjob.backends.record import keep_record_of
-from k8sjob.errors import BackendError, JobExists, JobNotFound, SpecError
+from k8sjob.errors import BackendError, JobExists, JobNotFound
 from k8sjob.jobs.plan import plan_job
-from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.objects import Object, is_ours, same_manifest
 from k8sjob.observe.status import job_status
-from k8sjob.rendering import check_script, manifest
+from k8sjob.rendering import check_script
 from k8sjob.rendering.diff import Difference, difference
-from k8sjob.targets.jobs import PREFERRED, has_ended, namesake, of_kind, seconds_to_end, target_of
+from k8sjob.targets.jobs import has_ended, seconds_to_end, target_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from k8sjob.backends.cluster.backend import ClusterBackend
     from k8sjob.image.push import Pushed
     from k8sjob.kube.objects import Json
     from k8sjob.spec import JobSpec
-    from k8sjob.targets.api import Target
 
 _ROUNDS: Final = 5
 """How often a job of the same name may appear or disappear during a submission."""
@@ -313,73 +309,3 @@ def _with_defaults(backend: ClusterBackend, manifest: Json) -> Json:
     made = backend.dry_run(manifest, name_free=True)
     identity = {"name": Object(manifest).name, "namespace": backend.namespace}
     return {**made, "metadata": {**Object(made).metadata, **identity}}
-
-
-def choose_target(spec: JobSpec, backend: ClusterBackend) -> tuple[JobSpec, str]:
-    """The spec with the first target that the cluster can take it as, and why that is.
-
-    A job of that name stays of the kind that it is.
-
-    Raises:
-        BackendError: none fits, with the reason for each; or the cluster cannot be reached.
-    """
-    if kind := _kind_of_that_name(spec, backend):
-        return spec.with_(target=of_kind(kind).name), f"{spec.name} exists, and it is a {kind}"
-    skipped = list[str]()
-    for target in PREFERRED:
-        candidate = spec.with_(target=target.name)
-        against = next(_obstacles(candidate, target, backend), "")
-        if not against:
-            return candidate, "; ".join(skipped) or "the first of the order, and it fits"
-        skipped.append(f"not {target.name}: {against}")
-    raise BackendError(f"no target fits {spec.name}: {'; '.join(skipped)}; see k8sjob doctor")
-
-
-def _kind_of_that_name(spec: JobSpec, backend: ClusterBackend) -> str:
-    """The kind of the job of that name; empty if there is none that may be read."""
-    try:
-        return backend.find(spec.name).kind
-    except JobNotFound:
-        return ""
-    except ApiError as error:
-        if error.code in {403, 404}:  # the first kind is not served
-            return ""
-        raise
-
-
-def _obstacles(spec: JobSpec, target: Target, backend: ClusterBackend) -> Iterator[str]:
-    """Why a job cannot be of this kind."""
-    from k8sjob.checks.doctor.gather import gather_needs, review  # noqa: PLC0415 - few ask for it
-    from k8sjob.checks.doctor.permissions import RULES  # noqa: PLC0415 - the same
-
-    try:
-        job = manifest(spec)
-    except SpecError as error:
-        fields = ", ".join(dict.fromkeys(problem.field for problem in error.problems))
-        yield f"a {target.kind} cannot have {fields}"
-        return
-    made = namesake(target)
-    below = [(made.resource, made.api_version)] if made else []
-    for resource, api in ((target.resource, target.api_version), *below):
-        if not _is_served(resource, api, backend):
-            yield f"the cluster does not serve {resource} of {api}"
-            return
-    for rule in RULES:
-        if rule.target == target.name and "create" in rule.verbs:
-            create = next(one for one in rule.permissions if one.verb == "create")
-            if review(backend.transport, create, backend.namespace) is False:
-                yield f"you may not create {rule.name} in namespace {backend.namespace}"
-    if spec.kueue_queue is not None:
-        facts = gather_needs(backend.transport, backend.namespace, job)
-        if facts.kueue_manages is False:
-            yield f"Kueue does not manage {target.kind}s, and kueue_queue is {spec.kueue_queue}"
-
-
-def _is_served(resource: str, api_version: str, backend: ClusterBackend) -> bool:
-    try:
-        found = backend.transport.request("GET", f"/apis/{api_version}")
-    except ApiError as error:
-        if error.code == 404:
-            return False
-        raise
-    return resource in [one.get("name") for one in found.get("resources") or ()]

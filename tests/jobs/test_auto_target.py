@@ -4,7 +4,7 @@ import pytest
 
 from k8sjob.backends.cluster.backend import ClusterBackend
 from k8sjob.errors import BackendError
-from k8sjob.jobs.submit import choose_target
+from k8sjob.jobs.auto_target import choose_target
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.spec import JobSpec
 
