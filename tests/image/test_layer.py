@@ -17,10 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from k8sjob.errors import ImageError
-from k8sjob.image.build_context import SecretScanner, read_context, shown_size
+from k8sjob.image.build_context import read_context, shown_size
 from k8sjob.image.inventory import Inventory
 from k8sjob.image.layer_tar import entry, write_layer, zstd
 from k8sjob.image.layers import pack_code, pack_packages
+from k8sjob.image.secrets import SecretScanner
 from k8sjob.rendering.dockerfile import write_context
 
 
