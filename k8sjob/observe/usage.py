@@ -65,8 +65,8 @@ class Use(StrEnum):
 
 
 NEXT_STEPS: Final = {
-    Use.QUEUED: "ask for fewer devices, or use another queue or priority; `why` says what it"
-    " waits for",
+    Use.QUEUED: "unless you suspended it, ask for fewer devices, or use another queue or priority;"
+    " `why` says what it waits for",
     Use.STARTING: "`why --timing` shows what took the time; a smaller image or fewer imports help",
     Use.WAITING: "one rank is slower than the others: look at its node, or give each the same work",
     Use.REPEATED: "set checkpoint.dir, or save more often (checkpoint.every); `why` says what"
