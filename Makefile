@@ -1,5 +1,5 @@
 # make demo   set everything up and run the main job on this machine, no cluster needed
-# make test   the whole program once, in ten minutes on two cores; needs Python alone
+# make test   the whole program once, in ten minutes on two cores; needs only Python and make
 # make check  the fast part of it: lint, types, import contracts, unit and property tests
 # make test-dist     every strategy and shape in several processes of torch, and all examples of the properties
 # make test-image    images built and pushed for real; needs root on Debian (installs buildah, skopeo ...)
@@ -93,7 +93,7 @@ docs-site: $(VENV)/.dev
 cluster: $(VENV)/.dev system-packages
 	@cd tests && ../$(BIN)/python -m cluster.bed up
 
-# What a cluster is made of, once: Kubernetes and the operator from source, in ten to fifteen minutes.
+# What a cluster is made of, once: Kubernetes and the operator from source, in about a quarter of an hour.
 cluster-built: $(VENV)/.dev system-packages
 	@$(BIN)/python tests/needs.py cluster
 	@if [ -z "$$KUBECONFIG" ] || [ -z "$$K8SJOB_TEST_REGISTRY" ]; then cd tests && ../$(BIN)/python -m cluster.bed build; fi

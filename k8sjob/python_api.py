@@ -76,7 +76,7 @@ def run(
     if fresh and resume:
         raise ValueError("fresh ignores checkpoints and resume uses some; give only one")
     if backend and (fresh or resume):
-        raise ValueError("fresh and resume belong to the backend: LocalBackend(fresh=True)")
+        raise ValueError("fresh and resume belong to the backend: pass them to it, not to run()")
     backend = backend or LocalBackend(fresh=fresh, resume=resume)
     ref = backend.create(plan_run(*load_spec(spec, folder, here=True)))
     reached = Reached()
@@ -274,10 +274,10 @@ def submit(
         ValueError: `dry_run` is something else, or arguments contradict each other.
     """
     if dry_run not in {None, "server"}:
-        raise ValueError(f"dry_run={dry_run!r}: 'server' is the only one; plan() asks no cluster")
+        raise ValueError(f"dry_run={dry_run!r}: it can only be 'server'; plan() needs no cluster")
     if backend is not None:
         if namespace or context:
-            raise ValueError("the backend has a namespace and a context; give it, or these")
+            raise ValueError("give either backend, or namespace and context")
         namespace = backend.namespace
     spec, folder = load_spec(spec)
     planned = plan_submission(

@@ -196,8 +196,8 @@ def _of_mesh(
     if model > 1 and not settings["layout"]:
         yield Conflict(
             "strategy.layout",
-            f"nothing lies along mesh axis model={model}: its ranks would all compute the same;"
-            f" write what it divides, as {example}, or leave model out",
+            f"no layer is sharded along mesh axis model={model}: its ranks would all compute the"
+            f" same; write what it divides, as {example}, or leave model out",
         )
 
 
@@ -348,9 +348,9 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
                 "accumulate": "give the optimizer gradient_accumulation_steps",
                 "clip_norm": "give the optimizer global_clipnorm",
                 "bf16": 'call keras.mixed_precision.set_global_policy("mixed_bfloat16")',
-                "sync_batchnorm": "the statistics are those of the whole batch anyhow",
+                "sync_batchnorm": "the statistics already cover the whole batch",
                 "checkpoint_activations": "build the model under keras.RematScope()",
-                "compile": "JAX compiles the step anyhow",
+                "compile": "JAX always compiles the step",
             },
             keras=lambda settings: settings["keras_backend"],
         ),
@@ -375,7 +375,7 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
             rule=_of_model_split,
             whole_node=True,
             places=True,
-            lacks={"sync_batchnorm": "the statistics are those of the whole batch anyhow"},
+            lacks={"sync_batchnorm": "the statistics already cover the whole batch"},
         ),
         "data_parallel": Strategy(
             summary="one process has a copy of the model on each of its GPUs, recreated each step",
@@ -386,9 +386,9 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
             " share one interpreter; kind: ddp does the same, faster, and on several nodes",
             lacks={
                 "sync_batchnorm": "each copy has its own part of the batch, and is recreated in"
-                " each step; kind: ddp has it",
-                "checkpoint_activations": "copies compute with the bare layers; kind: ddp has it",
-                "compile": "copies compute with the bare layers; kind: ddp has it",
+                " each step; use kind: ddp, which supports it",
+                "checkpoint_activations": "copies compute with the bare layers; use kind: ddp",
+                "compile": "copies compute with the bare layers; use kind: ddp",
             },
         ),
         "parameter_server": Strategy(
@@ -459,7 +459,7 @@ def conflicts(
     if backend is not None:
         found += _of_backend(backend, shape)
         if backend == "nccl" and keras_backend(kind, options) == "jax":
-            message = "JAX speaks to NCCL by itself, and the group beside it is gloo; leave it out"
+            message = "JAX uses NCCL directly, and the process group uses gloo; leave it out"
             found.append(Conflict("strategy.backend", message))
     return found
 

@@ -156,7 +156,7 @@ def test_jax_has_no_backend_of_a_process_group():
     shape, torch = Shape(1, 2, gpus=2), {**TWO, "keras_backend": "torch"}
     (found,) = conflicts("keras_mesh", TWO, shape, backend="nccl")
     assert found.field == "strategy.backend"
-    assert found.message.startswith("JAX speaks to NCCL by itself, and the group beside it is gloo")
+    assert found.message.startswith("JAX uses NCCL directly, and the process group uses gloo")
     assert conflicts("keras_mesh", TWO, shape, backend="gloo") == []
     assert conflicts("keras_mesh", torch, shape, backend="nccl") == []
 

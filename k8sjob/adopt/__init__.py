@@ -97,7 +97,7 @@ def _only_job(documents: list[Document], source: str) -> tuple[_Place, list[_Pla
         called = (f"{_called(one)}{of}" for one, of in zip(others, versions, strict=True))
         seen = ", ".join(called) or "nothing"
         kinds = [f"{one.target.kind} of {one.target.api_version}" for one in READERS]
-        message = f"{seen} is no {', no '.join(kinds)}; name a file with one"
+        message = f"found {seen}; name a file with one of {', '.join(kinds)}"
         raise SpecError([Problem("", message)], source)
     names = ", ".join(_called(job) for _, _, job in jobs)
     message = f"{names} are several jobs; a job.yaml is one, so adopt them from files of their own"
@@ -185,7 +185,7 @@ def _adopted(original: Json, notes: list[str]) -> Adopted:
         spec = _accepted({**bare.model_dump(exclude_defaults=True), **_plain(given)})
     left = difference(_rendered(spec, config=config), wanted)
     if left is not SAME:
-        message = "no job spec can say this; change it, or keep the manifest"
+        message = "a job.yaml cannot express this; change it, or keep the manifest"
         raise SpecError([Problem(field_path(path), message) for path in leaves(left)])
     return Adopted(spec, (*notes, *_notes(spec, original)))
 

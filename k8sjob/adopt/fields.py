@@ -32,7 +32,7 @@ _DEV_SHM: Final = "/dev/shm"  # noqa: S108 - a mount point, not a temporary file
 NO_COMMAND: Final = [
     "sh",
     "-c",
-    "echo 'what runs here only the image or the overlay knows; see run.command' >&2; exit 2",
+    "echo 'only the image or the overlay defines what runs here; see run.command' >&2; exit 2",
 ]
 """The placeholder for an entrypoint that only the image knows; the overlay removes it."""
 

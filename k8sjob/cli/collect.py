@@ -74,7 +74,7 @@ def collect_command(  # noqa: PLR0917 - click hands them over by name
         records = Records(max_records or 10_000, (max_size or 50) * _GIB)
     elif max_records or max_size:
         raise click.UsageError(
-            "--max-records and --max-size limit a folder; of a bucket do its lifecycle rules"
+            "--max-records and --max-size limit a folder; a bucket has lifecycle rules for that"
         )
     else:
         records = StoredRecords(into)

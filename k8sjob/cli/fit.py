@@ -51,8 +51,8 @@ def fit_command(
     If the job has another strategy, it is estimated under that one, with all ranks on this machine.
 
     FILE may also be a Python script. The script runs on this machine's CPU, unchanged, in one
-    process for three optimizer steps, and once more with batches of double the size. Words after
-    `--` are added to the arguments of the script.
+    process for three optimizer steps, and once more with batches of double the size. Arguments
+    after `--` are passed to the script.
 
     The exit code is 0 if some row fits the GPU or no GPU is known, 1 if none does.
     """

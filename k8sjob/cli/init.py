@@ -30,7 +30,7 @@ _NAME: Final = "my-job"
 @click.argument(
     "folder", required=False, type=click.Path(path_type=Path, file_okay=False), metavar="DIR"
 )
-@click.option("--name", help="The job's name; by default the folder's.")
+@click.option("--name", metavar="NAME", help="The job's name; by default the folder's.")
 @click.option(
     "--from",
     "origin",
@@ -43,7 +43,7 @@ def init_command(folder: Path | None, name: str | None, origin: Path | None) -> 
 
     With --from, write the job.yaml of a training script into its folder, or into DIR around it:
     how it is started, what it imports, which GPUs and arguments it takes, with the reasons. The
-    script is read, not executed. Words after `--` become its arguments.
+    script is read, not executed. Arguments after `--` are passed to the script.
 
     Existing files are not overwritten.
     """

@@ -49,7 +49,7 @@ _CHUNK: Final = 1 << 20
 @click.option("-f", "--follow", is_flag=True, help="Wait for more until the job ends.")
 @click.option("-p", "--previous", is_flag=True, help="The attempt before the last one.")
 @click.option("--tail", type=click.IntRange(min=0), help="Only the last lines of each replica.")
-@click.option("--since", callback=ago, help="Only newer lines, as 90s, 5m, 2h, 1d.")
+@click.option("--since", metavar="AGE", callback=ago, help="Only newer lines, as 90s, 5m, 2h, 1d.")
 @click.option("--timestamps", is_flag=True, help="Put the time in front of each line.")
 @click.option(
     "--save",

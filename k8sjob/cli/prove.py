@@ -24,7 +24,7 @@ def prove_command(job: JobFile, steps: int | None, quiet: bool, output: str) -> 
 
     FILE may also be a Python script. The script runs on this machine, unchanged, with --nproc
     processes (default: nproc_per_node of the job, at least 2) and with one that is given the same
-    batches. Words after `--` are added to the arguments of the script.
+    batches. Arguments after `--` are passed to the script.
 
     The exit code is 0 if the numbers are equal, 1 if they differ, with what differs first and the
     likely cause, and 2 if they cannot be compared.

@@ -23,8 +23,12 @@ from k8sjob.spec import Image
     type=click.Path(path_type=Path, file_okay=False),
     help="Write manifest, Dockerfile and what the image is built from into a folder.",
 )
-@click.option("--image", help="The image that the replicas run, preferably with its digest.")
-@click.option("-n", "--namespace", help="Namespace of the job, instead of the file's.")
+@click.option(
+    "--image", metavar="REF", help="The image that the replicas run, preferably with its digest."
+)
+@click.option(
+    "-n", "--namespace", metavar="NS", help="Namespace of the job, instead of the file's."
+)
 @target_option
 def render_command(  # noqa: PLR0917 - click hands them over by name
     job: JobFile,

@@ -48,8 +48,8 @@ def run_command(  # noqa: PLR0917 - click hands them over by name
 ) -> int:
     """Run the job in FILE (default: job.yaml) on this machine and follow it to its end.
 
-    FILE may also be a Python script: k8sjob run train.py --workers 1 --nproc 2 -- --lr 0.1
-    Words after `--` are added to the arguments of the script.
+    FILE may also be a Python script, for example: k8sjob run train.py --nproc 2 -- --lr 0.1.
+    Arguments after `--` are passed to the script.
 
     Ctrl-C stops it after a checkpoint; Ctrl-C again kills it. The same command then resumes from
     the newest checkpoint of the last run of this job and folder, unless that run succeeded. The

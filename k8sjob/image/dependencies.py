@@ -132,8 +132,8 @@ def _requirements(path: Path) -> str:
         shown = f"{path}:{number}: {redacted(line)!r}"
         if _OTHER_FILE.match(line):
             raise ImageError(
-                f"{shown} leads to another file, which is not there where packages are installed;"
-                " put what that says into this one"
+                f"{shown} refers to another file, which is not available where packages are"
+                " installed; copy its contents into this file"
             )
         if "$" in line:
             raise ImageError(

@@ -203,7 +203,7 @@ class Run:
             if self._shard is not None:
                 raise RuntimeError(
                     "a batch was not given to run.step(): call it once for each batch, on every "
-                    "rank, or the ranks wait for each other for ever"
+                    "rank, or the ranks wait for each other forever"
                 )
 
     def step(self, inputs: Any, *targets: Any) -> Tensor:

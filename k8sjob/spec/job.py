@@ -498,8 +498,8 @@ def _remarks(spec: JobSpec) -> Iterator[Broken]:
         where = "no volume" if volume is None else f"{volume.name!r}, an empty_dir"
         yield Broken(
             ("checkpoint", "dir"),
-            f"{checkpoint.dir} lies on {where}: on a cluster its checkpoints outlive a restart in"
-            " the pod, not the pod; mount a pvc there",
+            f"{checkpoint.dir} is on {where}: on a cluster its checkpoints survive a restart in the"
+            " pod, but are lost with the pod; mount a pvc there",
         )
 
 

@@ -144,9 +144,9 @@ class Indexed(Target):
         if spec.policy.restart_policy == "OnFailure":
             yield Problem(
                 "policy.restart_policy",
-                f"under OnFailure a {self.kind} that fails has deleted its pods: neither why nor"
-                " logs can show the cause afterwards; leave it out, and each restart is a new pod,"
-                " and the failed ones stay",
+                f"with OnFailure, a {self.kind} that fails deletes its pods, so why and logs cannot"
+                " show the cause afterwards; leave it out, and each restart gets a new pod, and"
+                " failed pods stay",
             )
 
     def runtime_policy(self, spec: JobSpec) -> str:

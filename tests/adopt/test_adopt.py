@@ -279,10 +279,10 @@ def test_the_job_among_other_documents_and_in_a_list():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "nothing is no PyTorchJob of kubeflow.org/v1, no "),
-        ("[1]", "a document without a kind is no PyTorchJob"),
-        ("kind: [x]", "is no PyTorchJob"),
-        (dump({"kind": "Service", "metadata": {"name": "x"}}), "Service x is no PyTorchJob"),
+        ("", "found nothing; name a file with one of PyTorchJob of kubeflow.org/v1, "),
+        ("[1]", "found a document without a kind; name"),
+        ("kind: [x]", "found ['x']; name"),
+        (dump({"kind": "Service", "metadata": {"name": "x"}}), "found Service x; name"),
         (f"{dump(job())}---\n{dump(job())}", "digits, PyTorchJob digits are several jobs"),
         ("a: [", "a bracket is never closed"),
         (dump({**job(), "apiVersion": "kubeflow.org/v2"}), "is not what the training operator"),

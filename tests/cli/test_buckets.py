@@ -211,7 +211,7 @@ def test_no_place_for_records(k8sjob, url):
 
 def test_what_else_is_wrong(k8sjob):
     done = k8sjob("collect", "--into", "s3://records/x", "--max-size", "1")
-    assert (done.code, "of a bucket do its lifecycle rules" in done.err) == (2, True)
+    assert (done.code, "a bucket has lifecycle rules for that" in done.err) == (2, True)
     for url in ("s3://records/x", f"s3://key:{SECRET}@records/x"):
         error = k8sjob("why", url).err
         assert "is not a record; write s3://BUCKET/" in error

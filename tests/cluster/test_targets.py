@@ -399,7 +399,7 @@ def test_the_cause_and_the_output_of_a_command_stay(desk, target, ended, workers
 def test_under_a_written_on_failure_only_a_watch_shows_the_cause(desk, target):
     policy = {"restart_policy": "OnFailure", "max_restarts": 1, "termination_grace": "2s"}
     file = desk.file("echo lost; exit 7", target=target.name, policy=policy)
-    assert "has deleted its pods" in desk.call("submit", file)[1]
+    assert "deletes its pods" in desk.call("submit", file)[1]
     shown = "".join(desk.call("watch", f"{desk.namespace}/tiny", code=100))
     assert "exit code 7" in shown
     found = "".join(desk.call("why", f"{desk.namespace}/tiny"))

@@ -209,7 +209,7 @@ def test_a_build_that_fails_tags_nothing(registry, storage, built):
 
 def test_a_registry_that_refuses_does_so_before_the_build(readonly, base, built):
     detail = []
-    with pytest.raises(ImageError, match="answers 405; it takes no uploads"):
+    with pytest.raises(ImageError, match="answers 405; it does not accept uploads"):
         built("build/refused", at=readonly, progress=lambda *_: detail.append(_))
     assert detail == []
 

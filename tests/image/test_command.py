@@ -68,7 +68,7 @@ def test_a_registry_that_takes_nothing(push, registry, readonly, base_image, wri
     base = base_image(registry, "command/base:1")
     done = push(write_job(f"{readonly.host}/command/app", base))
     assert done.returncode == 1
-    assert f"{readonly.host} answers 405; it takes no uploads" in done.stderr
+    assert f"{readonly.host} answers 405; it does not accept uploads" in done.stderr
 
 
 def test_a_proxy_and_a_registry_that_is_named_for_plain_http(push, registry, base_image, write_job):

@@ -161,7 +161,7 @@ SECRET = "s3cr3t-value"
         ),
         (f"""echo '{{"Secret": "{SECRET}"}}'""", r"not JSON with Username and Secret"),
         (f"echo {SECRET}", r"not JSON with Username and Secret"),
-        ("exit 1", r"exit code 1: it said nothing"),
+        ("exit 1", r"exit code 1: it gave no message"),
     ],
 )
 def test_a_helper_that_fails(keep, helper, script, message):

@@ -73,7 +73,7 @@ def test_it_is_said_in_words(wanted):
     ],
 )
 def test_a_requirements_file_stands_alone(wanted, line):
-    with pytest.raises(ImageError, match=r"requirements\.txt:2: .* leads to another file"):
+    with pytest.raises(ImageError, match=r"requirements\.txt:2: .* refers to another file"):
         wanted(text=f"einops\n{line}\n")
 
 

@@ -66,7 +66,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 class Apiserver(http.server.ThreadingHTTPServer):
-    """Answers each request by the next of its answers: (status, body, headers), the last for ever.
+    """Answers each request by the next of its answers: (status, body, headers), the last forever.
 
     A body is an object, text, or a function that is given what writes a piece of a chunked body and
     says whether that came to its end. With the status 0 the connection breaks instead.

@@ -448,7 +448,7 @@ def node(name, labels=None, **allocatable):
         (
             {"example.com/gpu": "8"},
             "example.com/gpu free (it asks for 8): there is 1 node of example.com/gpu with 4",
-            "no node is that large: at most 4 a replica",
+            "no node has that many: ask for at most 4 per replica",
         ),
     ],
 )

@@ -46,7 +46,7 @@ CONTEXTS = [
 ]
 
 OVER_FIELDS = re.compile(
-    "do not divide|mesh data|nothing lies along|no such setting|nodes are not between|is taken by"
+    "do not divide|mesh data|no layer is sharded|no such setting|nodes are not between|is taken by"
     "|is more than max|cannot be available"
 )
 """What rules over several fields say of a value that is right by itself."""

@@ -106,7 +106,7 @@ def queue(facts: Facts) -> Iterator[Check]:
 
 
 def _in_queue(facts: Facts, local: Json, cluster: Json | None) -> Iterator[Check]:
-    """Check for causes that keep this job in a queue for ever."""
+    """Check for causes that keep this job in a queue forever."""
     if reason := closed(local, cluster):
         step = "ask Kueue's administrator to correct it; until then the job does not start"
         yield problem("queue", reason, step)

@@ -219,10 +219,10 @@ def init_wait(facts: Facts) -> Iterator[Check]:
     if waits and max(waits) >= _LONG_SLEEP:
         yield fine(
             "init-wait",
-            f"workers sleep {max(waits):g} s after each look-up of the Master's name that comes too"
-            " early, as the first one nearly always does",
-            "have the operator given a template that asks more often: each start is that much"
-            f" shorter; {_INSTALL}",
+            f"workers sleep {max(waits):g} s after each failed look-up of the Master's name, and"
+            " the first one nearly always fails",
+            "give the operator a template that asks more often: each start is that much shorter;"
+            f" {_INSTALL}",
         )
 
 

@@ -248,7 +248,7 @@ def permissions(facts: Facts) -> Iterator[Check]:
         seen = f"{who} may not submit and follow jobs in {where}"
         yield problem("permissions", seen, "ask for the roles shown below", details=details)
     elif ours:
-        seen = f"{who} may submit and follow jobs in {where}, and not all the rest"
+        seen = f"{who} may submit and follow jobs in {where}, but lacks other permissions"
         yield warning("permissions", seen, "ask for the roles shown below", details=details)
     else:
         yield fine("permissions", f"{who} may do all that k8sjob does in {where}")

@@ -141,7 +141,7 @@ def _sidecar_holds_the_job(job: Job) -> Iterator[Hit]:
                 yield job.at(
                     container.path,
                     f"container {container.name!r} never ends by itself, so the {replica.role} "
-                    "never succeeds and the job runs for ever; make it an init container with "
+                    "never succeeds and the job runs forever; make it an init container with "
                     "restartPolicy: Always (a native sidecar)",
                 )
 

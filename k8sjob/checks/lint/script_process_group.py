@@ -128,7 +128,7 @@ def _init_methods(script: Script) -> Iterator[tuple[ast.expr, ast.expr | None]]:
 
 @RULES.error
 def _hard_coded_rank(script: Script) -> Iterator[Hit]:
-    """RANK and WORLD_SIZE differ by pod and job; a constant repeats a rank or waits for ever."""
+    """RANK and WORLD_SIZE differ by pod and job; a constant repeats a rank or waits forever."""
     if script.setting.processes == 1 or _spawns(script):
         return
     consequence = "all processes get it, so the rendezvous never completes or each trains alone; "

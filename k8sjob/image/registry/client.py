@@ -34,9 +34,9 @@ _NEXT_STEPS: Final = {
     401: "; run: docker login {host}",
     403: "; ask for the right to do so, or log in as another user: docker login {host}",
     404: "; check the name, and whether it is there",
-    405: "; it takes no uploads: it may be a mirror, or read-only",
-    413: "; the registry takes nothing of that size: raise its limit",
-    429: "; it has had too many requests: try again later",
+    405: "; it does not accept uploads: it may be a mirror, or read-only",
+    413: "; the registry rejects uploads of that size: raise its limit",
+    429: "; too many requests: try again later",
 }
 
 

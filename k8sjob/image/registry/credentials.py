@@ -214,5 +214,5 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 def _first_line(text: str) -> str:
     """A program's error message, but nothing that looks like its answer."""
-    line = next((line for line in text.splitlines() if line.strip()), "it said nothing")
+    line = next((line for line in text.splitlines() if line.strip()), "it gave no message")
     return "(its output is not shown)" if "{" in line else redacted(line[:200])

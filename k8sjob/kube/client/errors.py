@@ -48,7 +48,8 @@ _RULES: Final = {
         "exceeded quota: (?P<why>.*)",
     ): "the quota of namespace {namespace} is used up: {why}; free some of it, or ask for more",
     (403, "failed quota: (?P<why>.*)"): (
-        "the quota of namespace {namespace} asks for more: {why}; free some of it, or ask for more"
+        "the quota of namespace {namespace} needs values that are not set: {why}; set them in"
+        " resources"
     ),
     (403, "being terminated"): "namespace {namespace} is being deleted; wait until it is gone",
     (403, r'User "system:anonymous" cannot \w+ resource'): (

@@ -88,7 +88,7 @@ def _hung(facts: Facts, end: End) -> Finding | None:
         step = "if the others may wait so long, raise run.collective_timeout"
     else:
         step = "if a step may take so long, raise run.hang_timeout"
-    if end.reason and not culprits:  # all wait, and would for ever
+    if end.reason and not culprits:  # all wait, and would forever
         step = "all ranks must make the same calls in the same order, with tensors of one shape"
     return Finding(
         Cause.HUNG,

@@ -130,7 +130,7 @@ def failed(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             Cause.FAILED,
             f"the job failed: {status.message or status.reason}",
-            f"its pods, as far as they are left, show no cause: {look}",
+            f"the remaining pods show no cause: {look}",
         )
 
 
@@ -237,7 +237,7 @@ def _operator_deployment(facts: Facts) -> str:
 
 
 def left_early(facts: Facts) -> Iterator[Finding]:
-    """Replicas that have ended with exit code 0 while others run: these may wait for ever."""
+    """Replicas that have ended with exit code 0 while others run: these may wait forever."""
     running = [pod for pod in facts.pods if pod.training]
     if facts.status.state.finished or not running or _speaker(facts) != next(iter(facts.ranks), ""):
         return  # workers of a parameter server end each at its time
@@ -255,7 +255,7 @@ def left_early(facts: Facts) -> Iterator[Finding]:
             Cause.LEFT_EARLY,
             f"{listed(map(facts.with_ranks, replicas))} ended with exit code 0"
             f"{ago(max(left.values()), facts.now)}, and {others} still"
-            f" {'run' if len(running) > 1 else 'runs'}: a collective would wait for ever",
+            f" {'run' if len(running) > 1 else 'runs'}: a collective would wait forever",
             f"where {others} only evaluates or saves, wait; else see the last lines of all:"
             f" k8sjob logs {facts.job_argument}; {SAME_STEPS}",
             replicas[0],

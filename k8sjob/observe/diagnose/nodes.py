@@ -152,7 +152,9 @@ def _insufficient(facts: Facts, pod: Pod, count: int, resource: str) -> tuple[st
     if not nodes:
         return short, step
     if wanted > largest:
-        step = f"no node is that large: at most {largest:f} a replica; use more replicas of fewer"
+        step = (
+            f"no node has that many: ask for at most {largest:f} per replica, and use more replicas"
+        )
     return f"{short}: {_offers(facts, nodes, resource)}", step
 
 

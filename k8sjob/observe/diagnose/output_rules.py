@@ -164,7 +164,7 @@ RULES: Final = (
         r"|an illegal instruction was encountered|unspecified launch failure)",
         Cause.CRASH,
         "a kernel failed on the GPU: {error}",
-        "most often a kernel of one's own or of an extension, or a tensor of another GPU (call"
+        "usually a custom kernel or an extension, or a tensor of another GPU (call"
         " torch.cuda.set_device with LOCAL_RANK first): the line where the error appears may be a"
         " later one; with CUDA_LAUNCH_BLOCKING: '1' in run.env it is the right one",
         types=_OF_TORCH,

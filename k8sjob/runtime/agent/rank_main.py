@@ -221,7 +221,7 @@ def _destroy_group() -> None:
     dist: Any = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return
-    # Its last reference must not go: gloo's destructor may wait for ever, with the interpreter's
+    # Its last reference must not go: gloo's destructor may wait forever, with the interpreter's
     # lock, for a thread that needs that lock (seen with torch 2.6). See process_group._KEPT.
     _KEPT.append(dist.group.WORLD)
     helper = threading.Thread(target=dist.destroy_process_group, daemon=True)

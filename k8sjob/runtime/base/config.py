@@ -227,7 +227,7 @@ class Timeouts:
     # for a failed process's threads and atexit handlers, and for a watchdog's last output: its
     # peers wait for it
     exit: float = 10.0
-    destroy: float = 10.0  # for a process group; NCCL's can wait for ever for a lost peer
+    destroy: float = 10.0  # for a process group; NCCL's can wait forever for a lost peer
     stop: float = 60.0  # for all ranks to agree where to stop
     loss_grace: float = 5.0  # for the main thread to notice a lost peer by itself, with a traceback
     # for trackers to take the last numbers; a rank that failed has no more than `exit`

@@ -172,7 +172,7 @@ def node_env(environ: Mapping[str, str]) -> NodeEnv:
     node's, and none at all (one process alone).
 
     Raises:
-        EnvError: the variables contradict each other, or a rank would wait for ever.
+        EnvError: the variables contradict each other, or a rank would wait forever.
     """
     if "LOCAL_RANK" in environ:
         raise EnvError(
@@ -202,7 +202,7 @@ def dist_env(environ: Mapping[str, str] = os.environ) -> DistEnv:
     each of its processes (LOCAL_RANK is set).
 
     Raises:
-        EnvError: the variables contradict each other, or a rank would wait for ever.
+        EnvError: the variables contradict each other, or a rank would wait forever.
     """
     if "LOCAL_RANK" in environ:
         return _launched(environ)

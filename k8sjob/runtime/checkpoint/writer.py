@@ -354,7 +354,7 @@ class Checkpointer:
         written, failure = "", None
         try:
             written = part.write(draft)
-        except Exception as error:  # noqa: BLE001 - whatever it is, rank 0 must not wait for ever
+        except Exception as error:  # noqa: BLE001 - whatever it is, rank 0 must not wait forever
             failure = error
         if not self._leads:
             self._reports.report(matter, str(failure) if failure else written, failed=bool(failure))

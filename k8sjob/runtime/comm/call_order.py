@@ -1,6 +1,6 @@
 """The check that all ranks make the same collective calls, in the same order.
 
-Where they do not, gloo aborts the process, or all wait for ever. So a call waits in the store until
+Where they do not, gloo aborts the process, or all wait forever. So a call waits in the store until
 all ranks have come to the same one, before any data of it is sent. A training step has no such
 check: it is counted, and a rank that waits for one that steps sees that by the number. The
 watchdog's thread publishes each rank's last call once a second.

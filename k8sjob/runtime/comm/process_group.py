@@ -229,7 +229,7 @@ _KEPT: Final[list[Any]] = []
 """Groups whose last reference must not go before the process does.
 
 Their destructor joins gloo's threads while it holds the interpreter's lock, and such a thread may
-wait for that lock to drop a tensor: both would wait for ever (seen with torch 2.6).
+wait for that lock to drop a tensor: both would wait forever (seen with torch 2.6).
 """
 
 

@@ -1,6 +1,6 @@
 """Coordinated stop of all ranks, and the thread that learns of a stop or a lost peer.
 
-A stop must come at the same point on all ranks, or some would wait for the others for ever. A
+A stop must come at the same point on all ranks, or some would wait for the others forever. A
 flag reduced every step would make GPUs wait; instead the ranks agree once, through the store:
 each publishes how many points of the program it has passed and holds at the next; all stop before
 the point after the largest number. A rank that is behind continues to that point, so no collective

@@ -297,7 +297,7 @@ class StageLinks:
     """Messages to and from the stages before and behind this one.
 
     Each direction has a separate group: nccl handles the messages between two ranks in one order,
-    and if both of them send first, both wait for ever. An activation is one message, since both
+    and if both of them send first, both wait forever. An activation is one message, since both
     sides expect the type and shape of the last one in its place. A byte behind it says whether
     they hold; otherwise the right ones follow.
 

@@ -70,7 +70,7 @@ def _worker_name_too_long(job: Job) -> Iterator[Hit]:
             yield job.at(
                 ("metadata", "name"),
                 f"{name!r} has {len(name)} characters: its service is refused and the job waits "
-                f"for ever; shorten the name by {len(name) - _MAX_NAME}",
+                f"forever; shorten the name by {len(name) - _MAX_NAME}",
             )
             return
 
@@ -84,7 +84,7 @@ def _restart_policy_typo(job: Job) -> Iterator[Hit]:
             yield job.at(
                 (*replica.path[:-1], "restartPolicy"),
                 f"restartPolicy {value!r} passes the CRD, and then no pod can be created: the job "
-                f"stays Created for ever; {_choose(value, _RESTARTS)}",
+                f"stays Created forever; {_choose(value, _RESTARTS)}",
             )
 
 
@@ -136,7 +136,7 @@ def _restarts_for_ever(job: Job) -> Iterator[Hit]:
         yield job.at(
             ("spec", "runPolicy") if policy else ("spec",),
             f"restartPolicy {retried[0].restart_policy} and no runPolicy.backoffLimit: a script "
-            "that fails at once is restarted for ever, the job stays Running and keeps its GPUs; "
+            "that fails at once is restarted forever, the job stays Running and keeps its GPUs; "
             + job.step(
                 f"set spec.runPolicy.backoffLimit, {3 * job.nodes + 1} for 3 restarts of all pods",
                 "set policy.max_restarts, and no backoffLimit in the overlay",
@@ -271,7 +271,7 @@ def _contradiction(job: Job, replica: Replica, name: str, value: str) -> str:
         return why
     match name:
         case "nnodes" if value.isdecimal() and int(value) > nodes:
-            why = f"the job has {nodes} pods, so the rendezvous waits for ever"
+            why = f"the job has {nodes} pods, so the rendezvous waits forever"
         case "nnodes" if value.isdecimal() and int(value) < nodes:
             why = f"the job has {nodes} pods, so they do not form one group"
         case "node_rank" if value.isdecimal() and replica.count > 1:
@@ -347,6 +347,6 @@ def _readiness_probe_on_master(job: Job) -> Iterator[Hit]:
         if kind in master.trainer.data:
             yield job.at(
                 (*master.trainer.path, kind),
-                f"{kind} on the Master: until it passes the Workers cannot find the Master, so one "
-                "that waits for the training waits for ever; remove it",
+                f"{kind} on the Master: until it passes, Workers cannot find the Master, so a "
+                "probe that waits for the training never passes; remove it",
             )
