@@ -23,6 +23,7 @@ from cluster.desk import Desk
 from cluster.proxy import Proxy
 from needs import lacking
 
+from k8sjob.backends.api import JobRef
 from k8sjob.backends.cluster import connect
 from k8sjob.rendering import write_context
 
@@ -306,7 +307,7 @@ def created(cluster, namespace, pytorchjob):
 
     def create(*args, **options):
         backend = connect(kubeconfig=cluster.kubeconfig, namespace=namespace)
-        return backend, backend.create_manifest(pytorchjob(*args, **options))
+        return backend, JobRef.of(backend.create_manifest(pytorchjob(*args, **options)))
 
     return create
 

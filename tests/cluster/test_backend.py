@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from k8sjob.backends.api import JobRef
 from k8sjob.backends.cluster import connect
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.observe.status import JobState, job_status
@@ -32,7 +33,7 @@ def reached(backend, ref, state):
 
 
 def test_suspend_resume_and_delete(backend, manifest, eventually):
-    ref = backend.create_manifest(manifest(command=SLEEP))
+    ref = JobRef.of(backend.create_manifest(manifest(command=SLEEP)))
     eventually(reached(backend, ref, JobState.RUNNING), "its start")
     backend.suspend(ref, value=True)
     eventually(reached(backend, ref, JobState.SUSPENDED), "its pause")
@@ -41,7 +42,7 @@ def test_suspend_resume_and_delete(backend, manifest, eventually):
     eventually(reached(backend, ref, JobState.RUNNING), "its return")
     backend.delete(ref)
     backend.wait_for_pods(ref, 60)
-    again = backend.create_manifest(manifest(command=SLEEP))
+    again = JobRef.of(backend.create_manifest(manifest(command=SLEEP)))
     assert again.uid != ref.uid
     with pytest.raises(JobNotFound):
         backend.delete(ref)
@@ -76,7 +77,7 @@ def test_warnings_of_pods_come_by_the_watch(backend, manifest):
     pod["containers"][0]["envFrom"] = [{"secretRef": {"name": "nowhere"}}]
     pod["containers"][0]["volumeMounts"] = [{"name": "data", "mountPath": "/data"}]
     pod["volumes"] = [{"name": "data", "configMap": {"name": "settings"}}]
-    ref = backend.create_manifest(wrong)
+    ref = JobRef.of(backend.create_manifest(wrong))
     deadline = time.monotonic() + 60
     for snapshot in backend.watch(ref):
         assert time.monotonic() < deadline
@@ -94,7 +95,7 @@ def test_of_a_secret_nothing_is_read(backend, manifest, cluster, namespace):
     wanting = manifest(workers=0, command=SLEEP)
     pod = wanting["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
     pod["containers"][0]["envFrom"] = [{"secretRef": {"name": "wandb"}}]
-    ref = backend.create_manifest(wanting)
+    ref = JobRef.of(backend.create_manifest(wanting))
     (secret,) = [o for o in backend.related(backend.snapshot(ref)) if o["kind"] == "Secret"]
     assert secret["metadata"]["name"] == "wandb"
     assert "data" not in secret

@@ -11,6 +11,7 @@ import time
 import pytest
 import yaml
 
+from k8sjob.backends.api import JobRef
 from k8sjob.backends.cluster import connect
 from k8sjob.errors import BackendError
 from k8sjob.observe.status import JobState, job_status
@@ -101,7 +102,7 @@ def running(manifest, watch, eventually):
     """Begins a long job and a watch of it."""
 
     def begin(backend):
-        ref = backend.create_manifest(manifest("sleep", "300"))
+        ref = JobRef.of(backend.create_manifest(manifest("sleep", "300")))
         watcher = watch(backend, ref)
         eventually(lambda: watcher.state() is JobState.RUNNING or watcher.over(), "its start")
         assert watcher.state() is JobState.RUNNING, watcher.snapshot
@@ -111,7 +112,7 @@ def running(manifest, watch, eventually):
 
 
 def test_an_apiserver_that_is_away_for_a_while(bed, backend, manifest, watch, eventually):
-    ref = backend.create_manifest(manifest("sleep", "6"))
+    ref = JobRef.of(backend.create_manifest(manifest("sleep", "6")))
     watcher = watch(backend, ref)
     eventually(lambda: watcher.state() is JobState.RUNNING, "its start")
     bed.kill("apiserver")
@@ -131,7 +132,7 @@ def test_an_apiserver_that_is_away_for_a_while(bed, backend, manifest, watch, ev
 def test_without_the_operator_nothing_is_made_and_what_is_there_can_go(
     bed, backend, manifest, eventually
 ):
-    ref = backend.create_manifest(manifest("sleep", "300"))
+    ref = JobRef.of(backend.create_manifest(manifest("sleep", "300")))
     eventually(lambda: backend.snapshot(ref).pods, "its pod")
     bed.stop("operator")
     for attempt in (

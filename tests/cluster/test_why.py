@@ -594,7 +594,8 @@ def test_a_registry_that_is_down_for_a_while(bed, namespace, eventually):
     backend = connect(kubeconfig=bed.kubeconfig, namespace=namespace)
     bed.stop("registry")
     asks = job("pulls", replicas(container(FOR_EVER, imagePullPolicy="Always")))
-    ref = backend.create_manifest(json.loads(json.dumps(asks).replace("{base}", bed.base_image)))
+    asks = json.loads(json.dumps(asks).replace("{base}", bed.base_image))
+    ref = JobRef.of(backend.create_manifest(asks))
 
     def first():
         found = diagnose(backend.snapshot(ref), {})

@@ -96,10 +96,7 @@ def test_the_cause_is_known_though_the_pods_are_gone():
     past = "Failed:x:Job j has failed because it has reached the specified backoff limit"
     seen = (snapshot("Running", pods=[*others, crashed]), snapshot("Running", pods=dying))
     found = of_kind(watched(*seen, snapshot(past)), "finding")
-    assert [(one.data["cause"], one.replica) for one in found] == [
-        ("crash", "worker-1"),
-        ("restart-limit", ""),
-    ]
+    assert [(one.data["cause"], one.replica) for one in found] == [("crash", "worker-1")]
 
 
 @pytest.mark.parametrize(("loss", "causes"), [(float("nan"), ["nan-loss"]), (0.5, [])])

@@ -271,7 +271,7 @@ def test_what_a_job_already_is_it_is_not_made_again(client, digits, action, now)
 def test_who_suspends_a_job_in_a_queue_learns_what_kueue_does(client, digits):
     digits.there["digits"]["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "q"}
     done = client.ask(f"/api/jobs/{KEY}/suspend", "POST")[2]["done"]
-    assert "where Kueue manages the job it starts it all the same" in done
+    assert "if Kueue manages the job, it starts it again" in done
 
 
 @pytest.mark.parametrize("state", ["Failed", "Running"])
