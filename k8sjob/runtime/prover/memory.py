@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from k8sjob.runtime.agent.rank_main import exit_code, reason_of
 from k8sjob.runtime.data import ShardSampler
 from k8sjob.runtime.prover.replay import StopReplay
-from k8sjob.runtime.prover.wraps import _wrap
+from k8sjob.runtime.prover.wraps import wrap
 from k8sjob.runtime.strategies.blocks import find_blocks
 
 if TYPE_CHECKING:
@@ -184,12 +184,12 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
                 backend = "gloo"
             return original(backend, *args, **options)
 
-        _wrap(data.DataLoader, "__init__", larger)
-        _wrap(data.DataLoader, "__iter__", batches)
-        _wrap(ShardSampler, "__init__", larger)
-        _wrap(DistributedDataParallel, "forward", bypass)  # its buckets are computed
-        _wrap((distributed_c10d, dist), "init_process_group", start)
-        _wrap(torch, "compile", lambda _, model=None, **__: model or (lambda one: one))
+        wrap(data.DataLoader, "__init__", larger)
+        wrap(data.DataLoader, "__iter__", batches)
+        wrap(ShardSampler, "__init__", larger)
+        wrap(DistributedDataParallel, "forward", bypass)  # its buckets are computed
+        wrap((distributed_c10d, dist), "init_process_group", start)
+        wrap(torch, "compile", lambda _, model=None, **__: model or (lambda one: one))
 
     def _before_forward(self, module: nn.Module, args: Any) -> None:
         self._depth += 1

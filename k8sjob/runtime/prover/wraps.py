@@ -70,7 +70,7 @@ def install(recorder: Recorder) -> None:
     sys.stdout, sys.stderr = _Stream(sys.stdout, recorder), _Stream(sys.stderr, recorder)
 
 
-def _wrap(owners: Any, names: Any, function: Callable[..., Any]) -> None:
+def wrap(owners: Any, names: Any, function: Callable[..., Any]) -> None:
     """Call function(original, ...) in place of a function; several owners may have it."""
     owners = owners if isinstance(owners, tuple) else (owners,)
     for name in [names] if isinstance(names, str) else names:
@@ -114,9 +114,9 @@ def _wrap_modules(recorder: Recorder) -> None:
 
     modules.register_module_forward_pre_hook(before)
     modules.register_module_forward_hook(after, always_call=True)
-    _wrap(torch.autograd, "backward", backward)
-    _wrap(torch.autograd, "grad", grad)
-    _wrap(
+    wrap(torch.autograd, "backward", backward)
+    wrap(torch.autograd, "grad", grad)
+    wrap(
         torch,
         "compile",
         lambda _original, model=None, **_: (lambda one: one) if model is None else model,
@@ -135,8 +135,8 @@ def _wrap_optimizers(recorder: Recorder) -> None:
 
     optimizers.register_optimizer_step_pre_hook(recorder.before_step)
     optimizers.register_optimizer_step_post_hook(recorder.after_step)
-    _wrap(nn.utils, ("clip_grad_norm_", "clip_grad_value_"), clip)
-    _wrap(nn.parallel.DistributedDataParallel, "register_comm_hook", hook)
+    wrap(nn.utils, ("clip_grad_norm_", "clip_grad_value_"), clip)
+    wrap(nn.parallel.DistributedDataParallel, "register_comm_hook", hook)
 
 
 # --- batches and random numbers -------------------------------------------------------------------
@@ -169,9 +169,9 @@ def _wrap_loaders(recorder: Recorder) -> None:
         object.__setattr__(loader, "_k8sjob_site", site)
         others[at : at + 1] = [weakref.ref(loader)]
 
-    _wrap(data.DataLoader, "__iter__", batches)
-    _wrap(data.DataLoader, "__init__", create)
-    _wrap(_BaseDataLoaderIter, "_next_index", asked)
+    wrap(data.DataLoader, "__iter__", batches)
+    wrap(data.DataLoader, "__init__", create)
+    wrap(_BaseDataLoaderIter, "_next_index", asked)
     if recorder.replay:
         from k8sjob.runtime.data import ShardSampler
 
@@ -182,7 +182,7 @@ def _wrap_loaders(recorder: Recorder) -> None:
                 options["batch_size"] *= parts
             original(sampler, *args, **options)
 
-        _wrap(ShardSampler, "__init__", larger)
+        wrap(ShardSampler, "__init__", larger)
 
 
 def _wrap_workers(recorder: Recorder) -> None:
@@ -205,12 +205,12 @@ def _wrap_workers(recorder: Recorder) -> None:
         recorder.generators.append(generator := original(*args, **options))
         return generator
 
-    _wrap(worker, "_worker_loop", work)
-    _wrap(_MapDatasetFetcher, "fetch", fetched)
-    _wrap(_MultiProcessingDataLoaderIter, "_process_data", received)
+    wrap(worker, "_worker_loop", work)
+    wrap(_MapDatasetFetcher, "fetch", fetched)
+    wrap(_MultiProcessingDataLoaderIter, "_process_data", received)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        _wrap(numpy.random, "default_rng", made)
+        wrap(numpy.random, "default_rng", made)
 
 
 def _free(loaders: list[weakref.ref[Any]], dataset: Any) -> int:
@@ -259,12 +259,12 @@ def _wrap_random(recorder: Recorder) -> None:
             recorder.draw(rand(16), "dropout", used=False)
         return original(*args, **options)
 
-    _wrap(functional, ("dropout", "dropout1d", "dropout2d", "dropout3d"), dropout)
-    _wrap(functional, "scaled_dot_product_attention", attention)
+    wrap(functional, ("dropout", "dropout1d", "dropout2d", "dropout3d"), dropout)
+    wrap(functional, "scaled_dot_product_attention", attention)
     for name in _DRAWS:
-        _wrap(torch, name, drawn(name))
+        wrap(torch, name, drawn(name))
     for name in _METHODS:
-        _wrap(Tensor, name, drawn(name))
+        wrap(Tensor, name, drawn(name))
 
 
 # --- collectives, files, processes ----------------------------------------------------------------
@@ -291,8 +291,8 @@ def _wrap_collectives(recorder: Recorder) -> None:
         return original(**bound)
 
     for name in _COLLECTIVES:
-        _wrap((distributed_c10d, dist), name, called(name))
-    _wrap((distributed_c10d, dist), "init_process_group", start)
+        wrap((distributed_c10d, dist), name, called(name))
+    wrap((distributed_c10d, dist), "init_process_group", start)
 
 
 def _values(tensor: Any) -> list[float] | None:
@@ -311,7 +311,7 @@ def _wrap_group(recorder: Recorder) -> None:
             recorder.event("collective", name="all_reduce", after=after)
         return result
 
-    _wrap(Group, ("all_reduce", "sums"), alone)
+    wrap(Group, ("all_reduce", "sums"), alone)
 
 
 def _wrap_files(recorder: Recorder) -> None:
@@ -329,8 +329,8 @@ def _wrap_files(recorder: Recorder) -> None:
         return call
 
     for owner in (torch, dcp):
-        _wrap(owner, "save", noted(recorder.saved, 1))
-        _wrap(owner, "load", noted(recorder.loaded, 0))
+        wrap(owner, "save", noted(recorder.saved, 1))
+        wrap(owner, "load", noted(recorder.loaded, 0))
 
 
 def _wrap_processes(recorder: Recorder) -> None:
@@ -357,7 +357,7 @@ def _wrap_processes(recorder: Recorder) -> None:
 
         return original(run, tuple(args), nprocs, *more, **options)
 
-    _wrap((torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"]), "spawn", spawn)
+    wrap((torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"]), "spawn", spawn)
 
 
 def _alone(fn: Any, args: tuple[Any, ...], size: int) -> tuple[Any, ...]:
