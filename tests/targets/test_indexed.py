@@ -242,7 +242,7 @@ def test_by_default_each_restart_is_a_new_pod(fields, restarts, final, kind):
 @of_each_kind
 def test_what_a_literal_on_failure_costs(kind):
     (remark,) = remarks(kind.spec(policy={"restart_policy": "OnFailure"}))
-    assert remark.startswith(f"policy.restart_policy: under OnFailure a {kind.target.kind} that")
+    assert remark.startswith(f"policy.restart_policy: with OnFailure, a {kind.target.kind} that")
     assert remarks(kind.spec(policy={"restart_policy": "OnFailure"}, target="pytorchjob")) == []
 
 
