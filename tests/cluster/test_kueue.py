@@ -252,7 +252,8 @@ def test_a_job_that_another_preempts_continues_where_it_was(
 
     for kind, ref in refs.items():
         eventually(lambda ref=ref: lines(ref, "checkpoint"), f"a checkpoint of {kind}")
-        assert last_suspension(replace(desk.backend.snapshot(ref), events=())).first, kind
+        snapshot = replace(desk.backend.snapshot(ref), events=())
+        assert last_suspension(snapshot, desk.backend.related(snapshot)).first, kind
         assert Use.UNKNOWN not in read_usage(desk.backend, desk.backend.snapshot(ref)).seconds
         rivals[kind] = create(
             f"owner-{kind}", kind, kueue_queue=f"owner-{kind}", resources={"cpu": "50m"}
