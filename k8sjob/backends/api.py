@@ -8,6 +8,7 @@ written once for all back ends.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Final, Protocol
 
 from k8sjob.html_card import card, folded
@@ -15,7 +16,6 @@ from k8sjob.kube.objects import Object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from datetime import datetime
     from pathlib import Path
     from threading import Event
 
@@ -167,6 +167,11 @@ class LogLine:
     def written(self) -> bytes:
         """The line as the container wrote it, byte for byte, with its newline if it has one."""
         return self.raw or self.text.encode() + b"\n"
+
+    @property
+    def time(self) -> float:
+        """Its timestamp as seconds since the epoch."""
+        return datetime.fromisoformat(self.timestamp).timestamp()
 
 
 class Backend(Protocol):

@@ -189,14 +189,14 @@ def _lines(
 ) -> Generator[LogLine, None, None]:
     from_then = datetime.fromtimestamp(since, UTC) if since else None
     lines = backend.logs(ref, replica, since=from_then)
-    yield from (line for line in lines if not line.gap and _at(line) >= since)
+    yield from (line for line in lines if not line.gap and line.time >= since)
 
 
 def output_times(lines: Iterable[LogLine]) -> OutputTimes:
     """The moments in some lines, of which no more are read than needed."""
     times = OutputTimes()
     for line in islice(lines, _MAX_LINES):
-        now = _at(line)
+        now = line.time
         if times.first_line is None or line.attempt != times.attempt:
             times = OutputTimes(first_line=now, attempt=line.attempt)
         event = Event.decode(line.text)
@@ -208,10 +208,6 @@ def output_times(lines: Iterable[LogLine]) -> OutputTimes:
             began = None if opened is None or imported is None else opened - imported
             times = replace(times, met=now, imported=opened, began=began)
     return times
-
-
-def _at(line: LogLine) -> float:
-    return datetime.fromisoformat(line.timestamp).timestamp()
 
 
 def _seconds(event: Event, key: str) -> float | None:

@@ -314,7 +314,7 @@ def _sessions(lines: Iterable[LogLine]) -> Iterator[_Session]:
     """The starts of the group: a container's, and those within a container after a failure."""
     session: _Session | None = None
     for line in lines:
-        at = datetime.fromisoformat(line.timestamp).timestamp()
+        at = line.time
         event = Event.decode(line.text)
         again = session is not None and session.met is not None and _starts(event)
         if session is None or line.attempt != session.attempt or again:

@@ -151,7 +151,7 @@ def replay(backend: Backend, ref: JobRef, factor: float) -> Iterator[Event]:
     due = last = 0.0
     for line in heapq.merge(*sources, key=lambda line: line.timestamp):
         event = watcher.line(line)
-        written = datetime.fromisoformat(line.timestamp).timestamp()
+        written = line.time
         due += min(max(written - (last or written), 0), _LONGEST_GAP_SECONDS) / factor
         last = written
         time.sleep(max(now + due - time.time(), 0))
@@ -264,8 +264,7 @@ class _Watcher:
         if event:
             return event
         data = {key: getattr(line, key) for key in ("text", "attempt", "timestamp", "gap")}
-        written = datetime.fromisoformat(line.timestamp).timestamp()
-        return Event(EventKind.LOG, data, written, line.replica)
+        return Event(EventKind.LOG, data, line.time, line.replica)
 
     def end(self) -> Iterator[Event]:
         """The job's last state, and why it failed."""

@@ -310,20 +310,9 @@ class ClusterBackend(Creation):
         Raises:
             JobNotFound: it is gone.
         """
-        options: Json = {
-            "apiVersion": "v1",
-            "kind": "DeleteOptions",
-            # In the foreground the deletion needs an update of the job, which the webhook of its
-            # controller refuses while that is away.
-            "propagationPolicy": "Background",
-        }
-        if ref.uid:
-            options["preconditions"] = {"uid": ref.uid}
         try:
             target = self._kind(ref)
-            self.transport.request(
-                "DELETE", job_path(target, *_namespace_and_name(ref)), body=options
-            )
+            self.delete_job(replace(ref, kind=target.kind))
         except ApiError as error:
             if is_absent(error) or (error.code == 409 and ref.uid):
                 raise self._not_found(ref) from error

@@ -92,17 +92,24 @@ class Creation:
                 where = job_path(target, ref.namespace)
                 found = self.transport.request("GET", where, query=then).get("items") or []
             if any(is_ours(one) or target.is_training(one) for one in found):
-                where = job_path(target_of(made), ref.namespace, ref.name)
-                only = {"preconditions": {"uid": Object(made).uid}}
-                how = {"apiVersion": "v1", "kind": "DeleteOptions", **only}
-                how["propagationPolicy"] = "Background"
                 with suppress(ApiError):
-                    self.transport.request("DELETE", where, body=how)
+                    self.delete_job(JobRef.of(made))
                 raise JobExists(
                     f"{ref} already exists: another client created a {target.kind} of that name a"
                     f" moment earlier, so the new {ref.kind} was removed again; replace the other"
                     " one, or submit under a generated name"
                 )
+
+    def delete_job(self, ref: JobRef) -> None:
+        """Delete a job of a known kind, if the ref has a uid only that one, in the background.
+
+        In the foreground the deletion needs an update of the job, which the webhook of its
+        controller refuses while that is away.
+        """
+        options: Json = {"propagationPolicy": "Background"}
+        if ref.uid:
+            options["preconditions"] = {"uid": ref.uid}
+        _delete(self.transport, job_path(of_kind(ref.kind), ref.namespace, ref.name), options)
 
     def wait_for_leftovers(self, ref: JobRef) -> None:
         """Wait until the objects that a controller made for an earlier job of the name are gone.
@@ -262,8 +269,12 @@ class Creation:
 def delete_as_read(transport: Transport, path: str, there: Json) -> None:
     """Delete an object as it was read."""
     seen = {key: Object(there).metadata.get(key) for key in ("uid", "resourceVersion")}
-    options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": seen}
-    transport.request("DELETE", path, body=options)
+    _delete(transport, path, {"preconditions": seen})
+
+
+def _delete(transport: Transport, path: str, options: Json) -> None:
+    body = {"apiVersion": "v1", "kind": "DeleteOptions", **options}
+    transport.request("DELETE", path, body=body)
 
 
 @contextmanager

@@ -123,11 +123,12 @@ class Code:
                 for node in module.tops.values()
                 if isinstance(node, Function) and not node.decorator_list and node.name not in used
             }
+            kept = nodes
             if unused and module is not files[0]:
                 left_out = {inner for node in unused for inner in _descendants(node, {})}
-                nodes = [node for node in nodes if node not in left_out]  # noqa: PLW2901
-            self._home.update(dict.fromkeys(nodes, module))
-            self.nodes += nodes
+                kept = [node for node in nodes if node not in left_out]
+            self._home.update(dict.fromkeys(kept, module))
+            self.nodes += kept
 
     # --- names ------------------------------------------------------------------------------
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from k8sjob.proving.trace import Run, Step, Trace
 
@@ -92,7 +93,7 @@ class Difference(NamedTuple):
     next: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, for what is computed once
 class Evidence:
     """The runs of one script.
 
@@ -123,7 +124,7 @@ class Evidence:
         """The number of ranks."""
         return len(self.ranks)
 
-    @property
+    @cached_property
     def common(self) -> int:
         """Steps that all ranks do together: until they begin a pass over data apart."""
         apart = [
@@ -133,7 +134,7 @@ class Evidence:
         ]
         return min([*apart, *(len(trace.steps) for trace in self.ranks)])
 
-    @property
+    @cached_property
     def compared(self) -> tuple[int, str]:
         """Steps that can be compared with one process, and why not more of the common ones."""
         if self.single is None or self.single.end["how"] == "error":
@@ -152,6 +153,24 @@ class Evidence:
         for at in range(self.common):
             one = self.single.steps[at] if self.single and at < compared else None
             yield at, [trace.steps[at] for trace in self.ranks], one
+
+    @cached_property
+    def averaged(self) -> dict[int, int]:
+        """Steps after which the ranks make unequal weights equal, with the optimizer's next step.
+
+        An optimizer's last step stands for itself: what comes after it is not recorded.
+        """
+        found: dict[int, int] = {}
+        last: dict[int, tuple[int, Sequence[Step]]] = {}
+        for at, row, _ in self.steps():
+            before, steps = last.get(row[0].optimizer, (at, row))
+            unequal = any(step.after != steps[0].after for step in steps)
+            if before != at and unequal and all(step.before == row[0].before for step in row):
+                found |= {before: at, at: at}
+            else:
+                found.pop(before, None)
+            last[row[0].optimizer] = at, row
+        return found
 
     def tolerance(self, step: int) -> float:
         """The largest relative difference that is rounding."""

@@ -207,7 +207,7 @@ def weights_after(evidence: Evidence) -> Iterator[Difference]:
 def _weights(evidence: Evidence, what: str) -> Iterator[Difference]:
     seen: set[int] = set()
     begun = {name for model in evidence.ranks[0].models for name in model["weights"]}
-    averaged = _averaged(evidence) if what == "after" else {}
+    averaged = evidence.averaged if what == "after" else {}
     for at, row, _ in evidence.steps() if not evidence.many.sharded else ():
         if at in averaged:
             continue
@@ -231,28 +231,10 @@ def _weights(evidence: Evidence, what: str) -> Iterator[Difference]:
         seen.add(row[0].optimizer)
 
 
-def _averaged(evidence: Evidence) -> dict[int, int]:
-    """Steps after which the ranks make unequal weights equal, each with the optimizer's next step.
-
-    Its last step stands for itself: what comes after it is not recorded.
-    """
-    found: dict[int, int] = {}
-    last: dict[int, tuple[int, Sequence[Step]]] = {}
-    for at, row, _ in evidence.steps():
-        before, steps = last.get(row[0].optimizer, (at, row))
-        unequal = any(step.after != steps[0].after for step in steps)
-        if before != at and unequal and all(step.before == row[0].before for step in row):
-            found |= {before: at, at: at}
-        else:
-            found.pop(before, None)
-        last[row[0].optimizer] = at, row
-    return found
-
-
 def weights_averaged(evidence: Evidence) -> Iterator[Difference]:
     """The ranks average weights after the step, and these are not those of one process."""
     compared, _ = evidence.compared
-    for at, following in _averaged(evidence).items():
+    for at, following in evidence.averaged.items():
         if evidence.single is None or not at < following < compared:
             continue
         mine, theirs = (
@@ -276,9 +258,8 @@ def weights_averaged(evidence: Evidence) -> Iterator[Difference]:
 def gradient(evidence: Evidence) -> Iterator[Difference]:
     """The first gradient that differs: between ranks, or from that of one process."""
     largest: dict[int, float] = {}
-    averaged = _averaged(evidence)
     for at, row, one in evidence.steps():
-        if at in averaged:
+        if at in evidence.averaged:
             continue
         tolerance, grads = evidence.tolerance(at), evidence.many.whole(at, "grads")
         size = length(grads)

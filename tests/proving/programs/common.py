@@ -43,6 +43,19 @@ def digits(first, last):
     return TensorDataset(pixels[first:last], labels[first:last])
 
 
+def rows(count=128, classes=2):
+    x = torch.randn(count, 6)
+    return TensorDataset(x, x[:, :classes].argmax(1))
+
+
+def perceptron(classes=2):
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, classes))
+
+
+def sgd(model, **options):
+    return torch.optim.SGD(model.parameters(), lr=0.1, **options)
+
+
 def sharded(data, batch_size):
     return DataLoader(data, batch_size=batch_size, sampler=DistributedSampler(data))
 

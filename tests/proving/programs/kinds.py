@@ -4,25 +4,24 @@ import random
 
 import torch
 import torch.distributed as dist
-from common import average, epochs, fault, fit, fit_epoch, right, sharded, train
+from common import (
+    average,
+    epochs,
+    fault,
+    fit,
+    fit_epoch,
+    perceptron,
+    right,
+    rows,
+    sgd,
+    sharded,
+    train,
+)
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
-
-
-def rows(count=128, classes=2):
-    x = torch.randn(count, 6)
-    return TensorDataset(x, x[:, :classes].argmax(1))
-
-
-def perceptron(classes=2):
-    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, classes))
-
-
-def sgd(model, **options):
-    return torch.optim.SGD(model.parameters(), lr=0.1, **options)
 
 
 class Noisy(torch.utils.data.Dataset):

@@ -5,25 +5,12 @@ import math
 import numpy as np
 import torch
 import torch.distributed as dist
-from common import epochs, fault, fit, right, sharded, train
+from common import epochs, fault, fit, perceptron, right, rows, sgd, sharded, train
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
-
-
-def rows(count=128, classes=2):
-    x = torch.randn(count, 6)
-    return TensorDataset(x, x[:, :classes].argmax(1))
-
-
-def perceptron(classes=2):
-    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, classes))
-
-
-def sgd(model, **options):
-    return torch.optim.SGD(model.parameters(), lr=0.1, **options)
 
 
 def average_weights(model):
