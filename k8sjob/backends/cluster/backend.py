@@ -312,7 +312,7 @@ class ClusterBackend(Creation):
         """
         try:
             target = self._kind(ref)
-            self.delete_job(replace(ref, kind=target.kind))
+            self.delete_job(target, ref)
         except ApiError as error:
             if is_absent(error) or (error.code == 409 and ref.uid):
                 raise self._not_found(ref) from error

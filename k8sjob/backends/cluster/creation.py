@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from k8sjob.backends.api import Plan
     from k8sjob.kube.client.transport import Transport
     from k8sjob.kube.objects import Json
-    from k8sjob.targets.api import Companion
+    from k8sjob.targets.api import Companion, Target
 
 _STRICT: Final = {"fieldValidation": "Strict"}
 _DRY_RUN: Final = {**_STRICT, "dryRun": "All"}
@@ -93,15 +93,15 @@ class Creation:
                 found = self.transport.request("GET", where, query=then).get("items") or []
             if any(is_ours(one) or target.is_training(one) for one in found):
                 with suppress(ApiError):
-                    self.delete_job(JobRef.of(made))
+                    self.delete_job(target_of(made), JobRef.of(made))
                 raise JobExists(
                     f"{ref} already exists: another client created a {target.kind} of that name a"
                     f" moment earlier, so the new {ref.kind} was removed again; replace the other"
                     " one, or submit under a generated name"
                 )
 
-    def delete_job(self, ref: JobRef) -> None:
-        """Delete a job of a known kind, if the ref has a uid only that one, in the background.
+    def delete_job(self, target: Target, ref: JobRef) -> None:
+        """Delete a job of a kind, if the ref has a uid only that one, in the background.
 
         In the foreground the deletion needs an update of the job, which the webhook of its
         controller refuses while that is away.
@@ -109,7 +109,7 @@ class Creation:
         options: Json = {"propagationPolicy": "Background"}
         if ref.uid:
             options["preconditions"] = {"uid": ref.uid}
-        _delete(self.transport, job_path(of_kind(ref.kind), ref.namespace, ref.name), options)
+        _delete(self.transport, job_path(target, ref.namespace, ref.name), options)
 
     def wait_for_leftovers(self, ref: JobRef) -> None:
         """Wait until the objects that a controller made for an earlier job of the name are gone.
