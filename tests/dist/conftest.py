@@ -14,6 +14,7 @@ import pytest
 
 from k8sjob.contract import Event, RuntimeConfig
 from k8sjob.runtime.base.network import reserve
+from k8sjob.runtime.base.termination import read_stacks
 
 PROGRAMS = Path(__file__).parent / "programs"
 LIMIT_S = 120
@@ -76,7 +77,9 @@ class Process:
         return int(self.paths["code"].read_text()) if self.paths["code"].exists() else None
 
     def read(self, end):
-        return self.paths[end].read_text() if self.paths[end].exists() else ""
+        """What it wrote there; to "err" belong the stacks of a fatal error."""
+        text = self.paths[end].read_text() if self.paths[end].exists() else ""
+        return text + read_stacks(self.paths["reason"]) if end == "err" else text
 
     def wait(self, timeout):
         until = time.monotonic() + timeout
@@ -208,7 +211,9 @@ def runner(start):
 
     def run(*args, limit=LIMIT_S, **kwargs):
         outcome = start(*args, **kwargs).finish(limit)
-        assert set(outcome.codes) == {0}, outcome.errors
+        if any(outcome.codes):
+            # Not an assertion, of which pytest would show a few words only.
+            pytest.fail("\n".join([f"exit codes {outcome.codes}", *outcome.errors]), pytrace=False)
         return outcome
 
     return run
