@@ -1,4 +1,4 @@
-"""What stays in its room: the names of a kind of job, and the layout of Kubernetes' objects."""
+"""What stays in its room: names of a kind of job, the layout of objects, the environment."""
 
 import ast
 import re
@@ -29,6 +29,8 @@ OWN = ("adopt", "backends", "checks", "cli", "jobs", "observe", "rendering", "ui
 WALKS_ALLOWED = {
     "checks/doctor/machine.py": "the answer of `kubectl version`",
 }
+ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
+"""What os has for the environment's variables."""
 
 
 def modules(*packages):
@@ -95,3 +97,20 @@ def test_the_search_for_walks_finds_them(tmp_path, monkeypatch):
         'd["x"]["y"]\ne.get("x")\nf["metadata"] = 1\nObject(g).metadata\n'
     )
     assert [*walks(tmp_path / "one.py")] == [f"one.py:{line}" for line in (1, 2, 3, 4)]
+
+
+def uses_environment(path):
+    """Whether a module reads or writes the process's environment by itself."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Attribute(value=ast.Name("os" | "posix"), attr=attr) if attr in ENVIRONMENT:
+                return True
+            case ast.ImportFrom(module="os" | "posix", names=names):
+                if ENVIRONMENT & {one.name for one in names}:
+                    return True
+    return False
+
+
+def test_the_environment_is_read_in_one_place_of_the_client_and_one_of_the_runtime():
+    using = {str(path.relative_to(ROOT)) for path in ROOT.rglob("*.py") if uses_environment(path)}
+    assert using == {"environment.py", "runtime/base/config.py", "runtime/base/env.py"}

@@ -16,10 +16,10 @@ import click
 from click.shell_completion import CompletionItem, ShellComplete, split_arg_string
 
 from k8sjob.cli.output import line
-from k8sjob.cli.program import COMPLETE, program
+from k8sjob.cli.program import program
+from k8sjob.environment import COMPLETE
 from k8sjob.sanitize import safe_line
 
-_LINE: Final = "K8SJOB_LINE"
 _NO_SPACE, _NO_FILES = 2, 4
 """The bits of the last line, `:4`, as kubectl reads them."""
 
@@ -96,10 +96,9 @@ def completion_command(shell: str) -> None:
     click.echo(SCRIPTS[shell].strip())
 
 
-def complete() -> None:
+def complete(sent: str) -> None:
     """Print the candidates for the line that a shell's script has sent."""
     _silence()
-    sent = os.environ.pop(_LINE, "")
     with suppress(Exception):
         words = split_arg_string(sent)[1:]
         typed = words.pop() if words and not sent[-1:].isspace() else ""

@@ -14,9 +14,6 @@ from k8sjob.contract import __version__, did_you_mean
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-COMPLETE: Final = "K8SJOB_COMPLETE"
-"""The variable by which a shell asks for completion; see k8sjob.cli.completion."""
-
 
 class Command(NamedTuple):
     """A command before it is loaded: its line in `--help`, and its module."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 from k8sjob.backends.local.prepare import Places, prepare
 from k8sjob.backends.local.state_folder import Store
 from k8sjob.contract import AGENT
+from k8sjob.environment import variables
 from k8sjob.errors import BackendError, Problem, SpecError
 from k8sjob.jobs.plan import load_spec, plan_run
 from k8sjob.proving.rules import NEXT, Cause, Difference, Evidence, first_difference
@@ -212,7 +213,7 @@ class Forks:
 
     def __enter__(self) -> Self:
         env = {
-            **os.environ,
+            **variables(),
             "PYTHONHASHSEED": "0",
             "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
