@@ -212,6 +212,13 @@ def result(backend: Backend, snapshot: Snapshot, reached: Reached, *, check: boo
     return made
 
 
+def deleted(ref: JobRef) -> JobFailed:
+    """The error about a job that was deleted before its end."""
+    failure = JobFailed(f"{ref} was deleted while it ran")
+    failure.exit_code = JobState.DELETED.exit_code
+    return failure
+
+
 def _newest(folder: Path | None, reported: str) -> PurePath | None:
     """The checkpoint that was reported, or else what is newest in the folder."""
     if reported:
