@@ -99,6 +99,16 @@ def test_the_search_for_walks_finds_them(tmp_path, monkeypatch):
     assert [*walks(tmp_path / "one.py")] == [f"one.py:{line}" for line in (1, 2, 3, 4)]
 
 
+def test_cards_are_drawn_by_the_views_alone():
+    drawing = {
+        path.relative_to(ROOT).parts[0]
+        for path in ROOT.rglob("*.py")
+        for text in named(path)
+        if text.startswith("k8sjob.html_card ") and text != "k8sjob.html_card HasCard"
+    }
+    assert drawing == {"view", "cli", "python_api.py"}
+
+
 def uses_environment(path):
     """Whether a module reads or writes the process's environment by itself."""
     for node in ast.walk(ast.parse(path.read_text())):
