@@ -109,6 +109,12 @@ def test_cards_are_drawn_by_the_views_alone():
     assert drawing == {"view", "cli", "python_api.py"}
 
 
+def test_no_module_is_tiny():
+    lines = {path: path.read_text().count("\n") for path in ROOT.rglob("*.py")}
+    tiny = [path.name for path, count in lines.items() if count < 40]
+    assert set(tiny) <= {"__init__.py", "__main__.py"}
+
+
 def uses_environment(path):
     """Whether a module reads or writes the process's environment by itself."""
     for node in ast.walk(ast.parse(path.read_text())):

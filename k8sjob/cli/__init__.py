@@ -1,4 +1,4 @@
-"""The command line: one module per command, which parses, calls and prints.
+"""The command line: one module per command or pair of related ones, which parses, calls and prints.
 
 program   the commands by name, loaded when they are called
 options   arguments and options that several commands share

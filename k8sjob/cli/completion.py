@@ -1,4 +1,4 @@
-"""`k8sjob completion`: the script of each shell, and the words that it asks for.
+"""`k8sjob completion`: the script of each shell, and the words that it asks for; `version`.
 
 A script sends the line up to the cursor and gets a candidate a line: its kind (`word`, `part` for a
 word that does not end here, `file`, `dir`), the word, and what it means, with tabs between.
@@ -15,8 +15,10 @@ from typing import Final
 import click
 from click.shell_completion import CompletionItem, ShellComplete, split_arg_string
 
-from k8sjob.cli.output import line
+from k8sjob.cli.options import format_option
+from k8sjob.cli.output import document, line
 from k8sjob.cli.program import program
+from k8sjob.contract import __version__
 from k8sjob.environment import COMPLETE
 from k8sjob.sanitize import safe_line
 
@@ -94,6 +96,25 @@ def completion_command(shell: str) -> None:
     itself.
     """
     click.echo(SCRIPTS[shell].strip())
+
+
+@click.command("version")
+@format_option("table", "json", "yaml")
+def version_command(output: str) -> None:
+    """Print the versions of k8sjob, of Python, and of torch if it is installed."""
+    import platform  # noqa: PLC0415 - not for a completion
+    from importlib import metadata  # noqa: PLC0415 - the same
+
+    try:
+        torch = metadata.version("torch")  # without importing it, which takes seconds
+    except metadata.PackageNotFoundError:
+        torch = None
+    versions = {"k8sjob": __version__, "python": platform.python_version(), "torch": torch}
+    if output != "table":
+        document(versions, output)
+        return
+    for name, version in versions.items():
+        click.echo(f"{name} {version or 'not installed'}")
 
 
 def complete(sent: str) -> None:
