@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ KINDS_ALLOWED = {
     "adopt/equivalence.py": "which fields may be empty, of all kinds at once",
     "contract.py": "the name of the port, which the runtime reads too",
     "kube/objects.py": "how the labels of controllers begin, which a spec may not have",
-    "proving/fit.py": "a job is measured as the default kind",
+    "proving/memory_estimate.py": "a job is measured as the default kind",
     "proving/proof.py": "a job is proved as the default kind",
     "spec/job.py": "the field `target` of job.yaml, and an example of an overlay",
     "spec/values.py": "the values of `target`",
@@ -113,6 +114,16 @@ def test_no_module_is_tiny():
     lines = {path: path.read_text().count("\n") for path in ROOT.rglob("*.py")}
     tiny = [path.name for path, count in lines.items() if count < 40]
     assert set(tiny) <= {"__init__.py", "__main__.py"}
+
+
+def test_a_basename_is_unique_within_a_package():
+    places = [path.relative_to(ROOT) for path in ROOT.rglob("*.py")]
+    count = Counter((place.parts[0], place.name) for place in places if place.parts[1:])
+    twice = {"/".join(name) for name, times in count.items() if times > 1 and name[1][0] != "_"}
+    assert twice == {
+        "backends/backend.py",  # of a cluster and of this machine: one Protocol
+        "runtime/mesh.py",  # of the strategies `mesh` and `keras_mesh`
+    }
 
 
 def uses_environment(path):
