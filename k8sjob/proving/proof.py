@@ -21,6 +21,7 @@ from k8sjob.errors import BackendError, Problem, SpecError
 from k8sjob.jobs.plan import load_spec, plan_run
 from k8sjob.proving.rules import NEXT, Cause, Difference, Evidence, first_difference
 from k8sjob.proving.trace import Run
+from k8sjob.targets.jobs import DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -102,7 +103,7 @@ def prove(
     nproc = max(spec.replicas.nproc_per_node or 2, 2) if nproc is None else nproc
     _check(spec, nproc)
     shape: dict[str, Any] = {"workers": 0, "nproc_per_node": nproc, "elastic": None}
-    spec = spec.with_(replicas=shape, resources={"gpus": 0}, target="pytorchjob")
+    spec = spec.with_(replicas=shape, resources={"gpus": 0}, target=DEFAULT.name)
     plan = plan_run(spec, folder)
     if Places(plan, Path(), Path(), Store()).checkpoints_are_the_users:
         # The job resumes from that folder; nothing of a comparison may be in it.
