@@ -166,7 +166,7 @@ def on_gpu(job: Any, name: str) -> int:
 
 def measure(names: list[str], world: int, batch: int) -> dict[str, dict[str, dict[str, float]]]:
     """Strategy -> model -> bytes estimated, bytes measured (the rank with the most), the ratio."""
-    from k8sjob.proving.fit import fit
+    from k8sjob.proving.memory_estimate import fit
     from k8sjob.proving.proof import Forks
     from k8sjob.spec import JobSpec
 

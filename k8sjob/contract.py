@@ -31,8 +31,6 @@ CONTAINER_NAME: Final = "pytorch"
 """The container that the training operator looks for in each replica (webhook rule)."""
 CONTAINER_NAMES: Final = (CONTAINER_NAME, "node")
 """How the container that trains is called, the second one by Kubeflow Trainer (webhook rule)."""
-PORT_NAME: Final = "pytorchjob-port"
-"""The container port whose number the operator injects as MASTER_PORT."""
 DEFAULT_PORT: Final = 23456
 """MASTER_PORT when the Master names no port (operator default)."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from html import escape
+from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.sanitize import safe_text
@@ -23,6 +24,19 @@ _MOST_CHARACTERS: Final = 20_000
 _LINE: Final = "1px solid rgba(128,128,128,.35)"
 _CELL: Final = "padding:1px 12px 1px 0;text-align:left;vertical-align:top;background:none"
 _WIDTH, _HEIGHT = 360, 90
+
+
+class HasCard:
+    """An object that notebooks show as its card.
+
+    The cards are views, which know what they show, and not the reverse: hence the import by name.
+    """
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        """The name that notebooks call."""
+        return str(import_module("k8sjob.view.cards").card_of(self))
 
 
 class Html(str):

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from k8sjob.backends.api import JobRef
 from k8sjob.backends.cluster import connect
 from k8sjob.backends.local import LocalBackend
-from k8sjob.errors import BackendError, JobFailed, JobNotFound
+from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.html_card import card
 from k8sjob.jobs.plan import load_spec, plan_run, plan_submission
-from k8sjob.jobs.result import Reached, RunResult, read_reached, result
+from k8sjob.jobs.result import RunResult, deleted, read_reached, result
+from k8sjob.jobs.run import run_plan
 from k8sjob.jobs.submit import push_code, submit_plan
 from k8sjob.observe.status import JobStatus, job_status
-from k8sjob.view.follow import follow, stop_on_interrupt
+from k8sjob.view.follow import follow
 from k8sjob.view.json_output import findings
 
 if TYPE_CHECKING:
@@ -78,27 +80,12 @@ def run(
     if backend and (fresh or resume):
         raise ValueError("fresh and resume belong to the backend: pass them to it, not to run()")
     backend = backend or LocalBackend(fresh=fresh, resume=resume)
-    ref = backend.create(plan_run(*load_spec(spec, folder, here=True)))
-    reached = Reached()
-    try:
-        code = follow(
-            backend,
-            ref,
-            output=view or "auto",
-            logs=logs,
-            interrupted=stop_on_interrupt(backend, ref),
-            files=backend.folder(ref).path,
-            seen=reached.add,
-        )
-        snapshot = backend.snapshot(ref)
-    except JobNotFound:
-        raise JobFailed(f"{ref} was deleted while it ran") from None
-    finally:
-        backend.finish(ref)
-    if code > 128:
-        again = "; another run resumes from its checkpoint" if backend.checkpoints(ref) else ""
-        raise KeyboardInterrupt(f"{ref} was stopped{again}")
-    return result(backend, snapshot, reached, check=check)
+    plan = plan_run(*load_spec(spec, folder, here=True))
+    done = run_plan(plan, backend, partial(follow, output=view or "auto", logs=logs))
+    if done.code > 128:
+        again = "; another run resumes from its checkpoint" if backend.checkpoints(done.ref) else ""
+        raise KeyboardInterrupt(f"{done.ref} was stopped{again}")
+    return done.result(check=check)
 
 
 class SubmittedJob(JobRef):
@@ -165,7 +152,7 @@ class SubmittedJob(JobRef):
                 raise KeyboardInterrupt(f"{self} continues; wait() follows it again")
             return self.result(check=check)
         except JobNotFound:
-            raise JobFailed(f"{self} was deleted") from None
+            raise deleted(self) from None
 
     def why(self) -> list[Finding]:
         """The causes of its state, the first one first; empty if nothing is wrong."""

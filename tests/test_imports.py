@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import grimp
 import pytest
@@ -62,12 +61,6 @@ def test_the_command_line_starts_light():
 def test_the_supervisor_of_local_jobs_starts_light():
     names = loaded("import k8sjob.backends.local.supervisor")
     assert not names & (CLIENT_ONLY | {"torch"})
-
-
-def test_two_modules_of_the_runtime_use_the_environment():
-    runtime = Path(__file__).parents[1] / "k8sjob/runtime"
-    using = [file.name for file in runtime.rglob("*.py") if "os.environ" in file.read_text()]
-    assert sorted(using) == ["config.py", "env.py"]
 
 
 def test_what_is_exported_is_there():

@@ -1,7 +1,8 @@
-"""What stays in its room: the names of a kind of job, and the layout of Kubernetes' objects."""
+"""What stays in its room: names of a kind of job, the layout of objects, the environment."""
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,7 @@ KIND = re.compile(
 """Names of a kind, of its module, of its fields."""
 KINDS_ALLOWED = {
     "adopt/equivalence.py": "which fields may be empty, of all kinds at once",
-    "contract.py": "the name of the port, which the runtime reads too",
     "kube/objects.py": "how the labels of controllers begin, which a spec may not have",
-    "proving/fit.py": "a job is measured as the default kind",
-    "proving/proof.py": "a job is proved as the default kind",
     "spec/job.py": "the field `target` of job.yaml, and an example of an overlay",
     "spec/values.py": "the values of `target`",
 }
@@ -29,6 +27,8 @@ OWN = ("adopt", "backends", "checks", "cli", "jobs", "observe", "rendering", "ui
 WALKS_ALLOWED = {
     "checks/doctor/machine.py": "the answer of `kubectl version`",
 }
+ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
+"""What os has for the environment's variables."""
 
 
 def modules(*packages):
@@ -54,7 +54,7 @@ def named(path):
 
 
 def test_nothing_outside_targets_names_a_kind_of_job():
-    outside = [*ROOT.glob("*.py"), *modules("kube", "proving", "spec", "yamldoc", "image", *OWN)]
+    outside = (path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] != "targets")
     found = {str(path.relative_to(ROOT)) for path in outside if any(map(KIND.search, named(path)))}
     assert found == KINDS_ALLOWED.keys()
 
@@ -95,3 +95,46 @@ def test_the_search_for_walks_finds_them(tmp_path, monkeypatch):
         'd["x"]["y"]\ne.get("x")\nf["metadata"] = 1\nObject(g).metadata\n'
     )
     assert [*walks(tmp_path / "one.py")] == [f"one.py:{line}" for line in (1, 2, 3, 4)]
+
+
+def test_cards_are_drawn_by_the_views_alone():
+    drawing = {
+        path.relative_to(ROOT).parts[0]
+        for path in ROOT.rglob("*.py")
+        for text in named(path)
+        if text.startswith("k8sjob.html_card ") and text != "k8sjob.html_card HasCard"
+    }
+    assert drawing == {"view", "cli", "python_api.py"}
+
+
+def test_no_module_is_tiny():
+    lines = {path: path.read_text().count("\n") for path in ROOT.rglob("*.py")}
+    tiny = [path.name for path, count in lines.items() if count < 40]
+    assert set(tiny) <= {"__init__.py", "__main__.py"}
+
+
+def test_a_basename_is_unique_within_a_package():
+    places = [path.relative_to(ROOT) for path in ROOT.rglob("*.py")]
+    count = Counter((place.parts[0], place.name) for place in places if place.parts[1:])
+    twice = {"/".join(name) for name, times in count.items() if times > 1 and name[1][0] != "_"}
+    assert twice == {
+        "backends/backend.py",  # of a cluster and of this machine: one Protocol
+        "runtime/mesh.py",  # of the strategies `mesh` and `keras_mesh`
+    }
+
+
+def uses_environment(path):
+    """Whether a module reads or writes the process's environment by itself."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Attribute(value=ast.Name("os" | "posix"), attr=attr) if attr in ENVIRONMENT:
+                return True
+            case ast.ImportFrom(module="os" | "posix", names=names):
+                if ENVIRONMENT & {one.name for one in names}:
+                    return True
+    return False
+
+
+def test_the_environment_is_read_in_one_place_of_the_client_and_one_of_the_runtime():
+    using = {str(path.relative_to(ROOT)) for path in ROOT.rglob("*.py") if uses_environment(path)}
+    assert using == {"environment.py", "runtime/base/config.py", "runtime/base/env.py"}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, Protocol
 
-from k8sjob.html_card import card, folded
+from k8sjob.html_card import HasCard
 from k8sjob.kube.objects import Object
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class JobRef:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(HasCard):
     """A job before it is created: what a dry run shows.
 
     Attributes:
@@ -79,22 +79,6 @@ class Plan:
             return self.code
         image = self.spec.image
         return self.folder / ("." if isinstance(image, str) else image.context)
-
-    def _repr_html_(self) -> str:
-        """Its HTML for notebooks."""
-        from k8sjob.targets.jobs import sent  # noqa: PLC0415 - needed for this alone
-        from k8sjob.yamldoc import dump  # noqa: PLC0415 - the same
-
-        beside = [self.companion] if self.companion else []
-        rows = {
-            "image": self.image,
-            "replicas": f"{self.spec.nnodes} x {self.spec.nproc_per_node} processes",
-            "folder": self.folder,
-            "with it": ", ".join(f"{one['kind']} {Object(one).name}" for one in beside),
-        }
-        objects = "---\n".join(dump(one) for one in (*beside, sent(self.manifest)))
-        kind = self.manifest["kind"]
-        return card(self.spec.name, rows, folded("manifest", objects), subtitle=f"plan of a {kind}")
 
 
 @dataclass(frozen=True, slots=True)

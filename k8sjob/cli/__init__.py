@@ -1,4 +1,4 @@
-"""The command line: one module per command, which parses, calls and prints.
+"""The command line: one module per command or pair of related ones, which parses, calls and prints.
 
 program   the commands by name, loaded when they are called
 options   arguments and options that several commands share
@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from k8sjob.cli.output import reported
-from k8sjob.cli.program import COMPLETE, program
+from k8sjob.cli.program import program
+from k8sjob.environment import take_completion
 
 __all__ = ["main"]
 
@@ -42,10 +43,10 @@ def main(args: list[str] | None = None) -> NoReturn:
         # Nor at the end: it would take half a second with the Python client.
         atexit.register(gc.freeze)
         args = sys.argv[1:]
-    if os.environ.pop(COMPLETE, None):
+    if (typed := take_completion()) is not None:
         from k8sjob.cli.completion import complete  # noqa: PLC0415 - a shell asks, no person
 
-        complete()
+        complete(typed)
         sys.exit(0)
     options = set[str]()
     with reported(options):

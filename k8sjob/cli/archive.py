@@ -14,12 +14,13 @@ from k8sjob.cli.output import line, warn
 from k8sjob.contract import Event
 from k8sjob.errors import K8sJobError
 from k8sjob.files import whole_file
-from k8sjob.html_card import Html, card, curve, folded, moments, paragraph, table
+from k8sjob.html_card import Html, card, curve, folded, moments, table
 from k8sjob.jobs.result import POSITION, Reached, read_reached
 from k8sjob.observe.logs import last_lines
 from k8sjob.observe.status import job_status
 from k8sjob.observe.timing import read_output_times, timing
 from k8sjob.targets.jobs import sent
+from k8sjob.view.cards import finding_parts, replica_table
 from k8sjob.view.json_output import findings
 from k8sjob.view.lines import environment
 from k8sjob.yamldoc import dump
@@ -124,17 +125,13 @@ def page(backend: Backend, snapshot: Snapshot) -> str:
         "checkpoint": reached.checkpoint,
         **{name: value for name, value in reached.metrics.items() if name not in POSITION},
     }
-    why = [
-        paragraph(label, text, bad=label == "why:")
-        for one in found
-        for label, text in (("why:", one.message), ("next:", one.next_step))
-    ]
+    why = [part for one in found for part in finding_parts(one)]
     parts = [
         card(str(status.ref), rows, *why, subtitle=snapshot.job.get("kind", ""), state=status.state)
     ]
     sections = {
         "Training": list(_curves(reached)),
-        "Replicas": [status.replica_table()] if status.replicas else [],
+        "Replicas": [replica_table(status)] if status.replicas else [],
         "Time to the first step": _start(backend, snapshot),
         "Output": list(_output(backend, snapshot)),
         "Manifest": [folded(snapshot.job.get("kind", ""), dump(sent(snapshot.job)))],

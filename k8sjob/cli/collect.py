@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from typing import Final
@@ -12,10 +11,10 @@ import click
 from k8sjob.cli.find_job import Place, place_options
 from k8sjob.cli.options import selector_option
 from k8sjob.cli.output import line, print_status, warn
+from k8sjob.environment import WEBHOOK_URL, webhook_url
 from k8sjob.errors import K8sJobError, redacted
 from k8sjob.sanitize import safe_line
 
-_URL: Final = "K8SJOB_WEBHOOK_URL"
 _OCCASIONS: Final = ("failed", "succeeded", "stalled")
 _GIB: Final = 1 << 30
 
@@ -65,9 +64,11 @@ def collect_command(  # noqa: PLR0917 - click hands them over by name
     from k8sjob.observe.collector import Collector  # noqa: PLC0415 - the same
     from k8sjob.observe.webhook import Webhook  # noqa: PLC0415 - the same
 
-    url = os.environ.get(_URL, "").strip()
+    url = webhook_url()
     if notify_on and not url:
-        raise K8sJobError(f"--notify-on has no effect without a webhook; set {_URL} to its URL")
+        raise K8sJobError(
+            f"--notify-on has no effect without a webhook; set {WEBHOOK_URL} to its URL"
+        )
     webhook = Webhook(url, lambda reason: warn(redacted(reason))) if url else None
     records: Records | StoredRecords
     if into is None:
@@ -86,8 +87,8 @@ def collect_command(  # noqa: PLR0917 - click hands them over by name
     collector = Collector(backend, records, webhook, occasions, lambda text: line(safe_line(text)))
     # In a container it is process 1, which a signal does not end by itself.
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    sends = f"messages: {', '.join(occasions)}" if webhook else f"no messages: {_URL} is not set"
-    print_status(f"Collecting records; {sends}. Ctrl-C ends it; the jobs continue.")
+    sent = f"messages: {', '.join(occasions)}" if url else f"no messages: {WEBHOOK_URL} is not set"
+    print_status(f"Collecting records; {sent}. Ctrl-C ends it; the jobs continue.")
     try:
         collector.run(changes, stop)
     finally:

@@ -1,4 +1,4 @@
-"""`k8sjob completion`: the script of each shell, and the words that it asks for.
+"""`k8sjob completion`: the script of each shell, and the words that it asks for; `version`.
 
 A script sends the line up to the cursor and gets a candidate a line: its kind (`word`, `part` for a
 word that does not end here, `file`, `dir`), the word, and what it means, with tabs between.
@@ -15,11 +15,13 @@ from typing import Final
 import click
 from click.shell_completion import CompletionItem, ShellComplete, split_arg_string
 
-from k8sjob.cli.output import line
-from k8sjob.cli.program import COMPLETE, program
+from k8sjob.cli.options import format_option
+from k8sjob.cli.output import document, line
+from k8sjob.cli.program import program
+from k8sjob.contract import __version__
+from k8sjob.environment import COMPLETE
 from k8sjob.sanitize import safe_line
 
-_LINE: Final = "K8SJOB_LINE"
 _NO_SPACE, _NO_FILES = 2, 4
 """The bits of the last line, `:4`, as kubectl reads them."""
 
@@ -96,10 +98,28 @@ def completion_command(shell: str) -> None:
     click.echo(SCRIPTS[shell].strip())
 
 
-def complete() -> None:
+@click.command("version")
+@format_option("table", "json", "yaml")
+def version_command(output: str) -> None:
+    """Print the versions of k8sjob, of Python, and of torch if it is installed."""
+    import platform  # noqa: PLC0415 - not for a completion
+    from importlib import metadata  # noqa: PLC0415 - the same
+
+    try:
+        torch = metadata.version("torch")  # without importing it, which takes seconds
+    except metadata.PackageNotFoundError:
+        torch = None
+    versions = {"k8sjob": __version__, "python": platform.python_version(), "torch": torch}
+    if output != "table":
+        document(versions, output)
+        return
+    for name, version in versions.items():
+        click.echo(f"{name} {version or 'not installed'}")
+
+
+def complete(sent: str) -> None:
     """Print the candidates for the line that a shell's script has sent."""
     _silence()
-    sent = os.environ.pop(_LINE, "")
     with suppress(Exception):
         words = split_arg_string(sent)[1:]
         typed = words.pop() if words and not sent[-1:].isspace() else ""

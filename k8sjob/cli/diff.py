@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from typing import TYPE_CHECKING, Final
@@ -13,6 +12,7 @@ from k8sjob.cli.find_job import Place, place_options
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options, with_target
 from k8sjob.cli.options import image_option, onto_option, plain_http_option, target_option
 from k8sjob.cli.output import fail, first_names, print_status
+from k8sjob.environment import no_colours
 from k8sjob.errors import K8sJobError
 from k8sjob.jobs.plan import plan_submission
 from k8sjob.jobs.submit import compare, push_code
@@ -76,7 +76,7 @@ def diff_command(  # noqa: PLR0917 - click hands them over by name
 def show_lines(lines: Sequence[str], *, err: bool = False) -> None:
     """Print the lines of a unified diff, in colour on a terminal."""
     stream = sys.stderr if err else sys.stdout
-    coloured = stream.isatty() and not os.environ.get("NO_COLOR")
+    coloured = stream.isatty() and not no_colours()
     for one in lines:
         shown = safe_line(one)
         if coloured and one.startswith(("---", "+++")):

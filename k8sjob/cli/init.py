@@ -1,4 +1,4 @@
-"""`k8sjob init`: a job.yaml to begin with, from a template or for a script."""
+"""`k8sjob init` and `k8sjob adopt`: a job.yaml from a template, a script or a manifest."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from k8sjob.adopt import adopt
 from k8sjob.cli.jobfile import JobCommand, JobFile, script_args
-from k8sjob.cli.output import print_status
+from k8sjob.cli.options import source_name
+from k8sjob.cli.output import print_status, text
 from k8sjob.errors import BackendError, K8sJobError, Problem, SpecError
 from k8sjob.files import write_files
 from k8sjob.rendering import templates_dir
 from k8sjob.spec import JobSpec, schema
-from k8sjob.yamldoc import scalar
+from k8sjob.yamldoc import content, scalar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -105,3 +107,18 @@ def _write(files: Mapping[str, str], folder: Path, step: str) -> None:
     if existing:
         raise K8sJobError(f"{', '.join(existing)}: already exists; {step}")
     write_files(folder, files)
+
+
+@click.command("adopt")
+@click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
+def adopt_command(file: Path) -> None:
+    """Print a job.yaml that renders the same job as a manifest: FILE, or - for standard input.
+
+    FILE has one job of a supported kind and the objects that belong to it. Anything without a field
+    in job.yaml goes to its pod_template or overlay; nothing is dropped. Notes about it go to
+    standard error, so that k8sjob adopt pytorchjob.yaml > job.yaml works.
+    """
+    adopted = adopt(content(file), source_name(file))
+    text(adopted.spec.to_yaml())
+    for note in adopted.notes:
+        print_status(f"note: {note}")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from k8sjob.spec.values import TargetName
+from k8sjob.targets.jobs import TARGETS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -39,7 +39,7 @@ plain_http_option = click.option(
 AUTO: Final = "auto"
 target_option = click.option(
     "--target",
-    type=click.Choice([*get_args(TargetName), AUTO]),
+    type=click.Choice([*(target.name for target in TARGETS), AUTO]),
     help="The kind of object that the job becomes, instead of the file's. auto: the first kind"
     " that the cluster can run.",
 )

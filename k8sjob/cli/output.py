@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from k8sjob.environment import TRACEBACK, no_colours, wants_traceback
 from k8sjob.errors import K8sJobError, redacted
 from k8sjob.sanitize import safe_line, safe_text
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 _COLUMN_GAP: Final = 3
 INTERRUPTED: Final = 130
 """Exit code after Ctrl-C (128 + SIGINT), as shells show it."""
-TRACEBACK_ENV: Final = "K8SJOB_TRACEBACK"
-"""Set to 1 to see the traceback of an error."""
 
 
 def document(data: Any, output: str) -> None:
@@ -83,7 +82,7 @@ def reported(options: Collection[str] = ()) -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
     except Exception as error:  # noqa: BLE001 - the last resort: a bug gets its line, too
-        if "traceback" in options or os.environ.get(TRACEBACK_ENV, "0") not in {"", "0"}:
+        if "traceback" in options or wants_traceback():
             click.echo(safe_text(traceback.format_exc()), err=True, nl=False)
         raise SystemExit(_report(error)) from None
 
@@ -105,7 +104,7 @@ def fail(message: str) -> None:
 
 
 def _labelled(label: str, colour: str, message: str) -> None:
-    styled = label if os.environ.get("NO_COLOR") else click.style(label, fg=colour, bold=True)
+    styled = label if no_colours() else click.style(label, fg=colour, bold=True)
     click.echo(f"{styled} {safe_line(message)}", err=True)
 
 
@@ -133,5 +132,5 @@ def _bug(error: Exception) -> str:
     where = f" in {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     return (
         f"this is a bug in k8sjob: {type(error).__name__}: {redacted(str(error))}{where}\n"
-        f"please report it with what {TRACEBACK_ENV}=1 shows when you run the command again"
+        f"please report it with what {TRACEBACK}=1 shows when you run the command again"
     )

@@ -14,9 +14,6 @@ from k8sjob.contract import __version__, did_you_mean
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-COMPLETE: Final = "K8SJOB_COMPLETE"
-"""The variable by which a shell asks for completion; see k8sjob.cli.completion."""
-
 
 class Command(NamedTuple):
     """A command before it is loaded: its line in `--help`, and its module."""
@@ -31,7 +28,7 @@ COMMANDS: Final = {
     command.name: command
     for command in (
         Command("Start", "init", "init", "Write a job that is ready to run: job.yaml, main.py"),
-        Command("Start", "adopt", "adopt", "Turn a manifest into a job.yaml"),
+        Command("Start", "adopt", "init", "Turn a manifest into a job.yaml"),
         Command("Check", "validate", "validate", "Check job.yaml files"),
         Command("Check", "schema", "validate", "Print the JSON Schema of job.yaml"),
         Command("Check", "render", "render", "Print the manifest or the Dockerfile"),
@@ -61,7 +58,7 @@ COMMANDS: Final = {
         Command("Change", "resume", "suspend", "Resume a suspended job"),
         Command("Change", "delete", "delete", "Stop a job and remove it"),
         Command("Shell", "completion", "completion", "Print the completion script of a shell"),
-        Command("Shell", "version", "version", "Print the versions of k8sjob, Python and torch"),
+        Command("Shell", "version", "completion", "Print the versions of k8sjob, Python and torch"),
     )
 }
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import click
 
@@ -12,8 +14,11 @@ from k8sjob.backends.record import RecordBackend
 from k8sjob.cli.find_job import Place, find, job_argument, place_options
 from k8sjob.cli.options import view_options
 from k8sjob.cli.output import line, print_status
-from k8sjob.cli.run import follow_here
 from k8sjob.cli.watch import attach
+from k8sjob.view.follow import follow
+
+if TYPE_CHECKING:
+    from k8sjob.view.views import Output
 
 
 @click.command("rerun")
@@ -35,6 +40,7 @@ def rerun_command(  # noqa: PLR0917 - click hands them over by name
     cluster is submitted there with the image that ran, as NAME-xxxxx, and followed.
     """
     from k8sjob.jobs.rerun import plan_here, plan_there  # noqa: PLC0415 - once the job is found
+    from k8sjob.jobs.run import run_plan  # noqa: PLC0415 - the same
     from k8sjob.jobs.submit import submit_plan  # noqa: PLC0415 - the same
 
     backend, ref = find(job, place)
@@ -43,8 +49,8 @@ def rerun_command(  # noqa: PLR0917 - click hands them over by name
         plan, changed = plan_here(backend.launched(ref), folder)
         if changed:
             print_status(f"the code of that run is used; since then, changed: {', '.join(changed)}")
-        local = LocalBackend(fresh=True)
-        return follow_here(local, local.create(plan), output=output, logs=logs, verbose=verbose)
+        shown = partial(follow, output=cast("Output", output), logs=logs, verbose=verbose)
+        return run_plan(plan, LocalBackend(fresh=True), shown).code
     if folder:
         raise click.UsageError("--folder: the code of a job in a cluster is in its image")
     plan = plan_there(backend.snapshot(ref).job)

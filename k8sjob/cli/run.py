@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import click
@@ -9,11 +10,11 @@ import click
 from k8sjob.backends.local import LocalBackend
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
 from k8sjob.cli.options import view_options
-from k8sjob.cli.output import fail, line, print_status
+from k8sjob.cli.output import line, print_status
 from k8sjob.errors import JobNotFound
 from k8sjob.observe.status import job_status
 from k8sjob.targets.api import JobState
-from k8sjob.view.follow import follow, stop_on_interrupt
+from k8sjob.view.follow import follow
 
 if TYPE_CHECKING:
     from k8sjob.backends.api import JobRef
@@ -55,8 +56,9 @@ def run_command(  # noqa: PLR0917 - click hands them over by name
     the newest checkpoint of the last run of this job and folder, unless that run succeeded. The
     exit code is 0 if it succeeded, 100 if it failed, 130 after Ctrl-C.
     """
-    from k8sjob.cli.lint import show_lint_errors  # noqa: PLC0415 - of no use for rerun
+    from k8sjob.cli.lint import show_lint_errors  # noqa: PLC0415 - once the options are right
     from k8sjob.jobs.plan import plan_run  # noqa: PLC0415 - the same
+    from k8sjob.jobs.run import run_plan  # noqa: PLC0415 - the same
 
     if detach and (quiet or verbose or no_logs or output != "auto"):
         raise click.UsageError(
@@ -69,50 +71,19 @@ def run_command(  # noqa: PLR0917 - click hands them over by name
         plan = plan_run(spec, job.folder)
     show_lint_errors(job)
     backend = LocalBackend(fresh=fresh, resume=resume, oversubscribe=oversubscribe, detached=detach)
-    ref = backend.create(plan)
     if detach:
+        ref = backend.create(plan)
         line(f"{ref} started")
         print_status(f"follow it: k8sjob watch {ref}; end it: k8sjob delete {ref}")
         return 0
-    shown = not (no_logs or quiet)
-    code = follow_here(backend, ref, output="" if quiet else output, logs=shown, verbose=verbose)
-    if code > 128 and spec.checkpoint and _was_stopped(backend, ref):
+    shown = (lambda _event: None) if quiet else cast("Output", output)
+    logs = not (no_logs or quiet)
+    done = run_plan(plan, backend, partial(follow, output=shown, logs=logs, verbose=verbose))
+    if quiet and done.code in {JobState.FAILED.exit_code, JobState.STOPPED.exit_code}:
+        done.result(check=True)
+    if done.code > 128 and spec.checkpoint and _was_stopped(backend, done.ref):
         print_status("the same command resumes from the newest checkpoint, if there is one")
-    return code
-
-
-def follow_here(
-    backend: LocalBackend, ref: JobRef, *, output: str, logs: bool, verbose: bool
-) -> int:
-    """Follow a job of this machine to its end, which comes with its reader's; the exit code.
-
-    Args:
-        backend: what has created it.
-        ref: the job.
-        output: as of `follow`; "" shows nothing but why it failed.
-        logs: show its output.
-        verbose: show all of the runtime's events.
-    """
-    try:
-        code = follow(
-            backend,
-            ref,
-            output=cast("Output", output) if output else (lambda _event: None),
-            logs=logs,
-            verbose=verbose,
-            interrupted=stop_on_interrupt(backend, ref),
-            files=backend.folder(ref).path,
-        )
-        if not output and code in {JobState.FAILED.exit_code, JobState.STOPPED.exit_code}:
-            from k8sjob.jobs.result import Reached, result  # noqa: PLC0415 - for this alone
-
-            try:
-                result(backend, backend.snapshot(ref), Reached(), check=True)
-            except JobNotFound:
-                fail(f"{ref}: Deleted")
-    finally:
-        backend.finish(ref)
-    return code
+    return done.code
 
 
 def _was_stopped(backend: LocalBackend, ref: JobRef) -> bool:

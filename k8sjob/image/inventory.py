@@ -10,7 +10,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import os
 import posixpath
 import re
 import tarfile
@@ -18,9 +17,9 @@ import threading
 import zlib
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
+from k8sjob.environment import cache_folder
 from k8sjob.errors import ImageError
 from k8sjob.files import whole_file
 from k8sjob.image.layer_tar import ZSTD_ERRORS, ZSTD_MAGIC, zstd_reader
@@ -321,8 +320,7 @@ def scan_layer(content: Content, where: str, note: Callable[[int], object]) -> L
     Raises:
         ImageError: it cannot be read, or is no archive.
     """
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    cached = Path(home) / "k8sjob/layers" / f"{content.digest.replace(':', '-')}.json"
+    cached = cache_folder() / "layers" / f"{content.digest.replace(':', '-')}.json"
     with suppress(OSError, ValueError, KeyError, TypeError):
         kept = json.loads(cached.read_bytes())
         if kept["form"] == _CACHE_VERSION:

@@ -12,7 +12,6 @@ from k8sjob.backends.api import JobRef
 from k8sjob.backends.local import LocalBackend
 from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError, JobFailed
-from k8sjob.html_card import Html, card, curve, moments, paragraph
 from k8sjob.observe.diagnose import diagnose
 from k8sjob.observe.logs import last_lines
 from k8sjob.observe.status import JobStatus, job_status, reporting_replica
@@ -149,30 +148,6 @@ class RunResult(JobStatus):
     logs: Mapping[str, str] = field(default_factory=dict, repr=False)
     why: tuple[Finding, ...] = ()
 
-    def _repr_html_(self) -> str:
-        """Its HTML for notebooks."""
-        ok = self.state is JobState.SUCCEEDED
-        columns = dict.fromkeys(name for row in self.history for name in row)
-        known: dict[str, object] = {
-            "message": "" if ok or self.why else self.message,
-            **moments(started=self.started, finished=self.finished),
-            "checkpoint": self.checkpoint,
-            "history": f"{len(self.history)} rows: {', '.join(columns)}" if columns else "",
-        }
-        known |= {name: value for name, value in self.metrics.items() if name not in known}
-        losses = [loss for row in self.history if isinstance(loss := row.get("loss"), int | float)]
-        parts = [part for one in self.why for part in finding_parts(one)]
-        if not ok or len(self.replicas) > 1:
-            parts.append(self.replica_table())
-        return card(
-            self.ref.name, known, *parts, curve(enumerate(losses), "loss"), state=self.state
-        )
-
-
-def finding_parts(found: Finding) -> list[Html]:
-    """A finding and its next step, for a card."""
-    return [paragraph("why:", found.message, bad=True), paragraph("next:", found.next_step)]
-
 
 def read_reached(backend: Backend, snapshot: Snapshot) -> Reached:
     """Read a job's results from the output of the replica that reports; empty without it."""
@@ -210,6 +185,13 @@ def result(backend: Backend, snapshot: Snapshot, reached: Reached, *, check: boo
         failure.exit_code, failure.result = status.exit_code, made
         raise failure
     return made
+
+
+def deleted(ref: JobRef) -> JobFailed:
+    """The error about a job that was deleted before its end."""
+    failure = JobFailed(f"{ref} was deleted while it ran")
+    failure.exit_code = JobState.DELETED.exit_code
+    return failure
 
 
 def _newest(folder: Path | None, reported: str) -> PurePath | None:

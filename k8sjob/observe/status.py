@@ -11,7 +11,7 @@ from k8sjob import strategies
 from k8sjob.adopt.equivalence import config_of
 from k8sjob.backends.api import JobRef
 from k8sjob.contract import Reason, Role, decode_object
-from k8sjob.html_card import card, moments, table
+from k8sjob.html_card import HasCard
 from k8sjob.kube.objects import QUEUE, Object, Pod, moment
 from k8sjob.targets.api import JobState, created_pods
 from k8sjob.targets.jobs import replica_names, replica_of, target_of
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from k8sjob.backends.api import Snapshot
-    from k8sjob.html_card import Html
     from k8sjob.kube.objects import Json
 
 _NUMBER: Final = re.compile("[0-9]{1,4}")
@@ -77,7 +76,7 @@ class ReplicaStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class JobStatus:
+class JobStatus(HasCard):
     """A job at one moment.
 
     Attributes:
@@ -102,21 +101,6 @@ class JobStatus:
     finished: datetime | None = None
     replicas: tuple[ReplicaStatus, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
-
-    def replica_table(self) -> Html:
-        """The replicas, as notebooks show them."""
-        rows = [
-            [one.name, one.situation, one.restarts or "", one.exit_code, one.node, one.message]
-            for one in self.replicas
-        ]
-        rows = [["" if value is None else value for value in row] for row in rows]
-        return table(("replica", "state", "restarts", "exit code", "node", "message"), rows)
-
-    def _repr_html_(self) -> str:
-        """Its HTML for notebooks."""
-        times = moments(created=self.created, started=self.started, finished=self.finished)
-        known = {"reason": self.reason, "message": self.message, **times}
-        return card(str(self.ref), known, self.replica_table(), state=self.state)
 
 
 def job_status(snapshot: Snapshot) -> JobStatus:

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 from k8sjob.backends.local.prepare import Places, prepare
 from k8sjob.backends.local.state_folder import Store
 from k8sjob.contract import AGENT
+from k8sjob.environment import variables
 from k8sjob.errors import BackendError, Problem, SpecError
 from k8sjob.jobs.plan import load_spec, plan_run
 from k8sjob.proving.rules import NEXT, Cause, Difference, Evidence, first_difference
 from k8sjob.proving.trace import Run
+from k8sjob.targets.jobs import DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -101,7 +103,7 @@ def prove(
     nproc = max(spec.replicas.nproc_per_node or 2, 2) if nproc is None else nproc
     _check(spec, nproc)
     shape: dict[str, Any] = {"workers": 0, "nproc_per_node": nproc, "elastic": None}
-    spec = spec.with_(replicas=shape, resources={"gpus": 0}, target="pytorchjob")
+    spec = spec.with_(replicas=shape, resources={"gpus": 0}, target=DEFAULT.name)
     plan = plan_run(spec, folder)
     if Places(plan, Path(), Path(), Store()).checkpoints_are_the_users:
         # The job resumes from that folder; nothing of a comparison may be in it.
@@ -212,7 +214,7 @@ class Forks:
 
     def __enter__(self) -> Self:
         env = {
-            **os.environ,
+            **variables(),
             "PYTHONHASHSEED": "0",
             "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",

@@ -19,7 +19,6 @@ from k8sjob.contract import (
     CONFIG_ENV,
     CONTAINER_NAME,
     DEFAULT_PORT,
-    PORT_NAME,
     RUNTIME_HOME,
     WORKDIR,
     Role,
@@ -38,6 +37,7 @@ from k8sjob.kube.objects import (
 )
 from k8sjob.rendering.overlay import apply_overlay, of_another_kind
 from k8sjob.rendering.template import fill
+from k8sjob.targets.api import PORT_NAME
 from k8sjob.targets.jobs import DEFAULT, by_name, keyed, sent
 
 if TYPE_CHECKING:

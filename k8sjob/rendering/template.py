@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob import yamldoc
+from k8sjob.environment import cache_folder
 from k8sjob.errors import RenderError
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def _bytecode_cache() -> jinja2.BytecodeCache | None:
     if sys.dont_write_bytecode:
         return None
     try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "k8sjob")
+        folder = cache_folder()
         if not folder.is_absolute():  # it might be in a checkout of somebody else's
             return None
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -120,7 +120,7 @@ class Job:
             ValueError: the model or the job's settings cannot be trained this way.
             Stopped: all ranks were asked to stop.
         """
-        from k8sjob.runtime.keras.fit import fit  # imports keras
+        from k8sjob.runtime.keras.model_fit import fit  # imports keras
 
         self._calls.check("job.fit", f"epochs={epochs}")
         return fit(
@@ -150,7 +150,7 @@ class Job:
             ValueError: the file is of another kind.
             OSError: it cannot be written; one that was there before is as it was.
         """
-        from k8sjob.runtime.keras.fit import save_model  # imports keras
+        from k8sjob.runtime.keras.model_fit import save_model  # imports keras
 
         save_model(self._context, model, self.path(path))
 

@@ -112,7 +112,24 @@ Flag = Annotated[bool, Strict()]
 
 # --- what `help(JobSpec)`, `JobSpec?` in a notebook and completion by the tab key show ------------
 
-_HIDDEN: Final = frozenset(dir(BaseModel)) - frozenset(dir(object)) | {"root", "rules", "shorthand"}
+_OWN: Final = frozenset(
+    [
+        "builds_image",
+        "checkpoint_volume",
+        "gpu_label",
+        "image_reference",
+        "of_master",
+        "restart_policy",
+        "root",
+        "rules",
+        "runtime_config",
+        "settings",
+        "shorthand",
+        "source",
+        "uses_agent",
+    ]
+)
+_HIDDEN: Final = frozenset(dir(BaseModel)) - frozenset(dir(object)) | _OWN
 """Names of pydantic, which work as before, and those that parts have for k8sjob itself."""
 _INNER: Final = ("__pydantic_", "__class_vars__", "__private_attributes__", "__weakref__")
 _WIDTH: Final = 88

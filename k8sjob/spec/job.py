@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import ValidationError, ValidationInfo, model_validator
 
 from k8sjob import strategies
-from k8sjob.contract import TRACKER_PACKAGES, WORKDIR, RuntimeConfig, counted
+from k8sjob.contract import TRACKER_PACKAGES, WORKDIR, RuntimeConfig
 from k8sjob.errors import SpecError, field_path
-from k8sjob.html_card import card, folded, paragraph
+from k8sjob.html_card import HasCard
 from k8sjob.kube.objects import PRIORITY, QUEUE, RESERVED
 from k8sjob.spec.base import FROZEN_EMPTY, UNEXPLAINED, Broken, Flag, FrozenMap, Part, doc
 from k8sjob.spec.image import AnyImage, Image
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from k8sjob.yamldoc import Document
 
 
-class JobSpec(Part):
+class JobSpec(Part, HasCard):
     """A distributed training job: what runs, where, on how many replicas, with which resources."""
 
     name: Annotated[
@@ -219,16 +219,6 @@ class JobSpec(Part):
                 data[name] = change
         return type(self).model_validate(data)
 
-    def _repr_html_(self) -> str:
-        """Its HTML for notebooks: the fields that differ from the defaults, and its job.yaml."""
-        rows = {name: _shown(value) for name, value in self.__repr_args__() if name != "name"}
-        nodes = counted(self.nnodes, "node")
-        subtitle = f"{counted(self.world_size, 'process', 'es')} on {nodes}"
-        remarks = [paragraph("note:", remark) for remark in self.remarks]
-        return card(
-            self.name, rows, *remarks, folded("job.yaml", self.to_yaml()), subtitle=subtitle
-        )
-
     @model_validator(mode="wrap")
     @classmethod
     def _explain(
@@ -336,18 +326,6 @@ class JobSpec(Part):
 
 
 Part.root = JobSpec
-
-
-def _shown(value: Any) -> str:
-    """A field's value in one line, as a card shows it."""
-    if isinstance(value, Part):
-        pairs = ", ".join(f"{key}: {_shown(one)}" for key, one in value.__repr_args__())
-        return pairs or "with the defaults"
-    if isinstance(value, dict):
-        return ", ".join(f"{key}={_shown(one)}" for key, one in value.items())
-    if isinstance(value, tuple) and value:
-        return ("; " if isinstance(value[0], Part) else " ").join(map(_shown, value))
-    return str(value)
 
 
 # --- rules over several parts ---------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic.json_schema import GenerateJsonSchema
 
+from k8sjob.environment import home
 from k8sjob.errors import Problem, SpecError
 from k8sjob.spec.changes import changed, job_document, steps, without_places
 from k8sjob.spec.job import JobSpec
@@ -111,7 +111,7 @@ def folder_of(path: str | Path) -> Path:
     file, here = Path(path), Path.cwd()
     if str(path) == "-":
         return Path()
-    whole = here.parent == here or here == Path(os.environ.get("HOME", "/"))
+    whole = here.parent == here or here == home()
     if file.suffix == _SCRIPT and not whole and _place(file).is_relative_to(here):
         return Path()
     return file if file.is_dir() else file.parent

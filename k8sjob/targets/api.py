@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from k8sjob.spec.values import TargetName
     from k8sjob.targets.field_types import WrongType
 
+PORT_NAME: Final = "pytorchjob-port"
+"""The container port whose number the operator injects as MASTER_PORT."""
+
 
 class JobState(StrEnum):
     """The state of a job; see docs/reference/states.md."""

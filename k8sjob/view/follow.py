@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from k8sjob.backends.api import Backend, JobRef
-    from k8sjob.backends.local import LocalBackend
     from k8sjob.view.summary import JobSummary
 
 T = TypeVar("T")
@@ -91,20 +90,6 @@ def follow(
                 view.show([Event(EventKind.WARNING, {"message": answer}, time.time())])
         close_with_report(view, more=_further(view.summary, ref, files))
     return interrupts.exit_code or view.summary.exit_code or 0
-
-
-def stop_on_interrupt(backend: LocalBackend, ref: JobRef) -> Callable[[int], str | None]:
-    """Handle interrupts for a job of this process: the first stops it, the second kills it."""
-
-    def stop(times: int) -> str | None:
-        if times > 2:
-            return None
-        backend.stop(ref, now=times == 2, message="Ctrl-C or SIGTERM")
-        if times == 2:
-            return "killing the job"
-        return "stopping after a checkpoint; press Ctrl-C again to kill the job"
-
-    return stop
 
 
 def follow_all(events: Iterable[Event], *, output: Format = "auto") -> int:

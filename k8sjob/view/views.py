@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 import time
 from collections import deque
@@ -21,6 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 from k8sjob.contract import Event, EventKind
+from k8sjob.environment import allows_live_screen, locale
 from k8sjob.html_card import bar, card, curve, folded, paragraph, table
 from k8sjob.view.filters import ShownEvents
 from k8sjob.view.final_report import report
@@ -291,10 +291,9 @@ def console_for(out: TextIO) -> Console:
 
 def is_live(out: TextIO) -> bool:
     """Whether the output is a terminal that a person looks at, and not a build's log."""
-    return out.isatty() and not os.environ.get("CI") and os.environ.get("TERM") != "dumb"
+    return out.isatty() and allows_live_screen()
 
 
 def ascii_only(out: TextIO) -> bool:
     """Whether the output can show only ASCII, by its encoding or the locale."""
-    locale = os.environ.get("LC_ALL") or os.environ.get("LANG") or ""
-    return not (out.encoding or "").lower().startswith("utf") or locale in {"C", "POSIX"}
+    return not (out.encoding or "").lower().startswith("utf") or locale() in {"C", "POSIX"}

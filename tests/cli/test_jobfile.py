@@ -68,7 +68,7 @@ def test_quiet_tells_that_it_was_deleted(k8sjob, process, folder):
         assert running.poll() is None
         time.sleep(0.2)
     assert k8sjob("delete", "x").code == 0
-    assert running.communicate(timeout=60) == ("", "error: local/x: Deleted\n")
+    assert running.communicate(timeout=60) == ("", "error: local/x was deleted while it ran\n")
     assert running.returncode == 103
 
 

@@ -61,6 +61,7 @@ def bare(monkeypatch):
             "REQUESTS_CA_BUNDLE",
             "BUILDAH_ISOLATION",
             "KUBERNETES_SERVICE_HOST",
+            "KUBERNETES_SERVICE_PORT",
         }:
             monkeypatch.delenv(name)
 
@@ -143,6 +144,7 @@ def test_in_a_container_the_isolation_is_by_chroot(order, program, monkeypatch, 
         mark.touch()
     if where == "pod":
         monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
     calls = program("exit 1")
     for isolation in (None, "oci"):
         if isolation:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from k8sjob.proving.fit import Block, Measured, gpu_memory, largest_batch, peak
+from k8sjob.proving.memory_estimate import Block, Measured, gpu_memory, largest_batch, peak
 
 MIB = 2**20
 LAST, FIRST = Block(40, 40, 70, outside=16), Block(20, 20, 60, outside=16)

@@ -42,9 +42,18 @@ def test_the_help_has_all_fields_and_nothing_of_pydantic():
 
 def test_completion_offers_fields_and_methods():
     offered = {name for name in dir(SPEC) if not name.startswith("_")}
-    assert {"name", "replicas", "with_", "to_yaml", "world_size"} <= offered
+    assert {"name", "policy", "replicas"} <= offered
+    assert "restart_policy" in dir(SPEC.policy), "a field of that name"
     assert not [name for name in offered if name.startswith(("model_", "parse_", "json"))]
-    assert not offered & {"root", "rules", "shorthand"}
+    derived = {"nnodes", "nproc_per_node", "remarks", "world_size"}
+    assert offered - set(JobSpec.model_fields) == derived | {"from_yaml", "to_yaml", "with_"}
+
+
+@pytest.mark.parametrize("name", sorted({*k8sjob.spec.__all__} - {"JobSpec", "load", "schema"}))
+def test_completion_offers_fields_alone_of_a_part(name):
+    part = getattr(k8sjob.spec, name)
+    offered = {one for one in dir(part) if not one.startswith("_")} - set(part.model_fields)
+    assert offered <= {"nnodes"}
 
 
 @pytest.mark.parametrize("name", [n for n in k8sjob.__all__ if not n.startswith("_")])

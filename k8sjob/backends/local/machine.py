@@ -10,6 +10,7 @@ import sys
 from importlib import metadata, util
 from typing import TYPE_CHECKING, Final
 
+from k8sjob import environment
 from k8sjob.contract import counted
 from k8sjob.errors import BackendError
 from k8sjob.spec import Image
@@ -30,7 +31,7 @@ def visible_gpus() -> tuple[str, ...]:
 
     From nvidia-smi, as an import of torch takes seconds.
     """
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    chosen = environment.visible_gpus()
     if chosen is not None:
         names = [name.strip() for name in chosen.split(",")]
         return tuple(name for name in names if name and not name.startswith("-"))

@@ -33,6 +33,7 @@ from k8sjob.contract import (
     after_agent,
     counted,
 )
+from k8sjob.environment import variables
 from k8sjob.errors import BackendError
 from k8sjob.kube.objects import Object, containers, training
 from k8sjob.rendering import dockerignore
@@ -213,7 +214,7 @@ def _own_env(prepared: Prepared, container: Json, role: Role, index: int) -> dic
             env[name] = _field(prepared.job, path, role, index)
         elif source:
             reference = source.get("secretKeyRef") or source.get("configMapKeyRef") or {}
-            if name not in os.environ and not reference.get("optional"):
+            if name not in variables() and not reference.get("optional"):
                 missing.append(name)
         else:
             env[name] = _expand(variable.get("value") or "", env)
@@ -260,11 +261,11 @@ def _local_env(
         SOURCE_ENV: str(places.plan.context.absolute()),
     }
     if "PYTHONPATH" not in spec.run.env:  # as the image's own
-        path = (folders[RUNTIME_HOME], folders[WORKDIR], os.environ.get("PYTHONPATH", ""))
+        path = (folders[RUNTIME_HOME], folders[WORKDIR], variables().get("PYTHONPATH", ""))
         env["PYTHONPATH"] = os.pathsep.join(filter(None, path))
     if spec.checkpoint:
         env[CHECKPOINT_DIR_ENV] = mapped(spec.checkpoint.dir, folders) or ""
-    if "OMP_NUM_THREADS" not in spec.run.env and "OMP_NUM_THREADS" not in os.environ:
+    if "OMP_NUM_THREADS" not in spec.run.env and "OMP_NUM_THREADS" not in variables():
         env["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // spec.world_size))
     if not gpus and spec.strategy.backend == "nccl":
         config = {**json.loads(spec.runtime_config.encode()), "backend": "gloo"}

@@ -35,13 +35,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
+from k8sjob.environment import STATE, state_folder
 from k8sjob.errors import BackendError
 from k8sjob.files import whole_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-STATE_ENV: Final = "K8SJOB_STATE"
 _RESERVE_BYTES: Final = 256 * 1024
 """Bytes that each job reserves, so that its end can be written to a full disk."""
 _KEPT_COPIES: Final = 16 * 1024**2
@@ -210,7 +210,7 @@ class Store:
     """
 
     def __init__(self, root: Path | None = None) -> None:
-        self.root = (root or default_root()).absolute()
+        self.root = (root or state_folder()).absolute()
         self._jobs = self.root / "jobs"
         self._open(make=False)
 
@@ -237,7 +237,7 @@ class Store:
         if owner != os.getuid():
             raise BackendError(
                 f"state folder {self.root} belongs to user {owner}, not to you ({os.getuid()}); "
-                f"set {STATE_ENV} to a folder of your own"
+                f"set {STATE} to a folder of your own"
             )
 
     def folder(self, name: str, uid: str) -> JobFolder:
@@ -320,14 +320,6 @@ def _unchanged(works: Iterable[Path], since: int) -> Iterator[tuple[int, Path]]:
                         yield seen.st_size, path
 
 
-def default_root() -> Path:
-    """$K8SJOB_STATE, else $XDG_STATE_HOME/k8sjob, else ~/.local/state/k8sjob."""
-    if os.environ.get(STATE_ENV):
-        return Path(os.environ[STATE_ENV]).expanduser()
-    base = os.environ.get("XDG_STATE_HOME")
-    return Path(base) / "k8sjob" if base else Path.home() / ".local" / "state" / "k8sjob"
-
-
 def open_file(path: Path) -> BinaryIO:
     """A file of a job's folder, to be read; OSError where the job has put something else there.
 
@@ -381,7 +373,7 @@ def os_error_message(verb: str, path: Path, error: OSError) -> str:
         if error.errno in (errno.ENOSPC, errno.EDQUOT)
         else "check its owner and permissions"
     )
-    return f"cannot {verb} {path}: {error.strerror}; {advice}, or set {STATE_ENV} to another folder"
+    return f"cannot {verb} {path}: {error.strerror}; {advice}, or set {STATE} to another folder"
 
 
 # --- processes ------------------------------------------------------------------------------------

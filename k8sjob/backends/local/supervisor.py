@@ -30,6 +30,7 @@ from k8sjob.backends.local.state_folder import (
     write_json,
 )
 from k8sjob.contract import ExitCode, Reason, counted
+from k8sjob.environment import variables
 from k8sjob.kube.objects import Object, Pod, is_true, new_event, stamp
 from k8sjob.targets.api import CreatePod, DeletePod, LocalReason, Record
 from k8sjob.targets.jobs import DEFAULT, LOCAL_CONTROLLER, has_ended, replica_of
@@ -239,7 +240,7 @@ class Supervisor:
         """This process's environment without variables of another job, and the replica's own."""
         inherited = {
             name: value
-            for name, value in os.environ.items()
+            for name, value in variables().items()
             if not name.startswith(_NOT_INHERITED) and name not in _RANK_NAMES
         }
         here = str(Path(sys.executable).parent)  # `python` means the one that runs k8sjob

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.checks.doctor import cluster, needs, operator, permissions
+from k8sjob.checks.doctor import cluster, controller, needs, permissions
 from k8sjob.checks.doctor.check import Check, Facts, Verdict
 from k8sjob.checks.doctor.gather import gather, gather_needs
 
@@ -28,17 +28,17 @@ __all__ = [
     "gather_needs",
 ]
 
-_OF_AN_OPERATOR: Final = frozenset({operator.crd, operator.webhook, operator.operator})
+_OF_AN_OPERATOR: Final = frozenset({controller.crd, controller.webhook, controller.operator})
 """Checks that say nothing if the controller is a part of every cluster."""
 _NEEDS: Final = (needs.named_objects, needs.queue, needs.gang)
 _CHECKS: Final[tuple[Callable[[Facts], Iterator[Check]], ...]] = (
     permissions.permissions,
-    operator.crd,
-    operator.webhook,
-    operator.operator,
-    operator.dry_run,
-    operator.init_image,
-    operator.init_wait,
+    controller.crd,
+    controller.webhook,
+    controller.operator,
+    controller.dry_run,
+    controller.init_image,
+    controller.init_wait,
     cluster.namespace,
     cluster.pod_security,
     cluster.quotas,

@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.doctor.check import fine, problem, unknown, warning
-from k8sjob.checks.doctor.operator import flag, init_containers
+from k8sjob.checks.doctor.controller import flag, init_containers
 from k8sjob.contract import Role
 from k8sjob.kube.capacity import add, amounts, as_text, asked_by, devices, nodes_of, pod_requests
 from k8sjob.kube.objects import Object, at_path, containers

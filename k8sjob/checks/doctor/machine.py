@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.backends.local.machine import visible_gpus
 from k8sjob.checks.doctor.check import fine, problem, warning
 from k8sjob.contract import counted
+from k8sjob.environment import variables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -131,7 +132,7 @@ def _kubectl() -> str | None:
     try:
         done = subprocess.run(
             ["kubectl", "version", "--client", "-o", "json"],  # noqa: S607 - the one on PATH
-            env=os.environ | {"KUBECONFIG": os.devnull},  # some vendors' ask the server
+            env=variables() | {"KUBECONFIG": os.devnull},  # some vendors' ask the server
             capture_output=True,
             timeout=20,
             check=True,

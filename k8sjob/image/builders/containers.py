@@ -8,7 +8,6 @@ base's own are mounted or copied as they are.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import tempfile
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from k8sjob.environment import ISOLATION, api_server, variables
 from k8sjob.errors import ImageError
 from k8sjob.image.builders.pip_settings import write_secrets
 from k8sjob.image.builders.process import BuilderError, run, succeeds
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from k8sjob.image.dependencies import BuildRequest, Dependencies
     from k8sjob.image.registry.manifest import Descriptor
 
-_ISOLATION: Final = "BUILDAH_ISOLATION"
-"""The variable by which the user decides how commands are isolated."""
 _CONTAINER_MARKS: Final = ("/.dockerenv", "/run/.containerenv", "/run/systemd/container")
 """Files that docker, podman and systemd (in WSL, too) put into containers."""
 _STATUS: Final = Path("/proc/self/status")
@@ -60,7 +58,7 @@ class Recipe:
     def flags(self) -> list[str]:
         """The secrets as all builders take them, and the proxies: in no layer either."""
         secrets = [f"id={name},src={path}" for name, path in self.secrets.items()]
-        proxies = [name for name in os.environ if name.lower() in _PROXIES]
+        proxies = [name for name in variables() if name.lower() in _PROXIES]
         return [
             *(word for secret in secrets for word in ("--secret", secret)),
             *(word for name in sorted(proxies) for word in ("--build-arg", name)),
@@ -128,11 +126,11 @@ def missing(program: str, _wanted: Dependencies) -> str | None:
 def build_by(program: str, request: BuildRequest) -> None:
     """Build an image by buildah or podman, and push it."""
     name = f"localhost/k8sjob-{request.tag}"
-    chroot = _ISOLATION not in os.environ and is_container() and not is_privileged()
+    chroot = ISOLATION not in variables() and is_container() and not is_privileged()
     if chroot:
         request.say(
             f"{program}: this is a container without privileges, in which others seldom run;"
-            f" building with --isolation chroot, unless {_ISOLATION} says otherwise"
+            f" building with --isolation chroot, unless {ISOLATION} says otherwise"
         )
     with written(request) as recipe, ExitStack() as opened:
         try:
@@ -141,7 +139,7 @@ def build_by(program: str, request: BuildRequest) -> None:
             if _OCI_RUNTIME.search("\n".join(failed.lines)):
                 raise ImageError(
                     f"{failed}\nif this machine runs no containers, and you trust the packages,"
-                    f" whose code can leave a chroot: {_ISOLATION}=chroot"
+                    f" whose code can leave a chroot: {ISOLATION}=chroot"
                 ) from None
             raise
         request.push(exported(program, request, recipe.folder / "images", name, opened))
@@ -150,7 +148,7 @@ def build_by(program: str, request: BuildRequest) -> None:
 def is_container() -> bool:
     """Whether this is a container, or a pod of Kubernetes."""
     marks = map(Path, _CONTAINER_MARKS)
-    return "KUBERNETES_SERVICE_HOST" in os.environ or any(mark.exists() for mark in marks)
+    return api_server() is not None or any(mark.exists() for mark in marks)
 
 
 def is_privileged() -> bool:
@@ -166,8 +164,9 @@ def buildah_argv(
     program: str, request: BuildRequest, recipe: Recipe, name: str, *, chroot: bool = False
 ) -> list[str]:
     """The command that builds an image under a name in the program's own storage."""
-    docker = Path(os.environ.get("DOCKER_CONFIG", "")) / "config.json"
-    logins = "DOCKER_CONFIG" in os.environ and "REGISTRY_AUTH_FILE" not in os.environ
+    named = variables()
+    docker = Path(named.get("DOCKER_CONFIG", "")) / "config.json"
+    logins = "DOCKER_CONFIG" in named and "REGISTRY_AUTH_FILE" not in named
     return [
         program,
         "bud" if program == "buildah" else "build",  # as older ones of either know it

@@ -14,6 +14,7 @@ import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from k8sjob import environment
 from k8sjob.errors import ImageError
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def write_secrets(folder: Path, environ: Mapping[str, str] | None = None) -> dic
     Raises:
         ImageError: a pip.conf, or a bundle that is named, cannot be read.
     """
-    environ = os.environ if environ is None else environ
+    environ = environment.variables() if environ is None else environ
     settings = _pip_settings(environ)
     # A folder of this machine is not there where pip runs.
     links = settings.pop("find-links", "").split()
@@ -83,7 +84,7 @@ def as_uv_settings() -> tuple[str, dict[str, str]]:
     Raises:
         ImageError: a pip.conf cannot be read.
     """
-    environ = os.environ
+    environ = environment.variables()
     _, config, system = _folders(environ)
     files = [folder / "uv/uv.toml" for folder in (config, *system, Path("/etc"))]
     if any(environ.get(name) for name in _UV_VARIABLES) or any(path.exists() for path in files):

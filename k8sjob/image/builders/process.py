@@ -10,6 +10,7 @@ from collections import deque
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
+from k8sjob import environment
 from k8sjob.errors import ImageError, redacted
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def _started(argv: Sequence[str], variables: Mapping[str, str]) -> Iterator[subp
     try:
         process = subprocess.Popen(
             argv,
-            env={**os.environ, **variables},
+            env=environment.variables() | dict(variables),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -10,13 +10,13 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import os
 import shutil
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from k8sjob.environment import home, variables
 from k8sjob.errors import ImageError, redacted
 from k8sjob.image.registry.manifest import DEFAULT_LOGIN, DEFAULT_REGISTRY, plain_host, table
 
@@ -139,7 +139,7 @@ class Keyring:
         Raises:
             ImageError: one of them cannot be read.
         """
-        paths = _paths(os.environ if environ is None else environ)
+        paths = _paths(variables() if environ is None else environ)
         found = ((path, _read(path)) for path in dict.fromkeys(paths))
         return cls({path: content for path, content in found if content is not None})
 
@@ -178,16 +178,13 @@ def _registry_of(key: str) -> str:
 
 
 def _paths(environ: Mapping[str, str]) -> Iterator[Path]:
-    try:
-        home = Path(environ.get("HOME") or Path.home())
-    except RuntimeError:  # users of containers may have none
-        home = Path("/")
-    yield Path(environ.get("DOCKER_CONFIG") or home / ".docker") / "config.json"
+    folder = Path(environ.get("HOME") or home())
+    yield Path(environ.get("DOCKER_CONFIG") or folder / ".docker") / "config.json"
     if named := environ.get("REGISTRY_AUTH_FILE"):
         yield Path(named)
     if runtime := environ.get("XDG_RUNTIME_DIR"):
         yield Path(runtime) / "containers/auth.json"
-    yield Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "containers/auth.json"
+    yield Path(environ.get("XDG_CONFIG_HOME") or folder / ".config") / "containers/auth.json"
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from k8sjob import environment
 from k8sjob.contract import did_you_mean
 from k8sjob.errors import BackendError, redacted
 from k8sjob.kube.client.transport import ApiError
@@ -112,8 +113,8 @@ class Access:
 def configured(
     kubeconfig: str | Path | None = None, *, service_account: Path = SERVICE_ACCOUNT
 ) -> bool:
-    """Whether there is a kubeconfig or a service account; reads no file."""
-    return any(path.is_file() for path in _paths(kubeconfig)) or _in_pod(service_account)
+    """Whether there is a kubeconfig or a service account; reads no kubeconfig."""
+    return any(path.is_file() for path in _paths(kubeconfig)) or bool(_of_pod(service_account))
 
 
 def contexts(kubeconfig: str | Path | None = None) -> list[str]:
@@ -152,8 +153,9 @@ def access(
         BackendError: no cluster is configured, there is no such context, or a file is invalid.
     """
     files, config = _read(kubeconfig)
-    if not files and not context and not kubeconfig and _in_pod(service_account):
-        return _of_pod(service_account, namespace)
+    own = None if files or context or kubeconfig else _of_pod(service_account, namespace)
+    if own is not None:
+        return own
     if not files:
         looked = _paths(kubeconfig)
         empty = [path for path in looked if path.exists()]
@@ -222,8 +224,11 @@ def _impersonation(user: _Config) -> tuple[tuple[str, str], ...]:
     return (("Impersonate-User", str(user["as"])), *groups)
 
 
-def _of_pod(service_account: Path, namespace: str | None) -> Access:
-    host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
+def _of_pod(service_account: Path, namespace: str | None = None) -> Access | None:
+    """The account of the pod that this runs in; None outside one."""
+    if (found := environment.api_server()) is None or not (service_account / "token").is_file():
+        return None
+    host, port = found
     own = service_account / "namespace"
     return Access(
         context=IN_CLUSTER,
@@ -232,13 +237,8 @@ def _of_pod(service_account: Path, namespace: str | None) -> Access:
     )
 
 
-def _in_pod(service_account: Path) -> bool:
-    variables = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
-    return all(os.environ.get(v) for v in variables) and (service_account / "token").is_file()
-
-
 def _paths(kubeconfig: str | Path | None) -> list[Path]:
-    listed = str(kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config")
+    listed = str(kubeconfig or environment.kubeconfig())
     return [Path(part).expanduser() for part in listed.split(os.pathsep) if part]
 
 

@@ -22,6 +22,7 @@ import weakref
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Final
 
+from k8sjob.environment import variables
 from k8sjob.errors import BackendError, redacted
 from k8sjob.kube.api_resources import ResourcePath, with_query
 from k8sjob.kube.client.transport import ApiError, lines
@@ -97,7 +98,7 @@ class KubectlTransport:
         self.context, self.namespace, self.server = access.context, access.namespace, access.server
         self._access = access
         self._argv = [program]
-        self._env = dict(os.environ)
+        self._env = variables()
         if access.files:
             self._argv += ["--context", access.context]
             self._env["KUBECONFIG"] = access.kubeconfig

@@ -150,9 +150,8 @@ def elastic_env(environ: Mapping[str, str], hostname: str) -> ElasticEnv | None:
     backend = environ.get("PET_RDZV_BACKEND", "c10d")
     if backend != "c10d":
         raise EnvError(
-            f"PET_RDZV_BACKEND={backend}: k8sjob's agent uses c10d; set it to c10d (in a "
-            "PyTorchJob spec.elasticPolicy.rdzvBackend), or let torchrun start the job "
-            "(run.command)"
+            f"PET_RDZV_BACKEND={backend}: k8sjob's agent uses c10d; set it to c10d "
+            "(rdzvBackend in a manifest), or let torchrun start the job (run.command)"
         )
     return ElasticEnv(
         host=host,
@@ -321,8 +320,8 @@ def _node_rank(environ: Mapping[str, str], nnodes: int) -> int:
     if nnodes > 1:
         raise EnvError(
             f"{_seen(environ, 'WORLD_SIZE', 'PET_NNODES')}: {nnodes} nodes, and neither RANK nor "
-            "PET_NODE_RANK says which one this is; set RANK in each pod (in a PyTorchJob add a "
-            "Master replica, with which the operator does)"
+            "PET_NODE_RANK says which one this is; set RANK in each pod, or add a Master "
+            "replica, for which the operator sets it"
         )
     return 0
 
@@ -338,8 +337,8 @@ def _check_bounds(environ: Mapping[str, str], nnodes: int) -> None:
         raise EnvError(
             f"{_seen(environ, 'WORLD_SIZE', 'PET_NPROC_PER_NODE')} is 1 Master + "
             f"{counted(nnodes - 1, 'Worker')}, outside PET_NNODES={environ['PET_NNODES']}; set the "
-            "processes by replicas.nproc_per_node (in a PyTorchJob spec.nprocPerNode, not in "
-            "spec.elasticPolicy), and the Workers within the bounds"
+            "processes by replicas.nproc_per_node (in a manifest, those of the whole job, "
+            "not of its elastic policy), and the Workers within the bounds"
         )
 
 
@@ -365,7 +364,7 @@ def _master(environ: Mapping[str, str], members: int) -> tuple[str, int]:
         )
         raise EnvError(
             f"{missing} not set, and {members} members need an address to connect to; set both, "
-            "the same for all (in a PyTorchJob add a Master replica, and the operator sets them)"
+            "the same for all, or add a Master replica, for which the operator sets them"
         )
     if port > 65535:
         raise EnvError(f"{name}={port} is not a port; set it to 1..65535")

@@ -12,9 +12,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.contract import CONTAINER_NAME, DEFAULT_PORT, PORT_NAME, Role
+from k8sjob.contract import CONTAINER_NAME, DEFAULT_PORT, Role
 from k8sjob.errors import Problem
 from k8sjob.kube.objects import Object, at_path
+from k8sjob.targets.api import PORT_NAME
 from k8sjob.targets.field_types import ABOUT, ANY, POD_TEMPLATE, Quantity
 
 if TYPE_CHECKING:

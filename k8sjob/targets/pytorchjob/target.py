@@ -11,11 +11,19 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.contract import CONTAINER_NAME, DEFAULT_PORT, PORT_NAME, Role
+from k8sjob.contract import CONTAINER_NAME, DEFAULT_PORT, Role
 from k8sjob.errors import Problem
 from k8sjob.kube.api_resources import Controller
 from k8sjob.kube.objects import Object, at_path, training, true_conditions
-from k8sjob.targets.api import Authored, JobState, LocalReason, RecordedEnd, Replicas, Target
+from k8sjob.targets.api import (
+    PORT_NAME,
+    Authored,
+    JobState,
+    LocalReason,
+    RecordedEnd,
+    Replicas,
+    Target,
+)
 from k8sjob.targets.field_types import fit, type_problems
 from k8sjob.targets.pytorchjob import operator
 from k8sjob.targets.pytorchjob.operator import JOB_NAME, REPLICA_INDEX, REPLICA_TYPE

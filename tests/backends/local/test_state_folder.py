@@ -11,8 +11,9 @@ import pytest
 
 import k8sjob.backends.local.state_folder
 from k8sjob.backends.local import LocalBackend
-from k8sjob.backends.local.state_folder import Identity, Store, default_root, read_json, write_json
+from k8sjob.backends.local.state_folder import Identity, Store, read_json, write_json
 from k8sjob.backends.record import Records
+from k8sjob.environment import state_folder
 from k8sjob.errors import BackendError
 
 
@@ -41,7 +42,7 @@ def test_where_it_is(monkeypatch, variables, expected):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert str(default_root()) == expected
+    assert str(state_folder()) == expected
 
 
 def test_it_is_for_its_user_alone_even_if_it_was_open_before(tmp_path):

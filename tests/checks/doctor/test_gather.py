@@ -1,6 +1,6 @@
 from k8sjob.checks.doctor import gather
+from k8sjob.checks.doctor.controller import webhook
 from k8sjob.checks.doctor.gather import minimal_job
-from k8sjob.checks.doctor.operator import webhook
 from k8sjob.checks.doctor.permissions import all_permissions
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.objects import at_path

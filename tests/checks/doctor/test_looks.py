@@ -14,7 +14,7 @@ from k8sjob.checks.doctor.cluster import (
     quotas,
     storage,
 )
-from k8sjob.checks.doctor.operator import crd, dry_run, init_image, init_wait, operator, webhook
+from k8sjob.checks.doctor.controller import crd, dry_run, init_image, init_wait, operator, webhook
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.rendering import manifest
 from k8sjob.spec import JobSpec

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from k8sjob.errors import BackendError
 from k8sjob.jobs.plan import load_spec, plan_run
 from k8sjob.proving.proof import Forks, check_script
+from k8sjob.targets.jobs import DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -216,7 +217,7 @@ def fit(
     alone = spec.with_(
         replicas=shape,
         resources={"gpus": 0, "gpu_type": None, "master": None},
-        target="pytorchjob",
+        target=DEFAULT.name,
     )
     plan = plan_run(alone, folder)
     started = Forks() if forks is None else nullcontext(forks)

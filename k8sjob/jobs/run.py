@@ -1,0 +1,92 @@
+"""A job on this machine, from its plan to its end; the caller decides how it is shown."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from k8sjob.errors import JobNotFound
+from k8sjob.jobs.result import Reached, deleted, result
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from k8sjob.backends.api import JobRef, Plan, Snapshot
+    from k8sjob.backends.local import LocalBackend
+    from k8sjob.jobs.result import RunResult
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRun:
+    """A job that this process has run.
+
+    Attributes:
+        backend: this machine's.
+        ref: the job.
+        code: the exit code, above 128 after an interrupt.
+        reached: what was seen of its events.
+        snapshot: when it was followed to the end; None if it was deleted.
+    """
+
+    backend: LocalBackend
+    ref: JobRef
+    code: int
+    reached: Reached
+    snapshot: Snapshot | None
+
+    def result(self, *, check: bool) -> RunResult:
+        """Its result.
+
+        Raises:
+            JobFailed: it was deleted, or, with `check`, it has not succeeded.
+        """
+        if self.snapshot is None:
+            raise deleted(self.ref)
+        return result(self.backend, self.snapshot, self.reached, check=check)
+
+
+def run_plan(plan: Plan, backend: LocalBackend, follow: Callable[..., int]) -> LocalRun:
+    """Create a job on this machine and follow it; it does not outlive this call.
+
+    Args:
+        plan: see plan_run.
+        backend: this machine's.
+        follow: shows the job to its end, as k8sjob.view.follow.follow does, and returns the exit
+            code.
+
+    Raises:
+        BackendError: the job cannot be started, or not be read any more.
+        JobFailed: it was deleted before it could be shown.
+    """
+    ref = backend.create(plan)
+    reached, snapshot = Reached(), None
+    try:
+        code = follow(
+            backend,
+            ref,
+            interrupted=_stop_on_interrupt(backend, ref),
+            files=backend.folder(ref).path,
+            seen=reached.add,
+        )
+        with suppress(JobNotFound):
+            snapshot = backend.snapshot(ref)
+    except JobNotFound:
+        raise deleted(ref) from None
+    finally:
+        backend.finish(ref)
+    return LocalRun(backend, ref, code, reached, snapshot)
+
+
+def _stop_on_interrupt(backend: LocalBackend, ref: JobRef) -> Callable[[int], str | None]:
+    """Handle interrupts: the first stops the job, the second kills it."""
+
+    def stop(times: int) -> str | None:
+        if times > 2:
+            return None
+        backend.stop(ref, now=times == 2, message="Ctrl-C or SIGTERM")
+        if times == 2:
+            return "killing the job"
+        return "stopping after a checkpoint; press Ctrl-C again to kill the job"
+
+    return stop
