@@ -156,6 +156,15 @@ def test_a_restart_policy_that_no_job_has():
         adopted(job(pod={"restartPolicy": "Always"}))
 
 
+def test_an_amount_that_is_no_quantity():
+    asked = {"limits": {"cpu": "500m", "memory": "lots", "nvidia.com/gpu": 1}}
+    one = pytorchjob({"resources": asked}, workers=0)
+    for refused in (one, job({"resources": asked})):
+        with pytest.raises(SpecError, match=r"file:\d+:\d+: .*memory: 'lots' is not a q") as caught:
+            adopt(dump(refused), "file")
+        assert len(caught.value.problems) == 1
+
+
 def test_a_name_that_no_job_has_is_the_only_error():
     rendered = render(JobSpec(name="tiny", image="i", run={"command": ["true"]}, target="job"))
     with pytest.raises(SpecError, match="file: name: 'Tiny_1'") as caught:
@@ -295,6 +304,13 @@ def test_a_trainjob_with_its_runtime(kind):
     assert adopt(render(spec)).spec == spec
     with pytest.raises(SpecError, match=f"kubectl get {kind.lower()} torch -o yaml"):
         adopted(trainjob(runtimeRef=reference))
+
+
+def test_what_trainer_has_no_longer():
+    overrides = [{"targetJobs": [{"name": "node"}], "spec": {"serviceAccountName": "train"}}]
+    old = trainjob(podTemplateOverrides=overrides)
+    with pytest.raises(SpecError, match=r"file:\d+:\d+: spec.podTemplateOverrides: .* move its"):
+        adopt("---\n".join(map(dump, (runtime(), old))), "file")
 
 
 def test_what_only_a_runtime_has_is_kept_for_trainjobs_alone():
