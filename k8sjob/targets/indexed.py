@@ -473,6 +473,12 @@ class Indexed(Target):
         ranked = self._has_ranks(found[1], len(jobs))
         return _replica(int(found[2])) if ranked else f"{found[1][1:]}-{int(found[2])}"
 
+    def names_below(self, job: Json) -> set[tuple[str, str]]:
+        """Also the Jobs of others' JobSets, which may be several, and of any name."""
+        jobs = self._jobs(job) if self.child_name else ()
+        own = {("Job", f"{Object(job).name}{suffix}") for suffix in jobs}
+        return super().names_below(job) | own
+
     def recreations(self, job: Json, replica: str, events: Iterable[Json]) -> int:
         """How many Pods of it were created after the first one."""
         created = [name for name, _ in created_pods(self, job, events) if name == replica]

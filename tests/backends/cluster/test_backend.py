@@ -422,9 +422,10 @@ def jobset(script, listed, error):
     at = "one-node-0"
     theirs = {
         "involvedObject.uid=uid-1": [happening("one", "own", firstTimestamp=MADE)],
-        "involvedObject.kind=Job,involvedObject.name=one-node-0": [
+        "involvedObject.kind=Job": [
             happening(at, "SuccessfulCreate", kind="Job", lastTimestamp="2026-11-21T12:00:01Z"),
             happening(at, "of one before", kind="Job", lastTimestamp="2026-11-21T11:00:00Z"),
+            happening("one-leader-0", "of another", kind="Job", lastTimestamp=MADE),
         ],
     }
     script.on("GET", EVENTS, lambda _, query: listed(1, *theirs.get(query["fieldSelector"], ())))
@@ -454,6 +455,24 @@ def test_a_job_is_read_with_the_job_below_it(how, backend, jobset):
     assert found.job["child"]["metadata"]["name"] == "one-node-0"
     assert [pod["metadata"]["name"] for pod in found.pods] == ["one-node-0-0-abcde"]
     assert job_status(found).state is JobState.RUNNING
+
+
+@pytest.mark.parametrize("how", ["snapshot", "watch"])
+def test_the_events_of_all_jobs_of_others_jobset_are_read(how, backend, script, listed, jobset):
+    made = script.request("GET", f"{JOBSETS}/one")
+    (node,) = made["spec"]["replicatedJobs"]
+    parts = [{**node, "name": "leader"}, {**node, "name": "actors", "replicas": 2}]
+    made = {**made, "spec": {"replicatedJobs": parts}}
+    script.on("GET", f"{JOBSETS}/one", made).on("GET", JOBSETS, listed(1, made, kind="JobSetList"))
+    names = ["one-leader-0", "one-actors-1", "one-actors-2"]
+    jobs = [happening(name, f"of {name}", kind="Job", lastTimestamp=MADE) for name in names]
+    pods = [happening("one-actors-0-0-abcde", "of its pod", lastTimestamp=MADE)]
+    theirs = {"involvedObject.kind=Job": jobs, "involvedObject.kind=Pod": pods}
+    theirs["involvedObject.kind=Pod,type=Warning"] = pods
+    script.on("GET", EVENTS, lambda _, query: listed(1, *theirs.get(query["fieldSelector"], ())))
+    found = read(backend, JobRef("one", "team", "uid-1", "JobSet"), how)
+    reasons = {event["reason"] for event in found.events}
+    assert reasons == {"of one-leader-0", "of one-actors-1", "of its pod"}
 
 
 @pytest.mark.parametrize("how", ["snapshot", "jobs", "watch"])
