@@ -233,10 +233,7 @@ class Indexed(Target):
             if (count := job.get(key, 1)) < 1:
                 message = f"{count} Pods cannot train; use 1 or more"
                 yield Problem(field_path((*self.job_at, key)), message)
-        policy = Object(job).part("template", "spec").get("restartPolicy")
-        if policy not in {None, "OnFailure", "Never"}:
-            message = f"{policy!r} is not for the Pods of a Job; use OnFailure or Never"
-            yield Problem(field_path((*self.job_at, "template", "spec", "restartPolicy")), message)
+        yield from self._policy_problems(job)
         jobs = at_path(manifest, *self.job_at[:-3]) if self.child_name else []
         master = self._variable(manifest, "MASTER_ADDR")
         domain = master.partition(".")[2]
@@ -262,6 +259,17 @@ class Indexed(Target):
             message = f"{at_once} of {nodes} Pods at a time, but ranks wait for each other"
             message += f"; set it to {nodes}"
             yield Problem(field_path((*self.job_at, "parallelism")), message)
+
+    def _policy_problems(self, job: Json) -> Iterator[Problem]:
+        """A restart policy that no Job has, or none with a podFailurePolicy."""
+        path = ("template", "spec", "restartPolicy")
+        policy, at = at_path(job, *path), field_path((*self.job_at, *path))
+        if policy not in {None, "OnFailure", "Never"}:
+            message = f"{policy!r} is not for the Pods of a Job; use OnFailure or Never"
+            yield Problem(at, message)
+        elif "podFailurePolicy" in job and policy != "Never":
+            message = "a Job with a podFailurePolicy needs Never; for restarts in the Pod set"
+            yield Problem(at, f"{message} policy.restart_policy in the job spec to OnFailure")
 
     def injected_env(self, job: Json, role: Role | str, index: int) -> dict[str, str]:
         """The rank, from the completion index."""
