@@ -203,6 +203,16 @@ def test_a_trainjob_follows_its_runtime_and_the_end_of_an_earlier_jobset(
     assert all(body.keys() == {"apiVersion", "kind", "metadata", "spec"} for body in bodies)
 
 
+def test_the_jobset_of_another_clients_trainjob_is_not_waited_for(backend, script):
+    def of(uid):
+        owners = [{"kind": "TrainJob", "uid": f"of {uid}"}]
+        return {"metadata": {"uid": uid, "ownerReferences": owners}}
+
+    script.on("GET", f"{JOBSETS}/one", of("earlier"), of("theirs"))
+    backend.wait_for_leftovers(JobRef("one", "team", kind="TrainJob"))
+    assert len(script.asked) == 2
+
+
 def test_a_trainjob_whose_runtime_was_deleted_is_there_all_the_same(backend, script, listed, train):
     """Its webhook refuses the dry run before the apiserver looks at the name."""
     about = {"namespace": "team", "uid": "t", "resourceVersion": "1", "creationTimestamp": MADE}
@@ -677,6 +687,17 @@ def test_to_wait_until_a_jobs_pods_are_gone(backend, there, listed):
     there.on("GET", PODS, listed(1, mine))
     with pytest.raises(BackendError, match="have not ended after 0 s: one-master-0"):
         backend.wait_for_pods(JobRef("one", "team", "uid-1"), 0.1)
+
+
+def test_the_pods_of_a_trainjob_that_took_the_name_are_not_waited_for(
+    backend, script, listed, error
+):
+    mine = pod("master", 0)
+    script.on("GET", PODS, listed(1, mine))
+    newer = {"metadata": {"name": "one", "namespace": "team", "uid": "uid-2"}}
+    script.on("GET", f"{TRAINJOBS}/one", error(404, "NotFound"), newer)
+    backend.wait_for_pods(JobRef("one", "team", "uid-1", "TrainJob"), 60)
+    assert [path for _, path, *_ in script.asked] == [PODS, f"{TRAINJOBS}/one"] * 2
 
 
 # --- related
