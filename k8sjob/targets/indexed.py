@@ -526,7 +526,7 @@ class IndexedJob(Indexed):
         """The spec without the selector and the labels by which the controller finds its Pods."""
         spec = dict(Object(job).spec)
         if not spec.get("manualSelector"):
-            spec.pop("selector", None)
+            spec = {k: v for k, v in spec.items() if k not in ("selector", "manualSelector")}
         template = dict(spec.get("template") or {})
         meta = dict(Object(template).part("metadata"))
         meta["labels"] = {

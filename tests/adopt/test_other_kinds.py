@@ -86,7 +86,7 @@ def test_a_job_with_its_service():
 
 
 def test_what_the_apiserver_wrote_is_left_out():
-    live = job(selector={"matchLabels": {"controller-uid": "1"}})
+    live = job(selector={"matchLabels": {"controller-uid": "1"}}, manualSelector=False)
     live["spec"]["template"]["metadata"] = {"labels": {"job-name": "train", "team": "v"}}
     live |= {"status": {"active": 4}, "metadata": {"name": "train", "uid": "1"}}
     made = adopted(live)
