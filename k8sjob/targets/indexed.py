@@ -64,7 +64,8 @@ JOB_SHAPE: Final = {
 }
 """The types of a Job's spec, see k8sjob.targets.field_types."""
 _GENERATED: Final = ("controller-uid", "job-name")
-"""How labels of the Pod template are called that the apiserver fills in, perhaps with a prefix."""
+"""How the labels are called that the apiserver fills in, perhaps with a prefix: those of the Pod
+template, which are also the Job's where that has none of its own."""
 _SPEC_FIELDS: Final = (
     "activeDeadlineSeconds backoffLimit backoffLimitPerIndex completionMode completions managedBy"
     " manualSelector maxFailedIndexes parallelism podFailurePolicy podReplacementPolicy selector"
@@ -529,12 +530,14 @@ class IndexedJob(Indexed):
             spec = {k: v for k, v in spec.items() if k not in ("selector", "manualSelector")}
         template = dict(spec.get("template") or {})
         meta = dict(Object(template).part("metadata"))
-        meta["labels"] = {
-            key: value
-            for key, value in Object(template).labels.items()
-            if key.rpartition("/")[2] not in _GENERATED
-        }
+        meta["labels"] = own_labels(template)
         return {**spec, "template": {**template, "metadata": meta}}
+
+
+def own_labels(item: Json) -> Json:
+    """The labels of a Job or of its Pod template without those that the apiserver fills in."""
+    labels = Object(item).labels
+    return {key: labels[key] for key in labels if key.rpartition("/")[2] not in _GENERATED}
 
 
 def _final_codes(spec: JobSpec) -> Json | None:

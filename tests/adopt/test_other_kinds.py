@@ -88,10 +88,11 @@ def test_a_job_with_its_service():
 def test_what_the_apiserver_wrote_is_left_out():
     live = job(selector={"matchLabels": {"controller-uid": "1"}}, manualSelector=False)
     live["spec"]["template"]["metadata"] = {"labels": {"job-name": "train", "team": "v"}}
-    live |= {"status": {"active": 4}, "metadata": {"name": "train", "uid": "1"}}
+    labels = {"batch.kubernetes.io/controller-uid": "1", "team": "v"}  # the template's, by default
+    meta = {"name": "train", "uid": "1", "labels": labels}
+    live |= {"status": {"active": 4}, "metadata": meta}
     made = adopted(live)
-    assert made.spec.pod_template["metadata"] == {"labels": {"team": "v"}}
-    assert made.spec.overlay == {}
+    assert (made.spec.labels, made.spec.overlay) == ({"team": "v"}, {})
     assert made.notes[0].endswith("metadata.uid, status")
 
 
