@@ -126,13 +126,13 @@ class Script:
 
     recorded = False
 
-    def __init__(self, snapshots, lines=(), *, gone=False, errors=()):
+    def __init__(self, snapshots, lines=(), *, gone=False, errors=(), related=()):
         self.snapshots, self.lines, self.gone = snapshots, list(lines), gone
-        self.errors = dict(errors)
+        self.errors, self.beside = dict(errors), tuple(related)
         self.stopped, self.asked = [], []
 
     def related(self, _snapshot):
-        return ()
+        return self.beside
 
     def snapshot(self, ref):
         if not self.snapshots:

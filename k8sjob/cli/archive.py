@@ -18,7 +18,7 @@ from k8sjob.html_card import Html, card, curve, folded, moments, table
 from k8sjob.jobs.result import POSITION, Reached, read_reached
 from k8sjob.observe.logs import last_lines
 from k8sjob.observe.status import job_status
-from k8sjob.observe.timing import read_output_times, timing
+from k8sjob.observe.timing import read_timing
 from k8sjob.targets.jobs import sent
 from k8sjob.view.cards import finding_parts, replica_table
 from k8sjob.view.json_output import findings
@@ -153,7 +153,7 @@ def _curves(reached: Reached) -> Iterator[Html]:
 
 
 def _start(backend: Backend, snapshot: Snapshot) -> list[Html]:
-    took = timing(snapshot, read_output_times(backend, snapshot))
+    took = read_timing(backend, snapshot)
     rows = [
         [one.phase.replace("+", ", "), f"{one.seconds:.2f} s", one.replica, one.detail]
         for one in took.phases

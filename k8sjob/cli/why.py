@@ -14,7 +14,7 @@ from k8sjob.cli.options import format_option
 from k8sjob.cli.output import document, line, table
 from k8sjob.contract import Event, EventKind
 from k8sjob.observe.status import job_status
-from k8sjob.observe.timing import Phase, Row, Timing, read_output_times, timing
+from k8sjob.observe.timing import Phase, Row, Timing, read_timing
 from k8sjob.observe.usage import read_usage
 from k8sjob.targets.api import JobState
 from k8sjob.view.json_output import findings
@@ -62,7 +62,7 @@ def why_command(job: str, timed: bool, output: str, place: Place) -> None:
     backend, ref = find(job, place)
     snapshot = backend.snapshot(ref)
     if timed:
-        took = timing(snapshot, read_output_times(backend, snapshot))
+        took = read_timing(backend, snapshot)
         if output == "table":
             _show_timing(took)
         else:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from k8sjob.kube.objects import Object, event_time, moment
+from k8sjob.kube.objects import QUEUE, Object, event_time, moment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
-    from k8sjob.backends.api import Snapshot
+    from k8sjob.backends.api import Backend, Snapshot
     from k8sjob.kube.objects import Json
 
 _SETTLING: Final = 2.0
@@ -73,6 +73,13 @@ def last_suspension(snapshot: Snapshot, related: Iterable[Json] = ()) -> Suspens
     if stopped:
         return Suspension(min(max(stopped), since), since)
     return _evicted_once(workload, since) if workload else Suspension(None, since)
+
+
+def read_related(backend: Backend, snapshot: Snapshot) -> Sequence[Json]:
+    """What last_suspension takes: many requests, so only where Kueue may know more."""
+    paused = last_suspension(snapshot)
+    unknown = paused and not paused.first and paused.begin is None
+    return backend.related(snapshot) if unknown and QUEUE in Object(snapshot.job).labels else ()
 
 
 def _age(workload: Object, begun: float) -> float:

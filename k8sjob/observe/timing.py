@@ -27,7 +27,7 @@ from k8sjob.errors import BackendError
 from k8sjob.kube.objects import Object, Pod
 from k8sjob.observe.logs import MOST_AT_ONCE, in_parallel
 from k8sjob.observe.status import job_status, reporting_replica
-from k8sjob.observe.suspension import last_suspension
+from k8sjob.observe.suspension import last_suspension, read_related
 from k8sjob.sanitize import real
 from k8sjob.targets.api import created_pods
 from k8sjob.targets.jobs import replica_names, replica_of, target_of
@@ -160,13 +160,21 @@ class _Start(NamedTuple):
         return next((mark.end for mark in reversed(self.marks) if mark.phase == phase), None)
 
 
-def read_output_times(backend: Backend, snapshot: Snapshot) -> dict[str, OutputTimes]:
+def read_timing(backend: Backend, snapshot: Snapshot) -> Timing:
+    """Split the time of a job, by its objects and its output."""
+    related = read_related(backend, snapshot)
+    return timing(snapshot, read_output_times(backend, snapshot, related), related)
+
+
+def read_output_times(
+    backend: Backend, snapshot: Snapshot, related: Iterable[Json] = ()
+) -> dict[str, OutputTimes]:
     """Read the beginnings of a job's output, by replica; without what cannot be read.
 
     Of the first rank that trains it is read up to its first step, of the others the first line
     alone, and of more than MOST_AT_ONCE replicas the output of those that started last.
     """
-    job, since = snapshot.job, _earlier_until(snapshot)
+    job, since = snapshot.job, _earlier_until(snapshot, related)
     names, first = replica_names(job), reporting_replica(job)
     elastic = target_of(job).is_elastic(job)  # any may have rank 0 then
     started = {start.replica: start.end("container") or 0.0 for start in _starts(snapshot)}
@@ -215,10 +223,13 @@ def _seconds(event: Event, key: str) -> float | None:
     return value if value is not None and 0 <= value < _MAX_SECONDS else None
 
 
-def timing(snapshot: Snapshot, outputs: Mapping[str, OutputTimes]) -> Timing:
-    """Split the time from the submission to the first step."""
+def timing(
+    snapshot: Snapshot, outputs: Mapping[str, OutputTimes], related: Iterable[Json] = ()
+) -> Timing:
+    """Split the time from the submission to the first step; `related`: see last_suspension."""
     job, ref = snapshot.job, JobRef.of(snapshot.job)
-    begin, since, paused = _moment(Object(job).created), "submission", _ended_pause(snapshot)
+    begin, since = _moment(Object(job).created), "submission"
+    paused = _ended_pause(snapshot, related)
     if paused and not paused.first:
         begin, since = paused.begin or paused.end, "suspension" if paused.begin else "resume"
     # The replica of rank 0, as its output shows; else the first one that has any.
@@ -345,18 +356,18 @@ def _inits(
         yield from zip(begun, begun.values(), [*begun.values(), following][1:], strict=True)
 
 
-def _ended_pause(snapshot: Snapshot) -> Suspension | None:
+def _ended_pause(snapshot: Snapshot, related: Iterable[Json]) -> Suspension | None:
     """The last suspension, if Pods were created after its end, as they always are in a cluster."""
-    paused = last_suspension(snapshot)
+    paused = last_suspension(snapshot, related)
     made = [at for pod in snapshot.pods if (at := _moment(Object(pod).created))]
     if paused is None or paused.end is None:
         return None
     return None if made and max(made) + _ROUNDING < paused.end else paused
 
 
-def _earlier_until(snapshot: Snapshot) -> float:
+def _earlier_until(snapshot: Snapshot, related: Iterable[Json]) -> float:
     """The moment before which all output is of a run before a suspension; 0: there is no such."""
-    paused = _ended_pause(snapshot)
+    paused = _ended_pause(snapshot, related)
     return paused.end if paused and paused.end and not paused.first else 0.0
 
 

@@ -23,10 +23,10 @@ from k8sjob.backends.api import JobRef
 from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError
 from k8sjob.kube.capacity import asked_by, counts_gpus
-from k8sjob.kube.objects import QUEUE, Object, Pod, moment, training
+from k8sjob.kube.objects import Object, Pod, moment, training
 from k8sjob.observe.logs import replica_of_rank
 from k8sjob.observe.status import job_status, reporting_replica
-from k8sjob.observe.suspension import last_suspension
+from k8sjob.observe.suspension import last_suspension, read_related
 from k8sjob.sanitize import integer, real
 from k8sjob.targets.jobs import pod_specs, replica_of
 
@@ -206,15 +206,7 @@ class _Span:
 
 def read_usage(backend: Backend, snapshot: Snapshot, *, since: datetime | None = None) -> Usage:
     """The usage of a job, from its objects and the output of the replica that reports."""
-    paused = last_suspension(snapshot)
-    related: Sequence[Json] = ()
-    if (
-        paused
-        and not paused.first
-        and paused.begin is None
-        and QUEUE in Object(snapshot.job).labels
-    ):
-        related = backend.related(snapshot)  # many requests: only where Kueue may know more
+    related = read_related(backend, snapshot)
     return usage(snapshot, _lines(backend, snapshot.job), since=since, related=related)
 
 

@@ -443,6 +443,10 @@ class Target(Protocol):
     def replica_named(self, job: Json, pod: str) -> str:
         """The replica of a job whose Pod has this name; empty if it is none of its Pods."""
 
+    def names_below(self, job: Json) -> set[tuple[str, str]]:
+        """The kind and the name of each object that controllers make of a job; see `made`."""
+        return {(one.kind, f"{Object(job).name}{one.suffix}") for one in self.made}
+
     def recorded_ends(self, job: Json, events: Iterable[Json]) -> Iterator[RecordedEnd]:  # noqa: ARG002 - a Pod that failed stays
         """The failures of replicas that Events keep, in the order of the Events."""
         yield from ()

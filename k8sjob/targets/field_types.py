@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from k8sjob.errors import Problem, field_path
+from k8sjob.kube.quantity import parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +31,7 @@ class WrongType(NamedTuple):
 
 
 class Quantity:
-    """A quantity, as text or as a number."""
+    """A quantity of Kubernetes', as text or as a number."""
 
 
 class Time:
@@ -82,7 +83,7 @@ _NAMES: Final = {
     int: "a whole number",
     float: "a number",
     bool: "true or false",
-    Quantity: "a quantity",
+    Quantity: "a quantity, as 500m or 16Gi",
     Time: "a time",
 }
 
@@ -123,7 +124,7 @@ def _fit(value: Any, shape: Any, path: _Path, wrong: list[WrongType]) -> Any:
 
 def _is_instance(value: Any, shape: type) -> bool:
     if shape is Quantity:
-        return isinstance(value, str | int | float) and not isinstance(value, bool)
+        return not isinstance(value, bool) and _is_quantity(value)
     if shape is Time:
         return isinstance(value, str) and _is_time(value)
     if shape is float:
@@ -131,6 +132,14 @@ def _is_instance(value: Any, shape: type) -> bool:
     if shape is int and isinstance(value, int) and abs(value) > _MAX_INT:
         return False
     return isinstance(value, shape) and (shape is bool or not isinstance(value, bool))
+
+
+def _is_quantity(value: Any) -> bool:
+    try:
+        parse(str(getattr(value, "text", value)))  # a number as its author wrote it
+    except ValueError:
+        return False
+    return True
 
 
 def _is_time(text: str) -> bool:

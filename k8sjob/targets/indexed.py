@@ -64,7 +64,8 @@ JOB_SHAPE: Final = {
 }
 """The types of a Job's spec, see k8sjob.targets.field_types."""
 _GENERATED: Final = ("controller-uid", "job-name")
-"""How labels of the Pod template are called that the apiserver fills in, perhaps with a prefix."""
+"""How the labels are called that the apiserver fills in, perhaps with a prefix: those of the Pod
+template, which are also the Job's where that has none of its own."""
 _SPEC_FIELDS: Final = (
     "activeDeadlineSeconds backoffLimit backoffLimitPerIndex completionMode completions managedBy"
     " manualSelector maxFailedIndexes parallelism podFailurePolicy podReplacementPolicy selector"
@@ -233,10 +234,7 @@ class Indexed(Target):
             if (count := job.get(key, 1)) < 1:
                 message = f"{count} Pods cannot train; use 1 or more"
                 yield Problem(field_path((*self.job_at, key)), message)
-        policy = Object(job).part("template", "spec").get("restartPolicy")
-        if policy not in {None, "OnFailure", "Never"}:
-            message = f"{policy!r} is not for the Pods of a Job; use OnFailure or Never"
-            yield Problem(field_path((*self.job_at, "template", "spec", "restartPolicy")), message)
+        yield from self._policy_problems(job)
         jobs = at_path(manifest, *self.job_at[:-3]) if self.child_name else []
         master = self._variable(manifest, "MASTER_ADDR")
         domain = master.partition(".")[2]
@@ -262,6 +260,17 @@ class Indexed(Target):
             message = f"{at_once} of {nodes} Pods at a time, but ranks wait for each other"
             message += f"; set it to {nodes}"
             yield Problem(field_path((*self.job_at, "parallelism")), message)
+
+    def _policy_problems(self, job: Json) -> Iterator[Problem]:
+        """A restart policy that no Job has, or none with a podFailurePolicy."""
+        path = ("template", "spec", "restartPolicy")
+        policy, at = at_path(job, *path), field_path((*self.job_at, *path))
+        if policy not in {None, "OnFailure", "Never"}:
+            message = f"{policy!r} is not for the Pods of a Job; use OnFailure or Never"
+            yield Problem(at, message)
+        elif "podFailurePolicy" in job and policy != "Never":
+            message = "a Job with a podFailurePolicy needs Never; for restarts in the Pod set"
+            yield Problem(at, f"{message} policy.restart_policy in the job spec to OnFailure")
 
     def injected_env(self, job: Json, role: Role | str, index: int) -> dict[str, str]:
         """The rank, from the completion index."""
@@ -473,6 +482,12 @@ class Indexed(Target):
         ranked = self._has_ranks(found[1], len(jobs))
         return _replica(int(found[2])) if ranked else f"{found[1][1:]}-{int(found[2])}"
 
+    def names_below(self, job: Json) -> set[tuple[str, str]]:
+        """Also the Jobs of others' JobSets, which may be several, and of any name."""
+        jobs = self._jobs(job) if self.child_name else ()
+        own = {("Job", f"{Object(job).name}{suffix}") for suffix in jobs}
+        return super().names_below(job) | own
+
     def recreations(self, job: Json, replica: str, events: Iterable[Json]) -> int:
         """How many Pods of it were created after the first one."""
         created = [name for name, _ in created_pods(self, job, events) if name == replica]
@@ -512,15 +527,17 @@ class IndexedJob(Indexed):
         """The spec without the selector and the labels by which the controller finds its Pods."""
         spec = dict(Object(job).spec)
         if not spec.get("manualSelector"):
-            spec.pop("selector", None)
+            spec = {k: v for k, v in spec.items() if k not in ("selector", "manualSelector")}
         template = dict(spec.get("template") or {})
         meta = dict(Object(template).part("metadata"))
-        meta["labels"] = {
-            key: value
-            for key, value in Object(template).labels.items()
-            if key.rpartition("/")[2] not in _GENERATED
-        }
+        meta["labels"] = own_labels(template)
         return {**spec, "template": {**template, "metadata": meta}}
+
+
+def own_labels(item: Json) -> Json:
+    """The labels of a Job or of its Pod template without those that the apiserver fills in."""
+    labels = Object(item).labels
+    return {key: labels[key] for key in labels if key.rpartition("/")[2] not in _GENERATED}
 
 
 def _final_codes(spec: JobSpec) -> Json | None:

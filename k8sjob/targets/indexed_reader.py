@@ -13,7 +13,7 @@ from k8sjob.contract import CONTAINER_NAME, ExitCode
 from k8sjob.errors import Problem, SpecError, field_path
 from k8sjob.kube.objects import MANAGED_BY, Object, at_path, containers, training
 from k8sjob.targets.api import Authored
-from k8sjob.targets.indexed import JOB_NAME, RETRIED, Indexed
+from k8sjob.targets.indexed import JOB_NAME, RETRIED, Indexed, own_labels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -41,6 +41,7 @@ class IndexedReader:
     def authored(self, job: Json, others: Sequence[Json]) -> Authored:
         """With k8sjob's names of the container, the Service and the Pods."""
         job["spec"] = self.target.written(job)
+        job["metadata"] = {**job["metadata"], "labels": own_labels(job)}
         name, pod = Object(job).name, Object(job).part("spec", "template", "spec")
         network = pod.get("subdomain") or name
         services = [one for one in others if _is_its_service(one, name, network)]

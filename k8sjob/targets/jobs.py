@@ -235,9 +235,12 @@ def newest_pods(pods: Iterable[Json]) -> dict[str, Json]:
 
 
 def events_below(target: Target, name: str) -> tuple[str, ...]:
-    """The field selectors of the events about what is made of a job; see Target.made."""
+    """The field selectors of the events about what is made of a job; see Target.made.
+
+    Those of all Jobs, since only the job says how its own are called; see is_below.
+    """
     return tuple(
-        f"involvedObject.kind={one.kind},involvedObject.name={name}{one.suffix}"
+        f"involvedObject.kind={one.kind}" + ("" if one.suffix else f",involvedObject.name={name}")
         for one in target.made
     )
 
@@ -248,10 +251,8 @@ def is_below(job: Json, event: Json) -> bool:
     Not those from before the job was created.
     """
     about = Object(event).part("involvedObject")
-    target, name = target_of(job), Object(job).name
-    made = {(one.kind, f"{name}{one.suffix}") for one in target.made}
-    at = str(about.get("name", ""))
-    if (about.get("kind"), at) not in made and not target.replica_named(job, at):
+    target, at = target_of(job), str(about.get("name", ""))
+    if (about.get("kind"), at) not in target.names_below(job) and not target.replica_named(job, at):
         return False
     begun = moment(Object(job).created)
     return begun is None or event_time(event) >= begun

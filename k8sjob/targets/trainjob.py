@@ -44,6 +44,7 @@ _SPEC_FIELDS: Final = (
     "activeDeadlineSeconds initializer managedBy runtimePatches runtimeRef suspend trainer"
 )
 """The fields of TrainJobSpec, pkg/apis/trainer/v1alpha1/trainjob_types.go."""
+_OVERRIDES: Final = "podTemplateOverrides"
 _KUEUE: Final = "kueue.x-k8s.io/manager"
 """Whose runtimePatches put Pods where their quota is."""
 _SHAPE: Final = {
@@ -174,6 +175,13 @@ class TrainJob(Indexed):
             "PET_MASTER_ADDR": f"{name}{CHILD_NAME}-0.{name}",
             "PET_MASTER_PORT": str(_PORT),
         }
+
+    def basic_problems(self, job: Json) -> Iterator[Problem]:
+        """A field that Trainer 2.3 has no longer, too, which a server drops unless it is strict."""
+        yield from super().basic_problems(job)
+        if _OVERRIDES in Object(job).spec:
+            message = "Trainer 2.3 does not have it any more; move its fields into the Pod template"
+            yield Problem(f"spec.{_OVERRIDES}", f"{message} of the runtime, or to runtimePatches")
 
     def problems(self, manifest: Json) -> list[Problem]:
         """The problems of an Indexed Job, and the fields that Trainer ignores in the runtime."""

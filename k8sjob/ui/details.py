@@ -18,7 +18,7 @@ from k8sjob.jobs.result import POSITION, read_reached
 from k8sjob.jobs.submit import submit_plan
 from k8sjob.jobs.suspend import suspend
 from k8sjob.observe.logs import logs, select
-from k8sjob.observe.timing import read_output_times, timing
+from k8sjob.observe.timing import read_timing
 from k8sjob.observe.usage import read_usage
 from k8sjob.rendering.diff import lines_between
 from k8sjob.sanitize import safe_text
@@ -99,9 +99,7 @@ PARTS: Final[dict[str, Callable[[Entry, Snapshot], Any]]] = {
     "status": status,
     "history": history,
     "why": lambda entry, snapshot: [one.as_dict() for one in findings(entry.backend, snapshot)],
-    "timing": lambda entry, snapshot: timing(
-        snapshot, read_output_times(entry.backend, snapshot)
-    ).as_dict(),
+    "timing": lambda entry, snapshot: read_timing(entry.backend, snapshot).as_dict(),
     "usage": lambda entry, snapshot: read_usage(entry.backend, snapshot).as_dict(),
     "manifest": lambda _entry, snapshot: {"text": dump(sent(snapshot.job))},
 }

@@ -86,12 +86,13 @@ def test_a_job_with_its_service():
 
 
 def test_what_the_apiserver_wrote_is_left_out():
-    live = job(selector={"matchLabels": {"controller-uid": "1"}})
+    live = job(selector={"matchLabels": {"controller-uid": "1"}}, manualSelector=False)
     live["spec"]["template"]["metadata"] = {"labels": {"job-name": "train", "team": "v"}}
-    live |= {"status": {"active": 4}, "metadata": {"name": "train", "uid": "1"}}
+    labels = {"batch.kubernetes.io/controller-uid": "1", "team": "v"}  # the template's, by default
+    meta = {"name": "train", "uid": "1", "labels": labels}
+    live |= {"status": {"active": 4}, "metadata": meta}
     made = adopted(live)
-    assert made.spec.pod_template["metadata"] == {"labels": {"team": "v"}}
-    assert made.spec.overlay == {}
+    assert (made.spec.labels, made.spec.overlay) == ({"team": "v"}, {})
     assert made.notes[0].endswith("metadata.uid, status")
 
 
@@ -154,6 +155,15 @@ def test_what_is_refused(change, field, message):
 def test_a_restart_policy_that_no_job_has():
     with pytest.raises(SpecError, match=r"spec\.restartPolicy: 'Always' is not for the Pods"):
         adopted(job(pod={"restartPolicy": "Always"}))
+
+
+def test_an_amount_that_is_no_quantity():
+    asked = {"limits": {"cpu": "500m", "memory": "lots", "nvidia.com/gpu": 1}}
+    one = pytorchjob({"resources": asked}, workers=0)
+    for refused in (one, job({"resources": asked})):
+        with pytest.raises(SpecError, match=r"file:\d+:\d+: .*memory: 'lots' is not a q") as caught:
+            adopt(dump(refused), "file")
+        assert len(caught.value.problems) == 1
 
 
 def test_a_name_that_no_job_has_is_the_only_error():
@@ -295,6 +305,13 @@ def test_a_trainjob_with_its_runtime(kind):
     assert adopt(render(spec)).spec == spec
     with pytest.raises(SpecError, match=f"kubectl get {kind.lower()} torch -o yaml"):
         adopted(trainjob(runtimeRef=reference))
+
+
+def test_what_trainer_has_no_longer():
+    overrides = [{"targetJobs": [{"name": "node"}], "spec": {"serviceAccountName": "train"}}]
+    old = trainjob(podTemplateOverrides=overrides)
+    with pytest.raises(SpecError, match=r"file:\d+:\d+: spec.podTemplateOverrides: .* move its"):
+        adopt("---\n".join(map(dump, (runtime(), old))), "file")
 
 
 def test_what_only_a_runtime_has_is_kept_for_trainjobs_alone():

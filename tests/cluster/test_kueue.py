@@ -16,7 +16,7 @@ from k8sjob.observe.diagnose import diagnose
 from k8sjob.observe.logs import last_lines
 from k8sjob.observe.status import JobState, job_status
 from k8sjob.observe.suspension import last_suspension
-from k8sjob.observe.timing import read_output_times, timing
+from k8sjob.observe.timing import read_timing
 from k8sjob.observe.usage import Use, read_usage
 from k8sjob.spec import JobSpec
 from k8sjob.targets.jobs import TARGETS, by_name
@@ -254,6 +254,7 @@ def test_a_job_that_another_preempts_continues_where_it_was(
         eventually(lambda ref=ref: lines(ref, "checkpoint"), f"a checkpoint of {kind}")
         snapshot = replace(desk.backend.snapshot(ref), events=())
         assert last_suspension(snapshot, desk.backend.related(snapshot)).first, kind
+        assert read_timing(desk.backend, snapshot).since == "submission", kind
         assert Use.UNKNOWN not in read_usage(desk.backend, desk.backend.snapshot(ref)).seconds
         rivals[kind] = create(
             f"owner-{kind}", kind, kueue_queue=f"owner-{kind}", resources={"cpu": "50m"}
@@ -273,7 +274,7 @@ def test_a_job_that_another_preempts_continues_where_it_was(
         snapshot = desk.backend.snapshot(ref)
         used = read_usage(desk.backend, snapshot)
         assert used.seconds[Use.UNKNOWN] > 0, kind  # the output of its first Pod is gone
-        split = timing(snapshot, read_output_times(desk.backend, snapshot))
+        split = read_timing(desk.backend, snapshot)
         assert (split.since, split.phases[0].phase) == ("suspension", "suspended"), kind
         by_events = last_suspension(snapshot)
         no_events = replace(snapshot, events=())

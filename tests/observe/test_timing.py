@@ -14,7 +14,7 @@ from observed import Script, about_job, lacking, make_pod
 from k8sjob.backends.api import JobRef, LogLine, Snapshot
 from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError
-from k8sjob.observe.timing import OutputTimes, output_times, read_output_times, timing
+from k8sjob.observe.timing import OutputTimes, output_times, read_output_times, read_timing, timing
 
 RECORDED = json.loads(Path(__file__).with_name("recorded_timing.json").read_text())
 BEGIN = 1795288967.0
@@ -160,6 +160,20 @@ def test_a_job_that_waited_in_a_queue(seen):
     assert phases(found)["suspended"] == 22 * 60 + 46
     assert phases(found)["pod"] == 1
     assert (found.since, found.notes[-1:]) == ("submission", found.notes[:1])
+
+
+def test_kueue_knows_that_a_changed_job_never_ran_before(seen):
+    """It changes the spec of a TrainJob that it admits, besides the resume."""
+    about = {"creationTimestamp": "2026-11-21T19:00:00Z", "generation": 4, "uid": "job"}
+    seen["job"]["metadata"] |= {**about, "labels": {"kueue.x-k8s.io/queue-name": "team"}}
+    resumed = {"type": "Suspended", "status": "False", "lastTransitionTime": "2026-11-21T19:22:46Z"}
+    seen["job"]["status"]["conditions"].append(resumed)
+    admitted = {"type": "Admitted", "status": "True", "lastTransitionTime": "2026-11-21T19:22:46Z"}
+    meta = {"ownerReferences": [{"uid": "job"}], "creationTimestamp": "2026-11-21T19:00:01Z"}
+    workload = {"kind": "Workload", "metadata": meta, "status": {"conditions": [admitted]}}
+    backend = Script([snapshot_of(seen)], lines_of(seen), related=[workload])
+    found = read_timing(backend, snapshot_of(seen))
+    assert (found.since, phases(found)["suspended"]) == ("submission", 22 * 60 + 46)
 
 
 def test_what_ran_before_a_suspension_is_not_counted_as_a_wait(seen):

@@ -276,6 +276,19 @@ def test_what_it_does_not_have_is_refused_with_its_line(field, value, kind, tmp_
     assert manifest(load(file).with_(target="pytorchjob"))
 
 
+@of_each_kind
+def test_a_restart_policy_that_its_rules_forbid_is_refused_with_its_line(kind, tmp_path):
+    file, on_failure = tmp_path / "job.yaml", {"spec": {"restartPolicy": "OnFailure"}}
+    given = {**kind.spec().model_dump(exclude_defaults=True), "pod_template": on_failure}
+    file.write_text(yaml.safe_dump(given))
+    with pytest.raises(SpecError) as caught, located(file):
+        manifest(load(file))
+    (problem,) = caught.value.problems
+    assert (problem.field, bool(problem.line)) == ("pod_template.spec.restartPolicy", True)
+    assert "with a podFailurePolicy needs Never" in problem.message
+    assert manifest(load(file).with_(policy={"restart_policy": "OnFailure"}))
+
+
 @pytest.mark.parametrize(
     "fields",
     [

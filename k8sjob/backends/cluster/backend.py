@@ -25,6 +25,7 @@ from k8sjob.targets.jobs import (
     is_suspended,
     job_path,
     keyed,
+    namesake,
     of_kind,
     own_pods,
     perhaps_owned,
@@ -353,6 +354,8 @@ class ClusterBackend(Creation):
             if waiting:
                 waiting(seconds)
                 waiting = None
+            if namesake(target) and self._is_replaced(ref):
+                return  # the pods may be the other job's
             if time.monotonic() > deadline:
                 names = ", ".join(Object(pod).name for pod in pods)
                 raise BackendError(
@@ -361,6 +364,13 @@ class ClusterBackend(Creation):
                     f" {target.selector(ref.name)}"
                 )
             time.sleep(0.2)
+
+    def _is_replaced(self, ref: JobRef) -> bool:
+        """Whether another job of its kind and name is there instead of this one."""
+        try:
+            return Object(self._get(replace(ref, uid=""))).uid != ref.uid
+        except JobNotFound:
+            return False
 
     # --- small things -----------------------------------------------------------------------------
 

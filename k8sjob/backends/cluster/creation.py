@@ -122,7 +122,8 @@ class Creation:
             return
         where = made.path(ref.namespace, ref.name)
         with suppress(ApiError):  # it is not there, or may not be read
-            while there := self.transport.request("GET", where):
+            first = there = self.transport.request("GET", where)
+            while Object(there).uid == Object(first).uid:  # else of another client's new job
                 owners = Object(there).owners
                 earlier = ref.kind in {owner.get("kind") for owner in owners}
                 if not earlier or time.monotonic() > deadline:
@@ -132,6 +133,7 @@ class Creation:
                         f" the {ref.kind} needs the name; delete it, or choose another name"
                     )
                 time.sleep(_LOOK_SECONDS)
+                there = self.transport.request("GET", where)
 
     def _companion(self, beside: Companion, body: Json, manifest: Json) -> Json:
         """Create a job's companion object unless it exists; JobExists if the job does."""

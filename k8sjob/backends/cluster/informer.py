@@ -118,8 +118,9 @@ class _Informer:
         warnings = {"fieldSelector": "involvedObject.kind=Pod,type=Warning"}
         by_name = {"fieldSelector": f"metadata.name={ref.name}"}
 
-        def below(event: Json) -> bool:
-            return is_below(self._about, event)
+        def below(event: Json) -> bool:  # perhaps; the job is needed to know
+            about = Object(event).part("involvedObject")
+            return str(about.get("name", "")).startswith(ref.name)
 
         self._sources = {
             "job": _Source(job_path(target, ref.namespace), by_name),

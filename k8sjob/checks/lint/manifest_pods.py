@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from decimal import Decimal
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +17,7 @@ from k8sjob.spec.values import is_image_reference
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from decimal import Decimal
 
     from k8sjob.targets.manifest_facts import Container, Job, Replica
     from k8sjob.yamldoc import FieldPath
@@ -57,23 +57,16 @@ def _wrong_amounts(container: Container) -> Iterator[tuple[FieldPath, str]]:
         limit, asked = _amount(limits.get(name)), _amount(requests.get(name))
         seen = f"{name}: limit {limits.get(name)}, request {requests.get(name)}"
         where: FieldPath = (*at, "requests" if name in requests else "limits", name)
-        if any(amount is not None and not isinstance(amount, Decimal) for amount in (limit, asked)):
-            yield where, f"{seen}, and one of them is not a quantity"
-        elif isinstance(limit, Decimal) and isinstance(asked, Decimal) and asked > limit:
+        if limit is not None and asked is not None and asked > limit:
             yield where, f"{seen}, and a request above its limit is not allowed"
-        elif "/" in name and isinstance(asked, Decimal) and asked != limit:
+        elif "/" in name and asked is not None and asked != limit:
             yield where, f"{seen}, and for a device both must be given and equal"
-        elif "/" in name and isinstance(limit, Decimal) and limit % 1:
+        elif "/" in name and limit is not None and limit % 1:
             yield where, f"{seen}, and devices are counted in whole numbers"
 
 
-def _amount(value: Any) -> Any:
-    if value is None:
-        return None
-    try:
-        return parse(str(getattr(value, "text", value)))
-    except ValueError:
-        return value
+def _amount(value: Any) -> Decimal | None:
+    return None if value is None else parse(str(getattr(value, "text", value)))
 
 
 @RULES.warning

@@ -203,6 +203,16 @@ def test_a_trainjob_follows_its_runtime_and_the_end_of_an_earlier_jobset(
     assert all(body.keys() == {"apiVersion", "kind", "metadata", "spec"} for body in bodies)
 
 
+def test_the_jobset_of_another_clients_trainjob_is_not_waited_for(backend, script):
+    def of(uid):
+        owners = [{"kind": "TrainJob", "uid": f"of {uid}"}]
+        return {"metadata": {"uid": uid, "ownerReferences": owners}}
+
+    script.on("GET", f"{JOBSETS}/one", of("earlier"), of("theirs"))
+    backend.wait_for_leftovers(JobRef("one", "team", kind="TrainJob"))
+    assert len(script.asked) == 2
+
+
 def test_a_trainjob_whose_runtime_was_deleted_is_there_all_the_same(backend, script, listed, train):
     """Its webhook refuses the dry run before the apiserver looks at the name."""
     about = {"namespace": "team", "uid": "t", "resourceVersion": "1", "creationTimestamp": MADE}
@@ -422,9 +432,10 @@ def jobset(script, listed, error):
     at = "one-node-0"
     theirs = {
         "involvedObject.uid=uid-1": [happening("one", "own", firstTimestamp=MADE)],
-        "involvedObject.kind=Job,involvedObject.name=one-node-0": [
+        "involvedObject.kind=Job": [
             happening(at, "SuccessfulCreate", kind="Job", lastTimestamp="2026-11-21T12:00:01Z"),
             happening(at, "of one before", kind="Job", lastTimestamp="2026-11-21T11:00:00Z"),
+            happening("one-leader-0", "of another", kind="Job", lastTimestamp=MADE),
         ],
     }
     script.on("GET", EVENTS, lambda _, query: listed(1, *theirs.get(query["fieldSelector"], ())))
@@ -454,6 +465,24 @@ def test_a_job_is_read_with_the_job_below_it(how, backend, jobset):
     assert found.job["child"]["metadata"]["name"] == "one-node-0"
     assert [pod["metadata"]["name"] for pod in found.pods] == ["one-node-0-0-abcde"]
     assert job_status(found).state is JobState.RUNNING
+
+
+@pytest.mark.parametrize("how", ["snapshot", "watch"])
+def test_the_events_of_all_jobs_of_others_jobset_are_read(how, backend, script, listed, jobset):
+    made = script.request("GET", f"{JOBSETS}/one")
+    (node,) = made["spec"]["replicatedJobs"]
+    parts = [{**node, "name": "leader"}, {**node, "name": "actors", "replicas": 2}]
+    made = {**made, "spec": {"replicatedJobs": parts}}
+    script.on("GET", f"{JOBSETS}/one", made).on("GET", JOBSETS, listed(1, made, kind="JobSetList"))
+    names = ["one-leader-0", "one-actors-1", "one-actors-2"]
+    jobs = [happening(name, f"of {name}", kind="Job", lastTimestamp=MADE) for name in names]
+    pods = [happening("one-actors-0-0-abcde", "of its pod", lastTimestamp=MADE)]
+    theirs = {"involvedObject.kind=Job": jobs, "involvedObject.kind=Pod": pods}
+    theirs["involvedObject.kind=Pod,type=Warning"] = pods
+    script.on("GET", EVENTS, lambda _, query: listed(1, *theirs.get(query["fieldSelector"], ())))
+    found = read(backend, JobRef("one", "team", "uid-1", "JobSet"), how)
+    reasons = {event["reason"] for event in found.events}
+    assert reasons == {"of one-leader-0", "of one-actors-1", "of its pod"}
 
 
 @pytest.mark.parametrize("how", ["snapshot", "jobs", "watch"])
@@ -658,6 +687,17 @@ def test_to_wait_until_a_jobs_pods_are_gone(backend, there, listed):
     there.on("GET", PODS, listed(1, mine))
     with pytest.raises(BackendError, match="have not ended after 0 s: one-master-0"):
         backend.wait_for_pods(JobRef("one", "team", "uid-1"), 0.1)
+
+
+def test_the_pods_of_a_trainjob_that_took_the_name_are_not_waited_for(
+    backend, script, listed, error
+):
+    mine = pod("master", 0)
+    script.on("GET", PODS, listed(1, mine))
+    newer = {"metadata": {"name": "one", "namespace": "team", "uid": "uid-2"}}
+    script.on("GET", f"{TRAINJOBS}/one", error(404, "NotFound"), newer)
+    backend.wait_for_pods(JobRef("one", "team", "uid-1", "TrainJob"), 60)
+    assert [path for _, path, *_ in script.asked] == [PODS, f"{TRAINJOBS}/one"] * 2
 
 
 # --- related

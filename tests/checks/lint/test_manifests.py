@@ -129,12 +129,16 @@ def test_variables_that_never_arrive(pytorchjob, variable, expected):
         ({"limits": {"rdma/hca": 1}}, False),
         ({"limits": {"rdma/hca": 2}, "requests": {"rdma/hca": 1}}, True),
         ({"limits": {"rdma/hca": "0.5"}}, True),
-        ({"limits": {"memory": "32gb"}}, True),
     ],
 )
 def test_amounts_that_no_pod_can_have(pytorchjob, resources, found):
     expected = ["resources-rejected"] if found else []
     assert ids(pytorchjob({"resources": resources}, workers=0)) == expected
+
+
+def test_an_amount_that_is_no_quantity(pytorchjob):
+    memory = {"resources": {"limits": {"memory": "32gb"}}}
+    assert ids(pytorchjob(memory, workers=0)) == ["wrong-type"]
 
 
 @pytest.mark.parametrize("field", ["args", "env", "ports", "volumeMounts"])
