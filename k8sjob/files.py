@@ -1,17 +1,21 @@
-"""Files that are written whole or not at all."""
+"""Files and folders that are written whole or not at all."""
 
 from __future__ import annotations
 
 import os
 import secrets
-from contextlib import ExitStack, contextmanager
-from typing import IO, TYPE_CHECKING
+import shutil
+from contextlib import ExitStack, contextmanager, suppress
+from typing import IO, TYPE_CHECKING, Final
 
 from k8sjob.errors import K8sJobError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
+
+DRAFT: Final = ".k8sjob-"
+"""How the names of incomplete files and folders begin; a process that was killed may leave one."""
 
 
 @contextmanager
@@ -25,7 +29,7 @@ def whole_file(path: Path, mode: int = 0o600) -> Iterator[IO[bytes]]:
     Raises:
         OSError: it cannot be written.
     """
-    draft = path.with_name(f".k8sjob-{secrets.token_hex(6)}")
+    draft = path.with_name(f"{DRAFT}{secrets.token_hex(6)}")
     try:
         with open(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode), "w+b") as out:  # noqa: PTH123 - a descriptor
             yield out
@@ -34,6 +38,38 @@ def whole_file(path: Path, mode: int = 0o600) -> Iterator[IO[bytes]]:
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill, whose content replaces that of `path` once it is complete.
+
+    It lies in `path`, which may be a mount point or have a parent that cannot be written.
+
+    Raises:
+        K8sJobError: it cannot be written.
+    """
+    made, draft = not path.exists(), path / f"{DRAFT}{secrets.token_hex(6)}"
+    try:
+        draft.mkdir(parents=True)
+        yield draft
+        for old in path.iterdir():
+            if old.is_symlink() or not old.is_dir():
+                old.unlink()
+            elif old != draft:
+                shutil.rmtree(old)
+        for new in draft.iterdir():
+            new.rename(path / new.name)
+    except OSError as error:
+        raise K8sJobError(
+            f"{path} cannot be written: {error.strerror or error} ({error.filename}); nothing was"
+            " changed; free some space, make the file readable, or use another folder"
+        ) from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+        if made:
+            with suppress(OSError):  # it is complete, or was never there
+                path.rmdir()
 
 
 def write_files(folder: Path, files: Mapping[str, str]) -> None:

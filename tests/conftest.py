@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
+import resource
 import uuid
 from pathlib import Path
 
@@ -126,6 +128,23 @@ def _scope(nodeid):
 def _state(tmp_path_factory, monkeypatch):
     """The state folder of nobody, whoever runs the tests; it is made when something is written."""
     monkeypatch.setenv("K8SJOB_STATE", str(tmp_path_factory.getbasetemp() / uuid.uuid4().hex))
+
+
+@contextlib.contextmanager
+def no_file_over(size):
+    """What a full disk does: no file can grow over so many bytes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.fixture
+def full_disk():
+    """`with full_disk(size):` no file can grow over so many bytes."""
+    return no_file_over
 
 
 @pytest.fixture(scope="session")

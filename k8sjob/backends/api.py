@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 LOCAL: Final = "local"
 """The namespace of jobs on this machine."""
+TOO_FEW_GPUS: Final = "TooFewGPUs"
+"""The reason of the Event that a job on this machine runs on CPUs in place of its GPUs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import re
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from k8sjob.backends.record import DAMAGE, SUFFIX, UNSENT, RecordBackend, write_record
@@ -101,7 +101,7 @@ class StoredRecords:
 
     def drop_message(self, name: str) -> None:
         """Forget a message."""
-        with _explained(self._url):
+        with _explained(self._url), suppress(FileNotFoundError):  # S3 itself raises none
             self._files.rm_file(f"{self._root}/{UNSENT}/{name}")
 
 

@@ -12,7 +12,7 @@ import re
 import shlex
 import sys
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib import metadata
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -108,6 +108,7 @@ def _is_training(file: Path) -> bool:
     return script.is_program and bool(script.modules & ({"keras", "k8sjob", "torch"} | MANAGED))
 
 
+@lru_cache(maxsize=1)  # the one script of a folder is read to find it, and again for its job.yaml
 def _read(file: Path, text: str, folder: Path) -> Script:
     """A script with its imports from its own folder and the job's."""
     try:

@@ -19,7 +19,7 @@ from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.backends.api import JobRef
+from k8sjob.backends.api import TOO_FEW_GPUS, JobRef
 from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError
 from k8sjob.kube.capacity import asked_by, counts_gpus
@@ -238,7 +238,7 @@ def usage(
     lost = _lost(last_suspension(snapshot, related), sessions, created)
     if status.state.finished and not sessions and not snapshot.pods:
         lost = status.started.timestamp() if status.started else created, now
-    device, held_by = _devices(job)
+    device, held_by = _devices(snapshot)
     seconds: dict[Use, float] = defaultdict(float)
     nodes: dict[str, dict[Use, float]] = defaultdict(lambda: defaultdict(float))
     waited: dict[int | None, float] = defaultdict(float)  # for a rank
@@ -278,16 +278,20 @@ def usage(
     return Usage(status.ref, device, seconds, nodes, slowed, Object(job).labels)
 
 
-def _devices(job: Json) -> tuple[str, dict[str, float]]:
-    """The kind of device, and how many each replica asks for."""
+def _devices(snapshot: Snapshot) -> tuple[str, dict[str, float]]:
+    """The kind of device, and how many each replica asks for.
+
+    On a machine that has too few GPUs the job runs on CPUs, and holds none.
+    """
     gpus, cpus = dict[str, float](), dict[str, float]()
-    for role, count, spec in pod_specs(job):
+    for role, count, spec in pod_specs(snapshot.job):
         asked = asked_by(training(spec.get("containers")))
         found = sum(float(n) for name, n in asked.items() if counts_gpus(name))
         for index in range(count):
             name = f"{role.lower()}-{index}"
             gpus[name], cpus[name] = found, float(asked.get("cpu", 1))
-    return ("GPU", gpus) if any(gpus.values()) else ("CPU", cpus)
+    on_cpus = any(event.get("reason") == TOO_FEW_GPUS for event in snapshot.events)
+    return ("GPU", gpus) if any(gpus.values()) and not on_cpus else ("CPU", cpus)
 
 
 def _node_of(job: Json, rank: int | None, on: Mapping[str, str]) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import RUNTIME_HOME, WORKDIR
 from k8sjob.errors import ImageError, Problem, RenderError, SpecError
-from k8sjob.files import write_files
+from k8sjob.files import DRAFT, whole_folder, write_files
 from k8sjob.rendering.dockerignore import HISTORY, PRIVATE_FILES, Ignore, dockerignore, own_patterns
 from k8sjob.rendering.manifest import IMAGE_UID, container_argv, render
 from k8sjob.rendering.template import fill
@@ -83,14 +83,20 @@ def write_context(
             rendered[OWN_IGNORE] = patterns
         else:
             _refuse_patterns(own, kept, Ignore(patterns))
-        _copy_runtime(target / RUNTIME_SOURCE)
-    else:
-        _copy(source, target, Ignore(patterns))
-        # Taken back in, in case a pattern of the user's leaves out all names with a dot.
-        rendered[OWN_IGNORE] = f"{patterns}\n!{RUNTIME_SOURCE}\n"
-        _copy_runtime(target / RUNTIME_SOURCE)
-        (target / COPY_MARK).write_text(_COPY_TEXT, encoding="utf-8")
-    return _write(rendered, target)
+        with whole_folder(target / RUNTIME_SOURCE) as draft:
+            _copy_runtime(draft)
+        return _write(rendered, target)
+    # Taken back in, in case a pattern of the user's leaves out all names with a dot.
+    rendered[OWN_IGNORE] = f"{patterns}\n!{RUNTIME_SOURCE}\n"
+    names = _copied_names(source, target, Ignore(patterns))
+    with whole_folder(target) as draft:
+        for name in names:
+            (draft / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source / name, draft / name, follow_symlinks=False)
+        _copy_runtime(draft / RUNTIME_SOURCE)
+        for name, text in {**rendered, COPY_MARK: _COPY_TEXT}.items():
+            (draft / name).write_text(text, encoding="utf-8")
+    return [target / name for name in rendered]
 
 
 def check_script(spec: JobSpec, folder: Path, *, here: bool = False) -> None:
@@ -168,32 +174,25 @@ def _refuse_patterns(path: Path, theirs: Ignore, all_patterns: Ignore) -> None:
         )
 
 
-def _copy(source: Path, target: Path, ignore: Ignore) -> None:
-    """Copy the context; links stay links, as docker takes them."""
+def _copied_names(source: Path, target: Path, ignore: Ignore) -> list[str]:
+    """The files of a context that a copy of it has."""
     if target.is_symlink():
         raise ImageError(f"{target} is a symbolic link; name the folder itself")
-    if target.exists() and any(target.iterdir()):
-        if not (target / COPY_MARK).is_file():
-            raise ImageError(
-                f"{target} has files that k8sjob has not written; name a new or an empty folder"
-            )
-        shutil.rmtree(target)
+    there = target.iterdir() if target.exists() else ()
+    if any(not one.name.startswith(DRAFT) for one in there) and not (target / COPY_MARK).is_file():
+        raise ImageError(
+            f"{target} has files that k8sjob has not written; name a new or an empty folder"
+        )
     inside = target.resolve()  # a target inside the context must not contain itself
-    names = [
+    return [
         name
         for name in ignore.walk(source)
-        if not (source / name).parent.resolve().is_relative_to(inside)
+        if name.split("/")[0] not in MADE_HERE
+        and not (source / name).parent.resolve().is_relative_to(inside)
     ]
-    target.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        if name.split("/")[0] not in MADE_HERE:
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(source / name, target / name, follow_symlinks=False)
 
 
 def _copy_runtime(target: Path) -> None:
-    if target.is_dir():
-        shutil.rmtree(target)
     for name, file in runtime_files():
         copy = target / name
         copy.parent.mkdir(parents=True, exist_ok=True)

@@ -6,17 +6,20 @@ what goes wrong is one warning. A run continues where its checkpoints do: its id
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import json
 import os
 import queue
 import secrets
+import signal
 import socket
 import struct
 import threading
 import time
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from k8sjob.contract import TRACKER_PACKAGES
@@ -25,7 +28,6 @@ from k8sjob.runtime.base.errors import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
 _QUEUE: Final = 1000
 """Points that wait for a slow tracker; later ones are dropped."""
@@ -220,6 +222,9 @@ class Tracker:
         if self._thread.is_alive():
             missing = "the last numbers" if self._reached else "any numbers of this attempt"
             self._warn(f"tracking.{self._name} did not take {missing} in time")
+            self._warned = True
+            if self._name == "wandb":
+                _end_wandb_at_exit()
 
     def _send(self) -> None:
         try:
@@ -278,6 +283,23 @@ class Tracker:
             else:
                 return points, found
         return points, ""
+
+
+def _end_wandb_at_exit() -> None:
+    """End wandb's own process, for which Python waits at its exit: until the server answers."""
+    exits = threading.Event()
+
+    def end() -> None:
+        exits.wait()
+        time.sleep(TIMEOUTS.join)
+        for file in Path("/proc/self/task").glob("*/children"):
+            for pid in file.read_text().split():
+                with suppress(OSError):  # another child may be gone
+                    if b"wandb-core" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                        os.kill(int(pid), signal.SIGKILL)
+
+    atexit.register(exits.set)  # after wandb's own, and so called before it
+    threading.Thread(target=end, name="tracking-exit", daemon=True).start()
 
 
 class Tracking:

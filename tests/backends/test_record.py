@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from k8sjob.backends import record_storage
 from k8sjob.backends.api import JobRef, LogLine, Snapshot
 from k8sjob.backends.record import RecordBackend, Records, write_record
+from k8sjob.backends.record_storage import StoredRecords
 from k8sjob.errors import BackendError, K8sJobError
 from k8sjob.observe.diagnose import diagnose
 from k8sjob.observe.logs import last_lines
@@ -290,6 +292,17 @@ class TestRecordsThatAreKept:
         with pytest.raises(BackendError):
             Records().keep(Gone(recorded()), JobRef("gone", "team", "12345678"))
         assert [one.name for one in path.parent.iterdir()] == ["digits@12345678.k8sjob"]
+
+    @pytest.mark.parametrize("where", ["folder", "memory"])
+    def test_a_message_is_kept_until_it_is_dropped(self, where, monkeypatch):
+        # fsspec's own file system raises for a missing file, as those of gs:// and az:// do.
+        monkeypatch.setitem(record_storage._PACKAGES, "memory", ("fsspec", ""))
+        records = Records() if where == "folder" else StoredRecords("memory://records/messages")
+        records.keep_message("one", "text")
+        assert records.messages() == {"one": "text"}
+        for _ in range(2):
+            records.drop_message("one")
+            assert records.messages() == {}
 
     def test_of_a_large_job_the_output_of_what_failed_is_kept(self, monkeypatch):
         monkeypatch.setattr("k8sjob.backends.record._KEPT_REPLICAS", 1)

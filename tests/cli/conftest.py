@@ -2,7 +2,6 @@ import contextlib
 import io
 import os
 import pty
-import resource
 import subprocess
 import sys
 from typing import NamedTuple
@@ -72,23 +71,6 @@ def k8sjob(capfd, monkeypatch):
         return Done(end.value.code or 0, out, err)
 
     return call
-
-
-@contextlib.contextmanager
-def no_file_over(size):
-    """What a full disk does: no file can grow over so many bytes."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-@pytest.fixture
-def full_disk():
-    """`with full_disk(size):` no file can grow over so many bytes."""
-    return no_file_over
 
 
 @pytest.fixture

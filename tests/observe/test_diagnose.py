@@ -112,6 +112,7 @@ NO_MODULE = "ModuleNotFoundError: No module named"
 TRACEBACK = "Traceback (most recent call last):"
 USAGE = "t.py: error: unrecognized arguments: --rl 1"
 STARTED = "k8sjob: 0.1.0, job x, node 0 of 1, 1 process of 1, Python 3.12.1"
+PEER_STOPPED = "k8sjob: Stopped: stopped by SIGTERM, exit code 143"
 EXEC = "exec format error"
 OTHER_PROCESSOR = "image | built for another processor architecture"
 
@@ -171,6 +172,8 @@ def left_with(code):
             f"crash | exit code 2: {USAGE} (t.py:3)$",
         ),
         (raised("SystemExit", "sys.exit(4)", 4), [STARTED], "crash | exit code 4 (t.py:3)$"),
+        (left_with(3), [PEER_STOPPED, STARTED], "crash | exit code 3 (t.py:3)$"),
+        (left_with(3), ["no data", PEER_STOPPED], "crash | exit code 3: no data (t.py:3)$"),
         (
             raised("SystemExit", "no data in /data"),
             ["the last line"],

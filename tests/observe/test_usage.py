@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trainings import BEGIN, at, finished, job, line, met, pod, step
 
-from k8sjob.backends.api import Snapshot
+from k8sjob.backends.api import TOO_FEW_GPUS, Snapshot
 from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError
 from k8sjob.observe.usage import Use, read_usage, shown_hours, slow_nodes, usage
@@ -39,6 +39,13 @@ def test_devices_are_counted_and_cpus_where_there_is_no_gpu():
     assert (eight.device, eight.seconds[Use.TRAINING]) == ("GPU", 1600)
     none = usage(Snapshot(job(end=100, gpus=0), pods), [line(0), step(0, 1), finished(100)])
     assert (none.device, none.seconds[Use.TRAINING]) == ("CPU", 400)
+
+
+def test_gpus_that_this_machine_lacks_are_not_counted():
+    pods, lines = [pod("master-0", 0, 100)], [line(0), step(0, 1), finished(100)]
+    event = {"type": "Warning", "reason": TOO_FEW_GPUS}
+    found = usage(Snapshot(job(end=100, gpus=8, workers=0), pods, [event]), lines)
+    assert (found.device, found.seconds) == ("CPU", {Use.TRAINING: 100})
 
 
 def test_parts_of_gpus_are_gpus():

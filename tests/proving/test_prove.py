@@ -163,6 +163,13 @@ def test_programs_of_other_styles(judge):
     assert len(missed) <= 2, "\n".join(missed)
 
 
+@pytest.mark.timeout(600)
+def test_what_ranks_divide_by_and_what_workers_keep(judge):
+    faults, right = divided("normalized")
+    assert not judge(right)
+    assert not judge(faults)
+
+
 @contextmanager
 def proving(*args, folder, **options):
     """`k8sjob prove` in a process that does not outlive the block."""

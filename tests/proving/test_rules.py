@@ -41,6 +41,7 @@ def begin(number=0, **changes):
         "replicas": 2,
         "data": 7,
         "own": 7,
+        "epochs": {},
     }
     return {"kind": "pass", "loader": 1, "number": number, **about, **changes}
 
@@ -146,6 +147,7 @@ def test_equal(cause):
         (many(grads=[vector(1.25, 1.0, 2.25)] * 2), one(), "gradient-clipping-local"),
         (many(), one(scaled(MEAN, 2), loss=2.0), "loss-scaling"),
         (many(), one(scaled(MEAN, 3)), "gradient-clipping-local"),
+        (many(), one(vector(1.5, 1.0, 3.25)), "loss-scaling"),  # 3/4 and 1/4 of OWN
         (many(rate=0.2), one(), "learning-rate-scaled"),
     ],
 )
@@ -174,17 +176,18 @@ def test_weights_that_differ_when_training_begins(cause):
     assert cause(ranks, one()) == "model-init-differs"
 
 
-def test_the_same_order_in_the_next_pass(cause):
-    samples = ([6, 0, 4, 2], [1, 7, 5, 3])
-    twice = [
+def twice(samples, *, then=(), **about):
+    """The records of two ranks that have the same samples in two passes."""
+    about = {"length": 8, "batches": 1} | about
+    return [
         [
             model(),
-            begin(length=8, batches=1),
+            begin(**about),
             batch(samples[rank]),
             backward(),
             step(0, MEAN, OWN[rank]),
             over(),
-            begin(1, length=8, batches=1),
+            begin(1, **about | dict(then)),
             batch(samples[rank], number=1),
             backward(),
             step(1, MEAN, OWN[rank]),
@@ -193,7 +196,24 @@ def test_the_same_order_in_the_next_pass(cause):
         ]
         for rank in range(2)
     ]
-    assert cause(twice) == "sampler-not-reseeded"
+
+
+def test_the_same_order_in_the_next_pass(cause):
+    assert cause(twice(([6, 0, 4, 2], [1, 7, 5, 3]))) == "sampler-not-reseeded"
+
+
+@pytest.mark.parametrize(
+    ("then", "iterable", "expected"),
+    [
+        ({}, True, None),
+        ({"epochs": {"epoch": 1}}, True, "sampler-not-reseeded"),
+        ({"epochs": {"epoch": 1}}, False, None),  # it changes no sample
+        ({"epochs": {"epoch": 1}, "data": 8}, False, "sampler-not-reseeded"),
+    ],
+)
+def test_an_epoch_that_persistent_workers_do_not_see(cause, then, iterable, expected):
+    samples, epochs = ([0, 2, 4, 6], [1, 3, 5, 7]), {"epoch": 0}
+    assert cause(twice(samples, then=then, iterable=iterable, epochs=epochs)) == expected
 
 
 def test_the_same_masks_on_all_ranks(cause):

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from k8sjob.errors import ImageError, SpecError
+from k8sjob.errors import ImageError, K8sJobError, SpecError
 from k8sjob.rendering import check_script, dockerfile, dockerignore, render, write_context
 
 
@@ -61,6 +61,26 @@ def test_a_copy_follows_its_source(built, code, tmp_path):
     (code / "main.py").rename(code / "train.py")
     write_context(built(), code, target)
     assert names(target) == {"train.py", "pkg/__init__.py", *RENDERED}
+
+
+@pytest.mark.parametrize("before", [None, "empty", "copy"])
+def test_a_copy_is_written_whole_or_not_at_all(built, code, tmp_path, before, full_disk):
+    target = tmp_path / "build"
+    if before == "copy":
+        write_context(built(), code, target)
+    elif before:
+        target.mkdir()
+    there = {path: path.read_bytes() for path in target.rglob("*") if path.is_file()}
+    (code / "main.py").write_text("print('changed')\n")
+    (code / "data.bin").write_bytes(bytes(1 << 20))
+    with full_disk(1 << 19), pytest.raises(K8sJobError, match="cannot be written: File too large"):
+        write_context(built(), code, target)
+    assert {path: path.read_bytes() for path in target.rglob("*") if path.is_file()} == there
+    assert target.exists() == bool(before)
+    (target / ".k8sjob-killed").mkdir(parents=True)
+    write_context(built(), code, target)
+    assert names(target) == {"main.py", "data.bin", "pkg/__init__.py", *RENDERED}
+    assert not list(target.glob(".k8sjob-*"))
 
 
 def test_a_target_inside_the_context(built, code):

@@ -1,5 +1,7 @@
 import json
+import os
 import struct
+import subprocess
 import sys
 import threading
 from dataclasses import replace
@@ -266,6 +268,29 @@ def test_a_slow_tracker_holds_nothing_up(mlflow):
     (run,) = mlflow.runs.values()
     assert run["status"] == "FINISHED"
     assert [step for _, step, _ in run["curve"]] == list(range(len(run["curve"])))
+
+
+WANDB = """
+import atexit, subprocess, threading
+
+def Settings(**_):
+    pass
+
+def init(**_):
+    process = subprocess.Popen(["wandb-core", "90"], executable="/bin/sleep")
+    atexit.register(process.wait)
+    threading.Event().wait()  # the server does not answer
+"""
+
+
+def test_wandbs_own_process_does_not_hold_the_exit_up(tmp_path):
+    (tmp_path / "wandb.py").write_text(WANDB)
+    script = "from k8sjob import runtime\nwith runtime.session() as job: job.log(loss=1.0)"
+    config = RuntimeConfig(job="digits", tracking={"wandb": {}})
+    env = {**os.environ, CONFIG_ENV: config.encode()}
+    env["K8SJOB_TIMEOUTS"] = json.dumps({"track": 1.0, "join": 0.1})
+    out = subprocess.check_output([sys.executable, "-c", script], cwd=tmp_path, env=env, timeout=60)
+    assert b"tracking.wandb did not take any numbers of this attempt in time" in out
 
 
 def test_only_rank_0_tracks(mlflow):

@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.backends.api import LOCAL
+from k8sjob.backends.api import LOCAL, TOO_FEW_GPUS
 from k8sjob.backends.local.container import Launch
 from k8sjob.backends.local.machine import check_packages, visible_gpus
 from k8sjob.contract import (
@@ -161,7 +161,7 @@ def _gpus(plan: Plan, replicas: list[str], prepared: Prepared) -> dict[str, str]
     gpus = visible_gpus() if total else ()
     if total > len(gpus):
         prepared.notice(
-            "TooFewGPUs",
+            TOO_FEW_GPUS,
             f"the job asks for {counted(total, 'GPU')} and this machine has {len(gpus)}:"
             " it runs on CPUs with gloo",
         )

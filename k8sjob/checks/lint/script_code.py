@@ -109,6 +109,7 @@ class Code:
         self._parents: dict[ast.AST, ast.AST] = {}
         self._home: dict[ast.AST, Module] = {}
         self._past: dict[ast.AST, list[Guard]] = {}
+        self._functions: dict[ast.AST, Function | None] = {}
         self._plain = plain = {one for one in files[_WHOLE:] if not _ASKED.search(one.text)}
         every = [
             (statements if module in plain else _descendants)(module.tree, self._parents)
@@ -314,8 +315,10 @@ class Code:
 
     def function(self, node: ast.AST) -> Function | None:
         """The innermost function around a node."""
-        parents = (parent for _, parent in self.ancestors(node))
-        return next((parent for parent in parents if isinstance(parent, Function)), None)
+        if node not in self._functions:
+            found = (parent for _, parent in self.ancestors(node) if isinstance(parent, Function))
+            self._functions[node] = next(found, None)
+        return self._functions[node]
 
     def guards(self, node: ast.AST) -> Iterator[Guard]:
         """The conditions on a node within its function, the innermost first.

@@ -11,7 +11,7 @@ import ast
 import operator
 import re
 from contextlib import suppress
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.checks.lint.script_code import Guard, constant, keyword
@@ -260,6 +260,7 @@ class Ranks:
     def only_some_reach(self, node: ast.AST) -> bool:
         """Whether only some ranks seem to come to a line, or to have an object of its class."""
 
+        @cache
         def selected(place: ast.AST) -> bool:
             tests = [guard.test for guard in self._code.guards(place)]
             return any(map(self.mentioned_in, (*tests, *self._code.contexts(place))))

@@ -46,6 +46,8 @@ _NO_REASON: Final = re.compile(
 )
 """The agent's first line, and its line about a process that left no exception. Older runtimes wrote
 "it gave no reason"."""
+_OWN_LINE: Final = re.compile(r"k8sjob: (?!cannot start )")
+"""A line that the agent writes itself."""
 _TRAINING: Final = re.compile(
     r"(?!.*(?:Error|NCCL))(?:\S.*\b(?:epoch|steps?|iter(?:ation)?s?|batch|loss)\b|epoch|step|iter"
     r"|loss)[^A-Za-z]{0,4}\d|.*\d%\|",
@@ -134,7 +136,7 @@ def last_output(end: End, lines: Sequence[str], *, ranks: int) -> LastOutput:
     if end.message and not end.reason:  # from the script, or taken from the log by the kubelet
         left = [_RANK.sub("", line) for line in end.message.splitlines() if line.strip()]
         context, written = (*context, *left), left or written
-    last = written[-1] if written else ""
+    last = next((line for line in reversed(written) if not _OWN_LINE.match(line)), "")
     if end.exit_code > 128:  # a signal ended it, and no exception
         return LastOutput((), context, last)
     unframed = ARGUMENTS_REFUSED if end.chosen_by_script else _ERROR

@@ -24,6 +24,7 @@ _RULES: Final[tuple[Callable[[Evidence], Iterator[Difference]], ...]] = (
     data.divided_twice,
     data.without_loader,
     data.same_in_workers,
+    data.unseen_epoch,
     data.not_reseeded,
     data.same_augmentation,
     runs.determinism,

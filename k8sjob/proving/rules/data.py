@@ -213,20 +213,42 @@ def uneven(evidence: Evidence) -> Iterator[Difference]:
             )
 
 
-def not_reseeded(evidence: Evidence) -> Iterator[Difference]:
-    """A shuffled order comes again."""
+def _repeated(evidence: Evidence, kind: str) -> Iterator[tuple[Pass, Pass, list[int]]]:
+    """Two passes of a loader, one after the other, with the same samples in the same order."""
     loaders: dict[int, list[Pass]] = {}
     for (loader, _), row in evidence.ranks[0].passes.items():
-        if row.trained and row.samples("raw"):
+        if row.trained and row.samples(kind):
             loaders.setdefault(loader, []).append(row)
     for rows in loaders.values():
         for one, other in pairwise(rows):
-            mine, following = one.samples("raw"), other.samples("raw")
+            mine, following = one.samples(kind), other.samples(kind)
             size = min(len(mine), len(following))
-            shuffled = any(a > b for a, b in pairwise(mine[:size]))
-            if size > 3 and shuffled and mine[:size] == following[:size]:
-                text = "the samples of this pass come in the same order as those of the one before"
-                yield Difference(Cause.NOT_RESEEDED, other.step, "input", text, rank=0)
+            if size > 3 and mine[:size] == following[:size]:
+                yield one, other, mine[:size]
+
+
+def unseen_epoch(evidence: Evidence) -> Iterator[Difference]:
+    """A data set is given its epoch, and persistent workers have a copy of it from before."""
+    for one, other, _ in _repeated(evidence, "digests"):
+        changed = [name for name in ("epochs", "data") if one.about[name] != other.about[name]]
+        if "epochs" in changed and ("data" in changed or other.about["iterable"]):
+            text = (
+                "the samples of this pass come in the same order as those of the one before: the"
+                " epoch of the data set was changed, and its persistent workers do not see that"
+            )
+            advice = (
+                "leave persistent_workers out, or keep the epoch in shared memory:"
+                " torch.zeros(1, dtype=torch.long).share_memory_()"
+            )
+            yield Difference(Cause.NOT_RESEEDED, other.step, "input", text, rank=0, next=advice)
+
+
+def not_reseeded(evidence: Evidence) -> Iterator[Difference]:
+    """A shuffled order comes again."""
+    for _, other, samples in _repeated(evidence, "raw"):
+        if any(a > b for a, b in pairwise(samples)):
+            text = "the samples of this pass come in the same order as those of the one before"
+            yield Difference(Cause.NOT_RESEEDED, other.step, "input", text, rank=0)
     orders, steps = set[int](), 0
     for event in evidence.ranks[0].events:
         steps += event["kind"] == "step"

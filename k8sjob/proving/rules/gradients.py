@@ -330,6 +330,11 @@ def _from_one(  # noqa: PLR0917 - what the caller has
     alike = len(set(sizes)) == 1
     losses = _losses(row, one)
     same = losses is not None and math.isclose(*losses, rel_tol=1e-5)
+    # A gradient that a rank has changed by itself is no part of the mean on one process.
+    weights, rest = shares(one.local if one else [], [step.local for step in row])
+    weighted = rest < 0.02 and abs(sum(weights) - 1) < 0.02
+    listed = ", ".join(f"{weight:.3g}" for weight in weights)
+    blend = f"weighs the ranks' own ones by {listed} on one process, and each by 1/{size} here"
     wrappers = {model["wrapper"] for model in evidence.ranks[0].models}
     again = "DistributedDataParallel" in wrappers and row[0].reduced
     twice = not every(1 / size) and (every(1 / size**2) or (every(1) and again))
@@ -376,6 +381,11 @@ def _from_one(  # noqa: PLR0917 - what the caller has
             f"the losses agree, and {gradient} is 1/{size} of that on one process",
         ),
         (
+            same and weighted,
+            Cause.LOSS_SCALING,
+            f"each rank divides its loss by its own number: {gradient} {blend}",
+        ),
+        (
             same,
             Cause.CLIPPING,
             f"the losses agree, and {gradient} does not: each rank changes its own",
@@ -397,7 +407,8 @@ def _from_one(  # noqa: PLR0917 - what the caller has
         ),
     )
     cause, text = next((cause, text) for holds, cause, text in causes if holds)
-    tensor = {Cause.LOSS_SCALING: "loss", Cause.BATCHNORM: "buffer"}.get(cause, "gradient")
+    where = {Cause.LOSS_SCALING: "loss", Cause.BATCHNORM: "buffer"}
+    tensor = "gradient" if same else where.get(cause, "gradient")
     pair = losses if tensor == "loss" and losses else shown(expected[found], grads[found])
     return Difference(cause, at, tensor, text, partial or name, None, pair)
 

@@ -243,6 +243,7 @@ class Recorder:
             "replicas": getattr(inner, "num_replicas", None),
             "data": known,
             "own": own[0] if own[1] else None,
+            "epochs": _epochs(base) if loader.persistent_workers else {},
         }
 
     def _fingerprint(self, source: Any) -> tuple[int | None, bool]:
@@ -558,6 +559,12 @@ class _Base:
         for indices in self._maps:
             index = int(indices[index])
         return index
+
+
+def _epochs(source: Any) -> dict[str, int]:
+    """The epoch that a data set keeps, of which persistent workers have a copy."""
+    own = getattr(source, "__dict__", {})
+    return {name: n for name, n in own.items() if "epoch" in name and type(n) is int}
 
 
 def _drawn(before: list[int], after: list[int]) -> list[tuple[int, ...]]:

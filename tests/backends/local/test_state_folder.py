@@ -121,16 +121,12 @@ def test_a_reader_never_sees_half_a_file(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
 
 
-def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path):
+def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path, full_disk):
     file = tmp_path / "state.json"
     write_json(file, {"n": 1})
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
-    try:
-        with pytest.raises(BackendError, match=r"cannot write .*state\.json: File too large"):
-            write_json(file, {"n": "x" * 2000})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    message = r"cannot write .*state\.json: File too large"
+    with full_disk(1000), pytest.raises(BackendError, match=message):
+        write_json(file, {"n": "x" * 2000})
     assert read_json(file) == {"n": 1}
     assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
 
