@@ -53,8 +53,13 @@ LIFELINE_ENV: Final = "K8SJOB_LIFELINE_FD"
 """A file descriptor; at its end of file the parent is gone, and the agent stops its group."""
 
 
-TRACKER_PACKAGES: Final = {"mlflow": "mlflow-skinny", "wandb": "wandb", "trackio": "trackio"}
-"""The package that each tracker needs in the image; TensorBoard's files need none."""
+TRACKER_PACKAGES: Final = {
+    "mlflow": "mlflow-skinny",
+    "wandb": "wandb",
+    "trackio": "trackio",
+    "tensorboard": "tensorboard",
+}
+"""The package that each tracker needs in the image."""
 
 
 def after_agent(argv: Sequence[str]) -> list[str] | None:

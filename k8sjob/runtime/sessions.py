@@ -53,7 +53,7 @@ def session(*, seed: int = 0, tensorboard: str | os.PathLike[str] | None = None)
     Args:
         seed: of the model's first weights, the order of samples, and each rank's random numbers.
         tensorboard: folder for files that TensorBoard draws, a path of the job.yaml (see job.path);
-            rank 0 writes them. None: no files.
+            rank 0 writes them. None: the spec's `tracking.tensorboard`, if any.
 
     Yields:
         The job.
@@ -108,9 +108,8 @@ def _open_tracking(context: RankContext, tensorboard: str | os.PathLike[str] | N
     """The trackers that the spec and the script name, which get what the reporter reports."""
     config, reporter = context.config, context.reporter
     tracking = Tracking(reporter.warn)
-    folders = [tensorboard, config.tracking.get("tensorboard", {}).get("dir")]
-    for folder in dict.fromkeys(mapped_path(one) for one in folders if one is not None):
-        tracking.write_files(folder)
+    folder = tensorboard or config.tracking.get("tensorboard", {}).get("dir")
+    files = {"tensorboard": {"dir": str(mapped_path(folder))}} if folder else {}
     parameters = {
         "strategy": config.strategy,
         **config.options,
@@ -119,7 +118,7 @@ def _open_tracking(context: RankContext, tensorboard: str | os.PathLike[str] | N
         "seed": context.seed,
         "torch": torch.__version__,
     }
-    tracking.open(config.tracking, config.job, parameters, context.checkpoint_dir)
+    tracking.open(config.tracking | files, config.job, parameters, context.checkpoint_dir)
     reporter.sink = tracking
     return tracking
 

@@ -13,8 +13,6 @@ import os
 import queue
 import secrets
 import signal
-import socket
-import struct
 import threading
 import time
 from contextlib import suppress
@@ -166,10 +164,30 @@ class _TrackioRun:
         self._run.finish()
 
 
+class _TensorBoardRun:
+    """Event files in a folder; TensorBoard joins those of all attempts."""
+
+    id = ""
+
+    def __init__(self, settings: Mapping[str, Any], run: Run) -> None:  # noqa: ARG002 - as the others
+        tensorboard = importlib.import_module("torch.utils.tensorboard")
+        self._writer = tensorboard.SummaryWriter(settings["dir"])
+
+    def log(self, points: Sequence[Point]) -> None:
+        for point in points:
+            for name, value in point.values.items():
+                self._writer.add_scalar(name, value, point.step, point.at)
+        self._writer.flush()
+
+    def close(self, state: str) -> None:  # noqa: ARG002 - the files have no state
+        self._writer.close()
+
+
 _CLIENTS: Final[Mapping[str, Callable[[Mapping[str, Any], Run], Client]]] = {
     "mlflow": _MlflowRun,
     "wandb": _WandbRun,
     "trackio": _TrackioRun,
+    "tensorboard": _TensorBoardRun,
 }
 
 
@@ -237,7 +255,8 @@ class Tracker:
                 f" {package} to image.pip, or install it where `k8sjob run` trains"
             )
             return
-        self._opened(self._name, client.id)
+        if client.id:
+            self._opened(self._name, client.id)
         state = ""
         while not state:
             points, state = self._next()
@@ -307,16 +326,8 @@ class Tracking:
 
     def __init__(self, warn: Callable[[str], None] = lambda _message: None) -> None:
         self._warn = warn
-        self._files: list[ScalarFile] = []
         self._trackers: list[Tracker] = []
         self._lock = threading.Lock()
-
-    def write_files(self, folder: Path) -> None:
-        """Also write files for TensorBoard."""
-        try:
-            self._files.append(ScalarFile(folder))
-        except OSError as error:
-            self._warn(f"no files for TensorBoard: {error}; training continues without them")
 
     def open(
         self,
@@ -356,12 +367,6 @@ class Tracking:
         """Pass on the numbers of a step."""
         for tracker in self._trackers:
             tracker.add(Point(step, values, at))
-        try:
-            for file in self._files:
-                file.add(step, values, at)
-        except OSError as error:
-            self._files.clear()
-            self._warn(f"no more files for TensorBoard: {error}; training continues without them")
 
     def close(self, state: str) -> None:
         """End the runs: "finished", "failed" or "stopped"; waits for TIMEOUTS.track at most."""
@@ -390,74 +395,3 @@ def _write_ids(folder: Path, ids: Mapping[str, str]) -> None:
         draft.replace(folder / _IDS)
     finally:
         draft.unlink(missing_ok=True)
-
-
-# --- numbers for TensorBoard ---------------------------------------------------------------------
-
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-"""Wire types of protocol buffers."""
-
-
-class ScalarFile:
-    """One file of a run; every start makes another, and TensorBoard joins those of a folder.
-
-    A file is a row of records (tensorflow/core/lib/io/record_writer.h), each an Event in the wire
-    format of protocol buffers (tensorflow/core/util/event.proto, framework/summary.proto). Nothing
-    stays open between two writes, so that what was written is on a shared volume too.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        """Begin a file; OSError where it cannot be made."""
-        folder.mkdir(parents=True, exist_ok=True)
-        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
-        self.path = folder / name
-        self._record(time.time(), _field(3, _BYTES, b"brain.Event:2"))
-
-    def add(self, step: int, values: Mapping[str, float], at: float) -> None:
-        """Write numbers by their names, and out to the disk; OSError where that fails.
-
-        Args:
-            step: where they stand along the axis.
-            values: name -> number, in single precision.
-            at: seconds since the epoch.
-        """
-        pairs = (
-            _field(1, _BYTES, name.encode()) + _field(2, _FIXED32, struct.pack("<f", value))
-            for name, value in values.items()
-        )
-        summary = b"".join(_field(1, _BYTES, pair) for pair in pairs)
-        self._record(at, _field(2, _VARINT, _varint(step)) + _field(5, _BYTES, summary))
-
-    def _record(self, at: float, rest: bytes) -> None:
-        event = _field(1, _FIXED64, struct.pack("<d", at)) + rest
-        length = struct.pack("<Q", len(event))
-        with self.path.open("ab") as file:
-            file.write(length + _checksum(length) + event + _checksum(event))
-
-
-def crc32c(content: bytes) -> int:
-    """The checksum of Castagnoli (RFC 3720, B.4), which zlib does not have."""
-    value = 0xFFFFFFFF
-    for byte in content:
-        value ^= byte
-        for _ in range(8):
-            value = value >> 1 ^ 0x82F63B78 * (value & 1)
-    return value ^ 0xFFFFFFFF
-
-
-def _checksum(content: bytes) -> bytes:
-    value = crc32c(content)  # rotated and shifted, so that a record may hold records
-    return struct.pack("<I", ((value >> 15 | value << 17) + 0xA282EAD8) & 0xFFFFFFFF)
-
-
-def _field(number: int, kind: int, content: bytes) -> bytes:
-    length = _varint(len(content)) if kind == _BYTES else b""
-    return _varint(number << 3 | kind) + length + content
-
-
-def _varint(value: int) -> bytes:
-    parts = bytearray()
-    while value > 0x7F:
-        parts.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*parts, value])

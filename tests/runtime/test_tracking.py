@@ -1,11 +1,11 @@
 import json
 import os
-import struct
 import subprocess
 import sys
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
@@ -13,90 +13,40 @@ from k8sjob import runtime
 from k8sjob.contract import CONFIG_ENV, EventKind, RuntimeConfig
 from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.event_lines import Reporter
-from k8sjob.runtime.tracking import ScalarFile, Tracking, crc32c
+from k8sjob.runtime.tracking import Tracking
+
+MLFLOW = {"mlflow": {"uri": "http://server"}}
 
 
-@pytest.mark.parametrize(
-    ("content", "value"),  # RFC 3720, B.4
-    [
-        (b"123456789", 0xE3069283),
-        (bytes(32), 0x8A9136AA),
-        (b"\xff" * 32, 0x62A8AB43),
-        (bytes(range(32)), 0x46DD794E),
-        (b"", 0),
-    ],
-)
-def test_the_checksum_is_castagnolis(content, value):
-    assert crc32c(content) == value
+class FakeWriter:
+    """torch.utils.tensorboard's SummaryWriter, in memory; `written` has what each folder got."""
+
+    written: ClassVar[dict[str, list[tuple[object, ...]]]] = {}
+
+    def __init__(self, folder):
+        self.folder, self.waiting = folder, []
+
+    def add_scalar(self, *point):
+        self.waiting.append(point)
+
+    def flush(self):
+        self.written.setdefault(self.folder, []).extend(self.waiting)
+        self.waiting = []
+
+    def close(self):
+        self.written[self.folder].append("closed")
 
 
-def varint(message, at):
-    """(the number that begins there, where it ends)."""
-    end = next(i for i in range(at, len(message)) if message[i] < 0x80) + 1
-    return sum((byte & 0x7F) << 7 * i for i, byte in enumerate(message[at:end])), end
-
-
-def fields(message):
-    """(number, value) of each field of a message of protocol buffers."""
-    at = 0
-    while at < len(message):
-        key, at = varint(message, at)
-        if key & 7 == 0:
-            value, at = varint(message, at)
-        else:
-            size, at = varint(message, at) if key & 7 == 2 else ({1: 8, 5: 4}[key & 7], at)
-            value, at = message[at : at + size], at + size
-        yield key >> 3, value
-
-
-def events(folder):
-    """(step, {name: number}) of each event of the one file of a folder, the head left out."""
-    (path,) = folder.iterdir()
-    content, found = path.read_bytes(), []
-    while content:
-        (length,) = struct.unpack("<Q", content[:8])
-        body = content[12 : 12 + length]
-        for part, at in ((content[:8], 8), (body, 12 + length)):
-            (told,) = struct.unpack("<I", content[at : at + 4])
-            value = crc32c(part)
-            assert told == ((value >> 15 | value << 17) + 0xA282EAD8) % 2**32
-        found.append(dict(fields(body)))
-        content = content[16 + length :]
-    assert found[0][3] == b"brain.Event:2"
-    for event in found[1:]:
-        pairs = [dict(fields(value)) for _, value in fields(event[5])]
-        yield event[2], {pair[1].decode(): struct.unpack("<f", pair[2])[0] for pair in pairs}
-
-
-def written_to(folder, reporter):
-    tracking = Tracking(reporter.warn)
-    tracking.write_files(folder)
-    return tracking
-
-
-def test_numbers_come_back_with_their_steps(tmp_path):
-    file = ScalarFile(tmp_path / "logs")
-    file.add(0, {"loss": 2.5}, 1.0)
-    file.add(300, {"loss": 0.5, "größe": -1.0}, 2.0)
-    file.add(2**40, {"n" * 300: float("inf")}, 3.0)
-    assert file.path.name.startswith("events.out.tfevents.")
-    assert list(events(tmp_path / "logs")) == [
-        (0, {"loss": 2.5}),
-        (300, {"loss": 0.5, "größe": -1.0}),
-        (2**40, {"n" * 300: float("inf")}),
-    ]
-
-
-def test_progress_and_metrics_are_drawn_along_the_steps_of_the_run(tmp_path, capsys):
-    reporter = Reporter(active=True, events=True)
-    reporter.sink = written_to(tmp_path, reporter)
+def test_progress_and_metrics_are_drawn_along_the_steps_of_the_run(capsys):
+    reporter, seen = Reporter(active=True, events=True), []
+    reporter.sink = lambda step, values, _at: seen.append((step, values))
     place = {"epochs": 3, "steps": 10, "eta_s": 1.0, "slowest": 1}
     reporter.emit(EventKind.PROGRESS, epoch=1, step=4, loss=0.5, **place)
     reporter.emit(EventKind.METRICS, epoch=2, accuracy=0.75, note="fine", best=True)
     reporter.emit(EventKind.METRICS, epoch=2, steps=7, accuracy=0.875)
     reporter.emit(EventKind.METRICS, epoch="last", steps=7, step=1, accuracy=1.0)
     reporter.emit(EventKind.WARNING, message="look")
-    assert list(events(tmp_path)) == [
+    assert seen == [
         (14, {"loss": 0.5}),
         (14, {"accuracy": 0.75}),
         (14, {"accuracy": 0.875}),
@@ -105,20 +55,17 @@ def test_progress_and_metrics_are_drawn_along_the_steps_of_the_run(tmp_path, cap
     assert len(capsys.readouterr().out.splitlines()) == 5
 
 
-def test_a_session_has_a_switch_for_them(tmp_path):
-    with runtime.session(tensorboard=tmp_path / "logs") as job:
-        job.log(accuracy=0.75)
-    assert [numbers for _, numbers in events(tmp_path / "logs")] == [{"accuracy": 0.75}]
-
-
-def test_without_a_place_training_continues(tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    reporter = Reporter(active=True, events=False)
-    reporter.sink = written_to(tmp_path / "file" / "logs", reporter)
-    reporter.emit(EventKind.METRICS, accuracy=0.5)
-    first, second = capsys.readouterr().out.splitlines()
-    assert first.startswith("warning: no files for TensorBoard")
-    assert second == "accuracy 0.5"
+@pytest.mark.parametrize("by", ["spec", "script"])
+def test_tensorboard_has_a_folder_of_the_spec_or_the_script(train, tmp_path, monkeypatch, by):
+    board = SimpleNamespace(SummaryWriter=FakeWriter)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", board)
+    given = {"tensorboard": {"dir": str(tmp_path / "spec")}}
+    chosen = {"tensorboard": tmp_path / "script"} if by == "script" else {}
+    train(0.75, tracking=given, **chosen)
+    (number, end) = FakeWriter.written.pop(str(tmp_path / by))
+    assert number[:3] == ("loss", 0.75, 0)
+    assert (end, FakeWriter.written) == ("closed", {})
+    assert not (tmp_path / "checkpoints" / "tracking.json").exists()
 
 
 class FakeMlflow:
@@ -184,14 +131,14 @@ def mlflow(monkeypatch):
 def train(monkeypatch, tmp_path):
     """One attempt of a job, with its numbers."""
 
-    def attempt(*losses, error=None, **settings):
+    def attempt(*losses, error=None, tracking=MLFLOW, **options):
         config = RuntimeConfig(
             job="digits",
             checkpoint_dir=str(tmp_path / "checkpoints"),
-            tracking={"mlflow": {"uri": "http://server"}} | settings,
+            tracking=tracking,
         )
         monkeypatch.setenv(CONFIG_ENV, config.encode())
-        with runtime.session() as job:
+        with runtime.session(**options) as job:
             for loss in losses:
                 job.log(loss=loss)
             if error:
