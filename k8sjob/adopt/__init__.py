@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.adopt.equivalence import (
     SAME,
-    combined,
     config_of,
     difference,
     normal,
@@ -25,7 +24,7 @@ from k8sjob.contract import after_agent
 from k8sjob.errors import Problem, SpecError, field_path
 from k8sjob.kube.objects import Json, Object, at_path
 from k8sjob.rendering.manifest import companion, manifest
-from k8sjob.rendering.overlay import leaves
+from k8sjob.rendering.overlay import leaves, merge
 from k8sjob.spec import JobSpec
 from k8sjob.spec.changes import steps
 from k8sjob.targets.jobs import READERS, is_job, is_suspended, keyed, reader_of, sent
@@ -180,7 +179,8 @@ def _adopted(original: Json, notes: list[str]) -> Adopted:
         if change is SAME:
             break
         roles, paths = _template_paths(rendered), _template_paths(wanted)
-        changes = combined(changes, _split_change(change, paths if roles == paths else ()))
+        more = _split_change(change, paths if roles == paths else ())
+        changes = merge(changes, more, deletes=False)
         given = {field: change for field, change in changes.items() if change}
         spec = _accepted({**bare.model_dump(exclude_defaults=True), **_plain(given)})
     left = difference(_rendered(spec, config=config), wanted)

@@ -17,7 +17,7 @@ from k8sjob.kube.objects import (
     training,
 )
 from k8sjob.kube.quantity import parse
-from k8sjob.rendering.overlay import merge
+from k8sjob.rendering.overlay import list_key, merge
 from k8sjob.spec.replicas import SHM_VOLUME
 from k8sjob.targets.jobs import reader_of, target_of
 
@@ -276,7 +276,6 @@ def _value(text: str) -> object:
 
 SAME: Final = object()
 """The result of `difference` for two values that mean the same."""
-_LIST_KEYS: Final = ("mountPath", "name")
 _ORDERED: Final = frozenset({"initContainers", "command", "args", "envFrom"})
 
 
@@ -310,21 +309,6 @@ def difference(base: Any, wanted: Any, name: str = "") -> Any:
     return SAME if same else wanted
 
 
-def combined(first: Any, second: Any) -> Any:
-    """One overlay that changes what two change one after the other."""
-    if isinstance(first, dict) and isinstance(second, dict):
-        added = {k: combined(first[k], v) if k in first else v for k, v in second.items()}
-        return {**first, **added}
-    if isinstance(first, list) and isinstance(second, list):
-        key = _key_of(first, second)
-        if key is not None:
-            items = {item[key]: item for item in first}
-            for item in second:
-                items[item[key]] = combined(items.get(item[key], {}), item)
-            return list(items.values())
-    return second
-
-
 def _mappings_differ(base: Json, wanted: Json) -> Any:
     patch: Json = {key: None for key in base if key not in wanted}
     for key, value in wanted.items():
@@ -338,7 +322,7 @@ def _lists_differ(base: list[Any], wanted: list[Any], name: str) -> Any:
     pairs = zip(base, wanted, strict=False)
     if len(base) == len(wanted) and all(difference(*pair) is SAME for pair in pairs):
         return SAME
-    key = _key_of(base, wanted)
+    key = list_key(base, wanted)
     if key is None or name in _ORDERED or not base or not wanted:
         return wanted
     items = {item[key]: item for item in base}
@@ -349,13 +333,3 @@ def _lists_differ(base: list[Any], wanted: list[Any], name: str) -> Any:
         if change is not SAME:
             patch.append({key: item[key], **change})
     return patch or SAME
-
-
-def _key_of(*lists: list[Any]) -> str | None:
-    """The key by which lists merge; as rendering's overlay, mount paths before names."""
-    return next((key for key in _LIST_KEYS if all(_keyed(items, key) for items in lists)), None)
-
-
-def _keyed(items: list[Any], key: str) -> bool:
-    names = [item.get(key) for item in items if isinstance(item, dict)]
-    return all(isinstance(n, str) for n in names) and len(items) == len(names) == len(set(names))

@@ -149,36 +149,47 @@ def _replaced_at(value: Any, path: FieldPath, new: Any) -> Any:
     return made
 
 
-def merge(base: Any, patch: Any) -> Any:
-    """The JSON value `base` changed by `patch`; neither is changed, parts may be shared."""
+def merge(base: Any, patch: Any, *, deletes: bool = True) -> Any:
+    """The JSON value `base` changed by `patch`; neither is changed, parts may be shared.
+
+    Without `deletes` the base is a patch too, and the result does what one does after the other.
+    """
     if isinstance(patch, dict):
         merged = dict(base) if isinstance(base, dict) else {}
         for key, value in patch.items():
-            if value is None:
+            if value is None and deletes:
                 merged.pop(key, None)
             else:
-                merged[key] = merge(merged.get(key), value)
+                merged[key] = merge(merged.get(key), value, deletes=deletes)
         return merged
     if isinstance(patch, list) and patch:
         items = base if isinstance(base, list) else []
-        key = next((key for key in _LIST_KEYS if _keyed([*items, *patch], key)), None)
-        return _merge_items(items, patch, key) if key else patch
+        if key := list_key(items, patch):
+            named = {item[key]: item for item in items}
+            for change in patch:
+                if deletes and change.get("$patch") == "delete":
+                    named.pop(change[key], None)
+                else:
+                    old = named.get(change[key])
+                    named[change[key]] = merge(old, change, deletes=deletes)
+            return list(named.values())
     return patch
 
 
+def list_key(*lists: list[Any]) -> str | None:
+    """The key by which lists merge; None: they are replaced."""
+    return next((key for key in _LIST_KEYS if all(_keyed(items, key) for items in lists)), None)
+
+
 def _keyed(items: list[Any], key: str) -> bool:
-    return all(isinstance(item, dict) and isinstance(item.get(key), str) for item in items)
+    names = _names(items, key)
+    return names is not None and len(names) == len(set(names))
 
 
-def _merge_items(base: list[Json], patch: list[Json], key: str) -> list[Json]:
-    items = {item[key]: item for item in base}
-    for change in patch:
-        name = change[key]
-        if change.get("$patch") == "delete":
-            items.pop(name, None)
-        else:
-            items[name] = merge(items.get(name), change)
-    return list(items.values())
+def _names(items: list[Any], key: str) -> list[str] | None:
+    """The names of a list's items; None: one has none."""
+    names = [item.get(key) for item in items if isinstance(item, dict)]
+    return names if len(names) == len(items) and all(isinstance(n, str) for n in names) else None
 
 
 def _forbidden_fields(overlay: Any, at: str = "overlay") -> Iterator[Problem]:
@@ -201,7 +212,7 @@ def _twice(change: Any, path: FieldPath = ()) -> Iterator[Problem]:
         if isinstance(value, dict | list):
             yield from _twice(value, (*path, step))
     items = change if isinstance(change, list) else []
-    key = next((key for key in _LIST_KEYS if items and _keyed(items, key)), "")
+    key = next((key for key in _LIST_KEYS if items and _names(items, key)), None)
     names = ["" if "$patch" in item else item[key] for item in items] if key else []
     for index, name in enumerate(names):
         if name and name in names[:index]:
