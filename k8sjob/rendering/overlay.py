@@ -188,8 +188,9 @@ def _keyed(items: list[Any], key: str) -> bool:
 
 def _names(items: list[Any], key: str) -> list[str] | None:
     """The names of a list's items; None: one has none."""
-    names = [item.get(key) for item in items if isinstance(item, dict)]
-    return names if len(names) == len(items) and all(isinstance(n, str) for n in names) else None
+    named = (item.get(key) for item in items if isinstance(item, dict))
+    names = [name for name in named if isinstance(name, str)]
+    return names if len(names) == len(items) else None
 
 
 def _forbidden_fields(overlay: Any, at: str = "overlay") -> Iterator[Problem]:
@@ -212,7 +213,7 @@ def _twice(change: Any, path: FieldPath = ()) -> Iterator[Problem]:
         if isinstance(value, dict | list):
             yield from _twice(value, (*path, step))
     items = change if isinstance(change, list) else []
-    key = next((key for key in _LIST_KEYS if items and _names(items, key)), None)
+    key = next((key for key in _LIST_KEYS if items and _names(items, key)), "")
     names = ["" if "$patch" in item else item[key] for item in items] if key else []
     for index, name in enumerate(names):
         if name and name in names[:index]:
