@@ -137,7 +137,7 @@ class Watcher:
 
     def said_since(self, moment: float) -> list[str]:
         """The lines after a moment, without what every start says."""
-        dull = ("processes met", "checkpoint", "resumed", "of 4, 1 process", "libuv")
+        dull = ("processes joined", "checkpoint", "resumed", "of 4, 1 process", "libuv")
         lines = (text for when, text in self.lines if when >= moment)
         return [text for text in lines if not any(word in text for word in dull)]
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, Protocol
 
+from k8sjob.contract import counted
 from k8sjob.html_card import card, folded
 from k8sjob.kube.objects import Object
 
@@ -82,13 +83,14 @@ class Plan:
 
     def _repr_html_(self) -> str:
         """Its HTML for notebooks."""
-        from k8sjob.targets.jobs import sent  # noqa: PLC0415 - needed for this alone
+        from k8sjob.targets.jobs import sent  # noqa: PLC0415 - only needed here
         from k8sjob.yamldoc import dump  # noqa: PLC0415 - the same
 
         beside = [self.companion] if self.companion else []
+        each = counted(self.spec.nproc_per_node, "process", "es")
         rows = {
             "image": self.image,
-            "replicas": f"{self.spec.nnodes} x {self.spec.nproc_per_node} processes",
+            "replicas": f"{self.spec.nnodes} x {each}",
             "folder": self.folder,
             "with it": ", ".join(f"{one['kind']} {Object(one).name}" for one in beside),
         }

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 image_option = click.option(
-    "--image", metavar="REF", help="The image that the replicas run, preferably with its digest."
+    "--image", metavar="REF", help="The image that the replicas run, preferably by digest."
 )
 onto_option = click.option(
     "--onto",

@@ -104,7 +104,7 @@ def follow_here(
             files=backend.folder(ref).path,
         )
         if not output and code in {JobState.FAILED.exit_code, JobState.STOPPED.exit_code}:
-            from k8sjob.jobs.result import Reached, result  # noqa: PLC0415 - for this alone
+            from k8sjob.jobs.result import Reached, result  # noqa: PLC0415 - only needed here
 
             try:
                 result(backend, backend.snapshot(ref), Reached(), check=True)

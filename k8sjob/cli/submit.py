@@ -54,7 +54,7 @@ _OUTCOMES = {
 @click.option(
     "--dry-run",
     type=click.Choice(["client", "server"]),
-    help="Create no job. client: ask no cluster. server: ask it whether it would accept the job.",
+    help="Do not create the job. client: use no cluster. server: check that it accepts the job.",
 )
 @click.option(
     "-o",
@@ -145,7 +145,7 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
 
 def _warn_of_needs(plan: Plan, backend: ClusterBackend) -> None:
     """Warn of what the job names and the cluster lacks: it would wait for that silently."""
-    from k8sjob.checks.doctor import examine_needs, gather_needs  # noqa: PLC0415 - for clusters alone
+    from k8sjob.checks.doctor import examine_needs, gather_needs  # noqa: PLC0415 - only for clusters
 
     with suppress(BackendError):
         facts = gather_needs(backend.transport, backend.namespace, plan.manifest)

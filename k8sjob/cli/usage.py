@@ -39,7 +39,7 @@ _Groups = dict[tuple[str, str], dict[Use, float]]
     "--price",
     type=click.FloatRange(min=0),
     envvar="K8SJOB_PRICE",
-    help="Price of a GPU hour, or of a CPU hour; adds the costs. Default: $K8SJOB_PRICE.",
+    help="Price of a GPU hour, or of a CPU hour; shows the costs. Default: $K8SJOB_PRICE.",
 )
 @format_option("table", "json", "yaml")
 @place_options(everywhere=True)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from k8sjob.backends.api import Backend, Snapshot
-    from k8sjob.observe.diagnose import Finding
+    from k8sjob.observe.diagnose import Diagnosis
 
 POSITION: Final = frozenset({"time", "epoch", "epochs", "step", "steps", "eta_s", "slowest"})
 """Keys of a row of a history that say where the training was, and are no curves."""
@@ -147,7 +147,7 @@ class RunResult(JobStatus):
     checkpoint: PurePath | None = None
     history: Sequence[dict[str, str | float]] = field(default=(), repr=False)
     logs: Mapping[str, str] = field(default_factory=dict, repr=False)
-    why: tuple[Finding, ...] = ()
+    why: tuple[Diagnosis, ...] = ()
 
     def _repr_html_(self) -> str:
         """Its HTML for notebooks."""
@@ -169,7 +169,7 @@ class RunResult(JobStatus):
         )
 
 
-def finding_parts(found: Finding) -> list[Html]:
+def finding_parts(found: Diagnosis) -> list[Html]:
     """A finding and its next step, for a card."""
     return [paragraph("why:", found.message, bad=True), paragraph("next:", found.next_step)]
 

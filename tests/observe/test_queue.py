@@ -116,7 +116,7 @@ def test_what_is_short_who_has_it_and_who_is_ahead(job):
         f"the job has waited in the queue 'research' for 2 min: {SHORT}; of the 8 of ClusterQueue"
         " team-a ns/large has 5 and ns/small has 2; ahead of it: ns/urgent and ns/older"
     )
-    assert finding.next_step.startswith("it starts by itself when they end; sooner with")
+    assert finding.next_step.startswith("it starts when they end; earlier with")
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ NEVER = [
 def test_what_no_other_job_can_change(job, related, detail):
     finding = explained(job, *related)
     assert finding.cause == "no-queue"
-    assert finding.message.startswith(f"the job will not start as things are: {detail}")
+    assert finding.message.startswith(f"the job cannot start: {detail}")
     assert "by itself" not in finding.next_step
 
 

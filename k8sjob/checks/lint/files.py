@@ -280,8 +280,8 @@ def _script_missing(job: _JobFile) -> Iterator[Hit]:
         if job.spec.builds_image and here and not job.script:
             yield job.at(
                 "run",
-                f"{module!r} is not in the context {getattr(job.spec.image, 'context', '.')!r}, of "
-                "which the image is made, though its package is; correct run.module",
+                f"{module!r} is not in the context {getattr(job.spec.image, 'context', '.')!r},"
+                " from which the image is built, though its package is; correct run.module",
             )
 
 

@@ -110,8 +110,8 @@ def _sampler_in_evaluation(script: Script) -> Iterator[Hit]:
         if evaluates and constant(keyword(call, "drop_last", 5)) is not True:
             yield script.at(
                 call,
-                "DistributedSampler over an evaluation set: unless its length divides by the "
-                "number of ranks, some samples count twice and the metric depends on the number "
+                "DistributedSampler over an evaluation set: unless its length is divisible by the"
+                " number of ranks, some samples count twice and the metric depends on the number "
                 "of pods; give each rank a share, Subset(data, range(rank, len(data), world)), and "
                 "reduce sums and counts",
             )
@@ -231,9 +231,9 @@ def _keras_fit_diverges(script: Script) -> Iterator[Hit]:
     for call in script.keras_fits:
         yield script.at(
             call,
-            "Keras' fit under a process group: each rank trains a model of its own, the weights "
-            "drift apart and nothing says so; call fit of k8sjob's session (job.fit), or average "
-            "the gradients in an optimizer of your own",
+            "Keras' fit under a process group: each rank trains its own model, and the weights"
+            " diverge silently; call fit of k8sjob's session (job.fit), or average the gradients in"
+            " your own optimizer",
         )
 
 
@@ -264,7 +264,7 @@ def _keras_not_training(script: Script) -> Iterator[Hit]:
         if layers := script.is_keras_model(call.func) and _modes(script, call.func):
             yield script.at(
                 call,
-                f"`{ast.unparse(call.func)}(...)` in a training loop of your own runs the model "
+                f"`{ast.unparse(call.func)}(...)` in your own training loop runs the model "
                 f"for inference, so {min(layers)} does not do what it does in training; "
                 "pass training=True",
             )

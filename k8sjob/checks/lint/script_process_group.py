@@ -72,7 +72,7 @@ def _spawn_in_every_pod(script: Script) -> Iterator[Hit]:
         if own:
             seen = (
                 "mp.spawn counts from 0 in each pod, so with several pods every rank exists several"
-                " times: they train side by side, or collide where they meet"
+                " times: they train side by side, or collide at the rendezvous"
             )
         elif constant(keyword(call, "nprocs", 2)) != 1:
             seen = (
@@ -131,7 +131,7 @@ def _hard_coded_rank(script: Script) -> Iterator[Hit]:
     """RANK and WORLD_SIZE differ by pod and job; a constant repeats a rank or waits forever."""
     if script.setting.processes == 1 or _spawns(script):
         return
-    consequence = "all processes get it, so the rendezvous never completes or each trains alone; "
+    consequence = "all processes get it, so the rendezvous never ends or each trains separately; "
     step = "leave it to the environment (operator, torchrun and k8sjob set it)"
     for name, value in _environ_writes(script):
         fixed = constant(value)

@@ -131,7 +131,7 @@ def build_by(program: str, request: BuildRequest) -> None:
     chroot = _ISOLATION not in os.environ and is_container() and not is_privileged()
     if chroot:
         request.say(
-            f"{program}: this is a container without privileges, in which others seldom run;"
+            f"{program}: this is a container without privileges, in which containers seldom run;"
             f" building with --isolation chroot, unless {_ISOLATION} says otherwise"
         )
     with written(request) as recipe, ExitStack() as opened:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from k8sjob.kube.capacity import Node
     from k8sjob.kube.objects import Json
     from k8sjob.observe.diagnose.facts import End, Facts, Pod
-    from k8sjob.observe.diagnose.finding import Finding
+    from k8sjob.observe.diagnose.finding import Diagnosis
 
 _RECREATED: Final = "it is created again; with checkpoints the job continues from the newest one"
 _STOPPING: Final = tuple(f"Stopping container {name}" for name in CONTAINER_NAMES)
@@ -72,7 +72,7 @@ def _unschedulable(facts: Facts, pod: Pod, condition: Condition) -> Explanation:
         gates = [gate.get("name", "") for gate in pod.spec.get("schedulingGates") or ()]
         return Explanation(
             Cause.UNSCHEDULABLE,
-            f"it is held back by scheduling gates: {', '.join(gates)}",
+            f"scheduling gates hold it back: {', '.join(gates)}",
             "whoever set the gate (a queue, a topology controller) must lift it",
         )
     message = condition.message
@@ -209,7 +209,7 @@ def _describe(facts: Facts) -> str:
 # --- lost and displaced ---------------------------------------------------------------------------
 
 
-def lost_or_displaced(facts: Facts) -> Iterator[Finding]:
+def lost_or_displaced(facts: Facts) -> Iterator[Diagnosis]:
     """Replicas whose node is lost, or that were evicted, preempted or rejected by it."""
     left = displaced(facts)
     lost = {one.replica: one for one in _lost(facts)} if not facts.status.state.finished else {}
@@ -309,8 +309,8 @@ def _displaced(pod: Pod) -> Explanation | None:
         return Explanation(
             Cause.NODE_REFUSED,
             f"node {pod.node} rejected it: {reason}: {message}",
-            f"{_RECREATED}; if it happens again, the node's devices or resources are not what it"
-            f" says: kubectl describe node {pod.node}",
+            f"{_RECREATED}; if it happens again, the node reports devices or resources that it does"
+            f" not have: kubectl describe node {pod.node}",
             pod.replica,
         )
     return None
@@ -380,7 +380,7 @@ def _preempted(replica: str, message: str) -> Explanation:
     by = f" ({message.rstrip('.')})" if message.startswith("Preempted by") else ""
     return Explanation(
         Cause.PREEMPTED,
-        f"a pod of higher priority took its place{by}",
+        f"it was preempted by a pod of higher priority{by}",
         f"{_RECREATED} when there is room; priority_class in the job gives it a higher priority",
         replica,
     )
@@ -390,10 +390,10 @@ def _evicted(replica: str, message: str) -> Explanation:
     step = _RECREATED
     if re.search(r"ephemeral|EmptyDir", message):
         step = (
-            "write less to the container's own disk, or ask for more (resources.extended:"
+            "write less to the container's disk, or request more (resources.extended:"
             f" ephemeral-storage; volumes[].empty_dir.size_limit); {_RECREATED}"
         )
     elif "low on resource: memory" in message:
-        step = f"ask for the memory that it uses (resources.memory); {_RECREATED}"
+        step = f"request the memory that it uses (resources.memory); {_RECREATED}"
     what = f"evicted by its node: {message.strip().rstrip('.')}"
     return Explanation(Cause.EVICTED, what, step, replica)

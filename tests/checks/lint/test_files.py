@@ -260,7 +260,7 @@ ADVICE = {
         "pod_template: {spec: {containers: [{name: pytorch}, {name: nginx, image: nginx:1}]}}",
         "pod_template: {spec: {initContainers: [{name: a, image: nginx, restartPolicy: Always}]}}",
     ),
-    "or use a name of your own": (
+    "or use another name": (
         "pod_template: {spec: {containers: [{name: pytorch, env: [{name: RANK, value: '3'}]}]}}",
         "pod_template: {spec: {containers: [{name: pytorch, env: [{name: R, value: '3'}]}]}}",
     ),
