@@ -353,7 +353,7 @@ def table_of_starts(rows: list[Told]) -> str:
         then = "" if row.recovered is None else f"runs {row.recovered:.1f} s after the registry"
         detail = re.sub(r"127\.0\.0\.1:\d+", "registry.example", row.finding)
         cells.append([row.fault, detail, f"{row.seconds:.1f} s", then])
-    return markdown(["Fault", "What `why` says", "After", "Then"], cells)
+    return markdown(["Fault", "What `why` shows", "After", "Then"], cells)
 
 
 def tables(played: dict[str, list[Outcome]]) -> str:

@@ -51,7 +51,7 @@ _WIDTH: Final = max(map(len, Verdict))
 @place_options()
 @format_option("table", "json", "yaml")
 def doctor_command(job: JobFile | None, target: str | None, place: Place, output: str) -> int:
-    """Check that jobs can be submitted, and how to fix what is missing.
+    """Check that jobs can be submitted, and show how to fix what is missing.
 
     Checks the client, the cluster, the controller of the jobs, your permissions, free GPUs and the
     namespace; with a job.yaml as FILE also whether that job would fit and be accepted. Nothing is

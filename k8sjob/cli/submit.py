@@ -85,7 +85,7 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
 
     If the same job exists and has not ended, the command attaches to it. A different job of that
     name, or one that has ended, is never touched without --replace: the difference is shown, and
-    the exit code is 1. A submission that is interrupted leaves a whole job or none.
+    the exit code is 1. An interrupted submission leaves a complete job or none.
     """
     for contradict, message in (
         (watch and (dry_run or output), "--watch follows the job; leave --dry-run and -o out"),

@@ -55,9 +55,9 @@ def usage_command(  # noqa: PLR0917 - click hands them over by name
     """Show where the GPU hours of jobs went; CPU hours of jobs without GPUs.
 
     Without NAME, all jobs of this machine and of the cluster are counted; NAME may be the record of
-    a job that is gone. Each hour has one use: queued, starting, training, waiting
-    for the slowest rank, repeated after a failure, stalled, idle at the end; running, where the
-    script reports no steps; or unknown, before a suspension of which nothing is left.
+    a job that is gone. Each hour has one use: queued, starting, training, waiting for the slowest
+    rank, repeated after a failure, stalled, idle at the end; running, where the script reports no
+    steps; or unknown, before a suspension that left no trace.
     """
     group = _GROUPING.fullmatch(by)
     if group is None:

@@ -51,7 +51,7 @@ _NOTABLE_SECONDS: Final = 3600.0
 
 @click.command("why")
 @job_argument()
-@click.option("--timing", "timed", is_flag=True, help="Where the time to the first step went.")
+@click.option("--timing", "timed", is_flag=True, help="Show where the time to the first step went.")
 @format_option("table", "json", "yaml")
 @place_options()
 def why_command(job: str, timed: bool, output: str, place: Place) -> None:

@@ -42,7 +42,7 @@ class Replicas(Part):
     """The shape of the job: one Master and `workers` Workers, each one pod and one node."""
 
     workers: Whole = doc(
-        "Workers beside the Master; 0: only the Master. An elastic job has no"
+        "Workers in addition to the Master; 0: only the Master. An elastic job has no"
         " Master: its workers + 1 nodes are all Workers.",
         3,
         unit="pods",

@@ -160,7 +160,7 @@ FAULTS = [
     ("taint", {"master": replicas(nodeSelector={"kubernetes.io/hostname": "{mark}-gpus"})},
      Cause.UNSCHEDULABLE, f"a taint that it does not tolerate ({GHOST}"),
     ("selector", {"master": replicas(nodeSelector={"gpu": "a100"})},
-     Cause.UNSCHEDULABLE, "lacks the labels that it asks for (gpu=a100)"),
+     Cause.UNSCHEDULABLE, "lacks the labels that it requires (gpu=a100)"),
     ("scheduler", {"master": replicas(schedulerName="nobody")},
      Cause.WAITING, "the scheduler 'nobody' has not looked at it"),
     ("lost", {"master": replicas(**on("{mark}-lost"))},

@@ -447,8 +447,8 @@ def node(name, labels=None, **allocatable):
         ),
         (
             {"example.com/gpu": "8"},
-            "example.com/gpu free (it asks for 8): there is 1 node of example.com/gpu with 4",
-            "no node has that many: ask for at most 4 per replica",
+            "example.com/gpu free (it requests 8): there is 1 node of example.com/gpu with 4",
+            "no node has that many: request at most 4 per replica",
         ),
     ],
 )
@@ -461,7 +461,7 @@ def test_a_request_larger_than_any_node(asked, note, step):
     sick["pods"] = [unplaced("master-0", "Unschedulable", message, containers=[main, sidecar])]
     there = [node("node-0", **{"cpu": "2", "memory": "8Gi", "example.com/gpu": "4"})]
     finding = only("Created", related=there, **sick)
-    known = "master-0: the only node does not take it: 1 has too little"
+    known = "master-0: the only node does not accept it: 1 has too little"
     assert finding.message == f"{known} {note}, for 60 s"
     assert finding.next_step.startswith(step)
     unknown = only("Created", **sick)  # where nodes may not be read
@@ -485,8 +485,8 @@ def test_gpus_in_use_are_not_free():
     pods = [*running("master-0", "worker-0"), waiting]
     finding = only("Running", pods=pods, related=[*nodes, other])
     assert finding.message == (
-        "worker-1: none of 4 nodes takes it: 4 have too little nvidia.com/gpu free (it asks for 4):"
-        " there are 4 nodes of H100 with 4, 9 free in all, for 60 s"
+        "worker-1: none of 4 nodes accepts it: 4 have too little nvidia.com/gpu free (it asks for"
+        " 4): there are 4 nodes of H100 with 4, 9 free in all, for 60 s"
     )
     assert "meanwhile 2 replicas hold what they have" in finding.next_step
 
@@ -505,8 +505,8 @@ def test_a_gate_and_the_reasons_of_other_schedulers():
     notes = [finding.message for finding in why("Created", pods=pods)]
     assert notes == [
         "master-0: scheduling gates hold it back: queue.example/topology, for 60 s",
-        "worker-0: no node takes it: 3/4 tasks in gang unschedulable, for 60 s",
-        "worker-1: none of 2 nodes takes it: 1 is full of pods; 1 is cordoned, for 60 s",
+        "worker-0: no node accepts it: 3/4 tasks in gang unschedulable, for 60 s",
+        "worker-1: none of 2 nodes accepts it: 1 is full of pods; 1 is cordoned, for 60 s",
     ]
 
 
@@ -820,7 +820,12 @@ def test_the_log_of_an_init_container_is_that_of_an_existing_pod():
     ("phase", "keeps", "end", "step"),
     [
         ("Running", [], "09:10", "wait: it can save its state until the end of its grace period"),
-        ("Running", [], "05:00", "kubectl delete pod --force -n ns job-worker-0 gives it up"),
+        (
+            "Running",
+            [],
+            "05:00",
+            "delete pod --force -n ns job-worker-0 removes it by force",
+        ),
         ("Running", ["x/keep"], "05:00", "its node node-1 has not ended it"),
         ("Succeeded", ["x/keep"], "05:00", "whoever set x/keep must remove it"),
     ],

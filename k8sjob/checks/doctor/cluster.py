@@ -218,7 +218,7 @@ def _filled(facts: Facts) -> set[str]:
 
 
 def limits(facts: Facts) -> Iterator[CheckResult]:
-    """Check whether the job asks for more than LimitRanges allow one container or Pod."""
+    """Check whether the job requests more than LimitRanges allow one container or Pod."""
     for limit_range in facts.items("limit ranges") or ():
         for item in Object(limit_range).spec.get("limits") or ():
             most = amounts(item.get("max"))
@@ -238,8 +238,8 @@ def _limit(name: str, kind: str, most: Amounts, job: Json) -> CheckResult:
     seen = f"{name} allows a {kind.lower()} at most {allowed}"
     if not over:
         return fine("limits", seen)
-    step = "ask for less in resources, or have the LimitRange raised"
-    return problem("limits", f"{seen}; the job asks for more", step, details=over)
+    step = "request less in resources, or have the LimitRange raised"
+    return problem("limits", f"{seen}; the job requests more", step, details=over)
 
 
 def _limits_of(pod: Json, kind: str) -> list[Amounts]:
@@ -315,7 +315,7 @@ def _kind(facts: Facts, resource: str, model: str, those: Sequence[Node]) -> Che
     seen = f"{name}: {free} of {whole} free"
     if free:
         return fine("devices", seen, details=details)
-    return warning("devices", seen, "a job that asks for them waits its turn", details=details)
+    return warning("devices", seen, "a job that requests them waits for others", details=details)
 
 
 def _line(node: Node, resource: str) -> str:

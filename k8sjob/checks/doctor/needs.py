@@ -130,7 +130,7 @@ def _in_queue(facts: Facts, local: Json, cluster: Json | None) -> Iterator[Check
     pods = list(sets.values())
     for reason, declared in excess(cluster, [(int(fewest), pods[0][1])] if fewest else pods):
         if declared:
-            step = "ask for less, or for another queue; otherwise the job never starts"
+            step = "request less, or use another queue; otherwise the job never starts"
             yield problem("queue", reason, step)
         else:
             step = "Kueue admits no such job, unless it is set up with IgnoreUndeclared"
@@ -214,7 +214,7 @@ def _never(role: str, pod: Json, nodes: Sequence[Node]) -> CheckResult | None:
     if not possible:
         details = tuple(f"{counted(count, 'node')}: {why}" for why, count in reasons.most_common())
         step = "correct node_selector, tolerations, affinity or gpu_type in the job.yaml"
-        return problem("fit", f"no node takes a {role}", step, details=details)
+        return problem("fit", f"no node accepts a {role}", step, details=details)
     need = pod_requests(pod)
     if any(_has_room(node.offers, need) for node in possible):
         return None
@@ -229,7 +229,7 @@ def _never(role: str, pod: Json, nodes: Sequence[Node]) -> CheckResult | None:
     ) or "all of " + ", ".join(asked.values())
     return problem(
         "fit",
-        f"a {role} is too large for every node, even for an empty one: it asks for {reason}",
+        f"a {role} is too large for every node, even for an empty one: it requests {reason}",
         "request less in resources, or use more replicas that are smaller",
     )
 

@@ -89,7 +89,7 @@ UNKNOWN_IGNORE: Final = Check(
     "unknown-ignore",
     Severity.WARNING,
     "any",
-    "A comment that names no check of its file silences nothing.",
+    "A comment that names no check of its file has no effect.",
 )
 
 

@@ -192,7 +192,7 @@ def _save_on_every_rank(script: Script) -> Iterator[Hit]:
 
 @RULES.warning
 def _download_on_every_rank(script: Script) -> Iterator[Hit]:
-    """Downloads of several processes into one folder write over each other."""
+    """Downloads of several processes into one folder overwrite each other."""
     if not script.torch_calls("init_process_group") or script.setting.processes == 1:
         return
     if any(
@@ -296,7 +296,7 @@ _CLEARS: Final = frozenset({"zero_grad", "zero_", "_foreach_zero_", "grad"})
 
 @RULES.warning
 def _gradients_not_cleared(script: Script) -> Iterator[Hit]:
-    """backward() adds to the gradients that are there; only zero_grad() clears them."""
+    """backward() adds to the existing gradients; only zero_grad() clears them."""
     words = (getattr(node, "attr", constant(node)) for node in script.nodes)
     clears = any(word in _CLEARS for word in words if isinstance(word, str))
     if clears or script.modules & MANAGED or not script.self_contained or script.has_runtime:

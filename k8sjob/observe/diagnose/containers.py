@@ -149,7 +149,7 @@ def bad_container(facts: Facts, pod: Pod) -> Explanation | None:
         return found
     if "runAsNonRoot" in message:
         step = (
-            "the image must name a user other than root by number (USER 1000 in its Dockerfile), or"
+            "the image must set a numeric user other than root (USER 1000 in its Dockerfile), or"
             " overlay must set securityContext.runAsUser; an image that k8sjob builds has a user"
         )
     elif "no command specified" in message:
@@ -306,9 +306,9 @@ def _ending(facts: Facts, pod: Pod) -> Explanation:
         step = f"whoever set {finalizers[0]} must remove it; check whether that controller runs"
     else:
         step = (
-            f"its grace period is over, and its node {pod.node} has not ended it: kubectl describe"
-            f" node {pod.node}; kubectl delete pod --force -n {facts.namespace} {POD}"
-            " gives it up"
+            f"its grace period has passed, and its node {pod.node} has not ended it: kubectl"
+            f" describe node {pod.node}; kubectl delete pod --force -n {facts.namespace} {POD}"
+            " removes it by force"
         )
     return Explanation(Cause.WAITING, what, step, since=since)
 

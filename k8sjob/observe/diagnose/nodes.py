@@ -90,7 +90,7 @@ def _explain(facts: Facts, pod: Pod, message: str) -> tuple[str, list[str]]:
     reasons = [(int(count), reason) for count, reason in _REASONS.findall(first)]
     if not found or not reasons:
         what = first.rstrip(".") if found else message
-        return f"no node takes it: {what}", [f"see all of it: {_describe(facts)}"]
+        return f"no node accepts it: {what}", [f"for the full message: {_describe(facts)}"]
     explained = [_reason(facts, pod, count, reason) for count, reason in reasons]
     steps = list(dict.fromkeys(step for _, step in explained if step))
     running = sum(one.phase == "Running" for one in facts.pods)
@@ -101,7 +101,7 @@ def _explain(facts: Facts, pod: Pod, message: str) -> tuple[str, list[str]]:
             " all of them or none"
         )
     whole = int(found[1])
-    none = f"none of {whole} nodes takes it" if whole != 1 else "the only node does not take it"
+    none = f"none of {whole} nodes accepts it" if whole != 1 else "the only node does not accept it"
     return f"{none}: {'; '.join(what for what, _ in explained)}", steps
 
 
@@ -120,7 +120,7 @@ def _reason(facts: Facts, pod: Pod, count: int, reason: str) -> tuple[str, str]:
         )
     if "node affinity/selector" in reason:
         return (
-            f"{count} lack{'s' * (count == 1)} the labels that it asks for{_selector(pod)}",
+            f"{count} lack{'s' * (count == 1)} the labels that it requires{_selector(pod)}",
             "correct node_selector, gpu_type or affinity: kubectl get nodes --show-labels",
         )
     if "unschedulable" in reason:
@@ -130,20 +130,20 @@ def _reason(facts: Facts, pod: Pod, count: int, reason: str) -> tuple[str, str]:
 
 def _insufficient(facts: Facts, pod: Pod, count: int, resource: str) -> tuple[str, str]:
     wanted = pod_requests(pod.spec).get(resource, Decimal())
-    asks = f"it asks for {as_text(resource, wanted) if wanted else '?'}"
+    asks = f"it requests {as_text(resource, wanted) if wanted else '?'}"
     has = "has" if count == 1 else "have"
     nodes = nodes_of(facts.of_kind("Node"), requested_by_node(facts.of_kind("Pod")))
     # If nodes may not be read, it is unknown whether they have any at all.
     short = f"{count} {has} too little {resource}{' free' if nodes else ''} ({asks})"
     largest = max((node.offers.get(resource, Decimal()) for node in nodes), default=wanted)
     if resource in _CORE:
-        field = f"resources.{resource}" if resource != "ephemeral-storage" else "what it asks for"
+        field = f"resources.{resource}" if resource != "ephemeral-storage" else "its request"
         if wanted > largest:
             most = as_text(resource, largest)
             never = f"{count} {has} too little {resource} ({asks}, and the largest node has {most})"
             return never, f"waiting will not help: lower {field}, or use more, smaller replicas"
         return short, f"lower {field}, or wait until others have ended"
-    step = f"wait until others have ended, or ask for less (see all: {_describe(facts)})"
+    step = f"wait until others have ended, or request less (show all: {_describe(facts)})"
     if nodes and not largest:
         return (
             f"no node offers any {resource} ({asks})",
@@ -153,7 +153,7 @@ def _insufficient(facts: Facts, pod: Pod, count: int, resource: str) -> tuple[st
         return short, step
     if wanted > largest:
         step = (
-            f"no node has that many: ask for at most {largest:f} per replica, and use more replicas"
+            f"no node has that many: request at most {largest:f} per replica, and use more replicas"
         )
     return f"{short}: {_offers(facts, nodes, resource)}", step
 

@@ -138,7 +138,7 @@ RULES: Final = (
         r"|\b[Rr]equires? (?:at least )?(?:one|an?|\d+) (?:\w+ )?GPUs?\b",
         Cause.GPU_DRIVER,
         "it needs a GPU, and has none: {text}",
-        "ask for GPUs (resources.gpus) and use a base image with CUDA, or let the script use the"
+        "request GPUs (resources.gpus) and use a base image with CUDA, or let the script use the"
         " CPU: its arguments may allow that",
         "run it on a machine with a GPU, with a torch that is built for it, or let the script use"
         " the CPU: its arguments may allow that",
@@ -323,7 +323,7 @@ RULES: Final = (
         r"requires at least one CUDA device|only supported with GPUs, no GPUs found",
         Cause.GPU_DRIVER,
         "the backend of its process group needs a GPU, and the process has none: {text}",
-        "ask for GPUs (resources.gpus), or let the script choose gloo if there is none:"
+        "request GPUs (resources.gpus), or let the script choose gloo if there is none:"
         " init_process_group('nccl' if torch.cuda.is_available() else 'gloo')",
         "let the script choose gloo where there is no GPU:"
         " init_process_group('nccl' if torch.cuda.is_available() else 'gloo')",

@@ -41,7 +41,7 @@ _RULES: Final = (
         r"exceeded quota: (?P<quota>[^,]+), requested: .*, used: .*, limited: ",
         Cause.QUOTA,
         "the namespace's quota {quota!r} has no room: {amounts}",
-        "delete jobs that are not needed, ask for less (replicas, resources), or have the quota"
+        "delete jobs that are not needed, request less (replicas, resources), or have the quota"
         " raised: kubectl describe quota {quota} -n {namespace}. It is tried again",
     ),
     Rule(

@@ -60,7 +60,7 @@ def backend_for(wanted: str | None, device: torch.device) -> str:
     if wanted == "nccl" and device.type != "cuda":
         raise EnvError(
             f"backend 'nccl' needs a GPU for each process of a node, and this one has "
-            f"{torch.cuda.device_count()}; ask for GPUs (resources.gpus), use gloo, or remove the "
+            f"{torch.cuda.device_count()}; request GPUs (resources.gpus), use gloo, or remove the "
             "backend"
         )
     return wanted

@@ -37,7 +37,7 @@ def _rejected_by_webhook(job: Job) -> Iterator[Hit]:
 
 @RULES.error
 def _unknown_field(job: Job) -> Iterator[Hit]:
-    """The apiserver drops fields that the CRD does not know; kubectl refuses them before."""
+    """The apiserver drops fields that the CRD does not know; kubectl refuses them earlier."""
     for pattern in CLOSED_PATHS:
         known = known_fields(*pattern)
         roles = [replica.role for replica in job.replicas] if "*" in pattern else [""]
@@ -61,7 +61,7 @@ def _where_to(key: str, known: tuple[str, ...]) -> str:
 
 @RULES.error
 def _worker_name_too_long(job: Job) -> Iterator[Hit]:
-    """A service is called <job>-worker-<n>, of at most 63 characters; nothing checks it before."""
+    """A service is called <job>-worker-<n>, of at most 63 characters; nothing checks it earlier."""
     job_name = Object(job.data).name
     for replica in job.replicas:
         most = max(replica.count, at_path(job.elastic, "maxReplicas") or 0)

@@ -241,7 +241,7 @@ def _elastic(spec: _Json) -> Iterator[Problem]:
     if own is not None and general is not None:
         yield Problem(
             "spec.elasticPolicy.nProcPerNode",
-            f"{own!r} stands beside spec.nprocPerNode {general!r}; keep only the latter",
+            f"{own!r} conflicts with spec.nprocPerNode {general!r}; keep only the latter",
         )
 
 
