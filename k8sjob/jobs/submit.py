@@ -189,7 +189,7 @@ class _Submission:
                     outcome = Outcome.REPLACED
         raise BackendError(
             f"jobs named {self._planned.name} appear and disappear too fast in namespace"
-            f" {self._planned.namespace}; another client submits it too; use a generated name"
+            f" {self._planned.namespace}; another client seems to submit them; use a generated name"
         )
 
     def _of_another_kind(self, *, replace: bool) -> Outcome:

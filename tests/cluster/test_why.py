@@ -156,7 +156,7 @@ FAULTS = [
     ("gpu-kind", {"master": replicas(container(**asking(**{"example.com/gpu": "1"})))},
      Cause.UNSCHEDULABLE, "no node offers any example.com/gpu"),
     ("cpus", {"master": replicas(container(resources={"requests": {"cpu": "1000"}}))},
-     Cause.UNSCHEDULABLE, "too little cpu (it asks for 1000, and the largest node has "),
+     Cause.UNSCHEDULABLE, "too little cpu (it requests 1000, and the largest node has "),
     ("taint", {"master": replicas(nodeSelector={"kubernetes.io/hostname": "{mark}-gpus"})},
      Cause.UNSCHEDULABLE, f"a taint that it does not tolerate ({GHOST}"),
     ("selector", {"master": replicas(nodeSelector={"gpu": "a100"})},

@@ -432,17 +432,17 @@ def node(name, labels=None, **allocatable):
     [
         (
             {"cpu": "500"},
-            "cpu (it asks for 501, and the largest node has 2)",
+            "cpu (it requests 501, and the largest node has 2)",
             "waiting will not help: lower resources.cpu, or use more, smaller replicas",
         ),
         (
             {"memory": "4Ti"},
-            "memory (it asks for 4Ti, and the largest node has 8Gi)",
+            "memory (it requests 4Ti, and the largest node has 8Gi)",
             "waiting will not help: lower resources.memory,",
         ),
         (
             {"cpu": "1"},
-            "cpu free (it asks for 2)",
+            "cpu free (it requests 2)",
             "lower resources.cpu, or wait until others have ended",
         ),
         (
@@ -485,7 +485,7 @@ def test_gpus_in_use_are_not_free():
     pods = [*running("master-0", "worker-0"), waiting]
     finding = only("Running", pods=pods, related=[*nodes, other])
     assert finding.message == (
-        "worker-1: none of 4 nodes accepts it: 4 have too little nvidia.com/gpu free (it asks for"
+        "worker-1: none of 4 nodes accepts it: 4 have too little nvidia.com/gpu free (it requests"
         " 4): there are 4 nodes of H100 with 4, 9 free in all, for 60 s"
     )
     assert "meanwhile 2 replicas hold what they have" in finding.next_step

@@ -315,7 +315,7 @@ def _kind(facts: Facts, resource: str, model: str, those: Sequence[Node]) -> Che
     seen = f"{name}: {free} of {whole} free"
     if free:
         return fine("devices", seen, details=details)
-    return warning("devices", seen, "a job that requests them waits for others", details=details)
+    return warning("devices", seen, "a job that requests them has to wait", details=details)
 
 
 def _line(node: Node, resource: str) -> str:

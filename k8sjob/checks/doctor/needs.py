@@ -229,7 +229,7 @@ def _never(role: str, pod: Json, nodes: Sequence[Node]) -> CheckResult | None:
     ) or "all of " + ", ".join(asked.values())
     return problem(
         "fit",
-        f"a {role} is too large for every node, even for an empty one: it requests {reason}",
+        f"a {role} is too large for every node, even an empty one: it requests {reason}",
         "request less in resources, or use more replicas that are smaller",
     )
 

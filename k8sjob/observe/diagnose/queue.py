@@ -156,7 +156,7 @@ def _never(facts: Facts, workload: Json) -> tuple[str, str] | None:
         return reason, "whoever set that annotation of the job must remove it"
     of_roles = reason.split("couldn't assign flavors to pod set")
     if any(_has(part, _NEVER) and not _has(part, _WAITS) for part in of_roles):
-        return reason, "request less or other nodes, or for another queue, or have it corrected"
+        return reason, "request less or other nodes, use another queue, or have the queue corrected"
     return None
 
 

@@ -63,7 +63,7 @@ def test_free_gpus_by_model_in_all_and_by_node(look):
 @pytest.mark.parametrize(
     ("one", "pods", "verdict", "text"),
     [
-        (node("a", gpus=1), using(a=1), WARNING, "waits for others"),
+        (node("a", gpus=1), using(a=1), WARNING, "has to wait"),
         (node("a", gpus=8), "refused", UNKNOWN, "nvidia.com/gpu: 8 on 1 node; how many are free"),
         (
             node("a", labels={"feature.node.kubernetes.io/pci-10de.present": "true"}),

@@ -265,7 +265,7 @@ ADVICE = {
         "pod_template: {spec: {containers: [{name: pytorch, env: [{name: R, value: '3'}]}]}}",
     ),
     "or a digest": (f"image: x:latest\n{KEPT}", f"image: x@sha256:{'0' * 64}\n{KEPT}"),
-    "leave it out": (
+    "remove it, the operator": (
         "run: {command: [torchrun, --standalone, main.py]}\nreplicas: {workers: 1}",
         "run: {command: [torchrun, main.py]}\nreplicas: {workers: 1}",
     ),
