@@ -162,13 +162,13 @@ class Job:
 
 def hit(job: Job, chance: random.Random, whom: str) -> str:
     """Kill or stop some of a job's ranks or agents; what was done, empty if nobody was there."""
-    kinds = ["killed", "killed", "stopped for 2 s", "told to end"]
+    kinds = ["killed", "killed", "stopped for 2 s", "terminated"]
     # Nobody in a pod sees to its first process: what stands still for good there is the kubelet's.
     what = chance.choice([*kinds, "stopped for good"] if whom == "rank" else kinds)
     several = what == "killed" and chance.random() < 0.3
     ids = job.processes("k8sjob.runtime.agent.rank_main" if whom == "rank" else "k8sjob.runtime")
     ids = chance.sample(ids, min(len(ids), 2 if several else 1))
-    numbers = {"killed": signal.SIGKILL, "told to end": signal.SIGTERM}
+    numbers = {"killed": signal.SIGKILL, "terminated": signal.SIGTERM}
     for pid in ids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, numbers.get(what, signal.SIGSTOP))
@@ -465,7 +465,7 @@ def main() -> None:
             end = judged(job, code, curve)
             ends[end] += 1
             why = "" if end == "the same curve" else f": exit code {code}, {told(job)}"
-            what = "; ".join(one.kind for one in played) or "no fault met it"
+            what = "; ".join(one.kind for one in played) or "no fault hit it"
             print(f"seed {seed}: {what}: {end}{why}", flush=True)
             if end != "the same curve":
                 Path(f"/tmp/chaos-{seed}.log").write_text("\n".join(line for _, line in job.lines))

@@ -137,7 +137,7 @@ class Watcher:
 
     def said_since(self, moment: float) -> list[str]:
         """The lines after a moment, without what every start says."""
-        dull = ("processes met", "checkpoint", "resumed", "of 4, 1 process", "libuv")
+        dull = ("processes joined", "checkpoint", "resumed", "of 4, 1 process", "libuv")
         lines = (text for when, text in self.lines if when >= moment)
         return [text for text in lines if not any(word in text for word in dull)]
 
@@ -353,7 +353,7 @@ def table_of_starts(rows: list[Told]) -> str:
         then = "" if row.recovered is None else f"runs {row.recovered:.1f} s after the registry"
         detail = re.sub(r"127\.0\.0\.1:\d+", "registry.example", row.finding)
         cells.append([row.fault, detail, f"{row.seconds:.1f} s", then])
-    return markdown(["Fault", "What `why` says", "After", "Then"], cells)
+    return markdown(["Fault", "What `why` shows", "After", "Then"], cells)
 
 
 def tables(played: dict[str, list[Outcome]]) -> str:

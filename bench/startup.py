@@ -32,7 +32,7 @@ def once() -> dict[str, float]:
                 elif kind == "log":
                     marks.setdefault("first line of output", now)
                 elif kind == "started":
-                    marks.setdefault("group met", event["time"] - start)
+                    marks.setdefault("group joined", event["time"] - start)
                     marks["of it: import torch"] = data.get("import_s", 0.0)
                     marks["of it: rendezvous"] = data.get("rendezvous_s", 0.0)
                 elif kind == "progress":

@@ -87,7 +87,7 @@ def page() -> str:
         for heading, text, names in SHARED
     ]
     front = _list(_options(program))
-    return "\n".join([HEAD, f"## Options in front of a command\n\n{front}", *shared, *sections, ""])
+    return "\n".join([HEAD, f"## Options before a command\n\n{front}", *shared, *sections, ""])
 
 
 def _section(name: str, command: click.Command) -> str:
@@ -132,7 +132,7 @@ def _option(option: click.Option) -> str:
         choices = ", ".join(f"`{choice}`{marks.get(choice, '')}" for choice in option.type.choices)
         choices += ". "
     many = option.multiple and "more than once" not in (option.help or "")
-    again = " May be given several times." if many else ""
+    again = " May be given more than once." if many else ""
     return f"- {_names(option)}: {choices}{option.help}{again}"
 
 

@@ -39,9 +39,9 @@ CONFIG_ENV: Final = "K8SJOB_CONFIG"
 CHECKPOINT_DIR_ENV: Final = "K8SJOB_CHECKPOINT_DIR"
 """Overrides checkpoint.dir; the local back end sets it to the folder mapped on this machine."""
 PATHS_ENV: Final = "K8SJOB_PATHS"
-"""JSON {mount path: path on this machine}; set by the local back end alone, absent in a pod."""
+"""JSON {mount path: path on this machine}; set only by the local back end, absent in a pod."""
 SOURCE_ENV: Final = "K8SJOB_SOURCE"
-"""The user's folder of which WORKDIR is a copy; set by the local back end alone."""
+"""The user's folder of which WORKDIR is a copy; set only by the local back end."""
 TERMINATION_LOG_ENV: Final = "K8SJOB_TERMINATION_LOG"
 """Overrides TERMINATION_LOG; set by the local back end, which has no kubelet to read it."""
 TERMINATION_LOG: Final = "/dev/termination-log"
@@ -110,8 +110,8 @@ class EventKind(StrEnum):
     of a session: "waiting", world_size, missing (how many ranks have not come), ranks (the first of
     these)."""
     STARTED = "started"
-    """A group met: world_size, backend, device (the name of rank 0's GPU), strategy, restart,
-    import_s, rendezvous_s, and the versions python, torch and, on GPUs, cuda."""
+    """A group was formed: world_size, backend, device (the name of rank 0's GPU), strategy,
+    restart, import_s, rendezvous_s, and the versions python, torch and, on GPUs, cuda."""
     PROGRESS = "progress"
     """epoch (from 0), epochs, step (in the epoch), steps, loss, samples_per_s, step_s (seconds of a
     step), memory_bytes (the peak of the rank that has most); except after the first step, which
@@ -132,9 +132,9 @@ class EventKind(StrEnum):
     FINISHED = "finished"
     """seconds, and the last numbers given to `job.log(...)`."""
     UNMET = "unmet"
-    """Several replicas ran to their end and no process group spanned them, so each trained alone:
-    world_size (ranks of the job), replicas (their number). Written by the Master's agent, at the
-    end, together with a termination message (Reason.type "Unmet", exit_code 0)."""
+    """Several replicas ran to their end and no process group spanned them, so each trained
+    separately: world_size (ranks of the job), replicas (their number). Written by the Master's
+    agent, at the end, together with a termination message (Reason.type "Unmet", exit_code 0)."""
 
     JOB = "job"
     """The job's state changed: state, reason, message, exit_code."""
@@ -204,7 +204,7 @@ class Event:
     """One thing that happened, on its way from a rank or a back end to a terminal or a program.
 
     Attributes:
-        kind: an EventKind; a plain str where a newer runtime sent one that is not known here.
+        kind: an EventKind; a plain str where a newer runtime sent one that is unknown.
         data: JSON object; the keys of each kind are given at EventKind.
         time: seconds since the epoch, by the sender's clock.
         replica: "master-0", "worker-2"; empty if the event concerns the whole job.

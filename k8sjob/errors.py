@@ -64,14 +64,14 @@ class K8sJobError(Exception):
     """Base of all errors of k8sjob.
 
     Attributes:
-        exit_code: what a command that meets this error exits with.
+        exit_code: what a command with this error exits with.
     """
 
     exit_code: int = 1
 
     def _render_traceback_(self) -> list[str]:
         """The traceback for IPython: the line of the user's own code, and the message."""
-        import traceback  # noqa: PLC0415 - needed for this alone
+        import traceback  # noqa: PLC0415 - only needed here
 
         frames = traceback.extract_tb(self.__traceback__)
         own = [one for one in frames if not re.match(_INNER, one.filename)]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from k8sjob.backends.api import Backend, Plan
     from k8sjob.backends.cluster.backend import ClusterBackend
     from k8sjob.contract import Event
-    from k8sjob.observe.diagnose import Finding
+    from k8sjob.observe.diagnose import Diagnosis
     from k8sjob.spec import JobSpec
     from k8sjob.targets.api import JobState
 
@@ -154,7 +154,7 @@ class SubmittedJob(JobRef):
         except JobNotFound:
             raise deleted(self) from None
 
-    def why(self) -> list[Finding]:
+    def why(self) -> list[Diagnosis]:
         """The causes of its state, the first one first; empty if nothing is wrong."""
         return findings(self._backend, self._backend.snapshot(self))
 
@@ -254,7 +254,7 @@ def submit(
 
     Raises:
         SpecError: the spec is not valid.
-        ImageError: the code alone does not make the image, or a registry refuses.
+        ImageError: the image needs more than the code, or a registry refuses.
         JobExists: another job, or the same one that has ended, has the name; see `replace` and
             `generate_name`.
         BackendError: the cluster refuses the job, or cannot be reached.

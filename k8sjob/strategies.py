@@ -32,7 +32,7 @@ KERAS_BACKENDS: Final = ("jax", "torch")
 """The backends of Keras's own distribution; torch from Keras 3.16 on."""
 
 GONE: Final[Mapping[str, str]] = MappingProxyType(
-    {"mpi": "is not built into torch's packages", "tcp": "is gone from torch"}
+    {"mpi": "is not built into torch's packages", "tcp": "was removed from torch"}
 )
 """Backends that tutorials still name, and why they are not here."""
 
@@ -197,13 +197,14 @@ def _of_mesh(
         yield Conflict(
             "strategy.layout",
             f"no layer is sharded along mesh axis model={model}: its ranks would all compute the"
-            f" same; write what it divides, as {example}, or leave model out",
+            f" same; write what it divides, such as {example}, or leave model out",
         )
 
 
 _NO_SPLITS: Final = Conflict(
     "strategy.splits",
-    "without splits there is only one stage; write the layers that begin the others, as [block2]",
+    "without splits there is only one stage; write the layers that begin the others, such as"
+    " [block2]",
 )
 
 
@@ -451,7 +452,7 @@ def conflicts(
     """
     row = STRATEGIES.get(kind)
     if row is None:
-        message = f"{kind!r} is not a strategy here; {_meant(kind, STRATEGIES, 'kinds')}"
+        message = f"{kind!r} is not a strategy; {_meant(kind, STRATEGIES, 'kinds')}"
         return [Conflict("strategy.kind", message)]
     found = [*_of_options(kind, options), *_of_shape(row, shape)]
     if not found:
@@ -516,12 +517,12 @@ def _of_backend(backend: str, shape: Shape) -> Iterator[Conflict]:
         message = f"{backend!r} {GONE[backend]}; use gloo on CPUs or nccl on GPUs"
         yield Conflict("strategy.backend", message)
     elif backend not in BACKENDS:
-        message = f"{backend!r} is not a backend here; {_meant(backend, BACKENDS, 'backends')}"
+        message = f"{backend!r} is not a backend; {_meant(backend, BACKENDS, 'backends')}"
         yield Conflict("strategy.backend", message)
     elif backend == "nccl" and shape.gpus < shape.nproc_per_node:
         yield Conflict(
             "strategy.backend",
-            f"'nccl' needs a GPU for each process, and there are {shape.gpus} for"
+            f"'nccl' needs a GPU for each process, and a node has {shape.gpus} for"
             f" {shape.nproc_per_node}; set resources.gpus, or use gloo",
         )
 

@@ -1,4 +1,4 @@
-"""What a part of the tests needs beside Python: `python tests/needs.py image` says what is missing.
+"""What a part of the tests needs besides Python: `python tests/needs.py image` shows it.
 
 `make test` needs nothing of it; `make test-image`, `test-cluster` and `test-chaos` do.
 """

@@ -76,9 +76,9 @@ def test_settings_and_shapes_that_conflict(kind, given, shape, field, detail):
 @pytest.mark.parametrize(
     ("backend", "shape", "detail"),
     [
-        ("nccl", Shape(1, 2, gpus=0), "there are 0 for 2"),
+        ("nccl", Shape(1, 2, gpus=0), "a node has 0 for 2"),
         ("mpi", ONE, "not built into torch"),
-        ("tcp", ONE, "gone from torch"),
+        ("tcp", ONE, "removed from torch"),
         ("glo", ONE, "did you mean 'gloo'"),
     ],
 )
@@ -100,8 +100,8 @@ def test_a_plain_job_has_no_conflicts():
 def test_an_unknown_strategy_is_named_with_those_there_are():
     (close,) = conflicts("DPP", {}, Shape(1, 1))
     (far,) = conflicts("horovod", {}, Shape(1, 1))
-    assert close.message == "'DPP' is not a strategy here; did you mean 'ddp'?"
-    assert far.message == f"'horovod' is not a strategy here; valid kinds: {', '.join(STRATEGIES)}"
+    assert close.message == "'DPP' is not a strategy; did you mean 'ddp'?"
+    assert far.message == f"'horovod' is not a strategy; valid kinds: {', '.join(STRATEGIES)}"
 
 
 def test_everything_is_told_at_once():

@@ -99,7 +99,7 @@ def _only_job(documents: list[Document], source: str) -> tuple[_Place, list[_Pla
         message = f"found {seen}; name a file with one of {', '.join(kinds)}"
         raise SpecError([Problem("", message)], source)
     names = ", ".join(_called(job) for _, _, job in jobs)
-    message = f"{names} are several jobs; a job.yaml is one, so adopt them from files of their own"
+    message = f"{names} are several jobs; a job.yaml is one, so adopt each from its own file"
     raise SpecError([Problem("", message, jobs[1][0].line, 1)], source)
 
 
@@ -292,8 +292,8 @@ def _notes(spec: JobSpec, original: Json) -> Iterator[str]:
     if command == NO_COMMAND:
         yield (
             "the manifest has no command that run.command can hold (an image's entrypoint, for "
-            "example), so `k8sjob run` cannot know it: write it into run.command and take "
-            "`command` out of pod_template or overlay"
+            "example), so `k8sjob run` cannot know it: write it into run.command and remove"
+            " `command` from pod_template or overlay"
         )
     elif any(launcher in words for launcher in _LAUNCHERS):
         yield (
@@ -307,8 +307,8 @@ def _notes(spec: JobSpec, original: Json) -> Iterator[str]:
         )
     if any("automountServiceAccountToken" not in pod for _, pod in pods(original)):
         yield (
-            "service_account_token is true, as Kubernetes has it by default; leave it out if the "
-            "training never calls the cluster"
+            "service_account_token is true, as Kubernetes has it by default; remove it if the"
+            " training never calls the cluster"
         )
     for role, pod in pods(original):
         image = trainer(pod)["image"]

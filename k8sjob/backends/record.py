@@ -437,7 +437,7 @@ class RecordBackend:
         """
         del ref
         if self._launched is None:
-            raise BackendError(f"{self.path} does not say what the job was started from")
+            raise BackendError(f"{self.path} does not record what the job was started from")
         return self._launched
 
     def related(self, snapshot: Snapshot) -> Sequence[Json]:

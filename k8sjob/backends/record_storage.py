@@ -167,7 +167,7 @@ def _explained(url: str, passing: tuple[type[Exception], ...] = ()) -> Iterator[
     try:
         yield
     except FileNotFoundError as error:
-        raise StorageError(f"{url} is not there; check the bucket and the path") from error
+        raise StorageError(f"{url} does not exist; check the bucket and the path") from error
     except Exception as error:
         if isinstance(error, passing) and not isinstance(error, OSError):
             raise

@@ -82,7 +82,7 @@ def find_script(path: Path) -> Path:
     """The training script that a path stands for: itself, or the one program of a folder.
 
     Raises:
-        SpecError: there is none, or it cannot be said which.
+        SpecError: there is none, or several are possible.
     """
     if not path.is_dir():
         if path.suffix not in {".py", ".ipynb"} or not path.is_file():
@@ -167,7 +167,7 @@ def _cells(file: Path) -> str:
 
 
 def _python(cell: str) -> str:
-    """A cell in which what is for IPython alone has become comments."""
+    """A cell in which what is only for IPython has become comments."""
     try:
         parse_module(cell, "")
     except (SyntaxError, ValueError):
@@ -256,7 +256,7 @@ class _Job:
 
     @cached_property
     def _relative(self) -> list[ast.ImportFrom]:
-        """The relative imports of the script, which work in a module alone."""
+        """The relative imports of the script, which work only in a module."""
         return [
             node
             for node in ast.walk(self._script.files[0].tree)
@@ -308,7 +308,7 @@ class _Job:
             found = _Start(f"its process group, if any, is made in {names}, not in the folder", 0)
         else:
             page = "from-keras.md" if "keras" in script.modules else "from-ddp.md"
-            alone = "it makes no process group, so more processes would each train alone"
+            alone = "it makes no process group, so several processes would each train separately"
             found = _Start(f"{alone}; see docs/how-to/{page}", 0)
         return found
 
@@ -354,7 +354,7 @@ class _Job:
 
     @cached_property
     def _libraries(self) -> tuple[set[str], set[str]]:
-        """Libraries that the code needs; and others, imported in functions of its modules alone.
+        """Libraries that the code needs; and others, imported only in functions of its modules.
 
         A module of a large repository imports in a function what few of its users need.
         """
@@ -389,7 +389,7 @@ class _Job:
         return list(found)
 
     def _is_optional(self, node: ast.AST) -> bool:
-        """Whether the import may fail, or is for type checkers alone."""
+        """Whether the import may fail, or is only for type checkers."""
         return any(
             (isinstance(parent, ast.Try) and child in parent.body and bool(parent.handlers))
             or (

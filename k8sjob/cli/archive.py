@@ -68,7 +68,7 @@ def archive_command(job: str, path: Path | None, force: bool, place: Place) -> N
     """Write all that is known about a job to one file: its state, its objects and its output.
 
     `why`, `status` and `logs` read the file in place of NAME: when the job is deleted, and on other
-    machines. It has the job's manifest and output as they are: check them for secrets before you
+    machines. It contains the job's manifest and output unchanged: check them for secrets before you
     give the file to others.
     """
     if path and path.suffix != SUFFIX:
@@ -89,9 +89,9 @@ def archive_command(job: str, path: Path | None, force: bool, place: Place) -> N
 def report_command(job: str, path: Path | None, force: bool, place: Place) -> None:
     """Write a page about a job: its state, what `why` finds, curves, times, output, manifest.
 
-    The page is one HTML file that loads nothing and runs no script. NAME may also be a record. It
-    has the job's manifest and last output as they are: check them for secrets before you give the
-    file to others.
+    The page is one HTML file that loads nothing and runs no script. NAME may also be a record. The
+    page contains the job's manifest and last output unchanged: check them for secrets before you
+    give the file to others.
     """
     backend, ref = find(job, place)
     text = page(backend, backend.snapshot(ref))

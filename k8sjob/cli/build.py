@@ -54,7 +54,7 @@ _REPORT_SECONDS: Final = {True: 0.2, False: 10.0}
     is_flag=True,
     help="Compress the dependencies with zstd: smaller; for nodes with containerd 1.5 or newer.",
 )
-@click.option("--dry-run", is_flag=True, help="Print what would be built, and build nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be built, without building it.")
 @plain_http_option
 @format_option("name", "json", text="Print the image's reference, or all that is known about it.")
 def build_command(  # noqa: PLR0917 - click hands them over by name

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     "before",
     metavar="AGE",
     callback=ago,
-    help="With -l or --all: only jobs that ended at least this long ago, as 12h or 7d.",
+    help="With -l or --all: only jobs that ended at least this long ago, such as 12h or 7d.",
 )
 @place_options()
 def delete_command(  # noqa: PLR0917 - click hands them over by name

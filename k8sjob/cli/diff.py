@@ -21,7 +21,7 @@ from k8sjob.sanitize import safe_line
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from k8sjob.rendering.diff import Difference
+    from k8sjob.rendering.diff import ManifestDiff
 
 _COLOURS: Final = {"+": "green", "-": "red", "@": "cyan"}
 _MOST_PATHS: Final = 6
@@ -86,7 +86,7 @@ def show_lines(lines: Sequence[str], *, err: bool = False) -> None:
         click.echo(shown, err=err)
 
 
-def _explain(found: Difference, submit: str, edit: str) -> None:
+def _explain(found: ManifestDiff, submit: str, edit: str) -> None:
     """Explain which differences would not reach running pods, and how to apply each."""
     if found.is_new:
         print_status(f"\nthe job does not exist; create it: {submit}")

@@ -10,7 +10,7 @@ import click
 from rich.text import Text
 
 from k8sjob.backends.local.machine import check_packages
-from k8sjob.checks.doctor import Check, Report, Verdict, examine, gather
+from k8sjob.checks.doctor import CheckResult, Report, Verdict, examine, gather
 from k8sjob.checks.doctor.check import problem, warning
 from k8sjob.checks.doctor.machine import Machine, client, here, look
 from k8sjob.cli.find_job import Place, is_namespace, place_options
@@ -51,7 +51,7 @@ _WIDTH: Final = max(map(len, Verdict))
 @place_options()
 @format_option("table", "json", "yaml")
 def doctor_command(job: JobFile | None, target: str | None, place: Place, output: str) -> int:
-    """Check that jobs can be submitted, and how to fix what is missing.
+    """Check that jobs can be submitted, and show how to fix what is missing.
 
     Checks the client, the cluster, the controller of the jobs, your permissions, free GPUs and the
     namespace; with a job.yaml as FILE also whether that job would fit and be accepted. Nothing is
@@ -97,9 +97,9 @@ def _cluster(place: Place, machine: Machine, spec: JobSpec | None, target: str |
     return Report(checks, report.context, report.namespace, report.rbac)
 
 
-def _slow_nodes(facts: Facts) -> Iterator[Check]:
+def _slow_nodes(facts: Facts) -> Iterator[CheckResult]:
     """Nodes of the cluster that were the slowest of several jobs, by the newest records."""
-    from k8sjob.backends.record import RecordBackend, Records  # noqa: PLC0415 - for clusters alone
+    from k8sjob.backends.record import RecordBackend, Records  # noqa: PLC0415 - only for clusters
     from k8sjob.observe.usage import read_usage, slow_nodes  # noqa: PLC0415 - the same
 
     here = {Object(node).name for node in facts.items("nodes") or ()}
@@ -126,7 +126,7 @@ def _split(error: BackendError) -> tuple[str, str]:
     return (seen, step) if seen else (str(error), "correct the kubeconfig")
 
 
-def _for_local_jobs(spec: JobSpec | None, job: JobFile | None) -> Iterator[Check]:
+def _for_local_jobs(spec: JobSpec | None, job: JobFile | None) -> Iterator[CheckResult]:
     """Whether the packages of a job's image are installed here."""
     if spec is None or job is None:
         return
@@ -137,7 +137,7 @@ def _for_local_jobs(spec: JobSpec | None, job: JobFile | None) -> Iterator[Check
         yield warning("packages", *_split(error))
 
 
-def _no_cluster(place: Place) -> Check:
+def _no_cluster(place: Place) -> CheckResult:
     if place.is_local:
         return warning("cluster", "no cluster was checked", "leave --local out to check one")
     return warning(

@@ -37,9 +37,9 @@ from k8sjob.errors import JobNotFound, K8sJobError
 def export_command(checkpoint: Path, output: Path, everything: bool, force: bool) -> None:
     """Write the model's weights of a checkpoint as one state_dict.
 
-    CHECKPOINT is a file or folder step-..., or their folder, of which the newest complete one is
-    used. NAME is a job on this machine. The checkpoints of a job in a cluster are on its volume:
-    copy them from there first. Nothing in them is executed.
+    CHECKPOINT is a file or folder step-..., or the folder that contains them, whose newest complete
+    checkpoint is used. NAME is a job on this machine. The checkpoints of a job in a cluster are on
+    its volume: copy them from there first. Nothing in them is executed.
     """
     if util.find_spec("torch") is None:
         raise K8sJobError(f"torch is not installed for {sys.executable}; pip install 'k8sjob[run]'")

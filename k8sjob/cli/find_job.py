@@ -69,12 +69,12 @@ class Place:
 
     @property
     def is_local(self) -> bool:
-        """Whether this machine is meant, and it alone."""
+        """Whether only this machine is meant."""
         return self.local or self.namespace == LOCAL
 
     @property
     def is_cluster(self) -> bool:
-        """Whether a cluster is meant, and it alone."""
+        """Whether only a cluster is meant."""
         named = self.context or self.kubeconfig or self.client
         return bool(named or (self.namespace and self.namespace != LOCAL))
 
@@ -186,7 +186,7 @@ def job_argument(
 def find(job: str, place: Place, *, recorded: bool = True) -> tuple[Backend, JobRef]:
     """The back end that has the job, and the job there.
 
-    A name alone is looked for on this machine and in the cluster, if one is configured. NAME@RUN
+    A bare name is looked up on this machine and in the cluster, if one is configured. NAME@RUN
     distinguishes runs of one name on this machine. FILE.k8sjob is the record of a job, and so is
     s3://BUCKET/.../FILE.k8sjob. Of a job that is in neither place the newest record that was kept
     of it is shown, unless `recorded` is off.
@@ -218,7 +218,7 @@ def open_record(job: str) -> RecordBackend:
         K8sJobError: there is none that can be read.
     """
     if "://" in job:
-        from k8sjob.backends.record_storage import StoredRecord  # noqa: PLC0415 - for records alone
+        from k8sjob.backends.record_storage import StoredRecord  # noqa: PLC0415 - only for records
 
         return StoredRecord(job)
     from k8sjob.backends.record import RecordBackend  # noqa: PLC0415 - as above

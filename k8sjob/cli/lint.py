@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.command("lint")
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path, allow_dash=True))
 @set_option
-@click.option("--strict", is_flag=True, help="Exit with 1 also for warnings.")
+@click.option("--strict", is_flag=True, help="Also exit with 1 for warnings.")
 @format_option("table", "json", "yaml", "sarif")
 def lint_command(
     files: tuple[Path, ...], sets: tuple[Change, ...], strict: bool, output: str

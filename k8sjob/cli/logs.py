@@ -46,11 +46,13 @@ _CHUNK: Final = 1 << 20
     help="master-0, worker-2, or all of a role: worker.",
 )
 @click.option("--rank", "ranks", type=int, multiple=True, help="The replica of a process rank.")
-@click.option("-f", "--follow", is_flag=True, help="Wait for more until the job ends.")
-@click.option("-p", "--previous", is_flag=True, help="The attempt before the last one.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the output until the job ends.")
+@click.option("-p", "--previous", is_flag=True, help="Show the attempt before the last one.")
 @click.option("--tail", type=click.IntRange(min=0), help="Only the last lines of each replica.")
-@click.option("--since", metavar="AGE", callback=ago, help="Only newer lines, as 90s, 5m, 2h, 1d.")
-@click.option("--timestamps", is_flag=True, help="Put the time in front of each line.")
+@click.option(
+    "--since", metavar="AGE", callback=ago, help="Only lines of the last 90s, 5m, 2h or 1d."
+)
+@click.option("--timestamps", is_flag=True, help="Show the time of each line.")
 @click.option(
     "--save",
     "folder",
@@ -75,9 +77,9 @@ def logs_command(  # noqa: PLR0917 - click hands them over by name
 ) -> int:
     """Print what the replicas of a job wrote, ordered by time.
 
-    Lines of several replicas begin with the replica's name. Control sequences are removed; with
-    -o json and in files each line is as it was written. A separate line says what the node has not
-    kept. --save only appends to existing files: other output goes to new files next to them.
+    Lines of several replicas begin with the replica's name. Control sequences are removed; with -o
+    json and in files, lines are unchanged. A separate line marks output that the node has not kept.
+    --save only appends to existing files: other output goes to new files next to them.
     """
     if folder and output == "json":
         raise click.UsageError("--save writes the lines as they are; leave -o json out")
@@ -101,7 +103,7 @@ def logs_command(  # noqa: PLR0917 - click hands them over by name
             if interrupts.count:
                 break
     if interrupts.count and follow:
-        print_status("\nDetached; the same command reattaches")
+        print_status("\nDetached; run the same command to reattach")
     elif not (follow or since or interrupts.count) and tail != 0:
         for message in _waiting(job_status(snapshot), tuple(silent)):
             print_status(message)

@@ -23,7 +23,7 @@ _LISTEN: Final = re.compile(r"(?:(?P<host>[\w.-]+|\[[0-9a-fA-F:]+\]):)?(?P<port>
 @click.option(
     "--listen",
     metavar="[HOST:]PORT",
-    help="Serve them until Ctrl-C; only for this machine, unless HOST is another address of it.",
+    help="Serve them until Ctrl-C; only on this machine, unless HOST is another of its addresses.",
 )
 @place_options(everywhere=True)
 def metrics_command(labels: str, listen: str | None, place: Place) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 image_option = click.option(
-    "--image", metavar="REF", help="The image that the replicas run, preferably with its digest."
+    "--image", metavar="REF", help="The image that the replicas run, preferably by digest."
 )
 onto_option = click.option(
     "--onto",
@@ -67,7 +67,7 @@ def view_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options -o, -v and --no-logs of a command that follows a job."""
     formats = "auto: a live screen in a terminal, else plain lines. json: one event per line."
     no_logs = click.option(
-        "--no-logs", is_flag=True, help="Only the job's state: neither output nor progress."
+        "--no-logs", is_flag=True, help="Show only the job's state, without output and progress."
     )
     verbose = click.option(
         "-v", "--verbose", is_flag=True, help="Also show library frames in tracebacks."

@@ -174,5 +174,6 @@ def program() -> None:
 
     Jobs are named NAME, or local/NAME on this machine (local/NAME@RUN for an earlier run) and
     NAMESPACE/NAME in the cluster.
-    Begin with: k8sjob init my-job
+
+    Start with: k8sjob init my-job
     """

@@ -35,7 +35,7 @@ def _output(_ctx: click.Context, _option: click.Parameter, value: str) -> str | 
 
 @click.command("push", cls=JobCommand)
 @job_file_options()
-@click.option("--dry-run", is_flag=True, help="Print what would be sent, and send nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be sent, without sending it.")
 @build_option
 @onto_option
 @click.option("--strict", is_flag=True, help="Refuse code that seems to contain credentials.")

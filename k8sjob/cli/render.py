@@ -24,7 +24,7 @@ from k8sjob.spec import Image
     help="Write manifest, Dockerfile and what the image is built from into a folder.",
 )
 @click.option(
-    "--image", metavar="REF", help="The image that the replicas run, preferably with its digest."
+    "--image", metavar="REF", help="The image that the replicas run, preferably by digest."
 )
 @click.option(
     "-n", "--namespace", metavar="NS", help="Namespace of the job, instead of the file's."
@@ -41,13 +41,15 @@ def render_command(  # noqa: PLR0917 - click hands them over by name
     """Print the manifest of FILE (default: job.yaml), for kubectl apply -f -."""
     if only_dockerfile and (folder or image or namespace or target):
         raise click.UsageError(
-            "--dockerfile goes with none of --dir, --image, --namespace and --target"
+            "--dockerfile cannot be combined with --dir, --image, --namespace or --target"
         )
     spec = job.load()
     if namespace:
         spec = spec.with_(namespace=namespace)
     if target == AUTO:
-        raise click.UsageError("--target auto asks a cluster, and render asks none; name a target")
+        raise click.UsageError(
+            "--target auto needs a cluster, which render does not use; name a target"
+        )
     if target:
         spec = spec.with_(target=target)
     if only_dockerfile:

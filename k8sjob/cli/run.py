@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     "--oversubscribe", is_flag=True, help="Allow more than 4 processes per core (and more than 32)."
 )
 @click.option("--detach", is_flag=True, help="Leave it running, even after the terminal closes.")
-@click.option("-q", "--quiet", is_flag=True, help="Show only why it failed.")
+@click.option("-q", "--quiet", is_flag=True, help="Show only why the job failed.")
 @view_options
 def run_command(  # noqa: PLR0917 - click hands them over by name
     job: JobFile,

@@ -54,7 +54,7 @@ _OUTCOMES = {
 @click.option(
     "--dry-run",
     type=click.Choice(["client", "server"]),
-    help="Create no job. client: ask no cluster. server: ask it whether it would accept the job.",
+    help="Do not create the job. client: use no cluster. server: check that it accepts the job.",
 )
 @click.option(
     "-o",
@@ -85,7 +85,7 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
 
     If the same job exists and has not ended, the command attaches to it. A different job of that
     name, or one that has ended, is never touched without --replace: the difference is shown, and
-    the exit code is 1. A submission that is interrupted leaves a whole job or none.
+    the exit code is 1. An interrupted submission leaves a complete job or none.
     """
     for contradict, message in (
         (watch and (dry_run or output), "--watch follows the job; leave --dry-run and -o out"),
@@ -145,7 +145,7 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
 
 def _warn_of_needs(plan: Plan, backend: ClusterBackend) -> None:
     """Warn of what the job names and the cluster lacks: it would wait for that silently."""
-    from k8sjob.checks.doctor import examine_needs, gather_needs  # noqa: PLC0415 - for clusters alone
+    from k8sjob.checks.doctor import examine_needs, gather_needs  # noqa: PLC0415 - only for clusters
 
     with suppress(BackendError):
         facts = gather_needs(backend.transport, backend.namespace, plan.manifest)

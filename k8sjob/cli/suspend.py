@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @job_argument("jobs", many=True)
 @place_options()
 def suspend_command(jobs: tuple[str, ...], place: Place) -> None:
-    """Stop the replicas after a checkpoint; the job stays, for k8sjob resume."""
+    """Stop the replicas after a checkpoint; k8sjob resume continues the job."""
     for backend, ref in find_all(jobs, place):
         _suspend(backend, ref, value=True)
 

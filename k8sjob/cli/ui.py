@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 @click.command("ui")
 @click.argument("records", nargs=-1, metavar="[RECORD.k8sjob]...", type=click.Path())
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Default: a free one.")
-@click.option("--read-only", is_flag=True, help="Show jobs, and refuse to change any.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Default: any free port.")
+@click.option("--read-only", is_flag=True, help="Show jobs without allowing changes.")
 @place_options(everywhere=True)
 def ui_command(records: tuple[str, ...], port: int, read_only: bool, place: Place) -> None:
     """Show jobs on a page in the browser: their state, curves and output, and why they fail.

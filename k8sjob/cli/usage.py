@@ -39,7 +39,7 @@ _Groups = dict[tuple[str, str], dict[Use, float]]
     "--price",
     type=click.FloatRange(min=0),
     envvar="K8SJOB_PRICE",
-    help="Price of a GPU hour, or of a CPU hour; adds the costs. Default: $K8SJOB_PRICE.",
+    help="Price of a GPU hour, or of a CPU hour; shows the costs. Default: $K8SJOB_PRICE.",
 )
 @format_option("table", "json", "yaml")
 @place_options(everywhere=True)
@@ -55,9 +55,9 @@ def usage_command(  # noqa: PLR0917 - click hands them over by name
     """Show where the GPU hours of jobs went; CPU hours of jobs without GPUs.
 
     Without NAME, all jobs of this machine and of the cluster are counted; NAME may be the record of
-    a job that is gone. Each hour has one use: queued, starting, training, waiting
-    for the slowest rank, repeated after a failure, stalled, idle at the end; running, where the
-    script reports no steps; or unknown, before a suspension of which nothing is left.
+    a job that is gone. Each hour has one use: queued, starting, training, waiting for the slowest
+    rank, repeated after a failure, stalled, idle at the end; running, where the script reports no
+    steps; or unknown, before a suspension that left no trace.
     """
     group = _GROUPING.fullmatch(by)
     if group is None:

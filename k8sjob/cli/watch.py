@@ -45,7 +45,7 @@ def watch_command(  # noqa: PLR0917 - click hands them over by name
     """Follow a job to its end: its state, its progress, its output.
 
     Without NAME it follows all jobs: those of the cluster if one is configured, else those of this
-    machine. Ctrl-C leaves the jobs alone. The exit code is that of the job's outcome: 0 if it
+    machine. Ctrl-C does not affect the jobs. The exit code is that of the job's outcome: 0 if it
     succeeded, 100 if it failed, 103 if it was stopped or deleted.
     """
     if factor and (job is None or no_logs):

@@ -25,23 +25,25 @@ from k8sjob.view.views import console_for
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from k8sjob.observe.diagnose import Finding
+    from k8sjob.observe.diagnose import Diagnosis
 
 
 _PHASE_ENDS: Final = {
     "suspended": "suspended or queued",
-    "pod": "pod made",
+    "pod": "pod created",
     "scheduling": "scheduled",
     "setup": "pod set up",
     "init": "init container",
-    "image": "image there",
+    "image": "image ready",
     "container": "container started",
     "runtime": "first line",
     "import": "imported",
-    "meeting": "processes met",
+    "meeting": "processes joined",
     "step": "first step",
 }
 """The event that ends each phase."""
+_COLUMNS: Final = {"met": "JOINED"}
+"""Headings that differ from the name in JSON."""
 _MOST_ROWS: Final = 16
 _NOTABLE_SECONDS: Final = 3600.0
 """Device seconds of a job from which on it is worth a note where they went."""
@@ -49,7 +51,7 @@ _NOTABLE_SECONDS: Final = 3600.0
 
 @click.command("why")
 @job_argument()
-@click.option("--timing", "timed", is_flag=True, help="Where the time to the first step went.")
+@click.option("--timing", "timed", is_flag=True, help="Show where the time to the first step went.")
 @format_option("table", "json", "yaml")
 @place_options()
 def why_command(job: str, timed: bool, output: str, place: Place) -> None:
@@ -75,7 +77,7 @@ def why_command(job: str, timed: bool, output: str, place: Place) -> None:
     for one in found:
         show_finding(one)
     if backend.recorded:
-        from k8sjob.jobs.result import read_reached  # noqa: PLC0415 - for records alone
+        from k8sjob.jobs.result import read_reached  # noqa: PLC0415 - only for records
 
         if ran := environment(read_reached(backend, snapshot).group):
             line(f"ran: {ran}")
@@ -91,7 +93,7 @@ def why_command(job: str, timed: bool, output: str, place: Place) -> None:
         line(used.note)
 
 
-def show_finding(found: Finding) -> None:
+def show_finding(found: Diagnosis) -> None:
     """Print a finding, without the control sequences of a container or a cluster."""
     shown = finding(Event(EventKind.FINDING, found.as_dict(), replica=found.replica))
     console_for(sys.stdout).print(Text("\n").join(finding_lines(shown)), soft_wrap=True)
@@ -127,7 +129,11 @@ def _show_rows(rows: Sequence[Row]) -> None:
     shown = sorted(rows, key=lambda row: -(row.container or 0.0))[:_MOST_ROWS]
     moments = [one.name for one in fields(Row)][2:]
     known = [name for name in moments if any(getattr(row, name) is not None for row in shown)]
-    header = ["REPLICA", "NODE", *(name.replace("_", " ").upper() for name in known)]
+    header = [
+        "REPLICA",
+        "NODE",
+        *(_COLUMNS.get(name, name.replace("_", " ").upper()) for name in known),
+    ]
     cells = ([_at(getattr(row, name)) for name in known] for row in shown)
     table(header, [[row.name, row.node, *each] for row, each in zip(shown, cells, strict=True)])
     if len(rows) > len(shown):

@@ -113,7 +113,7 @@ def build(
         made = read_base(place, base.platform)
     if made.diff_ids[: len(base.diff_ids)] != base.diff_ids:
         raise ImageError(
-            f"{place.reference} is not the image that was built on {base.reference}: somebody else"
+            f"{place.reference} is not the image that was built on {base.reference}: another client"
             " writes to the repository; build again with --no-cache"
         )
     return result(made.pinned, builder=chosen.name)

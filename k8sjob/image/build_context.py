@@ -104,7 +104,7 @@ def _advice(files: Iterable[File]) -> str:
     contents = [file for file in files if stat.S_ISREG(file.state.st_mode)]
     largest = sorted(contents, key=lambda file: -file.state.st_size)[:_SHOWN]
     shown = ", ".join(f"{file.name} ({shown_size(file.state.st_size)})" for file in largest)
-    return f"the largest: {shown}; leave data out by {OWN_IGNORE} and mount it as a volume"
+    return f"the largest: {shown}; exclude data in {OWN_IGNORE} and mount it as a volume"
 
 
 def shown_size(size: float) -> str:
@@ -187,8 +187,8 @@ class _Walk:
             file.name.encode()
         except UnicodeEncodeError:
             raise ImageError(
-                f"{file.path!r}: the name is not UTF-8, which an image needs; rename it, or leave"
-                f" it out by {OWN_IGNORE}"
+                f"{file.path!r}: the name is not UTF-8, which an image needs; rename it, or exclude"
+                f" it in {OWN_IGNORE}"
             ) from None
         if file.is_link:
             _check_link(file.path)
@@ -208,12 +208,12 @@ def _check_link(path: bytes) -> None:
     except OSError as error:
         raise ImageError(
             f"{os.fsdecode(path)}: the symbolic links form a circle ({error.strerror}); remove one,"
-            f" or leave it out by {OWN_IGNORE}"
+            f" or exclude it in {OWN_IGNORE}"
         ) from None
 
 
 def _unreadable(path: bytes, error: OSError) -> ImageError:
     return ImageError(
-        f"{os.fsdecode(path)}: cannot be read: {error.strerror}; make it readable, or leave it out"
-        f" by {OWN_IGNORE}"
+        f"{os.fsdecode(path)}: cannot be read: {error.strerror}; make it readable, or exclude it"
+        f" in {OWN_IGNORE}"
     )

@@ -95,7 +95,7 @@ class Dependencies:
     def refused_line(self) -> str | None:
         """The first line that uv must not read, and why; None: there is none.
 
-        uv runs on this machine, so it may install wheels alone: nothing of them runs. Lines like
+        uv runs on this machine, so it may install only wheels: nothing of them runs. Lines like
         `--no-binary` and `-e` take precedence over uv's own `--only-binary`.
         """
         for place, line in self._located_lines():
@@ -137,8 +137,8 @@ def _requirements(path: Path) -> str:
             )
         if "$" in line:
             raise ImageError(
-                f"{shown} has a '$', by which variables of the environment, passwords too, would be"
-                " sent to the host of an address; remove it"
+                f"{shown} has a '$', which would send variables of the environment, passwords"
+                " included, to the host of the address; remove it"
             )
     return text
 

@@ -1,4 +1,4 @@
-"""Layers as compressed tar archives whose bytes follow from names, modes and contents alone.
+"""Layers as compressed tar archives whose bytes depend only on names, modes and contents.
 
 A layer is streamed to a temporary file: memory does not grow with it.
 """
@@ -120,7 +120,7 @@ def write_layer(
     except OSError as error:  # closing a file writes what is left of it, and fails once more
         raise ImageError(
             f"the layer cannot be written to {tempfile.tempdir or 'a temporary folder'}:"
-            f" {error.strerror}; make space, or name another folder by TMPDIR"
+            f" {error.strerror}; free some space, or set TMPDIR to another folder"
         ) from None
     return Layer(FileContent(packed.digest, packed.size, file), raw.digest, zstd=zstd)
 

@@ -149,7 +149,7 @@ def _link_target(file: File) -> str:
     except UnicodeDecodeError:
         raise ImageError(
             f"{file.name}: the link leads to a name that is not UTF-8, which an image needs;"
-            " rename its target, or exclude it by .dockerignore"
+            " rename its target, or exclude it in .dockerignore"
         ) from None
     except OSError:
         raise _changed(file) from None
@@ -167,7 +167,7 @@ def _blocks(file: File) -> Iterator[bytes]:
     except OSError as error:
         raise ImageError(
             f"{os.fsdecode(file.path)}: cannot be read: {error.strerror}; make it readable, or"
-            " leave it out by .dockerignore"
+            " exclude it in .dockerignore"
         ) from None
     if left or _version(after) != _version(file.state):
         raise _changed(file)
@@ -179,8 +179,8 @@ def _version(state: os.stat_result) -> tuple[int, ...]:
 
 def _changed(file: File) -> ImageError:
     return ImageError(
-        f"{file.name} changed while it was packed; push again when nothing writes to it, or leave"
-        " it out by .dockerignore"
+        f"{file.name} changed while it was packed; push again when nothing writes to it, or exclude"
+        " it in .dockerignore"
     )
 
 

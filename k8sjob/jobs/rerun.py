@@ -80,7 +80,8 @@ def plan_here(launched: Launched, folder: Path | None = None) -> tuple[Plan, lis
         more = f" and {len(changed) - _NAMED} more" if changed[_NAMED:] else ""
         raise BackendError(
             f"{', '.join(changed[:_NAMED])}{more} in {plan.context} is not what the job ran with;"
-            " name a folder with the same code with --folder DIR, or run what is there: k8sjob run"
+            " name a folder with the same code with --folder DIR, or run the current code: k8sjob"
+            " run"
         )
     return replace(plan, code=launched.copy), changed
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from k8sjob.backends.api import Backend, Snapshot
-    from k8sjob.observe.diagnose import Finding
+    from k8sjob.observe.diagnose import Diagnosis
 
 POSITION: Final = frozenset({"time", "epoch", "epochs", "step", "steps", "eta_s", "slowest"})
 """Keys of a row of a history that say where the training was, and are no curves."""
@@ -146,7 +146,7 @@ class RunResult(JobStatus):
     checkpoint: PurePath | None = None
     history: Sequence[dict[str, str | float]] = field(default=(), repr=False)
     logs: Mapping[str, str] = field(default_factory=dict, repr=False)
-    why: tuple[Finding, ...] = ()
+    why: tuple[Diagnosis, ...] = ()
 
 
 def read_reached(backend: Backend, snapshot: Snapshot) -> Reached:

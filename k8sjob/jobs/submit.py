@@ -21,7 +21,7 @@ from k8sjob.jobs.plan import plan_job
 from k8sjob.kube.objects import Object, is_ours, same_manifest
 from k8sjob.observe.status import job_status
 from k8sjob.rendering import check_script
-from k8sjob.rendering.diff import Difference, difference
+from k8sjob.rendering.diff import ManifestDiff, difference
 from k8sjob.targets.jobs import has_ended, seconds_to_end, target_of
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def push_code(
 ) -> tuple[Plan, Pushed]:
     """Push the job's code to the registry; the plan with that image, and what was pushed.
 
-    Nothing is pushed before the cluster has said that it would accept the job.
+    Nothing is pushed before a dry run has shown that the cluster would accept the job.
 
     Args:
         spec: the job, under the name in its file: a plan's name may be generated.
@@ -85,7 +85,7 @@ def push_code(
     Raises:
         SpecError: the script is not in the context.
         BackendError: the cluster refuses the job or cannot be reached, or no node runs the image.
-        ImageError: the code alone does not make the image, or a registry refuses.
+        ImageError: the image needs more than the code, or a registry refuses.
     """
     from k8sjob.image.push import push  # noqa: PLC0415 - a tenth of a second that few need
 
@@ -129,7 +129,7 @@ def submit_plan(
     Args:
         plan: see plan_submission.
         backend: the cluster, in the job's namespace.
-        replace: delete an existing job first, once the cluster has said that it would accept the
+        replace: delete an existing job first, once a dry run accepts the
             new one. A job that another client creates meanwhile is never deleted.
         dry_run: find out what would happen, and change nothing.
         report: called with a line about each wait.
@@ -141,7 +141,7 @@ def submit_plan(
     return _Submission(plan, backend, report, dry_run=dry_run).run(replace=replace)
 
 
-def compare(plan: Plan, backend: ClusterBackend) -> Difference:
+def compare(plan: Plan, backend: ClusterBackend) -> ManifestDiff:
     """The differences if the planned job replaced the existing one of its name."""
     existing = _existing(backend, plan.manifest) or backend.of_another_kind(plan.manifest)
     return difference(existing, _with_defaults(backend, plan.manifest))
@@ -189,7 +189,7 @@ class _Submission:
                     outcome = Outcome.REPLACED
         raise BackendError(
             f"jobs named {self._planned.name} appear and disappear too fast in namespace"
-            f" {self._planned.namespace}; find out who else submits it, or use a generated name"
+            f" {self._planned.namespace}; another client seems to submit them; use a generated name"
         )
 
     def _of_another_kind(self, *, replace: bool) -> Outcome:
@@ -230,7 +230,7 @@ class _Submission:
         same = not found or same_manifest(existing, self._plan.manifest)
         if same and not state.finished:
             return
-        which = "this job" if same else "another job than this one"
+        which = "this job" if same else "a different job"
         creator = "" if is_ours(existing) else ", not created by k8sjob"
         ended = f"ended ({state})" if state.finished else str(state)
         error = JobExists(
@@ -240,13 +240,13 @@ class _Submission:
         error.difference = found.lines
         raise error
 
-    def _compare(self, existing: Json) -> Difference:
+    def _compare(self, existing: Json) -> ManifestDiff:
         return difference(existing, _with_defaults(self._backend, self._plan.manifest))
 
-    def _report_changes(self, ref: JobRef, found: Difference) -> None:
+    def _report_changes(self, ref: JobRef, found: ManifestDiff) -> None:
         if changed := [*found.at_once, *found.recreated]:
             more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-            self._report(f"{ref} was changed since it was created, in {changed[0]}{more}")
+            self._report(f"{ref} has changed since it was created, in {changed[0]}{more}")
 
     def _delete(self, existing: Json) -> bool:
         """Delete this very job and wait until its pods are gone; returns whether it existed."""
@@ -267,7 +267,7 @@ class _Submission:
                 self._backend.wait_for_pods(ref, seconds)
                 self._wait_until_gone(ref, deadline)
         except KeyboardInterrupt:
-            self._report(f"{ref} {state}, and the new one is not created; submit it again")
+            self._report(f"{ref} {state}, and the new one was not created; submit it again")
             raise
         return True
 

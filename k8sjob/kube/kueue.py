@@ -97,7 +97,7 @@ def excess(cluster: Json, pods: Iterable[tuple[int, Amounts]]) -> Iterator[tuple
         largest = max(count * each.get(what, Decimal()) for count, each in pods)
         if amount > sum(known) or largest > max(known):
             has = " or ".join(as_text(what, limit) for limit in known)
-            asks = f"the job asks for {as_text(what, amount)} of {what}"
+            asks = f"the job requests {as_text(what, amount)} of {what}"
             yield f"{asks}, and ClusterQueue {Object(cluster).name} has at most {has}", True
 
 

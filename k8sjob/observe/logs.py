@@ -13,6 +13,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from k8sjob.backends.api import JobRef, LogLine
+from k8sjob.contract import counted
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.observe.merge import Merge
 from k8sjob.observe.status import job_status, processes
@@ -61,7 +62,7 @@ def logs(
         ref: the job.
         replicas: their names, see `select`.
         follow: wait for more until the job ends.
-        previous: each replica's attempt before its last one alone; nothing is waited for.
+        previous: only each replica's attempt before its last one; nothing is waited for.
         since: leave out what was written before this moment (with a time zone).
         tail: only this many of the last lines of each replica, then what follows.
 
@@ -182,10 +183,11 @@ def replica_of_rank(job: Json, rank: int) -> str:
     """
     every, counts = replica_names(job), processes(job)
     if not 0 <= rank < sum(counts):
-        shape = f"{len(every)} replicas x {counts[-1]} processes"
+        shape = f"{counted(len(every), 'replica')} x {counted(counts[-1], 'process', 'es')}"
         if counts[0] != counts[-1]:
             shape = (
-                f"{counts[0]} processes of {every[0]} and {len(every) - 1} x {counts[-1]} others"
+                f"{counted(counts[0], 'process', 'es')} of {every[0]} and {len(every) - 1} x"
+                f" {counts[-1]} others"
             )
         raise BackendError(
             f"rank {rank} is not in this job; {shape} give ranks 0 to {sum(counts) - 1}"

@@ -4,7 +4,7 @@ A job that ran before it was suspended is split from the suspension on, or if th
 its resume on.
 
 A group begins when its last replica has come, so the split follows the replica whose container was
-started last, and rank 0 from where the processes have met. Nothing is guessed: a phase whose end is
+started last, and rank 0 from the rendezvous on. Nothing is guessed: a phase whose end is
 not known is joined with the next one that has an end. Kubernetes keeps most times as whole seconds;
 a Pod that is gone is known by its Events for about an hour.
 """
@@ -61,7 +61,7 @@ class OutputTimes:
         first_line: when it wrote its first line.
         began: when the process of rank 0 was started.
         imported: when that had imported what it needs, and opened its session.
-        met: when all processes had met.
+        met: when all processes had joined.
         step: when the first training step was done.
         attempt: how often the container had been started before.
     """
@@ -130,7 +130,7 @@ class Timing:
         return {"name": self.ref.name, "namespace": self.ref.namespace, **data}
 
 
-# Moments are seconds since the epoch. One without a fraction is known to the second alone.
+# Moments are seconds since the epoch. One without a fraction is known only to the second.
 
 
 class _Mark(NamedTuple):
@@ -419,7 +419,7 @@ def _missing(
         yield "when it was suspended, and whether it ran before; all times are from its resume on"
     yet = "" if job_status(snapshot).state.finished else " yet"
     if last.end("container") is None and last.exists:
-        yield f"{last.replica} has not been started yet; k8sjob why says what it waits for"
+        yield f"{last.replica} has not been started yet; k8sjob why shows what it waits for"
     elif JobRef.of(snapshot.job).namespace != LOCAL and last.end("image") is None:
         yield f"when {last.replica}'s image was there: a cluster keeps Events for about an hour"
     if last.end("container") and last.replica not in outputs:
@@ -427,7 +427,7 @@ def _missing(
         yield f"what {last.replica} did then: its output {kept}"
     if first and rank_0.met is None and (not yet or rank_0.step is None):
         yield (
-            f"when the processes met: it is not in the output of {first}{yet}; a script with"
+            f"when the processes joined: it is not in the output of {first}{yet}; a script with"
             " runtime.session() reports it"
         )
     elif rank_0.met is not None and rank_0.step is None:
@@ -446,7 +446,7 @@ def _find(events: Iterable[Json], reason: str) -> Json:
 
 
 def _first_seen(event: Json) -> float | None:
-    """When an Event was first seen; the scheduler gives eventTime alone."""
+    """When an Event was first seen; the scheduler gives only eventTime."""
     first = event.get("firstTimestamp") or event.get("eventTime")
     return _moment(first or Object(event).created)
 

@@ -47,7 +47,7 @@ class Use(StrEnum):
     QUEUED = "queued"
     """Nothing was held: the job was suspended, or the replica waited for a node."""
     STARTING = "starting"
-    """From a node to the first step: image, init containers, imports, meeting; again after each
+    """From a node to the first step: image, init containers, imports, rendezvous; again after each
     failure."""
     TRAINING = "training"
     WAITING = "waiting"
@@ -66,12 +66,12 @@ class Use(StrEnum):
 
 NEXT_STEPS: Final = {
     Use.QUEUED: "unless you suspended it, ask for fewer devices, or use another queue or priority;"
-    " `why` says what it waits for",
+    " `why` shows what it waits for",
     Use.STARTING: "`why --timing` shows what took the time; a smaller image or fewer imports help",
     Use.WAITING: "one rank is slower than the others: look at its node, or give each the same work",
-    Use.REPEATED: "set checkpoint.dir, or save more often (checkpoint.every); `why` says what"
+    Use.REPEATED: "set checkpoint.dir, or save more often (checkpoint.every); `why` shows what"
     " failed",
-    Use.STALLED: "a lower run.hang_timeout ends a hang sooner; `why` says what hangs",
+    Use.STALLED: "a lower run.hang_timeout ends a hang sooner; `why` shows what hangs",
     Use.IDLE: "end the script when its training is done",
 }
 """The next step for each use that could be less."""
@@ -187,7 +187,7 @@ class _Session:
     begin: float
     end: float
     attempt: int
-    met: float | None = None
+    joined: float | None = None
     logs: bool = False
     finished: float | None = None
     reports: list[_Report] = field(default_factory=list)
@@ -312,7 +312,7 @@ def _sessions(lines: Iterable[LogLine]) -> Iterator[_Session]:
     for line in lines:
         at = line.time
         event = Event.decode(line.text)
-        again = session is not None and session.met is not None and _starts(event)
+        again = session is not None and session.joined is not None and _starts(event)
         if session is None or line.attempt != session.attempt or again:
             if session:
                 yield session
@@ -322,7 +322,7 @@ def _sessions(lines: Iterable[LogLine]) -> Iterator[_Session]:
         if event is None:
             continue
         if event.kind == EventKind.STARTED:
-            session.met = at
+            session.joined = at
         elif event.kind == EventKind.FINISHED:
             session.finished = at
         elif event.kind == EventKind.METRICS:
@@ -334,7 +334,7 @@ def _sessions(lines: Iterable[LogLine]) -> Iterator[_Session]:
 
 
 def _starts(event: Event | None) -> bool:
-    """Whether the group starts: its agent starts processes, or these meet."""
+    """Whether the group starts: its agent starts processes, or these join."""
     if event is None:
         return False
     begins = event.kind == EventKind.STARTING and event.data.get("phase") == "python"
@@ -358,8 +358,8 @@ def _spans(sessions: Sequence[_Session], now: float, *, ended: bool) -> Iterator
         until = sessions[number + 1].begin if not last else max(now, session.end)
         end = session.end if not last or ended else until
         if not session.reports:
-            starting = any(one.reports for one in sessions) or (session.met and not session.logs)
-            runs = until if starting else session.met or session.begin
+            starting = any(one.reports for one in sessions) or (session.joined and not session.logs)
+            runs = until if starting else session.joined or session.begin
             yield _Span(session.begin, runs, Use.STARTING)
             yield _Span(runs, until, Use.RUNNING)
             continue

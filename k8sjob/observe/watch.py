@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from k8sjob.backends.api import Backend, JobRef
     from k8sjob.kube.client.listwatch import Change
     from k8sjob.kube.objects import Json
-    from k8sjob.observe.diagnose import Finding
+    from k8sjob.observe.diagnose import Diagnosis
     from k8sjob.observe.status import ReplicaStatus
 
 SETTLE_SECONDS: Final = 0.5
@@ -427,7 +427,7 @@ def _problems(
     status: JobStatus,
     tails: Mapping[str, Sequence[str]],
     related: Sequence[Json],
-) -> list[Finding]:
+) -> list[Diagnosis]:
     """What holds the job up; nothing where all replicas run, since only the past is known then."""
     complete = len(status.replicas) == len(replica_names(snapshot.job))
     run = complete and all(one.situation in {"Running", "Succeeded"} for one in status.replicas)

@@ -212,7 +212,7 @@ def fit(
         message = (
             f"strategy {strategy.kind}: fit would run all {ranks} ranks on this machine, and at"
         )
-        raise BackendError(f"{message} most {_PROCESSES}; give it fewer: --set replicas.workers=0")
+        raise BackendError(f"{message} most {_PROCESSES}; use fewer: --set replicas.workers=0")
     shape = {"workers": 0, "nproc_per_node": ranks if whole else 1, "elastic": None}
     alone = spec.with_(
         replicas=shape,

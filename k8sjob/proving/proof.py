@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from k8sjob.backends.local.prepare import Places, prepare
 from k8sjob.backends.local.state_folder import Store
-from k8sjob.contract import AGENT
+from k8sjob.contract import AGENT, counted
 from k8sjob.environment import variables
 from k8sjob.errors import BackendError, Problem, SpecError
 from k8sjob.jobs.plan import load_spec, plan_run
 from k8sjob.proving.rules import NEXT, Cause, Difference, Evidence, first_difference
-from k8sjob.proving.trace import Run
+from k8sjob.proving.trace import TracedRun
 from k8sjob.targets.jobs import DEFAULT
 
 if TYPE_CHECKING:
@@ -154,11 +154,13 @@ def _proof(evidence: Evidence, nproc: int) -> Proof:
         fields = found._asdict() | {"cause": str(found.cause), "next": advice}
         return Proof(equal=False, **fields, steps=compared, processes=nproc)
     if not compared:
-        message = f"the {nproc} ranks agree over {common} steps, and none can be compared with one"
-        raise BackendError(f"{message} process: {reason}")
-    text = f"equal over {compared} steps on 1 and on {nproc} processes"
+        message = (
+            f"the {nproc} ranks agree over {counted(common, 'step')}, and none can be compared"
+        )
+        raise BackendError(f"{message} with one process: {reason}")
+    text = f"equal over {counted(compared, 'step')} on 1 and on {nproc} processes"
     if compared < common:
-        text += f"; the ranks agree over {common} steps, and {reason} with one process"
+        text += f"; the ranks agree over {counted(common, 'step')}, and {reason} with one process"
     if nproc != asked:
         text += f"; the script starts {nproc} itself, whatever --nproc is"
     return Proof(equal=True, message=text, steps=compared, processes=nproc)
@@ -198,13 +200,17 @@ class _Runs:
             resumed = self._run("resumed", nproc, files=Path(kept["folder"]))
         return Evidence(many, one, again, resumed)
 
-    def _run(self, name: str, ranks: int, *, files: Path | None = None, **options: Any) -> Run:
+    def _run(
+        self, name: str, ranks: int, *, files: Path | None = None, **options: Any
+    ) -> TracedRun:
         self._progress(_LINES[name].format(ranks))
         folder = self._root / "records" / name
         limits = {"quiet": _QUIET, "silent": _SILENT_SECONDS, "limit": _LIMIT}
         options = {"steps": self._steps, "seconds": _SECONDS, **options}
         request = {"folder": str(folder), "ranks": ranks, "options": options, **limits}
-        return Run.read(folder, self._forks.start(self._plan, self._root / name, request, files))
+        return TracedRun.read(
+            folder, self._forks.start(self._plan, self._root / name, request, files)
+        )
 
 
 class Forks:
@@ -228,7 +234,7 @@ class Forks:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:  # Ctrl-C, which the terminal sends to this process alone
+        if kind is not None:  # Ctrl-C, which the terminal sends only to this process
             self._process.terminate()
         with suppress(BrokenPipeError):
             self._process.communicate()

@@ -239,7 +239,7 @@ class Trace:
 
 
 @dataclass(slots=True)
-class Run:
+class TracedRun:
     """All ranks of one run.
 
     Attributes:
@@ -251,7 +251,7 @@ class Run:
     answer: Mapping[str, Any]
 
     @classmethod
-    def read(cls, folder: Path, answer: Mapping[str, Any]) -> Run:
+    def read(cls, folder: Path, answer: Mapping[str, Any]) -> TracedRun:
         """The run whose records are in a folder."""
         traces = [Trace(folder / f"trace-{rank}.jsonl") for rank in range(answer["ranks"])]
         return cls(traces, answer)

@@ -36,7 +36,7 @@ _LABELS: Final = ("labels", "annotations")
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ManifestDiff:
     """The changes of a job; false if there are none.
 
     Attributes:
@@ -57,7 +57,7 @@ class Difference:
         return bool(self.lines)
 
 
-def difference(there: Json | None, wanted: Json) -> Difference:
+def difference(there: Json | None, wanted: Json) -> ManifestDiff:
     """The changes that make the job in the cluster as it is wanted, with defaults filled in.
 
     Where there is none (None), everything is new.
@@ -65,7 +65,7 @@ def difference(there: Json | None, wanted: Json) -> Difference:
     new = _written(wanted)
     planned = f"{_name(new)} as it would be"
     if there is None:
-        return Difference(_unified([], new, ("/dev/null", planned)), is_new=True)
+        return ManifestDiff(_unified([], new, ("/dev/null", planned)), is_new=True)
     old = _written(there)
     if QUEUE in Object(there).labels and QUEUE in Object(wanted).labels:
         same = same_manifest(there, wanted)
@@ -73,7 +73,7 @@ def difference(there: Json | None, wanted: Json) -> Difference:
     paths = list(differing(old, new, ()))
     target = target_of(wanted)
     at_once = [path for path in paths if path[0] == "metadata" or target.applies_at_once(path)]
-    return Difference(
+    return ManifestDiff(
         _unified(yamldoc.dump(old).splitlines(), new, (f"{_name(old)} in the cluster", planned)),
         tuple(field_path(path) for path in paths if path not in at_once),
         tuple(field_path(path) for path in at_once),

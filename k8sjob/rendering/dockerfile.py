@@ -1,9 +1,9 @@
 """The folder that an image is built from, by `docker build DIR` or `buildah bud DIR`.
 
 Beside the user's files stand the Dockerfile, a .dockerignore, the manifest, and `.k8sjob/` with the
-part of k8sjob that runs in the containers (standard library and torch alone). In the Dockerfile the
-dependencies come first, the code last. Nothing that a spec says is acted on by the builder or a
-shell: names are checked, commands are in exec form, and arguments of a shell are quoted.
+part of k8sjob that runs in the containers (it needs only the standard library and torch). In the
+Dockerfile the dependencies come first, the code last. Nothing in a spec is acted on by the builder
+or a shell: names are checked, commands are in exec form, and arguments of a shell are quoted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _DOCKERFILE, OWN_IGNORE = "Dockerfile", ".dockerignore"
 MADE_HERE: Final = frozenset({RUNTIME_SOURCE, *_MANIFESTS.values(), _DOCKERFILE, OWN_IGNORE})
 """Names at the top of a context that are not the user's code."""
 COPY_MARK: Final = f"{RUNTIME_SOURCE}/COPY"
-"""A file that is in copies of a context alone."""
+"""A file that is only in copies of a context."""
 _COPY_TEXT: Final = "This folder is a copy. `k8sjob render -d` empties it and writes it again.\n"
 
 
@@ -53,7 +53,7 @@ def write_context(
 
     A target other than the context itself becomes a copy of it, without what its .dockerignore
     leaves out and what often holds credentials; it is emptied first where an earlier call has made
-    it. For an image that is used as it is there is the manifest alone. No link is followed.
+    it. For an image that is used as it is there is only the manifest. No link is followed.
 
     Args:
         spec: the job.
@@ -119,8 +119,8 @@ def check_script(spec: JobSpec, folder: Path, *, here: bool = False) -> None:
         return
     if not ((context / name).is_file() or (context / name / "__main__.py").is_file()):
         message = (
-            f"{script!r} is not in the context {shown!r}, of which the image is made; write a path"
-            " inside it, or set image.context"
+            f"{script!r} is not in the context {shown!r}, from which the image is built; write a"
+            " path inside it, or set image.context"
         )
         if not spec.builds_image:
             message = (
@@ -160,7 +160,7 @@ def _refuse_foreign(names: dict[str, str], target: Path) -> None:
 
 
 def _refuse_patterns(path: Path, theirs: Ignore, all_patterns: Ignore) -> None:
-    """A build in the user's own folder follows their .dockerignore alone."""
+    """A build in the user's own folder follows only their .dockerignore."""
     if theirs(f"{RUNTIME_SOURCE}/k8sjob/__init__.py"):
         raise ImageError(
             f"{path} leaves out {RUNTIME_SOURCE}, which the image needs; add a last line"
@@ -206,7 +206,7 @@ def _copy_runtime(target: Path) -> None:
 def runtime_files() -> Iterator[tuple[str, Path]]:
     """The files for RUNTIME_HOME: names there and files here, in a fixed order.
 
-    These parts of k8sjob need torch and the standard library alone.
+    These parts of k8sjob need only torch and the standard library.
     """
     shared = (_PACKAGE / name for name in ("__init__.py", "contract.py", "strategies.py"))
     for file in (*shared, *sorted((_PACKAGE / "runtime").rglob("*.py"))):
@@ -244,7 +244,7 @@ def dockerfile(spec: JobSpec) -> str:
 
 
 def dependencies_dockerfile(image: Image, base: str) -> str:
-    """The part of a Dockerfile below the code, which changes with what is installed alone.
+    """The part of a Dockerfile below the code, which changes only with what is installed.
 
     The base is best given with its digest.
 

@@ -149,7 +149,7 @@ def container_argv(spec: JobSpec) -> tuple[list[str], list[str]]:
 def container_env(spec: JobSpec) -> dict[str, str]:
     """Variables that the manifest gives to every container, as the processes see them.
 
-    The operator's own come on top: see replica_env. Those of `env_from` are in the cluster alone.
+    The operator's own come on top: see replica_env. Those of `env_from` are only in the cluster.
     """
     policy = by_name(spec.target).runtime_policy(spec)
     config = replace(spec.runtime_config, restart_policy=policy)
@@ -228,7 +228,7 @@ def _volumes(spec: JobSpec) -> list[Volume]:
     """The spec's volumes, and one for checkpoints that lie on none of them.
 
     A container's own files are gone when it is started again, and a non-root user could not make
-    the folder. Rank 0 alone reads and writes it, so a folder of its pod is enough for restarts in
+    the folder. Only rank 0 reads and writes it, so a folder of its pod is enough for restarts in
     the pod; a pod that is lost takes it along.
     """
     from k8sjob.spec import EmptyDir, Volume  # noqa: PLC0415 - there is a spec, so it is loaded

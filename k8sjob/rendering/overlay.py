@@ -100,8 +100,8 @@ def of_another_kind(overlay: Json, target: Target) -> Iterator[Problem]:
             yield Problem(
                 field_path(("overlay", *field)),
                 f"a {target.kind} has no {'.'.join(field)}, which is a {' or '.join(owners)}'s;"
-                f" use the fields of a {target.kind}, in pod_template if it is about the"
-                " Pods of all replicas, or remove it",
+                f" use the fields of a {target.kind}, in pod_template if it applies to the Pods of"
+                " all replicas, or remove it",
             )
 
 
@@ -197,12 +197,12 @@ def _forbidden_fields(overlay: Any, at: str = "overlay") -> Iterator[Problem]:
     metadata = at_path(overlay, "metadata")
     for key in ("apiVersion", "kind", "status"):
         if isinstance(overlay, dict) and key in overlay:
-            yield Problem(f"{at}.{key}", f"{overlay[key]!r} is not for an overlay; remove it")
+            yield Problem(f"{at}.{key}", f"{overlay[key]!r} cannot be set by an overlay; remove it")
     for key in ("name", "namespace"):
         if isinstance(metadata, dict) and key in metadata:
             yield Problem(
                 f"{at}.metadata.{key}",
-                f"{metadata[key]!r} has a field of its own; set `{key}` in the job spec",
+                f"{metadata[key]!r} has its own field; set `{key}` in the job spec",
             )
 
 
@@ -218,7 +218,7 @@ def _twice(change: Any, path: FieldPath = ()) -> Iterator[Problem]:
     for index, name in enumerate(names):
         if name and name in names[:index]:
             at = field_path((*path, index, key))
-            yield Problem(at, f"{name!r} is there twice; rename one, or make them one item")
+            yield Problem(at, f"{name!r} is duplicated; rename one, or merge them")
 
 
 def _violations(merged: Json, overlay: Json, pod_template: Json) -> list[Problem]:

@@ -1,6 +1,6 @@
 """The jinja2 templates: where they are, and how values get into them.
 
-A template holds layout alone. Every value passes through a filter that makes it safe for the
+A template holds only layout. Every value passes through a filter that makes it safe for the
 language it is written in, and one that does not is an error, not a hole: see `_only_written`.
 """
 

@@ -97,7 +97,7 @@ class ShardSampler(DistributedSampler[int]):
         if accumulate < 1:
             raise ValueError(f"accumulate={accumulate}: batches in a step, at least 1")
         self.global_batch = _global_batch(batch_size, global_batch, world_size, max_ranks)
-        # The stock sampler asks for a Dataset and uses its length alone.
+        # The stock sampler asks for a Dataset and uses only its length.
         super().__init__(
             cast("Any", dataset), num_replicas=world_size, rank=rank, shuffle=shuffle, seed=seed
         )

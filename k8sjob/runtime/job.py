@@ -107,7 +107,7 @@ class Job:
             batch_size: samples of one process in one batch; or
             global_batch: samples of all processes in one batch.
             validation: the same as `train`, to evaluate with after each epoch.
-            callbacks: of Keras. Those of Keras's own that write run on rank 0 alone, all others on
+            callbacks: of Keras. Keras's own callbacks that write run only on rank 0, all others on
                 every rank, where they see the same numbers.
             shuffle: a new order each epoch.
             tail: what happens to samples that do not divide: "pad" or "drop", see ShardSampler.
@@ -267,7 +267,7 @@ class Job:
                 is only a warning.
         """
         if self._checkpointer is None:
-            raise ValueError("checkpoint.dir is not set, so job.save() has no place: set it")
+            raise ValueError("job.save() needs checkpoint.dir; set it")
         self._calls.check("job.save", f"step={step}")
         self._checkpointer.save_state(step, state)
 

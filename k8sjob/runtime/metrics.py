@@ -86,7 +86,7 @@ class Computing:
 def lost_time(own: Sequence[float]) -> tuple[float, int]:
     """(mean seconds that ranks waited for the slowest, the slowest rank).
 
-    Ranks meet at every step, so each waits for the one that needs most of its `own` seconds.
+    Every step ends for all ranks at once, so each waits for the one that needs most `own` seconds.
     """
     slowest = max(range(len(own)), key=lambda rank: own[rank])
     return own[slowest] - sum(own) / len(own), slowest
@@ -96,7 +96,7 @@ def peak_memory(device: torch.device) -> int:
     """The most bytes that this process has held: of torch on its GPU, else in memory."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    import resource  # Unix alone has it
+    import resource  # only on Unix
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

@@ -84,9 +84,9 @@ class RankContext:
             )
         first = env.world_size - group.world_size
         self.calls = CallOrder(group, first, config.collective_timeout, stop_coordinator.alert)
-        met = group.rendezvous if group.world_size > 1 else None
+        joined = group.rendezvous if group.world_size > 1 else None
         self._watchdog = Watchdog(
-            met.again() if met else None,
+            joined.again() if joined else None,
             env,
             ranks=range(first, env.world_size),
             timeout=config.hang_timeout,
@@ -136,7 +136,7 @@ class RankContext:
         self.group.destroy()
 
     def fail(self, error: BaseException) -> Hung | None:
-        """Leave alone: warn the others, and wait for nothing from them.
+        """Leave without the others: warn them, and wait for nothing from them.
 
         Returns:
             Where the error says only that this rank waited in vain: for whom.

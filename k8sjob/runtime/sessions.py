@@ -48,7 +48,7 @@ def session(*, seed: int = 0, tensorboard: str | os.PathLike[str] | None = None)
     """Become a rank of the job: join the others, and leave together with them.
 
     Works under `k8sjob run`, in a pod, under torchrun, and in a plain `python main.py` or a
-    notebook, where there is one process alone.
+    notebook, where there is a single process.
 
     Args:
         seed: of the model's first weights, the order of samples, and each rank's random numbers.
@@ -145,7 +145,7 @@ def _join(
             config,
             serving=serving,
             on_cpu=on_cpu,
-            on_met=stop.start,
+            on_joined=stop.start,
             on_wait=report_missing,
         )
     except BaseException as error:
@@ -205,11 +205,11 @@ def _open_calls(context: RankContext, env: DistEnv, serving: int) -> Calls:
         )
     from k8sjob.runtime.strategies.rpc import Calls  # imports half of torch.distributed
 
-    met = context.group.rendezvous
-    if met is None:
+    joined = context.group.rendezvous
+    if joined is None:
         raise EnvError("a single process has no servers; start it by `k8sjob run` or in pods")
     context.training = env.rank < serving or context.training  # a server stops with the others
-    return Calls(env, met, serving=serving, timeout=context.config.collective_timeout)
+    return Calls(env, joined, serving=serving, timeout=context.config.collective_timeout)
 
 
 def _leave(context: RankContext, calls: Calls | None, jax: JaxProcesses | None) -> None:

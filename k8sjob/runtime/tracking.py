@@ -226,7 +226,7 @@ class Tracker:
             self._points.put_nowait(point)
         except queue.Full:
             if not (self._dropped or self._absent):
-                self._warn(f"tracking.{self._name} is slow or away: numbers are dropped")
+                self._warn(f"tracking.{self._name} is slow or unavailable: numbers are dropped")
             self._dropped = True
 
     def close(self, state: str, deadline: float) -> None:

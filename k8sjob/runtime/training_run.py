@@ -179,8 +179,8 @@ class Run:
             raise RuntimeError("run.batches() belongs inside `for epoch in run.epochs(...)`")
         if self._begun:
             raise RuntimeError(
-                f"run.batches() was called before in epoch {self.epoch}: once an epoch; join the "
-                "data sets (torch.utils.data.ConcatDataset), or write a loop of your own"
+                f"run.batches() was called before in epoch {self.epoch}: once an epoch; join the"
+                " data sets (torch.utils.data.ConcatDataset), or write your own loop"
             )
         self._begun = True
         sizes = {"batch_size": batch_size, "global_batch": global_batch}

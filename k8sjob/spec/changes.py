@@ -30,7 +30,7 @@ def job_document(text: str | bytes, source: str = "") -> Document:
         message = "empty; write at least name, image and run, or start with `k8sjob init`"
         raise SpecError([Problem("", message)], source)
     if not isinstance(document.data, dict):
-        message = "not a mapping; write one field a line, beginning with `name: my-job`"
+        message = "not a mapping; write one field per line, starting with `name: my-job`"
         raise document.refuse((), message)
     return document
 

@@ -64,7 +64,7 @@ def _message(root: type[Part], loc: Loc, detail: ErrorDetails) -> str:
         case "missing":
             info, below = field_at(root, loc)
             example = flow(_example(info, below)) if info else "..."
-            return f"missing; write it, as {loc[-1]}: {example}"
+            return f"missing; write, for example, {loc[-1]}: {example}"
         case "k8sjob":
             meant = detail["ctx"]["meant"]
             step = "" if meant is None else _step(root, loc, detail["input"], meant)
@@ -97,9 +97,9 @@ _PLAIN: Final = {
     "tuple_type": "{} is not a list",
     "dict_type": "{} is not a mapping",
     "model_type": "{} is not a mapping",
-    "greater_than_equal": "{} is too small; at least {ge}",
-    "greater_than": "{} is too small; more than {gt:g}",
-    "less_than_equal": "{} is too large; at most {le}",
+    "greater_than_equal": "{} is too small; the minimum is {ge}",
+    "greater_than": "{} is too small; it must be more than {gt:g}",
+    "less_than_equal": "{} is too large; the maximum is {le}",
 }
 """Messages for pydantic's types of errors: of the value, and of the error's context."""
 
@@ -118,7 +118,7 @@ def _step(root: type[Part], loc: Loc, wrong: Any, meant: Sequence[Any] = ()) -> 
         text = _written(value)
         if text and len(text) <= _LONGEST:
             return f"; write it as {key}{text}"
-    leave_out = "leave the key out, or " if wrong is None and not info.is_required() else ""
+    leave_out = "remove the key, or " if wrong is None and not info.is_required() else ""
     return f"; {leave_out}write, for example, {key}{_written(_example(info, below))}"
 
 
@@ -173,7 +173,7 @@ def _values(annotation: Any) -> Iterator[str]:
 
 
 def _fits(root: type[Part], loc: Loc, value: Any) -> bool:
-    """Whether a field takes the value, by everything that holds for the field alone.
+    """Whether a field takes the value, by all rules of the field itself.
 
     The value is validated at its place in a document that has nothing else.
     """

@@ -19,18 +19,18 @@ _APT = matching(
 )
 _PLATFORM = matching(
     re.compile(r"[a-z0-9]+/[a-z0-9_]+(?:/v[0-9]+)?"),
-    "a platform; write os/architecture, as linux/amd64",
+    "a platform; write os/architecture, such as linux/amd64",
 )
 _INDEX = matching(
     re.compile(r"https?://[^\s\"'`$\\<>{}|^@]+"),
-    "the http(s) URL of an index without credentials; those are given to the build as a secret",
+    "the http(s) URL of an index without credentials; pass credentials to the build as a secret",
 )
 _PIP_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?(?=[\s\[<>=!~;@(]|$)")
 
 
 def _pip(value: str) -> str:
     if not _PIP_NAME.match(value):
-        refuse(f"{value!r} is not a requirement; write name or name[extra]>=1.2, as pip takes it")
+        refuse(f"{value!r} is not a requirement of pip; write name or name[extra]>=1.2")
     if not value.isprintable() or "\\" in value or "$" in value:
         refuse(f"{value!r} has a character that pip or a Dockerfile would act on; remove it")
     return value
@@ -44,12 +44,12 @@ def _relative(value: str) -> str:
 
 def _folder(value: str) -> str:
     if not value or not value.isprintable():
-        refuse(f"{value!r} is not a folder; write a path relative to the job.yaml, as .")
+        refuse(f"{value!r} is not a folder; write a path relative to the job.yaml, such as .")
     return value
 
 
 def _without_tag(reference: str) -> str:
-    """The repository alone; a port of the registry is not a tag."""
+    """The repository only; a port of the registry is not a tag."""
     path = reference.partition("@")[0]
     before, colon, tag = path.rpartition(":")
     return before if colon and "/" not in tag else path
@@ -114,8 +114,8 @@ class Image(Part):
             if not is_repository(self.repository):
                 yield Broken(
                     ("repository",),
-                    f"{self.repository!r} has a tag or a digest, which the build gives it; write"
-                    f" it as repository: {_without_tag(self.repository)}",
+                    f"{self.repository!r} has a tag or a digest, which the build sets; write it"
+                    f" as repository: {_without_tag(self.repository)}",
                 )
             return
         for name in ("requirements", "apt", "pip", "index_url", "platform"):

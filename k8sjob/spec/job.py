@@ -337,8 +337,8 @@ def _rules(spec: JobSpec) -> Iterator[Broken]:
     if len(spec.name) > limit:
         yield Broken(
             ("name",),
-            f"{spec.name!r} has {len(spec.name)} characters; with {_longest_suffix(spec)!r} behind"
-            f" it a pod's name has more than {MAX_NAME}, so shorten it to at most {limit}",
+            f"{spec.name!r} has {len(spec.name)} characters; with {_longest_suffix(spec)!r}"
+            f" appended, a pod's name has more than {MAX_NAME}; shorten it to at most {limit}",
         )
     yield from _labels(spec)
     for field in ("kueue_priority_class", "kueue_topology"):
@@ -352,7 +352,7 @@ def _rules(spec: JobSpec) -> Iterator[Broken]:
         yield Broken(
             ("run", "script"),
             f"{script!r} is not in image.context, which the image has at {WORKDIR}; write a path"
-            " inside it, as main.py, or start what the base has with run.command",
+            " inside it, such as main.py, or start a program of the base with run.command",
         )
     checkpoint = spec.checkpoint
     whole = strategies.STRATEGIES[spec.strategy.kind].saved_whole
@@ -364,8 +364,8 @@ def _rules(spec: JobSpec) -> Iterator[Broken]:
     if gang and gang.min_available and gang.min_available > spec.nnodes:
         yield Broken(
             ("gang", "min_available"),
-            f"{gang.min_available} pods cannot be available, since workers"
-            f" {spec.replicas.workers} + 1 = {spec.nnodes} pods; set it to at most {spec.nnodes}",
+            f"{gang.min_available} is more than workers {spec.replicas.workers} + 1 ="
+            f" {spec.nnodes} pods; set it to at most {spec.nnodes}",
         )
     if spec.replicas.elastic and spec.resources.master:
         yield Broken(("resources", "master"), "an elastic job has Workers only; leave master out")
@@ -434,7 +434,7 @@ def _restricted(spec: JobSpec) -> Iterator[Broken]:
     """The fields that Kubernetes' Pod Security Standard "restricted" forbids."""
     if spec.security != "restricted":
         return
-    advice = "which security: restricted forbids; drop it, or set security: default"
+    advice = "which security: restricted forbids; remove it, or set security: default"
     if spec.host_network:
         yield Broken(("host_network",), f"true is the node's own network, {advice}")
     for index, volume in enumerate(spec.volumes):
@@ -466,8 +466,8 @@ def _remarks(spec: JobSpec) -> Iterator[Broken]:
             if name in spec.run.model_fields_set:
                 yield Broken(
                     ("run", name),
-                    "no agent starts a command, so only scripts that call session() use it; set"
-                    " the timeouts of the launcher and of init_process_group instead",
+                    "a command is not started by the agent, so only scripts that call session() use"
+                    " it; set the timeouts of the launcher and of init_process_group instead",
                 )
     if warning := strategies.STRATEGIES[spec.strategy.kind].warning:
         yield Broken(("strategy", "kind"), f"{spec.strategy.kind}: {warning}")

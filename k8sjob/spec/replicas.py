@@ -42,7 +42,7 @@ class Replicas(Part):
     """The shape of the job: one Master and `workers` Workers, each one pod and one node."""
 
     workers: Whole = doc(
-        "Workers beside the Master; 0: only the Master. An elastic job has no"
+        "Workers in addition to the Master; 0: only the Master. An elastic job has no"
         " Master: its workers + 1 nodes are all Workers.",
         3,
         unit="pods",
@@ -116,7 +116,7 @@ class Topology(Part):
         """One of the two."""
         if (self.required is None) == (self.preferred is None):
             given = "neither is" if self.required is None else "both are"
-            yield Broken((), f"{given} given; write one of required and preferred")
+            yield Broken((), f"{given} given; write either required or preferred")
 
 
 class Policy(Part):
@@ -167,7 +167,7 @@ class Policy(Part):
     def rules(self) -> Iterator[Broken]:
         """Deadlines leave time."""
         if self.active_deadline == 0:
-            yield Broken(("active_deadline",), "0s leaves no time at all; write a duration, as 12h")
+            yield Broken(("active_deadline",), "0s leaves no time; write a duration, such as 12h")
         if self.termination_grace < 2:
             yield Broken(
                 ("termination_grace",),
@@ -261,7 +261,7 @@ class Resources(Part):
         if self.gpu_type is not None and not self.gpus:
             yield Broken(
                 ("gpu_type",),
-                f"{self.gpu_type!r} is asked for, but gpus is 0; set gpus, or leave gpu_type out",
+                f"{self.gpu_type!r} is requested, but gpus is 0; set gpus, or remove gpu_type",
             )
         if self.gpu_type is not None and self.gpu_label is None:
             yield Broken(
@@ -274,8 +274,8 @@ class Resources(Part):
         if limits.shm and limits.memory and parse(limits.shm) > parse(limits.memory):
             yield Broken(
                 (*at, "shm"),
-                f"{limits.shm} is more than memory {limits.memory}, of which it is a part; set it"
-                f" to at most {limits.memory}",
+                f"{limits.shm} is more than memory {limits.memory}, which includes it; set it to at"
+                f" most {limits.memory}",
             )
         for name in ("cpu", "memory"):
             asked = getattr(limits.requests, name, None)
@@ -289,8 +289,8 @@ class Resources(Part):
             if parse(amount) % 1:
                 yield Broken(
                     (*at, "extended", name),
-                    f"{amount} is not a whole number; Kubernetes counts extended resources in"
-                    " pieces",
+                    f"{amount} is not a whole number; Kubernetes counts extended resources in whole"
+                    " units",
                 )
             if name == limits.gpu_resource:
                 yield Broken(

@@ -48,7 +48,7 @@ def started_by(line: str) -> dict[str, Any]:
 
 def _script(value: str) -> str:
     if not value or value.startswith("-") or not value.isprintable():
-        refuse(f"{value!r} is not a script; write its path inside the image, as main.py")
+        refuse(f"{value!r} is not a script; write its path inside the image, such as main.py")
     started = started_by(value)
     is_line = started.keys() != {"command"} or started["command"][0] in _LAUNCHERS
     if is_line and started != {"script": value}:
@@ -58,15 +58,15 @@ def _script(value: str) -> str:
         refuse(f"{value!r} is a command line; write {fields}")
     if ".." in value.split("/"):
         refuse(
-            f"{value!r} leads out of image.context, the folder that the image has at /app; set"
-            " image.context to a folder that has the script, and write the path inside it"
+            f"{value!r} is outside image.context, the folder that is copied to /app; set"
+            " image.context to a folder that contains the script, and write the path inside it"
         )
     return value
 
 
 def _module(value: str) -> str:
     if not all(part.isidentifier() for part in value.split(".")):
-        refuse(f"{value!r} is not a module; write its dotted name, as pkg.train")
+        refuse(f"{value!r} is not a module; write its dotted name, such as pkg.train")
     return value
 
 
@@ -135,7 +135,7 @@ class Run(Part):
         names = ("script", "module", "command")
         given = [name for name in names if getattr(self, name) is not None]
         if len(given) != 1:
-            seen = " and ".join(given) or "none of them"
+            seen = " and ".join(given) or "none is"
             yield Broken((), f"{seen} given; write exactly one of script, module and command")
         if self.command is not None and not (self.command and self.command[0]):
             yield Broken(("command",), "the command is empty; write the program and its arguments")
@@ -147,7 +147,7 @@ class Run(Part):
             )
         for name in ("rendezvous_timeout", "collective_timeout"):
             if not getattr(self, name):
-                yield Broken((name,), "0s leaves no time at all; write a duration, as 10m")
+                yield Broken((name,), "0s leaves no time; write a duration, such as 10m")
         for name, value in self.env.items():
             message = self._reserved(name, value)
             if message:

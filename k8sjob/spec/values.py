@@ -55,15 +55,15 @@ def _text(value: Any) -> Any:
         # YAML 1.1 reads on, off, yes and no as booleans: what was meant can no longer be known.
         word = "true" if value else "false"
         refuse(
-            f"{word} is a boolean and this is text; YAML also reads on, off, yes and no as"
-            f' booleans, so quote it, as "{word}" or "{"on" if value else "off"}"'
+            f"{word} is a boolean, not text; YAML also reads on, off, yes and no as booleans, so"
+            f' quote it: "{word}" or "{"on" if value else "off"}"'
         )
     if isinstance(value, int):
         return str(int(value))
     if isinstance(value, float):
         return getattr(value, "text", None) or repr(value)
     if value is None:
-        refuse('null is not text; write "" for an empty value, or leave the key out')
+        refuse('null is not text; write "" for an empty value, or remove the key')
     return value
 
 
@@ -82,8 +82,8 @@ def _job_name(value: str) -> str:
         plain = "".join(c for c in plain if not unicodedata.combining(c))
         name = re.sub(r"[^a-z0-9]+", "-", plain.lower()).strip("-").lstrip("0123456789-")
         refuse(
-            f"{value!r} is not a DNS-1035 name: lower-case letters, digits and '-', a letter first"
-            f" and no '-' last" + (f"; {name!r} would do" if name else "")
+            f"{value!r} is not a DNS-1035 name: lower-case letters, digits and '-', starting with a"
+            f" letter and not ending with '-'" + (f"; for example {name!r}" if name else "")
         )
     return value
 
@@ -95,8 +95,9 @@ def _label_key(value: str) -> str:
         fits = fits and _SUBDOMAIN.fullmatch(prefix) and len(prefix) <= 253
     if not fits:
         refuse(
-            f"{value!r} is not a key as Kubernetes takes it: [domain/]name, the name of at most"
-            f" {MAX_NAME} letters, digits, '-', '_' and '.', a letter or digit first and last"
+            f"{value!r} is not a label key: [domain/]name, the name of at most"
+            f" {MAX_NAME} letters, digits, '-', '_' and '.', starting and ending with a letter or"
+            " digit"
         )
     return value
 
@@ -131,7 +132,7 @@ def _absolute(value: str) -> str:
     if not value.startswith("/"):
         refuse(f"{value!r} is not an absolute path", [f"/{value.removeprefix('./')}"])
     if ".." in value.split("/") or ":" in value:
-        refuse(f"{value!r} has '..' or ':' in it, which a path in a container cannot have")
+        refuse(f"{value!r} contains '..' or ':', which a path in a container cannot")
     return value.rstrip("/") or "/"
 
 
@@ -150,8 +151,8 @@ NamespaceName = Annotated[
     Strict(),
     matching(
         _DNS_1123,
-        f"a DNS-1123 label: lower-case letters, digits and '-', at most {MAX_NAME} of them, a"
-        " letter or digit first and last",
+        f"a DNS-1123 label: lower-case letters, digits and '-', at most {MAX_NAME} characters,"
+        " starting and ending with a letter or digit",
         MAX_NAME,
     ),
     _of_form(_DNS_1123),
@@ -162,8 +163,8 @@ ObjectName = Annotated[
     Strict(),
     matching(
         _SUBDOMAIN,
-        "the name of a Kubernetes object: lower-case letters, digits, '-' and '.', at most 253 of"
-        " them, a letter or digit first and last",
+        "the name of a Kubernetes object: lower-case letters, digits, '-' and '.', at most 253"
+        " characters, starting and ending with a letter or digit",
         253,
     ),
     _of_form(_SUBDOMAIN),
@@ -174,8 +175,8 @@ LabelValue = Annotated[
     Strict(),
     matching(
         re.compile(f"(?:{_QUALIFIED.pattern})?"),
-        f"a label value: at most {MAX_NAME} letters, digits, '-', '_' and '.', a letter or digit"
-        " first and last; longer or freer text belongs into annotations",
+        f"a label value: at most {MAX_NAME} letters, digits, '-', '_' and '.', starting and ending"
+        " with a letter or digit; use annotations for any other text",
         MAX_NAME,
     ),
     BeforeValidator(_text),
@@ -183,7 +184,9 @@ LabelValue = Annotated[
 ]
 ResourceName = Annotated[str, Strict(), AfterValidator(_resource_name)]
 EnvName = Annotated[
-    str, Strict(), matching(_ENV, "a variable's name: letters, digits and '_', no digit first")
+    str,
+    Strict(),
+    matching(_ENV, "a variable's name: letters, digits and '_', not starting with a digit"),
 ]
 ImageReference = Annotated[str, Strict(), AfterValidator(_reference), _of_form(_REFERENCE)]
 AbsolutePath = Annotated[
@@ -202,7 +205,7 @@ def _copy(value: Any, at: tuple[str | int, ...] = ()) -> Any:
     """A copy that is JSON through and through, so that no one else can change it."""
     where = f" in {field_path(at)}" if at else ""
     if len(at) > _MAX_DEPTH:
-        refuse(f"nested more than {_MAX_DEPTH} deep, which Kubernetes never is")
+        refuse(f"nested more than {_MAX_DEPTH} levels deep, which no Kubernetes object is")
     if isinstance(value, dict):
         for key in value:
             if not isinstance(key, str):

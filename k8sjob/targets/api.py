@@ -1,6 +1,6 @@
 """The Protocol of a target: what the rest of k8sjob must know of one kind of job. Pure.
 
-A target is read from its objects alone. A job that was read to be shown has the last object of
+A target is read only from its objects. A job that was read to be shown has the last object of
 `Target.made` as `child`. Whatever the kind, replica 0 of a job is "master-0" and
 the others are "worker-0" and on, in the order of their ranks. Only Pods of others' JobSets that
 have no such order are called after their Jobs: "leader-0-0", "actors-3-0".
@@ -85,7 +85,7 @@ class LocalReason(StrEnum):
     SUPERVISOR_GONE = "PyTorchJobSupervisorGone"
     """The supervisor was killed, and the replicas ended with it."""
     SUPERVISOR_FAILED = "PyTorchJobSupervisorFailed"
-    """The supervisor met an error, and the replicas ended with it."""
+    """The supervisor had an error, and the replicas ended with it."""
     STATE_DAMAGED = "PyTorchJobStateDamaged"
     """The job's state cannot be read."""
 
@@ -217,7 +217,7 @@ class RecordedEnd(NamedTuple):
     Attributes:
         replica: "worker-2".
         exit_code: of its training container.
-        reason: the kubelet's reason; empty if the Event has the exit code alone.
+        reason: the kubelet's reason; empty if the Event has only the exit code.
         message: the termination message, which may be cut.
         time: RFC 3339, or empty.
         whole: whether the Event has more than the exit code.

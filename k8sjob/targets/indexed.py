@@ -1,7 +1,7 @@
 """Indexed Jobs (batch/v1): the kind of job, and what those share that are made of one.
 
 A replica is a completion index, so all of them are alike; index 0 is the Master. The Job controller
-injects the index alone (as an annotation of the Pod), so the manifest has the variables that the
+injects only the index (as an annotation of the Pod), so the manifest has the variables that the
 training operator would inject. A Pod that failed stays beside the one that takes its place.
 
 Behaviour: Kubernetes 1.31, pkg/controller/job.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
-from k8sjob.contract import CONTAINER_NAME, DEFAULT_PORT, ExitCode, Role
+from k8sjob.contract import CONTAINER_NAME, DEFAULT_PORT, ExitCode, Role, counted
 from k8sjob.errors import Problem, field_path
 from k8sjob.kube.api_resources import Controller
 from k8sjob.kube.objects import PODSET_GROUP, Object, at_path, true_conditions
@@ -253,7 +253,9 @@ class Indexed(Target):
             yield Problem(field_path((*self.job_at[:-2], "replicas")), message)
         world, each = self._variable(manifest, "WORLD_SIZE"), self.nproc_per_node(manifest)
         if world and each.isdecimal() and world != str(nodes * int(each)):
-            message = f"{nodes} Pods with {each} ranks each, but WORLD_SIZE is {world}"
+            message = (
+                f"{nodes} Pods with {counted(int(each), 'rank')} each, but WORLD_SIZE is {world}"
+            )
             message += "; set replicas in the job spec instead"
             yield Problem(field_path(self.nodes_at or (*self.job_at, "completions")), message)
         if (at_once := job.get("parallelism", 1)) != nodes:

@@ -146,16 +146,16 @@ class IndexedReader:
     def _nproc(self, job: Json, nodes: int) -> int:
         """The processes of each node; 0 if unknown."""
         given = _variables(job, self.target)
-        told = self.target.nproc_per_node(job)
+        nproc = self.target.nproc_per_node(job)
         for one in self.target.replicas(job)[:1]:
             container = training(one.pod.get("containers"))
             words = " ".join([*(container.get("command") or ()), *(container.get("args") or ())])
-            if not told and (found := _NPROC.search(words)):
-                told = found[1]
+            if not nproc and (found := _NPROC.search(words)):
+                nproc = found[1]
         world = given.get("WORLD_SIZE", "")
-        if not told and world.isdecimal() and int(world) % nodes == 0:
-            told = str(int(world) // nodes)
-        return int(told) if told.isdecimal() else 0
+        if not nproc and world.isdecimal() and int(world) % nodes == 0:
+            nproc = str(int(world) // nodes)
+        return int(nproc) if nproc.isdecimal() else 0
 
 
 def _is_its_service(item: Json, job: str, network: str) -> bool:

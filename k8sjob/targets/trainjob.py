@@ -194,7 +194,7 @@ class TrainJob(Indexed):
         taken += [
             f"env.{one.get('name')}" for one in node.get("env") or () if one.get("name") in names
         ]
-        message = "spec.trainer has another value, which wins; say it in the job spec"
+        message = "spec.trainer has another value, which takes precedence; set it in the job spec"
         name = at_path(manifest, "spec", "runtimeRef", "name")
         kind = at_path(manifest, "spec", "runtimeRef", "kind")
         another = (kind, name) != ("TrainingRuntime", Object(manifest).name)

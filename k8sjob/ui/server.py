@@ -1,6 +1,6 @@
 """The server of the page: who may ask, what is answered, and the streams of events.
 
-It listens on the loopback interface alone, where other users of the machine and any page in the
+It listens only on the loopback interface, where other users of the machine and any page in the
 browser can reach it, too. So every request needs the token, which a page of another origin cannot
 have; a request that names another host (DNS rebinding) or comes from another origin is refused.
 """
@@ -114,7 +114,7 @@ class Guard:
         if not own or not (followed or site in {"same-origin", "none"}):
             return 403, "requests of other pages are refused"
         if method not in {"GET", "HEAD", "POST"}:
-            return 405, f"{method} is not known here"
+            return 405, f"{method} is unknown"
         if scope["path"].startswith("/api/"):
             given = headers.get("authorization", "").removeprefix("Bearer ")
             if not hmac.compare_digest(given.encode(), self._token.encode()):
@@ -209,7 +209,7 @@ class Page:
         keys = request.query_params.getlist("job")[:_MOST_COMPARED]
         entries = [entry for key in keys if (entry := self._jobs.find(key))]
         if len(entries) < 2:
-            return _error(404, "fewer than two of these jobs are there")
+            return _error(404, "fewer than two of these jobs exist")
         return await _answer(lambda: compared(entries))
 
     async def _of_job(self, request: Request, read: Callable[[Entry], Any]) -> Response:
@@ -288,7 +288,7 @@ async def _answer(read: Callable[[], Any]) -> Response:
 
 
 def _gone() -> Response:
-    return _error(404, "this job is not there any more")
+    return _error(404, "this job no longer exists")
 
 
 def _error(code: int, why: str) -> Response:

@@ -18,7 +18,7 @@ from k8sjob.yamldoc import dump
 
 if TYPE_CHECKING:
     from k8sjob.html_card import HasCard, Html
-    from k8sjob.observe.diagnose import Finding
+    from k8sjob.observe.diagnose import Diagnosis
 
 
 def card_of(shown: HasCard) -> str:
@@ -61,7 +61,7 @@ def _plan(plan: Plan) -> str:
     beside = [plan.companion] if plan.companion else []
     rows = {
         "image": plan.image,
-        "replicas": f"{plan.spec.nnodes} x {plan.spec.nproc_per_node} processes",
+        "replicas": f"{plan.spec.nnodes} x {counted(plan.spec.nproc_per_node, 'process', 'es')}",
         "folder": plan.folder,
         "with it": ", ".join(f"{one['kind']} {Object(one).name}" for one in beside),
     }
@@ -104,6 +104,6 @@ def _result(result: RunResult) -> str:
     return card(result.ref.name, known, *parts, drawn, state=result.state)
 
 
-def finding_parts(found: Finding) -> list[Html]:
+def finding_parts(found: Diagnosis) -> list[Html]:
     """A finding and its next step."""
     return [paragraph("why:", found.message, bad=True), paragraph("next:", found.next_step)]

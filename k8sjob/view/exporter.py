@@ -27,7 +27,7 @@ _GAUGES: Final = {
     "created_timestamp_seconds": "When the job was created.",
     "started_timestamp_seconds": "When its replicas were first created.",
     "finished_timestamp_seconds": "When it ended.",
-    "restarts": "Restarts of its containers, as far back as the cluster tells.",
+    "restarts": "Restarts of its containers, as far back as the cluster reports.",
 }
 """The metrics of a job, by the end of their names."""
 _TRAINING: Final = {

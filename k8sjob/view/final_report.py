@@ -157,7 +157,7 @@ def _is_log(values: Sequence[float]) -> bool:
 
 
 def _line(cells: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """The cells on the straight lines between neighbours."""
+    """The cells on the straight lines between adjacent points."""
     yield from cells[:1]
     for before, after in pairwise(cells):
         across, along = after[0] - before[0], after[1] - before[1]

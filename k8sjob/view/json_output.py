@@ -14,7 +14,7 @@ from k8sjob.backends.api import JobRef
 from k8sjob.contract import Event
 from k8sjob.errors import BackendError
 from k8sjob.kube.objects import IMAGE_ORIGIN, Object, training
-from k8sjob.observe.diagnose import Finding, diagnose
+from k8sjob.observe.diagnose import Diagnosis, diagnose
 from k8sjob.observe.logs import MOST_AT_ONCE, TAIL_LINES, last_lines
 from k8sjob.observe.merge import Merge
 from k8sjob.observe.status import JobStatus, job_status, reporting_replica
@@ -39,7 +39,7 @@ _OLD_S: Final = 60.0
 _DIGEST: Final = re.compile(r"@(sha256:[0-9a-f]{64})$")
 
 
-def findings(backend: Backend, snapshot: Snapshot) -> list[Finding]:
+def findings(backend: Backend, snapshot: Snapshot) -> list[Diagnosis]:
     """The findings of `why` and `status`, from all that can be read of a job."""
     return diagnose(snapshot, last_lines(backend, snapshot), backend.related(snapshot))
 

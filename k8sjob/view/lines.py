@@ -16,7 +16,7 @@ from k8sjob.view.summary import REPEATS, STARTING, Progress, waiting
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from k8sjob.observe.diagnose import Finding
+    from k8sjob.observe.diagnose import Diagnosis
 
 STATE_STYLE: Final = {
     "Running": "cyan",
@@ -171,7 +171,7 @@ def values(metrics: Mapping[str, str | float]) -> str:
     )
 
 
-def finding_lines(found: Finding) -> list[Text]:
+def finding_lines(found: Diagnosis) -> list[Text]:
     """A finding as one paragraph and its next step as another."""
     head = Text("why: ", style="bold red")
     if found.replica and not found.message.startswith(found.replica):
@@ -183,22 +183,22 @@ def finding_lines(found: Finding) -> list[Text]:
 
 
 def started(group: Mapping[str, str | float]) -> str:
-    """`4 processes met: ddp over gloo on cpu`, with what is known of it."""
+    """`4 processes joined: ddp over gloo on cpu`, with what is known of it."""
     size = integer(group.get("world_size"))
-    met = f"{size} process{'es met' if size != 1 else ''}" if size else "started"
+    what = f"{size} process{'es joined' if size != 1 else ''}" if size else "started"
     over = [
         f"{word}{value}"
         for word, key in (("", "strategy"), ("over ", "backend"), ("on ", "device"))
         if (value := group.get(key))
     ]
     restart = integer(group.get("restart"))
-    return " ".join([f"{met}:" if over else met, *over]) + (
+    return " ".join([f"{what}:" if over else what, *over]) + (
         f", restart {restart}" if restart else ""
     )
 
 
 def environment(group: Mapping[str, str | float]) -> str:
-    """`4 processes met: ddp over gloo on cpu; torch 2.9.1, Python 3.12.1`; "" of an empty group."""
+    """`4 processes joined: ddp over gloo on cpu; torch 2.9.1, Python 3.12.1`; empty: ""."""
     names = {"torch": "torch", "python": "Python", "cuda": "CUDA"}
     versions = [f"{name} {value}" for key, name in names.items() if (value := group.get(key))]
     return "; ".join(filter(None, [started(group) if group else "", ", ".join(versions)]))
@@ -253,7 +253,7 @@ def _stopping(event: Event) -> Text:
 def _starting(event: Event) -> Text:
     phase = text(event.data.get("phase"))
     if phase == "waiting":
-        return Text(waiting(event.data) or "all processes are here")
+        return Text(waiting(event.data) or "all processes have joined")
     return Text(STARTING.get(phase, "the script runs" if phase == "running" else phase))
 
 

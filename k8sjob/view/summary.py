@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from k8sjob.contract import Event, EventKind
-from k8sjob.observe.diagnose import Finding
+from k8sjob.observe.diagnose import Diagnosis
 from k8sjob.observe.status import situation
 from k8sjob.sanitize import flat, integer, real, safe_text, text
 
@@ -105,7 +105,7 @@ class JobSummary:
         raised: errors whose tracebacks were shown, see REPEATS.
         checkpoint: path of the newest one.
         phases: of the replicas that have not reached the user's code, see STARTING.
-        waiting: the replica that waits for other processes to meet, and the line about them.
+        waiting: the replica that waits for other processes to join, and the line about them.
     """
 
     job: str = ""
@@ -124,7 +124,7 @@ class JobSummary:
     metrics: dict[str, str | float] = field(default_factory=dict)
     raised: set[str] = field(default_factory=set)
     checkpoint: str = ""
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Diagnosis] = field(default_factory=list)
     stopping: bool = False
     phases: dict[str, str] = field(default_factory=dict)
     waiting: tuple[str, str] = ("", "")
@@ -244,7 +244,7 @@ class JobSummary:
 def _add_point(curve: list[tuple[float, float]], at: float, value: float) -> None:
     if not math.isfinite(value):
         return
-    # A group that met again repeats the steps since its checkpoint.
+    # A group that was formed again repeats the steps since its checkpoint.
     while curve and curve[-1][0] >= at:
         curve.pop()
     curve.append((at, value))
@@ -265,12 +265,12 @@ def waiting(data: dict[str, Any]) -> str:
     return f"waiting for {count} of {_count(size)} processes{who}{more}"
 
 
-def finding(event: Event) -> Finding:
+def finding(event: Event) -> Diagnosis:
     """The finding that an event of that kind carries."""
     cause, message, next_step = (
         safe_text(str(event.data.get(key) or "")) for key in ("cause", "message", "next_step")
     )
-    return Finding(cause, message, next_step, text(event.replica))
+    return Diagnosis(cause, message, next_step, text(event.replica))
 
 
 def _count(value: object) -> int:

@@ -58,7 +58,7 @@ MAX_NODES: Final = 50_000
 """Most values in one document, with every alias counted as often as it is used."""
 _MAX_COMPOSED: Final = 2 * MAX_NODES + 1
 """Most keys and values in one file: a document of MAX_NODES values, each with a key."""
-_TOO_MANY: Final = f"more than {MAX_NODES} values once its aliases are written out"
+_TOO_MANY: Final = f"more than {MAX_NODES} values with its aliases expanded"
 
 FieldPath = tuple[str | int, ...]
 Place = tuple[int, int]
@@ -147,7 +147,7 @@ class _Loader(yaml.SafeLoader):
         self.depth += 1
         mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # PyYAML's stubs
         if self.depth > MAX_DEPTH:
-            raise _Refused(f"nested more than {MAX_DEPTH} deep, which no job needs", mark)
+            raise _Refused(f"nested more than {MAX_DEPTH} levels deep, which no job needs", mark)
         self._add(1, mark)
         node = super().compose_node(parent, index)
         if node is not None and node.end_mark is None:  # it is still being composed
@@ -178,7 +178,7 @@ class _Loader(yaml.SafeLoader):
             key = _key(pair[0])
             if key in own:
                 line = own[key][0].start_mark.line + 1
-                raise _Refused(f"{key!r} is there twice, first in line {line}", mark)
+                raise _Refused(f"{key!r} is duplicated, first in line {line}", mark)
             own[key] = pair
         node.value = list((merged | own).values())
         return node
@@ -209,7 +209,7 @@ class _Builder:
         """The node's data; `path` is its path."""
         self.count += 1
         if len(path) > MAX_DEPTH:
-            raise _Refused(f"nested more than {MAX_DEPTH} deep by its aliases", node.start_mark)
+            raise _Refused(f"nested more than {MAX_DEPTH} levels deep by aliases", node.start_mark)
         if self.count > MAX_NODES:
             raise _Refused(_TOO_MANY, node.start_mark)
         if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
@@ -226,7 +226,7 @@ class _Builder:
         if isinstance(node, yaml.ScalarNode):
             self.values[path] = _place(node.start_mark)
             return _scalar_value(node)
-        raise _Refused(f"the tag {node.tag!r} is not known here; leave it out", node.start_mark)
+        raise _Refused(f"the tag {node.tag!r} is not supported; remove it", node.start_mark)
 
 
 def _place(mark: yaml.Mark) -> Place:
@@ -247,7 +247,7 @@ def _scalar_value(node: yaml.ScalarNode) -> Any:
     text: str = node.value
     tag = node.tag.removeprefix(_TAG)
     if tag not in ("str", *_IMPLICIT):
-        raise _Refused(f"the tag {tag!r} is not known here; leave it out", node.start_mark)
+        raise _Refused(f"the tag {tag!r} is not supported; remove it", node.start_mark)
     if tag in ("str", "merge"):
         # JSON escapes what is beyond U+FFFF as two halves, which YAML's escapes leave apart.
         if not text.isascii():
@@ -263,7 +263,7 @@ def _scalar_value(node: yaml.ScalarNode) -> Any:
         with suppress(ValueError):
             if math.isfinite(number := float(text)):
                 return WrittenFloat(number, text)
-    raise _Refused(f"{text!r} is not what its tag {tag!r} says", node.start_mark)
+    raise _Refused(f"{text!r} does not match its tag {tag!r}", node.start_mark)
 
 
 def objects(documents: list[Document]) -> Iterator[tuple[Document, FieldPath, dict[str, Any]]]:
@@ -299,8 +299,8 @@ def only(documents: list[Document], source: str = "") -> Document:
     if len(documents) > 1:
         line = documents[1].line
         message = (
-            f"a second document starts in line {line}; one file describes one job, so move it to a"
-            " file of its own"
+            f"a second document starts in line {line}; one file describes one job, so move it to"
+            " another file"
         )
         raise SpecError([Problem("", message, line, 1)], source)
     return documents[0] if documents else Document(None, source)
@@ -323,7 +323,7 @@ def parse_all(text: str | bytes, source: str = "") -> list[Document]:
         before = decoded[: error.position]
         line, column = before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
         seen = ascii(chr(error.character))
-        message = f"the character {seen} cannot stand in YAML; write it quoted, as an escape"
+        message = f"the character {seen} is not allowed in YAML; write it as an escape in quotes"
         raise SpecError([Problem("", message, line, column)], source) from None
 
 
@@ -363,16 +363,16 @@ def _plain(error: yaml.MarkedYAMLError) -> str:
     if "'\\t'" in problem:
         return "a tab; indent YAML with spaces"
     known = {
-        "mapping values are not allowed here": "a ':' where no key can be; check the indentation,"
+        "mapping values are not allowed here": "an unexpected ':'; check the indentation,"
         " or quote the text if the ':' belongs to it",
-        "could not find expected ':'": "a line without 'key: value'; check the indentation, or"
-        " quote a text that goes over lines",
+        "could not find expected ':'": "a line without 'key: value'; check the indentation,"
+        " or quote text that spans lines",
         "found unexpected end of stream": "a quote is never closed",
         "expected ',' or": "a bracket is never closed, or a ',' is missing",
         "expected the node content, but found '<stream end>'": "a bracket is never closed",
         "found undefined alias": "an alias (*name) without its anchor (&name); quote a text that"
         " starts with '*'",
-        "second occurrence": "an anchor (&name) that is there twice; give each its own name",
+        "second occurrence": "a duplicate anchor (&name); give each another name",
         "expected <block end>, but found": "this does not belong here; align it with the"
         " lines around it, or quote the whole text",
     }

@@ -222,7 +222,7 @@ def test_of_a_variable_that_is_there_twice_the_last_counts():
     twice = [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}]
     assert adopted(job({"env": twice})).run.env == {"A": "2"}
     used = [twice[0], {"name": "B", "value": "$(A)"}, twice[1]]
-    with pytest.raises(SpecError, match="is there twice"):
+    with pytest.raises(SpecError, match="is duplicated"):
         adopt(dump(job({"env": used})))
 
 

@@ -90,7 +90,7 @@ def test_what_is_no_record_is_refused_as_a_file_is(k8sjob, put, storage):
     assert k8sjob("why", "s3://records/x.k8sjob").err.startswith(
         "error: s3://records/x.k8sjob cannot be read as a record of a job: "
     )
-    there = "s3://records/none.k8sjob is not there; check the bucket and the path"
+    there = "s3://records/none.k8sjob does not exist; check the bucket and the path"
     assert there in k8sjob("why", "s3://records/none.k8sjob").err
     assert "is not there" in k8sjob("why", "s3://no-bucket/none.k8sjob").err
 
@@ -98,7 +98,7 @@ def test_what_is_no_record_is_refused_as_a_file_is(k8sjob, put, storage):
 def test_collect_finds_a_wrong_bucket_before_it_begins(k8sjob, storage, monkeypatch):
     done = k8sjob("collect", "--into", "s3://no-bucket/x")
     assert (done.code, done.out) == (1, "")
-    assert done.err == "error: s3://no-bucket/x is not there; check the bucket and the path\n"
+    assert done.err == "error: s3://no-bucket/x does not exist; check the bucket and the path\n"
 
 
 def test_collect_finds_what_is_not_allowed_before_it_begins(k8sjob, storage, monkeypatch):

@@ -143,7 +143,7 @@ def test_render_prints_the_dockerfile_or_writes_a_folder(k8sjob, job_file, tmp_p
 @pytest.mark.parametrize(
     ("args", "code", "detail"),
     [
-        (["--dockerfile", "--image", "x"], 2, "--dockerfile goes with none of"),
+        (["--dockerfile", "--image", "x"], 2, "--dockerfile cannot be combined with"),
         (["--dockerfile"], 1, "is used as it is, so there is nothing to build"),
         (["-n", "Not_one"], 1, "namespace: 'Not_one' is not a DNS-1123 label"),
     ],

@@ -248,7 +248,7 @@ def test_another_terminal(job, k8sjob, process, tmp_path):
     following = process("logs", "-f", "tiny")
     wait_for(lambda: "rank 0" in following.stdout.readline())
     following.send_signal(signal.SIGINT)
-    assert "Detached; the same command reattaches\n" in following.communicate(timeout=60)[1]
+    assert "Detached; run the same command to reattach\n" in following.communicate(timeout=60)[1]
     assert following.returncode == 130
     choice = ("-r", "master", "--save", tmp_path / "my logs")
     saving = process("logs", "-f", "tiny", *choice)
@@ -351,7 +351,7 @@ def test_a_record_says_what_the_job_ran_on(job, k8sjob, tmp_path, monkeypatch):
     (tmp_path / "program.py").write_text(f"print({started!r})\n")
     assert k8sjob("run", file).code == 0
     k8sjob("archive", "tiny")
-    ran = "4 processes met: ddp over nccl on NVIDIA H100; torch 2.9.1, Python 3.12.1, CUDA 12.8"
+    ran = "4 processes joined: ddp over nccl on NVIDIA H100; torch 2.9.1, Python 3.12.1, CUDA 12.8"
     assert k8sjob("why", "tiny.k8sjob").out == f"ran: {ran}\nlocal/tiny succeeded\n"
     assert k8sjob("why", "tiny").out == "local/tiny succeeded\n"
     k8sjob("report", "tiny.k8sjob")

@@ -64,7 +64,11 @@ def test_a_full_disk_leaves_no_half_of_a_job(name, job_file, k8sjob, tmp_path, f
 
 @pytest.mark.parametrize(
     ("folder", "suggestion"),
-    [("My_Job", "'my-job' would do"), ("9lives", "'lives' would do"), ("a\nb", "would do")],
+    [
+        ("My_Job", "for example 'my-job'"),
+        ("9lives", "for example 'lives'"),
+        ("a\nb", "for example"),
+    ],
 )
 def test_a_folder_whose_name_is_no_jobs_name(folder, suggestion, k8sjob, tmp_path):
     done = k8sjob("init", tmp_path / folder)

@@ -43,7 +43,7 @@ def test_another_job_of_the_name_is_shown_and_not_touched(k8sjob, api, file):
     *lines, note = done.err.splitlines()
     assert "-                - main.py" in lines
     assert "+                - other.py" in lines
-    assert note.startswith("error: blue/tiny already exists: another job than this one, Created")
+    assert note.startswith("error: blue/tiny already exists: a different job, Created")
     assert note.endswith("replace it, or submit under a generated name: --replace, --generate-name")
     assert "main.py" in json.dumps(api.jobs["blue", "tiny"])
     done = k8sjob("submit", file, "--replace")

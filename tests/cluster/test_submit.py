@@ -70,7 +70,7 @@ def test_what_is_there_decides(either, eventually):
     assert out == ""
     assert '-                - "echo hello; sleep 600 & wait"\n' in err
     assert '+                - "echo other; echo hello; sleep 600 & wait"\n' in err
-    assert "another job than this one" in err.splitlines()[-1]
+    assert "a different job" in err.splitlines()[-1]
     out, err = either.call("diff", other, code=1)
     assert out.startswith(f"--- {either.namespace}/tiny in the cluster\n")
     assert "takes effect only in a new job" in err

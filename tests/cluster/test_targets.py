@@ -132,7 +132,7 @@ def test_what_a_user_does_with_a_job(desk, target, eventually):
     _, err = desk.call("submit", file, "--target", "pytorchjob", code=1)
     assert f"tiny already exists, and it is a {target.kind}" in err
     other = desk.file(f"echo other; {SLEEP}", target=target.name)
-    assert "another job than this one" in desk.call("submit", other, code=1)[1]
+    assert "a different job" in desk.call("submit", other, code=1)[1]
     desk.call("submit", other, "--replace")
     eventually(lambda: "other" in desk.call("logs", tiny, "-r", "master-0")[0], "the other one")
 

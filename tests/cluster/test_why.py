@@ -156,11 +156,11 @@ FAULTS = [
     ("gpu-kind", {"master": replicas(container(**asking(**{"example.com/gpu": "1"})))},
      Cause.UNSCHEDULABLE, "no node offers any example.com/gpu"),
     ("cpus", {"master": replicas(container(resources={"requests": {"cpu": "1000"}}))},
-     Cause.UNSCHEDULABLE, "too little cpu (it asks for 1000, and the largest node has "),
+     Cause.UNSCHEDULABLE, "too little cpu (it requests 1000, and the largest node has "),
     ("taint", {"master": replicas(nodeSelector={"kubernetes.io/hostname": "{mark}-gpus"})},
      Cause.UNSCHEDULABLE, f"a taint that it does not tolerate ({GHOST}"),
     ("selector", {"master": replicas(nodeSelector={"gpu": "a100"})},
-     Cause.UNSCHEDULABLE, "lacks the labels that it asks for (gpu=a100)"),
+     Cause.UNSCHEDULABLE, "lacks the labels that it requires (gpu=a100)"),
     ("scheduler", {"master": replicas(schedulerName="nobody")},
      Cause.WAITING, "the scheduler 'nobody' has not looked at it"),
     ("lost", {"master": replicas(**on("{mark}-lost"))},
@@ -173,7 +173,7 @@ FAULTS = [
      Cause.EVICTED, "its node was drained, or it was evicted by request"),
     ("preempted", {"master": replicas(container(**asking(**{"nvidia.com/gpu": "4"})),
                                       **on("{mark}-gpus"))},
-     Cause.PREEMPTED, "a pod of higher priority took its place"),
+     Cause.PREEMPTED, "it was preempted by a pod of higher priority"),
     # volumes, secrets, settings
     ("claim-missing", {"master": volume(persistentVolumeClaim={"claimName": "nowhere"})},
      Cause.VOLUME_CLAIM, "there is no claim 'nowhere'"),
@@ -214,7 +214,7 @@ FAULTS = [
     ("command", {"master": replicas(container(command=["no-such-program"]))},
      Cause.START, 'exec: "no-such-program": executable file not found'),
     ("folder", {"master": replicas(container(workingDir="/proc/no/such"))},
-     Cause.START, "its working directory is not there: mkdir /proc/no"),
+     Cause.START, "its working directory does not exist: mkdir /proc/no"),
     ("crash", {"master": replicas(container("echo 'ValueError: no' >&2; exit 3"))},
      Cause.CRASH, "exit code 3: ValueError: no"),
     ("crash-once", {"master": replicas(container("echo it > /dev/termination-log; exit 4"),
@@ -264,7 +264,7 @@ FAULTS = [
      Cause.SUSPENDED, "the job is suspended"),
     ("queued", {"master": RUNS, "runPolicy": {"suspend": True},
                 "labels": {"kueue.x-k8s.io/queue-name": "research"}},
-     Cause.NO_QUEUE, "the job will not start as things are: "),  # with Kueue and without
+     Cause.NO_QUEUE, "the job cannot start: "),  # with Kueue and without
     ("managed", {"master": RUNS, "runPolicy": {"managedBy": "kueue.x-k8s.io/multikueue"}},
      Cause.OPERATOR_SILENT, "managed by kueue.x-k8s.io/multikueue"),
     ("probe", {"master": replicas(PROBED), "worker": RUNS},
@@ -587,7 +587,7 @@ def test_an_operator_that_is_gone(bed, namespace, eventually):
     assert finding.replica == "master-0"
     assert job_status(backend.snapshot(ref)).state == JobState.RUNNING  # what others would show
     bed.start("operator")
-    eventually(lambda: not first() and backend.snapshot(ref).pods, "the pod made anew")
+    eventually(lambda: not first() and backend.snapshot(ref).pods, "the recreated pod")
 
 
 def test_a_registry_that_is_down_for_a_while(bed, namespace, eventually):

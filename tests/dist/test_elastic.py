@@ -161,7 +161,8 @@ def test_one_node_more_than_there_may_be(nodes):
 def test_too_few_nodes(nodes):
     alone = nodes(bounds="2:3", rendezvous_timeout=3.0)
     assert alone.wait() == ExitCode.PEER_LOST
-    assert "fewer than 2 nodes met at 127.0.0.1:" in json.loads(alone.words.read_text())["message"]
+    message = json.loads(alone.words.read_text())["message"]
+    assert "fewer than 2 nodes joined at 127.0.0.1:" in message
 
 
 def test_a_stop_while_it_waits_for_others(nodes):

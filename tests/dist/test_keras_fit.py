@@ -44,7 +44,7 @@ WRONG = {
     ),
     "a small batch": ({"batch": 1}, "global_batch=1 is below the number of ranks, 2: some would"),
     "a backup": ({"callbacks": ["backup"]}, "job.fit() saves and resumes by itself; remove it"),
-    "two optimizers": ({"model": "two"}, "differs between the ranks: something beside"),
+    "two optimizers": ({"model": "two"}, "differs between the ranks: something other"),
 }
 
 

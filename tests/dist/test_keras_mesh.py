@@ -43,7 +43,7 @@ WRONG = {
     ),
     "two keys": (
         {"options": {"model": 2, "layout": {**WIDE, ".*fc1.*": [None, "model"]}}},
-        "both match sequential/fc1/kernel; make them narrower",
+        "both match sequential/fc1/kernel; make them more specific",
     ),
     "other dimensions": (
         {"options": {"model": 2, "layout": {".*/fc1/kernel": ["model"]}}},

@@ -289,7 +289,7 @@ HEAD = """\
 <!-- Written by tests/dist/test_proof.py: pytest tests/dist/test_proof.py --regenerate -->
 # The loss under each strategy
 
-Each row, and one process alone, trains for 20 steps of 32 samples with one seed, in single
+Each row, and a single process, trains for 20 steps of 32 samples with one seed, in single
 precision and without dropout. The numbers are the largest difference between the losses of a step,
 measured on a CPU over gloo; the tests fail above {tolerance:.0e}.
 

@@ -116,7 +116,7 @@ WRONG = {
     ),
     "is divided and used as a whole": (
         mesh("text", 2, {"embed.places.weight": [None, "model"]}),
-        "a tensor that strategy.layout divides met a plain parameter",
+        "a tensor that strategy.layout divides was combined with a plain parameter",
     ),
     "does not divide": (
         mesh("digits", 4, {"out.bias": ["model"], "fc1.weight": ["model", None]}),

@@ -72,7 +72,7 @@ def test_a_job_of_others_is_never_taken_for_ones_own(api, backend):
     sent(OTHER, backend)
     del stored(api)["metadata"]["annotations"]
     del stored(api)["metadata"]["labels"]
-    with pytest.raises(JobExists, match="another job than this one, not created by k8sjob, Cre"):
+    with pytest.raises(JobExists, match="a different job, not created by k8sjob, Cre"):
         sent(SPEC, backend)
     assert sent(SPEC, backend, replace=True).outcome is Outcome.REPLACED
 
@@ -343,7 +343,7 @@ def test_an_interrupt_while_a_job_is_replaced_says_what_was_done(word, going, de
     api.before, messages = before, []
     with pytest.raises(KeyboardInterrupt):
         sent(OTHER, backend, replace=True, report=messages.append)
-    assert messages[-1] == f"blue/tiny {detail}, and the new one is not created; submit it again"
+    assert messages[-1] == f"blue/tiny {detail}, and the new one was not created; submit it again"
 
 
 def test_of_two_who_replace_at_once_the_one_that_deleted_says_so(api, backend):
@@ -364,7 +364,7 @@ def test_the_same_job_that_somebody_has_changed_is_attached_to_and_reported(api,
     stored(api)["spec"]["runPolicy"]["backoffLimit"] = 77
     lines = []
     assert sent(SPEC, backend, report=lines.append).outcome is Outcome.ATTACHED
-    assert lines == ["blue/tiny was changed since it was created, in spec.runPolicy.backoffLimit"]
+    assert lines == ["blue/tiny has changed since it was created, in spec.runPolicy.backoffLimit"]
 
 
 def test_a_dry_run_beside_a_job_that_goes_says_that_it_would_wait(api, backend):

@@ -435,23 +435,23 @@ def node(name, labels=None, **allocatable):
     [
         (
             {"cpu": "500"},
-            "cpu (it asks for 501, and the largest node has 2)",
+            "cpu (it requests 501, and the largest node has 2)",
             "waiting will not help: lower resources.cpu, or use more, smaller replicas",
         ),
         (
             {"memory": "4Ti"},
-            "memory (it asks for 4Ti, and the largest node has 8Gi)",
+            "memory (it requests 4Ti, and the largest node has 8Gi)",
             "waiting will not help: lower resources.memory,",
         ),
         (
             {"cpu": "1"},
-            "cpu free (it asks for 2)",
+            "cpu free (it requests 2)",
             "lower resources.cpu, or wait until others have ended",
         ),
         (
             {"example.com/gpu": "8"},
-            "example.com/gpu free (it asks for 8): there is 1 node of example.com/gpu with 4",
-            "no node has that many: ask for at most 4 per replica",
+            "example.com/gpu free (it requests 8): there is 1 node of example.com/gpu with 4",
+            "no node has that many: request at most 4 per replica",
         ),
     ],
 )
@@ -464,7 +464,7 @@ def test_a_request_larger_than_any_node(asked, note, step):
     sick["pods"] = [unplaced("master-0", "Unschedulable", message, containers=[main, sidecar])]
     there = [node("node-0", **{"cpu": "2", "memory": "8Gi", "example.com/gpu": "4"})]
     finding = only("Created", related=there, **sick)
-    known = "master-0: the only node does not take it: 1 has too little"
+    known = "master-0: the only node does not accept it: 1 has too little"
     assert finding.message == f"{known} {note}, for 60 s"
     assert finding.next_step.startswith(step)
     unknown = only("Created", **sick)  # where nodes may not be read
@@ -488,8 +488,8 @@ def test_gpus_in_use_are_not_free():
     pods = [*running("master-0", "worker-0"), waiting]
     finding = only("Running", pods=pods, related=[*nodes, other])
     assert finding.message == (
-        "worker-1: none of 4 nodes takes it: 4 have too little nvidia.com/gpu free (it asks for 4):"
-        " there are 4 nodes of H100 with 4, 9 free in all, for 60 s"
+        "worker-1: none of 4 nodes accepts it: 4 have too little nvidia.com/gpu free (it requests"
+        " 4): there are 4 nodes of H100 with 4, 9 free in all, for 60 s"
     )
     assert "meanwhile 2 replicas hold what they have" in finding.next_step
 
@@ -507,9 +507,9 @@ def test_a_gate_and_the_reasons_of_other_schedulers():
     ]
     notes = [finding.message for finding in why("Created", pods=pods)]
     assert notes == [
-        "master-0: it is held back by scheduling gates: queue.example/topology, for 60 s",
-        "worker-0: no node takes it: 3/4 tasks in gang unschedulable, for 60 s",
-        "worker-1: none of 2 nodes takes it: 1 is full of pods; 1 is cordoned, for 60 s",
+        "master-0: scheduling gates hold it back: queue.example/topology, for 60 s",
+        "worker-0: no node accepts it: 3/4 tasks in gang unschedulable, for 60 s",
+        "worker-1: none of 2 nodes accepts it: 1 is full of pods; 1 is cordoned, for 60 s",
     ]
 
 
@@ -526,7 +526,7 @@ def test_a_silent_operator():
     }
     finding = only(related=[deployment], now=created + timedelta(seconds=9))
     assert finding.cause == "operator-silent"
-    assert "not touched the job in 9 s" in finding.message
+    assert "not acted on the job for 9 s" in finding.message
     assert "kubeflow/training-operator has 0 of 1 pods ready" in finding.message
 
     lost = {"pods": [make_pod("master-0", running={}), make_pod("worker-0")]}
@@ -716,7 +716,7 @@ def test_pods_that_the_operator_deletes_are_no_problem():
 def test_a_deleted_pods_exit_code_is_no_failure():
     pod = make_pod("worker-0", dying=True, terminated=ended(137))
     finding = only("Running", pods=[pod], replicas=WORKER)
-    assert finding.message.startswith("worker-0: its pod is being ended")
+    assert finding.message.startswith("worker-0: its pod is terminating")
 
 
 def test_output_that_differs_by_rank_and_address_is_one_finding():
@@ -780,7 +780,7 @@ def test_what_a_slow_job_waits_for():
     found = why("Created", pods=[pulling, dying, make_pod("worker-1")], events=[event])
     assert [f"{one.cause} | {one.message}" for one in found] == [
         "waiting | master-0: its node pulls the image r/x:1, for 5 min",
-        "waiting | worker-0: its pod is being ended, for 10 min",
+        "waiting | worker-0: its pod is terminating, for 10 min",
     ]
 
 
@@ -822,8 +822,13 @@ def test_the_log_of_an_init_container_is_that_of_an_existing_pod():
 @pytest.mark.parametrize(
     ("phase", "keeps", "end", "step"),
     [
-        ("Running", [], "09:10", "wait: it has until the end of its grace period"),
-        ("Running", [], "05:00", "kubectl delete pod --force -n ns job-worker-0 gives it up"),
+        ("Running", [], "09:10", "wait: it can save its state until the end of its grace period"),
+        (
+            "Running",
+            [],
+            "05:00",
+            "delete pod --force -n ns job-worker-0 removes it by force",
+        ),
         ("Running", ["x/keep"], "05:00", "its node node-1 has not ended it"),
         ("Succeeded", ["x/keep"], "05:00", "whoever set x/keep must remove it"),
     ],
@@ -832,7 +837,7 @@ def test_what_keeps_a_pod_that_is_being_deleted(phase, keeps, end, step):
     meta = {"finalizers": keeps, "deletionTimestamp": at(end)}
     pod = make_pod("worker-0", phase, meta=meta, running={})
     finding = only("Running", pods=[*running("master-0"), pod], replicas=PAIR)
-    assert finding.message.startswith("worker-0: its pod is being ended")
+    assert finding.message.startswith("worker-0: its pod is terminating")
     assert step in finding.next_step
 
 
@@ -874,7 +879,7 @@ def doomed(*conditions, finalizer, **options):
 
 
 def test_the_operator_is_not_silent_about_a_job_that_is_being_deleted():
-    """The operator leaves such a job alone: that is not its silence."""
+    """The operator ignores such a job: that is not its silence."""
     (finding,) = doomed("Running", finalizer="example.com/keep")
     assert finding.cause == "deleting"
     assert finding.message == (
@@ -888,7 +893,7 @@ def test_pods_of_a_job_that_is_being_deleted_are_what_it_waits_for():
     pods = [make_pod("master-0", dying=True, running={})]
     deletion, pod = doomed("Running", pods=pods, finalizer="foregroundDeletion")
     assert "wait until its pods have ended (kubectl get pods -n ns -l" in deletion.next_step
-    assert pod.message == "master-0: its pod is being ended, for 10 min"
+    assert pod.message == "master-0: its pod is terminating, for 10 min"
 
 
 def test_a_failed_job_kept_by_a_finalizer_has_both_causes():
@@ -1007,7 +1012,7 @@ def test_replicas_that_trained_alone(state):
     line = Event("unmet", {"world_size": 2, "replicas": 2}).encode()
     for pods, logs in (([master], {}), ([], {"master-0": [line]})):
         found = {one.cause: one for one in why(state, pods=pods, replicas=PAIR, logs=logs)}
-        assert "each of them trained alone" in found["no-group"].message
+        assert "each of them trained a separate model" in found["no-group"].message
 
 
 def losses(*values, kind="progress", **data):

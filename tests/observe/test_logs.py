@@ -65,7 +65,7 @@ def test_choices(backend, options, expected):
 def test_what_is_not_there_is_refused_by_name(backend):
     with pytest.raises(BackendError, match="'worker-7' is not a replica of this job; it has"):
         list(logs(backend, replicas=["worker-7"]))
-    with pytest.raises(BackendError, match="rank 3 is not in this job; 3 replicas x 1 processes"):
+    with pytest.raises(BackendError, match="rank 3 is not in this job; 3 replicas x 1 process"):
         list(logs(backend, ranks=[3]))
 
 

@@ -116,7 +116,7 @@ def test_what_is_short_who_has_it_and_who_is_ahead(job):
         f"the job has waited in the queue 'research' for 2 min: {SHORT}; of the 8 of ClusterQueue"
         " team-a ns/large has 5 and ns/small has 2; ahead of it: ns/urgent and ns/older"
     )
-    assert finding.next_step.startswith("it starts by itself when they end; sooner with")
+    assert finding.next_step.startswith("it starts when they end; earlier with")
 
 
 @pytest.mark.parametrize(
@@ -207,8 +207,8 @@ NEVER = [
 def test_what_no_other_job_can_change(job, related, detail):
     finding = explained(job, *related)
     assert finding.cause == "no-queue"
-    assert finding.message.startswith(f"the job will not start as things are: {detail}")
-    assert "by itself" not in finding.next_step
+    assert finding.message.startswith(f"the job cannot start: {detail}")
+    assert "starts when they end" not in finding.next_step
 
 
 def test_an_admission_check_is_somebody_elses_decision(job):
@@ -221,7 +221,7 @@ def test_a_busy_kueue_makes_a_workload_after_some_seconds(job):
     early = datetime(2026, 1, 1, 0, 0, 5, tzinfo=UTC)
     found = explained(job, absent("workloads"), now=early)
     assert found.cause == "queued"
-    assert "by itself" not in found.next_step
+    assert "starts when they end" not in found.next_step
     late = explained(job, absent("workloads"), now=early + timedelta(seconds=5))
     assert late.cause == "no-queue"
 
@@ -230,7 +230,7 @@ def test_where_nothing_of_it_may_be_read(job):
     found = explained(job)
     assert found.cause == "queued"
     assert "may not be read" in found.message
-    assert "by itself" not in found.next_step
+    assert "starts when they end" not in found.next_step
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_what_it_waits_for(job, own, detail, again):
     finding = explained(job, local_queue(), own, by, first)
     assert finding.cause == "queued"
     assert detail in finding.message
-    assert ("by itself" in finding.next_step) is again
+    assert ("starts when they end" in finding.next_step) is again
 
 
 def test_a_deactivated_workload_is_not_ahead(job):

@@ -499,7 +499,7 @@ def test_a_silent_operator_is_reported_although_nothing_changes():
     first = next(event for event in events if event.kind == EventKind.WARNING)
     events.close()
     assert first.data["reason"] == "operator-silent"
-    assert "the training operator has not touched the job" in first.data["message"]
+    assert "the training operator has not acted on the job" in first.data["message"]
 
 
 def test_a_watch_that_is_patient_says_nothing_of_it():

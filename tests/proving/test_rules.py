@@ -7,7 +7,7 @@ import pytest
 from k8sjob.errors import BackendError
 from k8sjob.proving.proof import _proof
 from k8sjob.proving.rules import Evidence, first_difference
-from k8sjob.proving.trace import Run
+from k8sjob.proving.trace import TracedRun
 
 RATE = 0.1
 
@@ -110,7 +110,7 @@ def evidence(tmp_path):
             first = [] if any(event["kind"] == "pass" for event in events) else [begin()]
             text = "".join(json.dumps(event) + "\n" for event in [*first, *events])
             (folder / f"trace-{rank}.jsonl").write_text(text)
-        return Run.read(folder, {"ranks": len(ranks), "hung": False, "places": {}, **answer})
+        return TracedRun.read(folder, {"ranks": len(ranks), "hung": False, "places": {}, **answer})
 
     def made(ranks, single=None, again=None, **answer):
         return Evidence(

@@ -333,7 +333,7 @@ def test_all_that_another_kind_lacks_is_listed_at_once(job):
 
 def test_items_of_one_name_are_not_merged_into_one(job):
     inits = [{"name": "a", "image": "b"}, {"name": "a", "image": "c"}]
-    with pytest.raises(SpecError, match=r"initContainers\[1\]\.name: 'a' is there twice"):
+    with pytest.raises(SpecError, match=r"initContainers\[1\]\.name: 'a' is duplicated"):
         render(job(pod_template={"spec": {"initContainers": inits}}))
     anew = [{"name": "a", "$patch": "delete"}, {"name": "a", "image": "c"}]
     assert "image: c" in render(job(pod_template={"spec": {"initContainers": anew}}))

@@ -93,7 +93,7 @@ def test_a_users_error_on_one_node_ends_all_in_bounded_time(nodes):
     """
     (lost, err, left), (failed, _, why) = nodes(script, 2, limit=3, max_restarts=1)
     assert (lost, failed) == (ExitCode.PEER_LOST, 1), err
-    assert (left.type, left.message[:24]) == ("PeerLost", "another rank went away: "), left
+    assert (left.type, left.message[:24]) == ("PeerLost", "another rank is gone: "), left
     assert "restart 1 of 1" in err
     assert (why.type, why.message) == ("ValueError", "no such class: 11")
 
@@ -159,7 +159,7 @@ def test_a_hang_at_the_same_step_is_not_tried_a_third_time(nodes, tmp_path):
     for _, _, reason in results:
         assert (reason.exit_code, reason.culprits, reason.step) == (ExitCode.HUNG, (1,), 20)
         assert reason.where.startswith(f"{tmp_path}/main.py:")
-        assert reason.message.endswith("twice at the same place, so it is not tried again")
+        assert reason.message.endswith("twice at the same place, so there is no further restart")
 
 
 @pytest.mark.parametrize("nnodes", [1, 2])

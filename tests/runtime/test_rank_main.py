@@ -330,7 +330,7 @@ class TestReason:
         error = RuntimeError(f"{text}This is typically caused by a remote worker crashing. Check")
         reason = reason_of(error, 138)
         assert reason.type == "PeerLost"
-        assert reason.message == "another rank went away: Connection closed by peer [127.0.0.1]:1"
+        assert reason.message == "another rank is gone: Connection closed by peer [127.0.0.1]:1"
         assert reason_of(PeerLost("gone", (2, 3)), 138).culprits == (2, 3)
         assert reason_of(SystemExit(143), 143).type == "Stopped"
 

@@ -109,7 +109,7 @@ class TestDone:
         assert end.code == ExitCode.RESTARTS_SPENT
         reason = end.reason
         assert (reason.type, reason.culprits) == ("Signal", ())
-        assert "rank 0 had ended with exit code 0, so it is not tried again" in reason.message
+        assert "rank 0 had ended with exit code 0, so there is no restart" in reason.message
         assert starts(tmp_path, 1) == 1
 
     def test_a_rank_that_is_stopped_has_not_left(self, run, tmp_path):
@@ -212,7 +212,7 @@ class TestUnmet:
         assert event.kind == EventKind.UNMET
         assert (event.data["world_size"], event.data["replicas"]) == (2, nnodes)
         assert (reason.exit_code, reason.type) == (0, "Unmet")
-        assert "each worked alone" in reason.message
+        assert "each trained separately" in reason.message
 
     @pytest.mark.parametrize(
         ("script", "nnodes"),

@@ -38,7 +38,7 @@ def test_all_nodes_learn_the_states_of_all(nodes):
     with Roster(nodes[0], "j") as first, Roster(nodes[1], "j") as second:
         with Roster(nodes[2], "j") as third:
             until(lambda: len(first.others()) == 2)
-            third.report(state=DONE, met=True)
+            third.report(state=DONE, grouped=True)
             third.flush(5)
         assert first.done() == (2,)
         until(lambda: second.done() == (2,))

@@ -209,7 +209,7 @@ def test_a_slow_tracker_holds_nothing_up(mlflow):
     tracking.open({"mlflow": {}}, "digits", {}, None)
     for step in range(3000):
         tracking(step, {"loss": 1.0}, 0.0)
-    assert warnings == ["tracking.mlflow is slow or away: numbers are dropped"]
+    assert warnings == ["tracking.mlflow is slow or unavailable: numbers are dropped"]
     mlflow.blocked.set()
     tracking.close("finished")
     (run,) = mlflow.runs.values()

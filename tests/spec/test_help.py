@@ -34,7 +34,7 @@ def test_the_help_has_all_fields_and_nothing_of_pydantic():
     text = pydoc.render_doc(JobSpec, renderer=pydoc.plaintext)
     assert "replicas (Replicas, default Replicas()): How many replicas" in text
     assert "to_yaml(self)" in text
-    assert "workers (int, pods, default 0): Workers beside" in inspect.getdoc(k8sjob.spec.Replicas)
+    assert "workers (int, pods, default 0): Workers in" in inspect.getdoc(k8sjob.spec.Replicas)
     assert "(int | str, seconds, or text as '10m', default 600)" in inspect.getdoc(k8sjob.spec.Run)
     assert not [word for word in ("model_", "Annotated", "validator") if word in text]
     assert "Args:" not in str(schema()), "the schema has the fields themselves"

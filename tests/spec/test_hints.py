@@ -47,7 +47,7 @@ CONTEXTS = [
 
 OVER_FIELDS = re.compile(
     "do not divide|mesh data|no layer is sharded|no such setting|nodes are not between|is taken by"
-    "|is more than max|cannot be available"
+    "|is more than max|is more than workers"
 )
 """What rules over several fields say of a value that is right by itself."""
 
@@ -96,12 +96,12 @@ def problems(data):
 def shown(problem):
     """The value that a message says to write; `...` for a message without one."""
     message = problem.message
-    writes = r"; (?:leave the key out, or )?write(?: it as| it, as|, for example,) (.*)$"
+    writes = r"; (?:remove the key, or )?write(?: it as|, for example,) (.*)$"
     if found := re.search(writes, message):
         last = steps(problem.field)[-1]
         text = found[1]
         return parse(text.removeprefix(f"{last}: ")).data
-    if found := re.search(r"(?:did you mean |; )'(\S+)'(?:\?| would do)$", message):
+    if found := re.search(r"(?:did you mean |; for example )'(\S+)'\??$", message):
         return found[1]
     return ...
 

@@ -232,7 +232,7 @@ replicas.workers=3; the items of a list count from 0, as in run.args[0]""",
         ),
         ("volumes[7].mount=/b", "--set volumes[7].mount: volumes is a list of 1 there"),
         ("run.args=[", "--set run.args:1:2: a bracket is never closed"),
-        ("name=", "job.yaml: --set name: missing; write it"),
+        ("name=", "job.yaml: --set name: missing; write, for example"),
     ],
 )
 def test_a_change_that_cannot_be_made(text, message, file, monkeypatch):

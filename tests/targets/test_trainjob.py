@@ -86,7 +86,7 @@ OTHER_ENV = {"replicatedJobs": [{"name": "node", "template": {"spec": OTHER_PODS
                 "overlay": {"runtime": {"spec": {"template": {"spec": OTHER_ENV}}}},
             },
             f"overlay.{field_path((*JOB, 'template', 'spec', 'containers', 0, 'env', 0))}",
-            "spec.trainer has another value, which wins",
+            "spec.trainer has another value, which takes precedence",
         ),
         (
             {

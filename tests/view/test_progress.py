@@ -68,7 +68,7 @@ def test_what_keeps_it_from_training_is_shown():
     missing = {"world_size": 3, "missing": 1, "ranks": [2]}
     assert str(only(starting("waiting", **missing))) == "waiting for 1 of 3 processes: rank 2"
     met = Event(EventKind.STARTED, {"world_size": 3, "backend": "gloo"}, time.time())
-    assert str(only(starting("importing"), met)) == "3 processes met: over gloo"
+    assert str(only(starting("importing"), met)) == "3 processes joined: over gloo"
     assert only(starting("importing")).as_dict()["phase"] == "importing torch"
 
 

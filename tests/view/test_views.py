@@ -40,7 +40,7 @@ def test_a_pipe_gets_plain_lines(life, failure):
     assert plain(life) == [
         "k8sjob   | Created",
         "k8sjob   | Running",
-        "master-0 | 2 processes met: ddp over gloo on cpu",
+        "master-0 | 2 processes joined: ddp over gloo on cpu",
         "worker-0 | reading data",
         "master-0 | epoch 1/2  step 10/20  loss 2  1,234 samples/s  ETA 1:15",
         "master-0 | epoch 1/2  loss 1  accuracy 0.91  samples/s 1,234  ETA 1:15",
@@ -118,7 +118,7 @@ def test_the_way_to_the_script_is_shown_once_for_all_replicas():
         "master-0 | importing torch",
         "master-0 | waiting for 2 of 3 processes: ranks 1, 2",
         "master-0 | waiting for 1 of 3 processes: rank 2",
-        "master-0 | 3 processes met",
+        "master-0 | 3 processes joined",
     ]  # fmt: skip
 
 
@@ -159,7 +159,7 @@ def screen(events, width=100, height=24, **options):
 def test_the_panel_shows_where_the_training_stands(life):
     title, bar, where, *replicas = screen(life[:-4])
     assert title.startswith("digits  Running  ")
-    assert title.endswith("2 processes met: ddp over gloo on cpu")
+    assert title.endswith("2 processes joined: ddp over gloo on cpu")
     assert bar == "━" * 40 + " 100%"
     assert where == "epoch 2/2  step 20/20  loss 0.25  1,234 samples/s  ETA 1:15"
     assert screen(life[:-4], width=40)[2] == "epoch 2/2  step 20/20  loss 0.25"

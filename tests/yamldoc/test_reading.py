@@ -116,8 +116,8 @@ def test_a_byte_order_mark_and_windows_line_ends_are_read():
 @pytest.mark.parametrize(
     ("text", "line", "column", "message"),
     [
-        ("a: 1\nb: 2\na: 3\n", 3, 1, "'a' is there twice, first in line 1"),
-        ("a: {b: 1, b: 2}", 1, 11, "'b' is there twice, first in line 1"),
+        ("a: 1\nb: 2\na: 3\n", 3, 1, "'a' is duplicated, first in line 1"),
+        ("a: {b: 1, b: 2}", 1, 11, "'b' is duplicated, first in line 1"),
         ("a: 1\n--- \nb: 2", 3, 1, "second document"),
         (b"a: x\nb: \xff\n", 2, 0, "byte 0xff is not UTF-8"),
         ("a: x\nb: '\x07'", 2, 5, "the character '\\x07'"),
@@ -126,13 +126,13 @@ def test_a_byte_order_mark_and_windows_line_ends_are_read():
         ("a: !!python/name:os.system ''", 1, 4, "the tag"),
         ("a: !!set {x}", 1, 4, "the tag"),
         ("a: !!binary eA==", 1, 4, "the tag 'binary'"),
-        ("a: !!bool maybe", 1, 4, "is not what its tag 'bool' says"),
+        ("a: !!bool maybe", 1, 4, "does not match its tag 'bool'"),
         ("a: &x [*x]", 1, 8, "inside its own anchor"),
         ("&x a: *y", 1, 7, "without its anchor"),
-        ("a: &x 1\nb: &x 2", 2, 4, "an anchor (&name) that is there twice"),
+        ("a: &x 1\nb: &x 2", 2, 4, "a duplicate anchor (&name)"),
         ("%YAML 3.0\n---\na", 1, 1, "not YAML"),
-        ("{" * 5000, 1, 65, "nested more than 64 deep"),
-        ("- " * 5000, 1, None, "nested more than 64 deep"),
+        ("{" * 5000, 1, 65, "nested more than 64 levels deep"),
+        ("- " * 5000, 1, None, "nested more than 64 levels deep"),
     ],
 )
 def test_what_is_refused_and_where(text, line, column, message):

@@ -291,7 +291,7 @@ class ClusterBackend(Creation):
         verb = "suspended" if value else "resumed"
         if Object(job).deleting:
             raise BackendError(
-                f"{ref} is being deleted and cannot be {verb}; `k8sjob why {ref}` says what it"
+                f"{ref} is being deleted and cannot be {verb}; `k8sjob why {ref}` shows what it"
                 " waits for; submit it again when it is gone"
             )
         if has_ended(job):

@@ -273,7 +273,7 @@ class _Output:
                     break  # the rest of the line comes with the next reading
                 if not self._seen.is_new(stamp):
                     continue
-                if resumed and not self._seen.met:
+                if resumed and not self._seen.repeats:
                     yield self.gap(now, "output may be missing here: its log was rotated")
                 resumed, self._file, self._last = False, number, stamp
                 attempt = self._earlier_pods + number
@@ -317,11 +317,11 @@ class _SeenLines:
     stderr may be in the file a little out of order, so each timestamp is counted.
 
     Attributes:
-        met: whether this connection has repeated a line.
+        repeats: whether this connection has repeated a line.
     """
 
     def __init__(self) -> None:
-        self.met = False
+        self.repeats = False
         self._seconds: dict[str, Counter[str]] = {}
         self._repeated: dict[str, Counter[str]] = {}
 
@@ -333,7 +333,7 @@ class _SeenLines:
     def reconnect(self) -> None:
         """The next lines come from `since` on, again."""
         self._repeated = {second: stamps.copy() for second, stamps in self._seconds.items()}
-        self.met = False
+        self.repeats = False
 
     def is_new(self, stamp: str) -> bool:
         """Whether a line was not read yet; from now on it was."""
@@ -341,7 +341,7 @@ class _SeenLines:
         repeated = self._repeated.get(second)
         if repeated and repeated[stamp]:
             repeated[stamp] -= 1
-            self.met = True
+            self.repeats = True
             return False
         if second not in self._seconds and len(self._seconds) > 1:
             del self._seconds[min(self._seconds)]

@@ -162,7 +162,7 @@ def _gpus(plan: Plan, replicas: list[str], prepared: Prepared) -> dict[str, str]
     if total > len(gpus):
         prepared.notice(
             TOO_FEW_GPUS,
-            f"the job asks for {counted(total, 'GPU')} and this machine has {len(gpus)}:"
+            f"the job requests {counted(total, 'GPU')} and this machine has {len(gpus)}:"
             " it runs on CPUs with gloo",
         )
         return dict.fromkeys(replicas, "")

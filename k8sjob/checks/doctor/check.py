@@ -58,7 +58,7 @@ class Permission:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class CheckResult:
     """One thing that was looked at.
 
     Attributes:
@@ -76,10 +76,10 @@ class Check:
     details: tuple[str, ...] = ()
 
 
-fine = partial(Check, Verdict.OK)
-unknown = partial(Check, Verdict.UNKNOWN)
-warning = partial(Check, Verdict.WARNING)
-problem = partial(Check, Verdict.PROBLEM)
+fine = partial(CheckResult, Verdict.OK)
+unknown = partial(CheckResult, Verdict.UNKNOWN)
+warning = partial(CheckResult, Verdict.WARNING)
+problem = partial(CheckResult, Verdict.PROBLEM)
 
 Answer = Json | ApiError
 """An object, or why there is none."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.doctor.check import fine, problem, unknown, warning
 from k8sjob.checks.doctor.controller import flag, init_containers
-from k8sjob.contract import Role
+from k8sjob.contract import Role, counted
 from k8sjob.kube.capacity import add, amounts, as_text, asked_by, devices, nodes_of, pod_requests
 from k8sjob.kube.objects import Object, at_path, containers
 from k8sjob.targets.jobs import pod_specs, target_of
@@ -15,7 +15,7 @@ from k8sjob.targets.jobs import pod_specs, target_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from k8sjob.checks.doctor.check import Check, Facts
+    from k8sjob.checks.doctor.check import CheckResult, Facts
     from k8sjob.kube.capacity import Amounts, Node
     from k8sjob.kube.objects import Json
 
@@ -24,7 +24,7 @@ _VIEWER: Final = "ask for manifests/rbac/viewer.yaml"
 _DEFAULT_CLASS: Final = ("metadata", "annotations", "storageclass.kubernetes.io/is-default-class")
 
 
-def namespace(facts: Facts) -> Iterator[Check]:
+def namespace(facts: Facts) -> Iterator[CheckResult]:
     """Whether the namespace exists."""
     refused = facts.error("dry run")
     unheard = refused is not None and f'namespaces "{facts.namespace}" not found' in refused.detail
@@ -36,7 +36,7 @@ def namespace(facts: Facts) -> Iterator[Check]:
         )
 
 
-def pod_security(facts: Facts) -> Iterator[Check]:
+def pod_security(facts: Facts) -> Iterator[CheckResult]:
     """Check that the namespace's pod security level admits the job's and the operator's Pods."""
     found = facts.one("namespace")
     if found is None:
@@ -64,10 +64,10 @@ def _forbids_escalation(container: Json) -> bool:
     return at_path(container, "securityContext", "allowPrivilegeEscalation") is False
 
 
-def _init_container(facts: Facts, seen: str) -> Check:
+def _init_container(facts: Facts, seen: str) -> CheckResult:
     """Whether the operator's init container is admitted: its default has no securityContext.
 
-    It is put in front of the Workers of jobs with a Master alone.
+    It is put in front of the Workers only of jobs with a Master.
     """
     topic = "pod-security"
     roles = {role for role, _, _ in pod_specs(facts.job or {})}
@@ -87,7 +87,7 @@ def _init_container(facts: Facts, seen: str) -> Check:
     )
 
 
-def storage(facts: Facts) -> Iterator[Check]:
+def storage(facts: Facts) -> Iterator[CheckResult]:
     """Check for a default StorageClass, for claims that name none."""
     classes = facts.items("storage classes")
     if classes is None:
@@ -107,7 +107,7 @@ def storage(facts: Facts) -> Iterator[Check]:
         )
 
 
-def pull_secrets(facts: Facts) -> Iterator[Check]:
+def pull_secrets(facts: Facts) -> Iterator[CheckResult]:
     """The pull secrets that Pods of the default service account get."""
     account = facts.one("service account")
     if account is None:
@@ -125,7 +125,7 @@ _PODS: Final = ("pods", "count/pods")
 _SERVICES: Final = ("services", "count/services")
 
 
-def quotas(facts: Facts) -> Iterator[Check]:
+def quotas(facts: Facts) -> Iterator[CheckResult]:
     """Check whether the job fits in what ResourceQuotas leave."""
     found = facts.items("quotas")
     if found is None:
@@ -187,7 +187,7 @@ def _all_state(job: Json, group: str, resource: str) -> bool:
     )
 
 
-def _check_quota(name: str, status: Json, need: Amounts) -> Check:
+def _check_quota(name: str, status: Json, need: Amounts) -> CheckResult:
     hard, used = amounts(status.get("hard")), amounts(status.get("used"))
     lines = tuple(
         f"{what}: {as_text(what, used.get(what, Decimal()))} of {as_text(what, limit)} used"
@@ -217,8 +217,8 @@ def _filled(facts: Facts) -> set[str]:
     return filled | {what.replace("limits.", "requests.") for what in filled}
 
 
-def limits(facts: Facts) -> Iterator[Check]:
-    """Check whether the job asks for more than LimitRanges allow one container or Pod."""
+def limits(facts: Facts) -> Iterator[CheckResult]:
+    """Check whether the job requests more than LimitRanges allow one container or Pod."""
     for limit_range in facts.items("limit ranges") or ():
         for item in Object(limit_range).spec.get("limits") or ():
             most = amounts(item.get("max"))
@@ -226,7 +226,7 @@ def limits(facts: Facts) -> Iterator[Check]:
                 yield _limit(Object(limit_range).name, item["type"], most, facts.job or {})
 
 
-def _limit(name: str, kind: str, most: Amounts, job: Json) -> Check:
+def _limit(name: str, kind: str, most: Amounts, job: Json) -> CheckResult:
     over = tuple(
         f"{role}: {what} {as_text(what, asked[what])}"
         for role, _, pod in pod_specs(job)
@@ -238,8 +238,8 @@ def _limit(name: str, kind: str, most: Amounts, job: Json) -> Check:
     seen = f"{name} allows a {kind.lower()} at most {allowed}"
     if not over:
         return fine("limits", seen)
-    step = "ask for less in resources, or have the LimitRange raised"
-    return problem("limits", f"{seen}; the job asks for more", step, details=over)
+    step = "request less in resources, or have the LimitRange raised"
+    return problem("limits", f"{seen}; the job requests more", step, details=over)
 
 
 def _limits_of(pod: Json, kind: str) -> list[Amounts]:
@@ -258,7 +258,7 @@ _SHOWN: Final = 8
 """Nodes that are named one by one."""
 
 
-def nodes(facts: Facts) -> Iterator[Check]:
+def nodes(facts: Facts) -> Iterator[CheckResult]:
     """How many nodes there are, and how many take Pods."""
     found = facts.items("nodes")
     if found is None:
@@ -278,7 +278,7 @@ def nodes(facts: Facts) -> Iterator[Check]:
         yield fine("nodes", seen, details=_some(trouble))
 
 
-def free_devices(facts: Facts) -> Iterator[Check]:
+def free_devices(facts: Facts) -> Iterator[CheckResult]:
     """Report the free GPUs and other devices, in all and on each node."""
     found = facts.items("nodes")
     if found is None:
@@ -291,20 +291,21 @@ def free_devices(facts: Facts) -> Iterator[Check]:
     if bare:
         yield warning(
             "devices",
-            f"{len(bare)} nodes have an NVIDIA card and offer no nvidia.com/gpu, as {bare[0]}",
+            f"no nvidia.com/gpu on {counted(len(bare), 'node')} with an NVIDIA card, such as"
+            f" {bare[0]}",
             "have NVIDIA's device plugin (or its GPU operator) installed, and look at its pods",
         )
     elif not kinds:
         yield fine("devices", "no node offers GPUs or other devices: jobs run on CPUs only")
 
 
-def _kind(facts: Facts, resource: str, model: str, those: Sequence[Node]) -> Check:
+def _kind(facts: Facts, resource: str, model: str, those: Sequence[Node]) -> CheckResult:
     name = f"{resource} ({model})" if model else resource
     whole = sum((node.offers[resource] for node in those), Decimal())
     if facts.usage is None:
         return unknown(
             "devices",
-            f"{name}: {whole} on {len(those)} nodes; how many are free is not known, since"
+            f"{name}: {whole} on {counted(len(those), 'node')}; how many are free is unknown, since"
             " you may not read the pods of all namespaces",
             "ask for manifests/rbac/capacity.yaml",
         )
@@ -314,7 +315,7 @@ def _kind(facts: Facts, resource: str, model: str, those: Sequence[Node]) -> Che
     seen = f"{name}: {free} of {whole} free"
     if free:
         return fine("devices", seen, details=details)
-    return warning("devices", seen, "a job that asks for them waits its turn", details=details)
+    return warning("devices", seen, "a job that requests them has to wait", details=details)
 
 
 def _line(node: Node, resource: str) -> str:

@@ -7,13 +7,14 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.doctor.check import fine, problem, unknown, warning
+from k8sjob.contract import counted
 from k8sjob.kube.objects import Object, at_path, containers
 from k8sjob.targets.jobs import PREFERRED, namesake
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from k8sjob.checks.doctor.check import Check, Facts
+    from k8sjob.checks.doctor.check import CheckResult, Facts
     from k8sjob.kube.client.transport import ApiError
     from k8sjob.kube.objects import Json
 
@@ -26,13 +27,13 @@ _LONG_SLEEP: Final = 1.0
 """Seconds; a Master's name is there about one second after its worker first asks for it."""
 
 
-def crd(facts: Facts) -> Iterator[Check]:
+def crd(facts: Facts) -> Iterator[CheckResult]:
     """Whether the kind is served, and the kind that its controller makes of such jobs."""
     target, name = facts.target, facts.target.controller.name
     resources = (facts.one("jobs api") or {}).get("resources") or ()
     other = facts.one("other api") is not None
     if any(resource.get("name") == target.resource for resource in resources):
-        beside = f"; {_OTHER.controller.name} is there too, and not used" if other else ""
+        beside = f"; {_OTHER.controller.name} is also served, but not used" if other else ""
         yield fine("crd", f"{target.kind} is served as {target.api_version}{beside}")
         if (made := namesake(target)) and facts.error("made api") is not None:
             seen = f"{made.resource} are not served, and {target.kind}s are made of them"
@@ -40,7 +41,7 @@ def crd(facts: Facts) -> Iterator[Check]:
         return
     error = facts.error("jobs api")
     if error is not None and error.code != 404:
-        yield problem("crd", f"{target.api_version} cannot be looked at: {error.detail}", _INSTALL)
+        yield problem("crd", f"{target.api_version} cannot be read: {error.detail}", _INSTALL)
     elif other:
         there = f"there is only {_OTHER.controller.name}, which has {_OTHER.kind}s"
         step = f"use --target {_OTHER.name}, or have {name} installed; {_INSTALL}"
@@ -53,16 +54,16 @@ def crd(facts: Facts) -> Iterator[Check]:
         )
 
 
-def webhook(facts: Facts) -> Iterator[Check]:
+def webhook(facts: Facts) -> Iterator[CheckResult]:
     """Whether the controller's webhook answers: it must refuse a job with a bad name."""
     error, controller = facts.error("bad dry run"), facts.target.controller
     answer = error.detail if error else ""
     if answered := _own_webhook(facts, answer):
-        yield fine("webhook", f"answers: {answered} refused a bad job")
+        yield fine("webhook", f"answers: {answered} refused an invalid job")
     elif error is None and facts.one("bad dry run") is not None:
         yield warning(
             "webhook",
-            f"a bad job was not refused: {_registered(facts)}",
+            f"an invalid job was not refused: {_registered(facts)}",
             f"check that the operator runs; {_INSTALL}",
         )
     elif error is not None and "failed calling webhook" in answer:
@@ -89,7 +90,7 @@ def _own_webhook(facts: Facts, answer: str) -> str:
 def _registered(facts: Facts) -> str:
     configurations = facts.items("webhooks")
     if configurations is None:
-        return "its webhook is not in place, or its version has none"
+        return "its webhook is not installed, or its version has none"
     policies = [
         hook.get("failurePolicy", "Fail")
         for one in configurations
@@ -101,7 +102,7 @@ def _registered(facts: Facts) -> str:
     return f"its webhook is registered (failurePolicy {policies[0]}) and did not act"
 
 
-def dry_run(facts: Facts) -> Iterator[Check]:
+def dry_run(facts: Facts) -> Iterator[CheckResult]:
     """Whether the apiserver would take the job, or a minimal one; nothing is made."""
     what = "a minimal job" if facts.job is None else "the job"
     error = facts.error("dry run")
@@ -141,7 +142,7 @@ def _refused(error: ApiError, what: str, facts: Facts) -> tuple[str, str]:
     )
 
 
-def operator(facts: Facts) -> Iterator[Check]:
+def operator(facts: Facts) -> Iterator[CheckResult]:
     """Whether the controller runs: its Deployment, or what its webhook shows."""
     labels = facts.target.controller.deployment
     deployments = facts.items("operator")
@@ -160,7 +161,7 @@ def operator(facts: Facts) -> Iterator[Check]:
         yield unknown("operator", seen, step)
 
 
-def _deployment(deployment: Json, labels: str) -> Check:
+def _deployment(deployment: Json, labels: str) -> CheckResult:
     one = Object(deployment)
     images = [c.get("image", "") for c in _containers(deployment)]
     ready, wanted = one.status.get("readyReplicas", 0), one.spec.get("replicas", 1)
@@ -175,7 +176,7 @@ def _deployment(deployment: Json, labels: str) -> Check:
     )
 
 
-def init_image(facts: Facts) -> Iterator[Check]:
+def init_image(facts: Facts) -> Iterator[CheckResult]:
     """The image of the init container that the operator gives to workers of a job with a Master."""
     if facts.one("jobs api") is None or not facts.target.init_container:
         return
@@ -201,12 +202,14 @@ def init_image(facts: Facts) -> Iterator[Check]:
     image = named or (seen[0][0] if seen else default)
     text = f"workers wait for the Master's name in a container of {image}"
     if pulled:
-        yield fine("init-image", f"{text}; pulled on {len(pulled)} nodes, as {pulled[0]}")
+        yield fine(
+            "init-image", f"{text}; pulled on {counted(len(pulled), 'node')}, such as {pulled[0]}"
+        )
     else:
         yield fine("init-image", f"{text}, which each node pulls", step)
 
 
-def init_wait(facts: Facts) -> Iterator[Check]:
+def init_wait(facts: Facts) -> Iterator[CheckResult]:
     """Check how long that container sleeps between look-ups of the Master's name, as pods show.
 
     Pods of a job are made at the same time, so the first look-up nearly always comes too early.

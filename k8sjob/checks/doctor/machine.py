@@ -19,7 +19,7 @@ from k8sjob.environment import variables
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from k8sjob.checks.doctor.check import Check
+    from k8sjob.checks.doctor.check import CheckResult
 
 CLIENTS: Final = range(35, 38)
 """Releases of the Python client that k8sjob was measured with; as in pyproject.toml."""
@@ -62,7 +62,7 @@ def look(chosen: str | None = None) -> Machine:
     )
 
 
-def client(machine: Machine, chosen: str | None, server: str = "") -> Iterator[Check]:
+def client(machine: Machine, chosen: str | None, server: str = "") -> Iterator[CheckResult]:
     """Whether a client for the cluster is installed, in a version that fits the apiserver's.
 
     A client that is chosen is "python" or "kubectl"; None: as a command chooses that names none.
@@ -79,7 +79,7 @@ def client(machine: Machine, chosen: str | None, server: str = "") -> Iterator[C
         yield _kubectl_client(machine.kubectl, server)
 
 
-def _python_client(version: str | None) -> Check:
+def _python_client(version: str | None) -> CheckResult:
     if version is None:
         return problem("client", "the Python client of Kubernetes is not installed", _INSTALL)
     seen = f"the Python client, kubernetes {version}"
@@ -91,7 +91,7 @@ def _python_client(version: str | None) -> Check:
     )
 
 
-def _kubectl_client(version: str, server: str) -> Check:
+def _kubectl_client(version: str, server: str) -> CheckResult:
     seen = f"kubectl {version}"
     ours, theirs = _minor(version), _minor(server)
     if ours is None or theirs is None or abs(ours - theirs) <= _SKEW:
@@ -103,7 +103,7 @@ def _kubectl_client(version: str, server: str) -> Check:
     )
 
 
-def here(machine: Machine) -> Iterator[Check]:
+def here(machine: Machine) -> Iterator[CheckResult]:
     """Check what jobs on this machine can use."""
     yield fine("python", f"Python {machine.python}")
     if machine.torch is None:

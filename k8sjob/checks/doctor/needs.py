@@ -20,7 +20,7 @@ from k8sjob.targets.jobs import pod_specs, references
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from k8sjob.checks.doctor.check import Check, Facts
+    from k8sjob.checks.doctor.check import CheckResult, Facts
     from k8sjob.kube.api_resources import Reference
     from k8sjob.kube.capacity import Amounts, Node
     from k8sjob.kube.objects import Json
@@ -43,7 +43,7 @@ _STEPS: Final = {
 }
 
 
-def named_objects(facts: Facts) -> Iterator[Check]:
+def named_objects(facts: Facts) -> Iterator[CheckResult]:
     """Whether all objects that the job's Pods name exist."""
     if facts.job is None:
         return
@@ -71,17 +71,17 @@ def named_objects(facts: Facts) -> Iterator[Check]:
         )
 
 
-def queue(facts: Facts) -> Iterator[Check]:
+def queue(facts: Facts) -> Iterator[CheckResult]:
     """Whether Kueue manages the job, and whether its queue can ever admit it."""
     if facts.job is None or not (name := Object(facts.job).labels.get(QUEUE)):
         return
     groups, managed = _groups(facts), facts.kueue_manages
-    without = "or remove kueue_queue from the job.yaml; as it is, the job never starts"
+    without = "or remove kueue_queue from the job.yaml; otherwise the job never starts"
     if groups is not None and _KUEUE not in groups:
         yield problem("queue", "Kueue is not installed in this cluster", f"install it, {without}")
         return
     local, cluster = facts.one(f"queue {name}"), facts.one("cluster queue")
-    found: list[Check] = []
+    found: list[CheckResult] = []
     if managed is False:
         seen = f"Kueue does not manage {facts.target.kind}s in namespace {facts.namespace}"
         step = (
@@ -105,7 +105,7 @@ def queue(facts: Facts) -> Iterator[Check]:
     yield unknown("queue", seen, step)
 
 
-def _in_queue(facts: Facts, local: Json, cluster: Json | None) -> Iterator[Check]:
+def _in_queue(facts: Facts, local: Json, cluster: Json | None) -> Iterator[CheckResult]:
     """Check for causes that keep this job in a queue forever."""
     if reason := closed(local, cluster):
         step = "ask Kueue's administrator to correct it; until then the job does not start"
@@ -118,7 +118,7 @@ def _in_queue(facts: Facts, local: Json, cluster: Json | None) -> Iterator[Check
             "queue",
             f"ClusterQueue {Object(cluster).name} takes no jobs of namespace {facts.namespace}"
             " (spec.namespaceSelector)",
-            "have the namespace selected there, or take another queue; as it is, the job never"
+            "have the namespace selected there, or take another queue; otherwise the job never"
             " starts",
         )
     job = facts.job or {}
@@ -130,14 +130,14 @@ def _in_queue(facts: Facts, local: Json, cluster: Json | None) -> Iterator[Check
     pods = list(sets.values())
     for reason, declared in excess(cluster, [(int(fewest), pods[0][1])] if fewest else pods):
         if declared:
-            step = "ask for less, or for another queue; as it is, the job never starts"
+            step = "request less, or use another queue; otherwise the job never starts"
             yield problem("queue", reason, step)
         else:
             step = "Kueue admits no such job, unless it is set up with IgnoreUndeclared"
             yield warning("queue", reason, f"{step}; have quota for it added")
 
 
-def gang(facts: Facts) -> Iterator[Check]:
+def gang(facts: Facts) -> Iterator[CheckResult]:
     """Whether a gang scheduler is installed: else its Pods are never placed."""
     groups = _groups(facts)
     if groups is None or facts.job is None or facts.target.gang(facts.job) is None:
@@ -159,7 +159,7 @@ def _groups(facts: Facts) -> set[str] | None:
     return {group.get("name", "") for group in found.get("groups") or ()}
 
 
-def _missing(one: Reference, namespace: str) -> Check:
+def _missing(one: Reference, namespace: str) -> CheckResult:
     step = _STEPS.get(one.kind, "correct its name in the job.yaml, or have it created")
     step = step.format(name=one.name, namespace=namespace)
     if one.kind == "pull secret":  # the kubelet continues without it
@@ -168,7 +168,7 @@ def _missing(one: Reference, namespace: str) -> Check:
     return problem("objects", f"there is no {one}{where}", step)
 
 
-def _claim(one: Reference, facts: Facts) -> Iterator[Check]:
+def _claim(one: Reference, facts: Facts) -> Iterator[CheckResult]:
     claim = facts.one(str(one)) or {}
     if at_path(claim, "status", "phase") == "Lost":
         yield problem("objects", f"{one} has lost its volume", "have the volume restored")
@@ -188,7 +188,7 @@ def _claim(one: Reference, facts: Facts) -> Iterator[Check]:
 # --- room on nodes --------------------------------------------------------------------------------
 
 
-def fit(facts: Facts) -> Iterator[Check]:
+def fit(facts: Facts) -> Iterator[CheckResult]:
     """Whether each replica fits on a node at all, and how many of them fit now."""
     if facts.job is None:
         return
@@ -207,14 +207,14 @@ def fit(facts: Facts) -> Iterator[Check]:
         yield _check_free_room(facts.job, nodes)
 
 
-def _never(role: str, pod: Json, nodes: Sequence[Node]) -> Check | None:
+def _never(role: str, pod: Json, nodes: Sequence[Node]) -> CheckResult | None:
     """Why no replica of the role can run, however long it waits; None if one can."""
     reasons = Counter(why for node in nodes if (why := refusal(node, pod)))
     possible = [node for node in nodes if not refusal(node, pod)]
     if not possible:
         details = tuple(f"{counted(count, 'node')}: {why}" for why, count in reasons.most_common())
         step = "correct node_selector, tolerations, affinity or gpu_type in the job.yaml"
-        return problem("fit", f"no node takes a {role}", step, details=details)
+        return problem("fit", f"no node accepts a {role}", step, details=details)
     need = pod_requests(pod)
     if any(_has_room(node.offers, need) for node in possible):
         return None
@@ -229,12 +229,12 @@ def _never(role: str, pod: Json, nodes: Sequence[Node]) -> Check | None:
     ) or "all of " + ", ".join(asked.values())
     return problem(
         "fit",
-        f"a {role} is too large for every node, even for an empty one: it asks for {reason}",
+        f"a {role} is too large for every node, even an empty one: it requests {reason}",
         "request less in resources, or use more replicas that are smaller",
     )
 
 
-def _check_free_room(job: Json, nodes: Sequence[Node]) -> Check:
+def _check_free_room(job: Json, nodes: Sequence[Node]) -> CheckResult:
     """How many replicas find room now, each put on the fullest node that has it."""
     room: dict[str, Amounts] = {
         node.name: {what: node.free(what) for what in node.offers} for node in nodes
@@ -253,7 +253,9 @@ def _check_free_room(job: Json, nodes: Sequence[Node]) -> Check:
             add(room[name], {what: -amount for what, amount in need.items()})
             placed += 1
     if placed == wanted:
-        return fine("fit", f"all {wanted} replicas fit now")
+        return fine(
+            "fit", "the replica fits now" if wanted == 1 else f"all {wanted} replicas fit now"
+        )
     return warning(
         "fit",
         f"{placed} of {wanted} replicas fit now; they hold their resources while the others wait",

@@ -17,7 +17,7 @@ from k8sjob.targets.jobs import DEFAULT, TARGETS, namesake
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from k8sjob.checks.doctor.check import Check, Facts
+    from k8sjob.checks.doctor.check import CheckResult, Facts
     from k8sjob.kube.client.transport import ApiError
     from k8sjob.kube.objects import Json
     from k8sjob.targets.api import Companion, Made, Target
@@ -206,7 +206,7 @@ _SLOW: Final = 2.0
 """Seconds; from here on every command is felt to wait."""
 
 
-def server(facts: Facts) -> Iterator[Check]:
+def server(facts: Facts) -> Iterator[CheckResult]:
     """Whether the apiserver answers, who it is, and how long it takes."""
     where = f"{facts.server} (context {facts.context})"
     error = facts.error("version")
@@ -216,7 +216,7 @@ def server(facts: Facts) -> Iterator[Check]:
     version = (facts.one("version") or {}).get("gitVersion", "of unknown version")
     seen = f"Kubernetes {version} at {where}, answered in {facts.seconds * 1000:.0f} ms"
     if facts.seconds > _SLOW:
-        yield warning("server", seen, "look at the network between here and the cluster")
+        yield warning("server", seen, "check the network between here and the cluster")
     else:
         yield fine("server", seen)
 
@@ -231,13 +231,13 @@ def _login_step(error: ApiError) -> str:
     return "check that the cluster and the network are up, or name another one with --context"
 
 
-def permissions(facts: Facts) -> Iterator[Check]:
+def permissions(facts: Facts) -> Iterator[CheckResult]:
     """Whether the user may do all that k8sjob does in the namespace, and what is missing."""
     if not facts.allowed:
         yield unknown(
             "permissions",
             "the apiserver does not report what you may do",
-            "what is missing will show when a command is refused",
+            "a command that is refused shows what is missing",
         )
         return
     lacking = _missing(facts)

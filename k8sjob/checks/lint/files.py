@@ -265,7 +265,7 @@ class _JobFile:
 
 @_JOB_RULES.error
 def _script_missing(job: _JobFile) -> Iterator[Hit]:
-    """An image that is built from the context has what lies in the context, and no more."""
+    """An image that is built from the context contains only what is in the context."""
     from k8sjob.rendering import check_script  # noqa: PLC0415 - see _lint_job
 
     module = job.spec.run.module or ""
@@ -280,8 +280,8 @@ def _script_missing(job: _JobFile) -> Iterator[Hit]:
         if job.spec.builds_image and here and not job.script:
             yield job.at(
                 "run",
-                f"{module!r} is not in the context {getattr(job.spec.image, 'context', '.')!r}, of "
-                "which the image is made, though its package is; correct run.module",
+                f"{module!r} is not in the context {getattr(job.spec.image, 'context', '.')!r},"
+                " from which the image is built, though its package is; correct run.module",
             )
 
 

@@ -89,7 +89,7 @@ UNKNOWN_IGNORE: Final = Check(
     "unknown-ignore",
     Severity.WARNING,
     "any",
-    "A comment that names no check of its file silences nothing.",
+    "A comment that names no check of its file has no effect.",
 )
 
 
@@ -114,7 +114,7 @@ def findings(
         for line, names in lines.items():
             for name in (name for name in names if name not in ids):
                 step = did_you_mean(name, ids, "see docs/reference/lint.md")
-                what = f"ignore[{name}]: there is no check of that name, so nothing is silenced"
+                what = f"ignore[{name}]: there is no check of that name, so nothing is suppressed"
                 found.append(Finding.of(UNKNOWN_IGNORE, f"{what}; {step}", source, line))
     return sorted(
         dict.fromkeys(found), key=lambda one: (order[one.source], one.line, one.column, one.id)

@@ -82,7 +82,7 @@ def _no_shared_memory(job: Job) -> Iterator[Hit]:
                 "ends in a bus error as soon as batches outgrow it; "
                 + job.step(
                     "mount an emptyDir with medium Memory at /dev/shm",
-                    "set resources.shm, as 8Gi",
+                    "set resources.shm, such as 8Gi",
                 ),
             )
 
@@ -179,8 +179,8 @@ def _wrong_host(image: str) -> str:
         if len(parts) > _HUB_PARTS:
             return (
                 f"{parts[0]!r} is not a registry's host (it has neither a dot nor a port), and "
-                f"{registry} has no names of {len(parts)} parts; write the registry's whole host "
-                "in front"
+                f"{registry} has no names of {len(parts)} parts; put the registry's full host in "
+                "front"
             )
         return ""
     meant = [known for known in _REGISTRIES if _is_typo(registry, known)]
@@ -235,5 +235,5 @@ def _latest_image_kept(job: Job) -> Iterator[Hit]:
             yield job.at(
                 (*container.path, "imagePullPolicy"),
                 f"{image!r} with IfNotPresent: each node runs whichever `latest` it pulled first, "
-                "so replicas may run different code; use a tag of its own, or a digest",
+                "so replicas may run different code; use another tag for each version, or a digest",
             )

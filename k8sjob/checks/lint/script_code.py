@@ -99,7 +99,7 @@ class Code:
     Attributes:
         files: its modules, the script first.
         nodes: everything in them; of local modules no function that nothing uses. Of a large
-            program's modules that name nothing which a rule looks for, statements alone.
+            program's modules that name nothing which a rule looks for, only statements.
     """
 
     def __init__(self, files: Sequence[Module]) -> None:
@@ -291,7 +291,7 @@ class Code:
     def method(
         self, of: ast.ClassDef, name: str, depth: int = 0, *, inherited: bool = False
     ) -> Function | None:
-        """A method of a class, looked for in the program's base classes too, or there alone."""
+        """A method of a class, looked for in the program's base classes too, or only there."""
         for stmt in () if inherited else of.body:
             if isinstance(stmt, Function) and stmt.name == name:
                 return stmt

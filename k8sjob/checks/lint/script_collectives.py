@@ -137,7 +137,7 @@ def _of_torch(name: str, call: ast.Call) -> str:
 
 
 def _in_subgroup(name: str, call: ast.Call) -> bool:
-    """Whether a collective is given a group, which may have these ranks alone."""
+    """Whether a collective is given a group, which may have only these ranks."""
     position = _TORCH[name]
     group = keyword(call, "group", position) if position is not None else None
     if group is None or (isinstance(group, ast.Constant) and group.value is None):

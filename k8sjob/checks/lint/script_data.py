@@ -110,8 +110,8 @@ def _sampler_in_evaluation(script: Script) -> Iterator[Hit]:
         if evaluates and constant(keyword(call, "drop_last", 5)) is not True:
             yield script.at(
                 call,
-                "DistributedSampler over an evaluation set: unless its length divides by the "
-                "number of ranks, some samples count twice and the metric depends on the number "
+                "DistributedSampler over an evaluation set: unless its length is divisible by the"
+                " number of ranks, some samples count twice and the metric depends on the number "
                 "of pods; give each rank a share, Subset(data, range(rank, len(data), world)), and "
                 "reduce sums and counts",
             )
@@ -192,7 +192,7 @@ def _save_on_every_rank(script: Script) -> Iterator[Hit]:
 
 @RULES.warning
 def _download_on_every_rank(script: Script) -> Iterator[Hit]:
-    """Downloads of several processes into one folder write over each other."""
+    """Downloads of several processes into one folder overwrite each other."""
     if not script.torch_calls("init_process_group") or script.setting.processes == 1:
         return
     if any(
@@ -231,9 +231,9 @@ def _keras_fit_diverges(script: Script) -> Iterator[Hit]:
     for call in script.keras_fits:
         yield script.at(
             call,
-            "Keras' fit under a process group: each rank trains a model of its own, the weights "
-            "drift apart and nothing says so; call fit of k8sjob's session (job.fit), or average "
-            "the gradients in an optimizer of your own",
+            "Keras' fit under a process group: each rank trains its own model, and the weights"
+            " diverge silently; call fit of k8sjob's session (job.fit), or average the gradients in"
+            " your own optimizer",
         )
 
 
@@ -264,7 +264,7 @@ def _keras_not_training(script: Script) -> Iterator[Hit]:
         if layers := script.is_keras_model(call.func) and _modes(script, call.func):
             yield script.at(
                 call,
-                f"`{ast.unparse(call.func)}(...)` in a training loop of your own runs the model "
+                f"`{ast.unparse(call.func)}(...)` in your own training loop runs the model "
                 f"for inference, so {min(layers)} does not do what it does in training; "
                 "pass training=True",
             )
@@ -296,7 +296,7 @@ _CLEARS: Final = frozenset({"zero_grad", "zero_", "_foreach_zero_", "grad"})
 
 @RULES.warning
 def _gradients_not_cleared(script: Script) -> Iterator[Hit]:
-    """backward() adds to the gradients that are there; only zero_grad() clears them."""
+    """backward() adds to the existing gradients; only zero_grad() clears them."""
     words = (getattr(node, "attr", constant(node)) for node in script.nodes)
     clears = any(word in _CLEARS for word in words if isinstance(word, str))
     if clears or script.modules & MANAGED or not script.self_contained or script.has_runtime:

@@ -72,7 +72,7 @@ def _spawn_in_every_pod(script: Script) -> Iterator[Hit]:
         if own:
             seen = (
                 "mp.spawn counts from 0 in each pod, so with several pods every rank exists several"
-                " times: they train side by side, or collide where they meet"
+                " times: they train side by side, or collide at the rendezvous"
             )
         elif constant(keyword(call, "nprocs", 2)) != 1:
             seen = (
@@ -131,7 +131,7 @@ def _hard_coded_rank(script: Script) -> Iterator[Hit]:
     """RANK and WORLD_SIZE differ by pod and job; a constant repeats a rank or waits forever."""
     if script.setting.processes == 1 or _spawns(script):
         return
-    consequence = "all processes get it, so the rendezvous never completes or each trains alone; "
+    consequence = "all processes get it, so the rendezvous never ends or each trains separately; "
     step = "leave it to the environment (operator, torchrun and k8sjob set it)"
     for name, value in _environ_writes(script):
         fixed = constant(value)
@@ -146,7 +146,7 @@ def _hard_coded_rank(script: Script) -> Iterator[Hit]:
 
 @RULES.error
 def _backend_not_built_in(script: Script) -> Iterator[Hit]:
-    """The released wheels of torch are built without MPI, and the tcp backend went with 1.0."""
+    """The released wheels of torch are built without MPI, and 1.0 removed the tcp backend."""
     for call in script.torch_calls("init_process_group", "new_group"):
         position = 0 if script.name(call.func).endswith("init_process_group") else None
         backend = constant(keyword(call, "backend", position))
@@ -191,7 +191,7 @@ def _process_group_missing(script: Script) -> Iterator[Hit]:
 
 @RULES.warning
 def _training_not_distributed(script: Script) -> Iterator[Hit]:
-    """Each process does the whole training. Made only where their number is known (job.yaml)."""
+    """Each process does the whole training. Checked only where their number is known."""
     processes = script.setting.processes or 1
     strings = (constant(node) for node in script.nodes)
     aware = script.makes_group or any(text in ("RANK", "WORLD_SIZE") for text in strings)
@@ -225,7 +225,7 @@ def _group_not_destroyed(script: Script) -> Iterator[Hit]:
 
 @RULES.error
 def _local_rank_without_launcher(script: Script) -> Iterator[Hit]:
-    """A launcher sets LOCAL_RANK, not the operator. Made only for a command with a plain python."""
+    """A launcher sets LOCAL_RANK, not the operator. Checked only for a plain python command."""
     if script.setting.launcher != "none":
         return
     for node in script.nodes:

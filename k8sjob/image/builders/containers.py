@@ -129,7 +129,7 @@ def build_by(program: str, request: BuildRequest) -> None:
     chroot = ISOLATION not in variables() and is_container() and not is_privileged()
     if chroot:
         request.say(
-            f"{program}: this is a container without privileges, in which others seldom run;"
+            f"{program}: this is a container without privileges, in which containers seldom run;"
             f" building with --isolation chroot, unless {ISOLATION} says otherwise"
         )
     with written(request) as recipe, ExitStack() as opened:

@@ -128,8 +128,8 @@ def _pip_settings(environ: Mapping[str, str]) -> dict[str, str]:
         except (OSError, UnicodeDecodeError, configparser.Error) as error:
             reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
             raise ImageError(
-                f"{path}: cannot be read as pip's settings: {reason}; repair it, or name another"
-                " file by PIP_CONFIG_FILE"
+                f"{path}: cannot be read as pip's settings: {reason}; repair it, or set"
+                " PIP_CONFIG_FILE to another file"
             ) from None
         for section in ("global", "install"):
             if parser.has_section(section):

@@ -118,7 +118,7 @@ def _signals_as_exit() -> Iterator[None]:
     def stop(number: int, _frame: object) -> None:
         raise SystemExit(128 + number)
 
-    if threading.current_thread() is not threading.main_thread():  # which alone gets signals
+    if threading.current_thread() is not threading.main_thread():  # the only one that gets signals
         yield
         return
     # Except those that nohup makes them ignore.

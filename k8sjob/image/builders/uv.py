@@ -237,7 +237,7 @@ def _explained(output: Iterable[str], inventory: Inventory) -> str:
     """The error of uv, with the base's versions of all packages that it names."""
     text = "\n  ".join(_DECORATION.sub("", line.strip()) for line in output)
     if _DISK_FULL in text:
-        return f"uv: {text}; make space, or name another folder by TMPDIR and UV_CACHE_DIR"
+        return f"uv: {text}; free some space, or set TMPDIR and UV_CACHE_DIR to another folder"
     named = [
         f"{name} {_header(headers, 'Version')}"
         for name, headers in sorted(inventory.distributions.items())

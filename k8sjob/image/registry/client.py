@@ -29,11 +29,11 @@ _PARAMETER: Final = re.compile(r'(\w+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]+))'
 _CLIENT_ID: Final = "k8sjob"
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _MAX_REDIRECTS: Final = 5
-_OVERLOADED: Final = "; the registry is out of order or overloaded: try again later"
+_OVERLOADED: Final = "; the registry has failed or is overloaded: try again later"
 _NEXT_STEPS: Final = {
     401: "; run: docker login {host}",
     403: "; ask for the right to do so, or log in as another user: docker login {host}",
-    404: "; check the name, and whether it is there",
+    404: "; check the name, and whether it exists",
     405: "; it does not accept uploads: it may be a mirror, or read-only",
     413: "; the registry rejects uploads of that size: raise its limit",
     429: "; too many requests: try again later",
@@ -128,8 +128,8 @@ class RegistryClient:
             url = urljoin(answer.url if answer else f"{self._base}/", location)
         except ValueError:
             raise ImageError(
-                f"{self.registry} redirects to {location!r}, which is not a URL; it is out of"
-                " order, or a proxy in front of it is"
+                f"{self.registry} redirects to {location!r}, which is not a URL; the registry, or a"
+                " proxy in front of it, is faulty"
             ) from None
         if self._is_own(url):  # a registry behind a proxy often takes its own scheme for http
             return self._base + urlsplit(url)._replace(scheme="", netloc="").geturl()

@@ -195,12 +195,12 @@ def _read(path: Path) -> dict[str, Any] | None:
     except OSError as error:
         raise ImageError(
             f"{path}: {error.strerror}; it may hold the credentials of a registry: make it"
-            " readable, or name another folder by DOCKER_CONFIG"
+            " readable, or set DOCKER_CONFIG to another folder"
         ) from None
     except json.JSONDecodeError as error:
         raise ImageError(
-            f"{path}:{error.lineno}:{error.colno}: not JSON: {error.msg}; repair it, or name"
-            " another folder by DOCKER_CONFIG"
+            f"{path}:{error.lineno}:{error.colno}: not JSON: {error.msg}; repair it, or set"
+            " DOCKER_CONFIG to another folder"
         ) from None
     except (UnicodeDecodeError, RecursionError):
         raise ImageError(f"{path}: not JSON in UTF-8; repair it, or move it away") from None

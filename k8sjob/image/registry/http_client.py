@@ -368,7 +368,7 @@ def _explained(error: exceptions.HTTPError, url: str) -> Exception:
         why = text.partition("certificate verify failed: ")[2].partition(" (_ssl")[0]
         return ImageError(
             f"{host}: its certificate is not trusted: {why or text}; put the certificate of its CA"
-            f" into ~/.docker/certs.d/{host}/ca.crt, or name a bundle by SSL_CERT_FILE"
+            f" into ~/.docker/certs.d/{host}/ca.crt, or set SSL_CERT_FILE to a bundle"
         )
     if "WRONG_VERSION_NUMBER" in text or "RECORD_LAYER_FAILURE" in text:
         return ImageError(

@@ -147,7 +147,7 @@ class Manifest:
     layers: tuple[Descriptor, ...]
 
     def layer_type(self, *, zstd: bool) -> str:
-        """The media type of a layer to be added, compressed by zstd (OCI alone) or gzip."""
+        """The media type of a layer to be added, compressed by zstd (only OCI) or gzip."""
         return _OCI_ZSTD if zstd else _LAYERS[self.media_type]
 
     def as_oci(self) -> Manifest:
@@ -228,15 +228,15 @@ def read(raw: bytes, content_type: str, where: str) -> Manifest | Index:
         return Index(_platforms(content.get("manifests"), where))
     if media_type not in _LAYERS:
         raise ImageError(
-            f"{where}: its manifest is of the type {media_type!r}, which is too old or no container"
-            " image; push it again with a recent tool"
+            f"{where}: its manifest is of the type {media_type!r}, which is too old, or not a"
+            " container image; push it again with a recent tool"
         )
     config, layers = content.get("config"), content.get("layers")
     if not isinstance(config, dict) or not isinstance(layers, list):
         raise ImageError(f"{where}: its manifest has no config or no layers; the image is broken")
     if config.get("mediaType") not in _CONFIGS:
         raise ImageError(
-            f"{where}: holds {config.get('mediaType')!r} and no container image; use another base"
+            f"{where}: holds {config.get('mediaType')!r}, not a container image; use another base"
         )
     return Manifest(
         digest=digest,

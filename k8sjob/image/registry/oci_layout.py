@@ -141,6 +141,6 @@ def _errors_explained(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ImageError(
-            f"{folder}: cannot be written: {error.strerror}; make space there, or name another"
+            f"{folder}: cannot be written: {error.strerror}; free some space there, or name another"
             " folder"
         ) from None

@@ -86,7 +86,7 @@ class Repository:
             if not isinstance(found, Index):
                 return found
             version = found.choose(platform, str(self.reference))
-        raise ImageError(f"{self.reference}: an index in an index in an index; use another base")
+        raise ImageError(f"{self.reference}: indexes nested too deeply; use another base")
 
     def is_there(self) -> bool:
         """Whether the registry shows an image of this reference."""
@@ -187,7 +187,7 @@ class Repository:
     def _location(self, answer: Response, doing: str) -> str:
         if location := answer.headers.get("Location"):
             return self.client.url(location, answer)
-        raise ImageError(f"{doing}: the registry accepts it and does not say where to send it")
+        raise ImageError(f"{doing}: the registry accepts it without a location to send it to")
 
     def _send(
         self, content: Content, location: str, sent: Callable[[int], object], doing: str

@@ -150,7 +150,7 @@ def explained(
     webhook = words.get("webhook", "")
     known = (one for one in controllers.values() if one.webhooks)
     owners = (one.name for one in known if webhook.endswith(one.webhooks))
-    doctor = f"`k8sjob doctor{f' -n {namespace}' if namespace else ''}` says what is missing"
+    doctor = f"`k8sjob doctor{f' -n {namespace}' if namespace else ''}` shows what is missing"
     message = text.format_map(
         {
             "attempt": f"cannot {'create' if method == 'POST' else method.lower()} {target}",

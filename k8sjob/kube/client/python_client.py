@@ -171,8 +171,8 @@ class PythonTransport:
                 what = "token or password" if name.lower() == "authorization" else name
                 whose = f" of {self._access.plugin!r}" if self._access.plugin else ""
                 raise self._access.unusable(
-                    f"the {what}{whose} has a character that no HTTP header can hold, as a line"
-                    " break in it or at its end"
+                    f"the {what}{whose} has a character that is not allowed in an HTTP header, such"
+                    " as a line break"
                 )
 
     def _refused(self, status: int, data: bytes) -> ApiError:

@@ -23,7 +23,7 @@ from k8sjob.observe.diagnose.containers import (
 )
 from k8sjob.observe.diagnose.exits import explain_end, is_consequence
 from k8sjob.observe.diagnose.facts import SIGKILLED, Facts
-from k8sjob.observe.diagnose.finding import Cause, Explanation, Finding, ago, grouped
+from k8sjob.observe.diagnose.finding import Cause, Diagnosis, Explanation, ago, grouped
 from k8sjob.observe.diagnose.nodes import (
     displaced,
     ended_by_displacement,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from k8sjob.kube.objects import Json
     from k8sjob.observe.diagnose.facts import End, Pod
 
-__all__ = ["Cause", "Finding", "diagnose"]
+__all__ = ["Cause", "Diagnosis", "diagnose"]
 
 _ONE_FAILURE: Final = 900.0
 """Seconds within which the ranks of a group end after one failure: timeouts are ten minutes."""
@@ -59,7 +59,7 @@ def diagnose(
     related: Sequence[Json] = (),
     *,
     now: datetime | None = None,
-) -> list[Finding]:
+) -> list[Diagnosis]:
     """The findings about a job, the first cause first; none where nothing is wrong.
 
     Args:
@@ -83,16 +83,16 @@ def diagnose(
     return sorted(found, key=lambda finding: finding.over)
 
 
-def _not_created(facts: Facts) -> Iterator[Finding]:
+def _not_created(facts: Facts) -> Iterator[Diagnosis]:
     yield from list(creation_refused(facts)) or job.operator_silent(facts)
 
 
 def _for_each_pod(
     *checks: Callable[[Facts, Pod], Explanation | None],
-) -> Callable[[Facts], Iterator[Finding]]:
+) -> Callable[[Facts], Iterator[Diagnosis]]:
     """A cause that examines each Pod in turn; of several checks the first that finds something."""
 
-    def cause(facts: Facts) -> Iterator[Finding]:
+    def cause(facts: Facts) -> Iterator[Diagnosis]:
         found = (
             (pod, next((f for check in checks if (f := check(facts, pod))), None))
             for pod in facts.pods
@@ -103,7 +103,7 @@ def _for_each_pod(
     return cause
 
 
-def _container_failed(facts: Facts) -> Iterator[Finding]:
+def _container_failed(facts: Facts) -> Iterator[Diagnosis]:
     if facts.status.reason in job.SUPERVISOR_GONE:
         return  # it took its containers along
     if facts.status.state in (JobState.STOPPED, JobState.SUSPENDED):
@@ -133,7 +133,7 @@ def _of_the_last_failure(facts: Facts, failed: list[End]) -> list[End]:
     ]
 
 
-def _failed_after_success(facts: Facts) -> Iterator[Finding]:
+def _failed_after_success(facts: Facts) -> Iterator[Diagnosis]:
     """A replica that failed in a job that succeeded, since another one decides that."""
     finished = facts.status.finished.timestamp() if facts.status.finished else 0.0
     done = {pod.replica for pod in facts.done}
@@ -152,7 +152,7 @@ def _failed_after_success(facts: Facts) -> Iterator[Finding]:
         yield _with_similar(facts, replace(found, message=message), first, failed)
 
 
-def _with_similar(facts: Facts, finding: Finding, first: End, failed: list[End]) -> Finding:
+def _with_similar(facts: Facts, finding: Diagnosis, first: End, failed: list[End]) -> Diagnosis:
     """The finding with the restarts of its container, and the replicas that ended likewise."""
     message, step = finding.message, finding.next_step
     status = next((one for one in facts.status.replicas if one.name == first.replica), None)
@@ -182,7 +182,7 @@ def _with_similar(facts: Facts, finding: Finding, first: End, failed: list[End])
     return replace(finding, message=message, next_step=step, replicas=replicas, over=over)
 
 
-def _did_not_start_or_failed(facts: Facts) -> Iterator[Finding]:
+def _did_not_start_or_failed(facts: Facts) -> Iterator[Diagnosis]:
     """The causes that keep replicas from starting and made others fail, the root cause first.
 
     Ranks that wait in vain for one that does not start fail at last: that is a consequence. A rank
@@ -193,13 +193,13 @@ def _did_not_start_or_failed(facts: Facts) -> Iterator[Finding]:
     yield from (*failed, *starting) if own_fault else (*starting, *failed)
 
 
-def _ended_or_did_not_start(facts: Facts) -> Iterator[Finding]:
+def _ended_or_did_not_start(facts: Facts) -> Iterator[Diagnosis]:
     """Why replicas ended or did not start; that no restart was left is only the consequence."""
     found = [*lost_or_displaced(facts), *_did_not_start_or_failed(facts)]
     yield from found or job.restart_limit(facts)
 
 
-def _between_ranks(facts: Facts) -> Iterator[Finding]:
+def _between_ranks(facts: Facts) -> Iterator[Diagnosis]:
     """Trouble between running ranks: a collective may hang for long before it is given up."""
     if facts.status.state.finished or facts.ends:
         return
@@ -216,7 +216,7 @@ _STARTING: Final = _for_each_pod(
 _WAITED: Final = frozenset(
     {Cause.RENDEZVOUS, Cause.HUNG, Cause.CONNECTION, Cause.COLLECTIVE_TIMEOUT}
 )
-_CAUSES: Final[tuple[Callable[[Facts], Iterator[Finding]], ...]] = (
+_CAUSES: Final[tuple[Callable[[Facts], Iterator[Diagnosis]], ...]] = (
     job.state,
     queued,
     job.companion_gone,
@@ -231,14 +231,14 @@ _CAUSES: Final[tuple[Callable[[Facts], Iterator[Finding]], ...]] = (
     job.left_over,
     job.deleting,
 )
-_AFTER_SUCCESS: Final[tuple[Callable[[Facts], Iterator[Finding]], ...]] = (
+_AFTER_SUCCESS: Final[tuple[Callable[[Facts], Iterator[Diagnosis]], ...]] = (
     job.no_group,
     _failed_after_success,
     job.nan_loss,
     job.left_over,
     job.deleting,
 )
-_WHILE_DELETING: Final[tuple[Callable[[Facts], Iterator[Finding]], ...]] = (
+_WHILE_DELETING: Final[tuple[Callable[[Facts], Iterator[Diagnosis]], ...]] = (
     job.deleting,
     lost_or_displaced,
     _for_each_pod(slow),

@@ -11,8 +11,8 @@ from k8sjob.kube.objects import Object, event_time, moment
 from k8sjob.observe.diagnose.finding import (
     POD,
     Cause,
+    Diagnosis,
     Explanation,
-    Finding,
     Rule,
     first_match,
     grouped,
@@ -90,7 +90,7 @@ def bad_image(facts: Facts, pod: Pod) -> Explanation | None:
     if container is None:
         return None
     image = container.spec.get("image") or container.status.get("image", "")
-    # While the kubelet backs off, older ones have the error in an Event alone.
+    # While the kubelet backs off, older ones have the error only in an Event.
     message = container.waiting.get("message", "")
     if "Back-off" in message and "Err" not in message:
         message = pod.last_event("Failed").get("message", message)
@@ -149,7 +149,7 @@ def bad_container(facts: Facts, pod: Pod) -> Explanation | None:
         return found
     if "runAsNonRoot" in message:
         step = (
-            "the image must name a user other than root by number (USER 1000 in its Dockerfile), or"
+            "the image must set a numeric user other than root (USER 1000 in its Dockerfile), or"
             " overlay must set securityContext.runAsUser; an image that k8sjob builds has a user"
         )
     elif "no command specified" in message:
@@ -219,8 +219,9 @@ def kept_by_sidecar(facts: Facts, pod: Pod) -> Explanation | None:
     return Explanation(
         Cause.SIDECAR,
         f"its training has ended, but its container {others[0]!r} keeps the pod running",
-        'leave the sidecar out (of Istio\'s, the annotation sidecar.istio.io/inject: "false", which'
-        " k8sjob sets), or make it an init container of restartPolicy Always, which ends by itself",
+        'remove the sidecar (for Istio: the annotation sidecar.istio.io/inject: "false", which'
+        " k8sjob"
+        " sets), or make it an init container with restartPolicy Always, which ends with the pod",
         since=since,
     )
 
@@ -238,7 +239,7 @@ def started_again(_facts: Facts, pod: Pod) -> Explanation | None:
     )
 
 
-def master_awaited(facts: Facts, *, explained: bool) -> Iterator[Finding]:
+def master_awaited(facts: Facts, *, explained: bool) -> Iterator[Diagnosis]:
     """Workers whose init container cannot find the Master's name yet.
 
     `explained`: something was found at the Master itself, from which this follows.
@@ -294,20 +295,20 @@ def _master(facts: Facts) -> tuple[str, str]:
 
 def _ending(facts: Facts, pod: Pod) -> Explanation:
     """A Pod that is being deleted, and what keeps it after its grace period."""
-    meta, what = pod.metadata, "its pod is being ended"
+    meta, what = pod.metadata, "its pod is terminating"
     finalizers = meta.get("finalizers") or ()
     end = moment(meta.get("deletionTimestamp"))  # of its grace period
     since = end - timedelta(seconds=meta.get("deletionGracePeriodSeconds") or 0) if end else None
     if end is None or facts.now - end < _KILLED_AFTER:
-        step = "wait: it has until the end of its grace period to save what it has"
+        step = "wait: it can save its state until the end of its grace period"
     elif finalizers and not pod.live:
         what += f"; it waits for its finalizers: {', '.join(finalizers)}"
         step = f"whoever set {finalizers[0]} must remove it; check whether that controller runs"
     else:
         step = (
-            f"its grace period is over, and its node {pod.node} has not ended it: kubectl describe"
-            f" node {pod.node}; kubectl delete pod --force -n {facts.namespace} {POD}"
-            " gives it up"
+            f"its grace period has passed, and its node {pod.node} has not ended it: kubectl"
+            f" describe node {pod.node}; kubectl delete pod --force -n {facts.namespace} {POD}"
+            " removes it by force"
         )
     return Explanation(Cause.WAITING, what, step, since=since)
 
@@ -321,7 +322,7 @@ def slow(facts: Facts, pod: Pod) -> Explanation | None:
     if not pod.node:
         scheduler = pod.spec.get("schedulerName", "default-scheduler")
         what = f"the scheduler {scheduler!r} has not looked at it"
-        step = "wait; if it stays so, check whether that scheduler runs in the cluster"
+        step = "wait; if this continues, check whether that scheduler runs in the cluster"
         since = pod.created_at
     elif any("running" in container.state for container in pod.containers):
         return None  # an init container: see master_awaited
@@ -332,6 +333,6 @@ def slow(facts: Facts, pod: Pod) -> Explanation | None:
         since = event_time(event)
     else:
         what = "its containers are being created"
-        step = f"wait; if it stays so: kubectl describe {facts.pods_argument}"
+        step = f"wait; if this continues: kubectl describe {facts.pods_argument}"
         since = pod.condition("PodScheduled").since or pod.created_at
     return Explanation(Cause.WAITING, what, step, since=since)

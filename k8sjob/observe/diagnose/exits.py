@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import EventKind, ExitCode
-from k8sjob.observe.diagnose.finding import SAME_STEPS, Cause, Explanation, Finding, shortened
+from k8sjob.observe.diagnose.finding import SAME_STEPS, Cause, Diagnosis, Explanation, shortened
 from k8sjob.observe.diagnose.output import (
     ARGUMENTS_REFUSED,
     LastOutput,
@@ -45,7 +45,7 @@ _STATE_REFUSED: Final = re.compile(
 """Errors of torch's load_state_dict about a state of another model or optimizer."""
 
 
-def explain_end(facts: Facts, end: End) -> Finding:
+def explain_end(facts: Facts, end: End) -> Diagnosis:
     """The finding about a container's failure, at the replica whose rank failed.
 
     The Master's agent ends with the failure of another node where its own ranks have succeeded, and
@@ -65,18 +65,18 @@ def _output(facts: Facts, end: End) -> LastOutput:
     return last_output(end, facts.tail(end.replica), ranks=facts.ranks.get(end.replica, 1))
 
 
-def _finding(end: End, cause: Cause, what: str, next_step: str) -> Finding:
-    return Finding(cause, f"{end.source}: {what}", next_step, end.replica)
+def _finding(end: End, cause: Cause, what: str, next_step: str) -> Diagnosis:
+    return Diagnosis(cause, f"{end.source}: {what}", next_step, end.replica)
 
 
-def _explained(end: End, explanation: Explanation | None) -> Finding | None:
+def _explained(end: End, explanation: Explanation | None) -> Diagnosis | None:
     if explanation is None:
         return None
     where = f" ({end.reason.where})" if end.reason and end.reason.where else ""
     return _finding(end, explanation.cause, explanation.what + where, explanation.next_step)
 
 
-def _hung(facts: Facts, end: End) -> Finding | None:
+def _hung(facts: Facts, end: End) -> Diagnosis | None:
     if not end.means(ExitCode.HUNG):
         return None
     if left := _left_early(facts, end):
@@ -90,7 +90,7 @@ def _hung(facts: Facts, end: End) -> Finding | None:
         step = "if a step may take so long, raise run.hang_timeout"
     if end.reason and not culprits:  # all wait, and would forever
         step = "all ranks must make the same calls in the same order, with tensors of one shape"
-    return Finding(
+    return Diagnosis(
         Cause.HUNG,
         f"{_ranks(culprits) or end.source} hung{_reported(end)}",
         f"see the Python stacks in the output: k8sjob logs {facts.job_argument}{where}; {step}",
@@ -98,14 +98,14 @@ def _hung(facts: Facts, end: End) -> Finding | None:
     )
 
 
-def _absent_from_rendezvous(facts: Facts, end: End) -> Finding | None:
+def _absent_from_rendezvous(facts: Facts, end: End) -> Diagnosis | None:
     if not (end.reason and end.reason.culprits and end.means(ExitCode.PEER_LOST)):
         return None
     if left := _left_early(facts, end):
         step = "submit the job again: it continues from its newest checkpoint, and ends at once"
         return replace(left, next_step=f"{step} where that was the last one; {left.next_step}")
     job, culprits = facts.job_argument, end.reason.culprits
-    return Finding(
+    return Diagnosis(
         Cause.RENDEZVOUS,
         f"{_ranks(culprits)} did not join the rendezvous{_reported(end)}",
         f"see why: k8sjob status {job}, k8sjob logs {job} --rank {culprits[0]};"
@@ -114,7 +114,7 @@ def _absent_from_rendezvous(facts: Facts, end: End) -> Finding | None:
     )
 
 
-def _misconfigured(facts: Facts, end: End) -> Finding | None:
+def _misconfigured(facts: Facts, end: End) -> Diagnosis | None:
     if end.exit_code != ExitCode.CONFIG or not end.reason or is_bare_exit(end.reason):
         return None  # argparse and click leave with the same code
     step = _field_to_change(end) or "correct the job's settings"
@@ -122,7 +122,7 @@ def _misconfigured(facts: Facts, end: End) -> Finding | None:
     return _finding(end, Cause.CONFIGURATION, end.reason.message, step)
 
 
-def _wrong_processor(facts: Facts, end: End) -> Finding | None:
+def _wrong_processor(facts: Facts, end: End) -> Diagnosis | None:
     lines = [*end.message.splitlines(), *_output(facts, end).context]
     if end.reason or not any(_EXEC_FORMAT.search(line) for line in lines):
         return None
@@ -135,7 +135,7 @@ def _wrong_processor(facts: Facts, end: End) -> Finding | None:
     )
 
 
-def _cannot_start(facts: Facts, end: End) -> Finding | None:
+def _cannot_start(facts: Facts, end: End) -> Diagnosis | None:
     where = "on this machine" if facts.local else "in the image"
     step = f"correct run.command, or install the program {where}"
     what = "its command cannot be started"
@@ -156,11 +156,11 @@ def _cannot_start(facts: Facts, end: End) -> Finding | None:
     if "OOM-killed" in error:
         return _out_of_memory(facts, replace(end, why="OOMKilled"))
     if error.startswith(("mkdir ", "chdir ")):
-        what, step = "its working directory is not there", "correct the container's workingDir"
+        what, step = "its working directory does not exist", "correct the container's workingDir"
     return _finding(end, Cause.START, what + f": {error}" * bool(error), step)
 
 
-def _out_of_memory(facts: Facts, end: End) -> Finding | None:
+def _out_of_memory(facts: Facts, end: End) -> Diagnosis | None:
     if end.why != "OOMKilled":
         return None
     limits = (pod.limits().get("memory") for pod in facts.pods if pod.replica == end.replica)
@@ -173,12 +173,12 @@ def _out_of_memory(facts: Facts, end: End) -> Finding | None:
     )
 
 
-def _others_left(facts: Facts, end: End) -> Finding | None:
+def _others_left(facts: Facts, end: End) -> Diagnosis | None:
     reported = end.reason is not None and end.reason.type == "Left"
     return _left_early(facts, end) if reported else None
 
 
-def _explained_by_output(facts: Facts, end: End) -> Finding | None:
+def _explained_by_output(facts: Facts, end: End) -> Diagnosis | None:
     explanation = explain_output(_output(facts, end), local=facts.local)
     if explanation and explanation.cause in _WAITS:
         if left := _left_early(facts, end):
@@ -198,7 +198,7 @@ def _absent_ranks(facts: Facts) -> str:
     return f"; {_ranks(tuple(absent))} did not wait for it"
 
 
-def _lost_connection(facts: Facts, end: End) -> Finding | None:
+def _lost_connection(facts: Facts, end: End) -> Diagnosis | None:
     if not end.means(ExitCode.PEER_LOST) and not _output(facts, end).lost_a_peer:
         return None
     between = "" if facts.local else ": a NetworkPolicy, a sidecar, the nodes' network"
@@ -211,7 +211,7 @@ def _lost_connection(facts: Facts, end: End) -> Finding | None:
     )
 
 
-def _left_early(facts: Facts, end: End) -> Finding | None:
+def _left_early(facts: Facts, end: End) -> Diagnosis | None:
     """That the rank had waited for ranks whose training was done."""
     left = _done_before(facts, end)
     if not left:
@@ -221,7 +221,7 @@ def _left_early(facts: Facts, end: End) -> Finding | None:
     if end.reason and end.reason.type == "Left":  # its message begins with the same, perhaps twice
         error = error.rpartition("exit code 0")[2]
     replicas = tuple(dict.fromkeys((*left.values(), end.replica)))
-    return Finding(
+    return Diagnosis(
         Cause.LEFT_EARLY,
         f"{' and '.join(left)} had ended with exit code 0, and {end.source} still waited for"
         f" {'it' if len(left) == 1 else 'them'}{at}{error}",
@@ -246,7 +246,7 @@ def _done_before(facts: Facts, end: End) -> dict[str, str]:
     }
 
 
-def _killed(facts: Facts, end: End) -> Finding | None:
+def _killed(facts: Facts, end: End) -> Diagnosis | None:
     number = end.exit_code - 128 if end.reason else _signal(facts, end)
     name = next((s.name for s in signal.Signals if s == number), "")
     if not name or end.chosen_by_script:
@@ -273,7 +273,7 @@ def _signal(facts: Facts, end: End) -> int:
     return int(found[1]) if found else end.exit_code - 128
 
 
-def _refused_checkpoint(facts: Facts, end: End) -> Finding | None:
+def _refused_checkpoint(facts: Facts, end: End) -> Diagnosis | None:
     """A script's own load_state_dict that refuses the checkpoint that the job has resumed."""
     if not any(_STATE_REFUSED.search(line) for line in _output(facts, end).error):
         return None
@@ -288,7 +288,7 @@ def _refused_checkpoint(facts: Facts, end: End) -> Finding | None:
     return replace(_crashed(facts, end), next_step=step)
 
 
-def _crashed(facts: Facts, end: End) -> Finding:
+def _crashed(facts: Facts, end: End) -> Diagnosis:
     step = "correct the script"
     if any(ARGUMENTS_REFUSED.match(line) for line in _output(facts, end).error):
         step = "correct run.args, or the arguments after `--`"
@@ -301,9 +301,9 @@ def _crashed(facts: Facts, end: End) -> Finding:
             folder, name = beside.groups()
             volume = f"{{name: data, mount: /{name}, pvc: CLAIM, local: {folder}}}"
             step = (
-                f"{folder} is beside the folder of the job, and a replica has a copy of that folder"
-                f" alone: add `volumes: [{volume}]` to the job.yaml, as `k8sjob init --from SCRIPT`"
-                " does"
+                f"{folder} is next to the folder of the job, and a replica has a copy of that"
+                f" folder only: add `volumes: [{volume}]` to the job.yaml, as `k8sjob init --from"
+                " SCRIPT` does"
             )
     elif end.exit_code == ExitCode.CONFIG:
         step += ", or its arguments (run.args)"
@@ -345,7 +345,7 @@ def _ranks(ranks: tuple[int, ...]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" if ranks else ""
 
 
-_CAUSES: Final[tuple[Callable[[Facts, End], Finding | None], ...]] = (
+_CAUSES: Final[tuple[Callable[[Facts, End], Diagnosis | None], ...]] = (
     _others_left,
     _hung,
     _absent_from_rendezvous,

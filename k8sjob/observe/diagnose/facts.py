@@ -225,7 +225,7 @@ class Facts:
 
     @property
     def fixed_ranks(self) -> bool:
-        """Whether the spec alone says which ranks each replica has."""
+        """Whether the spec is enough to know which ranks each replica has."""
         job, target = self.snapshot.job, self.target
         return (target.nproc_per_node(job) or "1").isdigit() and not target.is_elastic(job)
 

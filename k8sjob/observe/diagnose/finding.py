@@ -109,7 +109,7 @@ class Cause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Diagnosis:
     """One cause and what to do about it.
 
     Attributes:
@@ -206,7 +206,7 @@ def first_match(rules: Iterable[Rule], text: str, **facts: str) -> Explanation |
     return None
 
 
-def grouped(findings: Iterable[Explanation], now: datetime) -> list[Finding]:
+def grouped(findings: Iterable[Explanation], now: datetime) -> list[Diagnosis]:
     """One finding for all replicas with the same problem, in the order of the first ones."""
     groups: dict[object, list[Explanation]] = {}
     for one in findings:
@@ -221,7 +221,7 @@ def without_replica(text: str) -> str:
     return _REPLICA_IDENTIFIERS.sub("", text)
 
 
-def _merged(members: Sequence[Explanation], now: datetime) -> Finding:
+def _merged(members: Sequence[Explanation], now: datetime) -> Diagnosis:
     first = members[0]
     replicas = tuple(one.replica for one in members)
     begun = min((one.since for one in members if one.since), default=None)
@@ -229,7 +229,7 @@ def _merged(members: Sequence[Explanation], now: datetime) -> Finding:
     message = f"{listed(replicas)}: {first.what}" + (f", for {age(begun, now)}" if begun else "")
     message += ago(newest, now, again=first.over)
     step = first.next_step.replace(POD, first.pod)
-    return Finding(first.cause, message, step, first.replica, replicas, first.over)
+    return Diagnosis(first.cause, message, step, first.replica, replicas, first.over)
 
 
 def ago(moment: datetime | None, now: datetime, *, again: bool = False) -> str:

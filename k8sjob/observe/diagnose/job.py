@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.contract import Event, EventKind, Reason, counted
 from k8sjob.kube.capacity import counts_gpus, pod_requests
 from k8sjob.kube.objects import Object, event_time, moment
-from k8sjob.observe.diagnose.finding import SAME_STEPS, Cause, Finding, age, ago, listed, one_line
+from k8sjob.observe.diagnose.finding import SAME_STEPS, Cause, Diagnosis, age, ago, listed, one_line
 from k8sjob.observe.status import deletion, reporting_replica
 from k8sjob.targets.api import JobState, LocalReason
 
@@ -39,24 +39,24 @@ _CLEAN_UP: Final = timedelta(seconds=15)
 _HELD: Final = frozenset({JobState.SUSPENDED, JobState.QUEUED})
 
 
-def state(facts: Facts) -> Iterator[Finding]:
+def state(facts: Facts) -> Iterator[Diagnosis]:
     """The explanations that follow from the job's state and its reason."""
     status = facts.status
     if status.reason in SUPERVISOR_GONE:
         failed = status.reason == LocalReason.SUPERVISOR_FAILED
         step = f"remove the cause, then {_AGAIN}" if failed else _AGAIN
-        yield Finding(Cause.SUPERVISOR_GONE, status.message, step)
+        yield Diagnosis(Cause.SUPERVISOR_GONE, status.message, step)
     if status.state is JobState.STOPPED:
-        yield Finding(Cause.STOPPED, status.message, _AGAIN)
+        yield Diagnosis(Cause.STOPPED, status.message, _AGAIN)
     if status.state is JobState.SUSPENDED:
-        yield Finding(
+        yield Diagnosis(
             Cause.SUSPENDED,
             "the job is suspended: its replicas are stopped, its checkpoints are kept",
             f"k8sjob resume {facts.job_argument}",
         )
 
 
-def deleting(facts: Facts) -> Iterator[Finding]:
+def deleting(facts: Facts) -> Iterator[Diagnosis]:
     """The job's deletion was requested, and it is still there."""
     begun = moment(facts.job.metadata.get("deletionTimestamp"))
     if begun is None:
@@ -78,7 +78,7 @@ def deleting(facts: Facts) -> Iterator[Finding]:
                 f" {facts.job_argument} ends it without"
             )
     what = f"{deletion(facts.snapshot.job)}, for {age(begun, facts.now)}"
-    yield Finding(Cause.DELETING, what, step)
+    yield Diagnosis(Cause.DELETING, what, step)
 
 
 def ended_by_deadline(facts: Facts) -> bool:
@@ -91,10 +91,10 @@ def _deadline(facts: Facts) -> int | None:
     return facts.target.active_deadline(facts.snapshot.job)
 
 
-def limits(facts: Facts) -> Iterator[Finding]:
+def limits(facts: Facts) -> Iterator[Diagnosis]:
     """The job was ended because it had run for too long."""
     if ended_by_deadline(facts):
-        yield Finding(
+        yield Diagnosis(
             Cause.DEADLINE,
             f"the job was ended after its {_deadline(facts)} s",
             f"raise policy.active_deadline, or {_AGAIN}",
@@ -102,7 +102,7 @@ def limits(facts: Facts) -> Iterator[Finding]:
     yield from _overdue(facts)
 
 
-def restart_limit(facts: Facts) -> Iterator[Finding]:
+def restart_limit(facts: Facts) -> Iterator[Diagnosis]:
     """The job was restarted as often as allowed, and nothing shows why."""
     message = facts.status.message
     if facts.status.state is JobState.FAILED and any(one in message for one in _LIMIT_REACHED):
@@ -117,24 +117,24 @@ def restart_limit(facts: Facts) -> Iterator[Finding]:
                 ". Its pods are gone, and their output with them: to see the cause, run it again"
                 f" {policy}, which keeps them, or follow it: k8sjob watch {facts.job_argument}"
             )
-        yield Finding(Cause.RESTART_LIMIT, message, step)
+        yield Diagnosis(Cause.RESTART_LIMIT, message, step)
 
 
-def failed(facts: Facts) -> Iterator[Finding]:
+def failed(facts: Facts) -> Iterator[Diagnosis]:
     """The controller's message about a failure without another explanation."""
     status = facts.status
     if status.state is JobState.FAILED:
         look = f"k8sjob logs {facts.job_argument}"
         if not facts.local:
             look += f"; kubectl describe {facts.kubectl_name}"
-        yield Finding(
+        yield Diagnosis(
             Cause.FAILED,
             f"the job failed: {status.message or status.reason}",
             f"the remaining pods show no cause: {look}",
         )
 
 
-def _overdue(facts: Facts) -> Iterator[Finding]:
+def _overdue(facts: Facts) -> Iterator[Diagnosis]:
     """The deadline has passed and the operator has not noticed: it looks at the next change.
 
     Its own timer goes to a queue that nobody reads (training-operator 1.9.4).
@@ -145,16 +145,16 @@ def _overdue(facts: Facts) -> Iterator[Finding]:
         return
     end = started + timedelta(seconds=seconds)
     if facts.now > end + _ANSWER:
-        yield Finding(
+        yield Diagnosis(
             Cause.DEADLINE,
             f"its deadline of {seconds} s passed {age(end, facts.now)} ago, and the operator has"
-            " not looked at it since",
-            f"any change makes it look: kubectl label {facts.kubectl_name} --overwrite"
+            " not acted on it since",
+            f"any change triggers it: kubectl label {facts.kubectl_name} --overwrite"
             f" k8sjob/look=now; or k8sjob delete {facts.job_argument}",
         )
 
 
-def companion_gone(facts: Facts) -> Iterator[Finding]:
+def companion_gone(facts: Facts) -> Iterator[Diagnosis]:
     """Somebody deleted the job's companion object."""
     beside, last = facts.target.companion, facts.job_events[-1:]
     if beside is None or facts.status.state.finished:
@@ -163,55 +163,54 @@ def companion_gone(facts: Facts) -> Iterator[Finding]:
     events = [event for event in last if beside.is_missed(event.get("message", ""))]
     if gone or events:
         which = f"{beside.resource}/{facts.name}" if gone else one_line(events[0]["message"])
-        yield Finding(
+        yield Diagnosis(
             Cause.COMPANION,
             f"{which} is not there: {beside.use}",
-            "k8sjob submit --replace creates the job again, with all that it needs; or have that"
-            " object created again as it was",
+            "recreate the job with k8sjob submit --replace, or that object as it was",
         )
 
 
-def no_pods_yet(facts: Facts) -> Iterator[Finding]:
+def no_pods_yet(facts: Facts) -> Iterator[Diagnosis]:
     """A job that is so new that it has no Pods."""
     created, state = facts.status.created, facts.status.state
     if not facts.pods and state is JobState.CREATED and not facts.local and created:
-        yield Finding(
+        yield Diagnosis(
             Cause.WAITING,
             f"the job has no pods yet, {age(created, facts.now)} after it was created",
             "wait a few seconds and look again",
         )
 
 
-def operator_silent(facts: Facts) -> Iterator[Finding]:
+def operator_silent(facts: Facts) -> Iterator[Diagnosis]:
     """No operator works on the job: no status, no Events, no Pods."""
     status, now = facts.status, facts.now
     if status.state.finished or status.state in _HELD or not facts.missing or facts.local:
         return
     name = facts.target.controller.name
     if manager := facts.target.managed_by(facts.snapshot.job):
-        yield Finding(
+        yield Diagnosis(
             Cause.OPERATOR_SILENT,
-            f"the job is managed by {manager} (managedBy); {name} leaves it alone",
+            f"the job is managed by {manager} (managedBy); {name} ignores it",
             "see what that controller reports about it, or leave managedBy out",
         )
         return
     labels = facts.target.controller.deployment
     look = f"(kubectl get deployment -A -l {labels}) " if labels else ""
-    step = f"check whether it runs {look}and its logs; it takes the job up when it is back"
+    step = f"check whether it runs {look}and its logs; it continues with the job when it is back"
     last = max(_activity_times(facts), default=None)
     if last is None:
         if status.created and now - status.created > _ANSWER:
-            yield Finding(
+            yield Diagnosis(
                 Cause.OPERATOR_SILENT,
-                f"{name} has not touched the job in {age(status.created, now)}: it"
+                f"{name} has not acted on the job for {age(status.created, now)}: it"
                 f" has no status, no events and no pods{_operator_deployment(facts)}",
                 step,
             )
     elif now - last > _SILENCE + timedelta(seconds=facts.target.controller.delay):
-        yield Finding(
+        yield Diagnosis(
             Cause.OPERATOR_SILENT,
-            f"{listed(facts.missing)}: no pod, and {name} has created none; its"
-            f" last sign of life is {age(last, now)} old{_operator_deployment(facts)}",
+            f"{listed(facts.missing)}: no pod, and {name} has created none; its last status"
+            f" is {age(last, now)} old{_operator_deployment(facts)}",
             step,
             facts.missing[0],
             facts.missing,
@@ -236,10 +235,11 @@ def _operator_deployment(facts: Facts) -> str:
     return ""
 
 
-def left_early(facts: Facts) -> Iterator[Finding]:
+def left_early(facts: Facts) -> Iterator[Diagnosis]:
     """Replicas that have ended with exit code 0 while others run: these may wait forever."""
     running = [pod for pod in facts.pods if pod.training]
-    if facts.status.state.finished or not running or _speaker(facts) != next(iter(facts.ranks), ""):
+    first = next(iter(facts.ranks), "")
+    if facts.status.state.finished or not running or _reporter(facts) != first:
         return  # workers of a parameter server end each at its time
     left = {
         pod.replica: pod.trained_until
@@ -251,7 +251,7 @@ def left_early(facts: Facts) -> Iterator[Finding]:
     if left:
         replicas = tuple(left)
         others = listed(pod.replica for pod in running)
-        yield Finding(
+        yield Diagnosis(
             Cause.LEFT_EARLY,
             f"{listed(map(facts.with_ranks, replicas))} ended with exit code 0"
             f"{ago(max(left.values()), facts.now)}, and {others} still"
@@ -263,29 +263,28 @@ def left_early(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def no_group(facts: Facts) -> Iterator[Finding]:
-    """Processes that each trained alone, as the Master's agent reports."""
+def no_group(facts: Facts) -> Iterator[Diagnosis]:
+    """Processes that each trained separately, as the Master's agent reports."""
     reasons = [
         reason
         for pod in facts.pods
         if pod.trainer and (reason := Reason.decode(pod.trainer.ended.get("message") or ""))
     ]
     if any(one.type == "Unmet" for one in reasons) or facts.reported(EventKind.UNMET):
-        yield Finding(
+        yield Diagnosis(
             Cause.NO_GROUP,
-            "its processes made no process group: each of them trained alone, with a separate"
-            " model",
+            "its processes made no process group: each of them trained a separate model",
             "make a process group in the script before it trains: k8sjob's session(), or"
-            " torch.distributed.init_process_group(); where none is needed, submit a job of one"
-            " process each",
+            " torch.distributed.init_process_group(); if none is needed, submit separate jobs of"
+            " one process",
         )
 
 
-def nan_loss(facts: Facts) -> Iterator[Finding]:
+def nan_loss(facts: Facts) -> Iterator[Diagnosis]:
     """A loss that has not been a finite number in any known step, or twice at last."""
     reports = [
         event
-        for line in facts.logs.get(_speaker(facts), ())
+        for line in facts.logs.get(_reporter(facts), ())
         if (event := Event.decode(line))
         and event.kind in (EventKind.PROGRESS, EventKind.METRICS)
         and isinstance(event.data.get("loss"), int | float)
@@ -299,7 +298,7 @@ def nan_loss(facts: Facts) -> Iterator[Finding]:
         if isinstance(epoch, int):
             at = f", step {step}" if isinstance(step, int) else ""
             since = f"since epoch {epoch + counted}{at} or earlier"
-        yield Finding(
+        yield Diagnosis(
             Cause.NAN_LOSS,
             f"the loss has been {bad[0].data['loss']} {since}: the model learns nothing",
             "lower the learning rate, clip the gradients, or look for the first such value in the"
@@ -307,7 +306,7 @@ def nan_loss(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def left_over(facts: Facts) -> Iterator[Finding]:
+def left_over(facts: Facts) -> Iterator[Diagnosis]:
     """Pods that still run, and hold what they have, though the job has ended."""
     ended, finished = facts.status.finished, facts.status.state.finished
     if not finished or facts.local or ended is None or facts.job.deleting:
@@ -325,7 +324,7 @@ def left_over(facts: Facts) -> Iterator[Finding]:
     replicas = tuple(pod.replica for pod in pods)
     what = "still there" if any(pod.phase == "Pending" for pod in pods) else "still running"
     policy = "; policy.clean_pod_policy: Running lets the operator do so by itself at the end"
-    yield Finding(
+    yield Diagnosis(
         Cause.LEFTOVER,
         f"{listed(replicas)}: {what} though the job ended ({facts.status.state})"
         f" {age(ended, facts.now)} ago" + (f"; {counted(gpus, 'GPU')} held" if gpus else ""),
@@ -336,5 +335,5 @@ def left_over(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _speaker(facts: Facts) -> str:
+def _reporter(facts: Facts) -> str:
     return reporting_replica(facts.snapshot.job) if facts.ranks else ""

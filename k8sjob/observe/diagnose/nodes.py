@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from k8sjob.kube.capacity import Node
     from k8sjob.kube.objects import Json
     from k8sjob.observe.diagnose.facts import End, Facts, Pod
-    from k8sjob.observe.diagnose.finding import Finding
+    from k8sjob.observe.diagnose.finding import Diagnosis
 
 _RECREATED: Final = "it is created again; with checkpoints the job continues from the newest one"
 _STOPPING: Final = tuple(f"Stopping container {name}" for name in CONTAINER_NAMES)
@@ -72,7 +72,7 @@ def _unschedulable(facts: Facts, pod: Pod, condition: Condition) -> Explanation:
         gates = [gate.get("name", "") for gate in pod.spec.get("schedulingGates") or ()]
         return Explanation(
             Cause.UNSCHEDULABLE,
-            f"it is held back by scheduling gates: {', '.join(gates)}",
+            f"scheduling gates hold it back: {', '.join(gates)}",
             "whoever set the gate (a queue, a topology controller) must lift it",
         )
     message = condition.message
@@ -90,7 +90,7 @@ def _explain(facts: Facts, pod: Pod, message: str) -> tuple[str, list[str]]:
     reasons = [(int(count), reason) for count, reason in _REASONS.findall(first)]
     if not found or not reasons:
         what = first.rstrip(".") if found else message
-        return f"no node takes it: {what}", [f"see all of it: {_describe(facts)}"]
+        return f"no node accepts it: {what}", [f"for the full message: {_describe(facts)}"]
     explained = [_reason(facts, pod, count, reason) for count, reason in reasons]
     steps = list(dict.fromkeys(step for _, step in explained if step))
     running = sum(one.phase == "Running" for one in facts.pods)
@@ -101,7 +101,7 @@ def _explain(facts: Facts, pod: Pod, message: str) -> tuple[str, list[str]]:
             " all of them or none"
         )
     whole = int(found[1])
-    none = f"none of {whole} nodes takes it" if whole != 1 else "the only node does not take it"
+    none = f"none of {whole} nodes accepts it" if whole != 1 else "the only node does not accept it"
     return f"{none}: {'; '.join(what for what, _ in explained)}", steps
 
 
@@ -120,7 +120,7 @@ def _reason(facts: Facts, pod: Pod, count: int, reason: str) -> tuple[str, str]:
         )
     if "node affinity/selector" in reason:
         return (
-            f"{count} lack{'s' * (count == 1)} the labels that it asks for{_selector(pod)}",
+            f"{count} lack{'s' * (count == 1)} the labels that it requires{_selector(pod)}",
             "correct node_selector, gpu_type or affinity: kubectl get nodes --show-labels",
         )
     if "unschedulable" in reason:
@@ -130,20 +130,20 @@ def _reason(facts: Facts, pod: Pod, count: int, reason: str) -> tuple[str, str]:
 
 def _insufficient(facts: Facts, pod: Pod, count: int, resource: str) -> tuple[str, str]:
     wanted = pod_requests(pod.spec).get(resource, Decimal())
-    asks = f"it asks for {as_text(resource, wanted) if wanted else '?'}"
+    asks = f"it requests {as_text(resource, wanted) if wanted else '?'}"
     has = "has" if count == 1 else "have"
     nodes = nodes_of(facts.of_kind("Node"), requested_by_node(facts.of_kind("Pod")))
     # If nodes may not be read, it is unknown whether they have any at all.
     short = f"{count} {has} too little {resource}{' free' if nodes else ''} ({asks})"
     largest = max((node.offers.get(resource, Decimal()) for node in nodes), default=wanted)
     if resource in _CORE:
-        field = f"resources.{resource}" if resource != "ephemeral-storage" else "what it asks for"
+        field = f"resources.{resource}" if resource != "ephemeral-storage" else "its request"
         if wanted > largest:
             most = as_text(resource, largest)
             never = f"{count} {has} too little {resource} ({asks}, and the largest node has {most})"
             return never, f"waiting will not help: lower {field}, or use more, smaller replicas"
         return short, f"lower {field}, or wait until others have ended"
-    step = f"wait until others have ended, or ask for less (see all: {_describe(facts)})"
+    step = f"wait until others have ended, or request less (show all: {_describe(facts)})"
     if nodes and not largest:
         return (
             f"no node offers any {resource} ({asks})",
@@ -153,7 +153,7 @@ def _insufficient(facts: Facts, pod: Pod, count: int, resource: str) -> tuple[st
         return short, step
     if wanted > largest:
         step = (
-            f"no node has that many: ask for at most {largest:f} per replica, and use more replicas"
+            f"no node has that many: request at most {largest:f} per replica, and use more replicas"
         )
     return f"{short}: {_offers(facts, nodes, resource)}", step
 
@@ -209,7 +209,7 @@ def _describe(facts: Facts) -> str:
 # --- lost and displaced ---------------------------------------------------------------------------
 
 
-def lost_or_displaced(facts: Facts) -> Iterator[Finding]:
+def lost_or_displaced(facts: Facts) -> Iterator[Diagnosis]:
     """Replicas whose node is lost, or that were evicted, preempted or rejected by it."""
     left = displaced(facts)
     lost = {one.replica: one for one in _lost(facts)} if not facts.status.state.finished else {}
@@ -309,8 +309,8 @@ def _displaced(pod: Pod) -> Explanation | None:
         return Explanation(
             Cause.NODE_REFUSED,
             f"node {pod.node} rejected it: {reason}: {message}",
-            f"{_RECREATED}; if it happens again, the node's devices or resources are not what it"
-            f" says: kubectl describe node {pod.node}",
+            f"{_RECREATED}; if it happens again, the node reports devices or resources that it does"
+            f" not have: kubectl describe node {pod.node}",
             pod.replica,
         )
     return None
@@ -380,7 +380,7 @@ def _preempted(replica: str, message: str) -> Explanation:
     by = f" ({message.rstrip('.')})" if message.startswith("Preempted by") else ""
     return Explanation(
         Cause.PREEMPTED,
-        f"a pod of higher priority took its place{by}",
+        f"it was preempted by a pod of higher priority{by}",
         f"{_RECREATED} when there is room; priority_class in the job gives it a higher priority",
         replica,
     )
@@ -390,10 +390,10 @@ def _evicted(replica: str, message: str) -> Explanation:
     step = _RECREATED
     if re.search(r"ephemeral|EmptyDir", message):
         step = (
-            "write less to the container's own disk, or ask for more (resources.extended:"
+            "write less to the container's disk, or request more (resources.extended:"
             f" ephemeral-storage; volumes[].empty_dir.size_limit); {_RECREATED}"
         )
     elif "low on resource: memory" in message:
-        step = f"ask for the memory that it uses (resources.memory); {_RECREATED}"
+        step = f"request the memory that it uses (resources.memory); {_RECREATED}"
     what = f"evicted by its node: {message.strip().rstrip('.')}"
     return Explanation(Cause.EVICTED, what, step, replica)

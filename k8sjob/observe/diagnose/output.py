@@ -271,7 +271,7 @@ def _nccl_error(lines: Sequence[str]) -> Explanation | None:
     return Explanation(
         Cause.NCCL,
         f"NCCL failed: {found[1]}{last}",
-        "NCCL_DEBUG=WARN in run.env makes NCCL say what it was",
+        "set NCCL_DEBUG=WARN in run.env to see NCCL's reason",
     )
 
 

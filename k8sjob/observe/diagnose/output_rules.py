@@ -1,6 +1,6 @@
 """Rules that recognise a cause in a container's output, the most telling one first.
 
-The texts are those of NCCL 2.7 to 2.28 and torch 2.0 to 2.15, as users meet them in logs.
+The texts are those of NCCL 2.7 to 2.28 and torch 2.0 to 2.15, as they appear in logs.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ RULES: Final = (
         r"|RESOURCE_EXHAUSTED: .*[Oo]ut of mem",
         Cause.GPU_MEMORY,
         "out of GPU memory: {text}",
-        "make the batch smaller and raise strategy.accumulate by as much: the result is the same",
+        "make the batch smaller and raise strategy.accumulate by the same factor: the result is the"
+        " same",
         exception_only=True,
         types=_OF_TORCH,
     ),
@@ -124,8 +125,8 @@ RULES: Final = (
         r"|no CUDA-capable device|nvidia-container-cli: .*|CUDA driver initialization failed",
         Cause.GPU_DRIVER,
         "it cannot use the GPU driver: {text}",
-        "use a base image whose CUDA the node's driver supports (the first line of nvidia-smi says"
-        " which), and check that the job asks for GPUs (resources.gpus)",
+        "use a base image whose CUDA the node's driver supports (see the first line of"
+        " nvidia-smi), and check that the job requests GPUs (resources.gpus)",
         "check whether this machine has a GPU and a driver (nvidia-smi), and whether torch is built"
         " for that driver; without a GPU let the script use the CPU (torch.device('cpu'))",
         exception_only=True,
@@ -137,7 +138,7 @@ RULES: Final = (
         r"|\b[Rr]equires? (?:at least )?(?:one|an?|\d+) (?:\w+ )?GPUs?\b",
         Cause.GPU_DRIVER,
         "it needs a GPU, and has none: {text}",
-        "ask for GPUs (resources.gpus) and use a base image with CUDA, or let the script use the"
+        "request GPUs (resources.gpus) and use a base image with CUDA, or let the script use the"
         " CPU: its arguments may allow that",
         "run it on a machine with a GPU, with a torch that is built for it, or let the script use"
         " the CPU: its arguments may allow that",
@@ -155,9 +156,9 @@ RULES: Final = (
         r"\.cuh?:\d+: .*Assertion `(?P<check>[^`]*)` failed",
         Cause.CRASH,
         "an assertion failed on the GPU: {check}",
-        "most often an index is outside its tensor, as a token that the embedding does not have:"
-        " the line where the error appears may be a later one; with CUDA_LAUNCH_BLOCKING: '1' in"
-        " run.env, or on a CPU (resources.gpus: 0), it is the right one",
+        "most often an index is outside its tensor, such as a token that the embedding does not"
+        " have: the line where the error appears may be a later one; with CUDA_LAUNCH_BLOCKING: '1'"
+        " in run.env, or on a CPU (resources.gpus: 0), it is the right one",
     ),
     Rule(
         r"CUDA error: (?P<error>an illegal memory access was encountered|misaligned address"
@@ -229,7 +230,7 @@ RULES: Final = (
     Rule(
         r"Ranks? (?P<ranks>\d+(?:, ?\d+)*) (?:failed to pass|timed out in) monitoredBarrier",
         Cause.COLLECTIVE_TIMEOUT,
-        "rank {ranks} did not come to a monitored_barrier in time: {text}",
+        "rank {ranks} did not reach a monitored_barrier in time: {text}",
         "see what that rank was doing then; if it may take so long, raise the timeout of the"
         " monitored_barrier",
     ),
@@ -322,7 +323,7 @@ RULES: Final = (
         r"requires at least one CUDA device|only supported with GPUs, no GPUs found",
         Cause.GPU_DRIVER,
         "the backend of its process group needs a GPU, and the process has none: {text}",
-        "ask for GPUs (resources.gpus), or let the script choose gloo if there is none:"
+        "request GPUs (resources.gpus), or let the script choose gloo if there is none:"
         " init_process_group('nccl' if torch.cuda.is_available() else 'gloo')",
         "let the script choose gloo where there is no GPU:"
         " init_process_group('nccl' if torch.cuda.is_available() else 'gloo')",

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.kube.objects import Object, event_time
 from k8sjob.observe.diagnose.finding import (
     Cause,
+    Diagnosis,
     Explanation,
-    Finding,
     Rule,
     first_match,
     listed,
@@ -41,14 +41,14 @@ _RULES: Final = (
         r"exceeded quota: (?P<quota>[^,]+), requested: .*, used: .*, limited: ",
         Cause.QUOTA,
         "the namespace's quota {quota!r} has no room: {amounts}",
-        "delete jobs that are not needed, ask for less (replicas, resources), or have the quota"
+        "delete jobs that are not needed, request less (replicas, resources), or have the quota"
         " raised: kubectl describe quota {quota} -n {namespace}. It is tried again",
     ),
     Rule(
         r"failed quota: (?P<quota>[^:]+): must specify (?P<missing>[^\n]+)",
         Cause.QUOTA,
-        "the namespace's quota {quota!r} takes only pods that say how much they need;"
-        " this one does not specify {missing}",
+        "the namespace's quota {quota!r} accepts only pods with requests or limits; this one does"
+        " not specify {missing}",
         "set them in the job (resources.cpu, resources.memory), or let a LimitRange give defaults:"
         " kubectl describe quota {quota} -n {namespace}",
     ),
@@ -120,7 +120,7 @@ _RULES: Final = (
 )
 
 
-def creation_refused(facts: Facts) -> Iterator[Finding]:
+def creation_refused(facts: Facts) -> Iterator[Diagnosis]:
     """The reasons why the operator cannot create Pods or Services."""
     newest: dict[tuple[str, Cause], tuple[Explanation, Json]] = {}  # by the replica that is named
     refusals = {refused for refused, _, _ in facts.target.creations}
@@ -143,14 +143,14 @@ def creation_refused(facts: Facts) -> Iterator[Finding]:
         yield _merged(facts, members)
 
 
-def _merged(facts: Facts, members: Sequence[tuple[str, Explanation]]) -> Finding:
+def _merged(facts: Facts, members: Sequence[tuple[str, Explanation]]) -> Diagnosis:
     """One finding for all replicas that are refused alike, the newest of them last."""
     replicas = tuple(replica for replica, _ in members if replica) or facts.missing
     more = len(set(facts.missing) - set(replicas))
     others = f" ({more} more {'have' if more > 1 else 'has'} no pod yet)" if more else ""
     last = members[-1][1]
     message = f"{listed(replicas)}{others}: {last.what}"
-    return Finding(last.cause, message, last.next_step, replicas[0], replicas)
+    return Diagnosis(last.cause, message, last.next_step, replicas[0], replicas)
 
 
 def _is_less_specific(explanation: Explanation, others: Iterable[Explanation]) -> bool:

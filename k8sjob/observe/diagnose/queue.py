@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.kube.capacity import amounts, as_text
 from k8sjob.kube.kueue import closed, cluster_queue
 from k8sjob.kube.objects import PRIORITY, QUEUE, Condition, Object, moment
-from k8sjob.observe.diagnose.finding import Cause, Finding, age, ago, listed, one_line
+from k8sjob.observe.diagnose.finding import Cause, Diagnosis, age, ago, listed, one_line
 from k8sjob.targets.api import JobState
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ _NEVER: Final = (
 _PREEMPTOR: Final = re.compile(r"\(UID: ([^,)]+), JobUID: ([^,)]+)\)")
 
 
-def queued(facts: Facts) -> Iterator[Finding]:
+def queued(facts: Facts) -> Iterator[Diagnosis]:
     """Kueue has not admitted the job yet, and why; or it never will."""
     if facts.status.state is not JobState.QUEUED:
         return
@@ -55,14 +55,14 @@ def queued(facts: Facts) -> Iterator[Finding]:
     workload = _own(facts)
     if problem := _closed(facts, queue) or _never(facts, workload):
         what, step = problem
-        yield Finding(Cause.NO_QUEUE, f"the job will not start as things are: {what}", step)
+        yield Diagnosis(Cause.NO_QUEUE, f"the job cannot start: {what}", step)
         return
     reserved = Object(workload).condition("QuotaReserved")
     evicted = Object(workload).condition("Evicted")
     stopped = evicted if evicted.true else Condition()
     since = stopped.since or moment(Object(workload).created) or facts.status.created
     look = f"kubectl describe workloads -n {facts.namespace} {Object(workload).name}".rstrip()
-    step, order, again = f"see what is before it: {look}", "", False
+    step, order, again = f"see what is ahead of it: {look}", "", False
     if not workload:
         reason = "Kueue's Workloads may not be read here, or it has made none yet"
     elif reserved.true:
@@ -83,9 +83,9 @@ def queued(facts: Facts) -> Iterator[Finding]:
         f"{seen}: {reason}{_holders(facts, reason)}{order}{_stopped(facts, workload, stopped)}"
     )
     if again:
-        step = "it starts by itself when they end; sooner with a higher kueue_priority_class,"
-        step += f" another queue, or if it asks for less ({look})"
-    yield Finding(Cause.QUEUED, message, step)
+        step = "it starts when they end; earlier with a higher kueue_priority_class,"
+        step += f" another queue, or smaller requests ({look})"
+    yield Diagnosis(Cause.QUEUED, message, step)
 
 
 def _own(facts: Facts) -> Json:
@@ -102,7 +102,7 @@ def _own(facts: Facts) -> Json:
 
 def _closed(facts: Facts, queue: str) -> tuple[str, str] | None:
     """Why the queue admits no job, and the next step; None as far as is known."""
-    without = "or take kueue_queue out of the job and submit it with --replace"
+    without = "or remove kueue_queue from the job and submit it with --replace"
     start = f"start it without a queue: k8sjob resume {facts.job_argument}; or"
     if ("localqueues", "") in facts.not_found:
         what = "Kueue is not installed in this cluster (kueue.x-k8s.io/v1beta2)"
@@ -114,7 +114,7 @@ def _closed(facts: Facts, queue: str) -> tuple[str, str] | None:
     look = f"make Kueue look again: kubectl label {facts.kubectl_name} --overwrite k8sjob/look=now"
     priority = facts.job.labels.get(PRIORITY, "")
     if ("workloadpriorityclasses", priority) in facts.not_found:
-        what = f"there is no WorkloadPriorityClass {priority!r}, so Kueue leaves the job alone"
+        what = f"there is no WorkloadPriorityClass {priority!r}, so Kueue ignores the job"
         shown = "kubectl get workloadpriorityclasses shows the existing ones"
         return what, f"have it created, then {look}; or correct kueue_priority_class ({shown})"
     created = facts.status.created
@@ -156,7 +156,7 @@ def _never(facts: Facts, workload: Json) -> tuple[str, str] | None:
         return reason, "whoever set that annotation of the job must remove it"
     of_roles = reason.split("couldn't assign flavors to pod set")
     if any(_has(part, _NEVER) and not _has(part, _WAITS) for part in of_roles):
-        return reason, "ask for less or for other nodes, or for another queue, or have it corrected"
+        return reason, "request less or other nodes, use another queue, or have the queue corrected"
     return None
 
 

@@ -74,8 +74,8 @@ def not_sharded(evidence: Evidence) -> Iterator[Difference]:
         whole = kind == "ids" and length and batches and size and batches * size >= length > size
         if shared >= _MOST * least or (whole and shared):
             text = (
-                f"all ranks train on the same data: {shared} of {least} samples of rank 0 are those"
-                " of other ranks, too"
+                f"all ranks train on the same data: {shared} of {least} samples of rank 0 are also"
+                " on other ranks"
             )
             yield Difference(Cause.NOT_SHARDED, rows[0].step, "input", text, values=(0, shared))
 
@@ -206,7 +206,7 @@ def uneven(evidence: Evidence) -> Iterator[Difference]:
             ):
                 text = (
                     f"rank {most} has {counts[most]} batches in a pass and another rank {least}:"
-                    " that one begins its next pass"
+                    " that one starts its next pass"
                 )
             yield Difference(
                 Cause.LAST_BATCH, alone, "gradient", text, rank=most, values=(1.0, share)

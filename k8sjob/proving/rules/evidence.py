@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from k8sjob.proving.trace import Run, Step, Trace
+    from k8sjob.proving.trace import Step, Trace, TracedRun
 
 
 class Cause(StrEnum):
@@ -104,10 +104,10 @@ class Evidence:
         resumed: as many, restarted from the files of its first checkpoint.
     """
 
-    many: Run
-    one: Run | None = None
-    again: Run | None = None
-    resumed: Run | None = None
+    many: TracedRun
+    one: TracedRun | None = None
+    again: TracedRun | None = None
+    resumed: TracedRun | None = None
 
     @property
     def ranks(self) -> list[Trace]:

@@ -80,8 +80,8 @@ def buffers(evidence: Evidence) -> Iterator[Difference]:
                 statistics = any(word in name for word in ("mean", "var", "std", "running"))
                 cause = Cause.BATCHNORM if statistics else Cause.RANK_DEPENDENT
                 text = (
-                    f"buffer {name} of rank {rank} is not that of rank 0: each has seen its own"
-                    " samples alone"
+                    f"buffer {name} of rank {rank} is not that of rank 0: each has seen only its"
+                    " own samples"
                 )
                 pair = norm(expected or mine), norm(other)
                 yield Difference(cause, at, "buffer", text, name, rank, pair)
@@ -361,7 +361,7 @@ def _from_one(  # noqa: PLR0917 - what the caller has
         (
             of_one and alike,
             Cause.NOT_AVERAGED,
-            f"{gradient} is that of rank {parts.index(ordered[-1])} alone on all ranks",
+            f"{gradient} is that of rank {parts.index(ordered[-1])} on all ranks",
         ),
         (
             unexplained > 0.05 or (not even and alike),

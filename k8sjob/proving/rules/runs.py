@@ -90,7 +90,7 @@ def _restarted(
         text = "the learning rate is not restored (scheduler)"
         return "weight", text, None, (kept.rates[0], again.rates[0])
     if kept.samples != again.samples:
-        text = "the batches are other ones (epoch, sampler or random numbers)"
+        text = "the batches are different (epoch, sampler or random numbers)"
         return "input", text, None, None
     return None
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _NEVER: Final = float("inf")
 _HINTS: Final[dict[int, str]] = {
     signal.SIGKILL: "; in a pod usually out of memory: raise resources.memory or use less",
-    signal.SIGABRT: "; it called abort(), usually in a library: its last lines say why",
+    signal.SIGABRT: "; it called abort(), usually in a library: see its last lines for the cause",
     signal.SIGBUS: "; usually /dev/shm is full: raise resources.shm or use fewer loader workers",
 }
 

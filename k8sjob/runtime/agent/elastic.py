@@ -214,7 +214,7 @@ class _Rendezvous:
             except (api.RendezvousClosedError, api.RendezvousGracefulExitError):
                 return None
             except api.RendezvousTimeoutError:
-                why = "not enough of them came, or their clocks differ by more than some seconds"
+                why = "not enough of them joined, or their clocks differ by more than a few seconds"
             except (api.RendezvousError, dist.DistError, OSError, RuntimeError) as error:
                 why = str(error.__cause__ or error).partition("\n")[0]
                 self._handler = None
@@ -224,7 +224,7 @@ class _Rendezvous:
 
     def _failure(self, why: str) -> str:
         return (
-            f"fewer than {self._env.min_nodes} nodes met at {self._env.host}:{self._env.port}"
+            f"fewer than {self._env.min_nodes} nodes joined at {self._env.host}:{self._env.port}"
             f" within {self._timeout:g} s: {why}; see `k8sjob why` for the replicas that wait, or"
             " raise run.rendezvous_timeout"
         )
@@ -266,7 +266,7 @@ class _Rendezvous:
         return tcp_store(host, port, is_master=False)
 
     def _placed(self, info: api.RendezvousInfo) -> NodeEnv:
-        """This node in a round, whose ranks meet at a free port of the round's first node."""
+        """This node in a round, whose ranks join at a free port of the round's first node."""
         self._info = info
         if info.rank == 0:
             self._reserved = reserve(self._addr)

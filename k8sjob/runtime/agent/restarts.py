@@ -235,7 +235,7 @@ class Coordinator:
         before, self._before = self._before, reason
         if not repeats(before, reason):
             return None
-        message = f"{reason.message}; twice at the same place, so it is not tried again"
+        message = f"{reason.message}; twice at the same place, so there is no further restart"
         return replace(reason, message=message)
 
     def explained(self, record: Record, reason: Reason, inbox: Inbox) -> Reason:
@@ -260,10 +260,10 @@ class Coordinator:
             if not done:
                 return None
             return _waited_for(tuple(sorted(done)), reason)
-        if not done or not self._roster.own.met:
+        if not done or not self._roster.own.grouped:
             return None
         ended = f"{ranks_in_words(done)} had ended with exit code 0"
-        return replace(reason, message=f"{reason.message}; {ended}, so it is not tried again")
+        return replace(reason, message=f"{reason.message}; {ended}, so there is no restart")
 
     def give_up(self, reason: Reason) -> None:
         """Report to the others that this node does not start again."""
@@ -326,13 +326,13 @@ class Coordinator:
     def _unmet(self) -> Reason | None:
         nodes = [self._roster.own, *self._roster.others()]
         world = self._node.world_size
-        if world == 1 or any(one.met for one in nodes) or not any(one.torch for one in nodes):
+        if world == 1 or any(one.grouped for one in nodes) or not any(one.torch for one in nodes):
             return None
         replicas = self._node.nnodes
         message = (
             f"no process group was made by the {world} processes of {replicas}"
-            f" replica{'s' * (replicas > 1)}: each worked alone; if they were to train one model,"
-            " call session() or torch.distributed.init_process_group in the script"
+            f" replica{'s' * (replicas > 1)}: each trained separately; to train one model, call"
+            " session() or torch.distributed.init_process_group in the script"
         )
         write_event(EventKind.UNMET, world_size=world, replicas=replicas, message=message)
         log_line(message)
@@ -343,10 +343,10 @@ class Coordinator:
     def note(self, record: Record) -> None:
         """Report whether the ranks have used torch and formed a group."""
         own = self._roster.own
-        met = own.met or self._spans(record) or self._connected()
+        grouped = own.grouped or self._spans(record) or self._connected()
         torch = own.torch or any(seen.torch for seen in record.seen.values())
-        if (met, torch) != (own.met, own.torch):
-            self._roster.report(met=met, torch=torch)
+        if (grouped, torch) != (own.grouped, own.torch):
+            self._roster.report(grouped=grouped, torch=torch)
 
     def _spans(self, record: Record) -> bool:
         """Whether a process group spans several nodes; where there is one node, several ranks."""

@@ -47,7 +47,7 @@ class NodeState:
     state: str = RUNNING  # RUNNING, DONE or FAILED
     restarts: int = 0  # how often its processes have been started again
     # whether a process group spanned the nodes, or one of them was connected to node 0
-    met: bool = False
+    grouped: bool = False
     torch: bool = False  # whether its processes used torch
     reason: str = ""  # encoded, where it failed
     ranks: str = ""  # the states of its ranks, encoded, once a rank of any node is stuck

@@ -239,7 +239,7 @@ def _stats(pid: str = "[0-9]*") -> Iterator[tuple[int, list[bytes]]]:
 
 
 def _signal_group(pid: int, number: int) -> None:
-    # EPERM: macOS' answer for a group of zombies alone.
+    # EPERM: macOS' answer for a group that has only zombies.
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
 

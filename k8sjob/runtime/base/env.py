@@ -57,7 +57,7 @@ class NodeEnv:
     nnodes: int
     nproc_per_node: int  # number of processes on each node
     master_addr: str  # name or address of node 0
-    master_port: int  # port of the rendezvous; 0 means any free one (a single node alone)
+    master_port: int  # port of the rendezvous; 0 means any free one (only for a single node)
     # processes of node 0 where they only serve the others (strategies.serving); 0: it is like all
     # nodes
     serving: int = 0
@@ -107,7 +107,7 @@ class DistEnv:
     world_size: int  # number of processes in the group
     local_world_size: int  # number of processes on this node
     master_addr: str  # name or address of the node of rank 0
-    master_port: int  # port of the rendezvous; 0 means any free one (a single node alone)
+    master_port: int  # port of the rendezvous; 0 means any free one (only for a single node)
     restart: int = 0  # how often this process has been started again on its node
 
     def among_trainers(self, serving: int) -> DistEnv:
@@ -145,7 +145,7 @@ def elastic_env(environ: Mapping[str, str], hostname: str) -> ElasticEnv | None:
     if not host or not (_is_number(port) and 0 < int(port) <= 65535):
         raise EnvError(
             f"PET_NNODES={environ['PET_NNODES']} and PET_RDZV_ENDPOINT={endpoint!r}: the nodes of "
-            "an elastic group meet at HOST:PORT; set replicas.elastic, and neither variable"
+            "an elastic group join at HOST:PORT; set replicas.elastic, and remove both variables"
         )
     backend = environ.get("PET_RDZV_BACKEND", "c10d")
     if backend != "c10d":
@@ -167,8 +167,8 @@ def elastic_env(environ: Mapping[str, str], hostname: str) -> ElasticEnv | None:
 def node_env(environ: Mapping[str, str]) -> NodeEnv:
     """The node that this container is.
 
-    Accepts RANK, as a node's, and WORLD_SIZE (a PyTorchJob), `PET_*` alone (a TrainJob), a single
-    node's, and none at all (one process alone).
+    Accepts RANK, as a node's, and WORLD_SIZE (a PyTorchJob), only `PET_*` (a TrainJob), a single
+    node's, and none at all (a single process).
 
     Raises:
         EnvError: the variables contradict each other, or a rank would wait forever.
@@ -209,9 +209,9 @@ def dist_env(environ: Mapping[str, str] = os.environ) -> DistEnv:
     if node.nproc_per_node > 1:
         raise EnvError(
             f"{_seen(environ, 'WORLD_SIZE', 'PET_NPROC_PER_NODE', 'PET_NNODES')}: this node is to "
-            f"run {node.nproc_per_node} processes, and LOCAL_RANK is not set, so this is its only "
-            "one and the others would never come; start it by `python -m k8sjob.runtime SCRIPT` "
-            "or torchrun, or set replicas.nproc_per_node to 1"
+            f"run {node.nproc_per_node} processes, and LOCAL_RANK is not set, so only this one"
+            " starts and the others would never join; start it by `python -m k8sjob.runtime SCRIPT`"
+            " or torchrun, or set replicas.nproc_per_node to 1"
         )
     restart = _number(environ, _RESTART)
     addr, port = node.master_addr, node.master_port
@@ -261,14 +261,14 @@ def _launched(environ: Mapping[str, str]) -> DistEnv:
     if "LOCAL_WORLD_SIZE" not in environ and _nproc(environ) > 1:
         raise EnvError(
             f"LOCAL_RANK={local} is set, LOCAL_WORLD_SIZE is not, and "
-            f"{_seen(environ, 'PET_NPROC_PER_NODE')}: whether RANK counts nodes or processes "
-            "cannot be known; remove LOCAL_RANK from the container's env"
+            f"{_seen(environ, 'PET_NPROC_PER_NODE')}: it is ambiguous whether RANK counts nodes or "
+            "processes; remove LOCAL_RANK from the container's env"
         )
     if rank >= world or not local < local_world <= world:
         raise EnvError(
             f"{_seen(environ, 'RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE')}: RANK must "
-            "be below WORLD_SIZE, LOCAL_RANK below LOCAL_WORLD_SIZE, and that at most WORLD_SIZE; "
-            "correct what sets them, or let one launcher set all four"
+            "be below WORLD_SIZE, LOCAL_RANK below LOCAL_WORLD_SIZE, and LOCAL_WORLD_SIZE at most"
+            " WORLD_SIZE; correct what sets them, or let one launcher set all four"
         )
     addr, port = _master(environ, world)
     return DistEnv(rank, local, world, local_world, addr, port, _number(environ, _RESTART))
@@ -288,8 +288,8 @@ def _nnodes(environ: Mapping[str, str], nproc: int) -> int:
     if "WORLD_SIZE" not in environ:
         if "RANK" in environ and fixed is None:
             raise EnvError(
-                f"RANK={environ['RANK']} is set and WORLD_SIZE is not; set both, or neither for "
-                "one process on its own"
+                f"RANK={environ['RANK']} is set and WORLD_SIZE is not; set both, or neither for a"
+                " single process"
             )
         return fixed or 1
     world = _number(environ, "WORLD_SIZE", 1, minimum=1)
@@ -320,7 +320,7 @@ def _node_rank(environ: Mapping[str, str], nnodes: int) -> int:
     if nnodes > 1:
         raise EnvError(
             f"{_seen(environ, 'WORLD_SIZE', 'PET_NNODES')}: {nnodes} nodes, and neither RANK nor "
-            "PET_NODE_RANK says which one this is; set RANK in each pod, or add a Master "
+            "PET_NODE_RANK is set; set RANK in each pod, or add a Master "
             "replica, for which the operator sets it"
         )
     return 0
@@ -354,7 +354,7 @@ def _bounds(environ: Mapping[str, str]) -> tuple[int, int]:
 
 
 def _master(environ: Mapping[str, str], members: int) -> tuple[str, int]:
-    """Address and port of the rendezvous; a member alone needs none."""
+    """Address and port of the rendezvous; a single member needs none."""
     addr = environ.get("MASTER_ADDR") or environ.get("PET_MASTER_ADDR") or ""
     name = "MASTER_PORT" if environ.get("MASTER_PORT") else "PET_MASTER_PORT"
     port = _number(environ, name) if environ.get(name) else 0

@@ -134,7 +134,7 @@ def peer_loss(error: BaseException) -> str | None:
         if isinstance(link, PeerLost):
             return str(link)
         if _matches(link):
-            return f"another rank went away: {_core_message(link)}"
+            return f"another rank is gone: {_core_message(link)}"
     return None
 
 

@@ -155,7 +155,7 @@ def _position(data: dict[str, Any]) -> str:
 
 def _starting(data: dict[str, Any]) -> str:
     if not data["missing"]:
-        return "all processes are here"
+        return "all processes have joined"
     return f"waiting for {data['missing']} of {data['world_size']} processes: {data['ranks']}"
 
 

@@ -47,7 +47,7 @@ def reserve(addr: str) -> socket.socket:
 
 
 def listen(addr: str, port: int) -> socket.socket:
-    """A socket that listens on this address alone.
+    """A socket that listens only on this address.
 
     Raises:
         OSError: another process listens there.

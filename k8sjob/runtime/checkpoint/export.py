@@ -88,7 +88,7 @@ def _checkpoint(source: Path, warn: Callable[[str], None]) -> Path:
     """The checkpoint that is meant, which is whole."""
     if not source.exists():
         raise ValueError(
-            f"{source} is not there; name a checkpoint (step-00000120.pt, or a folder "
+            f"{source} does not exist; name a checkpoint (step-00000120.pt, or a folder "
             "step-00000120), or the folder of checkpoints"
         )
     if source.is_file() or (source / DIGESTS).exists() or source.name.startswith("step-"):

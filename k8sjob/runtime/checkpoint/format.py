@@ -142,7 +142,7 @@ def read_others(content: bytes) -> dict[str, Any]:
     try:
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:
-        # torch raises whatever it meets: pickle.UnpicklingError, RuntimeError, EOFError, ...
+        # torch raises many types: pickle.UnpicklingError, RuntimeError, EOFError, ...
         raise ValueError(f"it cannot be loaded: {str(error).splitlines()[0]}") from error
     if not isinstance(state, dict):
         raise ValueError(f"it holds a {type(state).__name__}, not a dict: another program's file")  # noqa: TRY004 - of a file's content, not of an argument

@@ -121,8 +121,8 @@ def part(value: Any, like: Tensor | None) -> Any:
         return value.whole() if stored else value
     if like.device.type == "meta":
         raise ValueError(
-            "the state that tells how to divide has no memory (device meta): give its modules"
-            " some first, by to_empty(device=...)"
+            "the state that shows how to shard has no memory (device meta): allocate its modules"
+            " first, with to_empty(device=...)"
         )
     if stored:
         return value.divided_as(like)

@@ -136,7 +136,7 @@ class Part:
     def finish(self, draft: Path, others: dict[str, Any], written: list[str]) -> None:
         """On rank 0: describe what all ranks wrote, by write()'s results."""
         if self._metadata is None:
-            raise RuntimeError("rank 0 alone has the description of all")
+            raise RuntimeError("only rank 0 has the description of all")
         found = [json.loads(text) for text in written]
         places = {
             MetadataIndex(name, torch.Size(offset)): _StorageInfo(file, start, length)

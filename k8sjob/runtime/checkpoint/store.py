@@ -84,8 +84,8 @@ class Checkpoints:
                 return None
             return (
                 f"checkpoint.dir {self.folder} cannot be written by user {os.getuid()} "
-                f"({error.strerror}): let that user write there (claims are made writable by "
-                "fsGroup, a host_path is not), or choose another folder"
+                f"({error.strerror}): make it writable for that user (fsGroup does this for claims,"
+                " not for a host_path), or choose another folder"
             )
         return None
 

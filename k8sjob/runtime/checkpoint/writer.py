@@ -146,7 +146,7 @@ class SaveReports:
     def _client(self) -> Store:
         if self._store is None:
             if self._group.rendezvous is None:
-                raise RuntimeError("one process alone has no other ranks")
+                raise RuntimeError("a single process has no other ranks")
             # A store's client serves one thread at a time, and the other threads have theirs.
             self._store = self._group.rendezvous.again()
         return self._store
@@ -368,7 +368,7 @@ class Checkpointer:
         if isinstance(outcome, Exception):
             self._reporter.warn(
                 f"no checkpoint at step {save.step}: {outcome}; training continues, and older ones"
-                f" are whole: make room in {self._checkpoints.folder}, or let it be written"
+                f" are intact: free some space in {self._checkpoints.folder}, or make it writable"
             )
             return
         self._reporter.emit(

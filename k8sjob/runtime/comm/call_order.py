@@ -98,7 +98,7 @@ class CallOrder:
         """The same for a call that may come many times a step: the more often, the less checked.
 
         Whether it is checked has to be the same on all ranks. Their lines may differ, so that
-        depends on this call and the one before it alone.
+        depends only on this call and the one before it.
         """
         before = self._last.what
         call = self.note(name, detail)
@@ -138,7 +138,7 @@ class CallOrder:
             if waited > self._timeout:
                 name = "the end of the session" if call.name == LEAVING else call.name
                 raise PeerLost(
-                    f"not all ranks came to {name} within {self._timeout:g} s", late=True
+                    f"not all ranks reached {name} within {self._timeout:g} s", late=True
                 )
             if waited > look:
                 look *= 2

@@ -56,7 +56,7 @@ class Mesh:
         return self.model_rank == 0
 
     def axis(self, name: Literal["data", "model"]) -> DeviceMesh | None:
-        """The ranks along one axis through this one; None if this rank is alone on it.
+        """The ranks along one axis through this one; None if this rank is the only one on it.
 
         The first call on a mesh is a collective of all ranks.
         """

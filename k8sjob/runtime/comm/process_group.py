@@ -55,13 +55,13 @@ def backend_for(wanted: str | None, device: torch.device) -> str:
     if not dist.is_backend_available(wanted):
         raise EnvError(
             f"backend {wanted!r} is not in this torch {torch.__version__}; use gloo on CPUs, nccl "
-            "on GPUs, or leave the backend out"
+            "on GPUs, or remove the backend"
         )
     if wanted == "nccl" and device.type != "cuda":
         raise EnvError(
             f"backend 'nccl' needs a GPU for each process of a node, and this one has "
-            f"{torch.cuda.device_count()}; ask for GPUs (resources.gpus), use gloo, or leave the "
-            "backend out"
+            f"{torch.cuda.device_count()}; request GPUs (resources.gpus), use gloo, or remove the "
+            "backend"
         )
     return wanted
 
@@ -96,15 +96,15 @@ class Group:
         world_size: number of ranks.
         backend: "nccl", "gloo", ...
         device: the device of the model and its data.
-        rendezvous: where the ranks met; None with one rank.
+        rendezvous: the rendezvous of the ranks; None with one rank.
         on_phase: called with "sync" before this rank waits for the others, with "compute" after it.
     """
 
     def __init__(
-        self, env: DistEnv, backend: str, device: torch.device, met: Rendezvous | None = None
+        self, env: DistEnv, backend: str, device: torch.device, joined: Rendezvous | None = None
     ) -> None:
         self.rank, self.world_size = env.rank, env.world_size
-        self.backend, self.device, self.rendezvous = backend, device, met
+        self.backend, self.device, self.rendezvous = backend, device, joined
         self.on_phase: Callable[[str], None] = lambda _phase: None
         self._transport = device if backend == "nccl" else torch.device("cpu")
 
@@ -239,15 +239,15 @@ def open_group(
     *,
     serving: int,
     on_cpu: bool,
-    on_met: Callable[[Rendezvous], object],
+    on_joined: Callable[[Rendezvous], object],
     on_wait: Callable[[Sequence[int]], object],
 ) -> Group:
     """Complete the rendezvous and make the process group.
 
     The first `serving` ranks only serve the others (see strategies.serving): each takes part, and
-    is in a group with itself alone. `on_cpu` leaves the GPUs to another library, as JAX. `on_met`
-    is called when several ranks have met, before they connect with each other; for `on_wait` see
-    rendezvous().
+    is in a group of its own. `on_cpu` leaves the GPUs to another library, such as JAX.
+    `on_joined` is called when several ranks have joined, before they connect with each other; for
+    `on_wait` see rendezvous().
 
     Raises:
         EnvError: no such backend, or one that cannot work here.
@@ -268,7 +268,7 @@ def open_group(
         store = dist.HashStore()  # type: ignore[attr-defined]  # re-exported at run time
         dist.init_process_group(proposed, store=store, rank=0, world_size=1, timeout=timeout)
         return Group(env, proposed, device)
-    met = rendezvous(
+    joined = rendezvous(
         env,
         _rank_info(env, proposed, device),
         choose=lambda infos: common_backend(infos[serving:]),
@@ -276,23 +276,23 @@ def open_group(
         launcher_hosts=launcher_hosts_store(),
         on_wait=on_wait,
     )
-    on_met(met)
-    if proposed == "nccl" and met.backend != "nccl":
+    on_joined(joined)
+    if proposed == "nccl" and joined.backend != "nccl":
         device = torch.device("cpu")
     if serves:
-        return Group(replace(env, rank=0, world_size=1), met.backend, device, met)
+        return Group(replace(env, rank=0, world_size=1), joined.backend, device, joined)
     trainer = env.among_trainers(serving)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(
-        met.backend,
-        store=PrefixStore("group", met.again()),
+        joined.backend,
+        store=PrefixStore("group", joined.again()),
         rank=trainer.rank,
         world_size=trainer.world_size,
         timeout=timeout,
-        device_id=device if met.backend == "nccl" else None,
+        device_id=device if joined.backend == "nccl" else None,
     )
-    return Group(trainer, met.backend, device, met)
+    return Group(trainer, joined.backend, device, joined)
 
 
 def _rank_info(env: DistEnv, backend: str, device: torch.device) -> RankInfo:

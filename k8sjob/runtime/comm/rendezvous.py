@@ -93,7 +93,7 @@ def rendezvous(
         except (_TryAgainError, dist.DistNetworkError, dist.DistStoreError) as error:
             if time.monotonic() + TIMEOUTS.retry > deadline:
                 raise PeerLost(
-                    f"rank {env.rank} did not meet the others at {endpoint} within {timeout:g} s; "
+                    f"rank {env.rank} did not join the others at {endpoint} within {timeout:g} s; "
                     f"last seen: {str(error).splitlines()[0]}",
                     (0,),
                 ) from error
@@ -114,7 +114,7 @@ def _result(store: Store, rank: int, deadline: float) -> tuple[str, str]:
     while not store.check([_GO]):
         # Rank 0 publishes the result at the deadline at the latest.
         if time.monotonic() > deadline + TIMEOUTS.lead:
-            raise PeerLost("rank 0 came and never reported that all are here", (0,))
+            raise PeerLost("rank 0 joined but never reported that all ranks had", (0,))
         time.sleep(TIMEOUTS.poll)
     result = json.loads(store.get(_GO))
     if rank != 0:
@@ -138,7 +138,7 @@ def _publish_result(
     result: dict[str, Any] = {"missing": missing}
     if missing:
         result["message"] = (
-            f"{ranks_in_words(missing)} of {world_size} did not come within "
+            f"{ranks_in_words(missing)} of {world_size} did not join within "
             f"{time.monotonic() - began:.0f} s; here: {ranks_in_words(here)}. Look at the logs of "
             "those replicas, or raise the rendezvous timeout if they are still being scheduled"
         )
@@ -287,5 +287,5 @@ def tcp_store(
     except RuntimeError as error:
         if "libuv" not in str(error):
             raise
-        # Debian builds torch without it; then the store has its older server alone.
+        # Debian builds torch without it; then the store has only its older server.
         return make(use_libuv=False)

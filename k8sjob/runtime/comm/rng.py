@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 _RANK_STRIDE = 0x9E3779B1
-"""The golden ratio's 32 bits: neighbouring ranks get seeds far apart."""
+"""The golden ratio's 32 bits: adjacent ranks get seeds far apart."""
 
 
 def seed_all(seed: int, rank: int | None = None) -> None:
@@ -40,7 +40,7 @@ def divide(ranks: DeviceMesh) -> None:
     """Let random operations on a tensor that is divided over these ranks differ by the part.
 
     The ranks draw the same numbers otherwise. torch does this on GPUs, but would give rank 0's
-    numbers to all ranks of the job when it meets the first such operation; on CPUs each part would
+    numbers to all ranks of the job at the first such operation; on CPUs each part would
     have the same numbers, and ranks would draw different ones after parts of unequal size.
     """
     from torch.distributed.tensor import _random

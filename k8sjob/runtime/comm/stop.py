@@ -32,7 +32,7 @@ _STOP: Final = "stop"
 
 
 class StopCoordinator:
-    """One rank's part in a common stop; with one rank alone there is no thread.
+    """One rank's part in a common stop; with a single rank there is no thread.
 
     Attributes:
         reason: why all stop, usually "SIGTERM"; empty before a stop is requested.
@@ -60,12 +60,12 @@ class StopCoordinator:
         self._lost: PeerLost | None = None
         self._thread: threading.Thread | None = None
 
-    def start(self, met: Rendezvous) -> None:
-        """Begin the watch over the ranks of a rendezvous; a rank alone needs none."""
-        self._store = met.store
+    def start(self, joined: Rendezvous) -> None:
+        """Start watching the ranks of a rendezvous; a single rank needs no watch."""
+        self._store = joined.store
         # Another client: a store's client serves one thread at a time.
         self._thread = threading.Thread(
-            target=self._watch, args=(met.again(),), name="k8sjob-stop", daemon=True
+            target=self._watch, args=(joined.again(),), name="k8sjob-stop", daemon=True
         )
         self._thread.start()
 
@@ -113,7 +113,7 @@ class StopCoordinator:
         self._store.set(f"end/{self._rank}", "")
         if not self._wait([f"end/{rank}" for rank in range(self._world)], timeout):
             late = tuple(rank for rank in range(self._world) if not self._there(f"end/{rank}"))
-            message = f"{ranks_in_words(late)} did not come to the end of the session within"
+            message = f"{ranks_in_words(late)} did not reach the end of the session within"
             raise PeerLost(f"{message} {timeout:g} s", late, late=True)
         all_here()
         self.close()

@@ -100,7 +100,7 @@ class Watchdog:
         """Watch for the others' alarm; begin() starts the watch over this rank's progress.
 
         Args:
-            store: a connection for the watchdog alone: a TCPStore's client serves one thread at a
+            store: a connection only for the watchdog: a TCPStore's client serves one thread at a
                 time. None with one process.
             env: this rank.
             timeout: seconds without a beat after which the group is ended; it must cover the
@@ -203,7 +203,7 @@ class Watchdog:
 
     def _has_alarm(self) -> bool:
         # A rank that has waited too long breaks its connections before its alarm is seen here. It
-        # began to wait when all had met the last time, or later; this rank's last wait may be the
+        # began to wait when all had last arrived, or later; this rank's last wait may be the
         # one that has failed. So only if the one before it ended as long ago, wait for a moment.
         now = time.monotonic()
         if now - self._waits[0] > 0.9 * self._patience:
@@ -282,7 +282,7 @@ class Watchdog:
             self._beats = {self._rank: self._seen()}
             return (self._rank,), explain(self._beats, (self._rank,))
         if not self._informed.wait(2 * self._settle):
-            return (0,), "the store does not answer; rank 0, its host, is stopped or out of reach"
+            return (0,), "the store does not answer; rank 0, its host, is stopped or unreachable"
         guilty = culprits(self._beats)
         return guilty, explain(self._beats, guilty)
 

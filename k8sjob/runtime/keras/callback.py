@@ -135,7 +135,7 @@ class JobCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
         self.asks = any(_looks_at_batches(other) for other in others)
         self._steps = saved.step if saved else 0
         self._shards: list[BatchShard] = []
-        self._seen, self._told, self._sum = 0, 0, 0.0
+        self._seen, self._reported, self._sum = 0, 0, 0.0
 
     def due(self) -> bool:
         """Whether the step that comes now is one to report."""
@@ -155,7 +155,7 @@ class JobCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
         self._feed.sampler.set_epoch(epoch)
         self._shards = list(self._feed.sampler.shards())
         self._feed.loader(self._shards)
-        self._seen, self._told, self._sum = 0, 0, 0.0
+        self._seen, self._reported, self._sum = 0, 0, 0.0
         self._progress.begin(epoch, self._epochs, len(self._shards), 0)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002 - see above
@@ -208,10 +208,10 @@ class JobCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
         """
         self._seen += count
         if self._progress.due and self._placement.mesh.has_data:
-            total, samples = float(mean) * self._seen, self._seen - self._told
+            total, samples = float(mean) * self._seen, self._seen - self._reported
             recent = (total - self._sum) / max(samples, 1)
             self._progress.add(torch.tensor(recent), samples)
-            self._told, self._sum = self._seen, total
+            self._reported, self._sum = self._seen, total
         self._progress.step(self._placement.norm)
 
     # --- saving and resuming --------------------------------------------------------------------

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from k8sjob.runtime.comm.process_group import Group
 
 _JOIN_S: Final = 60
-"""Seconds for a connection to rank 0, which all have met by then."""
+"""Seconds for a connection to rank 0, which all know by then."""
 
 
 class JaxProcesses:
@@ -34,7 +34,7 @@ class JaxProcesses:
 
         Args:
             env: who this is and where rank 0 is.
-            group: the ranks, who have met.
+            group: the ranks, which have joined.
 
         Raises:
             EnvError: JAX sees other devices, or has begun to compute.

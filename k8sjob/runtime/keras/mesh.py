@@ -108,7 +108,7 @@ class JobDistribution(distribution.ModelParallel):  # type: ignore[misc]  # kera
 
 
 def _devices(world_size: int) -> list[str]:
-    """Each rank's device, by rank; one process alone takes the first."""
+    """Each rank's device, by rank; a single process takes the first."""
     try:
         devices: list[str] = distribution.list_devices()
     except (AttributeError, NotImplementedError) as error:
@@ -154,8 +154,8 @@ class ShardedModel(Placement):
         found = distribution.distribution()
         if found is None:
             raise ValueError(
-                "keras.distribution is unset, as keras.utils.clear_session() leaves it; take that"
-                " out of the session"
+                "keras.distribution is unset, for example by keras.utils.clear_session(); do not"
+                " call that within the session"
             )
         if not isinstance(found, JobDistribution):
             raise ValueError(  # noqa: TRY004 - of a setting, not of an argument
@@ -318,7 +318,7 @@ def _arrays(batch: Any) -> tuple[Any, ...]:
 def undivided(context: RankContext, model: Any) -> Iterator[Any]:
     """A plain copy of a divided model on rank 0, as its own config makes it; None elsewhere.
 
-    All ranks call it. Nothing is divided meanwhile: rank 0 alone would wait for the others.
+    All ranks call it. Nothing is divided meanwhile: else rank 0 would wait for the others.
     """
     pieces = ShardedModel(context, model)
     weights: Sequence[Tensor] = [

@@ -34,7 +34,7 @@ _WRITERS: Final = (
     keras.callbacks.RemoteMonitor,
     keras.callbacks.TensorBoard,
 )
-"""Callbacks that write, and so are rank 0's alone. All others decide, and decide the same."""
+"""Callbacks that write, and so run only on rank 0. All others decide, and decide the same."""
 
 
 def fit(
@@ -159,8 +159,8 @@ def _check(context: RankContext, model: Any, callbacks: Sequence[Any]) -> None:
     if context.checkpointer and context.fitted is not None and context.fitted() is not model:
         raise ValueError(
             "job.fit() has trained another model in this session, and"
-            f" {context.checkpoint_dir} holds one run; train the second in a job of its own, or"
-            " leave checkpoint.dir out"
+            f" {context.checkpoint_dir} holds one run; train the second in another job, or remove"
+            " checkpoint.dir"
         )
     context.fitted = weakref.ref(model)
     if not model.compiled:

@@ -185,9 +185,9 @@ class ReplicatedModel(Placement):
             close = torch.isclose(mine, group.broadcast(mine), rtol=1e-3, atol=1e-5, equal_nan=True)
             if int(group.all_reduce((~close.all()).int(), "max")):
                 raise RuntimeError(
-                    f"{weights[place].path} differs between the ranks: something beside"
-                    " model.optimizer changes it, as a second optimizer or a callback; use"
-                    " job.prepare, or a loop of your own"
+                    f"{weights[place].path} differs between the ranks: something other than"
+                    " model.optimizer changes it, such as a second optimizer or a callback; use"
+                    " job.prepare, or your own loop"
                 )
 
     def read(self, variable: Any) -> Tensor:

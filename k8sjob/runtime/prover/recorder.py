@@ -364,7 +364,7 @@ class Recorder:
         parts = list(module.named_modules())
         for path, part in parts:
             # By its owner: it may be replaced later.
-            for name, buffer in part._buffers.items():  # noqa: SLF001 - own ones alone
+            for name, buffer in part._buffers.items():  # noqa: SLF001 - only its own
                 if buffer is not None and not isinstance(part, _BatchNorm):
                     own = _plain(f"{path}.{name}" if path else name)
                     self._buffers[prefix + own] = (part, name)

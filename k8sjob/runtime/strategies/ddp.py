@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def prepare(
     model: nn.Module, loss: Callable[..., Tensor], group: Group, options: Mapping[str, Any]
 ) -> Strategy:
-    """The row of the table: DistributedDataParallel, or the bare model on one rank alone."""
+    """The row of the table: DistributedDataParallel, or the bare model on a single rank."""
     if options["sync_batchnorm"]:
         model = sync_batchnorm.convert_for(model, group)
     prepare_layers(model, options, as_one=True)
@@ -43,7 +43,7 @@ def prepare_data_parallel(
     wrapped = nn.DataParallel(model) if several else model
     step = partial(forward_backward, wrapped, loss, bf16=options["bf16"])
 
-    def backward(inputs: Any, targets: tuple[Any, ...], *, scale: float, sync: bool) -> Tensor:  # noqa: ARG001 - one process alone
+    def backward(inputs: Any, targets: tuple[Any, ...], *, scale: float, sync: bool) -> Tensor:  # noqa: ARG001 - a single process
         return step(inputs, targets, scale=scale)
 
     return assemble(model, Mesh(group), backward, bf16=options["bf16"], wrapped=wrapped)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def prepare(
     model: nn.Module, loss: Callable[..., Tensor], group: Group, options: Mapping[str, Any]
 ) -> Strategy:
-    """The row of the table: FSDP2, or the bare model on one rank alone."""
+    """The row of the table: FSDP2, or the bare model on a single rank."""
     if options["sync_batchnorm"]:
         model = sync_batchnorm.convert_for(model, group)
     blocks = prepare_layers(model, options)

@@ -68,8 +68,8 @@ def key_for(name: str, layout: Mapping[str, Axes]) -> str | None:
     keys = [key for key in layout if re.fullmatch(key, name)]
     if len(keys) > 1:
         raise ValueError(
-            f"strategy.layout: {' and '.join(map(repr, keys))} both match {name}; make them"
-            f" narrower, or give {name} a key of its own"
+            f"strategy.layout: {' and '.join(map(repr, keys))} both match {name}; make them more"
+            f" specific, or give {name} its own key"
         )
     return keys[0] if keys else None
 

@@ -134,8 +134,8 @@ def cut(model: nn.Module, splits: Sequence[str]) -> list[list[str]]:
     """
     if not isinstance(model, nn.Sequential):
         raise ValueError(  # noqa: TRY004 - a model that a setting does not fit
-            f"strategy.splits: {type(model).__name__} is not a chain of layers, so that it cannot"
-            " be cut; make it an nn.Sequential of its parts"
+            f"strategy.splits: {type(model).__name__} is not a chain of layers, so it cannot be"
+            " split; make it an nn.Sequential of its parts"
         )
     links = list(_links(model))
     for split in splits:
@@ -149,7 +149,8 @@ def cut(model: nn.Module, splits: Sequence[str]) -> list[list[str]]:
         if after <= before:
             raise ValueError(
                 f"strategy.splits: {', '.join(splits)} leave a stage without layers; name them in"
-                f" the chain's order, which is {', '.join(links)}, without the first and twice none"
+                f" the chain's order, which is {', '.join(links)}, without the first and without"
+                " duplicates"
             )
     stages = [links[before:after] for before, after in pairwise(begins)]
     _check_stages(model, stages)
@@ -401,7 +402,7 @@ def _bytes(tensor: Tensor) -> Tensor:
 def prepare_model_split(
     model: nn.Module, loss: Callable[..., Tensor], group: Group, options: Mapping[str, Any]
 ) -> Strategy:
-    """Stages on the GPUs of this process, which is alone; only one of them computes at a time.
+    """Stages on the GPUs of this single process; only one of them computes at a time.
 
     The plain way to train a model that no single GPU can hold. On a CPU all layers stay there.
     """

@@ -44,12 +44,12 @@ class Calls:
         name: what the others call it: "coordinator", "server0", "trainer1".
     """
 
-    def __init__(self, env: DistEnv, met: Rendezvous, *, serving: int, timeout: float) -> None:
+    def __init__(self, env: DistEnv, joined: Rendezvous, *, serving: int, timeout: float) -> None:
         """Connect to all other processes; returns when all of them can be called.
 
         Args:
             env: this process among all.
-            met: where they met.
+            joined: the rendezvous.
             serving: processes that do not train: the coordinator and the servers.
             timeout: seconds until a call counts as failed.
         """
@@ -58,7 +58,7 @@ class Calls:
         if is_loopback(env.master_addr):
             stay_on_loopback("TP_SOCKET_IFNAME")
         options = rpc.TensorPipeRpcBackendOptions(
-            init_method=f"{_scheme(met.again, env)}://",
+            init_method=f"{_scheme(joined.again, env)}://",
             rpc_timeout=timeout,
             num_worker_threads=16 + env.world_size,
             _transports=["uv"],  # shared memory would take more of /dev/shm than a pod has
@@ -103,7 +103,7 @@ class Calls:
             loop.value()
         except RuntimeError as error:
             name = name_of(rank, self._serving)
-            raise PeerLost(f"{name} (rank {rank}) went away; look at its log", (rank,)) from error
+            raise PeerLost(f"{name} (rank {rank}) is gone; see its log", (rank,)) from error
 
     def close(self) -> None:
         """Report that this process is done; returns when all others are."""

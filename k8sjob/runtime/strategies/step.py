@@ -100,7 +100,7 @@ def forward_backward(
 def replicate(
     model: nn.Module, loss: Callable[..., Tensor], group: Group, *, bf16: bool
 ) -> tuple[nn.Module, Backward]:
-    """The model under DistributedDataParallel, or as it is on one rank alone, and its step.
+    """The model under DistributedDataParallel, or as it is on a single rank, and its step.
 
     Returns:
         What the forward pass of a training step goes through, and the step; with sync=False it

@@ -1,6 +1,6 @@
 """Batch normalisation over the batches of all ranks, with any backend.
 
-torch's own SyncBatchNorm works on GPUs alone. This one reduces the moments of the batch by a
+torch's own SyncBatchNorm works only on GPUs. This one reduces the moments of the batch by a
 differentiable all_reduce, so that outputs, gradients and running statistics are those of the whole
 batch in one process.
 """

@@ -157,8 +157,8 @@ def _leave(ranks: DeviceMesh, name: str, axes: Axes, _: nn.Module, __: Any, outp
         return _whole(output)
     if not isinstance(output, torch.Tensor):
         raise TypeError(
-            f"strategy.layout: {name}.output is a {type(output).__name__}, not one tensor; take the"
-            " key out"
+            f"strategy.layout: {name}.output is a {type(output).__name__}, not one tensor; remove"
+            " the key"
         )
     layout.check_axes(f"{name}.output", axes, output.ndim)
     if not isinstance(output, DTensor):
@@ -186,10 +186,10 @@ def _one_by_one(optimizer: Optimizer) -> None:
 
 
 _MIXED = (
-    "a tensor that strategy.layout divides met a plain parameter. A layer's parameters are divided"
-    " for its own forward alone (nn.MultiheadAttention uses those of its out_proj itself), and what"
-    " follows an output with a layout must be able to take a part: remove that key, or give the"
-    " last such layer no output layout"
+    "a tensor that strategy.layout divides was combined with a plain parameter. A layer's"
+    " parameters are divided only for its own forward (nn.MultiheadAttention uses those of its"
+    " out_proj directly), and what follows an output with a layout must accept a part: remove that"
+    " key, or give the last such layer no output layout"
 )
 
 

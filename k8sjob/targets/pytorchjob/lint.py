@@ -37,7 +37,7 @@ def _rejected_by_webhook(job: Job) -> Iterator[Hit]:
 
 @RULES.error
 def _unknown_field(job: Job) -> Iterator[Hit]:
-    """The apiserver drops fields that the CRD does not know; kubectl refuses them before."""
+    """The apiserver drops fields that the CRD does not know; kubectl refuses them earlier."""
     for pattern in CLOSED_PATHS:
         known = known_fields(*pattern)
         roles = [replica.role for replica in job.replicas] if "*" in pattern else [""]
@@ -61,7 +61,7 @@ def _where_to(key: str, known: tuple[str, ...]) -> str:
 
 @RULES.error
 def _worker_name_too_long(job: Job) -> Iterator[Hit]:
-    """A service is called <job>-worker-<n>, of at most 63 characters; nothing checks it before."""
+    """A service is called <job>-worker-<n>, of at most 63 characters; nothing checks it earlier."""
     job_name = Object(job.data).name
     for replica in job.replicas:
         most = max(replica.count, at_path(job.elastic, "maxReplicas") or 0)
@@ -155,8 +155,8 @@ def _backoff_limit_too_small(job: Job) -> Iterator[Hit]:
         yield job.at(
             path,
             f"backoffLimit {limit} with {job.nodes} pods: one lost pod makes its "
-            f"{job.nodes - 1} peers restart, which alone reaches the limit, and the job fails; set "
-            f"restarts x {job.nodes} + 1 ({3 * job.nodes + 1} for 3), or 0 for none",
+            f"{job.nodes - 1} peers restart, which is enough to reach the limit, and the job fails;"
+            f" set restarts x {job.nodes} + 1 ({3 * job.nodes + 1} for 3), or 0 for none",
         )
 
 
@@ -259,8 +259,8 @@ def _launcher_hard_coded(job: Job) -> Iterator[Hit]:
                 shown = f"--{name}={value}" if value else f"--{name}"
                 yield job.at(
                     (*container.path, where),
-                    f"{shown} in the {replica.role}: {why}; leave it out, the operator's PET_* "
-                    "variables say it",
+                    f"{shown} in the {replica.role}: {why}; remove it, the operator's PET_*"
+                    " variables set it",
                 )
 
 
@@ -326,7 +326,7 @@ def _env_overridden(job: Job) -> Iterator[Hit]:
                     yield job.at(
                         (*container.path, "env", index, "name"),
                         f"{seen} never reaches the {replica.role}: the operator sets it to "
-                        f"{wins[0][name]!r} and wins; remove it, or use a name of your own",
+                        f"{wins[0][name]!r} and wins; remove it, or use another name",
                     )
 
 
@@ -347,6 +347,6 @@ def _readiness_probe_on_master(job: Job) -> Iterator[Hit]:
         if kind in master.trainer.data:
             yield job.at(
                 (*master.trainer.path, kind),
-                f"{kind} on the Master: until it passes, Workers cannot find the Master, so a "
-                "probe that waits for the training never passes; remove it",
+                f"{kind} on the Master: until it passes, Workers cannot find the Master, so a probe"
+                " that waits for the training never succeeds; remove it",
             )

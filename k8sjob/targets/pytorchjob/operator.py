@@ -216,7 +216,7 @@ def _identity(manifest: _Json) -> Iterator[Problem]:
         yield Problem(
             "metadata.name",
             f"{name!r} is not a DNS-1035 label; use at most 63 lower-case letters, digits and '-',"
-            " a letter first and no '-' last",
+            " starting with a letter and not ending with '-'",
         )
 
 
@@ -236,13 +236,13 @@ def _elastic(spec: _Json) -> Iterator[Problem]:
     if Role.WORKER not in Object(spec).part("pytorchReplicaSpecs"):
         yield Problem(
             f"{_REPLICAS}[Worker]",
-            "absent, but there is an elasticPolicy, which is about Workers; add Worker",
+            "missing, but elasticPolicy needs Workers; add Worker",
         )
     own, general = policy.get("nProcPerNode"), spec.get("nprocPerNode")
     if own is not None and general is not None:
         yield Problem(
             "spec.elasticPolicy.nProcPerNode",
-            f"{own!r} stands beside spec.nprocPerNode {general!r}; keep only the latter",
+            f"{own!r} conflicts with spec.nprocPerNode {general!r}; keep only the latter",
         )
 
 

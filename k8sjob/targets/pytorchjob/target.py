@@ -122,7 +122,7 @@ class PyTorchJob(Target):
     @property
     def rules(self) -> Rules[Any]:
         """What the operator makes of the fields."""
-        from k8sjob.targets.pytorchjob.lint import RULES  # noqa: PLC0415 - for lint alone
+        from k8sjob.targets.pytorchjob.lint import RULES  # noqa: PLC0415 - only for lint
 
         return RULES
 
@@ -131,7 +131,7 @@ class PyTorchJob(Target):
         return operator.operator_env(job, role, index)
 
     def minimal(self, name: str, pod: Json) -> Json:
-        """A Master alone."""
+        """Only a Master."""
         master = {"replicas": 1, "template": {"spec": pod}}
         return {
             "apiVersion": self.api_version,

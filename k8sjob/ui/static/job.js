@@ -164,7 +164,7 @@ export function jobView(view, key, { state, place }) {
     if (kind === "checkpoint") return `checkpoint ${data.path ?? ""}`;
     if (kind === "resumed") return `resumed from ${data.path ?? ""}`;
     if (kind === "stopping") return `stopping after ${data.signal ?? "a request"}`;
-    if (kind === "started") return `${data.world_size ?? ""} processes met: ${data.strategy ?? ""} over ${data.backend ?? ""} on ${data.device ?? ""}`;
+    if (kind === "started") return `${data.world_size ?? ""} processes joined: ${data.strategy ?? ""} over ${data.backend ?? ""} on ${data.device ?? ""}`;
     return data.message ?? kind;
   }
 

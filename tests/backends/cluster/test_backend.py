@@ -223,7 +223,7 @@ def test_a_trainjob_whose_runtime_was_deleted_is_there_all_the_same(backend, scr
     lines = []
     done = submit_plan(train, backend, report=lines.append)
     assert (done.outcome, done.ref.uid) == ("attached", "t")
-    assert "was changed since it was created, in runtime" in lines[0]
+    assert "has changed since it was created, in runtime" in lines[0]
     assert all("dryRun" in query for query in script.of("POST"))
 
 

@@ -91,13 +91,13 @@ SLOW = {CLASSES: items({"metadata": {"name": "slow"}})}
 LOOKS = [
     # the API
     (crd, {}, OK, "PyTorchJob is served"),
-    (crd, {TRAINER: {"kind": "APIGroup"}}, OK, "Kubeflow Trainer is there too"),
+    (crd, {TRAINER: {"kind": "APIGroup"}}, OK, "Kubeflow Trainer is also served"),
     (crd, {API: None}, PROBLEM, "the CRD of the training operator is not installed"),
     (crd, {API: {"resources": [{"name": "tfjobs"}]}}, PROBLEM, "is not installed"),
     (crd, {API: None, TRAINER: {"kind": "x"}}, PROBLEM, "only Kubeflow Trainer", "--target"),
-    (crd, {API: ApiError("unavailable", code=503)}, PROBLEM, "cannot be looked at: unavail"),
+    (crd, {API: ApiError("unavailable", code=503)}, PROBLEM, "cannot be read: unavail"),
     # the webhook
-    (webhook, {}, OK, f"answers: {HOOK} refused a bad job"),
+    (webhook, {}, OK, f"answers: {HOOK} refused an invalid job"),
     (webhook, dry_runs(DOWN), PROBLEM, "connection refused", "-n kubeflow get pods"),
     (webhook, NOT_REFUSED | {HOOKS: REFUSED}, WARNING, "its version has none"),
     (webhook, NOT_REFUSED, WARNING, "no ValidatingWebhookConfiguration"),
@@ -126,7 +126,7 @@ LOOKS = [
     (init_image, {}, OK, f"alpine:3.10 ({BY_DEFAULT}), which", f"{IMAGE_FLAG}=IMAGE"),
     (init_image, deployed(f"{IMAGE_FLAG}=a/b:1"), OK, "of a/b:1, which"),
     (init_image, deployed(IMAGE_FLAG, "a/b:1"), OK, "of a/b:1, which"),
-    (init_image, PULLED, OK, "mirror.example/alpine:3.10; pulled on 2 nodes, as n1", None),
+    (init_image, PULLED, OK, "mirror.example/alpine:3.10; pulled on 2 nodes, such as n1", None),
     (init_image, NOT_PULLED, PROBLEM, "alpine:3.10: ImagePull on node n1", IMAGE_FLAG),
     (init_image, {API: None}),
     (init_wait, {}),
@@ -183,7 +183,7 @@ def test_the_controller_of_another_kind(cluster):
     served = {"/apis/jobset.x-k8s.io/v1alpha2": {"resources": [{"name": "jobsets"}]}}
     found = asked(**served, jobsets=denied("vjobset.kb.io"), **{DEPLOYMENTS: items()})
     assert [check.verdict for check in found] == [OK] * 3
-    assert found[1].seen == "answers: vjobset.kb.io refused a bad job"
+    assert found[1].seen == "answers: vjobset.kb.io refused an invalid job"
     assert list(init_image(gather(cluster, "team", target=by_name("jobset")))) == []
 
 

@@ -172,7 +172,7 @@ def cluster_queue(gpus=((8, None),), *, inactive="", **spec):
 ELSEWHERE = {"matchExpressions": [{"key": "team", "operator": "In", "values": ["a"]}]}
 NOT_OURS = "takes no jobs of namespace team"
 STOPPED, INACTIVE = (local_queue(reason=why) for why in ("Stopped", "ClusterQueueIsInactive"))
-OF_GPUS = "asks for 6 of example.com/gpu, and ClusterQueue all has at most"
+OF_GPUS = "requests 6 of example.com/gpu, and ClusterQueue all has at most"
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,8 @@ def test_free_gpus_by_model_in_all_and_by_node(look):
 @pytest.mark.parametrize(
     ("one", "pods", "verdict", "text"),
     [
-        (node("a", gpus=1), using(a=1), WARNING, "waits its turn"),
-        (node("a", gpus=8), "refused", UNKNOWN, "nvidia.com/gpu: 8 on 1 nodes; how many are free"),
+        (node("a", gpus=1), using(a=1), WARNING, "has to wait"),
+        (node("a", gpus=8), "refused", UNKNOWN, "nvidia.com/gpu: 8 on 1 node; how many are free"),
         (
             node("a", labels={"feature.node.kubernetes.io/pci-10de.present": "true"}),
             None,
@@ -97,7 +97,7 @@ def test_without_a_job_there_is_nothing_to_fit(facts):
 FOUR = [gpu_node("a", 4)]
 LARGE = [gpu_node("a", 8, memory="64Gi"), gpu_node("b", 0)]
 CLOSED = [gpu_node("a", 8, taints=[TAINT]), gpu_node("b", 8, cordoned=True)]
-ALL_OF = f"it asks for all of {GPU} 8, memory 128Gi, pods 1"
+ALL_OF = f"it requests all of {GPU} 8, memory 128Gi, pods 1"
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ ALL_OF = f"it asks for all of {GPU} 8, memory 128Gi, pods 1"
         ([*FOUR, gpu_node("b", 4)], 3, {"cpu": "1", GPU: "2"}, OK, "all 4 replicas fit now"),
         (FOUR, 3, {GPU: "2"}, WARNING, "2 of 4 replicas fit now"),
         (LARGE, 0, {GPU: "8", "memory": "128Gi"}, PROBLEM, ALL_OF),
-        (CLOSED, 0, {GPU: "1"}, PROBLEM, "no node takes a Master"),
+        (CLOSED, 0, {GPU: "1"}, PROBLEM, "no node accepts a Master"),
     ],
 )
 def test_a_job_and_the_room(look, make_job, found, *, workers, asked, verdict, seen):

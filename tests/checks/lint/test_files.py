@@ -260,12 +260,12 @@ ADVICE = {
         "pod_template: {spec: {containers: [{name: pytorch}, {name: nginx, image: nginx:1}]}}",
         "pod_template: {spec: {initContainers: [{name: a, image: nginx, restartPolicy: Always}]}}",
     ),
-    "or use a name of your own": (
+    "or use another name": (
         "pod_template: {spec: {containers: [{name: pytorch, env: [{name: RANK, value: '3'}]}]}}",
         "pod_template: {spec: {containers: [{name: pytorch, env: [{name: R, value: '3'}]}]}}",
     ),
     "or a digest": (f"image: x:latest\n{KEPT}", f"image: x@sha256:{'0' * 64}\n{KEPT}"),
-    "leave it out": (
+    "remove it, the operator": (
         "run: {command: [torchrun, --standalone, main.py]}\nreplicas: {workers: 1}",
         "run: {command: [torchrun, main.py]}\nreplicas: {workers: 1}",
     ),
