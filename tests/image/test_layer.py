@@ -233,14 +233,14 @@ def test_a_disk_that_is_full(code, tmp_path):
     argv = ["sh", "-c", f"ulimit -f 1024; exec {sys.executable} -c '{PACK}' {code}"]
     env = os.environ | {"TMPDIR": str(tmp_path)}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
-    assert f"the layer cannot be written to {tmp_path}: File too large; make space" in done.stderr
+    assert f"the layer cannot be written to {tmp_path}: File too large; free some space" in done.stderr
 
 
 def test_no_folder_for_what_is_temporary(code, monkeypatch):
     (code / "data.bin").write_bytes(os.urandom(9_000_000))
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", list)  # as on a disk to read alone
-    with pytest.raises(ImageError, match=r"cannot be written to a temporary folder: .*by TMPDIR"):
+    with pytest.raises(ImageError, match=r"cannot be written to a temporary folder: .*set TMPDIR"):
         packed(code)
 
 
@@ -249,7 +249,7 @@ def test_no_folder_for_what_is_temporary(code, monkeypatch):
 def test_a_disk_that_is_full_again_when_the_file_is_closed(monkeypatch, size, zstd):
     full = Path("/dev/full")
     monkeypatch.setattr(tempfile, "SpooledTemporaryFile", lambda _size: full.open("wb"))
-    with pytest.raises(ImageError, match="No space left on device; make space"):
+    with pytest.raises(ImageError, match="No space left on device; free some space"):
         write_layer([(entry("data.bin", 0o644, size=size), [os.urandom(size)])], zstd=zstd)
 
 

@@ -156,6 +156,6 @@ def test_a_disk_that_is_full(job_file, code, out):
     argv = f"ulimit -f 1024; exec {sys.executable} -m k8sjob push {job_file} -o oci:{out}"
     done = subprocess.run(["bash", "-c", argv], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-    assert f"error: {out}: cannot be written: File too large; make space" in done.stderr
+    assert f"error: {out}: cannot be written: File too large; free some space" in done.stderr
     assert not (out / "index.json").exists()
     assert [name for name in files(out) if name[0] == "."] == []

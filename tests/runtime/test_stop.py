@@ -119,7 +119,7 @@ def test_no_rank_leaves_before_all_are_at_the_end(group):
 
 def test_a_rank_that_does_not_come_to_the_end_is_named(group):
     ranks = group(3)
-    with pytest.raises(PeerLost, match="ranks 1-2 did not come") as caught:
+    with pytest.raises(PeerLost, match="ranks 1-2 did not reach the end") as caught:
         ranks.coordinators[0].finish(0.2)
     assert caught.value.culprits == (1, 2)
 

@@ -78,7 +78,7 @@ def test_too_few_gpus_mean_cpus_said_aloud(prepared, monkeypatch):
     )
     launches, detail = prepared(made)
     assert {launch.env["CUDA_VISIBLE_DEVICES"] for launch in launches.values()} == {""}
-    assert "asks for 2 GPUs and this machine has 1" in detail["TooFewGPUs"]
+    assert "requests 2 GPUs and this machine has 1" in detail["TooFewGPUs"]
     assert json.loads(launches["master-0"].env[CONFIG_ENV])["backend"] == "gloo"
     assert "gloo is used" in detail["NoNccl"]
 
