@@ -96,6 +96,8 @@ class IndexedReader:
     def settle(self, job: Json) -> None:
         """Fill in the apiserver's defaults; drop what k8sjob adds for suspensions and twins."""
         job["spec"].setdefault("suspend", False)
+        if not self.target.managed_by(job):
+            job["spec"].pop("managedBy", None)
         spec: Json = at_path(job, *self.target.job_at)
         for key, value in (("completions", 1), ("parallelism", 1), ("backoffLimit", 6)):
             spec.setdefault(key, value)

@@ -110,6 +110,10 @@ def settle_set(spec: Json) -> None:
     network.setdefault("publishNotReadyAddresses", True)
     node = spec["replicatedJobs"][0]
     node.setdefault("replicas", 1)
+    if node.get("groupName") == "default":
+        del node["groupName"]
+    if not node["template"].get("metadata"):
+        node["template"].pop("metadata", None)
     node["template"]["spec"]["template"]["spec"].setdefault("restartPolicy", "OnFailure")
 
 

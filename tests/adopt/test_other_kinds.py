@@ -180,6 +180,20 @@ def test_a_selector_of_ones_own_is_kept():
     assert "selector" not in adopted(job(selector={"matchLabels": {"uid": "1"}})).spec.overlay
 
 
+@pytest.mark.parametrize("target", ["job", "jobset", "trainjob"])
+def test_defaults_that_a_cluster_fills_in_are_left_out(target):
+    spec = JobSpec(name="tiny", image="i", run={"command": ["true"]}, target=target)
+    documents = list(yaml.safe_load_all(render(spec)))
+    (job,) = (one for one in documents if one["kind"] == by_name(target).kind)
+    job["spec"]["managedBy"] = by_name(target).manager
+    for one in documents:
+        parts = one["spec"].get("template", {}).get("spec", one["spec"]).get("replicatedJobs", ())
+        for part in parts:
+            part["groupName"] = "default"
+            part["template"].setdefault("metadata", {})
+    assert adopted(*documents).spec == spec
+
+
 def test_which_of_two_containers_trains():
     side = {"name": "side", "image": "registry/side:1"}
     two = job()
