@@ -19,7 +19,7 @@ from k8sjob.contract import AGENT, counted
 from k8sjob.environment import variables
 from k8sjob.errors import BackendError, Problem, SpecError
 from k8sjob.jobs.plan import load_spec, plan_run
-from k8sjob.proving.rules import NEXT, Cause, Difference, Evidence, first_difference
+from k8sjob.proving.rules import NEXT, Difference, Evidence, Fault, first_difference
 from k8sjob.proving.trace import TracedRun
 from k8sjob.targets.jobs import DEFAULT
 
@@ -47,7 +47,7 @@ class Proof:
 
     Attributes:
         equal: it does.
-        cause: a Cause, or None.
+        cause: a Fault, or None.
         tensor: what differs first: input, loss, gradient, buffer, weight or evaluation.
         name: of the parameter or buffer.
         step: optimizer steps done before.
@@ -147,7 +147,7 @@ def _proof(evidence: Evidence, nproc: int) -> Proof:
     asked, nproc = nproc, evidence.size  # a script with mp.spawn starts as many as it likes
     if found is None and single is not None and single.end["how"] == "error":
         text = f"with one process the script fails: {single.end['type']}: {single.end['message']}"
-        found = Difference(Cause.ERROR, None, None, text)
+        found = Difference(Fault.ERROR, None, None, text)
     common, (compared, reason) = evidence.common, evidence.compared
     if found is not None:
         advice = found.next or NEXT[found.cause]

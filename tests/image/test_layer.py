@@ -233,7 +233,9 @@ def test_a_disk_that_is_full(code, tmp_path):
     argv = ["sh", "-c", f"ulimit -f 1024; exec {sys.executable} -c '{PACK}' {code}"]
     env = os.environ | {"TMPDIR": str(tmp_path)}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
-    assert f"the layer cannot be written to {tmp_path}: File too large; free some space" in done.stderr
+    assert (
+        f"the layer cannot be written to {tmp_path}: File too large; free some space" in done.stderr
+    )
 
 
 def test_no_folder_for_what_is_temporary(code, monkeypatch):

@@ -351,7 +351,7 @@ def test_a_full_disk_leaves_the_older_ones_and_is_told(either):
     argv = [sys.executable, "-c", FULL_DISK, Path(__file__).parent, either.folder, either.form]
     seen = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
     assert "warning: no checkpoint at step 2: " in seen
-    assert "training continues, and older ones are whole" in seen
+    assert "training continues, and older ones are intact" in seen
     assert str([either.of(1).name, either.of(3).name]) in seen
     assert either.newest()["epoch"] == 3
 

@@ -424,7 +424,10 @@ def test_a_loop_that_lost_a_rank_waits_for_no_save_of_its(monkeypatch, told, tmp
 
 
 def test_saving_needs_a_place():
-    with runtime.session() as job, pytest.raises(ValueError, match=r"job.save\(\) needs checkpoint.dir"):
+    with (
+        runtime.session() as job,
+        pytest.raises(ValueError, match=r"job.save\(\) needs checkpoint.dir"),
+    ):
         job.save(1, {})
 
 

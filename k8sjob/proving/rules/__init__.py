@@ -11,12 +11,12 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.proving.rules import data, evaluation, gradients, runs
-from k8sjob.proving.rules.evidence import NEXT, Cause, Difference, Evidence
+from k8sjob.proving.rules.evidence import NEXT, Difference, Evidence, Fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["NEXT", "Cause", "Difference", "Evidence", "first_difference"]
+__all__ = ["NEXT", "Difference", "Evidence", "Fault", "first_difference"]
 
 _RULES: Final[tuple[Callable[[Evidence], Iterator[Difference]], ...]] = (
     data.not_sharded,

@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
-from k8sjob.proving.rules.evidence import Cause, Difference
+from k8sjob.proving.rules.evidence import Difference, Fault
 from k8sjob.proving.trace import shares
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def not_sharded(evidence: Evidence) -> Iterator[Difference]:
                 f"all ranks train on the same data: {shared} of {least} samples of rank 0 are also"
                 " on other ranks"
             )
-            yield Difference(Cause.NOT_SHARDED, rows[0].step, "input", text, values=(0, shared))
+            yield Difference(Fault.NOT_SHARDED, rows[0].step, "input", text, values=(0, shared))
 
 
 def without_loader(evidence: Evidence) -> Iterator[Difference]:
@@ -89,7 +89,7 @@ def without_loader(evidence: Evidence) -> Iterator[Difference]:
         shared, least = _shared(row), min(len(set(one)) for one in row)
         if least > 1 and shared >= _MOST * least:
             text = f"all ranks train on the same data: {shared} of {least} samples of a batch"
-            yield Difference(Cause.NOT_SHARDED, 0, "input", text, values=(0, shared))
+            yield Difference(Fault.NOT_SHARDED, 0, "input", text, values=(0, shared))
         return
 
 
@@ -111,7 +111,7 @@ def overlap(evidence: Evidence) -> Iterator[Difference]:
                 advice = _UNPADDED[about["sampler"] == "ShardSampler"]
             text += f"; used twice in a pass: {twice} of {about['length']}"
             at, pair = _first_repeated(samples, rows), (0, twice)
-            yield Difference(Cause.OVERLAP, at, "input", text, values=pair, next=advice)
+            yield Difference(Fault.OVERLAP, at, "input", text, values=pair, next=advice)
         length = about["length"] if kind == "ids" and not about["iterable"] else None
         chosen = about["sampler"] == "RandomSampler" or "Subset" in str(about["sampler"])
         if not complete or not length or twice or chosen:
@@ -121,7 +121,7 @@ def overlap(evidence: Evidence) -> Iterator[Difference]:
         incomplete = about["drop_last"] or missing == length % batch
         if missing > length % evidence.size and not (incomplete and missing < batch):
             text = f"{missing} of {length} samples are on no rank in a pass"
-            yield Difference(Cause.OVERLAP, rows[0].step, "input", text, values=(0, missing))
+            yield Difference(Fault.OVERLAP, rows[0].step, "input", text, values=(0, missing))
 
 
 def same_in_workers(evidence: Evidence) -> Iterator[Difference]:
@@ -136,7 +136,7 @@ def same_in_workers(evidence: Evidence) -> Iterator[Difference]:
                 " data set divide them by get_worker_info(), too"
             )
             at, pair = rows[0].step, (1, workers)
-            yield Difference(Cause.OVERLAP, at, "input", text, values=pair)
+            yield Difference(Fault.OVERLAP, at, "input", text, values=pair)
 
 
 def same_augmentation(evidence: Evidence) -> Iterator[Difference]:
@@ -153,7 +153,7 @@ def same_augmentation(evidence: Evidence) -> Iterator[Difference]:
                     f"the data sets of all ranks draw the same random numbers{where}: the same"
                     " augmentation for other samples"
                 )
-                yield Difference(Cause.DROPOUT, rows[0].step + at, "input", text)
+                yield Difference(Fault.DROPOUT, rows[0].step + at, "input", text)
 
 
 def divided_twice(evidence: Evidence) -> Iterator[Difference]:
@@ -168,7 +168,7 @@ def divided_twice(evidence: Evidence) -> Iterator[Difference]:
                     f"the data set of rank {rank} is not that of rank 0, and the sampler gives each"
                     f" rank 1/{evidence.size} of its own: the rest is on no rank"
                 )
-                yield Difference(Cause.OVERLAP, rows[0].step, "input", text, rank=rank)
+                yield Difference(Fault.OVERLAP, rows[0].step, "input", text, rank=rank)
 
 
 def _first_repeated(samples: Sequence[Sequence[int]], rows: Sequence[Pass]) -> int:
@@ -209,7 +209,7 @@ def uneven(evidence: Evidence) -> Iterator[Difference]:
                     " that one starts its next pass"
                 )
             yield Difference(
-                Cause.LAST_BATCH, alone, "gradient", text, rank=most, values=(1.0, share)
+                Fault.LAST_BATCH, alone, "gradient", text, rank=most, values=(1.0, share)
             )
 
 
@@ -240,7 +240,7 @@ def unseen_epoch(evidence: Evidence) -> Iterator[Difference]:
                 "leave persistent_workers out, or keep the epoch in shared memory:"
                 " torch.zeros(1, dtype=torch.long).share_memory_()"
             )
-            yield Difference(Cause.NOT_RESEEDED, other.step, "input", text, rank=0, next=advice)
+            yield Difference(Fault.NOT_RESEEDED, other.step, "input", text, rank=0, next=advice)
 
 
 def not_reseeded(evidence: Evidence) -> Iterator[Difference]:
@@ -248,12 +248,12 @@ def not_reseeded(evidence: Evidence) -> Iterator[Difference]:
     for _, other, samples in _repeated(evidence, "raw"):
         if any(a > b for a, b in pairwise(samples)):
             text = "the samples of this pass come in the same order as those of the one before"
-            yield Difference(Cause.NOT_RESEEDED, other.step, "input", text, rank=0)
+            yield Difference(Fault.NOT_RESEEDED, other.step, "input", text, rank=0)
     orders, steps = set[int](), 0
     for event in evidence.ranks[0].events:
         steps += event["kind"] == "step"
         if event["kind"] == "order":
             if event["digest"] in orders:
                 text = f"torch.randperm gives the same order of {event['size']} again"
-                yield Difference(Cause.NOT_RESEEDED, steps, "input", text, rank=0)
+                yield Difference(Fault.NOT_RESEEDED, steps, "input", text, rank=0)
             orders.add(event["digest"])

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.proving.rules.data import identified
-from k8sjob.proving.rules.evidence import Cause, Difference
+from k8sjob.proving.rules.evidence import Difference, Fault
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +29,7 @@ def result(evidence: Evidence) -> Iterator[Difference]:
         if found is not None:
             text, pair = found
             rank = None if many.reductions else 0
-            yield Difference(Cause.EVALUATION, many.step, "evaluation", text, None, rank, pair)
+            yield Difference(Fault.EVALUATION, many.step, "evaluation", text, None, rank, pair)
 
 
 def _miscounted(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from k8sjob.proving.trace import Step, Trace, TracedRun
 
 
-class Cause(StrEnum):
+class Fault(StrEnum):
     """Why one process and several differ; docs/reference/prove.md says what each one means."""
 
     ERROR = "error"
@@ -39,38 +39,38 @@ class Cause(StrEnum):
 
 
 NEXT: Final = {
-    Cause.ERROR: "correct the script; `k8sjob run` shows the whole traceback",
-    Cause.HANG: "let all ranks call the same collectives in the same order",
-    Cause.NOT_SHARDED: "give each rank its part: DataLoader(..., sampler=DistributedSampler(data))",
-    Cause.OVERLAP: "let all ranks divide one order of the data, from the same seed, into parts that"
+    Fault.ERROR: "correct the script; `k8sjob run` shows the whole traceback",
+    Fault.HANG: "let all ranks call the same collectives in the same order",
+    Fault.NOT_SHARDED: "give each rank its part: DataLoader(..., sampler=DistributedSampler(data))",
+    Fault.OVERLAP: "let all ranks divide one order of the data, from the same seed, into parts that"
     " cover it once",
-    Cause.NOT_RESEEDED: "call sampler.set_epoch(epoch) at the start of each epoch",
-    Cause.NON_DETERMINISM: "take every random number from a seed: torch.manual_seed, random.seed,"
+    Fault.NOT_RESEEDED: "call sampler.set_epoch(epoch) at the start of each epoch",
+    Fault.NON_DETERMINISM: "take every random number from a seed: torch.manual_seed, random.seed,"
     " numpy.random.default_rng(seed)",
-    Cause.MODEL_INIT: "start all ranks with the same weights: load them before the model is wrapped"
+    Fault.MODEL_INIT: "start all ranks with the same weights: load them before the model is wrapped"
     " in DistributedDataParallel, or broadcast them from rank 0",
-    Cause.DROPOUT: "seed each rank differently once the model is made:"
+    Fault.DROPOUT: "seed each rank differently once the model is made:"
     " torch.manual_seed(seed + rank), and so random, numpy.random and your own generators",
-    Cause.BATCHNORM: "use statistics of all ranks: SyncBatchNorm.convert_sync_batchnorm(model) on"
+    Fault.BATCHNORM: "use statistics of all ranks: SyncBatchNorm.convert_sync_batchnorm(model) on"
     " GPUs, `strategy.sync_batchnorm: true` under k8sjob.runtime, or another normalization",
-    Cause.RANK_DEPENDENT: "let all ranks compute with the same model: do it on every rank, or"
+    Fault.RANK_DEPENDENT: "let all ranks compute with the same model: do it on every rank, or"
     " broadcast what rank 0 computed",
-    Cause.LAST_BATCH: "let all ranks have equally many samples in each batch (drop_last=True), or"
+    Fault.LAST_BATCH: "let all ranks have equally many samples in each batch (drop_last=True), or"
     " weigh each rank's loss by its samples",
-    Cause.LOSS_SCALING: "use the mean over this rank's samples; DDP averages over the ranks. With"
+    Fault.LOSS_SCALING: "use the mean over this rank's samples; DDP averages over the ranks. With"
     " unequal counts divide by the count of all ranks and multiply by the world size",
-    Cause.CLIPPING: "clip after the gradients are averaged: after backward() under DDP, after the"
+    Fault.CLIPPING: "clip after the gradients are averaged: after backward() under DDP, after the"
     " all_reduce by hand",
-    Cause.ACCUMULATION: "synchronise once, in the backward of the last micro-batch of each step,"
+    Fault.ACCUMULATION: "synchronise once, in the backward of the last micro-batch of each step,"
     " also of an incomplete one; no_sync() only for those before it",
-    Cause.NOT_AVERAGED: "average every gradient once: call the DistributedDataParallel module"
+    Fault.NOT_AVERAGED: "average every gradient once: call the DistributedDataParallel module"
     " itself, with all parameters in it, or all_reduce and divide by the world size",
-    Cause.AVERAGED_TWICE: "average once: DistributedDataParallel divides by the world size itself",
-    Cause.LEARNING_RATE: "use the same rate, decay and momentum for the same global batch",
-    Cause.SKIPS_STEP: "let the ranks decide together: all_reduce the condition",
-    Cause.EVALUATION: "count each sample once over all ranks: without padding, and with one"
+    Fault.AVERAGED_TWICE: "average once: DistributedDataParallel divides by the world size itself",
+    Fault.LEARNING_RATE: "use the same rate, decay and momentum for the same global batch",
+    Fault.SKIPS_STEP: "let the ranks decide together: all_reduce the condition",
+    Fault.EVALUATION: "count each sample once over all ranks: without padding, and with one"
     " all_reduce of sums and counts",
-    Cause.CHECKPOINT: "save and restore weights, optimizer, scheduler, epoch and random numbers",
+    Fault.CHECKPOINT: "save and restore weights, optimizer, scheduler, epoch and random numbers",
 }
 
 
@@ -83,7 +83,7 @@ class Difference(NamedTuple):
         next: how to correct it, where NEXT says too much.
     """
 
-    cause: Cause
+    cause: Fault
     step: int | None
     tensor: str | None
     message: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from k8sjob.proving.rules.evidence import Cause, Difference
+from k8sjob.proving.rules.evidence import Difference, Fault
 from k8sjob.proving.trace import (
     changed,
     distance,
@@ -36,7 +36,7 @@ def model_init(evidence: Evidence) -> Iterator[Difference]:
                 if other is not None and changed(mine, other):
                     text = f"{name} of rank {rank} is not that of rank 0 when training begins"
                     pair = norm(mine), norm(other)
-                    yield Difference(Cause.MODEL_INIT, 0, "weight", text, name, rank, pair)
+                    yield Difference(Fault.MODEL_INIT, 0, "weight", text, name, rank, pair)
 
 
 def random_numbers(evidence: Evidence) -> Iterator[Difference]:
@@ -48,7 +48,7 @@ def random_numbers(evidence: Evidence) -> Iterator[Difference]:
                 f"all ranks draw the same random numbers in forward ({first[0][0]}): the same masks"
                 " for other samples"
             )
-            yield Difference(Cause.DROPOUT, at, "input", text)
+            yield Difference(Fault.DROPOUT, at, "input", text)
 
 
 def modes(evidence: Evidence) -> Iterator[Difference]:
@@ -63,7 +63,7 @@ def modes(evidence: Evidence) -> Iterator[Difference]:
                     " model.train() on all ranks after an evaluation"
                 )
                 pair = min(row[0].training + step.training), most
-                yield Difference(Cause.RANK_DEPENDENT, at, "weight", text, rank=rank, values=pair)
+                yield Difference(Fault.RANK_DEPENDENT, at, "weight", text, rank=rank, values=pair)
 
 
 def buffers(evidence: Evidence) -> Iterator[Difference]:
@@ -78,7 +78,7 @@ def buffers(evidence: Evidence) -> Iterator[Difference]:
                 if other is None or distance(mine, other) <= evidence.tolerance(at) * norm(mine):
                     continue
                 statistics = any(word in name for word in ("mean", "var", "std", "running"))
-                cause = Cause.BATCHNORM if statistics else Cause.RANK_DEPENDENT
+                cause = Fault.BATCHNORM if statistics else Fault.RANK_DEPENDENT
                 text = (
                     f"buffer {name} of rank {rank} is not that of rank 0: each has seen only its"
                     " own samples"
@@ -95,7 +95,7 @@ def rates(evidence: Evidence) -> Iterator[Difference]:
             if step.rates != first:
                 text = f"the rate of rank {rank} is {step.rates[0]:g}, of rank 0 {first[0]:g}"
                 pair = first[0], step.rates[0]
-                yield Difference(Cause.LEARNING_RATE, at, "weight", text, rank=rank, values=pair)
+                yield Difference(Fault.LEARNING_RATE, at, "weight", text, rank=rank, values=pair)
         steps = evidence.single.steps if evidence.single else []
         for mine, theirs in zip(steps[at].rates, first, strict=False) if at < len(steps) else ():
             if mine and theirs and abs(theirs / mine - 1) > 1e-3:
@@ -104,7 +104,7 @@ def rates(evidence: Evidence) -> Iterator[Difference]:
                     " for the same global batch"
                 )
                 pair = mine, theirs
-                yield Difference(Cause.LEARNING_RATE, at, "weight", text, values=pair)
+                yield Difference(Fault.LEARNING_RATE, at, "weight", text, values=pair)
 
 
 def options(evidence: Evidence) -> Iterator[Difference]:
@@ -115,7 +115,7 @@ def options(evidence: Evidence) -> Iterator[Difference]:
             for name, value, other in _unlike_options(groups[0], theirs):
                 text = f"{name} of rank {rank} is {other}, of rank 0 {value}"
                 pair = value, other
-                yield Difference(Cause.RANK_DEPENDENT, at, "weight", text, rank=rank, values=pair)
+                yield Difference(Fault.RANK_DEPENDENT, at, "weight", text, rank=rank, values=pair)
         for name, value, other in _unlike_options(
             one.about.get("options", []) if one else [], groups[0]
         ):
@@ -123,7 +123,7 @@ def options(evidence: Evidence) -> Iterator[Difference]:
                 f"{name} is {other} with {evidence.size} processes and {value} with one, for the"
                 " same global batch"
             )
-            yield Difference(Cause.LEARNING_RATE, at, "weight", text, values=(value, other))
+            yield Difference(Fault.LEARNING_RATE, at, "weight", text, values=(value, other))
 
 
 def _unlike_options(
@@ -153,7 +153,7 @@ def clips(evidence: Evidence) -> Iterator[Difference]:
                 text = f"gradients are clipped to {mine:g} on rank 0 and to {other:g} {who}"
                 pair = (other, mine) if alone else (mine, other)
                 whose = None if alone else rank
-                yield Difference(Cause.CLIPPING, at, "gradient", text, rank=whose, values=pair)
+                yield Difference(Fault.CLIPPING, at, "gradient", text, rank=whose, values=pair)
 
 
 def skipped(evidence: Evidence) -> Iterator[Difference]:
@@ -165,7 +165,7 @@ def skipped(evidence: Evidence) -> Iterator[Difference]:
             rank, other = after.index(False), after.index(True)
             text = f"rank {rank} does no optimizer step where rank {other} does one"
             step, pair = sum(sequences[other][:at]), (counts[other], counts[rank])
-            yield Difference(Cause.SKIPS_STEP, step, "weight", text, rank=rank, values=pair)
+            yield Difference(Fault.SKIPS_STEP, step, "weight", text, rank=rank, values=pair)
 
 
 def _stepped(trace: Trace) -> list[bool]:
@@ -191,7 +191,7 @@ def kept(evidence: Evidence) -> Iterator[Difference]:
                 f"rank {rank} adds to the gradients of the step before, and rank"
                 f" {left.index(False)} has cleared them"
             )
-            yield Difference(Cause.ACCUMULATION, row[0]["step"], "gradient", text, rank=rank)
+            yield Difference(Fault.ACCUMULATION, row[0]["step"], "gradient", text, rank=rank)
 
 
 def weights_before(evidence: Evidence) -> Iterator[Difference]:
@@ -219,13 +219,13 @@ def _weights(evidence: Evidence, what: str) -> Iterator[Difference]:
                 continue
             name = row[0].names[found]
             text = f"{name} of rank {rank} is not that of rank 0"
-            cause = Cause.RANK_DEPENDENT
+            cause = Fault.RANK_DEPENDENT
             if what == "after":
                 text += " after the step, and their gradients are equal"
             elif row[0].optimizer in seen or name in begun:
                 text += ": it was changed outside the optimizer"
             else:
-                cause = Cause.MODEL_INIT
+                cause = Fault.MODEL_INIT
             pair = shown(mine[found], other[found])
             yield Difference(cause, at, "weight", text, name, rank, pair)
         seen.add(row[0].optimizer)
@@ -252,7 +252,7 @@ def weights_averaged(evidence: Evidence) -> Iterator[Difference]:
                 " then not that of one process: the step is not linear in the gradient"
             )
             pair, advice = shown(expected[found], seen[found]), "average gradients before the step"
-            yield Difference(Cause.NOT_AVERAGED, at, "weight", text, name, values=pair, next=advice)
+            yield Difference(Fault.NOT_AVERAGED, at, "weight", text, name, values=pair, next=advice)
 
 
 def gradient(evidence: Evidence) -> Iterator[Difference]:
@@ -284,11 +284,11 @@ def _between_ranks(
     first, name = row[0], row[0].names[found]
     own, left = shares(first.grads, [step.local for step in row])
     if _accumulates(evidence):
-        cause, why = Cause.ACCUMULATION, "not every micro-batch was averaged"
+        cause, why = Fault.ACCUMULATION, "not every micro-batch was averaged"
     elif first.clips and left < 0.01 and min(own) > 0.2 * max(own):
-        cause, why = Cause.CLIPPING, "each rank clips by its own norm"
+        cause, why = Fault.CLIPPING, "each rank clips by its own norm"
     else:
-        cause, why = Cause.NOT_AVERAGED, "it was not averaged"
+        cause, why = Fault.NOT_AVERAGED, "it was not averaged"
     text = f"the gradient of {name} on rank {rank} is not that of rank 0: {why}"
     pair = shown(first.grads[found], row[rank].grads[found])
     return Difference(cause, at, "gradient", text, name, rank, pair)
@@ -345,69 +345,69 @@ def _from_one(  # noqa: PLR0917 - what the caller has
     causes = (  # in this order
         (
             partial is not None,
-            Cause.RANK_DEPENDENT,
+            Fault.RANK_DEPENDENT,
             f"{partial} has a gradient on some ranks only: the ranks train different models",
         ),
         (
             _accumulates(evidence) and (unexplained > 0.02 or every(1)),
-            Cause.ACCUMULATION,
+            Fault.ACCUMULATION,
             f"{gradient} is not the mean of what the micro-batches of the ranks add up to",
         ),
         (
             once_more and not (twice or clipped or evidence.many.sharded),
-            Cause.AVERAGED_TWICE,
+            Fault.AVERAGED_TWICE,
             f"{gradient} is 1/{size} of the mean of the ranks' own ones; others are the mean",
         ),
         (
             of_one and alike,
-            Cause.NOT_AVERAGED,
+            Fault.NOT_AVERAGED,
             f"{gradient} is that of rank {parts.index(ordered[-1])} on all ranks",
         ),
         (
             unexplained > 0.05 or (not even and alike),
-            Cause.CLIPPING,
+            Fault.CLIPPING,
             f"{gradient} is not a mean of the ranks' own ones: they were changed before it",
         ),
-        (twice, Cause.AVERAGED_TWICE, weighs),
-        (even and not every(1 / size), Cause.NOT_AVERAGED, weighs),
+        (twice, Fault.AVERAGED_TWICE, weighs),
+        (even and not every(1 / size), Fault.NOT_AVERAGED, weighs),
         (
             not alike,
-            Cause.LAST_BATCH,
+            Fault.LAST_BATCH,
             f"the ranks have {sizes} samples in this batch, and each rank has the same weight",
         ),
         (
             same and parallel and abs(scale * size - 1) < 0.02,
-            Cause.AVERAGED_TWICE,
+            Fault.AVERAGED_TWICE,
             f"the losses agree, and {gradient} is 1/{size} of that on one process",
         ),
         (
             same and weighted,
-            Cause.LOSS_SCALING,
+            Fault.LOSS_SCALING,
             f"each rank divides its loss by its own number: {gradient} {blend}",
         ),
         (
             same,
-            Cause.CLIPPING,
+            Fault.CLIPPING,
             f"the losses agree, and {gradient} does not: each rank changes its own",
         ),
         (
             parallel and abs(scale - 1) > 0.02,
-            Cause.LOSS_SCALING,
+            Fault.LOSS_SCALING,
             f"the gradient is {scale:.3g} times that of one process: the loss is not a mean",
         ),
         (
             any(kind != "SyncBatchNorm" for kind in evidence.many.norms),
-            Cause.BATCHNORM,
+            Fault.BATCHNORM,
             "each rank normalizes by the statistics of its own samples",
         ),
         (
             True,
-            Cause.LOSS_SCALING,
+            Fault.LOSS_SCALING,
             "the mean of the ranks' losses is not the loss of their joined batch",
         ),
     )
     cause, text = next((cause, text) for holds, cause, text in causes if holds)
-    where = {Cause.LOSS_SCALING: "loss", Cause.BATCHNORM: "buffer"}
+    where = {Fault.LOSS_SCALING: "loss", Fault.BATCHNORM: "buffer"}
     tensor = "gradient" if same else where.get(cause, "gradient")
     pair = losses if tensor == "loss" and losses else shown(expected[found], grads[found])
     return Difference(cause, at, tensor, text, partial or name, None, pair)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from k8sjob.proving.rules.data import training
-from k8sjob.proving.rules.evidence import Cause, Difference
+from k8sjob.proving.rules.evidence import Difference, Fault
 from k8sjob.proving.trace import changed, length, norm, shown, worst
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def determinism(evidence: Evidence) -> Iterator[Difference]:
                 f"two equal runs with the {what} of rank {rank} different: a random number does not"
                 " come from a seed"
             )
-            yield Difference(Cause.NON_DETERMINISM, step, tensor, text, name, rank, pair)
+            yield Difference(Fault.NON_DETERMINISM, step, tensor, text, name, rank, pair)
 
 
 def _unrepeated(trace: Trace, other: Trace) -> Iterator[tuple[str, int, str | None, _Pair | None]]:
@@ -64,7 +64,7 @@ def checkpoint(evidence: Evidence) -> Iterator[Difference]:
             if found is not None:
                 tensor, text, name, pair = found
                 text = f"restarted from the checkpoint of step {begin}, {text}"
-                yield Difference(Cause.CHECKPOINT, begin + at, tensor, text, name, rank, pair)
+                yield Difference(Fault.CHECKPOINT, begin + at, tensor, text, name, rank, pair)
     expected, done = len(trace.steps) - begin, len(other.steps)
     if trace.end["how"] == other.end["how"] == "done" and done > expected:
         text = (
@@ -72,7 +72,7 @@ def checkpoint(evidence: Evidence) -> Iterator[Difference]:
             f" {expected}: the epoch is not restored"
         )
         at, pair = begin + expected, (expected, done)
-        yield Difference(Cause.CHECKPOINT, at, "weight", text, None, 0, pair)
+        yield Difference(Fault.CHECKPOINT, at, "weight", text, None, 0, pair)
 
 
 def _restarted(
@@ -112,7 +112,7 @@ def hang(evidence: Evidence) -> Iterator[Difference]:
             text += f"rank {other} has ended after {len(evidence.ranks[other].steps)} steps"
         else:
             return
-        yield Difference(Cause.HANG, steps, None, text + _unequal(evidence), rank=lost)
+        yield Difference(Fault.HANG, steps, None, text + _unequal(evidence), rank=lost)
         return
     places = {int(rank): place for rank, place in answer["places"].items()}
     where = [
@@ -122,7 +122,7 @@ def hang(evidence: Evidence) -> Iterator[Difference]:
     if ended:
         where.append(f"ended: rank {', '.join(ended)}")
     text = f"the ranks wait for each other: {'; '.join(where)}{_unequal(evidence)}"
-    yield Difference(Cause.HANG, steps, None, text)
+    yield Difference(Fault.HANG, steps, None, text)
 
 
 def _unequal(evidence: Evidence) -> str:
@@ -147,7 +147,7 @@ def error(evidence: Evidence) -> Iterator[Difference]:
         trace = evidence.ranks[rank]
         first = (trace.end["message"].strip().splitlines() or [""])[0]
         text = f"{trace.end['type']}: {first} at {trace.end['where']}"
-        yield Difference(Cause.ERROR, len(trace.steps), None, text, rank=rank)
+        yield Difference(Fault.ERROR, len(trace.steps), None, text, rank=rank)
 
 
 def failed_alike(evidence: Evidence) -> bool:
