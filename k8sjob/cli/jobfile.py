@@ -157,7 +157,8 @@ def _changes(
     found = [*sets]
     for name, value in short.items():
         if value is not None:
-            found.append(Change(tuple(_SHORT_OPTIONS[name][0].split(".")), value))
+            path = tuple(_SHORT_OPTIONS[name][0].split("."))
+            found.append(Change(path, value, option=f"--{name}"))
     if args:
         found.append(Change(("run", "args"), list(args), adds=True))
     return tuple(found)

@@ -67,11 +67,13 @@ class Change:
         value: its data; None: the field is left out, so that it has its default, or the item of a
             list.
         adds: whether a list's items are added to those that are there.
+        option: the option by which it was given, if it is not --set.
     """
 
     path: FieldPath
     value: Any
     adds: bool = False
+    option: str = ""
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -127,19 +129,14 @@ def _apply(data: Any, change: Change, depth: int) -> Any:
 
 
 def without_places(error: SpecError, changes: Sequence[Change], document: Document) -> SpecError:
-    """The error with its problems of changed fields, which have no line, as those of --set."""
+    """The error with its problems of changed fields, which have no line, as those of options."""
 
-    def is_changed(field: FieldPath) -> bool:
+    def given(problem: Problem) -> Problem:
+        field = steps(problem.field)
         new = field not in document.keys and field not in document.values
-        return any(
-            field[: len(one.path)] == one.path or (new and one.path[: len(field)] == field)
-            for one in changes
-        )
+        for one in changes if field else ():
+            if field[: len(one.path)] == one.path or (new and one.path[: len(field)] == field):
+                return Problem(one.option or f"--set {problem.field}", problem.message)
+        return problem
 
-    problems = [
-        Problem(f"--set {problem.field}", problem.message)
-        if problem.field and is_changed(steps(problem.field))
-        else problem
-        for problem in error.problems
-    ]
-    return SpecError(problems, error.source)
+    return SpecError([given(problem) for problem in error.problems], error.source)

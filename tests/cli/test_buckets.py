@@ -92,7 +92,7 @@ def test_what_is_no_record_is_refused_as_a_file_is(k8sjob, put, storage):
     )
     there = "s3://records/none.k8sjob does not exist; check the bucket and the path"
     assert there in k8sjob("why", "s3://records/none.k8sjob").err
-    assert "is not there" in k8sjob("why", "s3://no-bucket/none.k8sjob").err
+    assert "does not exist" in k8sjob("why", "s3://no-bucket/none.k8sjob").err
 
 
 def test_collect_finds_a_wrong_bucket_before_it_begins(k8sjob, storage, monkeypatch):

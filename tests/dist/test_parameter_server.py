@@ -131,7 +131,7 @@ def test_the_death_of_one_is_told_by_the_others(start_served, dead):
     codes = dict(enumerate(outcome.codes))
     assert codes.pop(dead) == -signal.SIGKILL
     assert set(codes.values()) == {138}, outcome.errors
-    assert f"{name_of(dead, 2)} (rank {dead}) went away" in outcome.reasons[0]["message"]
+    assert f"{name_of(dead, 2)} (rank {dead}) is gone" in outcome.reasons[0]["message"]
 
 
 def test_all_stop_together_with_a_checkpoint(start_served, tmp_path):
@@ -145,7 +145,7 @@ def test_all_stop_together_with_a_checkpoint(start_served, tmp_path):
 def test_an_error_of_the_script_ends_the_servers(start_ranks):
     outcome = start_ranks({"model": "nothing"}, world=3, strategy="parameter_server").finish()
     assert outcome.codes == [138, 138, 1]
-    assert "went away" in outcome.reasons[0]["message"] or "rank 2" in outcome.reasons[0]["message"]
+    assert "is gone" in outcome.reasons[0]["message"] or "rank 2" in outcome.reasons[0]["message"]
 
 
 def test_a_server_that_does_not_answer_ends_the_job(start_served):

@@ -242,6 +242,13 @@ def test_a_change_that_cannot_be_made(text, message, file, monkeypatch):
     assert str(caught.value).startswith(message)
 
 
+def test_an_option_of_a_field_is_named_in_its_error(file, monkeypatch):
+    monkeypatch.chdir(file.parent)
+    change = Change(("replicas", "workers"), -1, option="--workers")
+    with pytest.raises(SpecError, match=r"^job\.yaml: --workers: -1 is too small"):
+        load("job.yaml", [change])
+
+
 def test_a_later_error_about_a_changed_field_has_no_line(file):
     changes = [Change.parse("overlay={a: 1}")]
     with pytest.raises(SpecError, match=r"--set overlay\.a: wrong$"), located(file, changes):
