@@ -216,5 +216,5 @@ def test_a_restricted_namespace_and_the_template_of_the_documentation(
     checks, code = doctor()
     assert (checks["pod-security"][0]["verdict"], code) == ("ok", 0)
     assert checks["pod-security"][0]["seen"].endswith("init container complies, as pods here show")
-    assert "pulled on 1 nodes" in checks["init-image"][0]["seen"]
+    assert "pulled on 1 node," in checks["init-image"][0]["seen"]
     assert "init-wait" not in checks  # that template asks at once again

@@ -29,7 +29,7 @@ HOST = "kubernetes.io/hostname"
 KINDS = tuple(target.name for target in TARGETS)
 NEVER = (
     ("none", "there is no queue none in", "there is no queue 'none'"),
-    ("small", "asks for 0.1 of cpu, and ClusterQueue", "maximum capacity (50m)"),
+    ("small", "requests 0.1 of cpu, and ClusterQueue", "maximum capacity (50m)"),
     ("lost", "inactive: FlavorNotFound: Can't admit", "FlavorNotFound"),
     ("orphan", "ClusterQueue nowhere, which does not exist", "which does not exist"),
 )

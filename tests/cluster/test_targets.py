@@ -397,11 +397,15 @@ def test_the_cause_and_the_output_of_a_command_stay(desk, target, ended, workers
     assert "rank 0: lost" in desk.call("logs", tiny)[0]
 
 
-def test_under_a_written_on_failure_only_a_watch_shows_the_cause(desk, target):
+def test_under_a_written_on_failure_only_a_watch_shows_the_cause(desk, target, eventually):
     policy = {"restart_policy": "OnFailure", "max_restarts": 1, "termination_grace": "2s"}
     file = desk.file("echo lost; exit 7", target=target.name, policy=policy)
     assert "deletes its pods" in desk.call("submit", file)[1]
     shown = "".join(desk.call("watch", f"{desk.namespace}/tiny", code=100))
     assert "exit code 7" in shown
-    found = "".join(desk.call("why", f"{desk.namespace}/tiny"))
-    assert "without policy.restart_policy OnFailure" in found
+
+    def explained():  # once the Job controller has deleted the pods
+        found = "".join(desk.call("why", f"{desk.namespace}/tiny"))
+        return "without policy.restart_policy OnFailure" in found
+
+    eventually(explained, "why says how to keep the cause")

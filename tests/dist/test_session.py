@@ -45,7 +45,7 @@ def test_ranks_that_do_not_come_are_named(start_ranks):
     assert outcome.codes == [ExitCode.PEER_LOST] * 2
     for reason in outcome.reasons:
         assert reason["culprits"] == [1, 3]
-        assert "ranks 1, 3 of 4 did not come" in reason["message"]
+        assert "ranks 1, 3 of 4 did not join" in reason["message"]
 
 
 def test_without_rank_0_the_others_say_so(start_ranks):
