@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import sys
-import time
-from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
 from k8sjob.cli.options import format_option, plain_http_option
 from k8sjob.cli.output import document, line, print_status
+from k8sjob.cli.push import transfer_options
 from k8sjob.image.build import Built, build
-from k8sjob.image.build_context import shown_size
 from k8sjob.image.builders import AUTO, BUILDERS
-from k8sjob.image.registry.http_client import HttpClient
-from k8sjob.sanitize import safe_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from k8sjob.spec import JobSpec
-
-
-_FIRST: Final = 1.0
-"""Seconds before the first line about what is being sent: most pushes end earlier."""
-_REPORT_SECONDS: Final = {True: 0.2, False: 10.0}
-"""Seconds between such lines: in a terminal, where one replaces the other, and elsewhere."""
 
 
 @click.command("build", cls=JobCommand)
@@ -98,39 +86,3 @@ def build_and_report(spec: JobSpec, folder: Path, **options: Any) -> Built:
     else:
         print_status(f"built by {built.builder}: {built.tag} for {built.platform}")
     return built
-
-
-class _Line:
-    """The progress of a push: one line of a terminal, or a line now and then elsewhere."""
-
-    def __init__(self) -> None:
-        self._terminal = sys.stderr.isatty()
-        self._next = time.monotonic() + _FIRST
-        self.written = False
-
-    def __call__(self, sent: int, total: int) -> None:
-        self._show("sending", sent, total)
-
-    def packing(self, packed: int, total: int) -> None:
-        """The progress of packing the code, before it is sent."""
-        self._show("packing", packed, total)
-
-    def _show(self, what: str, done: int, total: int) -> None:
-        now = time.monotonic()
-        if now < self._next:
-            return
-        self._next = now + _REPORT_SECONDS[self._terminal]
-        text = safe_line(f"{what}: {shown_size(min(done, total))} of {shown_size(total)}")
-        click.echo(f"\r\033[K{text}" if self._terminal else text, err=True, nl=not self._terminal)
-        self.written = self._terminal
-
-
-@contextmanager
-def transfer_options(plain_http: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    """The options shared by builds and pushes: the registry's client, and progress on stderr."""
-    progress = _Line()
-    try:
-        yield {"http": HttpClient(plain_http=plain_http), "progress": progress}
-    finally:
-        if progress.written:
-            click.echo("\r\033[K", err=True, nl=False)

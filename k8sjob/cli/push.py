@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shlex
+import sys
+import time
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from k8sjob.cli.build import build_and_report, transfer_options
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
 from k8sjob.cli.options import build_option, onto_option, plain_http_option
 from k8sjob.cli.output import document, first_names, line, print_status, warn
@@ -17,8 +19,17 @@ from k8sjob.contract import counted
 from k8sjob.image.build_context import shown_size
 from k8sjob.image.push import Pushed, push
 from k8sjob.image.registry.blobs import Sent
+from k8sjob.image.registry.http_client import HttpClient
 from k8sjob.rendering import check_script
+from k8sjob.sanitize import safe_line
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_FIRST: Final = 1.0
+"""Seconds before the first line about what is being sent: most pushes end earlier."""
+_REPORT_SECONDS: Final = {True: 0.2, False: 10.0}
+"""Seconds between such lines: in a terminal, where one replaces the other, and elsewhere."""
 _SHOWN: Final = 10
 """Left-out files, and contents that look like credentials, that are named at most."""
 
@@ -73,6 +84,8 @@ def push_command(  # noqa: PLR0917 - click hands them over by name
     layout = output if isinstance(output, Path) else None
     with transfer_options(plain_http) as options:
         if builds:
+            from k8sjob.cli.build import build_and_report  # noqa: PLC0415 - builders take 0.02 s
+
             build_and_report(spec, folder, **options)
         pushed = push(
             spec,
@@ -96,6 +109,42 @@ def push_command(  # noqa: PLR0917 - click hands them over by name
         document(_fields(pushed), output)
     else:
         line(pushed.reference)
+
+
+class _Line:
+    """The progress of a push: one line of a terminal, or a line now and then elsewhere."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._next = time.monotonic() + _FIRST
+        self.written = False
+
+    def __call__(self, sent: int, total: int) -> None:
+        self._show("sending", sent, total)
+
+    def packing(self, packed: int, total: int) -> None:
+        """The progress of packing the code, before it is sent."""
+        self._show("packing", packed, total)
+
+    def _show(self, what: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + _REPORT_SECONDS[self._terminal]
+        text = safe_line(f"{what}: {shown_size(min(done, total))} of {shown_size(total)}")
+        click.echo(f"\r\033[K{text}" if self._terminal else text, err=True, nl=not self._terminal)
+        self.written = self._terminal
+
+
+@contextmanager
+def transfer_options(plain_http: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    """The options shared by builds and pushes: the registry's client, and progress on stderr."""
+    progress = _Line()
+    try:
+        yield {"http": HttpClient(plain_http=plain_http), "progress": progress}
+    finally:
+        if progress.written:
+            click.echo("\r\033[K", err=True, nl=False)
 
 
 def report_push(pushed: Pushed, *, dry_run: bool = False, mounts: bool = True) -> None:

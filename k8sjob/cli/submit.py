@@ -163,11 +163,14 @@ def _with_image(
     builds: bool,
 ) -> Plan:
     """The plan with the image that was made of the job's code."""
-    from k8sjob.cli.build import build_and_report, transfer_options  # noqa: PLC0415 - see push_code
-    from k8sjob.cli.push import report_push  # noqa: PLC0415 - the same
+    from k8sjob.cli.push import report_push, transfer_options  # noqa: PLC0415 - see push_code
 
     with transfer_options(plain_http) as how:
-        build = partial(build_and_report, **how) if builds else None
+        build = None
+        if builds:
+            from k8sjob.cli.build import build_and_report  # noqa: PLC0415 - see push_command
+
+            build = partial(build_and_report, **how)
         options |= {"say": warn, "packing": how["progress"].packing, "build": build}
         plan, pushed = push_code(spec, plan, backend, **options, **how)
     report_push(pushed, dry_run=options["dry_run"])
