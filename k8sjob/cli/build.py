@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
 
 import click
 
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
 from k8sjob.cli.options import format_option, plain_http_option
-from k8sjob.cli.output import document, line, print_status
-from k8sjob.cli.push import transfer_options
-from k8sjob.image.build import Built, build
+from k8sjob.cli.output import document, line
+from k8sjob.cli.push import build_and_report, transfer_options
 from k8sjob.image.builders import AUTO, BUILDERS
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from k8sjob.spec import JobSpec
 
 
 @click.command("build", cls=JobCommand)
@@ -71,18 +64,3 @@ def build_command(  # noqa: PLR0917 - click hands them over by name
             line(built.reference)
     if output == "json":
         document([asdict(built) for built in images], output)
-
-
-def build_and_report(spec: JobSpec, folder: Path, **options: Any) -> Built:
-    """Build what a job installs; see k8sjob.image.build.build for the options."""
-    built = build(spec, folder, say=print_status, **options)
-    if built.tag is None:
-        print_status("nothing to install: the code is added to the base as it is")
-    elif built.builder is None:
-        print_status(f"unchanged: {built.tag} already exists, for {built.platform}: {built.wanted}")
-    elif built.reference is None:
-        place = f"{built.tag} on {built.base} for {built.platform}"
-        print_status(f"would build {place} by {built.builder}: {built.wanted}")
-    else:
-        print_status(f"built by {built.builder}: {built.tag} for {built.platform}")
-    return built

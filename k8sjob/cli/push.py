@@ -26,6 +26,9 @@ from k8sjob.sanitize import safe_line
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from k8sjob.image.build import Built
+    from k8sjob.spec import JobSpec
+
 _FIRST: Final = 1.0
 """Seconds before the first line about what is being sent: most pushes end earlier."""
 _REPORT_SECONDS: Final = {True: 0.2, False: 10.0}
@@ -84,8 +87,6 @@ def push_command(  # noqa: PLR0917 - click hands them over by name
     layout = output if isinstance(output, Path) else None
     with transfer_options(plain_http) as options:
         if builds:
-            from k8sjob.cli.build import build_and_report  # noqa: PLC0415 - builders take 0.02 s
-
             build_and_report(spec, folder, **options)
         pushed = push(
             spec,
@@ -145,6 +146,23 @@ def transfer_options(plain_http: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     finally:
         if progress.written:
             click.echo("\r\033[K", err=True, nl=False)
+
+
+def build_and_report(spec: JobSpec, folder: Path, **options: Any) -> Built:
+    """Build what a job installs; see k8sjob.image.build.build for the options."""
+    from k8sjob.image.build import build  # noqa: PLC0415 - a push needs no builders: 0.02 s
+
+    built = build(spec, folder, say=print_status, **options)
+    if built.tag is None:
+        print_status("nothing to install: the code is added to the base as it is")
+    elif built.builder is None:
+        print_status(f"unchanged: {built.tag} already exists, for {built.platform}: {built.wanted}")
+    elif built.reference is None:
+        place = f"{built.tag} on {built.base} for {built.platform}"
+        print_status(f"would build {place} by {built.builder}: {built.wanted}")
+    else:
+        print_status(f"built by {built.builder}: {built.tag} for {built.platform}")
+    return built
 
 
 def report_push(pushed: Pushed, *, dry_run: bool = False, mounts: bool = True) -> None:

@@ -163,14 +163,14 @@ def _with_image(
     builds: bool,
 ) -> Plan:
     """The plan with the image that was made of the job's code."""
-    from k8sjob.cli.push import report_push, transfer_options  # noqa: PLC0415 - see push_code
+    from k8sjob.cli.push import (  # noqa: PLC0415 - see push_code
+        build_and_report,
+        report_push,
+        transfer_options,
+    )
 
     with transfer_options(plain_http) as how:
-        build = None
-        if builds:
-            from k8sjob.cli.build import build_and_report  # noqa: PLC0415 - see push_command
-
-            build = partial(build_and_report, **how)
+        build = partial(build_and_report, **how) if builds else None
         options |= {"say": warn, "packing": how["progress"].packing, "build": build}
         plan, pushed = push_code(spec, plan, backend, **options, **how)
     report_push(pushed, dry_run=options["dry_run"])
