@@ -50,9 +50,11 @@ def whole_folder(path: Path) -> Iterator[Path]:
         K8sJobError: it cannot be written.
     """
     made, draft = not path.exists(), path / f"{DRAFT}{secrets.token_hex(6)}"
+    kept = "nothing was changed; "
     try:
         draft.mkdir(parents=True)
         yield draft
+        kept = ""
         for old in path.iterdir():
             if old.is_symlink() or not old.is_dir():
                 old.unlink()
@@ -62,8 +64,8 @@ def whole_folder(path: Path) -> Iterator[Path]:
             new.rename(path / new.name)
     except OSError as error:
         raise K8sJobError(
-            f"{path} cannot be written: {error.strerror or error} ({error.filename}); nothing was"
-            " changed; free some space, make the file readable, or use another folder"
+            f"{path} cannot be written: {error.strerror or error} ({error.filename}); {kept}free"
+            " some space, make the file readable, or use another folder"
         ) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)

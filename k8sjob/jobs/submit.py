@@ -129,8 +129,8 @@ def submit_plan(
     Args:
         plan: see plan_submission.
         backend: the cluster, in the job's namespace.
-        replace: delete an existing job first, once a dry run accepts the
-            new one. A job that another client creates meanwhile is never deleted.
+        replace: delete an existing job first, once a dry run accepts the new one. A job that
+            another client creates meanwhile is never deleted.
         dry_run: find out what would happen, and change nothing.
         report: called with a line about each wait.
 

@@ -52,8 +52,9 @@ def write_context(
     """Write the manifest, and what the image is built from, into a folder.
 
     A target other than the context itself becomes a copy of it, without what its .dockerignore
-    leaves out and what often holds credentials; it is emptied first where an earlier call has made
-    it. For an image that is used as it is there is only the manifest. No link is followed.
+    leaves out and what often holds credentials; a copy that an earlier call has made is replaced
+    once the new one is complete. For an image that is used as it is there is only the manifest. No
+    link is followed.
 
     Args:
         spec: the job.

@@ -220,8 +220,8 @@ def kept_by_sidecar(facts: Facts, pod: Pod) -> Explanation | None:
         Cause.SIDECAR,
         f"its training has ended, but its container {others[0]!r} keeps the pod running",
         'remove the sidecar (for Istio: the annotation sidecar.istio.io/inject: "false", which'
-        " k8sjob"
-        " sets), or make it an init container with restartPolicy Always, which ends with the pod",
+        " k8sjob sets), or make it an init container with restartPolicy Always, which ends with the"
+        " pod",
         since=since,
     )
 
