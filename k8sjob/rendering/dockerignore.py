@@ -22,8 +22,12 @@ if TYPE_CHECKING:
 
 _MAX_PATTERN = 4096
 _CLASS = re.compile(r"\[(\^?)(\]?(?:[^\]\\*?/]|\\.)*)\]")
+_UP_TO_A_STAR = re.compile(rf"(?:[^*/\\\[]|\\[^/]|{_CLASS.pattern})*(?=\*(?!\*))")
+"""The part between two `*` of one name, each item of which fits one character."""
 _IN_CLASS = re.compile(r"\\(.)|([^-])")
-_TOKEN = re.compile(rf"\*\*/?|{_CLASS.pattern}|\\.|[\s\S]")
+_UP_TO_TWO_STARS = re.compile(r"((?:[^*\\]|\\.|\*(?!\*))*/)(?=\*\*)")
+"""The names between two `**`, with the `/` after them."""
+_TWO_STARS = re.compile(r"(?<!\\)\*\*")
 
 _CLUTTER: Final = """\
 # Written by k8sjob. Edit it as you like: it is not written again while it is there.
@@ -168,16 +172,53 @@ def _regex(pattern: str) -> str:
     """Moby's own translation: `**` goes over folders, `*` and `?` stay in one."""
     if len(pattern) > _MAX_PATTERN:
         raise re.error(f"it is longer than {_MAX_PATTERN} characters, as no path is")
-    return _TOKEN.sub(_translated, pattern)
+    made, at = "", 0
+    while at < len(pattern):
+        translated, at = _token(pattern, at)
+        made += translated
+    return made
 
 
-def _translated(token: re.Match[str]) -> str:
-    text = token[0]
-    if text.startswith("**"):
-        return ".*" if token.end() == len(token.string) else "(?:.*/)?"
-    if text in {"[", "[]", "[^]"}:
+def _token(pattern: str, at: int) -> tuple[str, int]:
+    """The next part of a pattern as a regular expression, and where the part after it begins."""
+    character, rest = pattern[at], pattern[at + 1 :]
+    if character == "*":
+        return (_over_folders if rest.startswith("*") else _in_a_name)(pattern, at)
+    if character == "[":
+        return _class(pattern, at)
+    if character == "\\" and rest:
+        return re.escape(rest[0]), at + 2
+    if character == "?":
+        return "[^/]", at + 1
+    return character if character in "]^-" else re.escape(character), at + 1
+
+
+def _over_folders(pattern: str, at: int) -> tuple[str, int]:
+    """A `**`. Only the last one may have to try more than the first fit, else time explodes."""
+    at += 3 if pattern[at + 2 : at + 3] == "/" else 2
+    following = pattern[at:]
+    if not following:
+        return ".*", at
+    if following.startswith("**"):
+        return "", at  # two in a row mean no more than one
+    if between := _UP_TO_TWO_STARS.match(following):
+        return f"(?>(?:.*?/)??{_regex(between[1])})", at + between.end()
+    if _TWO_STARS.search(following):
+        raise re.error("between two '**' there must be whole names, as in '**/a/**/b'")
+    return "(?:.*/)?", at
+
+
+def _in_a_name(pattern: str, at: int) -> tuple[str, int]:
+    """A `*`. Only the last one of a name may have to try more than the first fit."""
+    between = _UP_TO_A_STAR.match(pattern, at + 1)
+    if between:
+        return f"(?>[^/]*?{_regex(between[0])})", between.end()
+    return "[^/]*", at + 1
+
+
+def _class(pattern: str, at: int) -> tuple[str, int]:
+    found = _CLASS.match(pattern, at)
+    if found is None:
         raise re.error("a '[' without its ']', or with a '*', '?' or '/' before it")
-    if text.startswith("["):
-        characters = _IN_CLASS.sub(lambda one: re.escape(one[1] or one[2]), token[2])
-        return f"[{token[1]}{characters}]"
-    return {"*": "[^/]*", "?": "[^/]"}.get(text) or re.escape(text.removeprefix("\\") or text)
+    characters = _IN_CLASS.sub(lambda one: re.escape(one[1] or one[2]), found[2])
+    return f"[{found[1]}{characters}]", found.end()
