@@ -3,7 +3,6 @@
 import copy
 import json
 import os
-import resource
 import signal
 import stat
 import subprocess
@@ -590,17 +589,13 @@ print(os.listdir(folder))
 
 
 def test_output_that_does_not_fit_on_the_disk_ends_the_job_with_a_clear_state(
-    backend, wait, make_plan, alive
+    backend, wait, make_plan, alive, full_disk
 ):
     script = (
         "import os, time\nprint(os.getpid(), flush=True)\nfor i in range(900): print('x' * 4000)"
     )
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
-    try:
+    with full_disk(1 << 20):
         ref = backend.create(make_plan(script, workers=0))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     status = wait.end(ref)
     assert status.state is JobState.FAILED
     assert f"cannot write {backend.folder(ref).path}: File too large" in status.message

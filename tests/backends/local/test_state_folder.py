@@ -1,6 +1,5 @@
 import errno
 import os
-import resource
 import stat
 import subprocess
 import sys
@@ -178,14 +177,13 @@ def test_the_lock_is_for_one_at_a_time(store):
     assert order == ["first", "other"]
 
 
-def test_a_draft_that_does_not_fit_on_the_disk_is_not_left_there(store):
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # less than the ballast
-    try:
-        with pytest.raises(BackendError, match="cannot write"), store.draft():
-            pytest.fail("there is no room for a job")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+def test_a_draft_that_does_not_fit_on_the_disk_is_not_left_there(store, full_disk):
+    with (
+        full_disk(100_000),  # less than the ballast
+        pytest.raises(BackendError, match="cannot write"),
+        store.draft(),
+    ):
+        pytest.fail("there is no room for a job")
     assert list((store.root / "jobs").iterdir()) == []
 
 
