@@ -311,11 +311,14 @@ def _end_wandb_at_exit() -> None:
     def end() -> None:
         exits.wait()
         time.sleep(TIMEOUTS.join)
-        for file in Path("/proc/self/task").glob("*/children"):
-            for pid in file.read_text().split():
-                with suppress(OSError):  # another child may be gone
-                    if b"wandb-core" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                        os.kill(int(pid), signal.SIGKILL)
+        children: list[str] = []
+        for task in Path("/proc/self/task").glob("*"):
+            with suppress(OSError):  # a thread may have ended
+                children += (task / "children").read_text().split()
+        for pid in children:
+            with suppress(OSError):  # another child may be gone
+                if b"wandb-core" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(int(pid), signal.SIGKILL)
 
     atexit.register(exits.set)  # after wandb's own, and so called before it
     threading.Thread(target=end, name="tracking-exit", daemon=True).start()

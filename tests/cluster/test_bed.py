@@ -51,9 +51,9 @@ def network_namespaces(pids=None):
 def below(pid):
     """A process and all that descend from it."""
     found = {pid}
-    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
+    for thread in Path(f"/proc/{pid}/task").glob("*"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
-            for child in thread.read_text().split():
+            for child in (thread / "children").read_text().split():
                 found |= below(int(child))
     return found
 

@@ -262,13 +262,15 @@ def test_an_interrupted_build_leaves_nothing(registry, job_file, storage, tmp_pa
     argv = ["env", "--default-signal", sys.executable, "-m", "k8sjob", "build", str(file)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen([*argv, "--builder", "buildah"], env=os.environ | env, **pipes)
-    for line in process.stderr:
-        if line.strip() == "waiting":
-            break
-    assert settles(sleeping)
-    time.sleep(1)  # buildah watches for signals a moment after its step has begun
-    process.send_signal(number)
-    out, err = process.communicate(timeout=120)
+    try:
+        for line in process.stderr:
+            if line.strip() == "waiting":
+                break
+        assert settles(sleeping)
+        time.sleep(1)  # buildah watches for signals a moment after its step has begun
+    finally:
+        process.send_signal(number)
+        out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (128 + number, ""), err
     assert registry.tags("build/stopped") == []
     assert buildah(storage, "containers", "-q") == ""
@@ -287,9 +289,9 @@ def settles(holds):
 
 def sleeping():
     """Whether the base's `pip` waits; processes in other tests' containers are seen, too."""
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
-            if path.read_bytes() == b"sleep\x004807\x00":
+            if (entry / "cmdline").read_bytes() == b"sleep\x004807\x00":
                 return True
     return False
 

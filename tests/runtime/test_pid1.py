@@ -29,8 +29,8 @@ def test_orphans_are_reaped_while_the_rank_runs(start):
             subprocess.run(["sh", "-c", "setsid sleep 0.1 &"])
         time.sleep(1.5)
         states = [
-            file.read_text().rpartition(")")[2].split()[0]
-            for file in pathlib.Path("/proc").glob("[0-9]*/stat")
+            (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            for entry in pathlib.Path("/proc").glob("[0-9]*")
         ]
         print(os.getppid(), states.count("Z"), len(states))
     """

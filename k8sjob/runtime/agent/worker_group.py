@@ -233,9 +233,9 @@ def _reap(known: Collection[int]) -> None:
 
 def _stats(pid: str = "[0-9]*") -> Iterator[tuple[int, list[bytes]]]:
     """The processes' state, parent, group and so on, from /proc; nothing outside Linux."""
-    for entry in Path("/proc").glob(f"{pid}/stat"):
-        with suppress(OSError):
-            yield int(entry.parent.name), entry.read_bytes().rpartition(b")")[2].split()
+    for entry in Path("/proc").glob(pid):  # "*/stat" fails if a process ends meanwhile
+        with suppress(OSError):  # it has ended meanwhile
+            yield int(entry.name), (entry / "stat").read_bytes().rpartition(b")")[2].split()
 
 
 def _signal_group(pid: int, number: int) -> None:
