@@ -27,6 +27,8 @@ RUNTIME_HOME: Final = "/opt/k8sjob"
 """The runtime's folder in an image; first on PYTHONPATH."""
 WORKDIR: Final = "/app"
 """The build context's folder in an image, and the container's working directory."""
+DEPS_HOME: Final = "/opt/deps"
+"""The folder, in an image, of packages that were put on a base without running it."""
 CONTAINER_NAME: Final = "pytorch"
 """The container that the training operator looks for in each replica (webhook rule)."""
 CONTAINER_NAMES: Final = (CONTAINER_NAME, "node")

@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Final, cast
 
+from k8sjob.contract import DEPS_HOME
 from k8sjob.environment import cache_folder
 from k8sjob.errors import ImageError
 from k8sjob.files import whole_file
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from k8sjob.image.registry.manifest import Base
     from k8sjob.image.registry.repository import Repository
 
-DEPS_HOME: Final = "/opt/deps"
-"""The folder of packages that were put on a base without running it."""
 _WIDTH: Final = 4
 """Layers that are read at the same time."""
 DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

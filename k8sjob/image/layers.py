@@ -17,10 +17,9 @@ import tarfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.contract import RUNTIME_HOME, WORKDIR
+from k8sjob.contract import DEPS_HOME, RUNTIME_HOME, WORKDIR
 from k8sjob.errors import ImageError
 from k8sjob.image.build_context import File
-from k8sjob.image.inventory import DEPS_HOME
 from k8sjob.image.layer_tar import Layer, entry, write_layer
 from k8sjob.image.registry.blobs import BLOCK
 from k8sjob.image.registry.manifest import digest_of, encode, environment, labels, table
