@@ -10,6 +10,7 @@ from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from itertools import accumulate
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from k8sjob.backends.api import JobRef, LogLine
@@ -37,6 +38,7 @@ MOST_AT_ONCE: Final = 32
 """So many replicas are followed, or read side by side: each is a connection, or a kubectl."""
 _READERS: Final = 8
 """So many replicas' last lines are asked for at the same time."""
+_timestamp: Final = attrgetter("timestamp")
 
 
 def logs(
@@ -224,10 +226,6 @@ def _from(lines: Iterator[LogLine], since: datetime | None) -> Iterator[LogLine]
     return (
         line for line in lines if since is None or datetime.fromisoformat(line.timestamp) >= since
     )
-
-
-def _timestamp(line: LogLine) -> str:
-    return line.timestamp
 
 
 def in_parallel(read: Callable[[S], T], every: Sequence[S]) -> list[T]:
