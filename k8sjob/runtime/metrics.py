@@ -300,9 +300,8 @@ class _Tally:
 
     def __init__(self, names: list[str], group: Group) -> None:
         self._names, self._group = names, group
-        self._sums = {name: torch.zeros((), device=group.device) for name in names}
-        if group.device.type != "mps":
-            self._sums = {name: value.double() for name, value in self._sums.items()}
+        kind = _sum_type(group.device)
+        self._sums = {name: torch.zeros((), dtype=kind, device=group.device) for name in names}
         self._counts = dict.fromkeys(names, 0)
 
     def add(self, name: str, value: Tensor | None, samples: int) -> None:
