@@ -78,12 +78,9 @@ class Collector:
     replicas' change, at most once a minute: of a job that is deleted together with its Pods the
     newest of these remains.
 
-    Args:
-        backend: the cluster.
-        records: where they are kept.
-        webhook: where messages go; None: nowhere.
-        occasions: what they are about, where a job's annotation does not say it.
-        report: called with a line about what was done or failed, from several threads.
+    Messages go to the webhook, if there is one; `occasions` are what they are about where a job's
+    annotation does not say it. `report` is called with a line about what was done or failed, from
+    several threads.
     """
 
     def __init__(

@@ -59,14 +59,9 @@ def logs(
     MOST_AT_ONCE replicas. Lines are as the job wrote them: control sequences are the view's to
     strip.
 
-    Args:
-        backend: where the job lives.
-        ref: the job.
-        replicas: their names, see `select`.
-        follow: wait for more until the job ends.
-        previous: only each replica's attempt before its last one; nothing is waited for.
-        since: leave out what was written before this moment (with a time zone).
-        tail: only this many of the last lines of each replica, then what follows.
+    With `previous` only each replica's attempt before its last one is read, and nothing is waited
+    for; `since` leaves out what was written before that moment (with a time zone), and `tail` all
+    but so many of the last lines of each replica.
 
     Raises:
         BackendError: a replica's output cannot be read.

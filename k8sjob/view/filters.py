@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 class ShownEvents:
     """All filters of a view, and the summary of what has passed them.
 
-    Args:
-        job: the job as its user calls it.
-        pace: the line of an epoch has the samples per second and the ETA.
-        verbose: leave tracebacks as they came.
+    With `pace` the line of an epoch has the samples per second and the ETA; with `verbose`
+    tracebacks are left as they came.
     """
 
     def __init__(self, job: str, *, pace: bool = False, verbose: bool = False) -> None:

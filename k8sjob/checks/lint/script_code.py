@@ -351,10 +351,7 @@ class Code:
     def _passed(self, stmt: ast.stmt, depth: int = 0, *, looped: bool = False) -> Iterator[Guard]:
         """The conditions that hold after a statement of which some branches leave.
 
-        Args:
-            stmt: the statement.
-            depth: how deep it lies in another one.
-            looped: whether a loop lies between, which is all that `break` leaves.
+        `looped`: a loop lies between, which is all that `break` leaves.
         """
         looped |= isinstance(stmt, ast.For | ast.AsyncFor | ast.While)
         for test, block in _branches(stmt) if depth < _MAX_DEPTH else ():

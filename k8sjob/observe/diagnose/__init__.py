@@ -62,11 +62,7 @@ def diagnose(
 ) -> list[Diagnosis]:
     """The findings about a job, the first cause first; none where nothing is wrong.
 
-    Args:
-        snapshot: the job and its objects.
-        logs: the last lines of each replica's output, by its name; replicas may be missing.
-        related: objects beside the job's own (see Backend.related), as far as they could be read.
-        now: the moment that "for 40 s" is counted to, with a time zone; the snapshot's by default.
+    For the parameters see Facts; `now` is by default the moment of the snapshot.
     """
     facts = Facts(snapshot, logs, related, now or snapshot.at or datetime.now(UTC))
     state = facts.status.state

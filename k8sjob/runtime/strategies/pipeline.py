@@ -124,9 +124,7 @@ def _check_groups(optimizer: Optimizer) -> None:
 def cut(model: nn.Module, splits: Sequence[str]) -> list[list[str]]:
     """The names of the layers of each stage.
 
-    Args:
-        model: a chain.
-        splits: names of the layers that begin a new stage, in the chain's order.
+    `splits` are the names of the layers that begin a new stage, in the chain's order.
 
     Raises:
         ValueError: the model is no chain, a split is no layer of it or out of order, or a
