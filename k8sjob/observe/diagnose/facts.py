@@ -11,9 +11,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import LOCAL
-from k8sjob.contract import CONTAINER_NAMES, Event, EventKind, ExitCode, Reason
+from k8sjob.contract import Event, EventKind, ExitCode, Reason
 from k8sjob.kube import objects
-from k8sjob.kube.objects import Object, moment
+from k8sjob.kube.objects import Object, moment, training
 from k8sjob.observe.status import job_status, processes
 from k8sjob.targets.jobs import replica_names, replica_of, target_of
 
@@ -96,8 +96,9 @@ class Pod(objects.Pod):
     @property
     def trainer(self) -> Container | None:
         """The container that trains."""
-        named = {one.name: one for one in self.containers if not one.init}
-        return next((named[name] for name in CONTAINER_NAMES if name in named), None)
+        every = [one for one in self.containers if not one.init]
+        name = training(one.spec for one in every).get("name")
+        return next((one for one in every if one.name == name), None)
 
     def last_event(self, *reasons: str) -> Json:
         """The newest Event about it with one of these reasons; empty if there is none."""
