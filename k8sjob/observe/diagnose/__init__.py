@@ -133,7 +133,7 @@ def _failed_after_success(facts: Facts) -> Iterator[Diagnosis]:
     """A replica that failed in a job that succeeded, since another one decides that."""
     finished = facts.status.finished.timestamp() if facts.status.finished else 0.0
     done = {pod.replica for pod in facts.done}
-    down = {pod.replica for pod in facts.pods if pod.trainer and not pod.deleting} - done
+    down = {pod.replica for pod in facts.pods if not pod.deleting} - done
     failed = [
         end
         for end in facts.ends

@@ -78,12 +78,12 @@ class Pod(objects.Pod):
     @property
     def training(self) -> bool:
         """Whether its training container runs, and is not being ended."""
-        return bool(self.trainer and "running" in self.trainer.state) and not self.deleting
+        return "running" in self.container.part("state") and not self.deleting
 
     @property
     def trained_until(self) -> datetime | None:
         """When its training container ended; None where not known."""
-        return moment(self.trainer.ended.get("finishedAt")) if self.trainer else None
+        return moment(self.terminated.get("finishedAt"))
 
     @cached_property
     def containers(self) -> tuple[Container, ...]:
@@ -94,19 +94,18 @@ class Pod(objects.Pod):
         )
 
     @property
-    def trainer(self) -> Container | None:
-        """The container that trains."""
-        every = [one for one in self.containers if not one.init]
-        name = training(one.spec for one in every).get("name")
-        return next((one for one in every if one.name == name), None)
+    def asked(self) -> Object:
+        """The container that trains, as the Pod asks for it."""
+        return Object(training(self.spec.get("containers")))
+
+    @property
+    def memory_limit(self) -> str:
+        """What the container that trains may use at most; empty without a limit."""
+        return str(self.asked.part("resources", "limits").get("memory", ""))
 
     def last_event(self, *reasons: str) -> Json:
         """The newest Event about it with one of these reasons; empty if there is none."""
         return next((e for e in reversed(self.events) if e.get("reason") in reasons), {})
-
-    def limits(self) -> dict[str, str]:
-        """The limits of its training container."""
-        return Object(self.trainer.spec).part("resources", "limits") if self.trainer else {}
 
     def _containers(self, key: str, status_key: str, *, init: bool) -> Iterator[Container]:
         statuses = {s.get("name"): s for s in self.status.get(status_key) or ()}
@@ -272,7 +271,7 @@ class Facts:
     @cached_property
     def done(self) -> tuple[Pod, ...]:
         """The Pods whose training ended with exit code 0."""
-        return tuple(p for p in self.pods if p.trainer and p.trainer.ended.get("exitCode") == 0)
+        return tuple(pod for pod in self.pods if pod.terminated.get("exitCode") == 0)
 
     @cached_property
     def missing(self) -> tuple[str, ...]:
