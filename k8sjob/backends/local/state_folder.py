@@ -405,7 +405,7 @@ class Identity:
 
     @classmethod
     def from_json(cls, body: dict[str, Any]) -> Identity:
-        """The inverse of to_json; KeyError, TypeError or ValueError for anything else."""
+        """The inverse of asdict(); KeyError, TypeError or ValueError for anything else."""
         return cls(int(body["pid"]), str(body["started"]), str(body["boot"]), str(body["host"]))
 
     @property
