@@ -79,13 +79,9 @@ def write_record(
 ) -> None:
     """Write the record of a job.
 
-    Args:
-        backend: where the job lives.
-        ref: the job.
-        file: where it is written to; it can seek.
-        unread: called with a replica and the reason where its output cannot be read.
-        brief: leave out the output of most replicas of a large job, and of much output the end.
-        snapshot: the job, where it was read already.
+    The file can seek. `unread` is called with a replica and the reason where its output cannot be
+    read. A `brief` record has the output of few replicas of a large job, and not the end of much
+    output.
 
     Raises:
         BackendError: the job cannot be read.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.backends.api import JobRef, Snapshot
 from k8sjob.errors import BackendError, JobNotFound, StorageError
 from k8sjob.kube.client.listwatch import Kind
-from k8sjob.kube.objects import NOTIFY, Object, Pod
+from k8sjob.kube.objects import NOTIFY, Object, Pod, stamp
 from k8sjob.observe.diagnose import diagnose
 from k8sjob.observe.logs import last_lines
 from k8sjob.observe.status import job_status
@@ -78,12 +78,9 @@ class Collector:
     replicas' change, at most once a minute: of a job that is deleted together with its Pods the
     newest of these remains.
 
-    Args:
-        backend: the cluster.
-        records: where they are kept.
-        webhook: where messages go; None: nowhere.
-        occasions: what they are about, where a job's annotation does not say it.
-        report: called with a line about what was done or failed, from several threads.
+    Messages go to the webhook, if there is one; `occasions` are what they are about where a job's
+    annotation does not say it. `report` is called with a line about what was done or failed, from
+    several threads.
     """
 
     def __init__(
@@ -123,14 +120,9 @@ class Collector:
 
     def _changed(self, change: Change) -> None:
         match change.kind:
-            case Kind.ADDED | Kind.MODIFIED:
-                uid = Object(change.object).uid
-                job = self._jobs.setdefault(uid, _Job(change.object))
-                job.newest = change.object
-                self._readers.submit(self._read, job)
-            case Kind.DELETED:
+            case Kind.ADDED | Kind.MODIFIED | Kind.DELETED:
                 job = self._jobs.setdefault(Object(change.object).uid, _Job(change.object))
-                job.newest, job.is_deleted = change.object, True
+                job.newest, job.is_deleted = change.object, change.kind is Kind.DELETED
                 self._readers.submit(self._read, job)
             case Kind.LOST:
                 self._report(f"the connection to the cluster is lost, trying again: {change.why}")
@@ -217,8 +209,9 @@ class Collector:
 
     def _send(self, snapshot: Snapshot, occasion: Occasion, text: str) -> None:
         """Send a message if the job wants it and it was not sent before."""
-        chosen = Object(snapshot.job).annotations.get(NOTIFY)
-        wanted = self._occasions if chosen is None else _words(chosen)
+        wanted: Collection[str] = self._occasions
+        if (chosen := Object(snapshot.job).annotations.get(NOTIFY)) is not None:
+            wanted = [word.strip().lower() for word in chosen.split(",")]
         ref = JobRef.of(snapshot.job)
         if self._webhook is None or occasion not in wanted:
             return
@@ -244,14 +237,9 @@ def _part(text: str) -> str:
     return safe_line(text)[:_MOST_PART]
 
 
-def _words(text: str) -> frozenset[str]:
-    """The words of the annotation `k8sjob/notify`."""
-    return frozenset(word.strip().lower() for word in text.split(","))
-
-
 def _deleted(job: Json) -> Json:
     """The last object of a job that is gone, as one that is being deleted."""
-    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    now = stamp(datetime.now(UTC))
     return {**job, "metadata": {"deletionTimestamp": now, **Object(job).metadata}}
 
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from itertools import accumulate
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from k8sjob.backends.api import JobRef, LogLine
@@ -37,6 +38,7 @@ MOST_AT_ONCE: Final = 32
 """So many replicas are followed, or read side by side: each is a connection, or a kubectl."""
 _READERS: Final = 8
 """So many replicas' last lines are asked for at the same time."""
+_timestamp: Final = attrgetter("timestamp")
 
 
 def logs(
@@ -57,14 +59,9 @@ def logs(
     MOST_AT_ONCE replicas. Lines are as the job wrote them: control sequences are the view's to
     strip.
 
-    Args:
-        backend: where the job lives.
-        ref: the job.
-        replicas: their names, see `select`.
-        follow: wait for more until the job ends.
-        previous: only each replica's attempt before its last one; nothing is waited for.
-        since: leave out what was written before this moment (with a time zone).
-        tail: only this many of the last lines of each replica, then what follows.
+    With `previous` only each replica's attempt before its last one is read, and nothing is waited
+    for; `since` leaves out what was written before that moment (with a time zone), and `tail` all
+    but so many of the last lines of each replica.
 
     Raises:
         BackendError: a replica's output cannot be read.
@@ -224,10 +221,6 @@ def _from(lines: Iterator[LogLine], since: datetime | None) -> Iterator[LogLine]
     return (
         line for line in lines if since is None or datetime.fromisoformat(line.timestamp) >= since
     )
-
-
-def _timestamp(line: LogLine) -> str:
-    return line.timestamp
 
 
 def in_parallel(read: Callable[[S], T], every: Sequence[S]) -> list[T]:

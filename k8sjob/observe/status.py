@@ -26,14 +26,6 @@ if TYPE_CHECKING:
 _NUMBER: Final = re.compile("[0-9]{1,4}")
 
 
-def situation(phase: str, reason: str, *, waiting: bool) -> str:
-    """A replica's phase, or the reason why it waits.
-
-    A Pod whose container crashes again and again has the phase Running all the time.
-    """
-    return reason if waiting and reason and phase != "Terminating" else phase
-
-
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
     """One replica, as its Pod shows it.
@@ -71,8 +63,12 @@ class ReplicaStatus:
 
     @property
     def situation(self) -> str:
-        """Its phase, or what it waits for where the phase hides that."""
-        return situation(self.phase, self.reason, waiting=self.waiting)
+        """Its phase, or the reason why it waits.
+
+        A Pod whose container crashes again and again has the phase Running all the time.
+        """
+        waits = self.waiting and self.reason and self.phase != "Terminating"
+        return self.reason if waits else self.phase
 
 
 @dataclass(frozen=True, slots=True)

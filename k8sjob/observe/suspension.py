@@ -44,9 +44,7 @@ class Suspension(NamedTuple):
 def last_suspension(snapshot: Snapshot, related: Iterable[Json] = ()) -> Suspension | None:
     """The last suspension; None for a job that was never suspended.
 
-    Args:
-        snapshot: the job with its Events.
-        related: see Backend.related; of these its Workload is read.
+    Of `related` (see Backend.related) its Workload is read.
     """
     job = Object(snapshot.job)
     condition, created = job.condition("Suspended"), moment(job.created)

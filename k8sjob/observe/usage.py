@@ -364,7 +364,8 @@ def _spans(sessions: Sequence[_Session], now: float, *, ended: bool) -> Iterator
             yield _Span(runs, until, Use.RUNNING)
             continue
         first = session.reports[0]
-        done_again = None if last else _resumed_at(sessions[number + 1 :])
+        resumed = (one.reports[0].position for one in sessions[number + 1 :] if one.reports)
+        done_again = min(resumed, default=None)
         yield _Span(session.begin, first.time, Use.STARTING)
         for before, report in pairwise(session.reports):
             lost = done_again is not None and report.position >= done_again
@@ -380,11 +381,6 @@ def _spans(sessions: Sequence[_Session], now: float, *, ended: bool) -> Iterator
         tail = Use.STALLED if stalled else Use.REPEATED if lost else Use.TRAINING
         yield _Span(newest.time, end, tail)
         yield _Span(end, until, Use.IDLE if last else Use.STARTING)
-
-
-def _resumed_at(later: Iterable[_Session]) -> tuple[int, int] | None:
-    """The first step that was done again after a failure."""
-    return min((one.reports[0].position for one in later if one.reports), default=None)
 
 
 def _patience(reports: Sequence[_Report]) -> float:

@@ -88,12 +88,8 @@ def watch(
     not ended. What `why` says of a job that is stalled for some seconds is a WARNING, once. Closing
     the iterator detaches from the job and changes nothing about it.
 
-    Args:
-        backend: where the job lives.
-        ref: the job.
-        logs: read the replicas' output too; without it there are no runtime events.
-        patience: seconds for which a problem must have lasted.
-        stop: set from another thread to detach within a second.
+    Without `logs` there are no runtime events. `patience` are the seconds for which a problem must
+    have lasted; `stop` is set from another thread to detach within a second.
 
     Raises:
         JobNotFound: there is no such job.
@@ -120,12 +116,7 @@ def watch(
 
 
 def replay(backend: Backend, ref: JobRef, factor: float) -> Iterator[Event]:
-    """What `watch` shows of a job that has ended, again, at the pace at which it wrote its output.
-
-    Args:
-        backend: where the job lives, or its record.
-        ref: the job.
-        factor: so many times as fast.
+    """What `watch` shows of a job that has ended, again, `factor` times as fast as it was written.
 
     Raises:
         BackendError: the job has not ended.
@@ -381,10 +372,8 @@ class _Readers:
 class Stalled:
     """The problems that hold a job up, each reported once, when it has lasted for some time.
 
-    Args:
-        patience: how long, in seconds.
-        related: reads what tells why a job waits in a queue, see Backend.related; None: a queued
-            job is no problem.
+    `related` reads what tells why a job waits in a queue, see Backend.related; without it a queued
+    job is no problem.
     """
 
     def __init__(

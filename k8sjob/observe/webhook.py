@@ -41,12 +41,12 @@ _ONCE: Final = urllib3.Retry(
 _Waiting = tuple[str, "Callable[[], object]", "Callable[[], object]"]
 
 
-class _BusyError(Exception):
-    """A message has not arrived, as the server is busy or away."""
+class _NotSentError(Exception):
+    """A message has not arrived, as the server has refused it."""
 
 
-class _RefusedError(Exception):
-    """The server has refused a message."""
+class _BusyError(_NotSentError):
+    """The server is busy or away, and may take it later."""
 
 
 class Webhook:
@@ -113,14 +113,12 @@ class Webhook:
             try:
                 drop()
                 self._send(message[:_MOST_CHARACTERS].translate(_MARKUP))
-            except _BusyError as error:
-                if pause is not None:
+            except _NotSentError as error:
+                if isinstance(error, _BusyError) and pause is not None:
                     keep()
                     if self._closing.wait(pause):
                         return False
                     continue
-                self._failed(f"a message was not sent to {self._host}: {error}")
-            except _RefusedError as error:
                 self._failed(f"a message was not sent to {self._host}: {error}")
             except Exception as error:  # noqa: BLE001 - no message may keep the others from being sent
                 self._failed(f"{self._host} gave no answer to a message: {type(error).__name__}")
@@ -128,7 +126,7 @@ class Webhook:
         return True
 
     def _send(self, text: str) -> None:
-        """Raise _BusyError or _RefusedError where it has not arrived, others where it may have."""
+        """Raise _NotSentError where it has not arrived, others where it may have."""
         body, kind = json.dumps({"text": text}).encode(), {"Content-Type": "application/json"}
         try:
             answer = self._pool.request("POST", self._url, body=body, headers=kind, retries=_ONCE)
@@ -138,4 +136,4 @@ class Webhook:
             what = str(reason) if isinstance(reason, ResponseError) else type(reason).__name__
             raise _BusyError(what) from None
         if answer.status >= 300:
-            raise _RefusedError(f"it answered {answer.status}")
+            raise _NotSentError(f"it answered {answer.status}")

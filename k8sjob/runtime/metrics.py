@@ -127,13 +127,8 @@ class Progress:
     ) -> None:
         """Begin an epoch, counted from 0, or continue one.
 
-        Args:
-            epoch: its number.
-            epochs: how many there will be.
-            steps: optimizer steps of this epoch.
-            step: how many of them are done.
-            loss: sum of the losses of the samples that are done, over all ranks.
-            count: number of these samples.
+        `step` of its `steps` optimizer steps are done, with `count` samples over all ranks, whose
+        losses sum up to `loss`.
         """
         self._epoch, self._epochs, self._steps, self._step = epoch, epochs, steps, step
         self._total, self._count = loss, count
@@ -247,14 +242,8 @@ def evaluate(
 
     The model is in eval mode meanwhile, and each of its modules in its own mode again afterwards.
 
-    Args:
-        strategy: the model, settled: equal on all ranks.
-        loss: loss(output, *targets) -> the mean over the batch.
-        dataset: a map-style data set whose batches are (inputs, *targets).
-        batch_size: samples of one rank in one batch.
-        metrics: name -> f(output, *targets); None for the accuracy where it makes sense.
-        between: called before each batch, equally often on all ranks.
-        loader_options: for DataLoader.
+    The strategy is settled: equal on all ranks. `between` is called before each batch, equally
+    often on all ranks. For the other parameters see Run.evaluate.
     """
     mesh, model, group = strategy.mesh, strategy.model, strategy.mesh.group
     batches = strided(dataset, mesh.data_rank, mesh.data_size, batch_size)
@@ -300,9 +289,8 @@ class _Tally:
 
     def __init__(self, names: list[str], group: Group) -> None:
         self._names, self._group = names, group
-        self._sums = {name: torch.zeros((), device=group.device) for name in names}
-        if group.device.type != "mps":
-            self._sums = {name: value.double() for name, value in self._sums.items()}
+        kind = _sum_type(group.device)
+        self._sums = {name: torch.zeros((), dtype=kind, device=group.device) for name in names}
         self._counts = dict.fromkeys(names, 0)
 
     def add(self, name: str, value: Tensor | None, samples: int) -> None:

@@ -164,12 +164,7 @@ class RankContext:
         return self._watchdog.find_hang(message, error, late=late is not None)
 
     def beat(self, step: int, phase: str = "compute") -> None:
-        """Tell the watchdog that this rank makes progress.
-
-        Args:
-            step: the same number on all ranks for the same step.
-            phase: "sync" before waiting for the others, else anything.
-        """
+        """See Job.beat."""
         self.step = step
         self.waiting.phase(phase)
         self._watchdog.beat(step, phase)

@@ -205,12 +205,9 @@ class Tracker:
     ) -> None:
         """Start the thread, which connects.
 
-        Args:
-            name: a key of _CLIENTS.
-            settings: of the spec's `tracking.NAME`.
-            run: what to show.
-            warn: called from the thread, once for each kind of trouble.
-            opened: called from the thread with the tracker's name and the run's id.
+        The name is a key of _CLIENTS, the settings are those of the spec's `tracking.NAME`. The
+        thread calls `warn` once for each kind of trouble, and `opened` with the tracker's name and
+        the run's id.
         """
         self._name, self._settings, self._run = name, settings, run
         self._warn, self._opened = warn, opened
@@ -341,11 +338,8 @@ class Tracking:
     ) -> None:
         """Start the trackers that the spec names; one that this version does not know is ignored.
 
-        Args:
-            wanted: name -> settings.
-            job: the job's name.
-            parameters: of the run.
-            folder: of the checkpoints, beside which the runs' ids lie; None: each attempt is a run.
+        `wanted` has the settings by name. The runs' ids lie in the folder of the checkpoints;
+        without one each attempt is a run.
         """
         known = _read_ids(folder)
         shown = {key: str(value) for key, value in parameters.items()}

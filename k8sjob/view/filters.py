@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 class ShownEvents:
     """All filters of a view, and the summary of what has passed them.
 
-    Args:
-        job: the job as its user calls it.
-        pace: the line of an epoch has the samples per second and the ETA.
-        verbose: leave tracebacks as they came.
+    With `pace` the line of an epoch has the samples per second and the ETA; with `verbose`
+    tracebacks are left as they came.
     """
 
     def __init__(self, job: str, *, pace: bool = False, verbose: bool = False) -> None:
@@ -245,8 +243,6 @@ _HOLD_S: Final = 60.0
 """Seconds for which the line of an epoch waits for the evaluation behind it."""
 _LONE_S: Final = 10.0
 """Seconds for which a checkpoint waits for the end of an epoch."""
-_BESIDE: Final = frozenset({EventKind.STARTING, EventKind.FINISHED})
-"""Kinds without a line of their own."""
 
 
 class Epochs:
@@ -283,7 +279,7 @@ class Epochs:
                 if self._checkpoint:
                     yield self._checkpoint
                 self._checkpoint, self._written = event, self._clock()
-            case kind if kind in _BESIDE:
+            case EventKind.STARTING | EventKind.FINISHED:  # without a line of their own
                 yield event
             case EventKind.LOG if not self._last or event.replica != self._last.replica:
                 yield event

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.backends.api import JobRef
 from k8sjob.contract import Event
 from k8sjob.errors import BackendError
-from k8sjob.kube.objects import IMAGE_ORIGIN, Object, training
+from k8sjob.kube.objects import IMAGE_ORIGIN, Object, stamp, training
 from k8sjob.observe.diagnose import Diagnosis, diagnose
 from k8sjob.observe.logs import MOST_AT_ONCE, TAIL_LINES, last_lines
 from k8sjob.observe.merge import Merge
@@ -27,7 +27,6 @@ from k8sjob.view.summary import JobSummary
 if TYPE_CHECKING:
     import threading
     from collections.abc import Iterable, Iterator
-    from datetime import datetime
 
     from k8sjob.backends.api import Backend, Snapshot
     from k8sjob.kube.objects import Json
@@ -54,9 +53,9 @@ def state_document(status: JobStatus) -> dict[str, Any]:
         "reason": status.reason,
         "message": status.message,
         "exit_code": status.exit_code,
-        "created": _stamp(status.created),
-        "started": _stamp(status.started),
-        "finished": _stamp(status.finished),
+        "created": status.created and stamp(status.created),
+        "started": status.started and stamp(status.started),
+        "finished": status.finished and stamp(status.finished),
     }
 
 
@@ -105,11 +104,6 @@ def running_digest(pod: Json) -> str | None:
     status = training(Object(pod).status.get("containerStatuses"))
     found = _DIGEST.search(status.get("imageID") or "")
     return found[1] if found else None
-
-
-def _stamp(moment: datetime | None) -> str | None:
-    """A time in UTC as `2026-01-31T12:00:00Z`."""
-    return moment.isoformat().replace("+00:00", "Z") if moment else None
 
 
 @dataclass(frozen=True, slots=True)

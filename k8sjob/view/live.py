@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console, OverflowMethod
 
-    from k8sjob.view.summary import JobSummary, Replica
+    from k8sjob.observe.status import ReplicaStatus
+    from k8sjob.view.summary import JobSummary
 
 # A terminal that knows synchronised output shows all between the two at once; others pass it over.
 _BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"
@@ -135,7 +136,7 @@ class Panel:
             yield Text(f"and {counts}" if shown else counts)
 
 
-def _replica(replica: Replica) -> Text:
+def _replica(replica: ReplicaStatus) -> Text:
     phase = replica.phase or "Unknown"
     line = Text(f"{phase:9}", style=STATE_STYLE.get(phase, "yellow"))
     if replica.restarts:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from k8sjob.contract import Event, EventKind
 from k8sjob.observe.diagnose import Diagnosis
-from k8sjob.observe.status import situation
+from k8sjob.observe.status import ReplicaStatus
 from k8sjob.sanitize import flat, integer, real, safe_text, text
 
 MAX_POINTS = 4096
@@ -28,24 +28,6 @@ REPEATS: Final = "repeats"
 """Key in the data of an agent's LOG event: the error in it that a traceback has shown."""
 STARTING: Final = {"importing": "importing torch", "python": "starting Python"}
 """Phases of a start that a reader waits for, the most telling first."""
-
-
-@dataclass(slots=True)
-class Replica:
-    """A replica as last reported."""
-
-    phase: str = ""
-    reason: str = ""
-    restarts: int = 0
-    node: str = ""
-    exit_code: int | None = None
-    message: str = ""
-    waiting: bool = False
-
-    @property
-    def situation(self) -> str:
-        """Its phase, or what it waits for; see ReplicaStatus."""
-        return situation(self.phase, self.reason, waiting=self.waiting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +79,7 @@ class JobSummary:
         created: when the job was accepted, seconds since the epoch; None if that is not known.
         started: when its replicas were first made, or made again after a resume.
         finished: when it ended.
-        replicas: by name, in the order in which they came.
+        replicas: by name as last reported, in the order in which they came.
         group: the process group: world_size, backend, device, ...
         curve: (epochs behind, loss), ascending; what a restart repeats is replaced.
         curves: by the name of a test metric the same of its values.
@@ -116,7 +98,7 @@ class JobSummary:
     created: float | None = None
     started: float | None = None
     finished: float | None = None
-    replicas: dict[str, Replica] = field(default_factory=dict)
+    replicas: dict[str, ReplicaStatus] = field(default_factory=dict)
     group: dict[str, str | float] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
     curve: list[tuple[float, float]] = field(default_factory=list)
@@ -208,7 +190,10 @@ class JobSummary:
     def _replica(self, name: str, data: dict[str, Any]) -> None:
         if not name:
             return
-        self.replicas[name] = Replica(
+        role, _, index = name.rpartition("-")
+        self.replicas[name] = ReplicaStatus(
+            role=role,
+            index=int(index) if index.isdecimal() else 0,
             phase=text(data.get("phase")),
             reason=text(data.get("reason")),
             restarts=integer(data.get("restarts")) or 0,

@@ -3,9 +3,9 @@
 import json
 import re
 import signal
-import time
 
 import pytest
+from waiting import until
 
 from k8sjob.contract import Event, EventKind
 
@@ -41,14 +41,6 @@ def job(job_file, tmp_path):
         return file
 
     return write
-
-
-def wait_for(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not (seen := condition()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
-    return seen
 
 
 def test_a_job_that_ends_well(job, k8sjob, tmp_path):
@@ -198,9 +190,9 @@ def test_the_time_to_the_first_step_is_split(job, k8sjob):
 def test_all_jobs_of_this_machine_are_watched_where_no_cluster_is_configured(job, k8sjob, process):
     watching = process("watch")
     running = process("run", job("wait"))
-    wait_for(lambda: "local/tiny" in watching.stdout.readline())
+    until(lambda: "local/tiny" in watching.stdout.readline())
     running.send_signal(signal.SIGINT)
-    wait_for(lambda: "Stopped" in watching.stdout.readline())
+    until(lambda: "Stopped" in watching.stdout.readline())
     watching.send_signal(signal.SIGINT)
     assert watching.wait(60) == 130
     assert "leave them or NAME out" in k8sjob("watch", "tiny", "-A").err
@@ -227,9 +219,9 @@ def test_another_terminal(job, k8sjob, process, tmp_path):
         done = k8sjob("status", "tiny", "-o", "json")
         return json.loads(done.out)["state"] if done.code == 0 else ""
 
-    wait_for(lambda: state() == "Running" and "rank 0" in k8sjob("logs", "tiny").out)
+    until(lambda: state() == "Running" and "rank 0" in k8sjob("logs", "tiny").out)
     assert k8sjob("status", "tiny", "--exit-code").code == 101
-    header, row = wait_for(lambda: "epoch" in (out := k8sjob("list").out) and out.splitlines())
+    header, row = until(lambda: "epoch" in (out := k8sjob("list").out) and out.splitlines())
     assert header.split()[-1] == "PROGRESS"
     assert row.endswith("   epoch 1/2  step 5/10  loss 0.5")
     assert "PROGRESS\nepoch 1/2  step 5/10  loss 0.5\n" in k8sjob("status", "tiny").out
@@ -240,20 +232,20 @@ def test_another_terminal(job, k8sjob, process, tmp_path):
     assert f"local/tiny of {tmp_path} has not ended; see " in again.err
 
     watching = process("watch", "tiny")
-    wait_for(lambda: "rank 0" in watching.stdout.readline())
+    until(lambda: "rank 0" in watching.stdout.readline())
     watching.send_signal(signal.SIGINT)
     _, err = watching.communicate(timeout=60)
     assert watching.returncode == 130
     assert err == "Detached; reattach with k8sjob watch local/tiny\n"
     following = process("logs", "-f", "tiny")
-    wait_for(lambda: "rank 0" in following.stdout.readline())
+    until(lambda: "rank 0" in following.stdout.readline())
     following.send_signal(signal.SIGINT)
     assert "Detached; run the same command to reattach\n" in following.communicate(timeout=60)[1]
     assert following.returncode == 130
     choice = ("-r", "master", "--save", tmp_path / "my logs")
     saving = process("logs", "-f", "tiny", *choice)
     part = tmp_path / "my logs/tiny-master-0.0.log.part"
-    wait_for(lambda: part.exists() and "rank 0" in part.read_text())
+    until(lambda: part.exists() and "rank 0" in part.read_text())
     saving.send_signal(signal.SIGINT)
     out, err = saving.communicate(timeout=60)
     assert "Detached" in err
@@ -262,10 +254,10 @@ def test_another_terminal(job, k8sjob, process, tmp_path):
     assert state() == "Running"
 
     assert k8sjob("suspend", "tiny").out == "local/tiny is being suspended\n"
-    wait_for(lambda: state() == "Suspended")
-    wait_for(lambda: '"Suspended"' in running.stdout.readline())  # a watch may miss what was short
+    until(lambda: state() == "Suspended")
+    until(lambda: '"Suspended"' in running.stdout.readline())  # a watch may miss what was short
     assert k8sjob("resume", "tiny").out == "local/tiny is being resumed\n"
-    wait_for(lambda: state() == "Running")
+    until(lambda: state() == "Running")
 
     running.send_signal(signal.SIGINT)
     out, _ = running.communicate(timeout=60)

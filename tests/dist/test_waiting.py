@@ -4,6 +4,7 @@ import re
 import time
 
 import pytest
+from waiting import until
 
 from k8sjob.contract import ExitCode
 
@@ -59,10 +60,7 @@ def test_a_collective_that_failed_is_over(start_ranks):
 
 def test_so_is_one_that_is_stopped(start_ranks):
     ranks = stuck(start_ranks, "before", "stop")
-    until = time.monotonic() + 40
-    while None in {ranks.processes[rank].code for rank in (0, 1)}:
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    until(lambda: None not in {ranks.processes[rank].code for rank in (0, 1)}, 40)
     ranks.signal(2, 9)
     outcome = ranks.finish(10)
     assert outcome.codes[:2] == [ExitCode.HUNG] * 2, outcome.errors

@@ -9,9 +9,9 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from error_tables import literal, pattern, rows
 
 from k8sjob import contract
 from k8sjob.runtime.base import config
@@ -20,26 +20,7 @@ from k8sjob.runtime.base.errors import EnvError
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/reference/errors-environment.md"
-TABLE = re.compile(r"^<!-- errors: (?P<kind>\w+) -->\n(?P<rows>(?:^\|.*\n)+)", re.MULTILINE)
-
-
-class Row(NamedTuple):
-    kind: str
-    given: str
-    error: str
-    exit_code: int
-
-
-def rows() -> list[Row]:
-    found = []
-    for table in TABLE.finditer(PAGE.read_text()):
-        for line in table["rows"].splitlines()[2:]:
-            given, error, code = (
-                cell.strip().strip("`").strip().replace("\\|", "|")
-                for cell in re.split(r"(?<!\\)\|", line)[1:-1]
-            )
-            found.append(Row(table["kind"], given, error, int(code)))
-    return found
+ROWS = list(rows(PAGE))
 
 
 def settings(environ):
@@ -61,11 +42,7 @@ def assignments(words):
     return dict(word.split("=", 1) for word in words[:count]), words[count:]
 
 
-def pattern(error):
-    return ".*".join(re.escape(part) for part in error.split("..."))
-
-
-@pytest.mark.parametrize("row", [row for row in rows() if row.kind in READERS], ids=str)
+@pytest.mark.parametrize("row", [row for row in ROWS if row.kind in READERS], ids=str)
 def test_an_environment_is_refused_as_shown(row):
     environ, rest = assignments(shlex.split(row.given))
     assert not rest
@@ -75,7 +52,7 @@ def test_an_environment_is_refused_as_shown(row):
     assert caught.value.exit_code == row.exit_code
 
 
-@pytest.mark.parametrize("row", [row for row in rows() if row.kind == "command"], ids=str)
+@pytest.mark.parametrize("row", [row for row in ROWS if row.kind == "command"], ids=str)
 def test_a_start_is_refused_as_shown(row, tmp_path):
     given, (_, *argv) = assignments(shlex.split(row.given))
     (tmp_path / "main.py").touch()
@@ -109,18 +86,10 @@ def messages():
                 yield pytest.param(literal(node.args[0]), id=f"{name}-{node.lineno}")
 
 
-def literal(node):
-    if isinstance(node, ast.Constant):
-        return re.escape(node.value)
-    return "".join(
-        re.escape(part.value) if isinstance(part, ast.Constant) else ".*" for part in node.values
-    )
-
-
 @pytest.mark.parametrize("message", list(messages()))
 def test_every_message_has_its_row(message):
-    assert any(re.fullmatch(message, row.error) for row in rows()), message
+    assert any(re.fullmatch(message, row.error) for row in ROWS), message
 
 
 def test_the_page_has_all_its_tables():
-    assert {row.kind for row in rows()} == {*READERS, "command"}
+    assert {row.kind for row in ROWS} == {*READERS, "command"}

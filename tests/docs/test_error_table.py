@@ -1,17 +1,14 @@
-"""docs/reference/errors.md is run: every row is an input, the error it gives and the exit code.
-
-A table belongs to the comment `<!-- errors: KIND -->` in front of it; RUNNERS says what an input of
-that kind is. In a cell ↵ is a line break, ⇥ a tab, \\| a bar, and ... stands for anything.
-"""
+"""docs/reference/errors.md is run: every row is an input, the error it gives and the exit code."""
 
 from __future__ import annotations
 
 import ast
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import pytest
+from error_tables import kinds, literal, pattern, plain, rows
 
 from k8sjob.errors import K8sJobError
 from k8sjob.rendering import check_script, dockerfile, remarks, render, write_context
@@ -23,34 +20,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/reference/errors.md"
-TABLE = re.compile(r"^<!-- errors: (?P<kind>.+?) -->\n\n?(?P<rows>(?:^\|.*\n)+)", re.MULTILINE)
-CELL = re.compile(r"(?<!\\)\|")
-
-
-class Row(NamedTuple):
-    kind: str
-    line: int
-    given: str
-    error: str
-    exit_code: int
-
-
-def rows() -> Iterator[Row]:
-    text = PAGE.read_text()
-    for table in TABLE.finditer(text):
-        first = text[: table.start("rows")].count("\n") + 1
-        for number, row in enumerate(table["rows"].splitlines()[2:], first + 2):
-            given, error, code = (plain(cell) for cell in CELL.split(row.strip())[1:-1])
-            yield Row(table["kind"], number, given, error, int(code))
-
-
-def plain(cell: str) -> str:
-    text = cell.strip().replace("\\|", "|")
-    ticks = re.fullmatch(r"(`+)(.*)\1", text)
-    if ticks:
-        padded = len(ticks[1]) > 1  # `` x `` may hold a backtick
-        text = ticks[2][1:-1] if padded else ticks[2]
-    return text.replace("↵", "\n").replace("⇥", "\t")
+ROWS = list(rows(PAGE))
 
 
 def base() -> dict[str, str]:
@@ -114,7 +84,7 @@ RUNNERS: dict[str, Callable[[str, Path], str]] = {
 """What an input is: a function that raises the K8sJobError; else what it returns is shown."""
 
 
-@pytest.mark.parametrize("row", list(rows()), ids=lambda row: f"{row.kind}-{row.line}")
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.kind}-{row.line}")
 def test_every_row_says_what_happens(row, tmp_path):
     with pytest.raises(K8sJobError) as caught:
         pytest.fail(RUNNERS[row.kind](row.given, tmp_path))
@@ -122,16 +92,12 @@ def test_every_row_says_what_happens(row, tmp_path):
     assert caught.value.exit_code == row.exit_code
 
 
-def pattern(error: str) -> str:
-    return ".*".join(re.escape(part) for part in error.split("..."))
-
-
 def test_the_base_of_the_page_is_valid(tmp_path):
     assert "valid" in whole("".join(base().values()), tmp_path)
 
 
 @pytest.mark.parametrize(
-    "row", [row for row in rows() if row.kind == "job.yaml"], ids=lambda row: str(row.line)
+    "row", [row for row in ROWS if row.kind == "job.yaml"], ids=lambda row: str(row.line)
 )
 def test_an_error_names_a_line_of_the_input(row, tmp_path):
     with pytest.raises(K8sJobError) as caught:
@@ -163,29 +129,18 @@ def messages() -> Iterator[pytest.param]:
                 yield pytest.param(literal(node.args[at]), id=f"{file.stem}-{node.lineno}")
 
 
-def literal(node: ast.expr) -> str:
-    if isinstance(node, ast.Constant):
-        return re.escape(str(node.value))
-    return "".join(
-        re.escape(str(part.value)) if isinstance(part, ast.Constant) else "(?s:.*)"
-        for part in node.values
-    )
-
-
 @pytest.mark.parametrize("rule", list(messages()))
 def test_every_rule_has_its_row(rule):
-    shown = [row.error for row in rows()]
-    assert any(re.search(rule, error) for error in shown), f"no row in {PAGE.name} shows: {rule}"
+    assert any(re.search(rule, row.error) for row in ROWS), f"no row in {PAGE.name} shows: {rule}"
 
 
 def test_rows_do_not_repeat_themselves():
-    seen = [(row.kind, row.given) for row in rows()]
+    seen = [(row.kind, row.given) for row in ROWS]
     assert len(seen) == len(set(seen))
 
 
 def test_a_table_of_unknown_kind_is_a_mistake():
-    kinds = re.findall(r"<!-- errors: (.+?) -->", PAGE.read_text())
-    assert set(kinds) == {row.kind for row in rows()} <= set(RUNNERS)
+    assert set(kinds(PAGE)) == {row.kind for row in ROWS} <= set(RUNNERS)
 
 
 def test_inputs_are_read_as_they_are_shown():

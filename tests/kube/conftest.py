@@ -6,7 +6,6 @@ import shutil
 import ssl
 import subprocess
 import threading
-import time
 from collections import deque
 
 import pytest
@@ -164,16 +163,3 @@ def kubectl(kubeconfig):
 def transport(request):
     """Makes a transport, of each kind."""
     return request.getfixturevalue(request.param)
-
-
-@pytest.fixture
-def until():
-    """Wait for what becomes true, with a deadline that fails the test."""
-
-    def wait(condition, seconds=60):
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, "nothing of the kind within the time"
-            time.sleep(0.01)
-
-    return wait

@@ -7,6 +7,7 @@ import sys
 import threading
 
 import pytest
+from waiting import until
 
 from k8sjob.errors import BackendError
 from k8sjob.kube.client.kubeconfig import IN_CLUSTER, Access, access
@@ -194,7 +195,7 @@ LINUX_ALONE = pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux
 
 @pytest.mark.parametrize("end", [0, pytest.param(signal.SIGKILL, marks=LINUX_ALONE)])
 def test_no_kubectl_outlives_a_program_that_ends_in_the_middle_of_a_stream(
-    end, kubeconfig, tmp_path, until
+    end, kubeconfig, tmp_path
 ):
     program = tmp_path / "kubectl"
     program.write_text("#!/bin/sh\necho $$\nexec sleep 600\n")
@@ -205,7 +206,7 @@ def test_no_kubectl_outlives_a_program_that_ends_in_the_middle_of_a_stream(
     until(lambda: not lives(done.stdout.strip()))
 
 
-def test_a_request_that_takes_too_long_ends_with_all_that_it_started(kubeconfig, tmp_path, until):
+def test_a_request_that_takes_too_long_ends_with_all_that_it_started(kubeconfig, tmp_path):
     """A plugin that hangs is kubectl's child, and holds the pipes that are read."""
     program, written = tmp_path / "kubectl", tmp_path / "pid"
     program.write_text(f"#!/bin/sh\nsleep 600 &\necho $! > {written}.new\n"

@@ -7,6 +7,7 @@ import time
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
+from waiting import until
 
 from k8sjob.kube.client.transport import MAX_LINE, ApiError, lines
 
@@ -210,7 +211,7 @@ def test_an_answer_that_is_too_late(transport, apiserver):
     assert told.value.code == 0
 
 
-def test_a_stream_that_is_closed_closes_the_connection(transport, apiserver, until):
+def test_a_stream_that_is_closed_closes_the_connection(transport, apiserver):
     gone = threading.Event()
 
     def body(piece):

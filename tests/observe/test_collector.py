@@ -1,12 +1,12 @@
 """What `k8sjob collect` keeps and sends."""
 
 import threading
-import time
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
+import waiting
 from observed import MASTER, REF, line, make_pod, running, snapshot
 from serving import served
 
@@ -65,19 +65,13 @@ def collect(cluster, *kinds, sent=None, occasions=("failed", "stalled"), until=N
     """
     said, stop = [], threading.Event()
 
-    def wait(until):
-        end = time.monotonic() + 20
-        while not until(said):
-            assert time.monotonic() < end, said
-            time.sleep(0.01)
-
     def changes():
         for number, kind in enumerate(kinds):
             if number and cluster.later:
-                wait(bool)
+                waiting.until(lambda: said, 20)
                 cluster.later()
             yield Change(kind, cluster.found.job)
-        wait(until or bool)
+        waiting.until(lambda: (until or bool)(said), 20)
 
     Collector(cluster, records or Records(), sent, occasions, said.append).run(changes(), stop)
     assert stop.is_set()

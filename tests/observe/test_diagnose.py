@@ -1106,7 +1106,8 @@ def test_a_mount_that_the_kubelet_has_not_retried_is_no_cause(count, seconds, ca
     assert causes("Created", pods=[pod], events=[event], replicas=MASTER) == [cause]
 
 
-def test_of_past_ends_the_newest_failure_is_reported():
+@pytest.mark.parametrize("container", ["pytorch", "main"])  # the only one may have any name
+def test_of_past_ends_the_newest_failure_is_reported(container):
     old = reported(1, 0, "ValueError", "old") | {"finishedAt": "2025-12-31T22:00:00Z"}
     ends = {
         "master-0": old,
@@ -1114,6 +1115,8 @@ def test_of_past_ends_the_newest_failure_is_reported():
         "worker-1": reported(138, 2, "PeerLost", "its peer", time="06:59"),
     }
     pods = [make_pod(name, restarts=1, running={}, last=end) for name, end in ends.items()]
+    for pod in pods:
+        pod["status"]["containerStatuses"][0]["name"] = container
     message = "worker-0, rank 1: exit code 1: ValueError: new, 3 min ago; it is running again"
     assert only("Running", pods=pods).message == message
 

@@ -20,6 +20,7 @@ from observed import (
     snapshot,
     unplaced,
 )
+from waiting import until
 
 from k8sjob.backends.api import LogLine, Snapshot
 from k8sjob.backends.record import RecordBackend, write_record
@@ -230,7 +231,7 @@ def test_the_end_waits_for_output_that_does_not_end_but_not_long():
     events = list(watch(backend, REF))
     assert time.monotonic() - began < SETTLE_SECONDS + 1
     assert texts(events) == ["last"]
-    _soon(lambda: len(backend.stopped) == 4)
+    until(lambda: len(backend.stopped) == 4)
 
 
 def test_whoever_reads_late_misses_nothing():
@@ -300,7 +301,7 @@ def test_leaving_a_watch_ends_its_readers():
     events = watch(backend, REF)
     next(events)
     events.close()
-    _soon(lambda: backend.stopped == ["watch"])
+    until(lambda: backend.stopped == ["watch"])
 
 
 def test_leaving_ends_a_reader_that_is_held_back():
@@ -395,13 +396,6 @@ def test_the_job_s_times_are_reported():
     created = 1767225600
     assert event.data["created"] == created
     assert (event.data["started"], event.data["finished"]) == (created + 1, created + 4)
-
-
-def _soon(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_job_cannot_report_its_own_state():

@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,6 +19,7 @@ from queue import SimpleQueue
 from typing import NamedTuple
 
 import pytest
+from waiting import until
 
 from k8sjob.errors import BackendError
 from k8sjob.proving import Proof, prove
@@ -244,21 +244,14 @@ def test_no_process_outlives_the_command(number, code, tmp_path):
     (tmp_path / "main.py").write_text(WAITS)
     pids = tmp_path / "pids"
     with proving("main.py", folder=tmp_path, env={**os.environ, "PIDS": str(pids)}) as command:
-        _until(lambda: pids.exists() and pids.read_text().count("\n") == 2)
+        until(lambda: pids.exists() and pids.read_text().count("\n") == 2)
         command.send_signal(number)
         assert command.wait(30) == code
     for pid in pids.read_text().split():
-        _until(lambda pid=pid: not _runs(pid), 15)
+        until(lambda pid=pid: not _runs(pid), 15)
 
 
 def _runs(pid):
     with suppress(FileNotFoundError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
-
-
-def _until(condition, seconds=60):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)

@@ -14,41 +14,42 @@ from k8sjob.runtime.comm.rendezvous import Rendezvous
 
 
 def test_what_came_of_it_is_handed_over_where_it_is_asked_for():
-    background, taken, go = Background(), [], threading.Event()
+    background, taken, go = Background(lambda: 0, lambda: None), [], threading.Event()
     background.begin(lambda: go.wait(60) and "done", taken.append)
     background.take()
     assert (background.busy, taken) == (True, [])
     with pytest.raises(RuntimeError, match="before this one is not done"):
         background.begin(lambda: None, taken.append)
     go.set()
-    assert background.finish(progress=lambda: 0, beat=lambda: None)
+    assert background.finish()
     assert (background.busy, taken) == (False, ["done"])
 
 
 def test_an_exception_is_handed_over_too():
-    background, taken = Background(), []
+    background, taken = Background(lambda: 0, lambda: None), []
     background.begin(lambda: 1 / 0, taken.append)
-    background.finish(progress=lambda: 0, beat=lambda: None)
+    background.finish()
     assert isinstance(taken[0], ZeroDivisionError)
 
 
 def test_a_beat_comes_for_progress_alone():
-    background, go, sizes, beats = Background(), threading.Event(), [1, 2, 2, 2, 5], []
+    go, sizes, beats = threading.Event(), [1, 2, 2, 2, 5], []
 
     def progress():
         if len(sizes) == 1:
             go.set()
         return sizes.pop(0) if sizes else 5
 
+    background = Background(progress, lambda: beats.append(len(sizes)))
     background.begin(lambda: go.wait(60), lambda _: None)
-    assert background.finish(progress, lambda: beats.append(len(sizes)))
+    assert background.finish()
     assert beats == [4, 3, 0]
 
 
 def test_work_that_does_not_move_is_left_alone():
-    background, go = Background(), threading.Event()
+    background, go = Background(lambda: 0, lambda: None), threading.Event()
     background.begin(lambda: go.wait(60), lambda _: None)
-    assert not background.finish(lambda: 0, lambda: None, patience=0.1)
+    assert not background.finish(0.1)
     assert background.busy
     go.set()
 

@@ -40,7 +40,7 @@ def stage(number):
     groups = iter(["forth", "back"])
     return StageLinks(
         SimpleNamespace(
-            group=group, model_rank=number, model_size=3, new_groups=lambda _axis: next(groups)
+            group=group, model_rank=number, model_size=3, new_group=lambda: next(groups)
         )
     )
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from dataclasses import asdict
 
 import pytest
+from waiting import until
 
 from k8sjob.contract import Reason
 from k8sjob.runtime.agent.restarts import Coordinator, RestartCount
@@ -25,13 +25,6 @@ def nodes(request, master_port):
 def call(node):
     state = asdict(NodeState(node, DONE, restarts=99))
     return json.dumps({"job": "j", "nnodes": 3, "state": state}).encode() + b"\n"
-
-
-def until(condition):
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_all_nodes_learn_the_states_of_all(nodes):

@@ -4,6 +4,7 @@ import time
 
 import pytest
 import torch.distributed as dist
+from waiting import until
 
 from k8sjob.runtime.base.errors import PeerLost
 from k8sjob.runtime.comm.rendezvous import NOTE, Rendezvous
@@ -84,10 +85,7 @@ def test_a_rank_alone_stops_at_once():
 def test_a_note_in_the_store_is_a_loss(group):
     ranks = group(2)
     ranks.store.set(NOTE, "rank 1 was started again")
-    until = time.monotonic() + 60
-    while len(ranks.lost) < 2:
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    until(lambda: len(ranks.lost) == 2)
     assert {str(lost) for lost in ranks.lost} == {"rank 1 was started again"}
     with pytest.raises(PeerLost, match="started again"):
         ranks.coordinators[0].finish(10)
@@ -132,9 +130,7 @@ def test_a_finished_rank_does_not_delay_a_stop(group):
     leaving = threading.Thread(target=done.finish, args=(10,))
     leaving.start()
     other.request("SIGTERM")
-    until = time.monotonic() + 60
-    while other.passes():  # asks, and learns that nobody else goes on
-        assert time.monotonic() < until
+    until(lambda: not other.passes())  # it asks, and learns that nobody else goes on
     other.finish(10)
     leaving.join(timeout=60)
     assert not leaving.is_alive()

@@ -173,10 +173,8 @@ class Creation:
         """Create a job by one request, and return it; nothing is overwritten.
 
         Tries again for a minute where the connection breaks, without creating the job twice; so
-        call dry_run first, which fails at once where the apiserver cannot be reached.
-
-        Args:
-            manifest: one without a namespace gets the back end's.
+        call dry_run first, which fails at once where the apiserver cannot be reached. A manifest
+        without a namespace gets the back end's.
 
         Raises:
             JobExists: one of that name is there, finished or not.
@@ -189,9 +187,7 @@ class Creation:
     def dry_run(self, manifest: Json, *, name_free: bool = False) -> Json:
         """The object that the server would store, with its defaults; nothing is stored.
 
-        Args:
-            manifest: the job.
-            name_free: as if no job of its name were there.
+        With `name_free` it is as if no job of its name were there.
 
         Raises:
             JobExists: one of that name is there, finished or not.

@@ -107,11 +107,8 @@ class Instance:
 class JobPods:
     """The state of a job's containers. Safe to use from several threads.
 
-    Args:
-        transport: carries the requests.
-        ref: the job; with a uid, Pods of an earlier job of the same name are left out.
-        ended: whether the job has ended or is gone; asked as often as the Pods are listed.
-        pace: how often they are.
+    Of a job whose uid is known, Pods of an earlier one of the same name are left out. `ended` tells
+    whether the job has ended or is gone; it is called as often as the Pods are listed.
     """
 
     def __init__(
@@ -135,9 +132,7 @@ class JobPods:
     def instance(self, replica: str, *, after: float = 0.0) -> Instance | None:
         """The newest instance of a replica's container; None if it has no Pod.
 
-        Args:
-            replica: "master-0", "worker-2".
-            after: the answer must be newer than this moment of time.monotonic().
+        The answer is newer than the moment `after` of time.monotonic().
 
         Raises:
             ApiError: the Pods cannot be listed.

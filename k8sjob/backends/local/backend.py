@@ -300,12 +300,8 @@ class LocalBackend:
     def stop(self, ref: JobRef, *, now: bool = False, message: str = "") -> None:
         """Request the end of the job, and return: SIGTERM to its replicas, after the grace SIGKILL.
 
-        It ends as Failed with the reason PyTorchJobStopped, unless it succeeds first.
-
-        Args:
-            ref: the job.
-            now: SIGKILL at once.
-            message: why, for the job's status.
+        It ends as Failed with the reason PyTorchJobStopped, unless it succeeds first. With `now`
+        SIGKILL comes at once. The message is that of the job's status.
         """
         self.folder(ref).ask("stop", now=now, message=message)
 
@@ -344,10 +340,8 @@ class LocalBackend:
     def delete(self, ref: JobRef, *, checkpoints: bool = False) -> None:
         """Stop the job and remove it with its output.
 
-        Args:
-            ref: the job.
-            checkpoints: remove its checkpoints too, unless another run uses them or they lie in a
-                folder of the user's own.
+        With `checkpoints` these are removed, too, unless another run uses them or they lie in a
+        folder of the user's own.
 
         Raises:
             BackendError: its replicas could not be stopped.

@@ -50,11 +50,8 @@ class _Slot:
 class Kubelet:
     """Runs the containers of a job's Pods and keeps the Pods' status.
 
-    Args:
-        folder: of the job.
-        launches: how each replica is started, by its name.
-        environ: what a container's environment is, given how it is started.
-        report: called with what a kubelet records as Events: pod, type, reason, message.
+    `environ` gives the environment of a container by its launch; `report` is called with what a
+    kubelet records as Events: pod, type, reason, message.
 
     Attributes:
         failures: how often each replica has failed by itself, over all its Pods.

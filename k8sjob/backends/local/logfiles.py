@@ -34,10 +34,8 @@ LONGEST_LINE: Final = 16 * 1024
 class LogWriter:
     """Takes the output of one start of a container and writes it down, line by line.
 
-    Args:
-        path: the file; its folder is made.
-        copy: the folder that the code runs in; empty if it is the user's own.
-        source: the user's own folder.
+    The code runs in `copy`, a copy of the user's folder `source`; both are empty if it runs in that
+    folder itself.
     """
 
     def __init__(self, path: Path, copy: str = "", source: str = "") -> None:
@@ -119,11 +117,8 @@ def follow_lines(
 ) -> Iterator[LogLine]:
     """All lines of all starts, and what is written from now on.
 
-    Args:
-        folder: of the log files; it need not be there yet.
-        replica: named in the lines.
-        ended: whether nothing more will be written; looked at before the last read.
-        stopped: whether to end now.
+    The folder need not be there yet. `ended` tells whether nothing more will be written, and is
+    called before the last read; `stopped`, whether to end now.
     """
     reader = _Reader(folder, replica, 0)
     try:

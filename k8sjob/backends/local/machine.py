@@ -70,9 +70,7 @@ def check_packages(spec: JobSpec, context: Path) -> None:
     Only names are compared, not versions: a laptop's may be newer than the image's. Lines with a
     marker, an option or a URL are ignored.
 
-    Args:
-        spec: the job.
-        context: the folder with its code, and its requirements file.
+    `context` is the folder with the job's code, and its requirements file.
 
     Raises:
         BackendError: with the command that installs them.

@@ -86,11 +86,8 @@ class Prepared:
 def prepare(places: Places, draft: Path, *, fresh: bool = False, resume: bool = False) -> Prepared:
     """Everything but the start.
 
-    Args:
-        places: the job, and where its folders will be; `places.job` has its final name.
-        draft: the job's folder as it is called until then.
-        fresh: the job must not find checkpoints.
-        resume: the user has named the checkpoints to resume.
+    `places.job` has the final name of the job's folder, which is called `draft` until then. A
+    `fresh` job must not find checkpoints; with `resume` the user has named those to resume.
 
     Raises:
         BackendError: a package, a variable, a folder or the space for it is missing.

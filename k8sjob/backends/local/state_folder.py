@@ -368,11 +368,8 @@ def write_json(path: Path, body: dict[str, Any]) -> None:
 
 def os_error_message(verb: str, path: Path, error: OSError) -> str:
     """The message for an OSError: what failed, why, and how to fix it."""
-    advice = (
-        "free some space there"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT)
-        else "check its owner and permissions"
-    )
+    full = error.errno in _FULL
+    advice = "free some space there" if full else "check its owner and permissions"
     return f"cannot {verb} {path}: {error.strerror}; {advice}, or set {STATE} to another folder"
 
 
@@ -408,7 +405,7 @@ class Identity:
 
     @classmethod
     def from_json(cls, body: dict[str, Any]) -> Identity:
-        """The inverse of to_json; KeyError, TypeError or ValueError for anything else."""
+        """The inverse of asdict(); KeyError, TypeError or ValueError for anything else."""
         return cls(int(body["pid"]), str(body["started"]), str(body["boot"]), str(body["host"]))
 
     @property

@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from k8sjob.checks.lint.script_modules import Definition, Function, Module, statements
@@ -350,10 +351,7 @@ class Code:
     def _passed(self, stmt: ast.stmt, depth: int = 0, *, looped: bool = False) -> Iterator[Guard]:
         """The conditions that hold after a statement of which some branches leave.
 
-        Args:
-            stmt: the statement.
-            depth: how deep it lies in another one.
-            looped: whether a loop lies between, which is all that `break` leaves.
+        `looped`: a loop lies between, which is all that `break` leaves.
         """
         looped |= isinstance(stmt, ast.For | ast.AsyncFor | ast.While)
         for test, block in _branches(stmt) if depth < _MAX_DEPTH else ():
@@ -578,3 +576,13 @@ def parameters(function: Function) -> list[ast.arg]:
     """A function's parameters except *args and **kwargs."""
     given = function.args
     return [*given.posonlyargs, *given.args, *given.kwonlyargs]
+
+
+def defaults(given: ast.arguments) -> dict[str, ast.expr | None]:
+    """The parameters that may have a default, with it."""
+    positional = [*given.posonlyargs, *given.args]
+    pairs = chain(
+        zip(reversed(positional), reversed(given.defaults), strict=False),
+        zip(given.kwonlyargs, given.kw_defaults, strict=True),
+    )
+    return {one.arg: value for one, value in pairs}

@@ -73,16 +73,14 @@ def _sets_epoch(script: Script) -> bool:
     for node in script.nodes:
         if constant(node) == "set_epoch":  # for getattr
             return True
-        if isinstance(node, ast.Attribute) and node.attr == "epoch" and _is_stored(node):
-            owner = node.value
-            if samplers & set(script.values(owner)) or "sampler" in ast.unparse(owner).lower():
-                return True
+        match node:
+            case ast.Attribute(value=owner, attr="epoch", ctx=ast.Store()):
+                if samplers & set(script.values(owner)) or "sampler" in ast.unparse(owner).lower():
+                    return True
+            case _:
+                pass
     numbers = {constant(keyword(one, "epoch", 0)) for one in script.method_calls("set_epoch")}
     return None in numbers or len(numbers) > 1
-
-
-def _is_stored(node: ast.Attribute) -> bool:
-    return isinstance(node.ctx, ast.Store)
 
 
 def _has_epochs(script: Script) -> bool:

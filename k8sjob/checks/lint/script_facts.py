@@ -72,11 +72,6 @@ _KERAS_MODEL: Final = re.compile(
 _SAME: Final = frozenset({"to", "cuda", "cpu", "train", "eval", "float", "half", "bfloat16"})
 """Methods of a model that give the model."""
 
-_UNKNOWN: Final = "{}"
-"""A part of a text that is not known."""
-_FIELD: Final = re.compile(r"\{(\w*)[^{}]*\}")
-_MAX_TEXT: Final = 200
-
 
 @dataclass(frozen=True, slots=True)
 class Setting:

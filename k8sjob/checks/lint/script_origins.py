@@ -11,7 +11,7 @@ from contextlib import suppress
 from itertools import chain, count
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.checks.lint.script_code import keyword, parameters
+from k8sjob.checks.lint.script_code import defaults, keyword, parameters
 from k8sjob.checks.lint.script_modules import Function
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Origins:
                 given = keyword(call, name, position)
                 several = any(isinstance(one, ast.Starred) for one in call.args)
                 several |= any(one.arg is None for one in call.keywords)
-                found.append(given or (None if several else _default(function, name)))
+                found.append(given or (None if several else defaults(function.args).get(name)))
             elif defined in (None, made):
                 found.append(None)
         return found
@@ -114,13 +114,3 @@ class Origins:
             case _:
                 return _UNKNOWN
         return "".join(map(self.text, parts))
-
-
-def _default(function: Function, name: str) -> ast.expr | None:
-    given = function.args
-    positional = [*given.posonlyargs, *given.args]
-    pairs = chain(
-        zip(positional[::-1], given.defaults[::-1], strict=False),
-        zip(given.kwonlyargs, given.kw_defaults, strict=True),
-    )
-    return next((value for one, value in pairs if one.arg == name), None)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.checks.lint.script_code import Guard, constant, keyword
+from k8sjob.checks.lint.script_code import Guard, constant, defaults, keyword
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -280,9 +280,7 @@ def _with_defaults(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
     """Names of parameters, attributes and options, with what they are by default."""
     match node:
         case ast.arguments():
-            positional = [*node.posonlyargs, *node.args][::-1]
-            yield from zip((one.arg for one in positional), node.defaults[::-1], strict=False)
-            yield from zip((one.arg for one in node.kwonlyargs), node.kw_defaults, strict=True)
+            yield from defaults(node).items()
         case ast.Call(args=args, keywords=keywords):
             yield from ((one.arg or "", one.value) for one in keywords)
             texts = [text for one in args if isinstance(text := constant(one), str)]

@@ -62,11 +62,7 @@ def diagnose(
 ) -> list[Diagnosis]:
     """The findings about a job, the first cause first; none where nothing is wrong.
 
-    Args:
-        snapshot: the job and its objects.
-        logs: the last lines of each replica's output, by its name; replicas may be missing.
-        related: objects beside the job's own (see Backend.related), as far as they could be read.
-        now: the moment that "for 40 s" is counted to, with a time zone; the snapshot's by default.
+    For the parameters see Facts; `now` is by default the moment of the snapshot.
     """
     facts = Facts(snapshot, logs, related, now or snapshot.at or datetime.now(UTC))
     state = facts.status.state
@@ -137,7 +133,7 @@ def _failed_after_success(facts: Facts) -> Iterator[Diagnosis]:
     """A replica that failed in a job that succeeded, since another one decides that."""
     finished = facts.status.finished.timestamp() if facts.status.finished else 0.0
     done = {pod.replica for pod in facts.done}
-    down = {pod.replica for pod in facts.pods if pod.trainer and not pod.deleting} - done
+    down = {pod.replica for pod in facts.pods if not pod.deleting} - done
     failed = [
         end
         for end in facts.ends

@@ -173,7 +173,7 @@ def bad_sandbox(_facts: Facts, pod: Pod) -> Explanation | None:
         return None
     message = one_line(event.get("message", ""))
     if "OOM-killed" in message:
-        limit = pod.limits().get("memory", "?")
+        limit = pod.memory_limit or "?"
         what = f"its memory limit is too low even to start ({limit})"
         return Explanation(Cause.MEMORY, what, "raise resources.memory")
     return Explanation(
@@ -209,9 +209,9 @@ def bad_init(facts: Facts, pod: Pod) -> Explanation | None:
 
 def kept_by_sidecar(facts: Facts, pod: Pod) -> Explanation | None:
     """A Pod whose training has succeeded and that another container keeps from ending."""
-    ended = pod.trainer.ended if pod.trainer else {}
     others = [c.name for c in pod.containers if not c.init and "running" in c.state]
-    if pod.phase != "Running" or pod.deleting or ended.get("exitCode") != 0 or not others:
+    ended_well = pod.terminated.get("exitCode") == 0
+    if pod.phase != "Running" or pod.deleting or not ended_well or not others:
         return None
     since = pod.trained_until
     if since and facts.now - since < _SIDECAR_ENDS:
@@ -283,7 +283,7 @@ def _master(facts: Facts) -> tuple[str, str]:
         what += "; the Master is ready, so the name should be there"
         return what, f"{step} -n {facts.namespace})"
     if master.phase == "Running" and ready.false:
-        if master.trainer and master.trainer.spec.get("readinessProbe"):
+        if master.asked.part("readinessProbe"):
             return (
                 f"{what}; the Master runs but is not ready, by its readinessProbe",
                 "leave the probe out: the name comes with Ready, and training needs the name first",

@@ -163,7 +163,7 @@ def _cannot_start(facts: Facts, end: End) -> Diagnosis | None:
 def _out_of_memory(facts: Facts, end: End) -> Diagnosis | None:
     if end.why != "OOMKilled":
         return None
-    limits = (pod.limits().get("memory") for pod in facts.pods if pod.replica == end.replica)
+    limits = (pod.memory_limit for pod in facts.pods if pod.replica == end.replica)
     limit = next((f": its limit is {limit}" for limit in limits if limit), "")
     return _finding(
         end,

@@ -11,9 +11,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import LOCAL
-from k8sjob.contract import CONTAINER_NAMES, Event, EventKind, ExitCode, Reason
+from k8sjob.contract import Event, EventKind, ExitCode, Reason
 from k8sjob.kube import objects
-from k8sjob.kube.objects import Object, moment
+from k8sjob.kube.objects import Object, moment, training
 from k8sjob.observe.status import job_status, processes
 from k8sjob.targets.jobs import replica_names, replica_of, target_of
 
@@ -78,12 +78,12 @@ class Pod(objects.Pod):
     @property
     def training(self) -> bool:
         """Whether its training container runs, and is not being ended."""
-        return bool(self.trainer and "running" in self.trainer.state) and not self.deleting
+        return "running" in self.container.part("state") and not self.deleting
 
     @property
     def trained_until(self) -> datetime | None:
         """When its training container ended; None where not known."""
-        return moment(self.trainer.ended.get("finishedAt")) if self.trainer else None
+        return moment(self.terminated.get("finishedAt"))
 
     @cached_property
     def containers(self) -> tuple[Container, ...]:
@@ -94,18 +94,18 @@ class Pod(objects.Pod):
         )
 
     @property
-    def trainer(self) -> Container | None:
-        """The container that trains."""
-        named = {one.name: one for one in self.containers if not one.init}
-        return next((named[name] for name in CONTAINER_NAMES if name in named), None)
+    def asked(self) -> Object:
+        """The container that trains, as the Pod asks for it."""
+        return Object(training(self.spec.get("containers")))
+
+    @property
+    def memory_limit(self) -> str:
+        """What the container that trains may use at most; empty without a limit."""
+        return str(self.asked.part("resources", "limits").get("memory", ""))
 
     def last_event(self, *reasons: str) -> Json:
         """The newest Event about it with one of these reasons; empty if there is none."""
         return next((e for e in reversed(self.events) if e.get("reason") in reasons), {})
-
-    def limits(self) -> dict[str, str]:
-        """The limits of its training container."""
-        return Object(self.trainer.spec).part("resources", "limits") if self.trainer else {}
 
     def _containers(self, key: str, status_key: str, *, init: bool) -> Iterator[Container]:
         statuses = {s.get("name"): s for s in self.status.get(status_key) or ()}
@@ -271,7 +271,7 @@ class Facts:
     @cached_property
     def done(self) -> tuple[Pod, ...]:
         """The Pods whose training ended with exit code 0."""
-        return tuple(p for p in self.pods if p.trainer and p.trainer.ended.get("exitCode") == 0)
+        return tuple(pod for pod in self.pods if pod.terminated.get("exitCode") == 0)
 
     @cached_property
     def missing(self) -> tuple[str, ...]:

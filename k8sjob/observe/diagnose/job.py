@@ -268,7 +268,7 @@ def no_group(facts: Facts) -> Iterator[Diagnosis]:
     reasons = [
         reason
         for pod in facts.pods
-        if pod.trainer and (reason := Reason.decode(pod.trainer.ended.get("message") or ""))
+        if (reason := Reason.decode(pod.terminated.get("message") or ""))
     ]
     if any(one.type == "Unmet" for one in reasons) or facts.reported(EventKind.UNMET):
         yield Diagnosis(

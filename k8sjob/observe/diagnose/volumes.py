@@ -141,8 +141,7 @@ def _pending_claim(facts: Facts, pod: Pod) -> tuple[str, str]:
 
 def not_mounted(facts: Facts, pod: Pod) -> Explanation | None:
     """A volume that could not be attached or mounted on the Pod's node."""
-    trainer = pod.trainer
-    if pod.phase != "Pending" or not pod.node or (trainer and trainer.status.get("started")):
+    if pod.phase != "Pending" or not pod.node or pod.container.raw.get("started"):
         return None
     event = pod.last_event(*_NOT_MOUNTED, *AFTER_MOUNTS)
     if event.get("reason") not in _NOT_MOUNTED:

@@ -94,14 +94,10 @@ def run_attempt(
 ) -> Record:
     """Start the node's processes once and wait until all are gone.
 
-    Args:
-        program: what to run.
-        restart: how often it was started before.
-        config: stop_grace and hang_timeout are used.
-        inbox: entered already.
-        leave: called repeatedly; the seconds that the processes have to stop as at a signal, or
-            None: they continue.
-        hang: called repeatedly; why the group hangs, or None. By default the group is this node.
+    Of the config stop_grace and hang_timeout are used; the inbox is entered already. `leave` is
+    called repeatedly, and gives the seconds that the processes have to stop as at a signal, or
+    None: they continue. So is `hang`: why the group hangs, or None; by default the group is this
+    node.
 
     Raises:
         EnvError: there is no folder to write in.
@@ -193,9 +189,7 @@ def verdict(record: Record, stop: signal.Signals | None) -> Reason | None:
     The first failure counts, by the time that the process itself wrote, if it wrote one. A rank
     that only lost its peer counts last: its failure may be seen before the peer's.
 
-    Args:
-        record: with all exits.
-        stop: the signal that requested a stop, where stop_time is finite.
+    The record has all exits; `stop` is the signal that requested a stop, where stop_time is finite.
     """
     if record.hang:
         return record.hang

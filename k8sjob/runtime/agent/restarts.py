@@ -118,9 +118,7 @@ class RestartCount:
     def end(self, reason: Reason | None, *, final: bool = False) -> None:
         """Record the end of the container; after None or a stop, the next one is no restart.
 
-        Args:
-            reason: why.
-            final: another start would end the same way.
+        `final`: another start would end the same way.
         """
         if reason is not None and reason.exit_code != ExitCode.STOPPED:
             self._write(reason=reason.encode(), final=final)
@@ -222,9 +220,7 @@ class Coordinator:
     def last(self, record: Record, reason: Reason | None) -> Reason | None:
         """The reason to end with, where another start cannot end better; None: it may.
 
-        Args:
-            record: the start that has ended.
-            reason: why it did; None: all processes ended with 0.
+        `reason` is why the start has ended; None: all processes ended with 0.
         """
         if record.leave_time < _NEVER:
             reason = self._before

@@ -93,10 +93,10 @@ class Reporter:
         ]
         if bad:
             self._diverged = True
-            at = ", ".join(f"{key} {data[key]}" for key in ("epoch", "step") if key in data)
+            at = f" in {found}" if (found := _position(data)) else ""
             self.warn(
-                f"the {bad[0]} is {data[bad[0]]}{f' in {at}' if at else ''}: lower the learning"
-                " rate, or look for bad samples"
+                f"the {bad[0]} is {data[bad[0]]}{at}: lower the learning rate, or look for bad"
+                " samples"
             )
 
     def _pass_on(self, sink: Sink, data: dict[str, Any]) -> None:

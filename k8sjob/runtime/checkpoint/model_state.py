@@ -60,9 +60,7 @@ def restore(model: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> No
 def whole(value: Any, *, keep: bool) -> Any:
     """A nest of containers with whole copies of its tensors in host memory; all ranks call it.
 
-    Args:
-        value: with tensors that may be distributed.
-        keep: whether this rank needs the result; the others only take part.
+    `keep`: this rank needs the result; the others only take part.
     """
 
     def of_tensor(tensor: Any) -> Any:

@@ -41,9 +41,13 @@ _STATE: Final = "k8sjob/own/1"
 
 
 class Background:
-    """One function at a time in a thread, whose result is handled on the main thread."""
+    """One function at a time in a thread, whose result is handled on the main thread.
 
-    def __init__(self) -> None:
+    While it is waited for, beat() is called whenever the number progress() has changed.
+    """
+
+    def __init__(self, progress: Callable[[], int], beat: Callable[[], None]) -> None:
+        self._progress, self._beat = progress, beat
         self._done = threading.Event()
         self._thread: threading.Thread | None = None
         self._then: Callable[[Any], None] | None = None
@@ -80,22 +84,16 @@ class Background:
             self._then = self._outcome = None
             then(outcome)
 
-    def finish(
-        self,
-        progress: Callable[[], int],
-        beat: Callable[[], None],
-        patience: float | None = None,
-    ) -> bool:
+    def finish(self, patience: float | None = None) -> bool:
         """Wait until the work is done, and handle its outcome; False if it was given up.
 
-        It is given up after `patience` seconds in which the number progress() does not change;
-        beat() is called when it has changed.
+        It is given up after `patience` seconds without progress.
         """
         seen, since = -1, time.monotonic()
         while self._then is not None and not self._done.wait(_POLL_S):
-            if (now := progress()) != seen:
+            if (now := self._progress()) != seen:
                 seen, since = now, time.monotonic()
-                beat()
+                self._beat()
             elif patience is not None and time.monotonic() > since + patience:
                 return False
         self.take()
@@ -200,7 +198,8 @@ class Checkpointer:
         self._leads = group.rank == 0
         self._shared = group.world_size == 1
         self._looked = self._warned = self._abandoned = False
-        self._background, self._reports = Background(), SaveReports(group)
+        self._background = Background(self._written, beat)
+        self._reports = SaveReports(group)
         self._plans: Plans | None = None
         self._draft: Path | None = None
         self._count = 0
@@ -314,11 +313,11 @@ class Checkpointer:
 
     def settle(self, patience: float | None = None) -> None:
         """Wait for the last save; after `patience` seconds without progress abandon it."""
-        if self._abandoned or self._background.finish(self._written, self._beat, patience):
+        if self._abandoned or self._background.finish(patience):
             return
         self._abandoned = True
         self._reports.abandon()
-        self._background.finish(self._written, self._beat, patience=_ABANDONED_S)
+        self._background.finish(_ABANDONED_S)
 
     def _settle_together(self) -> None:
         """Settle on all ranks; a lost rank is noticed, and not waited for."""
@@ -327,7 +326,7 @@ class Checkpointer:
             return torch.tensor(int(self._background.busy and not self._abandoned))
 
         while int(self._group.all_reduce(waits(), "max")):
-            self._background.finish(self._written, self._beat, patience=_ROUND_S)
+            self._background.finish(_ROUND_S)
 
     def _begin(
         self,

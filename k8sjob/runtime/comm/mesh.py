@@ -68,12 +68,10 @@ class Mesh:
         axis = self.axis(name)
         return None if axis is None else axis.get_group()
 
-    def new_groups(self, name: Literal["data", "model"]) -> Any:
-        """One more process group of the ranks along an axis; all ranks of the job call it."""
+    def new_group(self) -> Any:
+        """One more process group of the ranks along model; all ranks of the job call it."""
         world = torch.arange(self.group.world_size).view(self.data_size, self.model_size)
-        lines = world.T if name == "data" else world
-        made = [dist.new_group(line.tolist()) for line in lines]
-        return made[self.model_rank if name == "data" else self.data_rank]
+        return [dist.new_group(line.tolist()) for line in world][self.data_rank]
 
     def average(self, tensors: list[Tensor]) -> None:
         """Replace tensors by their means along the data axis; one message for each type."""

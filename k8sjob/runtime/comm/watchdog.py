@@ -178,13 +178,9 @@ class Watchdog:
     def find_hang(self, message: str, error: BaseException, *, late: bool) -> Hung | None:
         """The ranks that did not join a collective that has failed for that; all ranks end.
 
-        Called by the main thread, which raises the result.
-
-        Args:
-            message: of the collective's error.
-            error: the same, with its traceback.
-            late: whether it failed by a timeout. Else a connection broke: a rank died, or it ended
-                because it had waited too long.
+        Called by the main thread, which raises the result. The message is that of the collective's
+        error. It is `late` if it failed by a timeout; else a connection broke: a rank died, or it
+        ended because it had waited too long.
 
         Returns:
             None: a rank died, or there is no watch.
@@ -332,10 +328,8 @@ def culprits(beats: Mapping[int, Beat | None]) -> tuple[int, ...]:
     """The ranks that the others wait for; empty if that is not known.
 
     Those that did not answer the alarm cannot even run a thread. If all answered, they are the
-    ranks that do not wait for others; of several those that are behind.
-
-    Args:
-        beats: by rank; None for a rank that never published one.
+    ranks that do not wait for others; of several those that are behind. A rank that never published
+    a beat has None.
     """
     silent = tuple(rank for rank, beat in beats.items() if beat is None or not beat.answered)
     if silent:

@@ -118,15 +118,9 @@ class JobCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
     ) -> None:
         """Callback of one rank.
 
-        Args:
-            context: of this rank.
-            feed: the training data.
-            placement: how the ranks hold the model.
-            epochs: in all, for the progress.
-            test_batches: of this rank in an evaluation of Keras's own; 0 without one.
-            saved: the checkpoint to resume from.
-            others: the user's callbacks, the same on all ranks; those that look at batches may
-                stop within an epoch.
+        `test_batches` are those of this rank in an evaluation of Keras's own; 0 without one.
+        `others` are the user's callbacks, the same on all ranks; those that look at batches may
+        stop within an epoch.
         """
         super().__init__()
         self._context, self._feed, self._epochs, self._saved = context, feed, epochs, saved

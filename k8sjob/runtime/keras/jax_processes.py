@@ -32,10 +32,6 @@ class JaxProcesses:
     def __init__(self, env: DistEnv, group: Group) -> None:
         """Join the others.
 
-        Args:
-            env: who this is and where rank 0 is.
-            group: the ranks, which have joined.
-
         Raises:
             EnvError: JAX sees other devices, or has begun to compute.
         """

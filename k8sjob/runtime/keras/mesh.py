@@ -112,15 +112,11 @@ def _devices(world_size: int) -> list[str]:
     try:
         devices: list[str] = distribution.list_devices()
     except (AttributeError, NotImplementedError) as error:
-        raise EnvError(_too_old()) from error
+        raise EnvError(
+            f"Keras {keras.__version__} has no distribution on {keras.backend.backend()}; install"
+            " Keras 3.16 or later, or leave strategy.keras_backend out for JAX"
+        ) from error
     return devices[:1] if world_size == 1 else devices
-
-
-def _too_old() -> str:
-    return (
-        f"Keras {keras.__version__} has no distribution on {keras.backend.backend()}; install Keras"
-        " 3.16 or later, or leave strategy.keras_backend out for JAX"
-    )
 
 
 @contextmanager

@@ -39,9 +39,7 @@ def is_keras(model: Any) -> bool:
 def refuse(model: Any, *, backend: str = "torch") -> str | None:
     """Why a model cannot be trained as it is; None if it can, or has nothing of Keras.
 
-    Args:
-        model: whatever was given for a model.
-        backend: what Keras must compute with.
+    `backend` is what Keras must compute with.
     """
     keras = sys.modules.get("keras")
     if keras is None:

@@ -108,12 +108,8 @@ def strategy(
 ) -> Strategy:
     """A model under a strategy.
 
-    Args:
-        kind: a key of strategies.STRATEGIES; the caller has checked it and its options.
-        model: the same on all ranks.
-        loss: loss(output, *targets) -> the mean over the batch's samples, a scalar.
-        group: the ranks.
-        options: all of the strategy's settings.
+    `kind` is a key of STRATEGIES, with all of its settings, which the caller has checked. The model
+    is the same on all ranks; for the loss see Job.prepare.
 
     Raises:
         ValueError: the settings do not fit the model.

@@ -155,7 +155,7 @@ class RemoteTable(nn.Module):
     def forward(self, *inputs: Any, **named: Any) -> Tensor:
         """As the table that it replaces; the output is where the input was."""
         first = inputs[0] if inputs else next(iter(named.values()))
-        inputs, named = pytree.tree_map(_on_cpu, (inputs, named))
+        inputs, named = pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, (inputs, named))
         asked = [piece.forward_async(*inputs, **named) for piece in self.pieces]
         output = torch.cat([columns.wait() for columns in asked], dim=-1).to(first.device)
         if output.requires_grad and self.share != 1.0:
@@ -286,10 +286,6 @@ def _check(model: nn.Module, chosen: Sequence[str], servers: int) -> None:
             f"strategy.tables: {type(model).__name__} has nothing to train beside its tables; leave"
             " one of them out"
         )
-
-
-def _on_cpu(value: Any) -> Any:
-    return value.cpu() if isinstance(value, torch.Tensor) else value
 
 
 def _table(model: nn.Module, name: str) -> nn.Embedding | nn.EmbeddingBag:

@@ -124,9 +124,7 @@ def _check_groups(optimizer: Optimizer) -> None:
 def cut(model: nn.Module, splits: Sequence[str]) -> list[list[str]]:
     """The names of the layers of each stage.
 
-    Args:
-        model: a chain.
-        splits: names of the layers that begin a new stage, in the chain's order.
+    `splits` are the names of the layers that begin a new stage, in the chain's order.
 
     Raises:
         ValueError: the model is no chain, a split is no layer of it or out of order, or a
@@ -314,7 +312,7 @@ class StageLinks:
         self.first, self.last = mesh.model_rank == 0, mesh.model_rank == mesh.model_size - 1
         self.device = mesh.group.device
         self._before, self._behind = rank - 1, rank + 1
-        self._forth, self._back = mesh.new_groups("model"), mesh.new_groups("model")
+        self._forth, self._back = mesh.new_group(), mesh.new_group()
         self._wire = mesh.group.device if mesh.group.backend == "nccl" else torch.device("cpu")
         self._sent: list[tuple[Any, Tensor]] = []
         self._taken: dict[int, list[int]] = {}

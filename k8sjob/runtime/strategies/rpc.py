@@ -47,11 +47,8 @@ class Calls:
     def __init__(self, env: DistEnv, joined: Rendezvous, *, serving: int, timeout: float) -> None:
         """Connect to all other processes; returns when all of them can be called.
 
-        Args:
-            env: this process among all.
-            joined: the rendezvous.
-            serving: processes that do not train: the coordinator and the servers.
-            timeout: seconds until a call counts as failed.
+        `serving` processes do not train: the coordinator and the servers. A call counts as failed
+        after `timeout` seconds.
         """
         self.name = name_of(env.rank, serving)
         self._env, self._serving = env, serving

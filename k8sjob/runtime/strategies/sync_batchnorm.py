@@ -47,13 +47,10 @@ class SyncBatchNorm(_BatchNorm):
 
     ranks: Any = None
 
-    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002 - torch's name
-        if input.ndim < 2:
-            raise ValueError(f"SyncBatchNorm takes (N, C, ...), got {tuple(input.shape)}")
-
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
         """Normalise with the moments of all ranks' batches; in eval mode with the running ones."""
-        self._check_input_dim(input)
+        if input.ndim < 2:
+            raise ValueError(f"SyncBatchNorm takes (N, C, ...), got {tuple(input.shape)}")
         use_running = not self.training and self.running_mean is not None
         if use_running:
             return functional.batch_norm(

@@ -61,11 +61,12 @@ def prepare(
         _divide(model, divided, owners, ranks)
         _convert(model, owners, outputs, ranks)
 
+    def of_whole(output: Any, *targets: Any) -> Tensor:
+        return loss(_whole(output), *targets)
+
     def backward(inputs: Any, targets: tuple[Any, ...], *, scale: float, sync: bool) -> Tensor:
         with group.waiting(), implicit_replication(), _explained():
-            value = forward_backward(
-                model, partial(_on_whole, loss), inputs, targets, scale=scale, bf16=bf16
-            )
+            value = forward_backward(model, of_whole, inputs, targets, scale=scale, bf16=bf16)
             if sync:
                 synchronise(model, mesh)
         return value
@@ -143,12 +144,12 @@ def _convert(
 
 
 def _enter(ranks: DeviceMesh, _: nn.Module, inputs: Any, named: Any) -> Any:
-    def enter(value: Any) -> Any:
-        if isinstance(value, DTensor) or not isinstance(value, torch.Tensor):
+    def enter(value: Tensor) -> Tensor:
+        if isinstance(value, DTensor):
             return value
         return DTensor.from_local(value, ranks, [Replicate()], run_check=False)
 
-    return pytree.tree_map(enter, (inputs, named))
+    return pytree.tree_map_only(torch.Tensor, enter, (inputs, named))
 
 
 def _leave(ranks: DeviceMesh, name: str, axes: Axes, _: nn.Module, __: Any, output: Any) -> Any:
@@ -168,15 +169,7 @@ def _leave(ranks: DeviceMesh, name: str, axes: Axes, _: nn.Module, __: Any, outp
 
 def _whole(output: Any) -> Any:
     """The same nest with plain tensors; their gradients are the same on all ranks."""
-
-    def gather(value: Any) -> Any:
-        return value.full_tensor() if isinstance(value, DTensor) else value
-
-    return pytree.tree_map(gather, output)
-
-
-def _on_whole(loss: Callable[..., Tensor], output: Any, *targets: Any) -> Tensor:
-    return loss(_whole(output), *targets)
+    return pytree.tree_map_only(DTensor, DTensor.full_tensor, output)
 
 
 def _one_by_one(optimizer: Optimizer) -> None:

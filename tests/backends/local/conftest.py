@@ -2,10 +2,10 @@
 
 import os
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from k8sjob.backends.local import LocalBackend
 from k8sjob.jobs.plan import plan_job
@@ -50,12 +50,7 @@ class Waiter:
     def __init__(self, backend):
         self.backend = backend
 
-    def until(self, condition):
-        deadline = time.monotonic() + 60
-        while not (result := condition()):
-            assert time.monotonic() < deadline, "nothing of the kind within the time"
-            time.sleep(0.02)
-        return result
+    until = staticmethod(until)
 
     def end(self, ref):
         """The status of the job when it has ended."""
