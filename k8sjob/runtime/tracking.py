@@ -45,7 +45,7 @@ class Point(NamedTuple):
     at: float
 
 
-class Run(NamedTuple):
+class TrackedRun(NamedTuple):
     """The run that a tracker shows.
 
     Attributes:
@@ -74,7 +74,7 @@ class Client(Protocol):
 class _MlflowRun:
     """A run on an MLflow tracking server, or in a folder of it."""
 
-    def __init__(self, settings: Mapping[str, Any], run: Run) -> None:
+    def __init__(self, settings: Mapping[str, Any], run: TrackedRun) -> None:
         mlflow = importlib.import_module("mlflow")
         entities = importlib.import_module("mlflow.entities")
         self._metric = entities.Metric
@@ -117,7 +117,7 @@ class _MlflowRun:
 class _WandbRun:
     """A run of Weights & Biases, online or in files for `wandb sync`."""
 
-    def __init__(self, settings: Mapping[str, Any], run: Run) -> None:
+    def __init__(self, settings: Mapping[str, Any], run: TrackedRun) -> None:
         wandb = importlib.import_module("wandb")
         self.id = run.id or secrets.token_hex(4)
         self._run = wandb.init(
@@ -144,7 +144,7 @@ class _WandbRun:
 class _TrackioRun:
     """A run of Trackio, in its folder on this machine or in a Space."""
 
-    def __init__(self, settings: Mapping[str, Any], run: Run) -> None:
+    def __init__(self, settings: Mapping[str, Any], run: TrackedRun) -> None:
         trackio = importlib.import_module("trackio")
         self.id = run.id or f"{run.name}-{secrets.token_hex(4)}"
         self._run = trackio.init(
@@ -169,7 +169,7 @@ class _TensorBoardRun:
 
     id = ""
 
-    def __init__(self, settings: Mapping[str, Any], run: Run) -> None:  # noqa: ARG002 - as the others
+    def __init__(self, settings: Mapping[str, Any], run: TrackedRun) -> None:  # noqa: ARG002 - as the others
         tensorboard = importlib.import_module("torch.utils.tensorboard")
         self._writer = tensorboard.SummaryWriter(settings["dir"])
 
@@ -183,7 +183,7 @@ class _TensorBoardRun:
         self._writer.close()
 
 
-_CLIENTS: Final[Mapping[str, Callable[[Mapping[str, Any], Run], Client]]] = {
+_CLIENTS: Final[Mapping[str, Callable[[Mapping[str, Any], TrackedRun], Client]]] = {
     "mlflow": _MlflowRun,
     "wandb": _WandbRun,
     "trackio": _TrackioRun,
@@ -198,7 +198,7 @@ class Tracker:
         self,
         name: str,
         settings: Mapping[str, Any],
-        run: Run,
+        run: TrackedRun,
         *,
         warn: Callable[[str], None],
         opened: Callable[[str, str], None] = lambda _name, _id: None,
@@ -357,7 +357,7 @@ class Tracking:
                     )
 
         for name in wanted.keys() & _CLIENTS.keys():
-            run = Run(job, known.get(name, ""), shown)
+            run = TrackedRun(job, known.get(name, ""), shown)
             self._trackers.append(Tracker(name, wanted[name], run, warn=self._warn, opened=opened))
 
     def __call__(self, step: int, values: Mapping[str, float], at: float) -> None:

@@ -177,7 +177,7 @@ class DeleteJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class RecordEvent:
     """Record an Event of the job.
 
     Attributes:
@@ -193,7 +193,7 @@ class Record:
     key: str = ""
 
 
-Action = CreatePod | DeletePod | DeleteJob | Record
+Action = CreatePod | DeletePod | DeleteJob | RecordEvent
 
 
 class LocalController(Protocol):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from k8sjob.contract import ExitCode, Reason
-from k8sjob.runtime.agent.attempt import Record, deadlines, stacks_due, verdict
+from k8sjob.runtime.agent.attempt import Attempt, deadlines, stacks_due, verdict
 from k8sjob.runtime.agent.worker_group import Exit
 
 NEVER = math.inf
@@ -28,30 +28,30 @@ class TestDeadlines:
     @pytest.mark.parametrize(
         ("record", "term", "kill"),
         [
-            (Record(exits={0: ended(0, 1.0)}), NEVER, NEVER),
-            (Record(stop_time=10), 10, 55),
-            (Record(exits={0: ended(1, 10)}), 13, 16),  # the others write their reasons
-            (Record(leave_time=10, leave_grace=600), 10, 610),
-            (Record(leave_time=10, leave_grace=600, stop_time=20), 10, 65),
-            (Record(stop_time=10, orphan_time=12), 10, 15),
-            (Record(hang_time=10), NEVER, 12),  # it writes its stacks
+            (Attempt(exits={0: ended(0, 1.0)}), NEVER, NEVER),
+            (Attempt(stop_time=10), 10, 55),
+            (Attempt(exits={0: ended(1, 10)}), 13, 16),  # the others write their reasons
+            (Attempt(leave_time=10, leave_grace=600), 10, 610),
+            (Attempt(leave_time=10, leave_grace=600, stop_time=20), 10, 65),
+            (Attempt(stop_time=10, orphan_time=12), 10, 15),
+            (Attempt(hang_time=10), NEVER, 12),  # it writes its stacks
         ],
     )
     def test_signals(self, record, term, kill):
         assert deadlines(record, 45) == (term, kill)
 
     def test_a_process_that_does_not_end_writes_its_stacks_before_it_is_killed(self):
-        assert stacks_due(Record(stop_time=10), 45) == 53
-        assert stacks_due(Record(stop_time=10), 1) == 10.5
-        assert stacks_due(Record(exits={0: ended(1, 10)}), 45) == 14.5
+        assert stacks_due(Attempt(stop_time=10), 45) == 53
+        assert stacks_due(Attempt(stop_time=10), 1) == 10.5
+        assert stacks_due(Attempt(exits={0: ended(1, 10)}), 45) == 14.5
 
     def test_stacks_are_written_once_and_not_by_orphans(self):
-        assert stacks_due(Record(), 45) == NEVER
-        assert stacks_due(Record(stop_time=10, orphan_time=12), 45) == NEVER
-        assert stacks_due(Record(stop_time=10, sent={signal.SIGABRT: 11}), 45) == NEVER
+        assert stacks_due(Attempt(), 45) == NEVER
+        assert stacks_due(Attempt(stop_time=10, orphan_time=12), 45) == NEVER
+        assert stacks_due(Attempt(stop_time=10, sent={signal.SIGABRT: 11}), 45) == NEVER
 
     def test_a_requested_exit_is_not_a_failure(self):
-        record = Record(
+        record = Attempt(
             exits={0: killed(15, 11), 1: ended(143, 12), 2: killed(9, 60)},
             stop_time=10,
             sent={signal.SIGTERM: 10, signal.SIGKILL: 55},
@@ -59,40 +59,46 @@ class TestDeadlines:
         assert record.failures == {}
 
     def test_a_kill_by_another_process_is_a_failure(self):
-        assert Record(exits={0: killed(9, 11)}, sent={signal.SIGTERM: 10}).failures
+        assert Attempt(exits={0: killed(9, 11)}, sent={signal.SIGTERM: 10}).failures
 
 
 class TestVerdict:
     def test_all_well(self):
-        assert verdict(Record(exits={0: ended(0, 1), 1: ended(0, 2)}), None) is None
+        assert verdict(Attempt(exits={0: ended(0, 1), 1: ended(0, 2)}), None) is None
 
     def test_the_time_that_a_process_gave_counts_before_that_of_its_exit(self):
-        record = Record(
+        record = Attempt(
             exits={0: ended(1, 5), 1: ended(1, 6)},
             reasons={0: Reason(1, message="second", time=4), 1: Reason(1, message="first", time=3)},
         )
         assert verdict(record, None).message == "first"
 
     def test_a_lost_peer_is_the_cause_only_without_another_one(self):
-        record = Record(exits={0: ended(138, 1), 1: killed(9, 2)}, reasons={0: Reason(138, time=1)})
+        record = Attempt(
+            exits={0: ended(138, 1), 1: killed(9, 2)}, reasons={0: Reason(138, time=1)}
+        )
         assert verdict(record, None).exit_code == 137
 
     def test_a_signal_with_the_code_of_a_lost_peer_is_a_cause(self):
         lost = Reason(138, 1, "PeerLost", time=2)
-        record = Record(exits={0: killed(10, 3), 1: ended(138, 2)}, reasons={1: lost})
+        record = Attempt(exits={0: killed(10, 3), 1: ended(138, 2)}, reasons={1: lost})
         assert verdict(record, None).message == "killed by SIGUSR1"
 
     def test_a_written_reason_counts_before_the_exit_code(self):
         """The main thread may meet the broken connection while the watchdog takes its leave."""
-        record = Record(exits={0: ended(138, 2)}, reasons={0: Reason(ExitCode.HUNG, time=1)})
+        record = Attempt(exits={0: ended(138, 2)}, reasons={0: Reason(ExitCode.HUNG, time=1)})
         assert verdict(record, None).exit_code == ExitCode.HUNG
 
     @pytest.mark.parametrize(
         ("record", "stop", "detail"),
         [
-            (Record(stop_time=3), signal.SIGTERM, "stopped by SIGTERM"),  # before the first start
             (
-                Record(
+                Attempt(stop_time=3),
+                signal.SIGTERM,
+                "stopped by SIGTERM",
+            ),  # before the first start
+            (
+                Attempt(
                     exits={0: ended(1, 12)},
                     reasons={0: Reason(1, type="OSError", message="disk full", time=12)},
                     stop_time=10,
@@ -102,12 +108,12 @@ class TestVerdict:
                 "OSError: disk full",
             ),
             (
-                Record(exits={0: ended(143, 12)}, leave_time=10, sent={signal.SIGTERM: 10}),
+                Attempt(exits={0: ended(143, 12)}, leave_time=10, sent={signal.SIGTERM: 10}),
                 None,
                 "starts again with other nodes",
             ),
             (
-                Record(exits={0: killed(15, 3)}, orphan_time=2, sent={signal.SIGTERM: 2}),
+                Attempt(exits={0: killed(15, 3)}, orphan_time=2, sent={signal.SIGTERM: 2}),
                 None,
                 "because its parent was gone",
             ),
@@ -119,7 +125,7 @@ class TestVerdict:
         assert detail in reason.message
 
     def test_a_signal_without_a_name_has_its_number(self):
-        assert verdict(Record(exits={0: killed(40, 1)}), None).message == "killed by signal 40"
+        assert verdict(Attempt(exits={0: killed(40, 1)}), None).message == "killed by signal 40"
 
     @given(
         st.dictionaries(
@@ -130,7 +136,7 @@ class TestVerdict:
     )
     def test_without_a_stop_the_code_is_one_that_was_seen(self, ends):
         """0 only if all were 0; a lost peer only if nothing else happened."""
-        record = Record(
+        record = Attempt(
             exits={
                 rank: killed(9, at) if code == 137 else ended(code, at)
                 for rank, (code, at) in ends.items()

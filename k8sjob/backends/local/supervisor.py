@@ -32,7 +32,7 @@ from k8sjob.backends.local.state_folder import (
 from k8sjob.contract import ExitCode, Reason, counted
 from k8sjob.environment import variables
 from k8sjob.kube.objects import Object, Pod, is_true, new_event, stamp
-from k8sjob.targets.api import CreatePod, DeletePod, LocalReason, Record
+from k8sjob.targets.api import CreatePod, DeletePod, LocalReason, RecordEvent
 from k8sjob.targets.jobs import DEFAULT, LOCAL_CONTROLLER, has_ended, replica_of
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Supervisor:
             folder,
             {name: Launch(**one) for name, one in launch["replicas"].items()},
             self._environ,
-            lambda pod, kind, reason, text: self._record(pod, Record(kind, reason, text)),
+            lambda pod, kind, reason, text: self._record(pod, RecordEvent(kind, reason, text)),
         )
         self._stopping = ""
         self._ended_at: float | None = None
@@ -155,7 +155,7 @@ class Supervisor:
                 self._kubelet.create(LOCAL_CONTROLLER.new_pod(self._job, *where))
             elif isinstance(action, DeletePod):
                 self._kubelet.delete(action.name)
-            elif isinstance(action, Record):
+            elif isinstance(action, RecordEvent):
                 self._record(self._job, action)
 
     def _permanent_failure(self) -> str:
@@ -197,7 +197,7 @@ class Supervisor:
 
     # --- the state ------------------------------------------------------------------------------
 
-    def _record(self, about: Json, record: Record) -> None:
+    def _record(self, about: Json, record: RecordEvent) -> None:
         if record.key and record.key in self._recorded:
             return
         self._recorded.add(record.key)

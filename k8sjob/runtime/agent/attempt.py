@@ -39,7 +39,7 @@ _HINTS: Final[dict[int, str]] = {
 
 
 @dataclass(slots=True)
-class Record:
+class Attempt:
     """The record of one start, all times by time.monotonic(); infinite: not yet."""
 
     # by rank, for the processes that have ended
@@ -89,9 +89,9 @@ def run_attempt(
     config: RuntimeConfig,
     inbox: Inbox,
     *,
-    leave: Callable[[Record], float | None] | None = None,
-    hang: Callable[[Record], Reason | None] = lambda record: hang_of(record.running),
-) -> Record:
+    leave: Callable[[Attempt], float | None] | None = None,
+    hang: Callable[[Attempt], Reason | None] = lambda record: hang_of(record.running),
+) -> Attempt:
     """Start the node's processes once and wait until all are gone.
 
     Of the config stop_grace and hang_timeout are used; the inbox is entered already. `leave` is
@@ -109,7 +109,7 @@ def run_attempt(
         files = [seen_file(member.error_file) for member in members]
         monitor = HeartbeatMonitor(files, config.hang_timeout)
         observed = any(member.error_file for member in members)
-        phase, record = "", Record()
+        phase, record = "", Attempt()
         while True:
             group.poll()
             _take_exits(group, members, record)
@@ -154,7 +154,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
     raise EnvError(f"no folder to write in: {problem}; mount an empty_dir at /tmp or set TMPDIR")
 
 
-def deadlines(record: Record, stop_grace: float) -> tuple[float, float]:
+def deadlines(record: Attempt, stop_grace: float) -> tuple[float, float]:
     """When SIGTERM and when SIGKILL are due, by time.monotonic(); infinite: not at all."""
     failed = min((end.moment for end in record.failures.values()), default=_NEVER)
     failed += TIMEOUTS.peer_grace
@@ -169,7 +169,7 @@ def deadlines(record: Record, stop_grace: float) -> tuple[float, float]:
     return term, kill
 
 
-def stacks_due(record: Record, stop_grace: float) -> float:
+def stacks_due(record: Attempt, stop_grace: float) -> float:
     """When the processes that hang, or that SIGTERM did not end, write their stacks.
 
     The process that made the others fail may be the one that cannot end: its stacks must not be
@@ -183,7 +183,7 @@ def stacks_due(record: Record, stop_grace: float) -> float:
     return max((term + kill) / 2, kill - TIMEOUTS.dump_grace)
 
 
-def verdict(record: Record, stop: signal.Signals | None) -> Reason | None:
+def verdict(record: Attempt, stop: signal.Signals | None) -> Reason | None:
     """Why the start ended; None when all its processes ended with 0.
 
     The first failure counts, by the time that the process itself wrote, if it wrote one. A rank
@@ -223,7 +223,7 @@ def verdict(record: Record, stop: signal.Signals | None) -> Reason | None:
 
 def stopped(inbox: Inbox) -> Reason | None:
     """The reason of a stop between two starts."""
-    return verdict(Record(stop_time=inbox.stop_time, orphan_time=inbox.orphan_time), inbox.stop)
+    return verdict(Attempt(stop_time=inbox.stop_time, orphan_time=inbox.orphan_time), inbox.stop)
 
 
 def retryable(exit_code: int) -> bool:
@@ -237,7 +237,7 @@ def backoff(failures: int, maximum: float) -> float:
 
 
 def _enforce(
-    group: WorkerGroup, record: Record, members: Sequence[Member], stop_grace: float
+    group: WorkerGroup, record: Attempt, members: Sequence[Member], stop_grace: float
 ) -> float:
     """Send what is due, and return the seconds until the next is."""
     term, kill = deadlines(record, stop_grace)
@@ -261,7 +261,7 @@ def _enforce(
     return min([kill, dump] if requested else [term, kill]) - now
 
 
-def _take_exits(group: WorkerGroup, members: Sequence[Member], record: Record) -> None:
+def _take_exits(group: WorkerGroup, members: Sequence[Member], record: Attempt) -> None:
     """Record the exits; copy the stacks of a fatal error to the log, one rank at a time."""
     before = record.exits
     record.exits = {members[index].rank: end for index, end in group.exits.items()}
@@ -275,7 +275,7 @@ def _take_exits(group: WorkerGroup, members: Sequence[Member], record: Record) -
                 sys.stderr.flush()
 
 
-def _silence(ranks: tuple[int, ...], record: Record) -> Reason:
+def _silence(ranks: tuple[int, ...], record: Attempt) -> Reason:
     """The hang of ranks whose watchdogs cannot report it themselves."""
     who = ranks_in_words(ranks)
     return Reason(
@@ -289,7 +289,7 @@ def _silence(ranks: tuple[int, ...], record: Record) -> Reason:
     )
 
 
-def _reason(rank: int, end: Exit, record: Record) -> Reason:
+def _reason(rank: int, end: Exit, record: Attempt) -> Reason:
     """The reason that the process wrote, if it wrote one; else what its exit code means."""
     own = record.reasons.get(rank)
     if own is not None:

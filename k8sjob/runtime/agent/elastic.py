@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from k8sjob.contract import Reason, RuntimeConfig
-    from k8sjob.runtime.agent.attempt import Record
+    from k8sjob.runtime.agent.attempt import Attempt
     from k8sjob.runtime.agent.worker_group import Program
     from k8sjob.runtime.base.env import ElasticEnv
     from k8sjob.runtime.base.signals import Inbox
@@ -169,7 +169,7 @@ class _Rendezvous:
             self._watcher.start()
         return node
 
-    def is_out_of_date(self, _record: Record) -> float | None:
+    def is_out_of_date(self, _record: Attempt) -> float | None:
         """The seconds that the ranks have to end this round for another one; None: it is valid."""
         return self._grace
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from k8sjob.contract import RuntimeConfig
-    from k8sjob.runtime.agent.attempt import Record
+    from k8sjob.runtime.agent.attempt import Attempt
     from k8sjob.runtime.agent.roster import Roster
     from k8sjob.runtime.agent.worker_group import Program
     from k8sjob.runtime.base.env import NodeEnv
@@ -182,16 +182,16 @@ class Coordinator:
         return max(max(own, self._roster.joined) + 1, self._roster.restarts())
 
     @property
-    def leave(self) -> Callable[[Record], float | None] | None:
+    def leave(self) -> Callable[[Attempt], float | None] | None:
         """See run_attempt(): ranks end when they wait for a node that will not come again."""
         return self._leave if self._node.nnodes > 1 else None
 
-    def _leave(self, record: Record) -> float | None:
+    def _leave(self, record: Attempt) -> float | None:
         self.note(record)
         waits = self._depends and not self._spans(record)
         return TIMEOUTS.kill_grace if waits and self._roster.done() else None
 
-    def hang(self, record: Record) -> Reason | None:
+    def hang(self, record: Attempt) -> Reason | None:
         """Why the group hangs; None: it does not.
 
         Once a rank is stuck, the nodes report to each other where their ranks are.
@@ -217,7 +217,7 @@ class Coordinator:
             return None
         return hang_of(seen)
 
-    def last(self, record: Record, reason: Reason | None) -> Reason | None:
+    def last(self, record: Attempt, reason: Reason | None) -> Reason | None:
         """The reason to end with, where another start cannot end better; None: it may.
 
         `reason` is why the start has ended; None: all processes ended with 0.
@@ -234,7 +234,7 @@ class Coordinator:
         message = f"{reason.message}; twice at the same place, so there is no further restart"
         return replace(reason, message=message)
 
-    def explained(self, record: Record, reason: Reason, inbox: Inbox) -> Reason:
+    def explained(self, record: Attempt, reason: Reason, inbox: Inbox) -> Reason:
         """The last reason, once the nodes whose end broke a connection can have reported it."""
         end = time.monotonic() + TIMEOUTS.reported
         while reason.means(ExitCode.PEER_LOST) and not inbox.stopping():
@@ -243,7 +243,7 @@ class Coordinator:
             inbox.wait(TIMEOUTS.poll)
         return reason
 
-    def _left(self, record: Record, reason: Reason) -> Reason | None:
+    def _left(self, record: Attempt, reason: Reason) -> Reason | None:
         """The reason to end with where ranks have ended with 0, and would be missing in a start.
 
         Processes that never formed a group do not need each other.
@@ -336,7 +336,7 @@ class Coordinator:
 
     # --- whether the ranks have formed a group --------------------------------------------------
 
-    def note(self, record: Record) -> None:
+    def note(self, record: Attempt) -> None:
         """Report whether the ranks have used torch and formed a group."""
         own = self._roster.own
         grouped = own.grouped or self._spans(record) or self._connected()
@@ -344,7 +344,7 @@ class Coordinator:
         if (grouped, torch) != (own.grouped, own.torch):
             self._roster.report(grouped=grouped, torch=torch)
 
-    def _spans(self, record: Record) -> bool:
+    def _spans(self, record: Attempt) -> bool:
         """Whether a process group spans several nodes; where there is one node, several ranks."""
         alone = self._node.processes if self._node.nnodes > 1 else 1
         return any(seen.ranks > alone for seen in record.seen.values())

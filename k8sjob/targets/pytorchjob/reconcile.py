@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import CONTAINER_NAME, Role
 from k8sjob.kube.objects import Object, Pod, is_true, stamp, true_conditions
-from k8sjob.targets.api import CreatePod, DeleteJob, DeletePod, Record
+from k8sjob.targets.api import CreatePod, DeleteJob, DeletePod, RecordEvent
 from k8sjob.targets.pytorchjob.operator import (
     COUNTED,
     JOB_NAME,
@@ -227,7 +227,7 @@ class _Reconciliation:
                     f"exitCode: {ended['exitCode']} terminated message: {ended.get('message', '')}"
                 )
                 key = f"{pod.uid}/{pod.restarts}/abnormal"
-                self.actions.append(Record("Warning", ended.get("reason", ""), message, key))
+                self.actions.append(RecordEvent("Warning", ended.get("reason", ""), message, key))
 
     # --- limits ---------------------------------------------------------------------------------
 
@@ -291,7 +291,7 @@ class _Reconciliation:
         code = int(pod.terminated["exitCode"])
         message = f"Pod: {pod.namespace}.{pod.name} exited with code {code}"
         key = f"{pod.uid}/{pod.restarts}"
-        self.actions.append(Record("Normal", "ExitedWithCode", message, key))
+        self.actions.append(RecordEvent("Normal", "ExitedWithCode", message, key))
         return code
 
     def failed_pod(self, role: Role, spec: Json, pod: Json, code: int) -> None:
@@ -310,7 +310,7 @@ class _Reconciliation:
     def create(self, role: Role, index: int) -> None:
         message = f"Created pod: {self.name}-{role.lower()}-{index}"
         self.actions.append(CreatePod(role, index))
-        self.actions.append(Record("Normal", "SuccessfulCreatePod", message))
+        self.actions.append(RecordEvent("Normal", "SuccessfulCreatePod", message))
 
     def delete(self, pod: Json) -> bool:
         """Delete a Pod unless it is being deleted; whether it was not."""
@@ -318,7 +318,7 @@ class _Reconciliation:
             return False
         name = Object(pod).name
         message = f"Deleted pod: {name}"
-        self.actions += [DeletePod(name), Record("Normal", "SuccessfulDeletePod", message)]
+        self.actions += [DeletePod(name), RecordEvent("Normal", "SuccessfulDeletePod", message)]
         return True
 
     # --- the job's state ------------------------------------------------------------------------
@@ -376,7 +376,7 @@ class _Reconciliation:
         set_condition(self.status, kind, f"PyTorchJob{reason}", message, value=value, now=self.now)
 
     def record(self, kind: str, reason: str, message: str) -> None:
-        self.actions.append(Record(kind, f"PyTorchJob{reason}", message))
+        self.actions.append(RecordEvent(kind, f"PyTorchJob{reason}", message))
 
 
 def _tally(counts: dict[str, int], pod: Json) -> None:

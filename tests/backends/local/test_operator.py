@@ -10,7 +10,7 @@ from strategies import examples
 
 from k8sjob.contract import Role
 from k8sjob.kube.objects import is_true
-from k8sjob.targets.api import CreatePod, DeleteJob, DeletePod, Record
+from k8sjob.targets.api import CreatePod, DeleteJob, DeletePod, RecordEvent
 from k8sjob.targets.pytorchjob.reconcile import finished, reconcile
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -74,7 +74,7 @@ def test_a_new_job_is_created_and_gets_its_pods():
         CreatePod(Role.WORKER, 0),
         CreatePod(Role.WORKER, 1),
     ]
-    assert Record("Normal", "SuccessfulCreatePod", "Created pod: j-worker-1") in actions
+    assert RecordEvent("Normal", "SuccessfulCreatePod", "Created pod: j-worker-1") in actions
 
 
 def test_running_is_the_master_alone():
@@ -242,7 +242,7 @@ def test_the_end_of_a_pod_that_lives_on_is_told_by_an_event():
     pods = [pod("master-0", code=3, restarts=2), *RUNNING[1:]]
     pods[0]["status"]["containerStatuses"][0]["state"]["terminated"]["message"] = "oh"
     _, actions = reconcile(job(), pods, NOW)
-    warning = next(a for a in of(Record, actions) if a.type == "Warning")
+    warning = next(a for a in of(RecordEvent, actions) if a.type == "Warning")
     text = "Error pod j-master-0 container pytorch exitCode: 3 terminated message: oh"
     assert (warning.reason, warning.message) == ("x", text)
 
