@@ -52,7 +52,7 @@ export function jobView(view, key, { state, place }) {
       else if (kind === "started") { group = data; starting = ""; }
       else if (kind === "starting") starting = data.phase === "waiting" ? `waiting for ${data.missing} of ${data.world_size} processes` : STARTING.get(data.phase) ?? "";
       if (kind === "checkpoint" && events.firstElementChild?.dataset.kind === kind) events.firstElementChild.remove();
-      if (["warning", "checkpoint", "resumed", "stopping", "job", "started"].includes(kind)) events.prepend(h("li", { "data-kind": kind }, h("time", {}, new Date(time * 1000).toLocaleTimeString([], { hour12: false })), " ", replica && h("b", {}, `${replica} `), phrase(kind, data)));
+      if (["warning", "checkpoint", "resumed", "stopping", "job", "started"].includes(kind)) events.prepend(h("li", { "data-kind": kind }, h("time", {}, new Date((data.finished ?? time) * 1000).toLocaleTimeString([], { hour12: false })), " ", replica && h("b", {}, `${replica} `), phrase(kind, data)));
     }
     while (events.childElementCount > 200) events.lastElementChild.remove();
     if (lines.length) output.add(lines);
@@ -212,7 +212,7 @@ export function jobView(view, key, { state, place }) {
 function timing(found) {
   const whole = found.seconds === null ? "No first training step is known." : `About ${Math.round(found.seconds)} s from the submission to the first training step.`;
   return h("div", {}, h("p", {}, whole),
-    table(["Until", "Took", "Replica", ""], found.phases.map((one) => [one.phase.replaceAll("+", ", "), `${number(one.seconds)} s`, one.replica, one.detail]), { label: "Phases" }),
+    table(["Until", "Took", "Replica", ""], found.phases.map((one, index) => [found.ends[index], `${number(one.seconds)} s`, one.replica, one.detail]), { label: "Phases" }),
     [...found.notes, ...found.missing.map((text) => `not known: ${text}`)].map((text) => h("p", { className: "dim" }, text)));
 }
 
