@@ -64,6 +64,17 @@ def test_it_is_for_its_user_alone_even_if_it_was_open_before(tmp_path):
     assert stat.S_IMODE((tmp_path / "state/jobs").stat().st_mode) == 0o700
 
 
+def test_a_folder_that_cannot_be_written_is_read(store, monkeypatch):
+    store.make()
+    made = make(store, "job", "12345678")
+
+    def read_only(*_):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "chmod", read_only)
+    assert [one.path for one in Store(store.root).folders()] == [made.path]
+
+
 def test_reading_makes_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("K8SJOB_STATE", str(tmp_path / "state"))
     assert LocalBackend().jobs() == []
