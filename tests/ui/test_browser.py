@@ -230,6 +230,7 @@ def test_a_running_job(serve, screen, jobs, width, dark):
 
 
 def test_jobs_side_by_side(serve, screen, jobs):
+    jobs.write("other", Event(EventKind.METRICS, {"test_accuracy": math.nan}, 900.0))
     page = screen()
     page.open(serve(jobs))
     for name in ("digits", "other"):
@@ -238,7 +239,7 @@ def test_jobs_side_by_side(serve, screen, jobs):
     page.tab_to("Compare")
     page.press("ENTER")
     page.see("Comparison", "digits@uid-digi", "other@uid-othe", "state ≠", "+    team: red")
-    page.see("test_accuracy", absent=("Loading",))
+    page.see("test_accuracy ≠", "not finite", absent=("Loading",))
 
 
 def test_a_server_that_ends_is_noticed_and_a_token_that_is_wrong(serve, screen, jobs, driver):

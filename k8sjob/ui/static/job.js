@@ -151,8 +151,8 @@ export function jobView(view, key, { state, place }) {
     if (n.epoch) add("epoch", n.epochs ? `${n.epoch} of ${n.epochs}` : n.epoch, n.epochs ? h("progress", { max: n.epochs, value: Math.min(at, n.epochs), ariaLabel: "Training done" }) : null);
     if (n.steps) add("step", `${n.step} of ${n.steps}`);
     if (n.eta_s && job?.state === "Running") add("time left", duration(n.eta_s));
-    if (n.loss !== undefined) add("loss", n.loss === null ? "not finite" : number(n.loss));
-    for (const [name, value] of Object.entries(latest).filter(([name, value]) => !POSITION.has(name) && !OWN.has(name) && typeof value !== "object").slice(0, MOST_TILES)) add(name, number(value, name));
+    if (n.loss !== undefined) add("loss", number(n.loss));
+    for (const [name, value] of Object.entries(latest).filter(([name, value]) => !POSITION.has(name) && !OWN.has(name) && (value === null || typeof value !== "object")).slice(0, MOST_TILES)) add(name, number(value, name));
     for (const name of ["samples_per_s", "grad_norm", "memory_bytes"]) if (typeof n[name] === "number") add(label(name), number(n[name], name));
     if (typeof n.slowest === "number" && n.step_s) add("slowest rank", `${n.slowest} (others wait ${Math.round((100 * (n.wait_s ?? 0)) / n.step_s)} %)`);
     if (group.world_size) add("processes", `${group.world_size}, ${group.strategy ?? ""} on ${group.device ?? "?"}`);
