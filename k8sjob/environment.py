@@ -43,17 +43,13 @@ def state_folder() -> Path:
 
 
 def cache_folder() -> Path:
-    """$XDG_CACHE_HOME/k8sjob, else ~/.cache/k8sjob.
-
-    Raises:
-        RuntimeError: the user has no home.
-    """
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "k8sjob")
+    """$XDG_CACHE_HOME/k8sjob, else ~/.cache/k8sjob."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or home() / ".cache", "k8sjob")
 
 
 def kubeconfig() -> str:
     """$KUBECONFIG, one path or several, else ~/.kube/config."""
-    return os.environ.get("KUBECONFIG") or "~/.kube/config"
+    return os.environ.get("KUBECONFIG") or str(home() / ".kube/config")
 
 
 def api_server() -> tuple[str, str] | None:

@@ -80,8 +80,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> Html:
     if header:
         cells = "".join(f'<th style="{_CELL};opacity:.7">{_escaped(one)}</th>' for one in header)
         lines.append(f'<tr style="background:none;border-bottom:{_LINE}">{cells}</tr>')
-    for row in rows[:_MOST_ROWS]:
-        cells = "".join(f'<td style="{_CELL}">{_escaped(value)}</td>' for value in row)
+    for first, *others in rows[:_MOST_ROWS]:
+        cells = f'<td style="{_CELL};min-width:6em">{_escaped(first)}</td>'
+        cells += "".join(f'<td style="{_CELL}">{_escaped(value)}</td>' for value in others)
         lines.append(f'<tr style="background:none">{cells}</tr>')
     style = "border-collapse:collapse;border:0;margin:2px 0;font-size:90%"
     more = f"<div>and {len(rows) - _MOST_ROWS} more</div>" if len(rows) > _MOST_ROWS else ""

@@ -110,12 +110,14 @@ class Snapshot:
         pods: its Pods, by replica type (Master first) and index.
         events: the Events of the job and of its pods, oldest first.
         at: the moment, where it was not just now.
+        record: the record that it was read from, as a shell takes its name; empty if from none.
     """
 
     job: Json
     pods: Sequence[Json] = field(default_factory=tuple)
     events: Sequence[Json] = field(default_factory=tuple)
     at: datetime | None = None
+    record: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import base64
 import json
 import os
 import re
+import shlex
 import stat
 import zipfile
 import zlib
@@ -180,13 +181,11 @@ def _moment(text: str) -> datetime:
 
 
 def _decoded(replica: str, text: bytes) -> LogLine:
-    attempt, stamp, shown, gap, *raw = json.loads(text.decode())
+    attempt, stamp, shown, gap, raw = [*json.loads(text.decode()), ""][:5]
     _moment(stamp)
     if type(attempt) is not int or not isinstance(shown, str):
         raise ValueError("not a line of a log")
-    return LogLine(
-        replica, attempt, stamp, shown, bool(gap), base64.b64decode(*raw) if raw else b""
-    )
+    return LogLine(replica, attempt, stamp, shown, bool(gap), base64.b64decode(raw))
 
 
 def _rows(replica: str, file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
@@ -322,7 +321,8 @@ class RecordBackend:
             found = json.loads(text)
             version = found["format"]
             if version == _FORMAT:
-                self._snapshot, self._related = _read(found)
+                seen, self._related = _read(found)
+                self._snapshot = replace(seen, record=shlex.quote(str(path)))
                 self._launched = _launched(found.get("launched"))
         except DAMAGE as error:
             raise BackendError(self._damage(error)) from error

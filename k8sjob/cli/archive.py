@@ -154,11 +154,8 @@ def _curves(reached: Reached) -> Iterator[Html]:
 
 def _start(backend: Backend, snapshot: Snapshot) -> list[Html]:
     took = read_timing(backend, snapshot)
-    rows = [
-        [one.phase.replace("+", ", "), f"{one.seconds:.2f} s", one.replica, one.detail]
-        for one in took.phases
-    ]
-    return [table(("phase", "seconds", "replica", ""), rows)] if rows else []
+    rows = [[one.ends, f"{one.seconds:.2f} s", one.replica, one.detail] for one in took.phases]
+    return [table(("until", "took", "replica", ""), rows)] if rows else []
 
 
 def _output(backend: Backend, snapshot: Snapshot) -> Iterator[Html]:

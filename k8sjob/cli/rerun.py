@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import Any
 
 import click
 
@@ -12,13 +11,9 @@ from k8sjob.backends.api import LOCAL
 from k8sjob.backends.local import LocalBackend
 from k8sjob.backends.record import RecordBackend
 from k8sjob.cli.find_job import Place, find, job_argument, place_options
-from k8sjob.cli.options import view_options
 from k8sjob.cli.output import line, print_status
+from k8sjob.cli.run import check_shown, run_here, run_options
 from k8sjob.cli.watch import attach
-from k8sjob.view.follow import follow
-
-if TYPE_CHECKING:
-    from k8sjob.view.views import Output
 
 
 @click.command("rerun")
@@ -28,11 +23,9 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     help="The folder with the job.yaml and the code, if it is not that of the run.",
 )
-@view_options
+@run_options
 @place_options()
-def rerun_command(  # noqa: PLR0917 - click hands them over by name
-    job: str, folder: Path | None, output: str, verbose: bool, no_logs: bool, place: Place
-) -> int:
+def rerun_command(job: str, folder: Path | None, place: Place, **shown: Any) -> int:
     """Run a job once more as it was: the same spec, the same code, from the beginning.
 
     NAME is a job that exists or of which a record was kept, or a record: FILE.k8sjob. A job of this
@@ -40,21 +33,26 @@ def rerun_command(  # noqa: PLR0917 - click hands them over by name
     cluster is submitted there with the image that ran, as NAME-xxxxx, and followed.
     """
     from k8sjob.jobs.rerun import plan_here, plan_there  # noqa: PLC0415 - once the job is found
-    from k8sjob.jobs.run import run_plan  # noqa: PLC0415 - the same
     from k8sjob.jobs.submit import submit_plan  # noqa: PLC0415 - the same
 
+    check_shown(**shown)
     backend, ref = find(job, place)
-    logs = not no_logs
     if ref.namespace == LOCAL and isinstance(backend, LocalBackend | RecordBackend):
         plan, changed = plan_here(backend.launched(ref), folder)
         if changed:
             print_status(f"the code of that run is used; since then, changed: {', '.join(changed)}")
-        shown = partial(follow, output=cast("Output", output), logs=logs, verbose=verbose)
-        return run_plan(plan, LocalBackend(fresh=True), shown).code
+        done = run_here(plan, LocalBackend(fresh=True, detached=shown["detach"]), **shown)
+        return done.code if done else 0
+    detach, quiet, no_logs = (shown.pop(name) for name in ("detach", "quiet", "no_logs"))
     if folder:
         raise click.UsageError("--folder: the code of a job in a cluster is in its image")
+    if quiet:
+        raise click.UsageError("-q is for jobs of this machine; --detach only submits the job")
     plan = plan_there(backend.snapshot(ref).job)
     cluster = place.connect(ref.namespace)
     made = submit_plan(plan, cluster, report=print_status)
     line(f"{made.ref} created")
-    return attach(cluster, made.ref, place, output=output, logs=logs, verbose=verbose)
+    if detach:
+        print_status(f"follow it: k8sjob watch {made.ref}{place.options}")
+        return 0
+    return attach(cluster, made.ref, place, logs=not no_logs, **shown)

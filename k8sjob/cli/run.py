@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -17,8 +17,18 @@ from k8sjob.targets.api import JobState
 from k8sjob.view.follow import follow
 
 if TYPE_CHECKING:
-    from k8sjob.backends.api import JobRef
+    from collections.abc import Callable
+
+    from k8sjob.backends.api import JobRef, Plan
+    from k8sjob.jobs.run import LocalRun
     from k8sjob.view.views import Output
+
+
+def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a command that starts a job here: --detach, -q, and those of the view."""
+    quiet = click.option("-q", "--quiet", is_flag=True, help="Show only why the job failed.")
+    text = "Leave it running, even after the terminal closes."
+    return click.option("--detach", is_flag=True, help=text)(quiet(view_options(command)))
 
 
 @click.command("run", cls=JobCommand)
@@ -33,20 +43,8 @@ if TYPE_CHECKING:
 @click.option(
     "--oversubscribe", is_flag=True, help="Allow more than 4 processes per core (and more than 32)."
 )
-@click.option("--detach", is_flag=True, help="Leave it running, even after the terminal closes.")
-@click.option("-q", "--quiet", is_flag=True, help="Show only why the job failed.")
-@view_options
-def run_command(  # noqa: PLR0917 - click hands them over by name
-    job: JobFile,
-    fresh: bool,
-    resume: str,
-    oversubscribe: bool,
-    detach: bool,
-    quiet: bool,
-    output: str,
-    verbose: bool,
-    no_logs: bool,
-) -> int:
+@run_options
+def run_command(job: JobFile, fresh: bool, resume: str, oversubscribe: bool, **shown: Any) -> int:
     """Run the job in FILE (default: job.yaml) on this machine and follow it to its end.
 
     FILE may also be a Python script, for example: k8sjob run train.py --nproc 2 -- --lr 0.1.
@@ -58,32 +56,57 @@ def run_command(  # noqa: PLR0917 - click hands them over by name
     """
     from k8sjob.cli.lint import show_lint_errors  # noqa: PLC0415 - once the options are right
     from k8sjob.jobs.plan import plan_run  # noqa: PLC0415 - the same
-    from k8sjob.jobs.run import run_plan  # noqa: PLC0415 - the same
 
-    if detach and (quiet or verbose or no_logs or output != "auto"):
-        raise click.UsageError(
-            "--detach shows nothing of the job; leave -q, -v, -o and --no-logs out"
-        )
+    check_shown(**shown)
     if fresh and resume:
         raise click.UsageError("--fresh ignores checkpoints and --resume uses some; give only one")
     spec = job.load(here=True)
     with job.located():
         plan = plan_run(spec, job.folder)
     show_lint_errors(job)
-    backend = LocalBackend(fresh=fresh, resume=resume, oversubscribe=oversubscribe, detached=detach)
+    backend = LocalBackend(
+        fresh=fresh, resume=resume, oversubscribe=oversubscribe, detached=shown["detach"]
+    )
+    done = run_here(plan, backend, **shown)
+    if done is None:
+        return 0
+    if done.code > 128 and spec.checkpoint and _was_stopped(backend, done.ref):
+        print_status("the same command resumes from the newest checkpoint, if there is one")
+    return done.code
+
+
+def check_shown(*, detach: bool, quiet: bool, output: str, verbose: bool, no_logs: bool) -> None:
+    """Refuse --detach together with options about what is shown."""
+    if detach and (quiet or verbose or no_logs or output != "auto"):
+        raise click.UsageError(
+            "--detach shows nothing of the job; leave -q, -v, -o and --no-logs out"
+        )
+
+
+def run_here(
+    plan: Plan,
+    backend: LocalBackend,
+    *,
+    detach: bool,
+    quiet: bool,
+    output: str,
+    verbose: bool,
+    no_logs: bool,
+) -> LocalRun | None:
+    """Run a job as these options say, and show it to its end; None: it is left running."""
+    from k8sjob.jobs.run import run_plan  # noqa: PLC0415 - as above
+
     if detach:
         ref = backend.create(plan)
         line(f"{ref} started")
         print_status(f"follow it: k8sjob watch {ref}; end it: k8sjob delete {ref}")
-        return 0
+        return None
     shown = (lambda _event: None) if quiet else cast("Output", output)
     logs = not (no_logs or quiet)
     done = run_plan(plan, backend, partial(follow, output=shown, logs=logs, verbose=verbose))
     if quiet and done.code in {JobState.FAILED.exit_code, JobState.STOPPED.exit_code}:
         done.result(check=True)
-    if done.code > 128 and spec.checkpoint and _was_stopped(backend, done.ref):
-        print_status("the same command resumes from the newest checkpoint, if there is one")
-    return done.code
+    return done
 
 
 def _was_stopped(backend: LocalBackend, ref: JobRef) -> bool:

@@ -28,20 +28,6 @@ if TYPE_CHECKING:
     from k8sjob.observe.diagnose import Diagnosis
 
 
-_PHASE_ENDS: Final = {
-    "suspended": "suspended or queued",
-    "pod": "pod created",
-    "scheduling": "scheduled",
-    "setup": "pod set up",
-    "init": "init container",
-    "image": "image ready",
-    "container": "container started",
-    "runtime": "first line",
-    "import": "imported",
-    "meeting": "processes joined",
-    "step": "first step",
-}
-"""The event that ends each phase."""
 _COLUMNS: Final = {"met": "JOINED"}
 """Headings that differ from the name in JSON."""
 _MOST_ROWS: Final = 16
@@ -119,9 +105,8 @@ def _show_timing(found: Timing) -> None:
 
 
 def _phase(phase: Phase) -> list[str]:
-    ends = ", ".join(_PHASE_ENDS.get(part, part) for part in phase.phase.split("+"))
     took = f"{phase.seconds:.2f} s" if phase.exact else f"~{phase.seconds:.0f} s"
-    return [ends, took, f"{phase.at:.1f} s", phase.replica, phase.detail]
+    return [phase.ends, took, f"{phase.at:.1f} s", phase.replica, phase.detail]
 
 
 def _show_rows(rows: Sequence[Row]) -> None:

@@ -138,7 +138,8 @@ class RunResult(JobStatus):
             `pandas.DataFrame(result.history)` makes a table of it. Steps that a restart repeated
             are there once. Of more than 100,000 rows every second one is kept.
         logs: what each replica wrote, by its name, as `result.logs["worker-0"]`.
-        why: the causes of a bad end, the first one first, each with its next step.
+        why: the causes of a bad end, and what is wrong though it succeeded, as a loss that is nan;
+            the first one first, each with its next step.
     """
 
     metrics: Mapping[str, str | float] = field(default_factory=dict)
@@ -166,8 +167,8 @@ def result(backend: Backend, snapshot: Snapshot, reached: Reached, *, check: boo
         JobFailed: it has not succeeded, unless `check` is off; with this result.
     """
     status = job_status(snapshot)
-    bad = status.state in {JobState.FAILED, JobState.STOPPED}
-    why = diagnose(snapshot, last_lines(backend, snapshot)) if bad else ()
+    ended = status.state.finished
+    why = diagnose(snapshot, last_lines(backend, snapshot)) if ended else ()
     local = backend.checkpoints(status.ref) if isinstance(backend, LocalBackend) else None
     made = RunResult(
         **{one.name: getattr(status, one.name) for one in fields(status)},

@@ -74,6 +74,22 @@ class OutputTimes:
     attempt: int = 0
 
 
+_PHASE_ENDS: Final = {
+    "suspended": "suspended or queued",
+    "pod": "pod created",
+    "scheduling": "scheduled",
+    "setup": "pod set up",
+    "init": "init container",
+    "image": "image ready",
+    "container": "container started",
+    "runtime": "first line",
+    "import": "imported",
+    "meeting": "processes joined",
+    "step": "first step",
+}
+"""The event that ends each phase."""
+
+
 @dataclass(frozen=True, slots=True)
 class Phase:
     """A part of the time; docs/reference/json.md describes the fields."""
@@ -84,6 +100,11 @@ class Phase:
     exact: bool
     replica: str
     detail: str = ""
+
+    @property
+    def ends(self) -> str:
+        """The event at its end, for people."""
+        return ", ".join(_PHASE_ENDS.get(part, part) for part in self.phase.split("+"))
 
 
 @dataclass(frozen=True, slots=True)

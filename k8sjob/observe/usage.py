@@ -77,6 +77,8 @@ NEXT_STEPS: Final = {
 """The next step for each use that could be less."""
 _LONGEST_END: Final = 60.0
 """Seconds from the last line of output to the end of a suspended Pod, which are not worth a use."""
+_RESOLUTION: Final = 1.0
+"""Seconds by which two times of a cluster may differ though nothing lay between: they are whole."""
 _NOTABLE: Final = 0.05
 """A smaller part of the whole is not worth a note."""
 
@@ -131,7 +133,7 @@ class Usage:
             "name": self.ref.name,
             "namespace": self.ref.namespace,
             "device": self.device,
-            "seconds": _rounded(self.seconds),
+            "seconds": _rounded({use: self.seconds[use] for use in Use if use in self.seconds}),
             "nodes": {name: _rounded(uses) for name, uses in self.nodes.items() if name},
             "slowed": _rounded(self.slowed),
             "avoidable": self.avoidable,
@@ -398,9 +400,12 @@ def _held(pod: Pod | None, created: float, now: float) -> Iterator[tuple[float, 
         return
     bound = pod.condition("PodScheduled")
     ended = pod.terminated.get("finishedAt") if not pod.live else None
-    begin, end = (bound.since if bound.true else None) or moment(pod.created), moment(ended)
+    bound_at, end = (bound.since if bound.true else None) or moment(pod.created), moment(ended)
+    begin = bound_at.timestamp() if bound_at else created
+    if begin - created <= _RESOLUTION:
+        begin = created
     if pod.node:
-        yield begin.timestamp() if begin else created, end.timestamp() if end else now
+        yield begin, end.timestamp() if end else now
 
 
 def _lost(

@@ -129,7 +129,10 @@ class Webhook:
         """Raise _NotSentError where it has not arrived, others where it may have."""
         body, kind = json.dumps({"text": text}).encode(), {"Content-Type": "application/json"}
         try:
-            answer = self._pool.request("POST", self._url, body=body, headers=kind, retries=_ONCE)
+            answer = self._pool.request(
+                "POST", self._url, body=body, headers=kind, retries=_ONCE, preload_content=False
+            )
+            answer.close()  # its body says nothing, and may have no end
         except MaxRetryError as error:
             # Its own text has the path of the URL, which is the secret.
             reason = error.reason

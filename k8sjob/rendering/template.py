@@ -96,7 +96,7 @@ def _bytecode_cache() -> jinja2.BytecodeCache | None:
             return None
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.lstat()
-    except (OSError, RuntimeError):  # RuntimeError: there is no home
+    except OSError:
         return None
     foreign = found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode)
     if foreign or found.st_mode & 0o022:

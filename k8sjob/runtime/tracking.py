@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import queue
+import re
 import secrets
 import signal
 import threading
@@ -102,7 +103,7 @@ class _MlflowRun:
 
     def log(self, points: Sequence[Point]) -> None:
         metrics = [
-            self._metric(name, value, int(point.at * 1000), point.step)
+            self._metric(_mlflow_name(name), value, int(point.at * 1000), point.step)
             for point in points
             for name, value in point.values.items()
         ]
@@ -112,6 +113,12 @@ class _MlflowRun:
     def close(self, state: str) -> None:
         status = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}[state]
         self._client.set_terminated(self.id, status)
+
+
+def _mlflow_name(name: str) -> str:
+    """The name of a metric as MLflow allows it; of another it refuses the whole batch: `acc@5`."""
+    parts = re.sub(r"[^\w.\- :/]", "_", name)[:250].split("/")
+    return "/".join(part if part.strip(".") else "_" for part in parts)
 
 
 class _WandbRun:

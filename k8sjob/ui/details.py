@@ -91,6 +91,12 @@ def history(entry: Entry, snapshot: Snapshot) -> dict[str, Any]:
     return {"curves": thinned, "group": reached.group, "metrics": reached.metrics}
 
 
+def timing(entry: Entry, snapshot: Snapshot) -> dict[str, Any]:
+    """As `why --timing -o json` has it, with the words for the phases."""
+    found = read_timing(entry.backend, snapshot)
+    return {**found.as_dict(), "ends": [one.ends for one in found.phases]}
+
+
 def _real(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -99,7 +105,7 @@ PARTS: Final[dict[str, Callable[[Entry, Snapshot], Any]]] = {
     "status": status,
     "history": history,
     "why": lambda entry, snapshot: [one.as_dict() for one in findings(entry.backend, snapshot)],
-    "timing": lambda entry, snapshot: read_timing(entry.backend, snapshot).as_dict(),
+    "timing": timing,
     "usage": lambda entry, snapshot: read_usage(entry.backend, snapshot).as_dict(),
     "manifest": lambda _entry, snapshot: {"text": dump(sent(snapshot.job))},
 }

@@ -234,7 +234,7 @@ class Jobs:
         """What keeps a place from being read is kept for the page."""
         try:
             yield
-        except BackendError as error:
+        except (BackendError, OSError) as error:  # OSError: of a disk over the network
             self.problems[place] = str(error)
         else:
             self.problems.pop(place, None)

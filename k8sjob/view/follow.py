@@ -15,6 +15,7 @@ import time
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Final, Self, TextIO, TypeVar
 
+from k8sjob.backends.api import JobRef
 from k8sjob.contract import Event, EventKind
 from k8sjob.observe.merge import Ended, Merge
 from k8sjob.observe.watch import replay, watch
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import FrameType
 
-    from k8sjob.backends.api import Backend, JobRef
+    from k8sjob.backends.api import Backend
     from k8sjob.view.summary import JobSummary
 
 T = TypeVar("T")
@@ -88,7 +89,8 @@ def follow(
                 if answer is None:
                     return interrupts.exit_code
                 view.show([Event(EventKind.WARNING, {"message": answer}, time.time())])
-        close_with_report(view, more=_further(view.summary, ref, files))
+        record = backend.snapshot(ref).record if backend.recorded else ""
+        close_with_report(view, more=_further(view.summary, record or ref, files))
     return interrupts.exit_code or view.summary.exit_code or 0
 
 
@@ -110,12 +112,13 @@ def follow_all(events: Iterable[Event], *, output: Format = "auto") -> int:
     return interrupts.exit_code
 
 
-def _further(summary: JobSummary, ref: JobRef, files: Path | None) -> dict[str, str]:
+def _further(summary: JobSummary, job: JobRef | str, files: Path | None) -> dict[str, str]:
     """The next commands to look with; none for a job that is gone."""
     if summary.state == JobState.DELETED:
         return {}
-    more = {"files": str(files)} if files else {}
-    return more | {"logs": f"k8sjob logs {ref.name if files else ref}"}
+    if files and isinstance(job, JobRef):
+        return {"files": str(files), "logs": f"k8sjob logs {job.name}"}
+    return {"logs": f"k8sjob logs {job}"}
 
 
 @contextmanager

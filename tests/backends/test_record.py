@@ -5,6 +5,7 @@ import json
 import os
 import re
 import zipfile
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -62,12 +63,24 @@ def why(backend):
     return diagnose(snapshot, last_lines(backend, snapshot), backend.related(snapshot))
 
 
+def messages(backend):
+    return [one.message for one in why(backend)]
+
+
 @pytest.mark.parametrize("name", sorted(file.stem for file in RECORDED.glob("*.json")))
 def test_the_causes_are_those_of_the_job(name, tmp_path):
     seen = recorded(name)
-    found = why(written(seen, tmp_path / "job.k8sjob"))
+    record, job = written(seen, tmp_path / "job.k8sjob"), Seen(seen)
+    found = why(record)
     assert found
-    assert found == why(Seen(seen))
+    assert messages(record) == messages(job)
+    job.shown = replace(job.shown, record=record.snapshot(None).record)
+    assert found == why(job)
+
+
+def test_the_next_step_reads_the_record_and_not_a_job_that_may_be_gone(tmp_path):
+    (found,) = why(written(recorded("crash"), tmp_path / "the job.k8sjob"))
+    assert f"k8sjob logs '{tmp_path}/the job.k8sjob' -r master-0" in found.next_step
 
 
 def test_output_is_read_as_it_was_written(tmp_path):
@@ -137,6 +150,25 @@ def test_a_line_without_an_end_is_refused(tmp_path, monkeypatch):
     for tail in (None, 1):
         with pytest.raises(K8sJobError, match="a line of the output of master-0 has over 1000"):
             list(RecordBackend(path).logs(None, "master-0", tail=tail))
+
+
+@pytest.mark.parametrize("row", ["{}", "7", "[0]", f'[0, "{STAMP}", "", false, 1]'])
+def test_a_line_of_another_form_is_refused(row, tmp_path):
+    path = tmp_path / "job.k8sjob"
+    written(recorded(), path)
+    members = {"record.json": json.dumps(recorded_objects(path)), "logs/master-0": f"{row}\n"}
+    path.write_bytes(zipped(**members))
+    with pytest.raises(K8sJobError, match="logs/master-0: "):
+        list(RecordBackend(path).logs(None, "master-0"))
+
+
+def test_more_than_a_line_has_is_passed_over(tmp_path):
+    path = tmp_path / "job.k8sjob"
+    written(recorded(), path)
+    row = json.dumps([0, STAMP, "text", False, "eA==", "x"])
+    members = {"record.json": json.dumps(recorded_objects(path)), "logs/master-0": f"{row}\n"}
+    path.write_bytes(zipped(**members))
+    assert [line.raw for line in RecordBackend(path).logs(None, "master-0")] == [b"x"]
 
 
 def recorded_objects(path):
@@ -272,7 +304,7 @@ class TestRecordsThatAreKept:
         assert Records().find("digits", "team").name == "digits@aaaaaaaa.k8sjob"
         assert Records().find("digit") is None
         assert Records().find("digits", "nowhere") is None
-        assert why(RecordBackend(Records().find("digits"))) == why(Seen(recorded()))
+        assert messages(RecordBackend(Records().find("digits"))) == messages(Seen(recorded()))
 
     def test_the_oldest_ones_give_way(self, tmp_path):
         for number in range(5):

@@ -293,7 +293,8 @@ def test_a_record_is_read_in_place_of_its_job(job, k8sjob, tmp_path, monkeypatch
     assert "cannot be written: No such file" in k8sjob("archive", "tiny", "-o", "no/a.k8sjob").err
     assert k8sjob("delete", "tiny").code == 0
     recorded = [k8sjob(command, "tiny.k8sjob", *options).out for command, *options in reading]
-    assert recorded == live
+    assert "logs tiny.k8sjob -r" in "".join(recorded)
+    assert [text.replace("logs tiny.k8sjob", "logs tiny") for text in recorded] == live
     watched = k8sjob("watch", "tiny.k8sjob")
     assert (watched.code, "rank 0 [bold]here[/bold] red\n" in watched.out) == (100, True)
     again = k8sjob("watch", "tiny.k8sjob", "--replay", "100")
@@ -307,6 +308,7 @@ def test_a_record_is_read_in_place_of_its_job(job, k8sjob, tmp_path, monkeypatch
     assert k8sjob("report", "tiny.k8sjob").out == "tiny.html\n"
     page = (tmp_path / "tiny.html").read_text()
     assert "why:" in page
+    assert "container started" in page
     assert "rank 0 [bold]here[/bold] red" in page
     (tmp_path / "x.k8sjob").write_text("x")
     damaged = k8sjob("why", "x.k8sjob")

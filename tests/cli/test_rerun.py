@@ -1,5 +1,7 @@
 """`k8sjob rerun` on this machine: what it runs, and what it refuses."""
 
+import re
+
 import pytest
 
 JOB = """\
@@ -42,6 +44,14 @@ def test_the_code_of_that_run_from_the_beginning(k8sjob, ran):
     assert "version 1" in k8sjob("rerun", "counts").out
 
 
+def test_quietly_and_detached_as_run_does(k8sjob, ran):
+    assert k8sjob("rerun", "counts", "-q") == (0, "", "")
+    assert "--detach shows nothing" in k8sjob("rerun", "counts", "--detach", "-q").err
+    done = k8sjob("rerun", "counts", "--detach")
+    assert (done.code, done.out) == (0, "local/counts started\n")
+    assert k8sjob("watch", "counts").code == 0
+
+
 def test_a_record_runs_where_its_code_is(k8sjob, ran, tmp_path):
     record = tmp_path / "counts.k8sjob"
     k8sjob("archive", "counts", "-o", record)
@@ -63,3 +73,8 @@ def test_a_job_of_a_cluster_has_its_code_in_its_image(k8sjob, api, job_file, tmp
     done = k8sjob("rerun", "tiny", "--folder", tmp_path)
     assert done.code == 2
     assert "--folder: the code of a job in a cluster is in its image" in done.err
+    assert "-q is for jobs of this machine" in k8sjob("rerun", "tiny", "-q").err
+    done = k8sjob("rerun", "tiny", "--detach")
+    assert done.code == 0
+    assert re.fullmatch(r"blue/(tiny-\w{5}) created\n", done.out)
+    assert "follow it: k8sjob watch blue/tiny-" in done.err

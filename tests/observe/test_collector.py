@@ -1,5 +1,6 @@
 """What `k8sjob collect` keeps and sends."""
 
+import socket
 import threading
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -313,6 +314,23 @@ def test_a_message_that_may_have_arrived_is_not_sent_again(hook):
     assert [one["text"] for one in hook.got] == ["one", "two"]
     assert failed == [f"{hook.host} gave no answer to a message: ProtocolError"]
     assert kept == set()
+
+
+def test_the_body_of_an_answer_is_not_waited_for(hook):
+    def answer(server):
+        with server.accept()[0] as client:
+            client.recv(65536)
+            client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n")
+            while client.recv(65536):
+                pass
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        hook.url = f"http://127.0.0.1:{server.getsockname()[1]}/SECRET"
+        thread = threading.Thread(target=answer, args=[server], daemon=True)
+        thread.start()
+        assert send(hook, "one", patience=5) == ([], set())
+        thread.join(5)
+        assert not thread.is_alive()
 
 
 def test_a_message_that_is_refused_is_not_sent_again(hook):

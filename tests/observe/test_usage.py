@@ -33,6 +33,12 @@ def test_a_job_from_the_queue_to_its_end():
     }
 
 
+def test_a_second_of_rounding_is_no_queue():
+    pods = [pod("master-0", 1, 10), pod("worker-0", 2, 10)]
+    found = split(job(end=10), pods, [line(2), step(4, 1), finished(10)])
+    assert found == {"queued": 2, "starting": 4 + 2, "training": 6 + 6}
+
+
 def test_devices_are_counted_and_cpus_where_there_is_no_gpu():
     pods = [pod("master-0", 0, 100), pod("worker-0", 0, 100)]
     eight = usage(Snapshot(job(end=100, gpus=8), pods), [line(0), step(0, 1), finished(100)])

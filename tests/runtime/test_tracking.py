@@ -1,5 +1,7 @@
 import json
 import os
+import posixpath
+import re
 import subprocess
 import sys
 import threading
@@ -112,6 +114,9 @@ class FakeMlflow:
     def log_batch(self, run_id, params=(), metrics=()):
         self.blocked.wait()
         assert len(metrics) <= 1000
+        for name in (one["key"] for one in metrics):  # MLflow's own rules
+            if not re.fullmatch(r"[\w.\- :/]{1,250}", name) or posixpath.normpath(name) != name:
+                raise ValueError(f"Invalid value {name!r}")
         run = self.runs[run_id]
         run.setdefault("params", {one["key"]: one["value"] for one in params})
         run["curve"] += [(one["key"], one["step"], one["value"]) for one in metrics]
@@ -158,6 +163,17 @@ def test_a_resumed_job_continues_its_run(mlflow, train):
     assert run["curve"] == [("loss", 0, 0.5), ("loss", 0, 0.25)]
     assert run["params"]["strategy"] == "ddp"
     assert run["params"]["world_size"] == "1"
+
+
+def test_names_that_mlflow_refuses_do_not_cost_the_other_numbers(mlflow):
+    tracking = Tracking(pytest.fail)
+    tracking.open({"mlflow": {}}, "digits", {}, None)
+    given = ("acc@5", "top-5 (%)", "val/f1", "a//b", "../x", "", "n" * 300, "loss")
+    tracking(1, dict.fromkeys(given, 0.5), 0.0)
+    tracking.close("finished")
+    names = [name for name, _, _ in mlflow.runs["r0"]["curve"]]
+    expected = ["acc_5", "top-5 ___", "val/f1", "a/_/b", "_/x", "_", "n" * 250, "loss"]
+    assert names == expected
 
 
 @pytest.mark.parametrize("left", ["", "[", "[1]", '{"mlflow": 3}'])

@@ -41,11 +41,11 @@ class Screen:
 
     def __init__(self, driver, width, *, dark, pictures):
         self._driver, self._width, self._pictures = driver, width, pictures
-        self._size(1000)
+        self.resize(1000)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
 
-    def _size(self, height):
+    def resize(self, height):
         size = {"width": self._width, "height": height, "deviceScaleFactor": 1}
         self._driver.execute_cdp_cmd(
             "Emulation.setDeviceMetricsOverride", {**size, "mobile": self._width < 600}
@@ -116,7 +116,7 @@ class Screen:
     def picture(self, file, height):
         """Write the screen as a picture of the documentation, if pytest has --regenerate."""
         if self._pictures:
-            self._size(height)
+            self.resize(height)
             shot = self._driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})
             file.write_bytes(base64.b64decode(shot["data"]))
 
@@ -230,6 +230,7 @@ def test_a_running_job(serve, screen, jobs, width, dark):
 
 
 def test_jobs_side_by_side(serve, screen, jobs):
+    jobs.write("other", Event(EventKind.METRICS, {"test_accuracy": math.nan}, 900.0))
     page = screen()
     page.open(serve(jobs))
     for name in ("digits", "other"):
@@ -238,7 +239,7 @@ def test_jobs_side_by_side(serve, screen, jobs):
     page.tab_to("Compare")
     page.press("ENTER")
     page.see("Comparison", "digits@uid-digi", "other@uid-othe", "state ≠", "+    team: red")
-    page.see("test_accuracy", absent=("Loading",))
+    page.see("test_accuracy ≠", "not finite", absent=("Loading",))
 
 
 def test_a_server_that_ends_is_noticed_and_a_token_that_is_wrong(serve, screen, jobs, driver):
@@ -265,9 +266,11 @@ def test_an_address_with_a_broken_escape_is_the_list(serve, screen, jobs):
 
 
 def test_what_a_job_is_made_of_is_read_when_it_is_asked_for(serve, screen, jobs):
+    jobs.there["other"]["status"]["completionTime"] = "2026-01-02T03:04:05Z"
     page = screen()
     page.open_job(serve(jobs), "other")
-    page.see("Succeeded", "ended")
+    ended = datetime.fromisoformat("2026-01-02T03:04:05+00:00")
+    page.see("Succeeded", "ended", f"{ended.astimezone():%H:%M:%S} Succeeded")
     for title, text in (
         ("Time to the first step", "not known"),
         ("Manifest", "kind: PyTorchJob"),
@@ -316,6 +319,18 @@ def test_who_scrolls_up_by_keys_reads_on_while_lines_come(serve, screen, jobs):
     page.see("13 of 20", absent=("more lines",))
     page.press("END")
     page.see("more lines")
+
+
+def test_a_larger_window_does_not_end_following(serve, screen, jobs):
+    jobs.write("digits", *(f"line {number}" for number in range(300)))
+    page = screen()
+    page.open_job(serve(jobs), "digits")
+    page.tab_to("Output")
+    page.see("line 299")
+    page.resize(1600)
+    jobs.write("digits", "more lines")
+    page.see("more lines")
+    assert page.run("return [...document.querySelectorAll('.row input')].at(-1).checked")
 
 
 def test_the_focus_stays_in_the_row_of_a_job_that_changes(serve, screen, jobs):

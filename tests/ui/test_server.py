@@ -10,6 +10,7 @@ from ui.conftest import job
 
 from k8sjob.backends.record import RecordBackend, write_record
 from k8sjob.contract import Event, EventKind
+from k8sjob.errors import BackendError
 
 KEY = "local:uid-digits"
 GONE = "local:uid-gone"
@@ -148,7 +149,17 @@ def test_the_list_shows_jobs_and_what_changes_about_them(serve, digits):
         assert gone == ["local:uid-other"]
 
 
-def test_a_place_that_cannot_be_read_is_named_until_it_can(serve, digits):
+@pytest.mark.parametrize("kind", [BackendError, OSError])
+def test_a_place_that_cannot_be_read_is_named_until_it_can(serve, digits, monkeypatch, kind):
+    read = digits.jobs
+
+    def jobs():
+        try:
+            return read()
+        except BackendError as error:
+            raise kind(str(error)) from None
+
+    monkeypatch.setattr(digits, "jobs", jobs)
     digits.problem = "the state folder is gone"
     client = serve(digits)
     with client.stream("/api/events") as events:

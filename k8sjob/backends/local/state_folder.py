@@ -227,8 +227,9 @@ class Store:
             if make:
                 self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._jobs.mkdir(mode=0o700, exist_ok=True)
-            owner = self.root.stat().st_uid
-            if owner == os.getuid():
+            found = self.root.stat()
+            owner = found.st_uid
+            if owner == os.getuid() and stat.S_IMODE(found.st_mode) != 0o700:
                 self.root.chmod(0o700)
         except FileNotFoundError:
             return

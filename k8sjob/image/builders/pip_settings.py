@@ -110,7 +110,7 @@ def _uv_lines(settings: Mapping[str, str]) -> Iterator[str]:
 
 def _folders(environ: Mapping[str, str]) -> tuple[Path, Path, list[Path]]:
     """The user's home and configuration, and the system's."""
-    home = Path(environ["HOME"]) if environ.get("HOME") else Path.home()
+    home = Path(environ.get("HOME") or environment.home())
     config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
     system = (environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")
     return home, config, [Path(folder) for folder in system]

@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 import urllib3
 from urllib3 import exceptions
 
+from k8sjob.environment import home
 from k8sjob.errors import ImageError, redacted
 
 if TYPE_CHECKING:
@@ -326,8 +327,7 @@ def _tls_context(host: str) -> ssl.SSLContext:
     """The machine's certificates (or SSL_CERT_FILE's), and those kept for this registry."""
     context = ssl.create_default_context()
     folders = [Path(folder) / host for folder in _CERTIFICATES]
-    with suppress(RuntimeError):  # users of containers may have no home
-        folders += [Path.home() / folder / host for folder in _HOME_CERTIFICATES]
+    folders += [home() / folder / host for folder in _HOME_CERTIFICATES]
     for file in (file for folder in folders for file in sorted(folder.glob("*"))):
         try:
             if file.suffix == ".crt":

@@ -93,7 +93,7 @@ def _hung(facts: Facts, end: End) -> Diagnosis | None:
     return Diagnosis(
         Cause.HUNG,
         f"{_ranks(culprits) or end.source} hung{_reported(end)}",
-        f"see the Python stacks in the output: k8sjob logs {facts.job_argument}{where}; {step}",
+        f"see the Python stacks in the output: k8sjob logs {facts.output_argument}{where}; {step}",
         end.replica,
     )
 
@@ -104,7 +104,7 @@ def _absent_from_rendezvous(facts: Facts, end: End) -> Diagnosis | None:
     if left := _left_early(facts, end):
         step = "submit the job again: it continues from its newest checkpoint, and ends at once"
         return replace(left, next_step=f"{step} where that was the last one; {left.next_step}")
-    job, culprits = facts.job_argument, end.reason.culprits
+    job, culprits = facts.output_argument, end.reason.culprits
     return Diagnosis(
         Cause.RENDEZVOUS,
         f"{_ranks(culprits)} did not join the rendezvous{_reported(end)}",
@@ -206,8 +206,8 @@ def _lost_connection(facts: Facts, end: End) -> Diagnosis | None:
         end,
         Cause.CONNECTION,
         f"the connection to another rank broke{_error(facts, end)}",
-        f"see whether another replica ended: k8sjob status {facts.job_argument}; if none did, check"
-        f" what is between them{between}",
+        f"see whether another replica ended: k8sjob status {facts.output_argument}; if none did,"
+        f" check what is between them{between}",
     )
 
 
@@ -261,7 +261,7 @@ def _killed(facts: Facts, end: End) -> Diagnosis | None:
         "SIGKILL": killed,
         "SIGBUS": "a full /dev/shm does this: raise resources.shm, or use fewer loader workers",
         "SIGTERM": "something asked it to end; if it was the cluster, the job continues by itself",
-    }.get(name, f"see its last lines: k8sjob logs {facts.job_argument} -r {end.replica}")
+    }.get(name, f"see its last lines: k8sjob logs {facts.output_argument} -r {end.replica}")
     return _finding(end, Cause.KILLED, f"ended by {name}{_error(facts, end)}", step)
 
 
@@ -312,7 +312,7 @@ def _crashed(facts: Facts, end: End) -> Diagnosis:
         Cause.CRASH,
         f"exit code {end.exit_code}{_error(facts, end)}",
         f"{_field_to_change(end) or step}; its output:"
-        f" k8sjob logs {facts.job_argument} -r {end.replica}",
+        f" k8sjob logs {facts.output_argument} -r {end.replica}",
     )
 
 

@@ -217,6 +217,11 @@ class Facts:
         """The job as a command line names it, whatever the current namespace."""
         return self.name if self.local else str(self.status.ref)
 
+    @property
+    def output_argument(self) -> str:
+        """The job, or its record, as the commands name it that only show it."""
+        return self.snapshot.record or self.job_argument
+
     @cached_property
     def ranks(self) -> dict[str, int]:
         """How many processes each replica has; `auto` and the like count as one."""

@@ -124,7 +124,7 @@ def failed(facts: Facts) -> Iterator[Diagnosis]:
     """The controller's message about a failure without another explanation."""
     status = facts.status
     if status.state is JobState.FAILED:
-        look = f"k8sjob logs {facts.job_argument}"
+        look = f"k8sjob logs {facts.output_argument}"
         if not facts.local:
             look += f"; kubectl describe {facts.kubectl_name}"
         yield Diagnosis(
@@ -257,7 +257,7 @@ def left_early(facts: Facts) -> Iterator[Diagnosis]:
             f"{ago(max(left.values()), facts.now)}, and {others} still"
             f" {'run' if len(running) > 1 else 'runs'}: a collective would wait forever",
             f"where {others} only evaluates or saves, wait; else see the last lines of all:"
-            f" k8sjob logs {facts.job_argument}; {SAME_STEPS}",
+            f" k8sjob logs {facts.output_argument}; {SAME_STEPS}",
             replicas[0],
             replicas,
         )

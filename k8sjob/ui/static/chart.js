@@ -55,7 +55,7 @@ export function chart(title, xLabel = "epoch") {
     const usable = (y) => y !== null && (!logarithmic || y > 0);
     const tables = lines.map(({ xs, ys }) => [xs, ys.map((y) => (usable(y) ? y : null))]);
     plot.setData(tables.length ? uPlot.join(tables) : [[]]);
-    const ends = lines.map(({ name, ys }) => `${label(name)} ${ys.at(-1) === null ? "not finite" : number(ys.at(-1), title)}`);
+    const ends = lines.map(({ name, ys }) => `${label(name)} ${number(ys.at(-1), title)}`);
     figure.setAttribute("aria-label", `${label(title)}: last ${ends.join(", ")}`);
   }
 

@@ -25,6 +25,7 @@ export function duration(seconds) {
 
 /** A number in four digits; bytes and seconds by the name of what they measure. */
 export function number(value, name = "") {
+  if (value === null) return "not finite"; // JSON has no such numbers
   if (typeof value !== "number") return String(value ?? "");
   if (name.endsWith("_bytes")) return bytes(value);
   if (Number.isInteger(value) && Math.abs(value) < 1e6) return String(value);

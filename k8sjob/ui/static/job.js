@@ -52,7 +52,7 @@ export function jobView(view, key, { state, place }) {
       else if (kind === "started") { group = data; starting = ""; }
       else if (kind === "starting") starting = data.phase === "waiting" ? `waiting for ${data.missing} of ${data.world_size} processes` : STARTING.get(data.phase) ?? "";
       if (kind === "checkpoint" && events.firstElementChild?.dataset.kind === kind) events.firstElementChild.remove();
-      if (["warning", "checkpoint", "resumed", "stopping", "job", "started"].includes(kind)) events.prepend(h("li", { "data-kind": kind }, h("time", {}, new Date(time * 1000).toLocaleTimeString([], { hour12: false })), " ", replica && h("b", {}, `${replica} `), phrase(kind, data)));
+      if (["warning", "checkpoint", "resumed", "stopping", "job", "started"].includes(kind)) events.prepend(h("li", { "data-kind": kind }, h("time", {}, new Date((data.finished ?? time) * 1000).toLocaleTimeString([], { hour12: false })), " ", replica && h("b", {}, `${replica} `), phrase(kind, data)));
     }
     while (events.childElementCount > 200) events.lastElementChild.remove();
     if (lines.length) output.add(lines);
@@ -151,8 +151,8 @@ export function jobView(view, key, { state, place }) {
     if (n.epoch) add("epoch", n.epochs ? `${n.epoch} of ${n.epochs}` : n.epoch, n.epochs ? h("progress", { max: n.epochs, value: Math.min(at, n.epochs), ariaLabel: "Training done" }) : null);
     if (n.steps) add("step", `${n.step} of ${n.steps}`);
     if (n.eta_s && job?.state === "Running") add("time left", duration(n.eta_s));
-    if (n.loss !== undefined) add("loss", n.loss === null ? "not finite" : number(n.loss));
-    for (const [name, value] of Object.entries(latest).filter(([name, value]) => !POSITION.has(name) && !OWN.has(name) && typeof value !== "object").slice(0, MOST_TILES)) add(name, number(value, name));
+    if (n.loss !== undefined) add("loss", number(n.loss));
+    for (const [name, value] of Object.entries(latest).filter(([name, value]) => !POSITION.has(name) && !OWN.has(name) && (value === null || typeof value !== "object")).slice(0, MOST_TILES)) add(name, number(value, name));
     for (const name of ["samples_per_s", "grad_norm", "memory_bytes"]) if (typeof n[name] === "number") add(label(name), number(n[name], name));
     if (typeof n.slowest === "number" && n.step_s) add("slowest rank", `${n.slowest} (others wait ${Math.round((100 * (n.wait_s ?? 0)) / n.step_s)} %)`);
     if (group.world_size) add("processes", `${group.world_size}, ${group.strategy ?? ""} on ${group.device ?? "?"}`);
@@ -212,7 +212,7 @@ export function jobView(view, key, { state, place }) {
 function timing(found) {
   const whole = found.seconds === null ? "No first training step is known." : `About ${Math.round(found.seconds)} s from the submission to the first training step.`;
   return h("div", {}, h("p", {}, whole),
-    table(["Until", "Took", "Replica", ""], found.phases.map((one) => [one.phase.replaceAll("+", ", "), `${number(one.seconds)} s`, one.replica, one.detail]), { label: "Phases" }),
+    table(["Until", "Took", "Replica", ""], found.phases.map((one, index) => [found.ends[index], `${number(one.seconds)} s`, one.replica, one.detail]), { label: "Phases" }),
     [...found.notes, ...found.missing.map((text) => `not known: ${text}`)].map((text) => h("p", { className: "dim" }, text)));
 }
 

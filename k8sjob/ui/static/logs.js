@@ -15,10 +15,11 @@ export function logView(key) {
   const pane = h("div", { className: "log", tabIndex: 0, role: "log", ariaLabel: "Output", ariaLive: "off" });
   let top = 0; // who scrolls up, by any means, reads: the lines stay until the end is reached again
   pane.addEventListener("scroll", () => {
-    if (!follow.checked && pane.scrollTop + pane.clientHeight >= pane.scrollHeight - 20) {
+    const ended = pane.scrollTop + pane.clientHeight >= pane.scrollHeight - 20; // also as it grows
+    if (ended && !follow.checked) {
       follow.checked = true;
       renew();
-    } else if (pane.scrollTop < top) follow.checked = false;
+    } else if (!ended && pane.scrollTop < top) follow.checked = false;
     top = pane.scrollTop;
   }, { passive: true });
   const section = h("section", {}, h("h2", {}, "Output"),

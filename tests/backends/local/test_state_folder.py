@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,7 @@ import k8sjob.backends.local.state_folder
 from k8sjob.backends.local import LocalBackend
 from k8sjob.backends.local.state_folder import Identity, Store, read_json, write_json
 from k8sjob.backends.record import Records
-from k8sjob.environment import state_folder
+from k8sjob.environment import cache_folder, kubeconfig, state_folder
 from k8sjob.errors import BackendError
 
 
@@ -44,11 +45,34 @@ def test_where_it_is(monkeypatch, variables, expected):
     assert str(state_folder()) == expected
 
 
+def test_a_user_without_a_home(monkeypatch, tmp_path):
+    def no_account(_uid):
+        raise KeyError
+
+    for name in ("HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "K8SJOB_STATE", "KUBECONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", no_account)
+    assert state_folder() == Path("/.local/state/k8sjob")
+    assert cache_folder() == Path("/.cache/k8sjob")
+    assert kubeconfig() == "/.kube/config"
+
+
 def test_it_is_for_its_user_alone_even_if_it_was_open_before(tmp_path):
     (tmp_path / "state").mkdir(mode=0o755)
     Store(tmp_path / "state").make()
     assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
     assert stat.S_IMODE((tmp_path / "state/jobs").stat().st_mode) == 0o700
+
+
+def test_a_folder_that_cannot_be_written_is_read(store, monkeypatch):
+    store.make()
+    made = make(store, "job", "12345678")
+
+    def read_only(*_):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "chmod", read_only)
+    assert [one.path for one in Store(store.root).folders()] == [made.path]
 
 
 def test_reading_makes_nothing(tmp_path, monkeypatch):
