@@ -19,8 +19,8 @@ from k8sjob.contract import AGENT, counted
 from k8sjob.environment import variables
 from k8sjob.errors import BackendError, Problem, SpecError
 from k8sjob.jobs.plan import load_spec, plan_run
-from k8sjob.proving.rules import NEXT, Difference, Evidence, Fault, first_difference
-from k8sjob.proving.trace import TracedRun
+from k8sjob.proving.rules import NEXT, Evidence, first_difference
+from k8sjob.proving.trace import Trace, TracedRun
 from k8sjob.targets.jobs import DEFAULT
 
 if TYPE_CHECKING:
@@ -117,6 +117,7 @@ def prove(
 _LINES: Final = {
     "many": "training on {} processes",
     "one": "training on {} process with the same batches",
+    "single": "training on {} process with these one after another",
     "again": "training on {} processes once more",
     "resumed": "training on {} processes from the first checkpoint",
 }
@@ -143,11 +144,8 @@ def check_script(spec: JobSpec, command: str) -> None:
 
 
 def _proof(evidence: Evidence, nproc: int) -> Proof:
-    found, single = first_difference(evidence), evidence.single
+    found = first_difference(evidence)
     asked, nproc = nproc, evidence.size  # a script with mp.spawn starts as many as it likes
-    if found is None and single is not None and single.end["how"] == "error":
-        text = f"with one process the script fails: {single.end['type']}: {single.end['message']}"
-        found = Difference(Fault.ERROR, None, None, text)
     common, (compared, reason) = evidence.common, evidence.compared
     if found is not None:
         advice = found.next or NEXT[found.cause]
@@ -164,6 +162,14 @@ def _proof(evidence: Evidence, nproc: int) -> Proof:
     if nproc != asked:
         text += f"; the script starts {nproc} itself, whatever --nproc is"
     return Proof(equal=True, message=text, steps=compared, processes=nproc)
+
+
+def _accumulates_for_all(one: Trace, many: TracedRun) -> bool:
+    """Whether one process does the backward passes of all ranks for a step."""
+    if not one.steps:
+        return False
+    counts = [len(trace.steps[0].losses) for trace in many.traces if trace.steps]
+    return len(one.steps[0].losses) == sum(counts)
 
 
 class _Runs:
@@ -192,7 +198,10 @@ class _Runs:
             )
         records = str(self._root / "records" / "many")
         limit = done if many.traces[0].end["how"] == "enough" else self._steps
-        one = self._run("one", 1, replay=records, parts=len(many.traces), steps=limit)
+        options: dict[str, Any] = {"replay": records, "parts": len(many.traces), "steps": limit}
+        one = self._run("one", 1, **options)
+        if _accumulates_for_all(one.traces[0], many):
+            one = self._run("single", 1, **options, joined=False)
         again = self._run("again", nproc)
         resumed = None
         kept = next(iter(many.traces[0].of("snapshot")), None)

@@ -42,6 +42,7 @@ def begin(number=0, **changes):
         "data": 7,
         "own": 7,
         "epochs": {},
+        "shuffles": True,
     }
     return {"kind": "pass", "loader": 1, "number": number, **about, **changes}
 
@@ -301,8 +302,8 @@ def test_what_can_be_compared_with_one_process(evidence):
             "at step 0 it has 6 samples and the ranks together 8",
         ),
         (
-            [[backward(), backward(), step(0, MEAN, MEAN), DONE]],
-            "at step 0 it has 2 backward passes and each rank 1",
+            [[*[backward()] * 3, step(0, MEAN, MEAN), DONE]],
+            "at step 0 it has 3 backward passes and each rank 1",
         ),
     ],
 )

@@ -33,6 +33,7 @@ _RULES: Final[tuple[Callable[[Evidence], Iterator[Difference]], ...]] = (
     gradients.modes,
     gradients.random_numbers,
     gradients.rates,
+    gradients.schedules,
     gradients.options,
     gradients.clips,
     gradients.skipped,

@@ -117,8 +117,10 @@ def overlap(evidence: Evidence) -> Iterator[Difference]:
         if not complete or not length or twice or chosen:
             continue
         missing = length - unique
-        batch = (about["batch_size"] or rows[0].batches[0].size) * evidence.size
-        incomplete = about["drop_last"] or missing == length % batch
+        # A sampler of batches decides itself how large they are, and leaves the rest out.
+        size = about["batch_size"] or max(one.size for row in rows for one in row.batches)
+        batch, own = size * evidence.size, about["batch_size"] is None
+        incomplete = own or about["drop_last"] or missing == length % batch
         if missing > length % evidence.size and not (incomplete and missing < batch):
             text = f"{missing} of {length} samples are on no rank in a pass"
             yield Difference(Fault.OVERLAP, rows[0].step, "input", text, values=(0, missing))
@@ -246,7 +248,7 @@ def unseen_epoch(evidence: Evidence) -> Iterator[Difference]:
 def not_reseeded(evidence: Evidence) -> Iterator[Difference]:
     """A shuffled order comes again."""
     for _, other, samples in _repeated(evidence, "raw"):
-        if any(a > b for a, b in pairwise(samples)):
+        if other.about["shuffles"] and any(a > b for a, b in pairwise(samples)):
             text = "the samples of this pass come in the same order as those of the one before"
             yield Difference(Fault.NOT_RESEEDED, other.step, "input", text, rank=0)
     orders, steps = set[int](), 0

@@ -9,14 +9,17 @@ from k8sjob.proving.rules.data import identified
 from k8sjob.proving.rules.evidence import Difference, Fault
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from k8sjob.proving.rules.evidence import Evidence
-    from k8sjob.proving.trace import Evaluation
+    from k8sjob.proving.trace import Evaluation, Trace
 
     _Pair = tuple[Any, Any]
 
 _NUMBER: Final = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
+_CLOCK: Final = re.compile(
+    r"(?:time|took|elapsed)\W{0,3}[\d.]+|[\d.]+ ?(?:m?s|sec\w*|min\w*|\w*/s\w*)\b"
+)
 
 
 def result(evidence: Evidence) -> Iterator[Difference]:
@@ -41,24 +44,32 @@ def _miscounted(
     total = sum(map(len, samples))
     unique = len({sample for rank in samples for sample in rank})
     divided = bool(samples) and max(map(len, samples)) < unique
-    printed = _printed(many.text, one.text)
+    repeated = evidence.again.traces[0].evaluations if evidence.again else []
+    again = next((other for other in repeated if other.step == many.step), many)
+    losses = _training_losses(evidence.ranks[0], many.step)
+    size, differing = evidence.size, [*_printed(many, one, again, losses)]
+    printed = next(iter(differing), None)
     if not many.reductions:
         text = (
             f"rank 0 reports what it found in {len(samples[0]) if samples else 0} of {unique}"
             " samples; nothing is reduced over the ranks"
         )
         return (text, printed) if divided and printed else None
-    reduced = _reduced(evidence.size, many, one)
+    reduced = _reduced(size, many, one, again)
     if total > unique and divided:
         counted = (unique, total) if (one.largest, many.largest) == (unique, total) else None
         seen = reduced or printed or counted
         if seen:
             return f"{total} samples are counted and there are {unique}: some are repeated", seen
-    if total > unique and not divided and printed:
-        text = f"every rank evaluates all {unique} samples, and their results are added up"
-        return text, printed
-    if printed and _added_up(evidence.size, printed, many, one):
-        return "means of the ranks are added up and not divided by their number", printed
+    for expected, value in differing:
+        if abs(value - size * expected) > 0.02 * abs(value):
+            continue
+        if total > unique and not divided:
+            text = f"every rank evaluates all {unique} samples, and their results are added up"
+            return text, (expected, value)
+        if _is_reduced(value, many) and _is_reduced(expected, one):
+            text = "means of the ranks are added up and not divided by their number"
+            return text, (expected, value)
     gathered = not many.reduced and len(re.findall(r"\d\.\d", many.text)) == 1
     if gathered and printed:
         text = "what the ranks gather is not what one process finds: another order, or repeated"
@@ -70,11 +81,15 @@ def _miscounted(
     return (text, reduced) if reduced else None
 
 
-def _reduced(size: int, many: Evaluation, one: Evaluation) -> tuple[float, float] | None:
+def _reduced(
+    size: int, many: Evaluation, one: Evaluation, again: Evaluation
+) -> tuple[float, float] | None:
     """The first reduced value that is neither that of one process nor that of all added up."""
-    for theirs, mine in zip(many.reduced, one.reduced, strict=False):
-        for value, expected in zip(theirs, mine, strict=False):
+    for theirs, mine, repeated in zip(many.reduced, one.reduced, again.reduced, strict=False):
+        for value, expected, other in zip(theirs, mine, repeated, strict=False):
             right = expected, size * expected
+            if not _repeats(value, other):
+                continue
             near = any(abs(value - r) <= 0.02 * abs(r) + 1e-6 for r in right)
             count = expected.is_integer() and expected == max(mine) and len(mine) > 1
             if not near or (count and value not in right):
@@ -82,20 +97,32 @@ def _reduced(size: int, many: Evaluation, one: Evaluation) -> tuple[float, float
     return None
 
 
-def _added_up(size: int, printed: _Pair, many: Evaluation, one: Evaluation) -> bool:
-    """Whether what is printed is a reduced value, and so many times that of one process."""
-    expected, value = printed
-    known = [v for values in many.reduced for v in values if abs(v - value) <= 0.01 * abs(value)]
-    mine = [v for each in one.reduced for v in each if abs(v - expected) <= 0.01 * abs(expected)]
-    return bool(known and mine) and abs(value - size * expected) <= 0.02 * abs(value)
+def _is_reduced(value: float, evaluation: Evaluation) -> bool:
+    return any(abs(v - value) <= 0.01 * abs(value) for each in evaluation.reduced for v in each)
 
 
-def _printed(many: str, one: str) -> tuple[float, float] | None:
-    """The first number that is printed otherwise."""
-    if _NUMBER.sub("#", many) != _NUMBER.sub("#", one):
-        return None
-    for theirs, mine in zip(_NUMBER.findall(many), _NUMBER.findall(one), strict=True):
+def _printed(
+    many: Evaluation, one: Evaluation, again: Evaluation, losses: Sequence[float]
+) -> Iterator[_Pair]:
+    """The numbers that are printed otherwise, but for training losses and those of a clock."""
+    texts = [_CLOCK.sub("", each.text) for each in (many, one, again)]
+    if len({_NUMBER.sub("#", text) for text in texts}) > 1:
+        return
+    for theirs, mine, repeated in zip(*map(_NUMBER.findall, texts), strict=True):
         rounding = 1.5 * 10.0 ** -len(mine.partition(".")[2])
-        if abs(float(theirs) - float(mine)) > 0.02 * abs(float(mine)) + rounding:
-            return float(mine), float(theirs)
-    return None
+        value, expected = float(theirs), float(mine)
+        counts = _repeats(value, float(repeated)) and all(abs(value - n) > rounding for n in losses)
+        if counts and abs(value - expected) > 0.02 * abs(expected) + rounding:
+            yield expected, value
+
+
+def _repeats(value: float, again: float) -> bool:
+    """Whether a second run gives it, too: it is not measured by a clock."""
+    return abs(value - again) <= 1e-3 * abs(value)
+
+
+def _training_losses(trace: Trace, step: int) -> list[float]:
+    """The last loss of training, and the mean since the evaluation before."""
+    begin = max((one.step for one in trace.evaluations if one.step < step), default=0)
+    losses = [loss for one in trace.steps[begin:step] for loss in one.losses if loss is not None]
+    return [losses[-1], sum(losses) / len(losses)] if losses else []

@@ -137,11 +137,15 @@ class Evidence:
     @cached_property
     def compared(self) -> tuple[int, str]:
         """Steps that can be compared with one process, and why not more of the common ones."""
-        if self.single is None or self.single.end["how"] == "error":
-            return 0, "the script fails"
+        if self.single is None:
+            return 0, "it was not run"
+        end = self.single.end
+        if end["how"] == "error":
+            first = (end["message"].strip().splitlines() or [""])[0]
+            return 0, f"the script fails: {end['type']}: {first} at {end['where']}"
         for at in range(self.common):
             if at >= len(self.single.steps):
-                return at, f"there are {at} steps"
+                return at, end.get("message") or f"there are {at} steps"
             reason = _unlike(self.single.steps[at], [trace.steps[at] for trace in self.ranks])
             if reason:
                 return at, f"at step {at} {reason}"
@@ -186,7 +190,7 @@ def _unlike(one: Step, row: list[Step]) -> str:
     samples = sum(size for step in row for size in step.sizes)
     if one.names != row[0].names:
         return "it trains other parameters"
-    if len(one.losses) != len(row[0].losses):
+    if len(one.losses) not in {len(row[0].losses), len(row[0].losses) * len(row)}:
         return f"it has {len(one.losses)} backward passes and each rank {len(row[0].losses)}"
     if one.sizes and sum(one.sizes) != samples:
         return f"it has {sum(one.sizes)} samples and the ranks together {samples}"

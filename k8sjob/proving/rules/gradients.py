@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.proving.rules.evidence import Difference, Fault
 from k8sjob.proving.trace import (
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
     from k8sjob.proving.rules.evidence import Evidence
     from k8sjob.proving.trace import Sketch, Step, Trace
+
+_FEW: Final = 8
+"""Steps that may be those of a schedule by chance."""
 
 
 def model_init(evidence: Evidence) -> Iterator[Difference]:
@@ -89,15 +92,14 @@ def buffers(evidence: Evidence) -> Iterator[Difference]:
 
 def rates(evidence: Evidence) -> Iterator[Difference]:
     """The learning rate differs between ranks, or from that of one process."""
-    for at, row, _ in evidence.steps():
+    for at, row, one in evidence.steps():
         first = row[0].rates
         for rank, step in enumerate(row):
             if step.rates != first:
                 text = f"the rate of rank {rank} is {step.rates[0]:g}, of rank 0 {first[0]:g}"
                 pair = first[0], step.rates[0]
                 yield Difference(Fault.LEARNING_RATE, at, "weight", text, rank=rank, values=pair)
-        steps = evidence.single.steps if evidence.single else []
-        for mine, theirs in zip(steps[at].rates, first, strict=False) if at < len(steps) else ():
+        for mine, theirs in zip(one.rates if one else (), first, strict=False):
             if mine and theirs and abs(theirs / mine - 1) > 1e-3:
                 text = (
                     f"the rate is {theirs:g} with {evidence.size} processes and {mine:g} with one,"
@@ -105,6 +107,31 @@ def rates(evidence: Evidence) -> Iterator[Difference]:
                 )
                 pair = mine, theirs
                 yield Difference(Fault.LEARNING_RATE, at, "weight", text, values=pair)
+
+
+def schedules(evidence: Evidence) -> Iterator[Difference]:
+    """A schedule is made for the steps of one process, computed from the data set."""
+    first = evidence.ranks[0]
+    passes = [row for row in first.passes.values() if row.trained]
+    ended = [trace.end["how"] == "done" for trace in evidence.ranks]
+    if not all([*ended, *(row.complete for row in passes)]):
+        return
+    about, epochs = passes[0].about if passes else {}, len(passes)
+    length, size = about.get("length"), about.get("batch_size")
+    if len({row.about["loader"] for row in passes}) != 1 or not length or not size:
+        return
+    of_one = {epochs * (length // size), epochs * -(-length // size), epochs * length // size}
+    done = sum(len(row.batches) for row in passes)
+    for event in first.of("schedule"):
+        known = {number for number in event["numbers"] if number >= done}
+        if event["done"] == done >= _FEW and known and known <= of_one and done not in known:
+            text = (
+                f"{event['name']} is made for {max(known)} steps, those of one process: each of the"
+                f" {evidence.size} ranks does {done}"
+            )
+            advice = "count the steps of a rank: epochs * len(loader), with its sampler"
+            at, pair = len(first.steps) - 1, (max(known), done)
+            yield Difference(Fault.LEARNING_RATE, at, "weight", text, values=pair, next=advice)
 
 
 def options(evidence: Evidence) -> Iterator[Difference]:
@@ -371,7 +398,7 @@ def _from_one(  # noqa: PLR0917 - what the caller has
         (twice, Fault.AVERAGED_TWICE, weighs),
         (even and not every(1 / size), Fault.NOT_AVERAGED, weighs),
         (
-            not alike,
+            not (alike or parallel),
             Fault.LAST_BATCH,
             f"the ranks have {sizes} samples in this batch, and each rank has the same weight",
         ),

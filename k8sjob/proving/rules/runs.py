@@ -89,7 +89,8 @@ def _restarted(
     if kept.rates != again.rates:
         text = "the learning rate is not restored (scheduler)"
         return "weight", text, None, (kept.rates[0], again.rates[0])
-    if kept.samples != again.samples:
+    # Batches that are read and passed over, to come to the right one, precede it.
+    if kept.samples != again.samples[-len(kept.samples) :]:
         text = "the batches are different (epoch, sampler or random numbers)"
         return "input", text, None, None
     return None

@@ -7,6 +7,9 @@ numbers of all ranks are given to the script, joined.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
 import json
 import os
 import random
@@ -25,7 +28,7 @@ from torch.utils import data
 from k8sjob.runtime.agent.rank_main import exit_code, reason_of
 from k8sjob.runtime.comm import rng
 from k8sjob.runtime.prover.replay import Replay, StopReplay
-from k8sjob.runtime.prover.sketch import digest, digests, join_draws, size_of, sketch
+from k8sjob.runtime.prover.sketch import digest, digests, join_draws, padding, size_of, sketch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,6 +39,8 @@ _MAX_FILES: Final = 1 << 29
 """Bytes of the working folder that are kept for a restart."""
 _INPUTS: Final = 100
 """Steps whose input is looked at where it comes from no DataLoader."""
+_AHEAD: Final = 32
+"""Batches that a loop reads before it trains on the first of them."""
 _MAX_TEXT: Final = 200_000
 _OPTIONS: Final = ("weight_decay", "momentum", "dampening", "betas", "alpha", "eps")
 _PLAIN: Final = (int, float, tuple, list)
@@ -56,6 +61,7 @@ class Recorder:
         rank: among all ranks.
         sends_draws: this process is a worker of torch's loader, which expects a Fetched of it.
         generators: of numpy that the script has made, the last ones.
+        schedules: of learning rates that the script has made.
         replay: the run whose batches this process is given; None if it loads its own.
         fetching: the data set computes; its random numbers are not the model's.
         depth: modules whose forward runs.
@@ -70,12 +76,15 @@ class Recorder:
             folder: of this run.
             rank: of this process.
             options: steps (the most), seconds (of training), replay (folder of another run),
-                parts (its ranks), save (keep batches for such a run), snapshot (keep files).
+                parts (its ranks), joined (give their batches joined, not one after another), save
+                (keep batches for such a run), snapshot (keep files).
         """
         self.folder, self.rank, self.options = folder, rank, options
         self._open()
-        known = "replay" in options
-        self.replay = Replay(Path(options["replay"]), options["parts"]) if known else None
+        self.replay = None
+        if "replay" in options:
+            folder, joined = Path(options["replay"]), options.get("joined", True)
+            self.replay = Replay(folder, options["parts"], joined=joined)
         self.fetching, self.depth = False, 0
         self.steps, self._begun = 0, 0.0
         self._limit: int = options["steps"]
@@ -95,7 +104,7 @@ class Recorder:
         self._mode: tuple[bool, bool] | None = None
         self.rounds, self._training = False, 0
         self._differentiated: Tensor | None = None
-        self.sends_draws = False
+        self.sends_draws, self.schedules = False, list[Any]()
         self.generators = deque[Any](maxlen=8)  # they cannot be referenced weakly
         self.differentiating, self._sampled, self._host = False, self._states(), self._states()
         self._backwards = self._stepped_at = 0
@@ -134,8 +143,8 @@ class Recorder:
         try:
             function()
             self._end("done")
-        except StopReplay:
-            self._end("enough")
+        except StopReplay as stopped:
+            self._end("enough", message=str(stopped))
         except BaseException as error:  # noqa: BLE001 - nothing is above it
             code = exit_code(error)
             if code:
@@ -149,6 +158,10 @@ class Recorder:
 
     def _end(self, how: str, **fields: Any) -> None:
         self._keep_draws()
+        for one in self.schedules:
+            with contextlib.suppress(AttributeError, ValueError):  # one that was not made whole
+                name, numbers = type(one).__name__, _numbers(one)
+                self.event("schedule", name=name, done=one.last_epoch, numbers=numbers)
         self.event("end", how=how, **fields)
 
     def text(self, text: str) -> None:
@@ -167,19 +180,21 @@ class Recorder:
         self._passes[number] = at + 1
         where = {"loader": number, "number": at}
         self.event("pass", **where, **self._describe(loader))
-        again = self.replay.batches(number, at) if self.replay else None
-        # Of a loop that reads ahead, the batch before the last one is trained on.
-        self._pending[number, at] = deque(maxlen=2)
+        pads = functools.cache(lambda: self._padding(loader))
+        again = self.replay.batches(number, at, pads) if self.replay else None
+        self._pending[number, at] = deque(maxlen=_AHEAD)
         try:
             for index, (batch, *known) in enumerate(again or self._fetched(loader, original)):
                 key = f"{number}-{at}-{index}"
                 self._keep_draws()
-                about = dict(zip(("ids", "raw", "drawn"), known, strict=True))
-                about["digests"] = _or_none(digests, batch)
-                self.event("batch", **where, index=index, size=size_of(batch), **about)
+                about = dict(zip(("size", "ids", "raw", "drawn"), known, strict=True))
+                about["digests"] = _rows(batch, about["size"])
+                self.event("batch", **where, index=index, **about)
                 self._current = (key, batch, 0)
-                self._pending.setdefault((number, at), deque(maxlen=2)).append((key, batch))
-                self._begin_draws(key)
+                self._pending.setdefault((number, at), deque(maxlen=_AHEAD)).append((key, batch))
+                self._drawn, self._given = 0, []
+                if self.replay is not None:
+                    self._given = self.replay.draws(number, at, index)
                 self._host = self._states()
                 yield batch
         finally:  # also where a loop is left early
@@ -190,7 +205,7 @@ class Recorder:
 
     def _fetched(
         self, loader: Any, original: Callable[[Any], Iterator[Any]]
-    ) -> Iterator[tuple[Any, Any, Any, Any]]:
+    ) -> Iterator[tuple[Any, int, Any, Any, Any]]:
         self.fetching = True  # it draws a seed for its workers
         source, base = original(loader), _Base(loader)
         self.fetching = False
@@ -210,7 +225,8 @@ class Recorder:
             raw = raw if isinstance(raw, list) else None if raw is None else [raw]
             if raw is not None and not all(isinstance(one, int) for one in raw):
                 raw = [int(one) for one in raw] if all(hasattr(o, "__int__") for o in raw) else None
-            yield batch, None if raw is None else [base.of(one) for one in raw], raw, drawn
+            size = size_of(batch, len(raw) if raw and loader.batch_sampler is not None else None)
+            yield batch, size, None if raw is None else [base.of(one) for one in raw], raw, drawn
 
     def fetched(self, fetch: Callable[[], Any]) -> Any:
         """A batch that a data set gives; from a worker with its random numbers."""
@@ -241,6 +257,7 @@ class Recorder:
             "workers": loader.num_workers,
             "sampler": type(inner).__name__,
             "replicas": getattr(inner, "num_replicas", None),
+            "shuffles": any(map(_shuffles, (inner, groups))),
             "data": known,
             "own": own[0] if own[1] else None,
             "epochs": _epochs(base) if loader.persistent_workers else {},
@@ -253,26 +270,37 @@ class Recorder:
         """
         if isinstance(source, data.IterableDataset):
             return None, False
-        kept, self.fetching = rng.capture(torch.device("cpu")), True
-        try:
+        # A data set may be anything.
+        with contextlib.suppress(Exception), self._aside():
             size, seen = len(source), [list[int](), list[int]()]
             for one in seen:
                 for index in sorted({0, size // 3, size // 2, size - 1}):
                     rng.seed_all(index)
                     one.append(digest(source[index]))
             return digest([type(source).__name__, size, *seen[0]]), seen[0] == seen[1]
-        except Exception:  # noqa: BLE001 - a data set may be anything
-            return None, False
+        return None, False
+
+    def _padding(self, loader: Any) -> list[float | None]:
+        """What a loader pads tensors with, known by some samples, alone and together."""
+        if isinstance(loader.dataset, data.IterableDataset):
+            return []
+        with contextlib.suppress(Exception), self._aside():
+            size = len(loader.dataset)
+            samples = [loader.dataset[at * (size - 1) // 15] for at in range(16)]
+            return padding(samples, loader.collate_fn)
+        return []
+
+    @contextlib.contextmanager
+    def _aside(self) -> Iterator[None]:
+        """The data set is looked at: its random numbers count for nothing."""
+        kept, self.fetching = rng.capture(torch.device("cpu")), True
+        try:
+            yield
         finally:
             self.fetching = False
             rng.restore(kept, torch.device("cpu"))
 
     # --- random numbers
-
-    def _begin_draws(self, key: str) -> None:
-        self._drawn, self._given = 0, []
-        if self.replay is not None:
-            self._given = self.replay.draws(key)
 
     def _keep_draws(self) -> None:
         if self._draws and self._current and self._current[2] and self.options.get("save"):
@@ -322,7 +350,7 @@ class Recorder:
         if self.depth > 1 or not self.active:
             return
         if self._current is None and torch.is_grad_enabled() and args and self.steps < _INPUTS:
-            self.event("input", digests=_or_none(digests, args[0]))
+            self.event("input", digests=_rows(args[0]))
         if torch.is_grad_enabled():
             self._training = sum(part.training for part in module.modules())
             self._see_slice(args)
@@ -341,7 +369,7 @@ class Recorder:
         """Record the samples of a forward pass that has a part of the batch."""
         if self._current is None or not args or self.steps >= _INPUTS:
             return
-        rows, every = _or_none(digests, args[0]), size_of(self._current[1])
+        rows, every = _rows(args[0]), size_of(self._current[1])
         if rows and len(rows) < every:
             self.event("slice", digests=rows)
 
@@ -561,6 +589,24 @@ class _Base:
         return index
 
 
+def _numbers(schedule: Any) -> list[int]:
+    """The whole numbers that a schedule was given, also through functions."""
+    own = vars(schedule)
+    values = [own[name] for name in own if name != "last_epoch" and not name.startswith("_")]
+    for function in own.get("lr_lambdas", ()):
+        values += getattr(function, "keywords", {}).values()
+        if inspect.isfunction(function):
+            known = inspect.getclosurevars(function)
+            values += [*known.nonlocals.values(), *known.globals.values()]
+    return [value for value in values if type(value) is int]
+
+
+def _shuffles(sampler: Any) -> bool:
+    """Whether a sampler is to give another order in each epoch."""
+    of_epoch = hasattr(sampler, "set_epoch") and getattr(sampler, "shuffle", True)
+    return of_epoch or isinstance(sampler, data.RandomSampler)
+
+
 def _epochs(source: Any) -> dict[str, int]:
     """The epoch that a data set keeps, of which persistent workers have a copy."""
     own = getattr(source, "__dict__", {})
@@ -584,8 +630,14 @@ def _plain(name: str) -> str:
     return ".".join(parts)
 
 
+def _rows(value: Any, size: int | None = None) -> list[int] | None:
+    with contextlib.suppress(Exception):  # a batch of anything
+        return digests(value, size_of(value) if size is None else size)
+    return None
+
+
 def _or_none(function: Callable[[Any], Any], value: Any) -> Any:
     try:
         return function(value)
-    except Exception:  # noqa: BLE001 - a loader without a length, a batch of anything
+    except Exception:  # noqa: BLE001 - a loader without a length
         return None

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from k8sjob.runtime.prover.sketch import join, size_of
+from k8sjob.runtime.prover.sketch import join
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from torch import Tensor
@@ -25,30 +26,32 @@ class Replay:
 
     Attributes:
         parts: its ranks.
+        joined: their batches are joined; if not, they come one after another.
         rates: learning rates, by optimizer and step.
     """
 
-    def __init__(self, folder: Path, parts: int) -> None:
-        self.parts, self._folder = parts, folder
+    def __init__(self, folder: Path, parts: int, *, joined: bool) -> None:
+        self.parts, self.joined, self._folder = parts, joined, folder
         self.rates: dict[tuple[int, int], list[float]] = {}
         self._sizes: dict[int, dict[int, int]] = {}
+        self._counts: dict[str, int] = {}
         self._sites: dict[int, int] = {}
         self._used: set[int] = set()
         for rank in range(parts):
             self._read(rank)
 
     def _read(self, rank: int) -> None:
-        sizes: dict[tuple[int, ...], int] = {}
         file = self._folder / f"trace-{rank}.jsonl"
         for line in file.read_text().splitlines() if file.exists() else ():
             event = json.loads(line)
             if event["kind"] == "batch":
                 loader = event["loader"]
-                sizes[loader, event["number"], event["index"]] = event["size"]
+                key = f"batch-{rank}-{loader}-{event['number']}-{event['index']}"
+                self._counts[key] = event["size"]
                 self._sites[loader] = loader
             elif event["kind"] == "backward":
-                for loader, *at in event["batches"]:
-                    size = sizes[loader, *at]
+                for loader, number, index in event["batches"]:
+                    size = self._counts[f"batch-{rank}-{loader}-{number}-{index}"]
                     self._sizes.setdefault(loader, {}).setdefault(rank, size)
             elif event["kind"] == "step" and rank == 0:
                 self.rates[event["optimizer"], event["step"]] = event["rates"]
@@ -63,13 +66,15 @@ class Replay:
 
     def batch_size(self, site: int) -> int | None:
         """The samples that all ranks together took in a batch of the loader made at this place."""
-        sizes = self._sizes.get(self.loader(site))
+        sizes = self._sizes.get(self.loader(site)) if self.joined else None
         return sum(sizes.values()) if sizes else None
 
-    def batches(self, number: int, at: int) -> Iterator[tuple[Any, None, None, None]] | None:
-        """The joined batches of a pass over a loader; None: that loader was not trained on.
+    def batches(
+        self, number: int, at: int, pads: Callable[[], list[float | None]]
+    ) -> Iterator[tuple[Any, int, None, None, None]] | None:
+        """The batches of a pass over a loader; None: that loader was not trained on.
 
-        Their samples have no indices.
+        Their samples have no indices. `pads` finds what the loader pads tensors with.
 
         Raises:
             StopReplay: the loader was trained on, and not in this pass.
@@ -79,19 +84,35 @@ class Replay:
         for file in self._folder.glob(f"batch-*-{number}-{at}-*.pt"):
             _, rank, *_, index = file.stem.split("-")
             found.setdefault(int(index), []).append((int(rank), file))
+        groups = [sorted(found[index]) for index in sorted(found)]
+        if not self.joined:
+            groups = [[one] for group in groups for one in group]
         if found:
-            return ((self._joined(sorted(found[i])), None, None, None) for i in sorted(found))
+            return ((*self._joined(group, pads), None, None, None) for group in groups)
         if at and any(self._folder.glob(f"batch-*-{number}-0-*.pt")):
             raise StopReplay
         return None
 
-    def _joined(self, files: list[tuple[int, Path]]) -> Any:
+    def _joined(
+        self, files: list[tuple[int, Path]], pads: Callable[[], list[float | None]]
+    ) -> tuple[Any, int]:
         parts = [torch.load(file, weights_only=False) for _, file in files]
-        return join(parts, [size_of(part) for part in parts])
+        sizes = [self._counts[file.stem] for _, file in files]
+        for known in (list[float | None], pads):  # mostly no padding is needed
+            with contextlib.suppress(LookupError):
+                if len(parts) == 1:
+                    return parts[0], sizes[0]
+                return join(parts, sizes, iter(known())), sum(sizes)
+        reason = "batches of these shapes cannot be joined"
+        raise StopReplay(reason)
 
-    def draws(self, batch: str) -> list[list[Tensor]]:
+    def draws(self, loader: int, at: int, index: int) -> list[list[Tensor]]:
         """The random numbers that each rank drew for a batch."""
-        files = [self._folder / f"draws-{rank}-{batch}.pt" for rank in range(self.parts)]
+        ranks = [*range(self.parts)]
+        if not self.joined:
+            index, rank = divmod(index, self.parts)
+            ranks = [rank]
+        files = [self._folder / f"draws-{rank}-{loader}-{at}-{index}.pt" for rank in ranks]
         return [torch.load(file) for file in files if file.exists()]
 
     def restore(self, file: str, values: dict[str, Tensor]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Final, cast
 
@@ -94,8 +94,13 @@ def _leaves(batch: Any) -> list[Any]:
     return [batch]
 
 
-def size_of(batch: Any) -> int:
-    """The number of samples in a batch: the first dimension of its first tensor."""
+def size_of(batch: Any, asked: int | None = None) -> int:
+    """The number of samples in a batch: the first dimension of its first tensor.
+
+    Or the number that the loader has asked for, where a part of the batch has as many.
+    """
+    if asked is not None and _has(batch, asked):
+        return asked
     for leaf in _leaves(batch):
         if isinstance(leaf, Tensor) and leaf.dim():
             return leaf.shape[0]
@@ -104,25 +109,45 @@ def size_of(batch: Any) -> int:
     return 1
 
 
-def digests(batch: Any) -> list[int]:
-    """One number for each sample of a batch."""
-    size = size_of(batch)
+def _has(batch: Any, size: int) -> bool:
+    """Whether a part of a batch has so many samples."""
+    if isinstance(batch, Tensor):
+        return bool(batch.dim()) and batch.shape[0] == size
+    members = [*batch.values()] if isinstance(batch, Mapping) else batch
+    if not isinstance(members, list | tuple):
+        return False
+    return (members is batch and len(batch) == size) or any(_has(one, size) for one in members)
+
+
+def digests(batch: Any, size: int) -> list[int] | None:
+    """One number for each of so many samples of a batch; None: no part of it has as many."""
     rows = [
         leaf
         for leaf in _leaves(batch)
         if (isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] == size)
         or (isinstance(leaf, list | tuple) and len(leaf) == size)
     ]
-    return [digest([leaf[at] for leaf in rows]) for at in range(size)]
+    return [digest([leaf[at] for leaf in rows]) for at in range(size)] if rows else None
 
 
-def join(parts: list[Any], sizes: list[int]) -> Any:  # noqa: PLR0911 - one for each type
-    """The batches of several ranks as one, samples along the dimension that has them."""
+def join(  # noqa: PLR0911 - one for each type
+    parts: list[Any], sizes: list[int], pads: Iterator[float | None]
+) -> Any:
+    """The batches of several ranks as one, samples along the dimension that has them.
+
+    Args:
+        parts: by rank.
+        sizes: their numbers of samples.
+        pads: what shorter samples of each tensor are padded with, as padding() finds it.
+
+    Raises:
+        LookupError: that is not known, and they have unequal lengths.
+    """
     first = parts[0]
     if isinstance(first, Tensor):
-        return _join_tensors(parts, sizes)
+        return _join_tensors(parts, sizes, next(pads, None))
     if isinstance(first, Mapping):
-        joined = {key: join([part[key] for part in parts], sizes) for key in first}
+        joined = {key: join([part[key] for part in parts], sizes, pads) for key in first}
         try:
             return type(first)(joined)  # type: ignore[call-arg]
         except TypeError:
@@ -130,18 +155,48 @@ def join(parts: list[Any], sizes: list[int]) -> Any:  # noqa: PLR0911 - one for 
     if isinstance(first, list | tuple):
         if not any(isinstance(one, Tensor | Mapping | list | tuple) for one in first):
             return type(first)(one for part in parts for one in part)
-        if any(len(part) != len(first) for part in parts):
+        listed = [len(part) for part in parts]
+        alike = len({(type(one), getattr(one, "ndim", 0)) for one in first}) == 1
+        of_samples = alike and listed == sizes and not all(_has(one, sizes[0]) for one in first)
+        if of_samples or listed != [len(first)] * len(parts):
             return type(first)(one for part in parts for one in part)
-        members = [join(list(each), sizes) for each in zip(*parts, strict=True)]
+        members = [join(list(each), sizes, pads) for each in zip(*parts, strict=True)]
         return type(first)(*members) if hasattr(first, "_fields") else type(first)(members)
     if hasattr(first, "__dict__"):
         copy = object.__new__(type(first))
-        copy.__dict__.update(join([vars(part) for part in parts], sizes))
+        copy.__dict__.update(join([vars(part) for part in parts], sizes, pads))
         return copy
     return first
 
 
-def _join_tensors(parts: list[Tensor], sizes: list[int]) -> Tensor:
+def padding(samples: list[Any], collate: Callable[[list[Any]], Any]) -> list[float | None]:
+    """What a loader pads each tensor of its batches with; None: these samples do not show it."""
+    together = _tensors(collate(samples))
+    found: list[float | None] = [None] * len(together)
+    for at, sample in enumerate(samples):
+        for number, alone in enumerate(_tensors(collate([sample]))):
+            pairs = [*zip(together[number].shape, alone.shape, strict=True)]
+            if (len(samples), 1) not in pairs:
+                continue
+            along = pairs.index((len(samples), 1))
+            row, mine = together[number].select(along, at), alone.select(along, 0)
+            for d, length in enumerate(mine.shape):
+                if length < row.shape[d]:
+                    found[number] = float(row.select(d, length).flatten()[0])
+    return found
+
+
+def _tensors(batch: Any) -> list[Tensor]:
+    """The tensors of a batch, in the order in which they are joined."""
+    if isinstance(batch, Tensor):
+        return [batch]
+    members = batch if isinstance(batch, list | tuple) else getattr(batch, "__dict__", {}).values()
+    if isinstance(batch, Mapping):
+        members = [batch[key] for key in batch]
+    return [tensor for member in members for tensor in _tensors(member)]
+
+
+def _join_tensors(parts: list[Tensor], sizes: list[int], value: float | None) -> Tensor:
     if not parts[0].dim():
         return parts[0]
     along = [
@@ -149,14 +204,20 @@ def _join_tensors(parts: list[Tensor], sizes: list[int]) -> Tensor:
         for d in range(parts[0].dim())
         if all(part.shape[d] == size for part, size in zip(parts, sizes, strict=True))
     ]
-    at = along[0] if along else 0
+    if not along:
+        if all(torch.equal(part, parts[0]) for part in parts):
+            return parts[0]
+        raise LookupError
+    at = along[0]
     longest = [max(part.shape[d] for part in parts) for d in range(parts[0].dim())]
     padded = []
     for part in parts:
         pads: list[int] = []
         for d in reversed(range(part.dim())):
             pads += [0, 0 if d == at else longest[d] - part.shape[d]]
-        padded.append(torch.nn.functional.pad(part, pads) if any(pads) else part)
+        if any(pads) and value is None:
+            raise LookupError
+        padded.append(torch.nn.functional.pad(part, pads, value=value) if any(pads) else part)
     return torch.cat(padded, at)
 
 

@@ -133,10 +133,15 @@ def _wrap_optimizers(recorder: Recorder) -> None:
         recorder.event("hook")
         return original(*args, **options)
 
+    def schedule(original: Any, one: Any, *args: Any, **options: Any) -> None:
+        recorder.schedules.append(one)
+        original(one, *args, **options)
+
     optimizers.register_optimizer_step_pre_hook(recorder.before_step)
     optimizers.register_optimizer_step_post_hook(recorder.after_step)
     wrap(nn.utils, ("clip_grad_norm_", "clip_grad_value_"), clip)
     wrap(nn.parallel.DistributedDataParallel, "register_comm_hook", hook)
+    wrap(torch.optim.lr_scheduler.LRScheduler, "__init__", schedule)
 
 
 # --- batches and random numbers -------------------------------------------------------------------
@@ -172,7 +177,7 @@ def _wrap_loaders(recorder: Recorder) -> None:
     wrap(data.DataLoader, "__iter__", batches)
     wrap(data.DataLoader, "__init__", create)
     wrap(_BaseDataLoaderIter, "_next_index", asked)
-    if recorder.replay:
+    if recorder.replay and recorder.replay.joined:
         from k8sjob.runtime.data import ShardSampler
 
         parts = recorder.replay.parts
