@@ -247,10 +247,18 @@ def test_what_a_literal_on_failure_costs(kind):
 
 
 @of_each_kind
-def test_where_the_pods_are_gone_why_says_how_they_stay(kind):
-    failed = condition("Failed", message="Job has reached the specified backoff limit")
-    (found,) = diagnose(Snapshot(kind.job(**failed)), {}, now=NOW)
-    assert "without policy.restart_policy OnFailure, which keeps them" in found.next_step
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        ("OnFailure", "again without policy.restart_policy OnFailure, which keeps them, or follow"),
+        ("Never", "to see the cause, run it again and follow it: k8sjob watch"),
+    ],
+)
+def test_where_the_pods_are_gone_why_says_how_they_stay(kind, policy, words):
+    job = kind.job(**condition("Failed", message="Job has reached the specified backoff limit"))
+    kind.indexed(job)["template"]["spec"]["restartPolicy"] = policy
+    (found,) = diagnose(Snapshot(job), {}, now=NOW)
+    assert words in found.next_step
 
 
 @pytest.mark.parametrize(

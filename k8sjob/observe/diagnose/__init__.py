@@ -70,7 +70,7 @@ def diagnose(
     """
     facts = Facts(snapshot, logs, related, now or snapshot.at or datetime.now(UTC))
     state = facts.status.state
-    if state is JobState.DELETING:  # no controller works on it any more
+    if state is JobState.DELETING or facts.namespace_deleted:  # no controller works on it any more
         return [finding for cause in _WHILE_DELETING for finding in cause(facts)]
     causes = _AFTER_SUCCESS if state is JobState.SUCCEEDED else _CAUSES
     found = [finding for cause in causes for finding in cause(facts)]
