@@ -770,6 +770,17 @@ def test_a_past_problem_hides_no_newer_one():
     assert found == ["image-missing", "evicted"]
 
 
+def test_what_keeps_the_successor_of_a_deleted_pod_from_starting_comes_first():
+    absent = {"reason": "ErrImagePull", "message": "x: not found"}
+    pod = make_pod("worker-0", "Pending", waiting=absent, meta={"uid": "new"})
+    killing = gone("worker-0", "Killing", "Stopping container pytorch", "05:01")
+    found = causes("Running", pods=[pod], events=[killing], replicas=WORKER)
+    assert found == ["image-missing", "pod-deleted"]
+    taint = gone("worker-0", "TaintManagerEviction", "Marking for deletion", "05:00")
+    found = causes("Running", pods=[pod], events=[taint, killing], replicas=WORKER)
+    assert found == ["evicted", "image-missing"]
+
+
 def test_the_newest_displacement_comes_first():
     late = gone("worker-1", "Evicted", "The node was low on resource: memory", "05:31")
     pods = [make_pod(name, "Pending", waiting={"reason": "x"}) for name in ALL[1:]]
