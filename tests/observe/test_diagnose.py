@@ -791,6 +791,7 @@ def test_the_newest_displacement_comes_first():
 def test_pods_that_the_operator_deletes_are_no_problem():
     assert causes("Suspended", events=[KILLING, KILLED], replicas=WORKER) == ["suspended"]
     resumed = {"startTime": at("07:00"), "replicas": WORKER, "deadline": None}
+    assert causes("Running", events=[KILLED], pods=running("worker-0"), **resumed) == []
     assert why("Running", pods=running("worker-0"), events=[KILLING], **resumed) == []
 
 

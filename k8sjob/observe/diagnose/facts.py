@@ -353,7 +353,12 @@ class Facts:
         one counts as running, so cleanPodPolicy Running deletes it) the Events still show it.
         """
         newest: dict[str, End] = {}
-        recorded = list(self.target.recorded_ends(self.snapshot.job, self.snapshot.events))
+        started = self.status.started  # or resumed: what ended before does not matter
+        recorded = [
+            one
+            for one in self.target.recorded_ends(self.snapshot.job, self.snapshot.events)
+            if not (started and (ended := moment(one.time)) and ended < started)
+        ]
         whole = (_end(*one[:5]) for one in recorded if one.whole)
         for end in (*whole, *self._ends_of_pods()):
             if end.replica not in newest or newest[end.replica].time <= end.time:
