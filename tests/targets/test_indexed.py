@@ -14,7 +14,7 @@ from k8sjob.errors import BackendError, SpecError
 from k8sjob.kube.objects import Object, at_path
 from k8sjob.observe.diagnose import Cause, diagnose
 from k8sjob.observe.logs import select
-from k8sjob.observe.status import job_status
+from k8sjob.observe.status import job_status, processes, reporting_replica
 from k8sjob.rendering import companion, container_env, manifest, remarks, render, replica_env
 from k8sjob.runtime.base.env import elastic_env
 from k8sjob.spec import JobSpec, load
@@ -237,6 +237,13 @@ def test_by_default_each_restart_is_a_new_pod(fields, restarts, final, kind):
     back = adopt(render(spec)).spec
     assert back == spec
     assert [*remarks(spec)] == []
+
+
+@of_each_kind
+def test_the_first_worker_reports_where_the_master_only_serves(kind):
+    served = {"kind": "parameter_server", "servers": 3}
+    made = manifest(kind.spec(strategy=served, run={"module": "train"}))
+    assert (processes(made), reporting_replica(made)) == ((4, 1, 1), "worker-0")
 
 
 @of_each_kind

@@ -51,7 +51,7 @@ def state(facts: Facts) -> Iterator[Diagnosis]:
     if status.state is JobState.SUSPENDED:
         yield Diagnosis(
             Cause.SUSPENDED,
-            "the job is suspended: its replicas are stopped, its checkpoints are kept",
+            "the job is suspended: its replicas are stopped, checkpoints that it wrote are kept",
             f"k8sjob resume {facts.job_argument}",
         )
 
