@@ -387,6 +387,32 @@ def test_a_deadline_that_the_controller_has_noticed_is_not_overdue(noticed, find
 
 
 @of_each_kind
+def test_why_a_deleted_pod_has_no_successor(kind):
+    """The Job keeps the old one until then."""
+
+    def event(reason, message, minute):
+        about = {"kind": "Job", "name": kind.pods}
+        stamp = f"2026-01-01T00:{minute:02}:00Z"
+        made = {"reason": reason, "message": message, "lastTimestamp": stamp}
+        return {"kind": "Event", "involvedObject": about, **made}
+
+    running, gone = kind.pod(0), kind.pod(1)
+    running["status"] = {"phase": "Running"}
+    gone["status"] = {"phase": "Failed"}
+    gone["metadata"]["deletionTimestamp"] = "2026-01-01T00:01:00Z"
+    refusal = f'Error creating: pods "{kind.pods}-1-zzzzz" is forbidden: exceeded quota: small,'
+    refusal += " requested: pods=1, used: pods=2, limited: pods=2"
+    events = [event("FailedCreate", refusal, 2)]
+    job = kind.job(active=1)
+    found = diagnose(Snapshot(job, (running, gone), tuple(events)), {}, now=NOW)
+    assert found[0].cause is Cause.QUOTA
+    assert found[0].message.startswith("worker-0 ")
+    events.append(event("SuccessfulCreate", f"Created pod: {kind.pods}-1-yyyyy", 3))
+    later = diagnose(Snapshot(job, (running, gone), tuple(events)), {}, now=NOW)
+    assert Cause.QUOTA not in [one.cause for one in later]
+
+
+@of_each_kind
 def test_a_controller_that_waits_before_it_replaces_a_pod_is_not_silent(kind):
     lacking = Snapshot(kind.job(active=2), (kind.pod(0), kind.pod(1)))
     found = diagnose(lacking, {}, now=NOW)

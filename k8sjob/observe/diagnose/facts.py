@@ -307,8 +307,12 @@ class Facts:
 
     @cached_property
     def missing(self) -> tuple[str, ...]:
-        """Replicas that the job asks for and that have no Pod."""
-        present = {pod.replica for pod in self.pods}
+        """Replicas that the job asks for and that have no Pod.
+
+        A Job keeps a deleted Pod that has ended until it has created the next one.
+        """
+        kept = self.target.keeps_ended_pods
+        present = {pod.replica for pod in self.pods if pod.live or not (kept and pod.deleting)}
         return tuple(name for name in self.ranks if name not in present)
 
     @cached_property
