@@ -684,6 +684,27 @@ def test_what_the_kubelet_ends_by_itself_was_not_deleted(reason, message, step, 
     assert "kubelet" not in why("Running", pods=[pod], events=events, replicas=WORKER)[-1].message
 
 
+@pytest.mark.parametrize(
+    ("kind", "message", "step"),
+    [
+        (
+            "OSError",
+            "checkpoint.dir /ck cannot be written by user 1000 (Permission denied): make it",
+            "change checkpoint.dir in the job.yaml; its output",
+        ),
+        (
+            "FileNotFoundError",
+            "[Errno 2] No usable temporary directory found in ['/tmp', '/var/tmp', '/app']",
+            "mount a volume for it: volumes: [{name: tmp, mount: /tmp, empty_dir: {}}]; its output",
+        ),
+    ],
+)
+def test_the_field_that_a_failure_is_about_is_the_next_step(kind, message, step):
+    pod = make_pod("worker-0", "Failed", terminated=reported(1, 0, kind, message))
+    found = why("Failed:x:y", pods=[pod], replicas=WORKER)
+    assert found[0].next_step.startswith(step)
+
+
 def test_a_namespace_that_is_deleted_takes_its_jobs_along():
     unschedulable = {
         "type": "PodScheduled",

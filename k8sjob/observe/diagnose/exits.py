@@ -31,7 +31,8 @@ _WAITS: Final = frozenset({Cause.COLLECTIVE_TIMEOUT, Cause.RENDEZVOUS})
 _BESIDE: Final = re.compile(r"'(\.\./([\w.-]*\w[\w.-]*))")
 """A path that leads to what is beside the folder of a job."""
 _FIELD: Final = re.compile(
-    r"((?:checkpoint|image|policy|replicas|resources|run|strategy)\.[a-z_]+)[\[:]"
+    r"(checkpoint\.dir(?= )"
+    r"|(?:checkpoint|image|policy|replicas|resources|run|strategy)\.[a-z_]+(?=[\[:]))"
 )
 """How an error of k8sjob's runtime begins that is about a field of the job.yaml."""
 _KUBELETS_STEPS: Final = {
@@ -315,6 +316,8 @@ def _crashed(facts: Facts, end: End) -> Diagnosis:
     step = "correct the script"
     if any(ARGUMENTS_REFUSED.match(line) for line in _output(facts, end).error):
         step = "correct run.args, or the arguments after `--`"
+    elif end.reason and "No usable temporary directory" in end.reason.message:
+        step = "mount a volume for it: volumes: [{name: tmp, mount: /tmp, empty_dir: {}}]"
     elif end.reason and end.reason.type == "FileNotFoundError":
         step = (
             "put the file where the script looks for it; relative paths start in"
