@@ -41,13 +41,14 @@ _MARKS: Final = (
 
 
 def config_of(manifest: Json) -> str | None:
-    """The value of K8SJOB_CONFIG in the first training container that has one."""
+    """The value of K8SJOB_CONFIG in the first training process that has one."""
+    at = target_of(manifest).process_at
+    processes = [at_path(manifest, *at) or {}] if at else []
     for _, pod in pods(manifest):
-        for container in mappings(pod.get("containers")):
-            for variable in mappings(container.get("env")):
-                if variable.get("name") == CONFIG_ENV and container.get("name") in CONTAINER_NAMES:
-                    return str(variable.get("value"))
-    return None
+        containers = mappings(pod.get("containers"))
+        processes += [one for one in containers if one.get("name") in CONTAINER_NAMES]
+    variables = (one for process in processes for one in mappings(process.get("env")))
+    return next((str(one.get("value")) for one in variables if one.get("name") == CONFIG_ENV), None)
 
 
 def normal(manifest: Json, *, config: bool) -> Json:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from k8sjob.adopt.equivalence import config_of
 from k8sjob.backends.api import LOCAL
+from k8sjob.contract import decode_object
 from k8sjob.kube.objects import QUEUE, Object
 from k8sjob.observe.status import job_status
 from k8sjob.targets.jobs import is_suspended
@@ -35,8 +37,17 @@ def suspend(
         done = f"{ref} {how}: nothing was changed"
         return done, _kueue_decides(job, ref, value=value) if value else ""
     backend.suspend(ref, value=value, waiting=waiting)
-    warning = _kueue_decides(job, ref, value=value)
-    return f"{ref} is being {'suspended' if value else 'resumed'}", warning
+    warnings = [_kueue_decides(job, ref, value=value), _writes_no_checkpoint(job) if value else ""]
+    done = f"{ref} is being {'suspended' if value else 'resumed'}"
+    return done, "; ".join(filter(None, warnings))
+
+
+def _writes_no_checkpoint(job: Json) -> str:
+    """A warning where the job.yaml has no checkpoint; else, and for others' jobs, empty."""
+    config = decode_object(config_of(job) or "")
+    if not config or config.get("checkpoint_dir"):
+        return ""
+    return "the job has no `checkpoint`: unless its script writes its own, it starts from scratch"
 
 
 def _kueue_decides(job: Json, ref: JobRef, *, value: bool) -> str:

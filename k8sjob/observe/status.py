@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from k8sjob import strategies
@@ -12,17 +13,18 @@ from k8sjob.adopt.equivalence import config_of
 from k8sjob.backends.api import JobRef
 from k8sjob.contract import Reason, Role, decode_object
 from k8sjob.html_card import HasCard
-from k8sjob.kube.objects import QUEUE, Object, Pod, moment
+from k8sjob.kube.objects import QUEUE, Object, Pod, event_time, moment
 from k8sjob.targets.api import JobState, created_pods
 from k8sjob.targets.jobs import replica_names, replica_of, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from datetime import datetime
 
     from k8sjob.backends.api import Snapshot
     from k8sjob.kube.objects import Json
 
+_CREATED_BEFORE: Final = timedelta(seconds=2)
+"""The operator creates the first Pods just before it writes down that the job has started."""
 _NUMBER: Final = re.compile("[0-9]{1,4}")
 
 
@@ -37,7 +39,8 @@ class ReplicaStatus:
             ended because its job was stopped (this machine only).
         node: the machine it runs on; empty before it was scheduled.
         restarts: how often its container was started again, in this Pod or in a recreated one, as
-            far back as the Events tell; while init containers run, how often they were.
+            far back as the Events tell, and since a resume where these are Events of their own;
+            while init containers run, how often they were.
         reason: why it waits or ended ("Unschedulable", "Init:0/1", "CrashLoopBackOff",
             "OOMKilled", "Error"); may be empty.
         exit_code: of the container, the last attempt's while a newer one runs; None before.
@@ -113,9 +116,12 @@ def job_status(snapshot: Snapshot) -> JobStatus:
     ):
         state = JobState.RUNNING  # a Pod that ends is unready before it is counted
     started, finished = target.times(job)
-    # Under restart policy ExitCode a container starts again in a new Pod.
+    # Under restart policy ExitCode a container starts again in a new Pod; a resume is no restart.
     made: Counter[str] = Counter()
+    since = moment(started)
     for replica, event in created_pods(target, job, snapshot.events):
+        if since and event_time(event) < since - _CREATED_BEFORE:
+            continue
         made[replica] += Object(event).part("series").get("count") or event.get("count") or 1
     replicas = tuple(_replica(Pod(pod), made) for pod in snapshot.pods)
     return JobStatus(

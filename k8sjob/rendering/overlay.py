@@ -132,7 +132,8 @@ def _split_template(target: Target, container: Json, pod_template: Json) -> tupl
     given = at_path(spec, "containers")
     if not (isinstance(given, list) and all(isinstance(one, dict) for one in given)):
         return {}, pod_template
-    trains = training(given)
+    # An only container with another name is a sidecar, which must not replace the training.
+    trains = training(one for one in given if one.get("name") in (None, *CONTAINER_NAMES))
     apart = _PROCESS if target.process_at else {}
     process = {apart[key]: value for key, value in trains.items() if key in apart}
     rest = {key: value for key, value in trains.items() if key not in apart}

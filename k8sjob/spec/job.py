@@ -417,7 +417,7 @@ def _fitting(spec: JobSpec) -> Iterator[Broken]:
 
 
 def _volumes(spec: JobSpec) -> Iterator[Broken]:
-    """Names and mounts are each used once, and no mount hides k8sjob's own folders."""
+    """Names and mounts are each used once, and checkpoints can be written."""
     first: dict[tuple[str, str], int] = {}
     for index, volume in enumerate(spec.volumes):
         for field in ("name", "mount"):
@@ -428,6 +428,13 @@ def _volumes(spec: JobSpec) -> Iterator[Broken]:
                     ("volumes", index, field),
                     f"{value!r} is taken by volumes[{other}]; choose another",
                 )
+    held = spec.checkpoint_volume
+    if spec.checkpoint and held and (held.read_only or held.config_map or held.secret):
+        yield Broken(
+            ("checkpoint", "dir"),
+            f"{spec.checkpoint.dir} is on {held.name!r}, which is read-only; choose a folder on"
+            " another volume",
+        )
 
 
 def _restricted(spec: JobSpec) -> Iterator[Broken]:

@@ -244,9 +244,9 @@ def test_where_no_job_was_found_is_said(api, k8sjob):
 def test_suspend_resume_and_delete_by_name(there, api, k8sjob):
     for name in ("one", "two"):
         there(name)
-    assert k8sjob("suspend", "one", "blue/two").out == (
-        "blue/one is being suspended\nblue/two is being suspended\n"
-    )
+    done = k8sjob("suspend", "one", "blue/two")
+    assert done.out == "blue/one is being suspended\nblue/two is being suspended\n"
+    assert done.err.count("the job has no `checkpoint`: unless its script writes its own, it") == 2
     assert api.jobs["blue", "one"]["spec"]["runPolicy"]["suspend"] is True
     assert k8sjob("suspend", "one").out == "blue/one is already suspended: nothing was changed\n"
     assert k8sjob("resume", "one") == (0, "blue/one is being resumed\n", "")
@@ -256,6 +256,9 @@ def test_suspend_resume_and_delete_by_name(there, api, k8sjob):
     assert again.out == "blue/two is already suspended: nothing was changed\n"
     assert "as long as the job has its quota; to stop it, set spec.active" in again.err
     assert "stops it again until the queue has room for it" in k8sjob("resume", "two").err
+    there("saves", "checkpoint: {dir: /c}", "volumes: [{name: c, mount: /c, pvc: c}]")
+    assert k8sjob("suspend", "saves").err == ""
+    assert k8sjob("delete", "saves").code == 0
     unasked = api.asked.count("PATCH")
     again = k8sjob("resume", "one").out
     assert again == "blue/one is not suspended (Created): nothing was changed\n"

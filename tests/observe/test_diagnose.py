@@ -656,6 +656,97 @@ def gone(replica, reason, message, time):
     return about("Pod", f"job-{replica}", reason, message, time=time, uid=f"old {replica}")
 
 
+@pytest.mark.parametrize(
+    ("reason", "message", "step"),
+    [
+        ("Unhealthy", "Liveness probe failed: command timed out", "correct the probe"),
+        ("Unhealthy", "Startup probe failed:", "correct the probe"),
+        ("FailedPostStartHook", "PostStartHook failed", "lifecycle.postStart"),
+        ("DeadlineExceeded", "Pod was active on the node longer than", "policy.active_deadline"),
+    ],
+)
+@pytest.mark.parametrize("uid", ["old worker-0", "new"])
+def test_what_the_kubelet_ends_by_itself_was_not_deleted(reason, message, step, uid):
+    field = {"fieldPath": "spec.containers{pytorch}"}
+    events = [
+        gone("worker-0", reason, message, "04:58"),
+        gone("worker-0", "Killing", "Stopping container pytorch", "05:00"),
+    ]
+    for event in events:
+        event["involvedObject"] |= {"uid": uid, **field}
+    pod = make_pod("worker-0", "Failed", meta={"uid": "new"}, terminated=ended(137, "hello"))
+    finding = only("Running", pods=[pod], events=events, replicas=WORKER)
+    assert finding.cause == "killed"
+    assert finding.message == f"worker-0: the kubelet ended it: {message.strip(':')}"
+    assert step in finding.next_step
+    for event in events:  # another container's, or of an end before
+        event["involvedObject"]["fieldPath"] = "spec.containers{logger}"
+    assert "kubelet" not in why("Running", pods=[pod], events=events, replicas=WORKER)[-1].message
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "step"),
+    [
+        (
+            "OSError",
+            "checkpoint.dir /ck cannot be written by user 1000 (Permission denied): make it",
+            "change checkpoint.dir in the job.yaml; its output",
+        ),
+        (
+            "FileNotFoundError",
+            "[Errno 2] No usable temporary directory found in ['/tmp', '/var/tmp', '/app']",
+            "mount a volume for it: volumes: [{name: tmp, mount: /tmp, empty_dir: {}}]; its output",
+        ),
+    ],
+)
+def test_the_field_that_a_failure_is_about_is_the_next_step(kind, message, step):
+    pod = make_pod("worker-0", "Failed", terminated=reported(1, 0, kind, message))
+    found = why("Failed:x:y", pods=[pod], replicas=WORKER)
+    assert found[0].next_step.startswith(step)
+
+
+def test_a_namespace_that_is_deleted_takes_its_jobs_along():
+    unschedulable = {
+        "type": "PodScheduled",
+        "status": "False",
+        "message": "0/1 nodes are available",
+    }
+    pod = make_pod("worker-0", "Failed", dying=True)
+    pod["status"]["conditions"] = [unschedulable]
+    namespace = {"kind": "Namespace", "metadata": {"name": "ns", "deletionTimestamp": at("00:00")}}
+    found = why("Created", pods=[pod], related=[namespace])
+    assert [one.cause for one in found] == ["deleting", "waiting"]
+    assert "namespace ns is being deleted, for" in found[0].message
+    assert why("Succeeded", related=[namespace]) == []
+
+
+def test_an_init_container_that_takes_long_is_named():
+    pod = make_pod("worker-0", "Pending")
+    pod["spec"]["initContainers"] = [{"name": "prep"}]
+    state = {"running": {"startedAt": at("04:00")}}
+    pod["status"]["initContainerStatuses"] = [{"name": "prep", "state": state}]
+    finding = only("Created", pods=[pod], replicas=WORKER)
+    assert finding.cause == "waiting"
+    assert "its init container 'prep' runs, for" in finding.message
+    assert finding.next_step.endswith("kubectl logs -n ns job-worker-0 -c prep")
+
+
+@pytest.mark.parametrize(
+    ("reason", "step"),
+    [
+        ("node(s) didn't satisfy existing pods anti-affinity rules", "their anti-affinity"),
+        ("node(s) didn't match pod anti-affinity rules", "correct `affinity`"),
+        ("node(s) didn't match pod topology spread constraints", "`topology_spread`"),
+    ],
+)
+def test_rules_about_other_pods_have_a_next_step(reason, step):
+    pod = make_pod("worker-0", "Pending")
+    message = f"0/1 nodes are available: 1 {reason}."
+    condition = {"type": "PodScheduled", "status": "False", "message": message}
+    pod["status"]["conditions"] = [{**condition, "reason": "Unschedulable"}]
+    assert step in only("Created", pods=[pod], replicas=WORKER).next_step
+
+
 TAINT = gone("worker-0", "TaintManagerEviction", "Marking for deletion", "05:00")
 KILLING = gone("worker-0", "Killing", "Stopping container pytorch", "05:01")
 KILLED = about_job("ExitedWithCode", "Pod: ns.job-worker-0 exited with code 137", time="05:31")
@@ -700,6 +791,17 @@ def test_a_past_problem_hides_no_newer_one():
     assert found == ["image-missing", "evicted"]
 
 
+def test_what_keeps_the_successor_of_a_deleted_pod_from_starting_comes_first():
+    absent = {"reason": "ErrImagePull", "message": "x: not found"}
+    pod = make_pod("worker-0", "Pending", waiting=absent, meta={"uid": "new"})
+    killing = gone("worker-0", "Killing", "Stopping container pytorch", "05:01")
+    found = causes("Running", pods=[pod], events=[killing], replicas=WORKER)
+    assert found == ["image-missing", "pod-deleted"]
+    taint = gone("worker-0", "TaintManagerEviction", "Marking for deletion", "05:00")
+    found = causes("Running", pods=[pod], events=[taint, killing], replicas=WORKER)
+    assert found == ["evicted", "image-missing"]
+
+
 def test_the_newest_displacement_comes_first():
     late = gone("worker-1", "Evicted", "The node was low on resource: memory", "05:31")
     pods = [make_pod(name, "Pending", waiting={"reason": "x"}) for name in ALL[1:]]
@@ -710,6 +812,7 @@ def test_the_newest_displacement_comes_first():
 def test_pods_that_the_operator_deletes_are_no_problem():
     assert causes("Suspended", events=[KILLING, KILLED], replicas=WORKER) == ["suspended"]
     resumed = {"startTime": at("07:00"), "replicas": WORKER, "deadline": None}
+    assert causes("Running", events=[KILLED], pods=running("worker-0"), **resumed) == []
     assert why("Running", pods=running("worker-0"), events=[KILLING], **resumed) == []
 
 

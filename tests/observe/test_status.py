@@ -221,5 +221,9 @@ def test_a_pod_that_is_recreated_counts_as_a_restart():
         created("worker-1"),
     ]
     pods = [make_pod("master-0", restarts=1), make_pod("worker-0"), make_pod("worker-1")]
+    for event in events:
+        event["lastTimestamp"] = at("05:00")
     status = job_status(snapshot("Running", pods=pods, events=events))
     assert [replica.restarts for replica in status.replicas] == [3, 0, 2]
+    resumed = job_status(snapshot("Running", pods=pods, events=events, startTime=at("05:10")))
+    assert [replica.restarts for replica in resumed.replicas] == [1, 0, 0]

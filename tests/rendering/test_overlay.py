@@ -6,6 +6,7 @@ from typing import get_args
 import pytest
 
 from k8sjob import SpecError
+from k8sjob.contract import CONTAINER_NAMES
 from k8sjob.errors import MAX_PROBLEMS
 from k8sjob.kube.objects import at_path
 from k8sjob.rendering import manifest, render
@@ -309,6 +310,18 @@ def test_a_pod_template_changes_the_pods_of_every_target(job, built, target):
         with pytest.raises(SpecError) as caught:
             render(built(target=target, **{"pod_template": more, **changes}))
         assert {problem.field for problem in caught.value.problems} == {refused}
+
+
+@pytest.mark.parametrize("target", get_args(TargetName))
+def test_an_only_container_of_a_pod_template_is_a_sidecar_by_its_name(job, target):
+    sidecar = {"name": "logger", "image": "example/logger:1", "command": ["sleep", "9"]}
+    spec = job(target=target, pod_template={"spec": {"containers": [sidecar]}})
+    (one, *_) = by_name(target).replicas(manifest(spec))
+    trains, beside = one.pod["containers"]
+    assert beside == sidecar
+    assert trains["name"] in CONTAINER_NAMES
+    plain = manifest(job(target=target))
+    assert trains == by_name(target).replicas(plain)[0].pod["containers"][0]
 
 
 def test_an_overlay_wins_over_a_pod_template(job):

@@ -14,7 +14,7 @@ from k8sjob.errors import BackendError, SpecError
 from k8sjob.kube.objects import Object, at_path
 from k8sjob.observe.diagnose import Cause, diagnose
 from k8sjob.observe.logs import select
-from k8sjob.observe.status import job_status
+from k8sjob.observe.status import job_status, processes, reporting_replica
 from k8sjob.rendering import companion, container_env, manifest, remarks, render, replica_env
 from k8sjob.runtime.base.env import elastic_env
 from k8sjob.spec import JobSpec, load
@@ -240,6 +240,13 @@ def test_by_default_each_restart_is_a_new_pod(fields, restarts, final, kind):
 
 
 @of_each_kind
+def test_the_first_worker_reports_where_the_master_only_serves(kind):
+    served = {"kind": "parameter_server", "servers": 3}
+    made = manifest(kind.spec(strategy=served, run={"module": "train"}))
+    assert (processes(made), reporting_replica(made)) == ((4, 1, 1), "worker-0")
+
+
+@of_each_kind
 def test_what_a_literal_on_failure_costs(kind):
     (remark,) = remarks(kind.spec(policy={"restart_policy": "OnFailure"}))
     assert remark.startswith(f"policy.restart_policy: with OnFailure, a {kind.target.kind} that")
@@ -247,10 +254,18 @@ def test_what_a_literal_on_failure_costs(kind):
 
 
 @of_each_kind
-def test_where_the_pods_are_gone_why_says_how_they_stay(kind):
-    failed = condition("Failed", message="Job has reached the specified backoff limit")
-    (found,) = diagnose(Snapshot(kind.job(**failed)), {}, now=NOW)
-    assert "without policy.restart_policy OnFailure, which keeps them" in found.next_step
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        ("OnFailure", "again without policy.restart_policy OnFailure, which keeps them, or follow"),
+        ("Never", "to see the cause, run it again and follow it: k8sjob watch"),
+    ],
+)
+def test_where_the_pods_are_gone_why_says_how_they_stay(kind, policy, words):
+    job = kind.job(**condition("Failed", message="Job has reached the specified backoff limit"))
+    kind.indexed(job)["template"]["spec"]["restartPolicy"] = policy
+    (found,) = diagnose(Snapshot(job), {}, now=NOW)
+    assert words in found.next_step
 
 
 @pytest.mark.parametrize(
@@ -369,6 +384,32 @@ def test_a_deadline_that_the_controller_has_noticed_is_not_overdue(noticed, find
     kind.indexed(late)["activeDeadlineSeconds"] = 10
     found = diagnose(Snapshot(late, tuple(map(kind.pod, range(3)))), {}, now=NOW)
     assert [one.cause for one in found].count(Cause.DEADLINE) == findings
+
+
+@of_each_kind
+def test_why_a_deleted_pod_has_no_successor(kind):
+    """The Job keeps the old one until then."""
+
+    def event(reason, message, minute):
+        about = {"kind": "Job", "name": kind.pods}
+        stamp = f"2026-01-01T00:{minute:02}:00Z"
+        made = {"reason": reason, "message": message, "lastTimestamp": stamp}
+        return {"kind": "Event", "involvedObject": about, **made}
+
+    running, gone = kind.pod(0), kind.pod(1)
+    running["status"] = {"phase": "Running"}
+    gone["status"] = {"phase": "Failed"}
+    gone["metadata"]["deletionTimestamp"] = "2026-01-01T00:01:00Z"
+    refusal = f'Error creating: pods "{kind.pods}-1-zzzzz" is forbidden: exceeded quota: small,'
+    refusal += " requested: pods=1, used: pods=2, limited: pods=2"
+    events = [event("FailedCreate", refusal, 2)]
+    job = kind.job(active=1)
+    found = diagnose(Snapshot(job, (running, gone), tuple(events)), {}, now=NOW)
+    assert found[0].cause is Cause.QUOTA
+    assert found[0].message.startswith("worker-0 ")
+    events.append(event("SuccessfulCreate", f"Created pod: {kind.pods}-1-yyyyy", 3))
+    later = diagnose(Snapshot(job, (running, gone), tuple(events)), {}, now=NOW)
+    assert Cause.QUOTA not in [one.cause for one in later]
 
 
 @of_each_kind

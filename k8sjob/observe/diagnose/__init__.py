@@ -66,7 +66,7 @@ def diagnose(
     """
     facts = Facts(snapshot, logs, related, now or snapshot.at or datetime.now(UTC))
     state = facts.status.state
-    if state is JobState.DELETING:  # no controller works on it any more
+    if state is JobState.DELETING or facts.namespace_deleted:  # no controller works on it any more
         return [finding for cause in _WHILE_DELETING for finding in cause(facts)]
     causes = _AFTER_SUCCESS if state is JobState.SUCCEEDED else _CAUSES
     found = [finding for cause in causes for finding in cause(facts)]
@@ -192,6 +192,11 @@ def _did_not_start_or_failed(facts: Facts) -> Iterator[Diagnosis]:
 def _ended_or_did_not_start(facts: Facts) -> Iterator[Diagnosis]:
     """Why replicas ended or did not start; that no restart was left is only the consequence."""
     found = [*lost_or_displaced(facts), *_did_not_start_or_failed(facts)]
+    if any(one.cause is Cause.POD_DELETED for one in found):  # its successor's problem comes first
+        blocked = {name for one in _STARTING(facts) for name in one.replicas}
+        found.sort(
+            key=lambda one: one.cause is Cause.POD_DELETED and not blocked.isdisjoint(one.replicas)
+        )
     yield from found or job.restart_limit(facts)
 
 

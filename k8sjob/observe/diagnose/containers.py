@@ -324,8 +324,12 @@ def slow(facts: Facts, pod: Pod) -> Explanation | None:
         what = f"the scheduler {scheduler!r} has not looked at it"
         step = "wait; if this continues, check whether that scheduler runs in the cluster"
         since = pod.created_at
-    elif any("running" in container.state for container in pod.containers):
-        return None  # an init container: see master_awaited
+    elif init := next((c for c in reversed(pod.containers) if "running" in c.state), None):
+        if init.name == facts.target.init_container:
+            return None  # see master_awaited
+        what = f"its init container {init.name!r} runs"
+        step = f"wait; its output: kubectl logs -n {facts.namespace} {POD} -c {init.name}"
+        since = moment(Object(init.state).part("running").get("startedAt"))
     elif (event := pod.last_event("Pulling", "Pulled", "Scheduled")).get("reason") == "Pulling":
         image = event.get("message", "").partition('"')[2].partition('"')[0]
         what = f"its node pulls the image {image}"

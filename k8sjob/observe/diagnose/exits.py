@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import EventKind, ExitCode
+from k8sjob.kube.objects import Object, event_time, moment
+from k8sjob.observe.diagnose.facts import GRACE_SECONDS, SIGKILLED
 from k8sjob.observe.diagnose.finding import SAME_STEPS, Cause, Diagnosis, Explanation, shortened
 from k8sjob.observe.diagnose.output import (
     ARGUMENTS_REFUSED,
@@ -29,9 +31,16 @@ _WAITS: Final = frozenset({Cause.COLLECTIVE_TIMEOUT, Cause.RENDEZVOUS})
 _BESIDE: Final = re.compile(r"'(\.\./([\w.-]*\w[\w.-]*))")
 """A path that leads to what is beside the folder of a job."""
 _FIELD: Final = re.compile(
-    r"((?:checkpoint|image|policy|replicas|resources|run|strategy)\.[a-z_]+)[\[:]"
+    r"(checkpoint\.dir(?= )"
+    r"|(?:checkpoint|image|policy|replicas|resources|run|strategy)\.[a-z_]+(?=[\[:]))"
 )
 """How an error of k8sjob's runtime begins that is about a field of the job.yaml."""
+_KUBELETS_STEPS: Final = {
+    "Unhealthy": "correct the probe, or leave it out: a rank that computes answers late",
+    "FailedPostStartHook": "correct the container's lifecycle.postStart, or leave it out",
+    "DeadlineExceeded": "raise activeDeadlineSeconds of the pod, or leave it out:"
+    " policy.active_deadline limits the time of the whole job",
+}
 _CLOCK_TOLERANCE: Final = 1.0
 """Seconds by which the kubelet's clock, which rounds, and a container's own may differ."""
 _TORCHRUN_SIGNAL: Final = re.compile(r"^\s*traceback : Signal (\d{1,2}) \(SIG\w+\) received by PID")
@@ -246,6 +255,21 @@ def _done_before(facts: Facts, end: End) -> dict[str, str]:
     }
 
 
+def _ended_by_kubelet(facts: Facts, end: End) -> Diagnosis | None:
+    """A probe or a hook that failed, or the deadline of the Pod."""
+    if end.exit_code not in {SIGKILLED, ExitCode.STOPPED}:
+        return None
+    for event in facts.kubelet_kills.values():
+        pod = Object(event).part("involvedObject").get("name", "")
+        first = moment(event.get("firstTimestamp")) or event_time(event)
+        began = first.timestamp() <= end.time + _CLOCK_TOLERANCE
+        lasted = end.time <= event_time(event).timestamp() + GRACE_SECONDS
+        if began and lasted and facts.target.replica_named(facts.job.raw, pod) == end.replica:
+            what = f"the kubelet ended it: {shortened(event.get('message', '').strip(' :'))}"
+            return _finding(end, Cause.KILLED, what, _KUBELETS_STEPS[event["reason"]])
+    return None
+
+
 def _killed(facts: Facts, end: End) -> Diagnosis | None:
     number = end.exit_code - 128 if end.reason else _signal(facts, end)
     name = next((s.name for s in signal.Signals if s == number), "")
@@ -292,6 +316,8 @@ def _crashed(facts: Facts, end: End) -> Diagnosis:
     step = "correct the script"
     if any(ARGUMENTS_REFUSED.match(line) for line in _output(facts, end).error):
         step = "correct run.args, or the arguments after `--`"
+    elif end.reason and "No usable temporary directory" in end.reason.message:
+        step = "mount a volume for it: volumes: [{name: tmp, mount: /tmp, empty_dir: {}}]"
     elif end.reason and end.reason.type == "FileNotFoundError":
         step = (
             "put the file where the script looks for it; relative paths start in"
@@ -347,6 +373,7 @@ def _ranks(ranks: tuple[int, ...]) -> str:
 
 _CAUSES: Final[tuple[Callable[[Facts, End], Diagnosis | None], ...]] = (
     _others_left,
+    _ended_by_kubelet,
     _hung,
     _absent_from_rendezvous,
     _misconfigured,

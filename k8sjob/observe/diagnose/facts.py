@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 
 SIGKILLED: Final = 128 + signal.SIGKILL
 """The exit code of a container that the kubelet, the kernel or a person killed."""
+GRACE_SECONDS: Final = 120.0
+"""A container ends at most so long after the kubelet was to end it, for most grace periods."""
+TRAINING_FIELDS: Final = frozenset(f"spec.containers{{{name}}}" for name in CONTAINER_NAMES)
+"""How Events call the training container of a Pod."""
+_PROBED: Final = re.compile("(?:Liveness|Startup) probe")
 _CUT_REASON: Final = re.compile(
     r'\{"exit_code": (?P<code>[0-9]{1,3}), "rank": (?P<rank>-?[0-9]{1,6}),'
     r' "type": "(?P<type>[^"\\]*)", "message": "(?P<message>(?:[^"\\]|\\.)*)'
@@ -208,6 +213,33 @@ class Facts:
         return self.status.ref.namespace
 
     @property
+    def namespace_deleted(self) -> datetime | None:
+        """When its namespace's deletion was requested; None if it was not, or the job has ended."""
+        if self.status.state.finished:
+            return None
+        stamps = (
+            Object(one).metadata.get("deletionTimestamp") for one in self.of_kind("Namespace")
+        )
+        return moment(next(filter(None, stamps), None))
+
+    @cached_property
+    def kubelet_kills(self) -> dict[str, Json]:
+        """The last Event about why the kubelet itself ended the training of a Pod, by its uid."""
+        found: dict[str, Json] = {}
+        ended: set[str] = set()
+        for event in self.snapshot.events:
+            subject, reason = Object(event).part("involvedObject"), event.get("reason")
+            uid, field = subject.get("uid", ""), subject.get("fieldPath")
+            if subject.get("kind") != "Pod" or (field and field not in TRAINING_FIELDS):
+                continue
+            probed = reason == "Unhealthy" and _PROBED.match(event.get("message", ""))
+            if probed or reason in {"DeadlineExceeded", "FailedPostStartHook"}:
+                found[uid] = event
+            elif reason == "Killing":  # a probe may fail several times before
+                ended.add(uid)
+        return {uid: event for uid, event in found.items() if uid in ended}
+
+    @property
     def local(self) -> bool:
         """Whether it runs on this machine, and in no cluster."""
         return self.namespace == LOCAL
@@ -280,8 +312,12 @@ class Facts:
 
     @cached_property
     def missing(self) -> tuple[str, ...]:
-        """Replicas that the job asks for and that have no Pod."""
-        present = {pod.replica for pod in self.pods}
+        """Replicas that the job asks for and that have no Pod.
+
+        A Job keeps a deleted Pod that has ended until it has created the next one.
+        """
+        kept = self.target.keeps_ended_pods
+        present = {pod.replica for pod in self.pods if pod.live or not (kept and pod.deleting)}
         return tuple(name for name in self.ranks if name not in present)
 
     @cached_property
@@ -326,7 +362,12 @@ class Facts:
         one counts as running, so cleanPodPolicy Running deletes it) the Events still show it.
         """
         newest: dict[str, End] = {}
-        recorded = list(self.target.recorded_ends(self.snapshot.job, self.snapshot.events))
+        started = self.status.started  # or resumed: what ended before does not matter
+        recorded = [
+            one
+            for one in self.target.recorded_ends(self.snapshot.job, self.snapshot.events)
+            if not (started and (ended := moment(one.time)) and ended < started)
+        ]
         whole = (_end(*one[:5]) for one in recorded if one.whole)
         for end in (*whole, *self._ends_of_pods()):
             if end.replica not in newest or newest[end.replica].time <= end.time:

@@ -51,15 +51,25 @@ def state(facts: Facts) -> Iterator[Diagnosis]:
     if status.state is JobState.SUSPENDED:
         yield Diagnosis(
             Cause.SUSPENDED,
-            "the job is suspended: its replicas are stopped, its checkpoints are kept",
+            "the job is suspended: its replicas are stopped, checkpoints that it wrote are kept",
             f"k8sjob resume {facts.job_argument}",
         )
 
 
 def deleting(facts: Facts) -> Iterator[Diagnosis]:
-    """The job's deletion was requested, and it is still there."""
+    """The deletion of the job, or of its namespace, was requested, and it is still there."""
     begun = moment(facts.job.metadata.get("deletionTimestamp"))
     if begun is None:
+        if facts.namespace_deleted:
+            what = f"namespace {facts.namespace} is being deleted, for"
+            what += f" {age(facts.namespace_deleted, facts.now)}: no pod can be created in it"
+            step = "wait until it is gone, and submit the job to another one"
+            if facts.target.keeps_ended_pods:
+                step += (
+                    "; Kubernetes 1.33 and later delete its pods first, which a Job keeps until it"
+                    f" is deleted itself: k8sjob delete {facts.job_argument}"
+                )
+            yield Diagnosis(Cause.DELETING, what, step)
         return
     finalizers = facts.job.metadata.get("finalizers") or ()
     others = [name for name in finalizers if name not in _COLLECTED]
@@ -108,14 +118,14 @@ def restart_limit(facts: Facts) -> Iterator[Diagnosis]:
     if facts.status.state is JobState.FAILED and any(one in message for one in _LIMIT_REACHED):
         step = "remove the cause of the restarts; policy.max_restarts allows more of them"
         if not facts.pods and not facts.ends and not facts.local:
-            policy = (
-                "without policy.restart_policy OnFailure"
-                if facts.target.keeps_ended_pods
-                else "with policy.restart_policy Never"
-            )
+            policies = {one.restart_policy for one in facts.target.replicas(facts.snapshot.job)}
+            keep, deletes = "with policy.restart_policy Never", policies != {"Never"}
+            if facts.target.keeps_ended_pods:
+                keep, deletes = "without policy.restart_policy OnFailure", "OnFailure" in policies
             step += (
                 ". Its pods are gone, and their output with them: to see the cause, run it again"
-                f" {policy}, which keeps them, or follow it: k8sjob watch {facts.job_argument}"
+                f" {f'{keep}, which keeps them, or' if deletes else 'and'} follow it: k8sjob watch"
+                f" {facts.job_argument}"
             )
         yield Diagnosis(Cause.RESTART_LIMIT, message, step)
 

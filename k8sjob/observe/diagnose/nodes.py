@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.contract import CONTAINER_NAMES, counted
 from k8sjob.kube.capacity import as_text, nodes_of, pod_requests, requested_by_node, tolerates
 from k8sjob.kube.objects import Condition, Object, event_time, moment
-from k8sjob.observe.diagnose.facts import SIGKILLED
+from k8sjob.observe.diagnose.facts import GRACE_SECONDS, SIGKILLED
 from k8sjob.observe.diagnose.finding import Cause, Explanation, grouped
 from k8sjob.observe.diagnose.volumes import unbound
 from k8sjob.targets.api import JobState
@@ -39,25 +39,34 @@ _MAX_AGE_SECONDS: Final = 3600
 """How long the end of a Pod that is gone is reported."""
 _STAMP_SECONDS: Final = 2.0
 """A Pod may be recreated in the second in which the end of the one before is written down."""
-_GRACE_SECONDS: Final = 120.0
-"""A container ends at most so long after its Pod was evicted or deleted, for most grace periods."""
 _NODES: Final = re.compile(r"^\d+/(\d+) nodes are available: ?")
 _REASONS: Final = re.compile(r"(\d+) ((?:Insufficient|Too many|node\(s\)).*?)(?=, \d+ |\.? *$)")
 _SHAPE: Final = ("schedulingGates", "tolerations", "nodeSelector", "affinity", "volumes")
 """Parts of a Pod's spec that decide where it may go."""
 _CORE: Final = frozenset({"cpu", "memory", "ephemeral-storage"})
+_AFFINITY: Final = "wait until other pods have ended, or correct `affinity` in the job"
+_SPREAD: Final = (
+    "correct `topology_spread`: nodes need its topologyKey as a label (kubectl get nodes"
+    " --show-labels), and whenUnsatisfiable: ScheduleAnyway only prefers it"
+)
 _STEPS: Final = {
     "node(s) didn't have free ports for the requested pod ports": "with host_network each node"
     " takes one replica of a port; use fewer replicas or no host_network",
     "node(s) didn't match PersistentVolume's node affinity": "its volume is bound to other nodes"
     " or another zone; use a volume that every node reaches",
+    "node(s) didn't satisfy existing pods anti-affinity rules": "wait until the pods that refuse"
+    " others beside them have ended: it is their anti-affinity, not the job's",
+    "node(s) didn't match pod anti-affinity rules": _AFFINITY,
+    "node(s) didn't match pod affinity rules": _AFFINITY,
+    "node(s) didn't match pod topology spread constraints": _SPREAD,
+    "node(s) didn't match pod topology spread constraints (missing required label)": _SPREAD,
 }
 
 
 def unschedulable(facts: Facts, pod: Pod) -> Explanation | None:
     """Why the scheduler finds no node."""
     condition = pod.condition("PodScheduled")
-    if not condition.false:
+    if not (pod.live and condition.false):
         return None
     # A thousand Pods of one template with the same scheduler message are examined once.
     shape = [pod.spec.get(field) for field in _SHAPE]
@@ -145,10 +154,10 @@ def _insufficient(facts: Facts, pod: Pod, count: int, resource: str) -> tuple[st
         return short, f"lower {field}, or wait until others have ended"
     step = f"wait until others have ended, or request less (show all: {_describe(facts)})"
     if nodes and not largest:
-        return (
-            f"no node offers any {resource} ({asks})",
-            f"have the device plugin of {resource} checked, or correct resources.gpu_resource",
-        )
+        step = f"have the device plugin of {resource} checked, or correct resources.gpu_resource"
+        if resource.startswith("hugepages-"):
+            step = "request none, or have nodes reserve huge pages"
+        return f"no node offers any {resource} ({asks})", step
     if not nodes:
         return short, step
     if wanted > largest:
@@ -242,7 +251,7 @@ def ended_by_displacement(facts: Facts, end: End, left: Mapping[str, Explanation
     if found is None:
         return False
     newer = pod and pod.created_at and pod.created_at.timestamp() + _STAMP_SECONDS < end.time
-    return not newer and end.time <= _time(found) + _GRACE_SECONDS
+    return not newer and end.time <= _time(found) + GRACE_SECONDS
 
 
 def _ended_by_deletion(pod: Pod, end: End) -> bool:
@@ -355,6 +364,8 @@ def _matters(facts: Facts, event: Json) -> bool:
         return False
     if event.get("reason") != "Killing":
         return True
+    if Object(event).part("involvedObject").get("uid", "") in facts.kubelet_kills:
+        return False
     by_operator = status.state in (JobState.SUSPENDED, JobState.QUEUED) or (
         status.finished is not None and at >= status.finished
     )

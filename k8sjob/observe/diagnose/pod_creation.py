@@ -182,12 +182,13 @@ def _created_since(facts: Facts, replica: str, refusal: Json) -> bool:
     is_pod = reason == creations[0][1]
     if not facts.missing if not replica else is_pod and replica not in facts.missing:
         return True
-    return any(
-        event.get("reason") == reason
-        and event.get("message", "").startswith(f"{prefix}{facts.name}-{replica}")
-        and event_time(event) > event_time(refusal)
+    later = (
+        event.get("message", "").removeprefix(prefix)
         for event in facts.job_events
+        if event.get("reason") == reason and event_time(event) > event_time(refusal)
     )
+    named = facts.target.replica_named
+    return any(not replica or named(facts.job.raw, one) == replica for one in later)
 
 
 def _explain(facts: Facts, message: str) -> Explanation:
