@@ -22,9 +22,10 @@ from itertools import islice, product
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from k8sjob.backends.api import LOCAL, JobRef
-from k8sjob.contract import CONTAINER_NAMES, Event, EventKind
+from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError
 from k8sjob.kube.objects import Object, Pod
+from k8sjob.observe.diagnose.facts import TRAINING_FIELDS
 from k8sjob.observe.logs import MOST_AT_ONCE, in_parallel
 from k8sjob.observe.status import job_status, reporting_replica
 from k8sjob.observe.suspension import last_suspension, read_related
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from k8sjob.kube.objects import Json
     from k8sjob.observe.suspension import Suspension
 
-_TRAINING_FIELDS: Final = {"", *(f"spec.containers{{{name}}}" for name in CONTAINER_NAMES)}
 _INIT_FIELD: Final = re.compile(r"spec\.initContainers\{(?P<name>[^}]+)\}")
 _ROUNDING: Final = 1.0
 """Seconds by which whole seconds may be behind."""
@@ -333,7 +333,7 @@ def _marks(
     pod: Pod, node: str, events: Sequence[Json], created: float | None, before: float
 ) -> Iterator[tuple[str, float | None, str]]:
     """The phases of a Pod, up to the start of its training container, their ends and details."""
-    ours = [event for event in events if _subject_field(event) in _TRAINING_FIELDS]
+    ours = [event for event in events if _subject_field(event) in TRAINING_FIELDS]
     placed = pod.condition("PodScheduled")
     scheduled = _first_seen(_find(events, "Scheduled"))
     if not scheduled and placed.true and placed.since:

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import LOCAL
-from k8sjob.contract import Event, EventKind, ExitCode, Reason
+from k8sjob.contract import CONTAINER_NAMES, Event, EventKind, ExitCode, Reason
 from k8sjob.kube import objects
 from k8sjob.kube.objects import Object, moment, training
 from k8sjob.observe.status import job_status, processes
@@ -31,8 +31,8 @@ SIGKILLED: Final = 128 + signal.SIGKILL
 """The exit code of a container that the kubelet, the kernel or a person killed."""
 GRACE_SECONDS: Final = 120.0
 """A container ends at most so long after the kubelet was to end it, for most grace periods."""
-TRAINING_FIELDS: Final = frozenset(f"spec.containers{{{name}}}" for name in CONTAINER_NAMES)
-"""How Events call the training container of a Pod."""
+TRAINING_FIELDS: Final = {"", *(f"spec.containers{{{name}}}" for name in CONTAINER_NAMES)}
+"""What Events about a Pod, or about its training container, name in it."""
 _PROBED: Final = re.compile("(?:Liveness|Startup) probe")
 _CUT_REASON: Final = re.compile(
     r'\{"exit_code": (?P<code>[0-9]{1,3}), "rank": (?P<rank>-?[0-9]{1,6}),'
@@ -229,8 +229,8 @@ class Facts:
         ended: set[str] = set()
         for event in self.snapshot.events:
             subject, reason = Object(event).part("involvedObject"), event.get("reason")
-            uid, field = subject.get("uid", ""), subject.get("fieldPath")
-            if subject.get("kind") != "Pod" or (field and field not in TRAINING_FIELDS):
+            uid, field = subject.get("uid", ""), subject.get("fieldPath", "")
+            if subject.get("kind") != "Pod" or field not in TRAINING_FIELDS:
                 continue
             probed = reason == "Unhealthy" and _PROBED.match(event.get("message", ""))
             if probed or reason in {"DeadlineExceeded", "FailedPostStartHook"}:
