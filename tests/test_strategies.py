@@ -104,7 +104,7 @@ def test_an_unknown_strategy_is_named_with_those_there_are():
     assert far.message == f"'horovod' is not a strategy; valid kinds: {', '.join(STRATEGIES)}"
 
 
-def test_everything_is_told_at_once():
+def test_everything_is_reported_at_once():
     shape = Shape(1, 2, gpus=4, master_gpus=1)
     assert fields("ddp", {"accumulate": 0}, shape, backend="mpi") == [
         "strategy.accumulate",

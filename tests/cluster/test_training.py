@@ -309,7 +309,7 @@ def test_a_rank_that_hangs_is_named(fail):
     assert finding.message.startswith("rank 2 hung")
 
 
-def test_settings_that_cannot_work_are_told_as_such(fail):
+def test_settings_that_cannot_work_are_reported_as_such(fail):
     finding, _ = fail("settings", script="not-in-the-image.py", max_restarts=0)
     assert finding.cause == Cause.CONFIGURATION
     assert "not-in-the-image.py" in finding.message

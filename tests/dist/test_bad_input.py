@@ -121,7 +121,7 @@ def test_two_trainers_learn_by_a_loss_that_nothing_can_pickle(results):
     assert first == second
 
 
-def test_a_world_that_no_shape_fits_is_told_by_every_rank(start_ranks):
+def test_a_world_that_no_shape_fits_is_reported_by_every_rank(start_ranks):
     pipeline = {"strategy": "pipeline", "options": {"splits": ["fc2"]}}
     outcome = start_ranks({"case": {}}, program="curves.py", world=3, **pipeline).finish()
     detail = "3 ranks do not divide by 1 split + 1 = 2 stages"

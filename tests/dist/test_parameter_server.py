@@ -124,7 +124,7 @@ def start_served(start_ranks):
 
 
 @pytest.mark.parametrize("dead", [1, 2])
-def test_the_death_of_one_is_told_by_the_others(start_served, dead):
+def test_the_death_of_one_is_reported_by_the_others(start_served, dead):
     ranks = start_served()
     ranks.signal(dead, signal.SIGKILL)
     outcome = ranks.finish()

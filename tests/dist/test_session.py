@@ -55,7 +55,7 @@ def test_without_rank_0_the_others_say_so(start_ranks):
     assert "rank 0 does not answer at 127.0.0.1" in outcome.reasons[0]["message"]
 
 
-def test_ranks_that_count_differently_are_told(start_ranks):
+def test_ranks_that_count_differently_are_reported(start_ranks):
     ranks = start_ranks(world=2, missing=(1,), rendezvous_timeout=30)
     ranks._world = 3
     ranks.processes[1] = ranks.start(1)

@@ -159,7 +159,7 @@ def test_locale_time_zone_and_umask_do_not_matter(code, env, umask):
     assert done.stdout.strip() == digest_of_code(code), done.stderr
 
 
-def test_private_files_are_left_out_and_told(code):
+def test_private_files_are_left_out_and_reported(code):
     for name in (".env", "conf/.env.local", "keys/id_rsa", "tls.key", ".aws/credentials"):
         (code / name).parent.mkdir(exist_ok=True)
         (code / name).write_text("x")

@@ -53,7 +53,7 @@ def test_it_says_what_the_image_is_made_of(registry, base_image, pushed, code):
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_layers_that_were_installed_are_told_from_the_bases(
+def test_layers_that_were_installed_are_distinguished_from_the_bases(
     registry, base_image, pushed, code, same
 ):
     base = base_image(registry)

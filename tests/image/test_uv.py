@@ -184,7 +184,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("wish", REFUSED)
-def test_what_cannot_be_had_is_told_and_nothing_is_pushed(registry, debian, built, wish):
+def test_what_cannot_be_had_is_reported_and_nothing_is_pushed(registry, debian, built, wish):
     name = "uv/refused"
     with pytest.raises(ImageError, match=REFUSED[wish]) as caught:
         built(f"{registry.host}/{name}", debian, wish)

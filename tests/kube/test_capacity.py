@@ -85,7 +85,7 @@ def test_a_node_in_trouble_has_nothing_free():
     assert [node.trouble for node in nodes] == ["", "cordoned", "not ready", ""]
 
 
-def test_devices_are_told_apart_by_resource_and_model():
+def test_devices_are_distinguished_by_resource_and_model():
     def item(name, offers, **labels):
         labels = {key.replace("__", "/").replace("_", "."): v for key, v in labels.items()}
         return {"metadata": {"name": name, "labels": labels}, "status": {"allocatable": offers}}
@@ -124,7 +124,7 @@ def test_what_is_no_quantity_is_left_out():
         ("nvidia.com/gpu", 100, "100"),
     ],
 )
-def test_amounts_are_told_as_people_read_them(resource, amount, text):
+def test_amounts_are_reported_as_people_read_them(resource, amount, text):
     assert as_text(resource, Decimal(amount)) == text
 
 

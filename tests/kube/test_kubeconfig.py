@@ -106,7 +106,7 @@ def test_a_plugin_and_whose_part_is_played(write):
         (config(user={"exec": "aws"}), None, "exec of the user 'one-user' is not a mapping"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_told_with_its_name(write, content, asked, words):
+def test_what_is_wrong_with_a_file_is_reported_with_its_name(write, content, asked, words):
     (path,) = write(content)
     with pytest.raises(BackendError) as told:
         access(asked)

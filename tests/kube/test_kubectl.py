@@ -96,7 +96,7 @@ def test_the_fields_that_are_wrong(fake):
     ]
 
 
-def test_a_plugin_that_fails_is_told_with_its_own_words(fake):
+def test_a_plugin_that_fails_is_reported_with_its_own_words(fake):
     stderr = (
         "SSO session expired, token=abcdef012345\n"
         "Unable to connect to the server: getting credentials: exec: executable aws failed with"

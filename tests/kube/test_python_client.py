@@ -86,7 +86,7 @@ def test_credentials_are_asked_for_once_a_request(python, apiserver, plugin):
     assert ran.read_text().count("ran") == 2
 
 
-def test_a_plugin_that_fails_is_told_and_nothing_is_printed(python, apiserver, plugin, capfd):
+def test_a_plugin_that_fails_is_reported_and_nothing_is_printed(python, apiserver, plugin, capfd):
     user, _, _ = plugin
     there = python(user)
     apiserver.on(DENIED)
@@ -104,7 +104,7 @@ def test_a_plugin_that_fails_is_told_and_nothing_is_printed(python, apiserver, p
     )
 
 
-def test_a_plugin_that_is_missing_is_told_with_how_to_install_it(python, apiserver, plugin):
+def test_a_plugin_that_is_missing_is_reported_with_how_to_install_it(python, apiserver, plugin):
     user, _, _ = plugin
     missing = {"command": "/nowhere/aws", "installHint": "brew install aws"}
     with pytest.raises(ApiError, match=r"install it \(brew install aws\), or log in again"):
@@ -166,7 +166,7 @@ def test_a_patch_names_its_kind_and_metadata_alone_is_asked_for(python, apiserve
     assert "as=PartialObjectMetadata" in read["Accept"]
 
 
-def test_an_answer_in_another_language_is_told(python, apiserver):
+def test_an_answer_in_another_language_is_reported(python, apiserver):
     there = python()
     apiserver.on((502, "<html>\nBad   Gateway</html>"))
     with pytest.raises(ApiError, match="answers 502: <html> Bad Gateway</html>"):

@@ -67,7 +67,7 @@ def refused(transport, method="GET", **options):
     return told.value
 
 
-def test_a_refusal_is_told_as_the_server_says_it(transport, apiserver):
+def test_a_refusal_is_reported_as_the_server_says_it(transport, apiserver):
     apiserver.on((409, STATUS))
     error = refused(transport, "POST", body={"kind": "Pod"})
     assert (error.code, error.reason) == (409, "AlreadyExists")

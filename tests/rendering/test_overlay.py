@@ -253,7 +253,7 @@ def test_each_violation_is_named_where_it_was_written(job):
 @pytest.mark.parametrize(
     ("security", "container"), [("default", {}), ("restricted", {"image": "x"})]
 )
-def test_of_very_many_containers_the_first_problems_are_told(job, security, container):
+def test_of_very_many_containers_the_first_problems_are_reported(job, security, container):
     template = {"spec": {"containers": [{"name": f"c{i}", **container} for i in range(500)]}}
     with pytest.raises(SpecError) as caught:
         render(job(pod_template=template, security=security))

@@ -40,7 +40,7 @@ STEP = call(7, "run.step", line=41)
         ({1: STEP._replace(file="")}, "where rank 1 called run.step;"),
     ],
 )
-def test_calls_that_differ_are_told_with_their_lines(others, reply):
+def test_calls_that_differ_are_reported_with_their_lines(others, reply):
     assert reply in disagreement(0, EVALUATE, others)
 
 

@@ -179,7 +179,7 @@ def test_one_that_is_being_replaced_counts_until_the_new_one_is_there(desk):
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "flipped"])
 @pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata", "others.pt", "digests.json"])
-def test_a_damaged_file_is_told_and_the_one_before_taken(desk, name, damage):
+def test_a_damaged_file_is_reported_and_the_one_before_taken(desk, name, damage):
     desk.save(1, 2)
     file = desk.folder / "step-00000002" / name
     content = bytearray(file.read_bytes())
@@ -346,7 +346,7 @@ print(desk.detail.getvalue(), desk.names)
 """
 
 
-def test_a_full_disk_leaves_the_older_ones_and_is_told(either):
+def test_a_full_disk_leaves_the_older_ones_and_is_reported(either):
     # a process of its own: the limit is for all that a process writes
     argv = [sys.executable, "-c", FULL_DISK, Path(__file__).parent, either.folder, either.form]
     seen = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
@@ -356,7 +356,7 @@ def test_a_full_disk_leaves_the_older_ones_and_is_told(either):
     assert either.newest()["epoch"] == 3
 
 
-def test_a_failed_write_is_told_at_the_next_step(desk):
+def test_a_failed_write_is_reported_at_the_next_step(desk):
     saves = desk.saves
     (desk.folder / "step-00000002.pt" / "in the way").mkdir(parents=True)
     saves.save("test", 2, {"model": torch.zeros(3)})

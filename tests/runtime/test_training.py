@@ -270,7 +270,7 @@ def test_the_loss_so_far_is_the_mean_over_the_samples(settings):
         assert run.evaluate(data(), batch_size=7)["eval_loss"] == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_loss_that_is_no_number_is_told_once(settings, told):
+def test_a_loss_that_is_no_number_is_reported_once(settings, told):
     settings()
     train(3, loss=lambda output, target: functional.cross_entropy(output, target) * math.nan)
     assert len(told("warning")) == 1
@@ -321,7 +321,7 @@ def two_loops(run):
         (partial(loop, dataset=[]), ValueError, "is empty"),
     ],
 )
-def test_misuse_is_told(settings, misuse, error, message):
+def test_misuse_is_reported(settings, misuse, error, message):
     settings()
     with runtime.session() as job, pytest.raises(error, match=message):
         misuse(prepare(job))

@@ -84,7 +84,7 @@ def test_values_seen_are_cut_and_printable():
     assert "\x1b" not in str(error)
 
 
-def test_of_very_many_problems_the_first_are_told():
+def test_of_very_many_problems_the_first_are_reported():
     many = "".join(f"k{i}: {i}\n" for i in range(5000))
     error = problems(TEXT + many)
     assert len(error.problems) == MAX_PROBLEMS + 1
@@ -135,7 +135,7 @@ def test_a_manifest_is_sent_to_adopt(text, line, step):
 
 
 @pytest.mark.parametrize("name", ["train.ipynb", "train.sh"])
-def test_a_script_is_told_from_a_job_yaml(name, tmp_path):
+def test_a_script_is_distinguished_from_a_job_yaml(name, tmp_path):
     (tmp_path / name).write_text("import torch\nx = {'a': 1}\n")
     with pytest.raises(
         SpecError, match=rf"{name}: a script, not a job\.yaml, whose `run` names it"

@@ -531,7 +531,7 @@ def change(kind, item):
     return {"type": kind, "object": item}
 
 
-def test_each_change_is_told_until_the_job_is_gone(backend, there):
+def test_each_change_is_reported_until_the_job_is_gone(backend, there):
     seen, gone = threading.Event(), threading.Event()
     there.watched(
         JOBS,
@@ -549,7 +549,7 @@ def test_each_change_is_told_until_the_job_is_gone(backend, there):
     assert states == [{}, {"conditions": [{"type": "Succeeded", "status": "True"}]}]
 
 
-def test_what_happens_at_once_is_told_at_once(backend, there):
+def test_what_happens_at_once_is_reported_at_once(backend, there):
     seen, rest = threading.Event(), threading.Event()
     added = [change("ADDED", pod("worker", index, version=index + 2)) for index in range(200)]
     there.watched(PODS, [seen, *added])
@@ -564,7 +564,7 @@ def test_what_happens_at_once_is_told_at_once(backend, there):
     assert len(counts) < 20
 
 
-def test_a_connection_that_is_lost_and_is_back_is_told_by_events(backend, there, listed, error):
+def test_a_connection_that_is_lost_and_is_back_is_reported_by_events(backend, there, listed, error):
     there.on("GET", JOBS, listed(1, job()), error(), error(), listed(5, job(version=5)), listed(6))
     there.watched(JOBS, [error()], [{"type": "ERROR", "object": {"code": 410}}])
     last = None

@@ -104,14 +104,14 @@ def test_after_an_error_event_the_list_tells_what_was_missed(script, changes, li
 
 
 @pytest.mark.parametrize("failures", [0, 1])
-def test_a_break_that_is_mended_at_once_is_not_told(script, changes, listed, error, failures):
+def test_a_break_that_is_mended_at_once_is_not_reported(script, changes, listed, error, failures):
     script.on("GET", PODS, listed(5), *[error()] * failures, listed(6, pod("a", 6)))
     script.watched(PODS, [error()])
     assert changes(2) == [("SYNCED", ""), ("ADDED", "a")]
 
 
 @pytest.mark.parametrize("code", [0, 401, 429, 500, 503, 403, 404])
-def test_a_lost_connection_is_told_once_and_so_is_its_return(script, changes, listed, error, code):
+def test_a_lost_connection_and_its_return_are_reported_once(script, changes, listed, error, code):
     script.on("GET", PODS, listed(5), error(code), error(code), error(), listed(6, pod("a", 6)))
     script.watched(PODS, [error()])
     assert changes(4) == [("SYNCED", ""), ("LOST", ""), ("ADDED", "a"), ("RESTORED", "")]
@@ -129,13 +129,13 @@ def test_one_made_anew_under_its_old_name_is_another_one(script, changes, listed
     assert changes(4) == [("ADDED", "a"), ("SYNCED", ""), ("ADDED", "a"), ("DELETED", "a")]
 
 
-def test_pages_are_told_as_they_come(script, changes, listed):
+def test_pages_are_reported_as_they_come(script, changes, listed):
     script.on("GET", PODS, listed(5, pod("a", 1), more="next"), listed(5, pod("b", 2)))
     assert changes(3) == [("ADDED", "a"), ("ADDED", "b"), ("SYNCED", "")]
     assert [query.get("continue") for query in script.of("GET")] == [None, "next"]
 
 
-def test_what_is_not_wanted_is_never_told(script, changes, listed):
+def test_what_is_not_wanted_is_never_reported(script, changes, listed):
     script.on("GET", PODS, listed(5, pod("a", 1), pod("b", 2)))
     script.watched(
         PODS, [event("MODIFIED", "a", 6), event("DELETED", "a", 7), event("MODIFIED", "b", 8)]

@@ -238,7 +238,7 @@ def test_time_to_live_after_the_end():
     assert of(DeleteJob, reconcile(resource, pods, NOW + timedelta(seconds=61))[1])
 
 
-def test_the_end_of_a_pod_that_lives_on_is_told_by_an_event():
+def test_the_end_of_a_pod_that_lives_on_is_reported_by_an_event():
     pods = [pod("master-0", code=3, restarts=2), *RUNNING[1:]]
     pods[0]["status"]["containerStatuses"][0]["state"]["terminated"]["message"] = "oh"
     _, actions = reconcile(job(), pods, NOW)

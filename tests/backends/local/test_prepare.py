@@ -266,7 +266,7 @@ def test_the_context_is_copied_for_each_replica_without_what_is_ignored(tmp_path
     assert (source / "data/big.bin").exists()
 
 
-def test_a_large_context_is_told_with_its_largest_parts(tmp_path):
+def test_a_large_context_is_reported_with_its_largest_parts(tmp_path):
     source, state = tmp_path / "source", tmp_path / "state"
     state.mkdir()
     (source / "big").mkdir(parents=True)

@@ -71,7 +71,7 @@ def test_a_job_that_is_not_valid(job):
     assert "did you mean 'replicas'" in finding.message
 
 
-def test_findings_in_the_manifest_are_told_at_the_field_of_the_job(job):
+def test_findings_in_the_manifest_are_reported_at_the_field_of_the_job(job):
     job.write_text(
         JOB
         + "replicas: {workers: 1}\nresources:\n  gpus: 1\n  shm: 0\n"
@@ -83,7 +83,7 @@ def test_findings_in_the_manifest_are_told_at_the_field_of_the_job(job):
     assert ids(job) == ["gpus-kept-after-success"]
 
 
-def test_findings_that_come_from_the_overlay_are_told_there(job):
+def test_findings_that_come_from_the_overlay_are_reported_there(job):
     overlay = "overlay:\n  spec:\n    runPolicy:\n      backoffLimit: 1\n"
     counted = "replicas: {workers: 3}\npolicy: {restart_policy: OnFailure}\n"
     job.write_text(JOB + counted + overlay)

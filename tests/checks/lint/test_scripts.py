@@ -237,7 +237,7 @@ def test_a_local_rank_argument(launcher, argument, expected):
         ("import lightning", False),
     ],
 )
-def test_a_missing_group_is_told_only_where_nothing_else_could_make_it(imports, found):
+def test_a_missing_group_is_reported_only_where_nothing_else_could_make_it(imports, found):
     text = f"import torch\n{imports}\nprint(torch.nn.parallel.DistributedDataParallel(m))\n"
     assert ("process-group-missing" in ids(text, group=False)) is found
     training = ids(f"{text}loss.backward()\n", Setting(processes=2), group=False)
@@ -596,7 +596,7 @@ def test_no_script_makes_it_fail(text):
         assert finding.message
 
 
-def test_in_a_session_the_fit_of_a_model_is_told_and_that_of_the_session_is_not():
+def test_in_a_session_the_fit_of_a_model_is_reported_and_that_of_the_session_is_not():
     text = (
         "import keras\nfrom k8sjob import runtime\n"
         "with runtime.session() as here:\n"
