@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 from k8sjob import strategies
 from k8sjob.adopt.equivalence import config_of
 from k8sjob.backends.api import JobRef
-from k8sjob.contract import Reason, Role, decode_object
+from k8sjob.contract import CONTAINER_NAMES, Reason, Role, decode_object
 from k8sjob.html_card import HasCard
-from k8sjob.kube.objects import QUEUE, Object, Pod, event_time, moment
+from k8sjob.kube.objects import QUEUE, Object, Pod, event_time, moment, training
 from k8sjob.targets.api import JobState, created_pods
 from k8sjob.targets.jobs import replica_names, replica_of, target_of
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from k8sjob.kube.objects import Json
 
 _CREATED_BEFORE: Final = timedelta(seconds=2)
-"""The operator creates the first Pods just before it writes down that the job has started."""
+"""Times are whole seconds, and Pods may be created just before the condition changes."""
 _NUMBER: Final = re.compile("[0-9]{1,4}")
 
 
@@ -118,7 +118,8 @@ def job_status(snapshot: Snapshot) -> JobStatus:
     started, finished = target.times(job)
     # Under restart policy ExitCode a container starts again in a new Pod; a resume is no restart.
     made: Counter[str] = Counter()
-    since = moment(started)
+    suspended = own.condition("Suspended")
+    since = suspended.since if suspended.false else None
     for replica, event in created_pods(target, job, snapshot.events):
         if since and event_time(event) < since - _CREATED_BEFORE:
             continue
@@ -138,6 +139,13 @@ def job_status(snapshot: Snapshot) -> JobStatus:
         replicas=replicas,
         counts=Counter(replica.situation for replica in replicas) or target.counts(job, state),
     )
+
+
+def training_fields(job: Json) -> set[str]:
+    """What Events about a Pod, or about its training container, name in it."""
+    templates = (training(one.pod.get("containers")) for one in target_of(job).replicas(job))
+    names = {*CONTAINER_NAMES, *(one.get("name", "") for one in templates)}
+    return {"", *(f"spec.containers{{{name}}}" for name in names)}
 
 
 def deletion(job: Json) -> str:

@@ -25,9 +25,8 @@ from k8sjob.backends.api import LOCAL, JobRef
 from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError
 from k8sjob.kube.objects import Object, Pod
-from k8sjob.observe.diagnose.facts import TRAINING_FIELDS
 from k8sjob.observe.logs import MOST_AT_ONCE, in_parallel
-from k8sjob.observe.status import job_status, reporting_replica
+from k8sjob.observe.status import job_status, reporting_replica, training_fields
 from k8sjob.observe.suspension import last_suspension, read_related
 from k8sjob.sanitize import real
 from k8sjob.targets.api import created_pods
@@ -299,6 +298,7 @@ def _starts(snapshot: Snapshot, before: float = math.inf) -> list[_Start]:
     What was created or started after `before` is passed over where something earlier is known.
     """
     job, target = snapshot.job, target_of(snapshot.job)
+    fields = training_fields(job)
     lives: dict[str, dict[str, _Life]] = defaultdict(dict)  # of each replica, by the uid of its Pod
     for pod in map(Pod, snapshot.pods):
         lives[replica_of(pod.raw)][pod.uid] = pod, []
@@ -318,7 +318,8 @@ def _starts(snapshot: Snapshot, before: float = math.inf) -> list[_Start]:
             # Without a Pod: `Successfully assigned ns/pod to node`.
             bound = _find(events, "Scheduled").get("message", "").rpartition(" to ")[2]
             node = pod.node or bound
-            ends = _marks(pod, node, events, made, before)
+            ours = [event for event in events if _subject_field(event) in fields]
+            ends = _marks(pod, node, events, ours, created=made, before=before)
             marks = tuple(_Mark(phase, end, name, detail) for phase, end, detail in ends)
             starts.append(_Start(name, node, bool(pod.raw), number, marks))
     return starts
@@ -330,10 +331,18 @@ def _begun(life: _Life) -> float:
 
 
 def _marks(
-    pod: Pod, node: str, events: Sequence[Json], created: float | None, before: float
+    pod: Pod,
+    node: str,
+    events: Sequence[Json],
+    ours: Sequence[Json],
+    *,
+    created: float | None,
+    before: float,
 ) -> Iterator[tuple[str, float | None, str]]:
-    """The phases of a Pod, up to the start of its training container, their ends and details."""
-    ours = [event for event in events if _subject_field(event) in TRAINING_FIELDS]
+    """The phases of a Pod, up to the start of its training container, their ends and details.
+
+    `ours` are the Events that are not about its other containers.
+    """
     placed = pod.condition("PodScheduled")
     scheduled = _first_seen(_find(events, "Scheduled"))
     if not scheduled and placed.true and placed.since:

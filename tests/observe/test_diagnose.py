@@ -684,6 +684,16 @@ def test_what_the_kubelet_ends_by_itself_was_not_deleted(reason, message, step, 
     assert "kubelet" not in why("Running", pods=[pod], events=events, replicas=WORKER)[-1].message
 
 
+def test_a_probe_that_failed_is_not_always_why_a_pod_ended():
+    probe = gone("worker-0", "Unhealthy", "Startup probe failed: exit 1", "02:00")
+    options = {"events": [probe, KILLING, KILLED], "replicas": WORKER}
+    assert causes("Running", pods=running("worker-0"), **options) == ["pod-deleted"]
+    probe["lastTimestamp"] = at("04:58")
+    events = [gone("worker-0", "Killing", "", "04:59"), probe]
+    pod = make_pod("worker-0", "Failed", terminated=ended(137, reason="OOMKilled"))
+    assert causes("Running", pods=[pod], events=events, replicas=WORKER) == ["memory"]
+
+
 @pytest.mark.parametrize(
     ("kind", "message", "step"),
     [
@@ -729,6 +739,10 @@ def test_an_init_container_that_takes_long_is_named():
     assert finding.cause == "waiting"
     assert "its init container 'prep' runs, for" in finding.message
     assert finding.next_step.endswith("kubectl logs -n ns job-worker-0 -c prep")
+    pod["spec"]["initContainers"][0]["restartPolicy"] = "Always"  # a sidecar runs all the time
+    event = about("Pod", "job-worker-0", "Pulling", 'Pulling image "x"')
+    finding = only("Created", pods=[pod], events=[event], replicas=WORKER)
+    assert "pulls the image x" in finding.message
 
 
 @pytest.mark.parametrize(

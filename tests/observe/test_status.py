@@ -6,7 +6,7 @@ from observed import REF, at, condition, make_job, make_pod, running, snapshot
 
 from k8sjob.backends.api import Snapshot
 from k8sjob.contract import Reason, Role
-from k8sjob.observe.status import JobState, job_status, replica_names
+from k8sjob.observe.status import JobState, job_status, replica_names, training_fields
 from k8sjob.targets.jobs import own_pods
 
 
@@ -225,5 +225,18 @@ def test_a_pod_that_is_recreated_counts_as_a_restart():
         event["lastTimestamp"] = at("05:00")
     status = job_status(snapshot("Running", pods=pods, events=events))
     assert [replica.restarts for replica in status.replicas] == [3, 0, 2]
-    resumed = job_status(snapshot("Running", pods=pods, events=events, startTime=at("05:10")))
-    assert [replica.restarts for replica in resumed.replicas] == [1, 0, 0]
+    resumed = snapshot("Running", pods=pods, events=events)
+    condition = {"type": "Suspended", "status": "False", "lastTransitionTime": at("05:10")}
+    resumed.job["status"]["conditions"].append(condition)
+    assert [replica.restarts for replica in job_status(resumed).replicas] == [1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("names", "training"), [(["train"], True), (["train", "logger"], False), (["pytorch"], False)]
+)
+def test_the_only_container_trains_whatever_its_name(names, training):
+    job = make_job("Running", replicas={"Worker": 1})
+    pod = {"spec": {"containers": [{"name": name} for name in names]}}
+    job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"] = pod
+    assert {"", "spec.containers{pytorch}"} < training_fields(job)
+    assert ("spec.containers{train}" in training_fields(job)) is training

@@ -324,7 +324,7 @@ def slow(facts: Facts, pod: Pod) -> Explanation | None:
         what = f"the scheduler {scheduler!r} has not looked at it"
         step = "wait; if this continues, check whether that scheduler runs in the cluster"
         since = pod.created_at
-    elif init := next((c for c in reversed(pod.containers) if "running" in c.state), None):
+    elif init := next((c for c in reversed(pod.containers) if c.initializing), None):
         if init.name == facts.target.init_container:
             return None  # see master_awaited
         what = f"its init container {init.name!r} runs"

@@ -257,7 +257,7 @@ def _done_before(facts: Facts, end: End) -> dict[str, str]:
 
 def _ended_by_kubelet(facts: Facts, end: End) -> Diagnosis | None:
     """A probe or a hook that failed, or the deadline of the Pod."""
-    if end.exit_code not in {SIGKILLED, ExitCode.STOPPED}:
+    if end.exit_code not in {SIGKILLED, ExitCode.STOPPED} or end.why == "OOMKilled":
         return None
     for event in facts.kubelet_kills.values():
         pod = Object(event).part("involvedObject").get("name", "")

@@ -7,19 +7,19 @@ import re
 import signal
 from collections import defaultdict
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import LOCAL
-from k8sjob.contract import CONTAINER_NAMES, Event, EventKind, ExitCode, Reason
+from k8sjob.contract import Event, EventKind, ExitCode, Reason
 from k8sjob.kube import objects
-from k8sjob.kube.objects import Object, moment, training
-from k8sjob.observe.status import job_status, processes
+from k8sjob.kube.objects import Object, event_time, moment, training
+from k8sjob.observe.status import job_status, processes, training_fields
 from k8sjob.targets.jobs import replica_names, replica_of, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from datetime import datetime
 
     from k8sjob.backends.api import Snapshot
     from k8sjob.kube.objects import Json
@@ -31,8 +31,6 @@ SIGKILLED: Final = 128 + signal.SIGKILL
 """The exit code of a container that the kubelet, the kernel or a person killed."""
 GRACE_SECONDS: Final = 120.0
 """A container ends at most so long after the kubelet was to end it, for most grace periods."""
-TRAINING_FIELDS: Final = {"", *(f"spec.containers{{{name}}}" for name in CONTAINER_NAMES)}
-"""What Events about a Pod, or about its training container, name in it."""
 _PROBED: Final = re.compile("(?:Liveness|Startup) probe")
 _CUT_REASON: Final = re.compile(
     r'\{"exit_code": (?P<code>[0-9]{1,3}), "rank": (?P<rank>-?[0-9]{1,6}),'
@@ -60,6 +58,12 @@ class Container:
         self.state: Json = status.get("state") or {}
         self.waiting: Json = self.state.get("waiting") or {}
         self.ended: Json = self.state.get("terminated") or {}
+
+    @property
+    def initializing(self) -> bool:
+        """Whether it runs and the training starts only when it has ended."""
+        sidecar = self.spec.get("restartPolicy") == "Always"
+        return self.init and not sidecar and "running" in self.state
 
 
 @dataclass(frozen=True)
@@ -226,18 +230,29 @@ class Facts:
     def kubelet_kills(self) -> dict[str, Json]:
         """The last Event about why the kubelet itself ended the training of a Pod, by its uid."""
         found: dict[str, Json] = {}
-        ended: set[str] = set()
+        ended: dict[str, Json] = {}
         for event in self.snapshot.events:
             subject, reason = Object(event).part("involvedObject"), event.get("reason")
             uid, field = subject.get("uid", ""), subject.get("fieldPath", "")
-            if subject.get("kind") != "Pod" or field not in TRAINING_FIELDS:
+            if subject.get("kind") != "Pod" or field not in self.training_fields:
                 continue
             probed = reason == "Unhealthy" and _PROBED.match(event.get("message", ""))
             if probed or reason in {"DeadlineExceeded", "FailedPostStartHook"}:
                 found[uid] = event
-            elif reason == "Killing":  # a probe may fail several times before
-                ended.add(uid)
-        return {uid: event for uid, event in found.items() if uid in ended}
+            elif reason == "Killing":
+                ended[uid] = event
+        # A probe may fail long before another reason ends the Pod: while Python starts.
+        near = timedelta(seconds=GRACE_SECONDS)
+        return {
+            uid: event
+            for uid, event in found.items()
+            if uid in ended and abs(event_time(ended[uid]) - event_time(event)) <= near
+        }
+
+    @cached_property
+    def training_fields(self) -> set[str]:
+        """What Events about a Pod, or about its training container, name in it."""
+        return training_fields(self.snapshot.job)
 
     @property
     def local(self) -> bool:

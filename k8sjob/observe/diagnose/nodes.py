@@ -9,7 +9,7 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.contract import CONTAINER_NAMES, counted
+from k8sjob.contract import counted
 from k8sjob.kube.capacity import as_text, nodes_of, pod_requests, requested_by_node, tolerates
 from k8sjob.kube.objects import Condition, Object, event_time, moment
 from k8sjob.observe.diagnose.facts import GRACE_SECONDS, SIGKILLED
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from k8sjob.observe.diagnose.finding import Diagnosis
 
 _RECREATED: Final = "it is created again; with checkpoints the job continues from the newest one"
-_STOPPING: Final = tuple(f"Stopping container {name}" for name in CONTAINER_NAMES)
 _EVICTED: Final = frozenset({"Evicted", "NodeShutdown", "Shutdown", "Terminated"})
 _DISRUPTIONS: Final = {
     "EvictionByEvictionAPI": "its node was drained, or it was evicted by request",
@@ -364,7 +363,10 @@ def _matters(facts: Facts, event: Json) -> bool:
         return False
     if event.get("reason") != "Killing":
         return True
-    if Object(event).part("involvedObject").get("uid", "") in facts.kubelet_kills:
+    subject = Object(event).part("involvedObject")
+    if subject.get("uid", "") in facts.kubelet_kills:
+        return False
+    if subject.get("fieldPath", "") not in facts.training_fields:
         return False
     by_operator = status.state in (JobState.SUSPENDED, JobState.QUEUED) or (
         status.finished is not None and at >= status.finished
@@ -381,7 +383,7 @@ def _of_event(event: Json, replica: str) -> Explanation | None:
     if reason == "TaintManagerEviction" and not message.startswith("Cancelling"):
         why = _DISRUPTIONS["DeletionByTaintManager"]
         return Explanation(Cause.EVICTED, why, _RECREATED, replica)
-    if reason == "Killing" and message.startswith(_STOPPING):
+    if reason == "Killing" and message.startswith("Stopping container "):
         step = f"{_RECREATED}; a drain, an autoscaler or kubectl delete pod does this"
         return Explanation(Cause.POD_DELETED, "its pod was deleted while it ran", step, replica)
     return None
