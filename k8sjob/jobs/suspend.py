@@ -47,7 +47,7 @@ def _writes_no_checkpoint(job: Json) -> str:
     config = decode_object(config_of(job) or "")
     if not config or config.get("checkpoint_dir"):
         return ""
-    return "the job has no `checkpoint`: unless its script writes its own, it starts from scratch"
+    return "the job has no `checkpoint`: if its script writes none, `resume` starts from scratch"
 
 
 def _kueue_decides(job: Json, ref: JobRef, *, value: bool) -> str:

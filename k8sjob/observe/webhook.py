@@ -9,7 +9,7 @@ from queue import Full, Queue
 from typing import TYPE_CHECKING, Final
 
 import urllib3
-from urllib3.exceptions import MaxRetryError, ResponseError
+from urllib3.exceptions import MaxRetryError
 
 from k8sjob.errors import K8sJobError
 from k8sjob.image.registry.http_client import host_of, is_loopback, pool_manager, proxy_for
@@ -27,15 +27,10 @@ _MARKUP: Final = str.maketrans(
 """Slack's and Mattermost's markup, with which a job could mention people or hide a link."""
 _PAUSES: Final = (0, 2, 4, 8, 16, 32, 64, 120)
 """Seconds between the tries to send a message: four minutes."""
+_BUSY: Final = frozenset({429, 500, 502, 503, 504})
+"""Statuses of a server that may accept the message later."""
 _ONCE: Final = urllib3.Retry(
-    total=None,
-    connect=0,
-    status=0,
-    read=False,
-    other=False,
-    redirect=False,
-    allowed_methods=None,
-    status_forcelist=(429, 500, 502, 503, 504),
+    total=None, connect=0, read=False, other=False, redirect=False, allowed_methods=None
 )
 """One try. It raises MaxRetryError where a message has certainly not arrived and may later."""
 _Waiting = tuple[str, "Callable[[], object]", "Callable[[], object]"]
@@ -135,8 +130,7 @@ class Webhook:
             answer.close()  # its body says nothing, and may have no end
         except MaxRetryError as error:
             # Its own text has the path of the URL, which is the secret.
-            reason = error.reason
-            what = str(reason) if isinstance(reason, ResponseError) else type(reason).__name__
-            raise _BusyError(what) from None
+            raise _BusyError(type(error.reason).__name__) from None
         if answer.status >= 300:
-            raise _NotSentError(f"it answered {answer.status}")
+            refused = _BusyError if answer.status in _BUSY else _NotSentError
+            raise refused(f"it answered {answer.status}")

@@ -117,7 +117,7 @@ def prove(
 _LINES: Final = {
     "many": "training on {} processes",
     "one": "training on {} process with the same batches",
-    "single": "training on {} process with these one after another",
+    "single": "training on {} process with the ranks' batches one after another",
     "again": "training on {} processes once more",
     "resumed": "training on {} processes from the first checkpoint",
 }
@@ -169,7 +169,7 @@ def _accumulates_for_all(one: Trace, many: TracedRun) -> bool:
     if not one.steps:
         return False
     counts = [len(trace.steps[0].losses) for trace in many.traces if trace.steps]
-    return len(one.steps[0].losses) == sum(counts)
+    return 0 < len(one.steps[0].losses) == sum(counts)
 
 
 class _Runs:

@@ -5,9 +5,10 @@ import json
 import pytest
 
 from k8sjob.errors import BackendError
-from k8sjob.proving.proof import _proof
+from k8sjob.proving.proof import _accumulates_for_all, _proof
 from k8sjob.proving.rules import Evidence, first_difference
-from k8sjob.proving.trace import TracedRun
+from k8sjob.proving.rules.evaluation import _printed
+from k8sjob.proving.trace import Evaluation, TracedRun
 
 RATE = 0.1
 
@@ -309,6 +310,29 @@ def test_what_can_be_compared_with_one_process(evidence):
 )
 def test_what_cannot_be_compared_has_a_reason(evidence, single, reason):
     assert evidence(many(), single).compared == (0, reason)
+
+
+@pytest.mark.parametrize(("passes", "accumulates"), [(0, False), (1, False), (2, True)])
+def test_one_process_accumulates_if_it_does_the_passes_of_all_ranks(evidence, passes, accumulates):
+    rank = [[model(), *[backward()] * min(passes, 1), step(0, MEAN, MEAN), DONE]]
+    single = [[model(), *[backward()] * passes, step(0, MEAN, MEAN), DONE]]
+    found = evidence(rank * 2, single)
+    assert _accumulates_for_all(found.single, found.many) is accumulates
+
+
+@pytest.mark.parametrize(
+    ("many", "one", "differing"),
+    [
+        ("Elapsed: 6", "Elapsed: 3", 0),
+        ("took 0:00:06", "took 0:00:03", 0),
+        ("6 sec, 0.5", "3 sec, 0.5", 0),
+        ("acc 0.5 minimum 0.1", "acc 0.9 minimum 0.1", 1),
+        ("loss 0.5 secret 0.1", "loss 0.9 secret 0.1", 1),
+    ],
+)
+def test_times_are_no_results_of_an_evaluation(many, one, differing):
+    ranks = Evaluation(1, text=many)
+    assert len([*_printed(ranks, Evaluation(1, text=one), ranks, [])]) == differing
 
 
 def test_a_proof_of_nothing_is_none(evidence):

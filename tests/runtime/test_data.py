@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler
 
 from k8sjob.runtime.data import Feed, ShardSampler, move, strided
+from k8sjob.runtime.prover.sketch import join, padding
 
 
 def samplers(count, world, **options):
@@ -254,3 +255,21 @@ def test_batches_move_with_their_shape():
     assert moved["b"][1] == "text"
     assert type(moved["c"]) is tuple
     assert move(batch, torch.device("cpu")) is batch
+
+
+def padded(samples):
+    """A picture for each sample, and words that are padded with 9."""
+    words = [torch.tensor(words) for _, words in samples]
+    return {
+        "pictures": [picture for picture, _ in samples],
+        "words": torch.nn.utils.rnn.pad_sequence(words, batch_first=True, padding_value=9),
+    }
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_prove_joins_padded_batches_beside_lists_of_samples(channels):
+    samples = [(torch.zeros(channels, 4 + at, 4), [1] * (at + 1)) for at in range(8)]
+    pads = padding(samples, padded)
+    joined = join([padded(samples[:4]), padded(samples[4:])], [4, 4], iter(pads))
+    assert [*map(len, joined["pictures"])] == [channels] * 8
+    assert torch.equal(joined["words"], padded(samples)["words"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, cast
 
@@ -119,6 +119,12 @@ def _has(batch: Any, size: int) -> bool:
     return (members is batch and len(batch) == size) or any(_has(one, size) for one in members)
 
 
+def _is_of_samples(members: Sequence[Any], size: int) -> bool:
+    """Whether they are one for each sample, as the pictures of a detector are."""
+    alike = len({(type(one), getattr(one, "ndim", 0)) for one in members}) == 1
+    return alike and len(members) == size and not all(_has(one, size) for one in members)
+
+
 def digests(batch: Any, size: int) -> list[int] | None:
     """One number for each of so many samples of a batch; None: no part of it has as many."""
     rows = [
@@ -156,8 +162,7 @@ def join(  # noqa: PLR0911 - one for each type
         if not any(isinstance(one, Tensor | Mapping | list | tuple) for one in first):
             return type(first)(one for part in parts for one in part)
         listed = [len(part) for part in parts]
-        alike = len({(type(one), getattr(one, "ndim", 0)) for one in first}) == 1
-        of_samples = alike and listed == sizes and not all(_has(one, sizes[0]) for one in first)
+        of_samples = listed == sizes and _is_of_samples(first, sizes[0])
         if of_samples or listed != [len(first)] * len(parts):
             return type(first)(one for part in parts for one in part)
         members = [join(list(each), sizes, pads) for each in zip(*parts, strict=True)]
@@ -171,14 +176,15 @@ def join(  # noqa: PLR0911 - one for each type
 
 def padding(samples: list[Any], collate: Callable[[list[Any]], Any]) -> list[float | None]:
     """What a loader pads each tensor of its batches with; None: these samples do not show it."""
-    together = _tensors(collate(samples))
+    size = len(samples)
+    together = _tensors(collate(samples), size)
     found: list[float | None] = [None] * len(together)
-    for at, sample in enumerate(samples):
-        for number, alone in enumerate(_tensors(collate([sample]))):
+    for at, sample in enumerate(samples):  # twice, as the only picture may have one channel
+        for number, alone in enumerate(_tensors(collate([sample, sample]), 2)):
             pairs = [*zip(together[number].shape, alone.shape, strict=True)]
-            if (len(samples), 1) not in pairs:
+            if (size, 2) not in pairs:
                 continue
-            along = pairs.index((len(samples), 1))
+            along = pairs.index((size, 2))
             row, mine = together[number].select(along, at), alone.select(along, 0)
             for d, length in enumerate(mine.shape):
                 if length < row.shape[d]:
@@ -186,14 +192,16 @@ def padding(samples: list[Any], collate: Callable[[list[Any]], Any]) -> list[flo
     return found
 
 
-def _tensors(batch: Any) -> list[Tensor]:
-    """The tensors of a batch, in the order in which they are joined."""
+def _tensors(batch: Any, size: int) -> list[Tensor]:
+    """The tensors of a batch that join() pads, in its order."""
     if isinstance(batch, Tensor):
         return [batch]
+    if isinstance(batch, list | tuple) and _is_of_samples(batch, size):
+        return []
     members = batch if isinstance(batch, list | tuple) else getattr(batch, "__dict__", {}).values()
     if isinstance(batch, Mapping):
         members = [batch[key] for key in batch]
-    return [tensor for member in members for tensor in _tensors(member)]
+    return [tensor for member in members for tensor in _tensors(member, size)]
 
 
 def _join_tensors(parts: list[Tensor], sizes: list[int], value: float | None) -> Tensor:
