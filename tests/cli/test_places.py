@@ -246,7 +246,7 @@ def test_suspend_resume_and_delete_by_name(there, api, k8sjob):
         there(name)
     done = k8sjob("suspend", "one", "blue/two")
     assert done.out == "blue/one is being suspended\nblue/two is being suspended\n"
-    assert done.err.count("the job has no `checkpoint`: unless its script writes its own, it") == 2
+    assert done.err.count("the job has no `checkpoint`: if its script writes none, `resume`") == 2
     assert api.jobs["blue", "one"]["spec"]["runPolicy"]["suspend"] is True
     assert k8sjob("suspend", "one").out == "blue/one is already suspended: nothing was changed\n"
     assert k8sjob("resume", "one") == (0, "blue/one is being resumed\n", "")
