@@ -10,7 +10,7 @@ from pathlib import Path
 
 COUNT = re.compile(r"(\d+) (failed|passed|skipped|xfailed|xpassed|errors?|deselected|warnings?)\b")
 ENDED = re.compile(r"^(?:=+ )?(?P<counts>\d+ .*?) in (?P<seconds>[\d.]+)s\b", re.MULTILINE)
-FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/.*?)(?: - .*)?$", re.MULTILINE)
+FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/.*?)(?: - .*)?$")
 
 
 def main(logs: list[str]) -> int:
@@ -21,7 +21,7 @@ def main(logs: list[str]) -> int:
         again = log.with_name(f"{log.name}-again")
         if again.exists():
             repeated, more, later = result(again)
-            passed = names(log) - names(again) if repeated["passed"] else ()
+            passed = names(lines) - names(later) if repeated["passed"] else ()
             unstable = (f"UNSTABLE {name} failed, and passed when run again" for name in passed)
             lines = [lines[0], *unstable, *later]
             del counts["failed"], counts["error"]
@@ -55,9 +55,9 @@ def result(log: Path) -> tuple[Counter, float, list[str]]:
     return counts, seconds, [f"make {log.name}: {ends[-1][0] if ends else 'no summary'}", *failed]
 
 
-def names(log: Path) -> set[str]:
+def names(lines: list[str]) -> set[str]:
     """The tests that failed."""
-    return set(FAILED.findall(log.read_text(errors="replace")))
+    return {found[1] for line in lines if (found := FAILED.match(line))}
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.contract import AGENT, CONFIG_ENV, CONTAINER_NAMES, after_agent
+from k8sjob.contract import AGENT, CONFIG_ENV, CONTAINER_NAMES, after_agent, decode_object
 from k8sjob.kube.objects import (
     IMAGE_ORIGIN,
     MANAGED_BY,
@@ -49,6 +49,11 @@ def config_of(manifest: Json) -> str | None:
         processes += [one for one in containers if one.get("name") in CONTAINER_NAMES]
     variables = (one for process in processes for one in mappings(process.get("env")))
     return next((str(one.get("value")) for one in variables if one.get("name") == CONFIG_ENV), None)
+
+
+def settings_of(manifest: Json) -> Json:
+    """What K8SJOB_CONFIG holds; empty if k8sjob has not rendered the manifest."""
+    return decode_object(config_of(manifest) or "") or {}
 
 
 def normal(manifest: Json, *, config: bool) -> Json:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.adopt.equivalence import config_of, default_pull_policy, mappings, pods, same
-from k8sjob.contract import CONFIG_ENV, Role, after_agent, decode_object
+from k8sjob.adopt.equivalence import default_pull_policy, mappings, pods, same, settings_of
+from k8sjob.contract import CONFIG_ENV, Role, after_agent
 from k8sjob.kube.capacity import counts_gpus
 from k8sjob.kube.objects import (
     ISTIO,
@@ -203,7 +203,7 @@ def _env_from(containers: list[Json]) -> list[Json]:
 def _runtime_settings(wanted: Json) -> Json:
     """The settings in K8SJOB_CONFIG, if k8sjob rendered the manifest."""
     try:
-        config = decode_object(config_of(wanted) or "") or {}
+        config = settings_of(wanted)
         times = ("rendezvous_timeout", "collective_timeout", "hang_timeout")
         made = {
             "strategy": {

@@ -94,7 +94,7 @@ def run_here(
     no_logs: bool,
 ) -> LocalRun | None:
     """Run a job as these options say, and show it to its end; None: it is left running."""
-    from k8sjob.jobs.run import run_plan  # noqa: PLC0415 - as above
+    from k8sjob.jobs.run import run_plan  # noqa: PLC0415 - once the options are right
 
     if detach:
         ref = backend.create(plan)

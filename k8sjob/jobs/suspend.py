@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from k8sjob.adopt.equivalence import config_of
+from k8sjob.adopt.equivalence import settings_of
 from k8sjob.backends.api import LOCAL
-from k8sjob.contract import decode_object
 from k8sjob.kube.objects import QUEUE, Object
 from k8sjob.observe.status import job_status
 from k8sjob.targets.jobs import is_suspended
@@ -44,7 +43,7 @@ def suspend(
 
 def _writes_no_checkpoint(job: Json) -> str:
     """A warning where the job.yaml has no checkpoint; else, and for others' jobs, empty."""
-    config = decode_object(config_of(job) or "")
+    config = settings_of(job)
     if not config or config.get("checkpoint_dir"):
         return ""
     return "the job has no `checkpoint`: if its script writes none, `resume` starts from scratch"

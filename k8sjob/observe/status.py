@@ -9,9 +9,9 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from k8sjob import strategies
-from k8sjob.adopt.equivalence import config_of
+from k8sjob.adopt.equivalence import settings_of
 from k8sjob.backends.api import JobRef
-from k8sjob.contract import CONTAINER_NAMES, Reason, Role, decode_object
+from k8sjob.contract import CONTAINER_NAMES, Reason, Role
 from k8sjob.html_card import HasCard
 from k8sjob.kube.objects import QUEUE, Object, Pod, event_time, moment, training
 from k8sjob.targets.api import JobState, created_pods
@@ -177,7 +177,7 @@ def _serving(job: Json) -> int:
     if len(replica_names(job)) < 2:
         return 0
     try:
-        config = decode_object(config_of(job) or "") or {}
+        config = settings_of(job)
         return strategies.serving(config["strategy"], config.get("options") or {})
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return 0  # not k8sjob's
