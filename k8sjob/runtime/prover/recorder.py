@@ -27,8 +27,9 @@ from torch.utils import data
 
 from k8sjob.runtime.agent.rank_main import exit_code, reason_of
 from k8sjob.runtime.comm import rng
+from k8sjob.runtime.prover import loaders
 from k8sjob.runtime.prover.replay import Replay, StopReplay
-from k8sjob.runtime.prover.sketch import digest, digests, join_draws, padding, size_of, sketch
+from k8sjob.runtime.prover.sketch import digest, digests, join_draws, size_of, sketch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -179,9 +180,11 @@ class Recorder:
         at = self._passes.get(number, 0)
         self._passes[number] = at + 1
         where = {"loader": number, "number": at}
-        self.event("pass", **where, **self._describe(loader))
-        pads = functools.cache(lambda: self._padding(loader))
-        again = self.replay.batches(number, at, pads) if self.replay else None
+        with self._aside():
+            self.event("pass", **where, **loaders.describe(loader))
+        again = None
+        if self.replay is not None:
+            again = self.replay.batches(number, at, functools.cache(lambda: self._pads(loader)))
         self._pending[number, at] = deque(maxlen=_AHEAD)
         try:
             for index, (batch, *known) in enumerate(again or self._fetched(loader, original)):
@@ -207,7 +210,7 @@ class Recorder:
         self, loader: Any, original: Callable[[Any], Iterator[Any]]
     ) -> Iterator[tuple[Any, int, Any, Any, Any]]:
         self.fetching = True  # it draws a seed for its workers
-        source, base = original(loader), _Base(loader)
+        source, base = original(loader), loaders.BaseData(loader)
         self.fetching = False
         streams = isinstance(loader.dataset, data.IterableDataset)
         asked: deque[Any] = vars(source).setdefault("_k8sjob_asked", deque())
@@ -226,7 +229,8 @@ class Recorder:
             if raw is not None and not all(isinstance(one, int) for one in raw):
                 raw = [int(one) for one in raw] if all(hasattr(o, "__int__") for o in raw) else None
             size = size_of(batch, len(raw) if raw and loader.batch_sampler is not None else None)
-            yield batch, size, None if raw is None else [base.of(one) for one in raw], raw, drawn
+            ids = None if raw is None else [base.index_of(one) for one in raw]
+            yield batch, size, ids, raw, drawn
 
     def fetched(self, fetch: Callable[[], Any]) -> Any:
         """A batch that a data set gives; from a worker with its random numbers."""
@@ -240,55 +244,9 @@ class Recorder:
         """A sampler has drawn; what is drawn until the batch is there is the data set's."""
         self._sampled = self._states()
 
-    def _describe(self, loader: Any) -> dict[str, Any]:
-        sampler = getattr(loader, "sampler", None)
-        groups = getattr(loader, "batch_sampler", None)
-        inner = getattr(groups, "sampler", None) or getattr(groups, "_sampler", None) or sampler
-        base: Any = _Base(loader).dataset
-        known, _ = own = self._fingerprint(base)
-        if base is not loader.dataset:
-            own = self._fingerprint(loader.dataset)
-        return {
-            "length": _or_none(len, loader.dataset),
-            "batches": _or_none(len, loader),
-            "batch_size": getattr(loader, "batch_size", None),
-            "drop_last": bool(getattr(loader, "drop_last", False)),
-            "iterable": isinstance(loader.dataset, data.IterableDataset),
-            "workers": loader.num_workers,
-            "sampler": type(inner).__name__,
-            "replicas": getattr(inner, "num_replicas", None),
-            "shuffles": any(map(_shuffles, (inner, groups))),
-            "data": known,
-            "own": own[0] if own[1] else None,
-            "epochs": _epochs(base) if loader.persistent_workers else {},
-        }
-
-    def _fingerprint(self, source: Any) -> tuple[int | None, bool]:
-        """A data set, known by some of its samples; None: unknown.
-
-        And whether it gives the same samples when asked again with the same random numbers.
-        """
-        if isinstance(source, data.IterableDataset):
-            return None, False
-        # A data set may be anything.
-        with contextlib.suppress(Exception), self._aside():
-            size, seen = len(source), [list[int](), list[int]()]
-            for one in seen:
-                for index in sorted({0, size // 3, size // 2, size - 1}):
-                    rng.seed_all(index)
-                    one.append(digest(source[index]))
-            return digest([type(source).__name__, size, *seen[0]]), seen[0] == seen[1]
-        return None, False
-
-    def _padding(self, loader: Any) -> list[float | None]:
-        """What a loader pads tensors with, known by some samples, alone and together."""
-        if isinstance(loader.dataset, data.IterableDataset):
-            return []
-        with contextlib.suppress(Exception), self._aside():
-            size = len(loader.dataset)
-            samples = [loader.dataset[at * (size - 1) // 15] for at in range(16)]
-            return padding(samples, loader.collate_fn)
-        return []
+    def _pads(self, loader: Any) -> list[float | None]:
+        with self._aside():
+            return loaders.pads(loader)
 
     @contextlib.contextmanager
     def _aside(self) -> Iterator[None]:
@@ -573,22 +531,6 @@ class Recorder:
             self.event("snapshot", step=self.steps, folder=str(kept))
 
 
-class _Base:
-    """The data set under subsets of it."""
-
-    def __init__(self, loader: Any) -> None:
-        self.dataset, self._maps = loader.dataset, list[Any]()
-        while isinstance(self.dataset, data.Subset):
-            self._maps.append(self.dataset.indices)
-            self.dataset = self.dataset.dataset
-
-    def of(self, index: int) -> int:
-        """The index there."""
-        for indices in self._maps:
-            index = int(indices[index])
-        return index
-
-
 def _numbers(schedule: Any) -> list[int]:
     """The whole numbers that a schedule was given, also through functions."""
     own = vars(schedule)
@@ -599,18 +541,6 @@ def _numbers(schedule: Any) -> list[int]:
             known = inspect.getclosurevars(function)
             values += [*known.nonlocals.values(), *known.globals.values()]
     return [value for value in values if type(value) is int]
-
-
-def _shuffles(sampler: Any) -> bool:
-    """Whether a sampler is to give another order in each epoch."""
-    of_epoch = hasattr(sampler, "set_epoch") and getattr(sampler, "shuffle", True)
-    return of_epoch or isinstance(sampler, data.RandomSampler)
-
-
-def _epochs(source: Any) -> dict[str, int]:
-    """The epoch that a data set keeps, of which persistent workers have a copy."""
-    own = getattr(source, "__dict__", {})
-    return {name: n for name, n in own.items() if "epoch" in name and type(n) is int}
 
 
 def _drawn(before: list[int], after: list[int]) -> list[tuple[int, ...]]:
@@ -634,10 +564,3 @@ def _rows(value: Any, size: int | None = None) -> list[int] | None:
     with contextlib.suppress(Exception):  # a batch of anything
         return digests(value, size_of(value) if size is None else size)
     return None
-
-
-def _or_none(function: Callable[[Any], Any], value: Any) -> Any:
-    try:
-        return function(value)
-    except Exception:  # noqa: BLE001 - a loader without a length
-        return None
