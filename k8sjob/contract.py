@@ -133,6 +133,9 @@ class EventKind(StrEnum):
     """A stop was requested: signal, epoch, step."""
     FINISHED = "finished"
     """seconds, and the last numbers given to `job.log(...)`."""
+    RESTARTING = "restarting"
+    """A replica's processes start again in place: restart, and why, as a Reason's fields. Written
+    by its agent; not for a group that starts again because a node came or left."""
     UNMET = "unmet"
     """Several replicas ran to their end and no process group spanned them, so each trained
     separately: world_size (ranks of the job), replicas (their number). Written by the Master's

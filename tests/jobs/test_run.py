@@ -220,8 +220,10 @@ def test_a_killed_worker_costs_time_and_nothing_else(digits, undisturbed, whom):
     assert status.state is JobState.SUCCEEDED
     worker = next(replica for replica in status.replicas if replica.name == "worker-1")
     assert worker.restarts == (whom == "agent")  # an agent restarts its ranks in their container
-    assert [e.kind for e in events].count(EventKind.STARTED) == 2
-    assert EventKind.RESUMED in [e.kind for e in events]
+    kinds = [e.kind for e in events]
+    assert kinds.count(EventKind.STARTED) == 2
+    assert EventKind.RESTARTING in kinds
+    assert EventKind.RESUMED in kinds
     expected, seen = curve(undisturbed[1]), curve(events)
     assert list(expected) == list(range(1, EPOCHS + 1))
     assert expected[EPOCHS]["test_accuracy"] >= 0.9

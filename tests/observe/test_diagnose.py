@@ -1,5 +1,6 @@
 """What `why` says of jobs; recorded ones are in test_recorded.py, output in test_collectives.py."""
 
+import json
 import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -355,6 +356,45 @@ def test_a_newer_end_of_a_replica_counts():
 def test_a_running_job_names_the_cause_of_its_restart():
     again = make_pod("worker-0", restarts=1, running={}, last=ended(137))
     assert causes("Running", pods=[*running("master-0", "worker-1"), again]) == ["killed"]
+
+
+def restarted(code, kind, message, rank=1):
+    """The output of a replica whose agent started its rank again, and what came after that."""
+    reason = json.loads(Reason(code, rank, kind, message).encode())
+    moment = datetime.fromisoformat(at("05:00")).timestamp()
+    event = Event("restarting", {"restart": 1, "reason": reason}, moment)
+    return ["text", event.encode(), "step 3", "KeyError: handled"]
+
+
+HUNG = {"master-0": restarted(140, "Hang", "in train.py:7", rank=0)}
+
+
+def test_a_restart_in_place_has_a_cause_too():
+    pods = running("master-0", "worker-0")
+    found = only("Running", pods=pods, replicas=PAIR, logs=HUNG)
+    assert found.cause == "hung"
+    assert "in train.py:7" in found.message
+    assert found.message.endswith("5 min ago; it is running again")
+    full = ["RuntimeError: posix_fallocate failed", *restarted(135, "Signal", "")]
+    logs = {"worker-0": full}
+    assert causes("Running", pods=pods, replicas=PAIR, logs=logs) == ["shared-memory"]
+    stopped = why("Failed:PyTorchJobStopped:x", replicas=PAIR, logs=HUNG)
+    assert [one.cause for one in stopped] == ["stopped", "hung"]
+
+
+def test_a_restart_in_place_that_matters_no_more():
+    later = make_pod("master-0", "Failed", terminated=ended(1, "ValueError: no", time="05:30"))
+    assert causes("Failed:x:y", pods=[later], logs=HUNG) == ["crash"]
+    done = make_pod("master-0", "Succeeded", terminated=ended(0))
+    assert causes("Succeeded", pods=[done], logs=HUNG) == []
+
+
+def test_the_lost_peer_of_a_restart_in_place():
+    logs = {"master-0": restarted(138, "PeerLost", "another rank is gone", rank=0)}
+    again = make_pod("worker-0", restarts=1, running={}, last=ended(137))
+    for worker, cause in ((running("worker-0"), "connection"), ([again], "killed")):
+        pods = [*running("master-0"), *worker]
+        assert causes("Running", pods=pods, replicas=PAIR, logs=logs) == [cause]
 
 
 def test_runtime_events_are_not_output():

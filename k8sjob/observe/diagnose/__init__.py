@@ -102,10 +102,15 @@ def _for_each_pod(
 def _container_failed(facts: Facts) -> Iterator[Diagnosis]:
     if facts.status.reason in job.SUPERVISOR_GONE:
         return  # it took its containers along
-    if facts.status.state in (JobState.STOPPED, JobState.SUSPENDED):
+    if facts.status.state is JobState.SUSPENDED:
         return
     left = displaced(facts)
-    failed = [end for end in facts.ends if not ended_by_displacement(facts, end, left)]
+    # What ended a job that was stopped is the stop.
+    ends = [] if facts.status.state is JobState.STOPPED else facts.ends
+    failed = [end for end in ends if not ended_by_displacement(facts, end, left)]
+    # A rank that lost a peer says nothing new where the peer's end is known.
+    known = bool(failed or left)
+    failed += [end for end in facts.restarts if not (known and is_consequence(facts, end))]
     if job.ended_by_deadline(facts):
         failed = [end for end in failed if end.exit_code not in _KILLED]
     failed = _of_the_last_failure(facts, failed)

@@ -71,7 +71,9 @@ def is_consequence(facts: Facts, end: End) -> bool:
 
 
 def _output(facts: Facts, end: End) -> LastOutput:
-    return last_output(end, facts.tail(end.replica), ranks=facts.ranks.get(end.replica, 1))
+    return last_output(
+        end, facts.output_of_failure(end.replica), ranks=facts.ranks.get(end.replica, 1)
+    )
 
 
 def _finding(end: End, cause: Cause, what: str, next_step: str) -> Diagnosis:

@@ -369,6 +369,12 @@ class Facts:
         lines = (line.rstrip() for line in self.logs.get(replica, ()))
         return [line for line in lines if line]
 
+    def output_of_failure(self, replica: str) -> list[str]:
+        """The last lines that a replica wrote before its newest failure."""
+        if replica in self._restarts:
+            return self._restarts[replica][1]
+        return self.tail(replica)
+
     @cached_property
     def ends(self) -> list[End]:
         """The newest failure of each replica that has one.
@@ -390,6 +396,32 @@ class Facts:
         for one in reversed([one for one in recorded if not one.whole]):
             newest.setdefault(one.replica, _end(*one[:5]))
         return list(newest.values())
+
+    @property
+    def restarts(self) -> list[End]:
+        """The newest failures after which a replica's agent started its processes again in place.
+
+        Its container has not ended since.
+        """
+        return [end for end, _ in self._restarts.values()]
+
+    @cached_property
+    def _restarts(self) -> dict[str, tuple[End, list[str]]]:
+        """The same by replica, each with the lines before it."""
+        ended = {end.replica: end.time for end in self.ends}
+        found = {}
+        for replica in self.logs:
+            lines = self.tail(replica)
+            for number, line in reversed([*enumerate(lines)]):
+                event = Event.decode(line)
+                if event is None or event.kind != EventKind.RESTARTING:
+                    continue
+                reason = Reason.decode(json.dumps(event.data.get("reason")))
+                if reason and event.time > ended.get(replica, 0.0):
+                    end = End(replica, reason.exit_code, "", "", reason, reason.time or event.time)
+                    found[replica] = end, lines[:number]
+                break
+        return found
 
     def _ends_of_pods(self) -> Iterator[End]:
         for pod in self.pods:

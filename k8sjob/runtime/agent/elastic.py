@@ -36,7 +36,7 @@ from k8sjob.runtime.agent.attempt import backoff, retryable, run_attempt, stoppe
 from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.env import NodeEnv, export
 from k8sjob.runtime.base.errors import PeerLost
-from k8sjob.runtime.base.event_lines import log_line
+from k8sjob.runtime.base.event_lines import log_line, write_restart
 from k8sjob.runtime.base.network import is_loopback, listen, reserve
 from k8sjob.runtime.base.signals import in_thread
 from k8sjob.runtime.base.termination import describe
@@ -106,6 +106,8 @@ def run_elastic(
                 return reason
             why = describe(reason) if reason else "stopped"
             log_line(f"{why}; the remaining nodes start again")
+            if reason and reason.exit_code != ExitCode.STOPPED and not is_loss(reason, node):
+                write_restart(rendezvous.round, reason)
             if failures or losses > 1:  # the first loss of a node is followed by no pause
                 inbox.sleep(backoff(failures + losses, _MAX_PAUSE_S))
     return stopped(inbox)

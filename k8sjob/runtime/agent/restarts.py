@@ -21,7 +21,7 @@ from k8sjob.runtime.agent.attempt import backoff, retryable, run_attempt, stoppe
 from k8sjob.runtime.agent.roster import DONE, FAILED, RUNNING
 from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.errors import ranks_in_words
-from k8sjob.runtime.base.event_lines import log_line, write_event
+from k8sjob.runtime.base.event_lines import log_line, write_event, write_restart
 from k8sjob.runtime.base.heartbeat import decode_ranks, encode_ranks, hang_of
 from k8sjob.runtime.base.network import is_loopback
 from k8sjob.runtime.base.termination import describe
@@ -79,6 +79,7 @@ def run_agent(
             return coordinator.explained(record, reason, inbox), False
         delay = backoff(restart, TIMEOUTS.restart_max)
         log_line(f"{describe(reason)}; restart {restart} of {config.max_restarts} in {delay:.1f} s")
+        write_restart(restart, reason)
         inbox.sleep(delay)
     return stopped(inbox), False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import time
@@ -14,6 +15,7 @@ from k8sjob.contract import Event, EventKind, counted
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from k8sjob.contract import Reason
     from k8sjob.runtime.base.heartbeat import Seen
 
 
@@ -29,6 +31,11 @@ def write_event(kind: EventKind, **data: object) -> None:
     with suppress(OSError, ValueError):
         sys.stdout.write(Event(kind, data, time.time()).encode() + "\n")
         sys.stdout.flush()
+
+
+def write_restart(restart: int, reason: Reason) -> None:
+    """The event of processes that start again in place."""
+    write_event(EventKind.RESTARTING, restart=restart, reason=json.loads(reason.encode()))
 
 
 def start_phase(ranks: Collection[Seen]) -> str:
