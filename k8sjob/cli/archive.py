@@ -1,53 +1,24 @@
-"""`k8sjob archive` and `k8sjob report`: what is known of a job, as a file."""
+"""`k8sjob archive`: what is known of a job, as a file."""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
 from k8sjob.backends.record import SUFFIX, write_record
 from k8sjob.cli.find_job import Place, find, job_argument, place_options
 from k8sjob.cli.output import line, warn
-from k8sjob.contract import Event
 from k8sjob.errors import K8sJobError
 from k8sjob.files import whole_file
-from k8sjob.html_card import Html, card, curve, folded, moments, table
-from k8sjob.jobs.result import POSITION, Reached, read_reached
-from k8sjob.observe.logs import last_lines
-from k8sjob.observe.status import job_status
-from k8sjob.observe.timing import read_timing
-from k8sjob.targets.jobs import sent
-from k8sjob.view.cards import finding_parts, replica_table
-from k8sjob.view.json_output import findings
-from k8sjob.view.lines import environment
-from k8sjob.yamldoc import dump
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from k8sjob.backends.api import Backend, Snapshot
 
-_MOST_CURVES: Final = 24
-_SPEED: Final = ("samples_per_s", "step_s", "wait_s", "memory_bytes")
-"""Metrics that the runtime adds to each report; their curves come last."""
-_HEAD: Final = """\
-<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>k8sjob report</title>
-<style>body{font:16px/1.5 system-ui,sans-serif;margin:2em auto;max-width:64em;padding:0 1em}
-h2{font-size:1.1em;margin:1.5em 0 .3em}
-figure{display:inline-block;margin:0 2em 1em 0;max-width:100%}svg{max-width:100%}</style>
-"""
-
-
-def _file_options(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def file_options(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """The options about the file that is written."""
     path = click.Path(path_type=Path)
     help_text = f"The file, default {default}."
@@ -62,7 +33,7 @@ def _file_options(default: str) -> Callable[[Callable[..., Any]], Callable[..., 
 
 @click.command("archive")
 @job_argument()
-@_file_options("NAME.k8sjob")
+@file_options("NAME.k8sjob")
 @place_options()
 def archive_command(job: str, path: Path | None, force: bool, place: Place) -> None:
     """Write all that is known about a job to one file: its state, its objects and its output.
@@ -78,29 +49,12 @@ def archive_command(job: str, path: Path | None, force: bool, place: Place) -> N
     def unread(replica: str, reason: str) -> None:
         warn(f"the record has not all of the output of {replica}: {reason}")
 
-    with _complete_file(path or Path(f"{ref.name}{SUFFIX}"), force=force) as out:
+    with complete_file(path or Path(f"{ref.name}{SUFFIX}"), force=force) as out:
         write_record(backend, ref, out, unread)
 
 
-@click.command("report")
-@job_argument()
-@_file_options("NAME.html")
-@place_options()
-def report_command(job: str, path: Path | None, force: bool, place: Place) -> None:
-    """Write a page about a job: its state, what `why` finds, curves, times, output, manifest.
-
-    The page is one HTML file that loads nothing and runs no script. NAME may also be a record. The
-    page contains the job's manifest and last output unchanged: check them for secrets before you
-    give the file to others.
-    """
-    backend, ref = find(job, place)
-    text = page(backend, backend.snapshot(ref))
-    with _complete_file(path or Path(f"{ref.name}.html"), force=force) as out:
-        out.write(text.encode(errors="replace"))
-
-
 @contextmanager
-def _complete_file(path: Path, *, force: bool) -> Iterator[IO[bytes]]:
+def complete_file(path: Path, *, force: bool) -> Iterator[IO[bytes]]:
     """A file to write, which gets its name once it is complete; then the name is printed."""
     if path.exists() and not force:
         raise K8sJobError(f"{path} exists; give another name with -o, or --force to replace it")
@@ -110,57 +64,3 @@ def _complete_file(path: Path, *, force: bool) -> Iterator[IO[bytes]]:
     except OSError as error:
         raise K8sJobError(f"{path} cannot be written: {error.strerror or error}") from error
     line(path)
-
-
-def page(backend: Backend, snapshot: Snapshot) -> str:
-    """A job as an HTML page; what the job and its cluster wrote is escaped."""
-    status, reached = job_status(snapshot), read_reached(backend, snapshot)
-    found = findings(backend, snapshot)
-    times = moments(created=status.created, started=status.started, finished=status.finished)
-    rows: dict[str, object] = {
-        "message": "" if found else status.message,
-        **times,
-        **moments(recorded=snapshot.at),
-        "environment": environment(reached.group),
-        "checkpoint": reached.checkpoint,
-        **{name: value for name, value in reached.metrics.items() if name not in POSITION},
-    }
-    why = [part for one in found for part in finding_parts(one)]
-    parts = [
-        card(str(status.ref), rows, *why, subtitle=snapshot.job.get("kind", ""), state=status.state)
-    ]
-    sections = {
-        "Training": list(_curves(reached)),
-        "Replicas": [replica_table(status)] if status.replicas else [],
-        "Time to the first step": _start(backend, snapshot),
-        "Output": list(_output(backend, snapshot)),
-        "Manifest": [folded(snapshot.job.get("kind", ""), dump(sent(snapshot.job)))],
-    }
-    for title, content in sections.items():
-        if content:
-            parts += [f"<h2>{title}</h2>", *content]
-    return _HEAD + "\n".join(parts) + "\n"
-
-
-def _curves(reached: Reached) -> Iterator[Html]:
-    """The numbers of the training in the order of their reports."""
-    names = dict.fromkeys(name for row in reached.history for name in row if name not in POSITION)
-    for name in sorted(names, key=_SPEED.__contains__)[:_MOST_CURVES]:
-        values = [row[name] for row in reached.history if name in row]
-        points = enumerate(value for value in values if isinstance(value, int | float))
-        if drawn := curve(points, name):
-            yield Html(f"<figure>{drawn}</figure>")
-
-
-def _start(backend: Backend, snapshot: Snapshot) -> list[Html]:
-    took = read_timing(backend, snapshot)
-    rows = [[one.ends, f"{one.seconds:.2f} s", one.replica, one.detail] for one in took.phases]
-    return [table(("until", "took", "replica", ""), rows)] if rows else []
-
-
-def _output(backend: Backend, snapshot: Snapshot) -> Iterator[Html]:
-    """The end of each replica's output, without the reports of k8sjob's runtime."""
-    for replica, lines in last_lines(backend, snapshot).items():
-        written = [text for text in lines if Event.decode(text) is None]
-        if written:
-            yield folded(replica, "\n".join(written))

@@ -52,7 +52,7 @@ COMMANDS: Final = {
         Command("Inspect", "ui", "ui", "Show jobs on a page in the browser"),
         Command("Inspect", "collect", "collect", "Keep records of all jobs, and report their ends"),
         Command("Inspect", "archive", "archive", "Write all that is known about a job to one file"),
-        Command("Inspect", "report", "archive", "Write an HTML page about a job"),
+        Command("Inspect", "report", "report", "Write an HTML page about a job"),
         Command("Inspect", "export", "export", "Write a checkpoint's weights to one file"),
         Command("Change", "suspend", "suspend", "Stop a job's replicas after a checkpoint"),
         Command("Change", "resume", "suspend", "Resume a suspended job"),

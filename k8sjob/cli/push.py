@@ -18,7 +18,7 @@ from k8sjob.cli.output import document, first_names, line, print_status, warn
 from k8sjob.contract import counted
 from k8sjob.image.build_context import shown_size
 from k8sjob.image.push import Pushed, push
-from k8sjob.image.registry.blobs import Sent
+from k8sjob.image.registry.blob_content import Sent
 from k8sjob.image.registry.http_client import HttpClient
 from k8sjob.rendering import check_script
 from k8sjob.sanitize import safe_line

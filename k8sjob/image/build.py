@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.errors import ImageError
 from k8sjob.image.builders import AUTO, choose
 from k8sjob.image.dependencies import BuildRequest, Dependencies, image_on_base
-from k8sjob.image.registry.blobs import in_memory
+from k8sjob.image.registry.blob_content import in_memory
 from k8sjob.image.registry.credentials import Keyring
 from k8sjob.image.registry.http_client import HttpClient
 from k8sjob.image.registry.manifest import Reference

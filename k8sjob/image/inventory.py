@@ -24,7 +24,7 @@ from k8sjob.environment import cache_folder
 from k8sjob.errors import ImageError
 from k8sjob.files import whole_file
 from k8sjob.image.layer_tar import ZSTD_ERRORS, ZSTD_MAGIC, zstd_reader
-from k8sjob.image.registry.blobs import BLOCK, RemoteContent, counted
+from k8sjob.image.registry.blob_content import BLOCK, RemoteContent, counted
 from k8sjob.image.registry.manifest import environment
 from k8sjob.image.registry.repository import run_parallel
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import IO
 
-    from k8sjob.image.registry.blobs import Content
+    from k8sjob.image.registry.blob_content import Content
     from k8sjob.image.registry.manifest import Base
     from k8sjob.image.registry.repository import Repository
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, cast
 
 from k8sjob.errors import ImageError
-from k8sjob.image.registry.blobs import FileContent
+from k8sjob.image.registry.blob_content import FileContent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

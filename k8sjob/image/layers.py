@@ -21,7 +21,7 @@ from k8sjob.contract import DEPS_HOME, RUNTIME_HOME, WORKDIR
 from k8sjob.errors import ImageError
 from k8sjob.image.build_context import File
 from k8sjob.image.layer_tar import Layer, entry, write_layer
-from k8sjob.image.registry.blobs import BLOCK
+from k8sjob.image.registry.blob_content import BLOCK
 from k8sjob.image.registry.manifest import digest_of, encode, environment, labels, table
 from k8sjob.image.secrets import SecretScanner
 from k8sjob.rendering.dockerfile import HOME, runtime_files

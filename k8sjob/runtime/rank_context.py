@@ -13,7 +13,7 @@ from k8sjob.runtime.checkpoint.store import Checkpoints
 from k8sjob.runtime.checkpoint.writer import Checkpointer
 from k8sjob.runtime.comm.call_order import LEAVING, CallOrder, CallOrderError
 from k8sjob.runtime.comm.watchdog import Hung, Watchdog
-from k8sjob.runtime.metrics import Computing, Waiting
+from k8sjob.runtime.progress import Computing, Waiting
 
 if TYPE_CHECKING:
     import os

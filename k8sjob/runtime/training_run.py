@@ -13,8 +13,9 @@ from k8sjob.contract import EventKind
 from k8sjob.runtime.checkpoint.store import FROM_SCRATCH
 from k8sjob.runtime.comm import rng
 from k8sjob.runtime.data import Feed, check_dataset, move
+from k8sjob.runtime.evaluation import evaluate
 from k8sjob.runtime.keras import model as keras_model
-from k8sjob.runtime.metrics import Progress, evaluate
+from k8sjob.runtime.progress import Progress
 from k8sjob.runtime.rank_context import RankContext, Stopped
 from k8sjob.runtime.strategies import strategy
 

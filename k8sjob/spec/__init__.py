@@ -9,7 +9,8 @@ spec = JobSpec(name="digits", image="registry/digits:1", run={"script": "main.py
 from k8sjob.spec.base import Part
 from k8sjob.spec.image import Image
 from k8sjob.spec.job import JobSpec
-from k8sjob.spec.load import load, schema
+from k8sjob.spec.json_schema import schema
+from k8sjob.spec.load import load
 from k8sjob.spec.replicas import (
     Elastic,
     EmptyDir,

@@ -1,4 +1,4 @@
-"""A job.yaml as a JobSpec, with the changes of --set, and the JSON Schema."""
+"""A job.yaml as a JobSpec, with the changes of --set."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import re
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
-
-from pydantic.json_schema import GenerateJsonSchema
+from typing import TYPE_CHECKING, Final
 
 from k8sjob.environment import home
 from k8sjob.errors import Problem, SpecError
 from k8sjob.spec.changes import changed, job_document, steps, without_places
 from k8sjob.spec.job import JobSpec
-from k8sjob.spec.values import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -141,34 +138,3 @@ def located(path: str | Path, changes: Sequence[Change] = ()) -> Iterator[None]:
             line, column = document.place(at) if at else (0, 0)
             problems.append(replace(problem, line=line, column=column))
         raise without_places(SpecError(problems, document.source), changes, document) from None
-
-
-# --- schema ---------------------------------------------------------------------------------------
-
-
-class _Schema(GenerateJsonSchema):
-    """Without titles, which only repeat the keys."""
-
-    def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002 - pydantic's hook
-        return False
-
-    def encode_default(self, dft: Any) -> Any:
-        # pydantic looks at the exact type, and a frozen mapping is a dict of our own.
-        return super().encode_default(dict(dft) if isinstance(dft, dict) else dft)
-
-    def sort(self, value: Any, parent_key: str | None = None) -> Any:  # noqa: ARG002 - see above
-        return value  # the order of the fields, and of the keys in their examples, is meant
-
-
-def schema() -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of a job.yaml.
-
-    Every property has `description` and `examples`, and `unit` where it counts or measures.
-    """
-    made = JobSpec.model_json_schema(schema_generator=_Schema)
-    for part in (made, *made["$defs"].values()):
-        part["description"] = part["description"].partition("\n\nArgs:\n")[0]
-        for each in part["properties"].values():
-            if each.get("unit") == "time" and each.get("default") is not None:
-                each["default"] = format_duration(each["default"])
-    return {"$schema": GenerateJsonSchema.schema_dialect, **made, "title": "k8sjob job.yaml"}

@@ -11,7 +11,7 @@ from registries import BOTH, HTPASSWD, PASSWORD
 from tokens import TokenServer
 
 from k8sjob.errors import ImageError
-from k8sjob.image.registry.blobs import Sent
+from k8sjob.image.registry.blob_content import Sent
 from k8sjob.image.registry.credentials import Keyring
 
 REGISTRIES = BOTH

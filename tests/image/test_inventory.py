@@ -13,7 +13,7 @@ from registries import tar_of
 from k8sjob.errors import ImageError
 from k8sjob.image.inventory import read_inventory, scan_layer, take_inventory
 from k8sjob.image.layer_tar import ZSTD_MAGIC, zstd
-from k8sjob.image.registry.blobs import in_memory
+from k8sjob.image.registry.blob_content import in_memory
 from k8sjob.image.registry.client import RegistryClient
 from k8sjob.image.registry.http_client import HttpClient
 from k8sjob.image.registry.manifest import Base, Descriptor, Manifest, Reference

@@ -12,7 +12,7 @@ import pytest
 from registries import docker_alone, read_image, skopeo
 
 from k8sjob.errors import ImageError
-from k8sjob.image.registry.blobs import Sent
+from k8sjob.image.registry.blob_content import Sent
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from registries import BOTH, LAYERS, docker_alone, read_image
 
 from k8sjob.errors import ImageError
 from k8sjob.image.dependencies import Dependencies
-from k8sjob.image.registry.blobs import Sent
+from k8sjob.image.registry.blob_content import Sent
 from k8sjob.image.registry.manifest import Reference
 from k8sjob.provenance import ImageLayer
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from k8sjob.runtime.metrics import Computing, Waiting, lost_time, peak_memory
+from k8sjob.runtime.progress import Computing, Waiting, lost_time, peak_memory
 
 
 def test_waiting_is_counted_from_sync_to_what_comes_next():

@@ -7,7 +7,7 @@ import pytest
 
 import k8sjob
 from k8sjob.spec import Checkpoint, JobSpec, Volume
-from k8sjob.spec.load import schema
+from k8sjob.spec.json_schema import schema
 
 SPEC = JobSpec(
     name="x",

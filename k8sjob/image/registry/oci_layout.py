@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.errors import ImageError
-from k8sjob.image.registry.blobs import Sent, counted, in_memory
+from k8sjob.image.registry.blob_content import Sent, counted, in_memory
 from k8sjob.image.registry.manifest import OCI_INDEX, digest_of, encode, read_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from k8sjob.image.registry.blobs import Content
+    from k8sjob.image.registry.blob_content import Content
     from k8sjob.image.registry.manifest import Reference
 
 _MARK, _INDEX = "oci-layout", "index.json"

@@ -21,7 +21,7 @@ from urllib.parse import urlencode
 
 from k8sjob.errors import ImageError
 from k8sjob.image.registry import manifest
-from k8sjob.image.registry.blobs import RemoteContent, Sent, in_memory
+from k8sjob.image.registry.blob_content import RemoteContent, Sent, in_memory
 from k8sjob.image.registry.client import RegistryClient
 from k8sjob.image.registry.http_client import MAX_BODY, TransportError
 from k8sjob.image.registry.manifest import Base, Index, digest_of, read_object
@@ -29,7 +29,7 @@ from k8sjob.image.registry.manifest import Base, Index, digest_of, read_object
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
-    from k8sjob.image.registry.blobs import Content
+    from k8sjob.image.registry.blob_content import Content
     from k8sjob.image.registry.credentials import Entry, Keyring, Login
     from k8sjob.image.registry.http_client import HttpClient, Response
     from k8sjob.image.registry.manifest import Descriptor, Manifest, Reference

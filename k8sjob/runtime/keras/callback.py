@@ -13,7 +13,7 @@ import torch
 from k8sjob.contract import EventKind
 from k8sjob.runtime.checkpoint import model_state
 from k8sjob.runtime.checkpoint.store import FROM_SCRATCH
-from k8sjob.runtime.metrics import Progress
+from k8sjob.runtime.progress import Progress
 from k8sjob.runtime.rank_context import Stopped
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from registries import free_port
 
 from k8sjob.errors import ImageError
 from k8sjob.image.registry import http_client
-from k8sjob.image.registry.blobs import RemoteContent
+from k8sjob.image.registry.blob_content import RemoteContent
 from k8sjob.image.registry.client import Authorizer, RegistryClient, parse_challenges
 from k8sjob.image.registry.http_client import (
     HttpClient,

@@ -1,4 +1,4 @@
-"""Metrics of a run over all ranks: loss, pace and cost of training, and evaluations.
+"""The progress of a run over all ranks: loss, pace and cost of the training.
 
 No GPU waits for the host every step: losses add up on the device, and about once a second they are
 reduced over the ranks, which is when the host waits for them. All ranks must do so at the same
@@ -14,22 +14,20 @@ import sys
 import time
 import weakref
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
-from torch.utils.data import DataLoader
 
 from k8sjob.contract import EventKind
-from k8sjob.runtime.data import move, strided
+from k8sjob.runtime.comm.process_group import sum_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
     from k8sjob.runtime.base.event_lines import Reporter
     from k8sjob.runtime.comm.process_group import Group
-    from k8sjob.runtime.strategies import Strategy
 
 _SYNC: Final = "sync"
 
@@ -116,7 +114,7 @@ class Progress:
 
     def __init__(self, group: Group, reporter: Reporter, waiting: Waiting) -> None:
         self._group, self._reporter, self._waiting = group, reporter, waiting
-        self._pending = torch.zeros((), dtype=_sum_type(group.device), device=group.device)
+        self._pending = torch.zeros((), dtype=sum_dtype(group.device), device=group.device)
         self._pending_count = 0
         self._distance = 1
         self._warm = False  # the first step also loads kernels, or compiles: no pace to go by
@@ -218,101 +216,3 @@ class Progress:
         self._distance = min(wanted, self._distance * _GROWTH)
         self._next = self._step + self._distance
         self._mark(time.monotonic())
-
-
-def _sum_type(device: torch.device) -> torch.dtype:
-    """float64 wherever the device has it: sums of many small losses stay exact."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
-# --- evaluation -----------------------------------------------------------------------------------
-
-
-def evaluate(
-    strategy: Strategy,
-    loss: Callable[..., Tensor],
-    dataset: Any,
-    *,
-    batch_size: int,
-    metrics: Mapping[str, Callable[..., Tensor]] | None,
-    between: Callable[[], None],
-    **loader_options: Any,
-) -> dict[str, float]:
-    """Mean loss and metrics over all samples; the same numbers on all ranks.
-
-    The model is in eval mode meanwhile, and each of its modules in its own mode again afterwards.
-
-    The strategy is settled: equal on all ranks. `between` is called before each batch, equally
-    often on all ranks. For the other parameters see Run.evaluate.
-    """
-    mesh, model, group = strategy.mesh, strategy.model, strategy.mesh.group
-    batches = strided(dataset, mesh.data_rank, mesh.data_size, batch_size)
-    # A rank that has nothing left computes all the same: others may wait for its part of the model.
-    loader = DataLoader(
-        dataset, batch_sampler=[batch or [0] for batch in batches], **loader_options
-    )
-    wanted = {"accuracy": accuracy} if metrics is None else dict(metrics)
-    tally = _Tally(["loss", *wanted], group)
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            for batch, loaded in zip(batches, loader, strict=True):
-                between()
-                inputs, *targets = move(loaded, group.device)
-                output = strategy.forward(inputs)
-                if not batch or not strategy.counts:
-                    continue
-                tally.add("loss", loss(output, *targets), len(batch))
-                for name, metric in wanted.items():
-                    tally.add(name, metric(output, *targets), len(batch))
-    finally:
-        for module, training in modes:
-            module.training = training
-    return tally.means()
-
-
-def accuracy(output: Any, *targets: Any) -> Tensor | None:
-    """1 for each sample whose largest output is the target; None if that has no meaning."""
-    if len(targets) != 1 or not isinstance(output, torch.Tensor):
-        return None
-    target = targets[0]
-    classes = isinstance(target, torch.Tensor) and target.ndim == 1
-    if output.ndim != 2 or not classes or target.is_floating_point():
-        return None
-    hits: Tensor = output.argmax(dim=1) == target
-    return hits
-
-
-class _Tally:
-    """(sum, count) of each number, on the device until the end."""
-
-    def __init__(self, names: list[str], group: Group) -> None:
-        self._names, self._group = names, group
-        kind = _sum_type(group.device)
-        self._sums = {name: torch.zeros((), dtype=kind, device=group.device) for name in names}
-        self._counts = dict.fromkeys(names, 0)
-
-    def add(self, name: str, value: Tensor | None, samples: int) -> None:
-        if value is None:
-            return
-        if value.ndim > 1 or (value.ndim == 1 and value.shape[0] != samples):
-            raise ValueError(
-                f"metric {name!r} gave {tuple(value.shape)} for {samples} samples: return their "
-                "mean, or one value for each"
-            )
-        # A mean counts for all its samples.
-        self._sums[name] += value.sum() if value.ndim else value * samples
-        self._counts[name] += samples
-
-    def means(self) -> dict[str, float]:
-        """Over all ranks; a number that no rank has is left out."""
-        mine = [float(self._sums[name]) for name in self._names]
-        mine += [float(self._counts[name]) for name in self._names]
-        total = self._group.sums(mine)
-        sums, counts = total[: len(self._names)], total[len(self._names) :]
-        return {
-            name: value / count
-            for name, value, count in zip(self._names, sums, counts, strict=True)
-            if count
-        }
