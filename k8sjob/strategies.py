@@ -95,7 +95,7 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
-class Strategy:
+class StrategyRow:
     """One row of the table.
 
     Attributes:
@@ -301,14 +301,14 @@ _MESH: Final[Mapping[str, Option]] = {
 }
 """The axes of a mesh, and what lies along them."""
 
-STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
+STRATEGIES: Final[Mapping[str, StrategyRow]] = MappingProxyType(
     {
-        "ddp": Strategy(
+        "ddp": StrategyRow(
             summary="every rank has the whole model, gradients are averaged",
             options={**_STEP, **_NORMS, **_LAYERS},
             resizes=True,
         ),
-        "keras": Strategy(
+        "keras": StrategyRow(
             summary="every rank has the whole Keras model, which computes with torch",
             options=_STEP,
             resizes=True,
@@ -321,13 +321,13 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
             },
             keras=lambda _settings: "torch",
         ),
-        "fsdp": Strategy(
+        "fsdp": StrategyRow(
             summary="every rank has a part of each parameter and gathers the rest as it is needed",
             options={**_STEP, **_NORMS, **_LAYERS, "reshard": _ON},
             places=True,
             resizes=True,
         ),
-        "mesh": Strategy(
+        "mesh": StrategyRow(
             summary="ranks along data divide each batch, ranks along model divide what layout says",
             options={**_STEP, **_NORMS, **_BLOCKS, **_MESH},
             rule=_of_mesh,
@@ -336,7 +336,7 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
                 " mask; the script may compile layers that the layout leaves alone"
             },
         ),
-        "keras_mesh": Strategy(
+        "keras_mesh": StrategyRow(
             summary="a Keras model over data and model by keras.distribution, one device per rank",
             options={
                 **_MESH,
@@ -355,7 +355,7 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
             },
             keras=lambda settings: settings["keras_backend"],
         ),
-        "pipeline": Strategy(
+        "pipeline": StrategyRow(
             summary="every rank has some of the layers, batches pass through in parts",
             options={
                 **_STEP,
@@ -370,7 +370,7 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
                 " nn.GroupNorm and nn.LayerNorm do without"
             },
         ),
-        "model_split": Strategy(
+        "model_split": StrategyRow(
             summary="one process has some of the layers on each of its GPUs, which take turns",
             options={**_STEP, **_LAYERS, "splits": _NAMES},
             rule=_of_model_split,
@@ -378,7 +378,7 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
             places=True,
             lacks={"sync_batchnorm": "the statistics already cover the whole batch"},
         ),
-        "data_parallel": Strategy(
+        "data_parallel": StrategyRow(
             summary="one process has a copy of the model on each of its GPUs, recreated each step",
             options=_STEP,
             rule=lambda _settings, shape: _of_one_process("data_parallel", shape, "ddp"),
@@ -392,7 +392,7 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
                 "compile": "copies compute with the bare layers; use kind: ddp",
             },
         ),
-        "parameter_server": Strategy(
+        "parameter_server": StrategyRow(
             summary="trainers have the model without its tables, servers the tables' columns",
             options={
                 "accumulate": _STEP["accumulate"],
@@ -488,7 +488,7 @@ def _of_options(kind: str, options: Mapping[str, Any]) -> Iterator[Conflict]:
             yield Conflict(at, f"{value} is less than {option.min}; leave it out for {default}")
 
 
-def _of_shape(row: Strategy, shape: Shape) -> Iterator[Conflict]:
+def _of_shape(row: StrategyRow, shape: Shape) -> Iterator[Conflict]:
     nproc, gpus, master = shape.nproc_per_node, shape.gpus, shape.master_gpus
     if shape.world_size < 1:
         yield Conflict("replicas", f"{shape}: no process would train; set both to at least 1")

@@ -30,7 +30,7 @@ from k8sjob.yamldoc import dump
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from k8sjob.checks.doctor.check import Facts
+    from k8sjob.checks.doctor.check import ClusterFacts
 
 
 _STYLES: Final = {
@@ -97,7 +97,7 @@ def _cluster(place: Place, machine: Machine, spec: JobSpec | None, target: str |
     return Report(checks, report.context, report.namespace, report.rbac)
 
 
-def _slow_nodes(facts: Facts) -> Iterator[CheckResult]:
+def _slow_nodes(facts: ClusterFacts) -> Iterator[CheckResult]:
     """Nodes of the cluster that were the slowest of several jobs, by the newest records."""
     from k8sjob.backends.record import RecordBackend, Records  # noqa: PLC0415 - only for clusters
     from k8sjob.observe.usage import read_usage, slow_nodes  # noqa: PLC0415 - the same

@@ -14,7 +14,7 @@ from k8sjob.image.dependencies import BuildRequest, Dependencies, image_on_base
 from k8sjob.image.registry.blob_content import in_memory
 from k8sjob.image.registry.credentials import Keyring
 from k8sjob.image.registry.http_client import HttpClient
-from k8sjob.image.registry.manifest import Reference
+from k8sjob.image.registry.manifest import ImageReference
 from k8sjob.image.registry.repository import Registries, Repository, read_base
 
 if TYPE_CHECKING:
@@ -87,9 +87,9 @@ def build(
     wanted = Dependencies.of(image, Path(folder))
     with closing(http or HttpClient()) as client:
         registries = Registries(client, keyring or Keyring.load())
-        repository = Reference.parse(image.repository)
+        repository = ImageReference.parse(image.repository)
         target = registries.repository(repository, "pull" if dry_run else "pull,push")
-        below = registries.repository(Reference.parse(image.base or ""), "pull")
+        below = registries.repository(ImageReference.parse(image.base or ""), "pull")
         base = read_base(below, platform or image.platform)
         if not wanted:
             return Built(base.pinned, None, base.pinned, base.platform, "", None)

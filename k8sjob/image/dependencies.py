@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from k8sjob.image.layer_tar import Layer
-    from k8sjob.image.registry.manifest import Base, Reference
+    from k8sjob.image.registry.manifest import BaseImage, ImageReference
     from k8sjob.image.registry.repository import Repository
     from k8sjob.spec import Image, JobSpec
 
@@ -80,7 +80,7 @@ class Dependencies:
         content = [_KEY_VERSION, base, self.apt, self.pip, self.requirements, self.index_url]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
-    def place(self, repository: Reference, base: str) -> Reference:
+    def place(self, repository: ImageReference, base: str) -> ImageReference:
         """The reference of the image, whether it exists or not: a tag in the job's repository."""
         return replace(repository, tag=f"deps-{self.key(base)[:16]}", digest=None)
 
@@ -172,7 +172,7 @@ class BuildRequest:
 
     image: Image
     wanted: Dependencies
-    base: Base
+    base: BaseImage
     below: Repository
     target: Repository
     cached: bool

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from typing import IO
 
     from k8sjob.image.registry.blob_content import Content
-    from k8sjob.image.registry.manifest import Base
+    from k8sjob.image.registry.manifest import BaseImage
     from k8sjob.image.registry.repository import Repository
 
 _WIDTH: Final = 4
@@ -111,7 +111,7 @@ class Inventory:
 
 
 def read_inventory(
-    base: Base, repository: Repository, progress: Callable[[int, int], object]
+    base: BaseImage, repository: Repository, progress: Callable[[int, int], object]
 ) -> Inventory:
     """Read the base's layers from its repository; each is read once on this machine.
 
@@ -148,7 +148,7 @@ def read_inventory(
     return take_inventory(base, run_parallel(work, _WIDTH))
 
 
-def take_inventory(base: Base, layers: Iterable[LayerScan]) -> Inventory:
+def take_inventory(base: BaseImage, layers: Iterable[LayerScan]) -> Inventory:
     """Combine the scans of all layers, bottom first.
 
     Raises:

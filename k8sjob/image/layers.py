@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from k8sjob.image.build_context import Context
     from k8sjob.image.inventory import Inventory
-    from k8sjob.image.registry.manifest import Base
+    from k8sjob.image.registry.manifest import BaseImage
     from k8sjob.image.secrets import Secret
     from k8sjob.spec import JobSpec
 
@@ -252,7 +252,7 @@ class Appended:
         return digest_of(self.manifest)
 
 
-def append_code(base: Base, layer: Layer, spec: JobSpec) -> Appended:
+def append_code(base: BaseImage, layer: Layer, spec: JobSpec) -> Appended:
     """Put the code on a base; a container of the image runs the job.
 
     A layer cannot add a line to the base's /etc/passwd without reading all of the base, so the name
@@ -268,7 +268,9 @@ def append_code(base: Base, layer: Layer, spec: JobSpec) -> Appended:
     return _append(base, [layer], variables, run, "k8sjob push")
 
 
-def append_packages(base: Base, layers: Sequence[Layer], variables: Mapping[str, str]) -> Appended:
+def append_packages(
+    base: BaseImage, layers: Sequence[Layer], variables: Mapping[str, str]
+) -> Appended:
     """Put on a base what the code needs, the lowest layer first; nothing else about it changes.
 
     The variables replace those of the base. ImageError: its config does not fit its manifest.
@@ -277,7 +279,7 @@ def append_packages(base: Base, layers: Sequence[Layer], variables: Mapping[str,
 
 
 def _append(
-    base: Base,
+    base: BaseImage,
     layers: Sequence[Layer],
     variables: Mapping[str, str],
     run: Mapping[str, Any],

@@ -17,7 +17,7 @@ from k8sjob.image.dependencies import Dependencies, image_on_base
 from k8sjob.image.layers import BASE_DIGEST, BASE_NAME, append_code, pack_code
 from k8sjob.image.registry.credentials import Keyring
 from k8sjob.image.registry.http_client import HttpClient
-from k8sjob.image.registry.manifest import Reference, labels
+from k8sjob.image.registry.manifest import ImageReference, labels
 from k8sjob.image.registry.oci_layout import Layout
 from k8sjob.image.registry.repository import Registries, Repository, read_base, start, transfer
 from k8sjob.provenance import ImageLayer, Provenance
@@ -25,7 +25,7 @@ from k8sjob.provenance import ImageLayer, Provenance
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from k8sjob.image.registry.manifest import Base, Manifest
+    from k8sjob.image.registry.manifest import BaseImage, Manifest
     from k8sjob.image.registry.repository import Blob
     from k8sjob.image.secrets import Secret
     from k8sjob.spec import Image, JobSpec
@@ -109,11 +109,11 @@ def push(
         http = opened.enter_context(closing(http or HttpClient()))
         registries = Registries(http, keyring or Keyring.load())
         actions = "pull" if dry_run or output else "pull,push"
-        target = registries.repository(Reference.parse(image.repository), actions)
+        target = registries.repository(ImageReference.parse(image.repository), actions)
         place: Repository | Layout = target
         if output:
             place = opened.enter_context(closing(Layout(Path(output), target.reference)))
-        below = registries.repository(Reference.parse(onto or image.base or ""), "pull")
+        below = registries.repository(ImageReference.parse(onto or image.base or ""), "pull")
         read = start(lambda: _read(below, target, image, wanted))  # while the code is packed
         layer = pack_code(context, alone=onto is not None, progress=packing)
         opened.enter_context(closing(layer))
@@ -166,7 +166,7 @@ def push(
 
 def _read(
     below: Repository, target: Repository, image: Image, wanted: Dependencies
-) -> tuple[Base, Manifest | None]:
+) -> tuple[BaseImage, Manifest | None]:
     """Read the image that the code is added to; if that has dependencies, its base as well."""
     if not wanted:
         return read_base(below, image.platform), None
@@ -181,19 +181,19 @@ def _read(
     return read_base(found, image.platform), bare
 
 
-def _base_by_digest(base: Base, onto: str | None) -> str:
+def _base_by_digest(base: BaseImage, onto: str | None) -> str:
     """The base by its digest: the spec's, or the one that the named image is labelled with."""
     if onto is None:
         return base.pinned
     known = labels(base.config)
     name, digest = str(known.get(BASE_NAME, "")), str(known.get(BASE_DIGEST, ""))
     try:
-        return Reference.parse(name).at(digest) if name and digest else ""
+        return ImageReference.parse(name).at(digest) if name and digest else ""
     except ImageError:
         return ""
 
 
-def _added(base: Base, bare: Manifest | None) -> list[ImageLayer]:
+def _added(base: BaseImage, bare: Manifest | None) -> list[ImageLayer]:
     """The layers that were installed on the base; none if a builder has rebuilt the base's."""
     under = {layer.digest for layer in bare.layers} if bare else set()
     over = {layer.digest for layer in base.manifest.layers}

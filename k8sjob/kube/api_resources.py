@@ -136,7 +136,7 @@ OF_THE_CLUSTER: Final = frozenset({"priority class", "runtime class", "workload 
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class ObjectReference:
     """An object that a job needs, its kind in plain words: "secret", "claim"."""
 
     kind: str
@@ -155,7 +155,7 @@ class Reference:
         return path(self.resource, "" if self.kind in OF_THE_CLUSTER else namespace, self.name)
 
 
-def references_of(pod: Json) -> Iterator[Reference]:
+def references_of(pod: Json) -> Iterator[ObjectReference]:
     """The objects that a Pod's spec names and that must exist for it to start."""
     for kind, key in (
         ("service account", "serviceAccountName"),
@@ -163,9 +163,9 @@ def references_of(pod: Json) -> Iterator[Reference]:
         ("runtime class", "runtimeClassName"),
     ):
         if pod.get(key):
-            yield Reference(kind, pod[key])
+            yield ObjectReference(kind, pod[key])
     for secret in pod.get("imagePullSecrets") or ():
-        yield Reference("pull secret", secret.get("name", ""))
+        yield ObjectReference("pull secret", secret.get("name", ""))
     for volume in pod.get("volumes") or ():
         yield from _of_volume(volume)
     for container in containers(pod):
@@ -176,21 +176,21 @@ def references_of(pod: Json) -> Iterator[Reference]:
             yield from _named(source, ("secret", "secretKeyRef"), ("config map", "configMapKeyRef"))
 
 
-def _of_volume(volume: Json) -> Iterator[Reference]:
+def _of_volume(volume: Json) -> Iterator[ObjectReference]:
     claim = volume.get("persistentVolumeClaim")
     if claim:
-        yield Reference("claim", claim.get("claimName", ""))
+        yield ObjectReference("claim", claim.get("claimName", ""))
     secret = volume.get("secret")
     if secret and not secret.get("optional"):
-        yield Reference("secret", secret.get("secretName", ""))
+        yield ObjectReference("secret", secret.get("secretName", ""))
     yield from _named(volume, ("config map", "configMap"))
     for source in (volume.get("projected") or {}).get("sources") or ():
         yield from _named(source, ("secret", "secret"), ("config map", "configMap"))
 
 
-def _named(source: Json, *kinds: tuple[str, str]) -> Iterator[Reference]:
+def _named(source: Json, *kinds: tuple[str, str]) -> Iterator[ObjectReference]:
     """References of the form `{configMapRef: {name: NAME}}`."""
     for kind, key in kinds:
         named = source.get(key)
         if named and not named.get("optional"):
-            yield Reference(kind, named.get("name", ""))
+            yield ObjectReference(kind, named.get("name", ""))

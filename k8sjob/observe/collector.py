@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from k8sjob.backends.cluster.backend import ClusterBackend
     from k8sjob.backends.record import Records
     from k8sjob.backends.record_storage import StoredRecords
-    from k8sjob.kube.client.listwatch import Change
+    from k8sjob.kube.client.listwatch import CollectionChange
     from k8sjob.kube.objects import Json
     from k8sjob.observe.status import JobStatus
     from k8sjob.observe.webhook import Webhook
@@ -97,7 +97,7 @@ class Collector:
         self._readers = ThreadPoolExecutor(_READERS, "collector")
         self._outage = threading.Event()  # records cannot be kept, which was reported
 
-    def run(self, changes: Iterable[Change], stop: threading.Event) -> None:
+    def run(self, changes: Iterable[CollectionChange], stop: threading.Event) -> None:
         """Collect until there are no more changes of jobs; see ClusterBackend.watch_jobs.
 
         At the end `stop` is set, for whoever makes the changes.
@@ -118,7 +118,7 @@ class Collector:
             self._readers.shutdown(cancel_futures=True)
             looks.join()
 
-    def _changed(self, change: Change) -> None:
+    def _changed(self, change: CollectionChange) -> None:
         match change.kind:
             case Kind.ADDED | Kind.MODIFIED | Kind.DELETED:
                 job = self._jobs.setdefault(Object(change.object).uid, _Job(change.object))

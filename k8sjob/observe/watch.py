@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from k8sjob.backends.api import Backend, JobRef
-    from k8sjob.kube.client.listwatch import Change
+    from k8sjob.kube.client.listwatch import CollectionChange
     from k8sjob.kube.objects import Json
     from k8sjob.observe.diagnose import Diagnosis
     from k8sjob.observe.status import ReplicaStatus
@@ -426,7 +426,7 @@ def _problems(
     return [one for one in diagnose(snapshot, tails, related) if one.cause not in known]
 
 
-def watch_all(changes: Iterable[Change]) -> Iterator[Event]:
+def watch_all(changes: Iterable[CollectionChange]) -> Iterator[Event]:
     """The jobs that have not ended, and then whatever happens to any job.
 
     A JOB event's data has `namespace`, `name` and `counts` (replicas by phase) beside what that of

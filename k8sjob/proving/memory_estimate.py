@@ -33,7 +33,7 @@ _MEMORY: Final = {"T4": 16, "V100": 16, "A10": 24, "A30": 24, "L4": 24, "L40": 4
 """GB of products whose label names no size."""
 
 
-class Block(NamedTuple):
+class ModelBlock(NamedTuple):
     """Bytes of a block of a model, which FSDP gathers and lets go of as one.
 
     Attributes:
@@ -73,7 +73,7 @@ class Measured:
     activations: int
     retained: int
     step: int
-    blocks: tuple[Block, ...] = ()
+    blocks: tuple[ModelBlock, ...] = ()
     copies: bool = False
 
     def at(self, batch: int, other: Measured | None) -> Measured:
@@ -130,7 +130,9 @@ def peak(one: Measured, strategy: str, ranks: int, *, reshard: bool = True) -> d
     return {**found, "total": sum(found.values())}
 
 
-def _sharded(blocks: Sequence[Block], ranks: int, *, reshard: bool) -> Iterator[dict[str, int]]:
+def _sharded(
+    blocks: Sequence[ModelBlock], ranks: int, *, reshard: bool
+) -> Iterator[dict[str, int]]:
     """What a rank has of FSDP2's backward pass, block by block, besides what it always has.
 
     A block is there whole, and its gradients; the next one is gathered ahead, and of the one
@@ -309,4 +311,6 @@ def _run(plan: Plan, root: Path, forks: Forks, options: Mapping[str, Any]) -> tu
     if most is not None:  # beyond what there was before the first forward pass
         found["retained"] = most - found["optimizer"]
         found["step"] = 0
-    return Measured(**{**found, "blocks": tuple(Block(*block) for block in found["blocks"])}), name
+    return Measured(
+        **{**found, "blocks": tuple(ModelBlock(*block) for block in found["blocks"])}
+    ), name

@@ -21,7 +21,7 @@ from k8sjob.targets.jobs import TARGETS, keyed, target_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from k8sjob.targets.api import Replicas, Target
+    from k8sjob.targets.api import RoleReplicas, Target
 
 # Two mounts of one volume share its name, so where a mount path is given it distinguishes them.
 _LIST_KEYS: Final = ("mountPath", "name")
@@ -226,7 +226,7 @@ def _violations(merged: Json, overlay: Json, pod_template: Json) -> list[Problem
     """The violations of the standard, at their paths in the overlay or in pod_template."""
     from k8sjob.spec.base import seen  # noqa: PLC0415 - as in _at_source
 
-    def explain(found: tuple[Replicas, tuple[FieldPath, Any, str]]) -> Problem:
+    def explain(found: tuple[RoleReplicas, tuple[FieldPath, Any, str]]) -> Problem:
         replicas, (path, value, wanted) = found
         of_pod = ("overlay", *replicas.path, "spec")
         changes = at_path(overlay, *of_pod[1:])

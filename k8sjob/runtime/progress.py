@@ -105,7 +105,7 @@ _GROWTH = 8
 """The distance between two reports grows by this factor at most: the first steps are slow."""
 
 
-class Progress:
+class ProgressReporter:
     """Counts the steps and losses of a run, and reports them.
 
     Attributes:

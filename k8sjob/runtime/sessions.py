@@ -29,7 +29,7 @@ from k8sjob.runtime.job import Job
 from k8sjob.runtime.keras import model as keras_model
 from k8sjob.runtime.keras.jax_processes import JaxProcesses
 from k8sjob.runtime.rank_context import RankContext, mapped_path
-from k8sjob.runtime.tracking import Tracking
+from k8sjob.runtime.tracking import Trackers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -71,7 +71,7 @@ def session(*, seed: int = 0, tensorboard: str | os.PathLike[str] | None = None)
     group, stop = _join(config, env, serving, on_cpu=keras == "jax")
     reporter = Reporter(active=env.rank == serving, events=settings.started_by_k8sjob())
     context = RankContext(env, config, group, stop_coordinator=stop, reporter=reporter, seed=seed)
-    tracking = _open_tracking(context, tensorboard) if env.rank == serving else Tracking()
+    tracking = _open_tracking(context, tensorboard) if env.rank == serving else Trackers()
     rng.seed_all(seed)
     calls = jax = None
     with _sigterm_handler(context), ExitStack() as stack:
@@ -104,10 +104,10 @@ def session(*, seed: int = 0, tensorboard: str | os.PathLike[str] | None = None)
     reporter.emit(EventKind.FINISHED, seconds=seconds, **context.metrics)
 
 
-def _open_tracking(context: RankContext, tensorboard: str | os.PathLike[str] | None) -> Tracking:
+def _open_tracking(context: RankContext, tensorboard: str | os.PathLike[str] | None) -> Trackers:
     """The trackers that the spec and the script name, which get what the reporter reports."""
     config, reporter = context.config, context.reporter
-    tracking = Tracking(reporter.warn)
+    tracking = Trackers(reporter.warn)
     folder = tensorboard or config.tracking.get("tensorboard", {}).get("dir")
     files = {"tensorboard": {"dir": str(mapped_path(folder))}} if folder else {}
     parameters = {

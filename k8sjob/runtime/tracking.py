@@ -328,7 +328,7 @@ def _end_wandb_at_exit() -> None:
     threading.Thread(target=end, name="tracking-exit", daemon=True).start()
 
 
-class Tracking:
+class Trackers:
     """All trackers of a session; see Reporter.sink."""
 
     def __init__(self, warn: Callable[[str], None] = lambda _message: None) -> None:

@@ -15,7 +15,7 @@ from k8sjob.runtime.comm import rng
 from k8sjob.runtime.data import Feed, check_dataset, move
 from k8sjob.runtime.evaluation import evaluate
 from k8sjob.runtime.keras import model as keras_model
-from k8sjob.runtime.progress import Progress
+from k8sjob.runtime.progress import ProgressReporter
 from k8sjob.runtime.rank_context import RankContext, Stopped
 from k8sjob.runtime.strategies import strategy
 
@@ -92,7 +92,7 @@ class Run:
         self._schedule_by = schedule_by
         self._accumulate, self._largest_norm = options["accumulate"], options.get("clip_norm")
         self.epoch, self.steps, self.state = 0, 0, dict[str, Any]()
-        self._progress = Progress(context.group, context.reporter, context.waiting)
+        self._progress = ProgressReporter(context.group, context.reporter, context.waiting)
         self._epochs: int | None = None
         self._feed: Feed | None = None
         self._position: dict[str, Any] = {"epoch": 0, "offset": 0}

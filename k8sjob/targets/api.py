@@ -91,7 +91,7 @@ class LocalReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Replicas:
+class RoleReplicas:
     """The replicas of one role, as a job asks for them.
 
     Attributes:
@@ -245,7 +245,7 @@ class Authored(NamedTuple):
     parts: list[Json]
 
 
-class Reader(Protocol):
+class ManifestReader(Protocol):
     """The reader of manifests of one kind that others wrote, for `adopt`."""
 
     quantities: tuple[tuple[str, ...], ...] = ()
@@ -380,7 +380,7 @@ class Target(Protocol):
         """Whether an object of the kind is a training job, whoever has made it."""
         return True
 
-    def replicas(self, job: Json) -> tuple[Replicas, ...]:
+    def replicas(self, job: Json) -> tuple[RoleReplicas, ...]:
         """The replicas that the job asks for, the Master first."""
 
     def nproc_per_node(self, job: Json) -> str:

@@ -16,7 +16,7 @@ from k8sjob.contract import CONTAINER_NAME, DEFAULT_PORT, ExitCode, Role, counte
 from k8sjob.errors import Problem, field_path
 from k8sjob.kube.api_resources import Controller
 from k8sjob.kube.objects import PODSET_GROUP, Object, at_path, true_conditions
-from k8sjob.targets.api import Companion, JobState, Replicas, Target, created_pods
+from k8sjob.targets.api import Companion, JobState, RoleReplicas, Target, created_pods
 from k8sjob.targets.field_types import ABOUT, POD_TEMPLATE, fit, type_problems
 
 if TYPE_CHECKING:
@@ -369,16 +369,16 @@ class Indexed(Target):
         indexed = self._job(job).get("completionMode") == "Indexed"
         return indexed and not any(owner.get("controller") for owner in owners)
 
-    def replicas(self, job: Json) -> tuple[Replicas, ...]:
+    def replicas(self, job: Json) -> tuple[RoleReplicas, ...]:
         """spec.completions of one template, or of that of each Job."""
-        found, jobs = list[Replicas](), self._jobs(job)
+        found, jobs = list[RoleReplicas](), self._jobs(job)
         for suffix, part in jobs.items():
             template = Object(part.spec).part("template")
             policy = Object(template).spec.get("restartPolicy") or "Never"
             ranked = self._has_ranks(suffix, len(jobs))
             roles: dict[str, int] = {Role.MASTER: 1, Role.WORKER: part.pods - 1}
             found += (
-                Replicas(role, count, (*part.path, "template"), template, policy)
+                RoleReplicas(role, count, (*part.path, "template"), template, policy)
                 for role, count in (roles if ranked else {suffix[1:]: part.pods}).items()
                 if count > 0
             )

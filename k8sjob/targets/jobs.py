@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import Role
-from k8sjob.kube.api_resources import Reference, path, references_of
+from k8sjob.kube.api_resources import ObjectReference, path, references_of
 from k8sjob.kube.objects import PRIORITY, QUEUE, Object, event_time, moment
 from k8sjob.targets.indexed import IndexedJob
 from k8sjob.targets.indexed_reader import IndexedReader
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from k8sjob.kube.objects import Json
-    from k8sjob.targets.api import Companion, LocalController, Made, Reader, Target
+    from k8sjob.targets.api import Companion, LocalController, Made, ManifestReader, Target
 
 DEFAULT: Final[Target] = PyTorchJob()
 LOCAL_CONTROLLER: Final[LocalController] = reconcile
@@ -31,7 +31,7 @@ PREFERRED: Final[tuple[Target, ...]] = (DEFAULT, _TRAINJOB, _JOBSET, _JOB)
 """The order in which `--target auto` tries them; docs/reference/targets.md has the reasons."""
 CONTROLLERS: Final = {target.resource: target.controller for target in TARGETS}
 """The targets by their resource."""
-READERS: Final[tuple[Reader, ...]] = (
+READERS: Final[tuple[ManifestReader, ...]] = (
     PyTorchJobReader(),
     TrainJobReader(_TRAINJOB),
     JobSetReader(_JOBSET),
@@ -59,7 +59,7 @@ def of_kind(kind: str) -> Target:
     return next((target for target in TARGETS if target.kind == kind), DEFAULT)
 
 
-def reader_of(job: Json) -> Reader:
+def reader_of(job: Json) -> ManifestReader:
     """The reader of a job; the first one for an object of no kind of job."""
     return next((one for one in READERS if one.target.kind == job.get("kind")), READERS[0])
 
@@ -153,13 +153,13 @@ def replica_names(job: Json) -> tuple[str, ...]:
     )
 
 
-def references(job: Json) -> list[Reference]:
+def references(job: Json) -> list[ObjectReference]:
     """Everything that must exist for the job's Pods to start, each once; nothing optional."""
-    found: dict[Reference, None] = {}
+    found: dict[ObjectReference, None] = {}
     labels = Object(job).labels
     for kind, label in (("queue", QUEUE), ("workload priority class", PRIORITY)):
         if name := QUEUE in labels and labels.get(label):
-            found[Reference(kind, name)] = None
+            found[ObjectReference(kind, name)] = None
     for _, _, pod in pod_specs(job):
         found |= dict.fromkeys(references_of(pod))
     return [one for one in found if one.name not in {"", ".", ".."}]

@@ -32,7 +32,7 @@ _FLAG_ONLY: Final = frozenset({"--standalone", "--no-python", "--module", "-m", 
 
 
 @dataclass(frozen=True, slots=True)
-class Container:
+class ManifestContainer:
     """One container and its path."""
 
     path: FieldPath
@@ -71,7 +71,7 @@ class Container:
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class ManifestReplica:
     """Replicas of one Pod template, which is at a path.
 
     Attributes:
@@ -91,22 +91,22 @@ class Replica:
         """Its pod spec."""
         return at_path(self.template, "spec") or {}
 
-    def containers(self, kind: str = "containers") -> list[Container]:
+    def containers(self, kind: str = "containers") -> list[ManifestContainer]:
         """Its containers, or its `initContainers`."""
         return [
-            Container((*self.path, "spec", kind, index), item)
+            ManifestContainer((*self.path, "spec", kind, index), item)
             for index, item in enumerate(self.pod.get(kind, ()))
         ]
 
     @property
-    def trainer(self) -> Container | None:
+    def trainer(self) -> ManifestContainer | None:
         """The container that trains."""
         found = self.containers()
         trains = training(one.data for one in found)
         return next((one for one in found if trains and one.data is trains), None)
 
 
-class Job:
+class ManifestJob:
     """A job, or an object beside it that has its Pod templates.
 
     Attributes:
@@ -150,16 +150,16 @@ class Job:
         ]
 
     @cached_property
-    def replicas(self) -> Sequence[Replica]:
+    def replicas(self) -> Sequence[ManifestReplica]:
         """The replicas of each role, or of each Pod template where the kind has no checks."""
         if self.target.rules:
             return [
-                Replica(one.role, one.path, one.template, one.count, one.restart_policy)
+                ManifestReplica(one.role, one.path, one.template, one.count, one.restart_policy)
                 for one in self.target.replicas(self.data)
             ]
-        return [Replica("Pod", path, found) for path, found in _templates(self.data)]
+        return [ManifestReplica("Pod", path, found) for path, found in _templates(self.data)]
 
-    def replica(self, role: Role) -> Replica | None:
+    def replica(self, role: Role) -> ManifestReplica | None:
         """The replicas of a role."""
         return next((replica for replica in self.replicas if replica.role == role), None)
 
@@ -174,7 +174,9 @@ class Job:
         policy: Json | None = self.get("spec", "elasticPolicy")
         return policy
 
-    def containers(self, *, init: bool = False) -> Iterator[tuple[Replica, Container]]:
+    def containers(
+        self, *, init: bool = False
+    ) -> Iterator[tuple[ManifestReplica, ManifestContainer]]:
         """The containers of each role, with the init containers if asked for.
 
         A process that stands outside the Pod templates is one, too; see Target.process_at.
@@ -182,14 +184,14 @@ class Job:
         at = self.target.process_at
         if at and (process := self.get(*at)):
             as_container = {**process, "resources": process.get("resourcesPerNode")}
-            yield Replica("Pod", at, {}), Container(at, as_container)
+            yield ManifestReplica("Pod", at, {}), ManifestContainer(at, as_container)
         for replica in self.replicas:
             for container in replica.containers():
                 yield replica, container
             for container in replica.containers("initContainers") if init else ():
                 yield replica, container
 
-    def trainers(self) -> Iterator[tuple[Replica, Container]]:
+    def trainers(self) -> Iterator[tuple[ManifestReplica, ManifestContainer]]:
         """The container that trains, of each role."""
         for replica in self.replicas:
             if replica.trainer is not None:
@@ -208,7 +210,7 @@ def _templates(value: Any, path: FieldPath = ()) -> Iterator[tuple[FieldPath, Js
             yield from _templates(item, (*path, index))
 
 
-def launcher_of(container: Container) -> str:
+def launcher_of(container: ManifestContainer) -> str:
     """The launcher of the processes: "other", a launcher; "none", a plain python; "" not known."""
     argv = container.argv
     if not container.command:
@@ -223,7 +225,7 @@ def launcher_of(container: Container) -> str:
     return ""
 
 
-def launcher_flags(container: Container) -> dict[str, str]:
+def launcher_flags(container: ManifestContainer) -> dict[str, str]:
     """The flags of torchrun on the command line, their names with underscores."""
     words = container.argv
     if container.is_shell:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.api import Snapshot
     from k8sjob.backends.cluster.backend import ClusterBackend
-    from k8sjob.ui.jobs import Entry
+    from k8sjob.ui.jobs import JobEntry
 
 MOST_POINTS: Final = 2000
 """Points of a curve that are sent: more than a screen has columns for."""
@@ -56,7 +56,7 @@ def plain(value: Any) -> Any:
             return value
 
 
-def status(entry: Entry, snapshot: Snapshot) -> dict[str, Any]:
+def status(entry: JobEntry, snapshot: Snapshot) -> dict[str, Any]:
     """The job as `status -o json` has it, with the names of all its replicas."""
     return {
         **job_document(snapshot),
@@ -66,12 +66,12 @@ def status(entry: Entry, snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def can(entry: Entry) -> list[str]:
+def can(entry: JobEntry) -> list[str]:
     """What can be done to the job; nothing to that of a record."""
     return [] if entry.backend.recorded else list(ACTIONS)
 
 
-def history(entry: Entry, snapshot: Snapshot) -> dict[str, Any]:
+def history(entry: JobEntry, snapshot: Snapshot) -> dict[str, Any]:
     """The curves of the training by name, as [[epochs], [values]], and its process group."""
     reached = read_reached(entry.backend, snapshot)
     curves: dict[str, tuple[list[float], list[Any]]] = {}
@@ -91,7 +91,7 @@ def history(entry: Entry, snapshot: Snapshot) -> dict[str, Any]:
     return {"curves": thinned, "group": reached.group, "metrics": reached.metrics}
 
 
-def timing(entry: Entry, snapshot: Snapshot) -> dict[str, Any]:
+def timing(entry: JobEntry, snapshot: Snapshot) -> dict[str, Any]:
     """As `why --timing -o json` has it, with the words for the phases."""
     found = read_timing(entry.backend, snapshot)
     return {**found.as_dict(), "ends": [one.ends for one in found.phases]}
@@ -101,7 +101,7 @@ def _real(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-PARTS: Final[dict[str, Callable[[Entry, Snapshot], Any]]] = {
+PARTS: Final[dict[str, Callable[[JobEntry, Snapshot], Any]]] = {
     "status": status,
     "history": history,
     "why": lambda entry, snapshot: [one.as_dict() for one in findings(entry.backend, snapshot)],
@@ -112,7 +112,7 @@ PARTS: Final[dict[str, Callable[[Entry, Snapshot], Any]]] = {
 """What the page asks of a job: the part's name, and the function that reads it."""
 
 
-def part(entry: Entry, name: str) -> Any:
+def part(entry: JobEntry, name: str) -> Any:
     """A part of a job as it is now.
 
     Raises:
@@ -123,7 +123,7 @@ def part(entry: Entry, name: str) -> Any:
     return plain(read(entry, entry.backend.snapshot(entry.ref)))
 
 
-def output(entry: Entry, replica: str) -> list[dict[str, Any]]:
+def output(entry: JobEntry, replica: str) -> list[dict[str, Any]]:
     """The last lines of a replica's output, without the events of the runtime.
 
     Raises:
@@ -138,7 +138,7 @@ def output(entry: Entry, replica: str) -> list[dict[str, Any]]:
     ]
 
 
-def compared(entries: Sequence[Entry]) -> dict[str, Any]:
+def compared(entries: Sequence[JobEntry]) -> dict[str, Any]:
     """What differs between the first job and each of the others: the lines of their manifests.
 
     Raises:
@@ -152,7 +152,7 @@ Connect = Callable[[str], "ClusterBackend"]
 """The cluster in one of its namespaces."""
 
 
-def _delete(entry: Entry, _connect: Connect) -> str:
+def _delete(entry: JobEntry, _connect: Connect) -> str:
     kept = ""
     if has_ended(entry.backend.snapshot(entry.ref).job):
         kept = keep_record_of(entry.backend, entry.ref)
@@ -161,11 +161,11 @@ def _delete(entry: Entry, _connect: Connect) -> str:
     return "; ".join(filter(None, (f"{entry.ref} deleted", remains)))
 
 
-def _suspend(entry: Entry, _connect: Connect, *, value: bool) -> str:
+def _suspend(entry: JobEntry, _connect: Connect, *, value: bool) -> str:
     return "; ".join(filter(None, suspend(entry.backend, entry.ref, value=value)))
 
 
-def _again(entry: Entry, connect: Connect) -> str:
+def _again(entry: JobEntry, connect: Connect) -> str:
     if isinstance(entry.backend, LocalBackend):
         launched = entry.backend.launched(entry.ref)
         plan = plan_run(JobSpec.from_yaml(launched.spec), launched.folder)
@@ -175,7 +175,7 @@ def _again(entry: Entry, connect: Connect) -> str:
     return f"{made.ref} {made.outcome}"
 
 
-ACTIONS: Final[dict[str, Callable[[Entry, Connect], str]]] = {
+ACTIONS: Final[dict[str, Callable[[JobEntry, Connect], str]]] = {
     "suspend": partial(_suspend, value=True),
     "resume": partial(_suspend, value=False),
     "again": _again,
@@ -184,7 +184,7 @@ ACTIONS: Final[dict[str, Callable[[Entry, Connect], str]]] = {
 """What the page can do to a job: the action's name, and the function that does it."""
 
 
-def act(entry: Entry, action: str, connect: Connect) -> str:
+def act(entry: JobEntry, action: str, connect: Connect) -> str:
     """Change a job; what was done, as a sentence.
 
     Raises:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.api import Backend
     from k8sjob.backends.cluster.backend import ClusterBackend
-    from k8sjob.kube.client.listwatch import Change
+    from k8sjob.kube.client.listwatch import CollectionChange
 
 LOCAL_SECONDS: Final = 1.0
 """Between two looks at the jobs of this machine."""
@@ -37,7 +37,7 @@ CLUSTER: Final = "cluster"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class JobEntry:
     """A job on the page.
 
     Attributes:
@@ -84,7 +84,7 @@ class Jobs:
     ) -> None:
         self._local, self._cluster, self._all = local, cluster, all_namespaces
         self.problems: dict[str, str] = {}
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, JobEntry] = {}
         self._unread = {
             name for name, place in ((LOCAL, local), (CLUSTER, cluster)) if place is not None
         }
@@ -121,7 +121,7 @@ class Jobs:
                 if not self._viewers:
                     self._viewed.clear()
 
-    def find(self, key: str) -> Entry | None:
+    def find(self, key: str) -> JobEntry | None:
         """The job of a key."""
         return self._entries.get(key)
 
@@ -166,7 +166,7 @@ class Jobs:
                 self._take(changes, self._cluster)
             self.closed.wait(RETRY_SECONDS)
 
-    def _take(self, changes: Iterable[Change], backend: ClusterBackend) -> None:
+    def _take(self, changes: Iterable[CollectionChange], backend: ClusterBackend) -> None:
         listed: set[str] | None = set()
         for change in changes:
             match change.kind:
@@ -226,7 +226,7 @@ class Jobs:
             before = self._entries.get(key)
             same = before is not None and before.row == row
             version = before.version if before and same else next(self._versions)
-            self._entries[key] = Entry(key, backend, snapshot, row, version)
+            self._entries[key] = JobEntry(key, backend, snapshot, row, version)
         return key
 
     @contextmanager

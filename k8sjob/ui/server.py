@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from k8sjob.ui.details import Connect
-    from k8sjob.ui.jobs import Entry, Jobs
+    from k8sjob.ui.jobs import JobEntry, Jobs
 
     _Stream = Generator[str, None, None]
 
@@ -74,7 +74,7 @@ _HEADERS: Final = {
 }
 
 
-class Guard:
+class RequestGuard:
     """Lets through what the page itself asks, and sets the headers of every answer.
 
     Args:
@@ -164,7 +164,7 @@ class Page:
             Mount("/static", StaticFiles(directory=_STATIC)),
         ]
         app = Starlette(routes=routes, lifespan=lifespan)
-        return Guard(app, token, read_only=self._read_only)
+        return RequestGuard(app, token, read_only=self._read_only)
 
     def close(self) -> None:
         """End the streams, and stop to read the jobs."""
@@ -186,7 +186,7 @@ class Page:
             return _error(404, f"{name!r} is no part of a job")
         return await self._of_job(request, lambda entry: self._part(entry, name))
 
-    def _part(self, entry: Entry, name: str) -> Any:
+    def _part(self, entry: JobEntry, name: str) -> Any:
         found = part(entry, name)
         if name == "status" and self._read_only:
             found["can"] = []
@@ -212,7 +212,7 @@ class Page:
             return _error(404, "fewer than two of these jobs exist")
         return await _answer(lambda: compared(entries))
 
-    async def _of_job(self, request: Request, read: Callable[[Entry], Any]) -> Response:
+    async def _of_job(self, request: Request, read: Callable[[JobEntry], Any]) -> Response:
         entry = self._jobs.find(request.path_params["key"])
         return await _answer(lambda: read(entry)) if entry else _gone()
 
@@ -236,7 +236,7 @@ class Page:
         return StreamingResponse(_in_thread(lines, self._streams), media_type="text/event-stream")
 
 
-def _events(entry: Entry, closed: threading.Event) -> _Stream:
+def _events(entry: JobEntry, closed: threading.Event) -> _Stream:
     """The events of a job in batches, until it has ended or the server closes."""
     with Merge[Event]() as merge:
         merge.add("", lambda stop: watch(entry.backend, entry.ref, stop=stop))

@@ -231,7 +231,7 @@ _FIRST: Final = ("Failed", "Restarting", "Deleting", "Suspended", "Queued", "Cre
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ListedJob:
     """A job as last reported."""
 
     name: str
@@ -242,7 +242,7 @@ class Job:
     message: str
 
     @classmethod
-    def of(cls, event: Event) -> Job:
+    def of(cls, event: Event) -> ListedJob:
         """The job in a JOB event of many jobs."""
         data = event.data
         counts = data.get("counts")
@@ -293,7 +293,7 @@ class PlainBoard:
         """Write what changed; nothing for none."""
         for event in events:
             if event.kind == EventKind.JOB:
-                job = Job.of(event)
+                job = ListedJob.of(event)
                 self._width = max(self._width, cell_len(job.name))
                 self._out.write(job.line(self._width).plain + "\n")
             elif event.kind == EventKind.WARNING:
@@ -310,7 +310,7 @@ class LiveBoard:
 
     def __init__(self, console: Console, *, ascii_only: bool = False) -> None:
         self._console = console
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, ListedJob] = {}
         self._ended = Counter[str]()
         self._region = Region(console)
         self._overflow: Final[OverflowMethod] = "crop" if ascii_only else "ellipsis"
@@ -322,7 +322,7 @@ class LiveBoard:
             if event.kind == EventKind.WARNING:
                 above.append(Text(f"warning: {text(event.data.get('message'))}", "yellow"))
             elif event.kind == EventKind.JOB:
-                job = Job.of(event)
+                job = ListedJob.of(event)
                 self._add(job)
                 if job.ended:
                     above.append(job.line(_JOB_WIDTH))
@@ -334,7 +334,7 @@ class LiveBoard:
         """Take the table away; the lines above stay."""
         self._region.close()
 
-    def _add(self, job: Job) -> None:
+    def _add(self, job: ListedJob) -> None:
         """Count a job; of one that has ended, only its state."""
         known = self._jobs.pop(job.name, None)
         if not job.ended:

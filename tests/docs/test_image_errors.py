@@ -20,7 +20,7 @@ from k8sjob.image.inventory import Inventory
 from k8sjob.image.layers import pack_code
 from k8sjob.image.registry import manifest
 from k8sjob.image.registry.credentials import Keyring
-from k8sjob.image.registry.manifest import Index, Reference
+from k8sjob.image.registry.manifest import ImageReference, Index
 from k8sjob.image.registry.oci_layout import Layout
 from k8sjob.spec import Image
 
@@ -40,12 +40,12 @@ def code(given, folder):
 def login(given, folder):
     (folder / "config.json").write_text(given)
     keyring = Keyring.load({"DOCKER_CONFIG": str(folder), "HOME": str(folder)})
-    for entry in keyring.entries(Reference.parse("reg.example/team/x")):
+    for entry in keyring.entries(ImageReference.parse("reg.example/team/x")):
         entry.login()
 
 
 def name(given, folder):
-    Reference.parse(given)
+    ImageReference.parse(given)
 
 
 def read(given, folder):
@@ -81,7 +81,7 @@ def wheels(given, folder):
 
 def output(given, folder):
     subprocess.run(["bash", "-c", given], cwd=folder, check=True)
-    Layout(folder / "out", Reference.parse("reg.example/team/x"))
+    Layout(folder / "out", ImageReference.parse("reg.example/team/x"))
 
 
 KINDS = {

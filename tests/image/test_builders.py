@@ -16,7 +16,7 @@ from k8sjob.image.dependencies import BuildRequest, Dependencies
 from k8sjob.image.registry import manifest
 from k8sjob.image.registry.credentials import Keyring
 from k8sjob.image.registry.http_client import HttpClient
-from k8sjob.image.registry.manifest import DEFAULT_REGISTRY, Base, Reference
+from k8sjob.image.registry.manifest import DEFAULT_REGISTRY, BaseImage, ImageReference
 from k8sjob.image.registry.repository import Registries, Repository
 
 MANIFEST = {
@@ -42,9 +42,9 @@ def order(code):
         spec = job(f"{registry}/team/app", base, **(image or {"pip": ["tqdm"]}))
         raw = manifest.encode(MANIFEST)
         config = {"os": "linux", "architecture": "arm64", "config": CONFIG}
-        found = Base(Reference.parse(base), manifest.read(raw, "", base), config)
+        found = BaseImage(ImageReference.parse(base), manifest.read(raw, "", base), config)
         wanted = Dependencies.of(spec.image, code)
-        target = registries.repository(Reference.parse(spec.image.repository), "pull,push")
+        target = registries.repository(ImageReference.parse(spec.image.repository), "pull,push")
         place = Repository(target.client, wanted.place(target.reference, found.manifest.digest))
         below = registries.repository(found.reference, "pull")
         quiet = (lambda _line: None, lambda _sent, _total: None)

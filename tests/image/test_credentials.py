@@ -9,7 +9,7 @@ import pytest
 
 from k8sjob.errors import ImageError
 from k8sjob.image.registry.credentials import Keyring, Login
-from k8sjob.image.registry.manifest import DEFAULT_REGISTRY, Reference
+from k8sjob.image.registry.manifest import DEFAULT_REGISTRY, ImageReference
 
 
 def basic(text):
@@ -45,7 +45,7 @@ def helper(tmp_path, monkeypatch):
 
 
 def login(text, environ=None):
-    entries = Keyring.load(environ).entries(Reference.parse(text))
+    entries = Keyring.load(environ).entries(ImageReference.parse(text))
     return next((found for entry in entries if (found := entry.login())), None)
 
 
@@ -105,9 +105,11 @@ def test_podmans_entries_are_for_a_part_of_a_registry(keep):
     assert login("quay.example/teamab/x").username == "all"
     assert login("other.example/teamb/x") is None
     keys = Keyring.load()
-    one, two = (keys.entries(Reference.parse(f"quay.example/{n}/x")) for n in ("teama", "teamc"))
+    one, two = (
+        keys.entries(ImageReference.parse(f"quay.example/{n}/x")) for n in ("teama", "teamc")
+    )
     assert one != two
-    assert keys.entries(Reference.parse("quay.example/teamc/y")) == two
+    assert keys.entries(ImageReference.parse("quay.example/teamc/y")) == two
 
 
 def test_the_order_of_the_files(keep, tmp_path):
@@ -195,7 +197,7 @@ def test_a_file_without_logins(keep, content):
 
 def test_secrets_are_in_no_repr(keep):
     keep({"auths": {"reg.example": {"auth": basic(f"me:{SECRET}")}}})
-    entries = Keyring.load().entries(Reference.parse("reg.example/x"))
+    entries = Keyring.load().entries(ImageReference.parse("reg.example/x"))
     assert SECRET not in repr(entries)
     assert basic(f"me:{SECRET}") not in repr(entries)
     assert SECRET not in repr(entries[0].login())

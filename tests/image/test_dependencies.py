@@ -7,7 +7,7 @@ from registries import job
 
 from k8sjob.errors import ImageError
 from k8sjob.image.dependencies import Dependencies
-from k8sjob.image.registry.manifest import Reference
+from k8sjob.image.registry.manifest import ImageReference
 
 BASE = "sha256:" + "1" * 64
 IMAGE = {"apt": ["git"], "pip": ["tqdm"], "requirements": "requirements.txt"}
@@ -49,7 +49,7 @@ def test_what_is_not_installed_does_not_change_it(wanted, code):
 
 
 def test_its_place_is_a_tag_in_the_jobs_repository(wanted):
-    place = wanted().place(Reference.parse("reg.example/team/app"), BASE)
+    place = wanted().place(ImageReference.parse("reg.example/team/app"), BASE)
     assert str(place) == f"reg.example/team/app:deps-{wanted().key(BASE)[:16]}"
 
 

@@ -19,7 +19,7 @@ from k8sjob.image.registry.http_client import (
     _retry_after,
     is_loopback,
 )
-from k8sjob.image.registry.manifest import Descriptor, Reference
+from k8sjob.image.registry.manifest import Descriptor, ImageReference
 from k8sjob.image.registry.repository import run_parallel, start
 
 
@@ -111,7 +111,7 @@ def test_a_blob_has_its_size_and_comes_in_time(trickling, size, patience, messag
     session._base = base
     blob = Descriptor("sha256:" + "0" * 64, size)
     with pytest.raises(ImageError, match=message):
-        list(RemoteContent(session, Reference.parse("reg.example/x:1"), blob).blocks())
+        list(RemoteContent(session, ImageReference.parse("reg.example/x:1"), blob).blocks())
 
 
 def test_a_pause_is_what_the_other_side_asks_for():

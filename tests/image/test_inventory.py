@@ -16,7 +16,7 @@ from k8sjob.image.layer_tar import ZSTD_MAGIC, zstd
 from k8sjob.image.registry.blob_content import in_memory
 from k8sjob.image.registry.client import RegistryClient
 from k8sjob.image.registry.http_client import HttpClient
-from k8sjob.image.registry.manifest import Base, Descriptor, Manifest, Reference
+from k8sjob.image.registry.manifest import BaseImage, Descriptor, ImageReference, Manifest
 from k8sjob.image.registry.repository import Repository
 
 DIGEST = "sha256:" + "a" * 64
@@ -32,7 +32,7 @@ def cache(tmp_path, monkeypatch):
 def image(environment=(), architecture="amd64"):
     manifest = Manifest(DIGEST, "", {}, Descriptor(DIGEST, 1), ())
     config = {"architecture": architecture, "os": "linux", "config": {"Env": list(environment)}}
-    return Base(Reference.parse("reg.example/base:1"), manifest, config)
+    return BaseImage(ImageReference.parse("reg.example/base:1"), manifest, config)
 
 
 def inventory(*layers, **of):
@@ -249,8 +249,8 @@ def test_layers_that_would_fill_the_memory_together(cache, monkeypatch):
     kept = {"form": 2, "traces": {"marks": {"a": "x" * 99}}}
     (cache / f"{DIGEST.replace(':', '-')}.json").write_text(json.dumps(kept))
     layers = (Descriptor(DIGEST, 1),) * 3
-    reference = Reference.parse("reg.example/base:1")
-    base = Base(reference, Manifest(DIGEST, "", {}, Descriptor(DIGEST, 1), layers), {})
+    reference = ImageReference.parse("reg.example/base:1")
+    base = BaseImage(reference, Manifest(DIGEST, "", {}, Descriptor(DIGEST, 1), layers), {})
     repository = Repository(RegistryClient(HttpClient(), "reg", "reg", lambda: None), reference)
     with pytest.raises(ImageError, match=r"base:1: its 3 layers have more names and metadata"):
         read_inventory(base, repository, lambda _read, _total: None)

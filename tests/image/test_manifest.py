@@ -11,7 +11,7 @@ from k8sjob.image.build_context import read_context
 from k8sjob.image.layers import append_code, pack_code
 from k8sjob.image.push import push
 from k8sjob.image.registry import manifest
-from k8sjob.image.registry.manifest import DEFAULT_REGISTRY, Base, Reference
+from k8sjob.image.registry.manifest import DEFAULT_REGISTRY, BaseImage, ImageReference
 from k8sjob.rendering import dockerfile
 from k8sjob.spec import JobSpec
 
@@ -35,7 +35,7 @@ def base_of(below, /, **changes):
     raw = json.dumps(image_manifest(**changes)).encode()
     found = manifest.read(raw, "", "base")
     config = {"os": "linux", "architecture": "amd64", "rootfs": {"diff_ids": [DIGEST]}, **below}
-    return Base(Reference.parse("reg.example/base:1"), found, config)
+    return BaseImage(ImageReference.parse("reg.example/base:1"), found, config)
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ def test_platforms(platforms, wanted, chosen, kind):
 def test_what_is_left_out_is_what_docker_takes_for_it(
     text, registry, repository, version, endpoint
 ):
-    reference = Reference.parse(text)
+    reference = ImageReference.parse(text)
     assert (reference.registry, reference.repository) == (registry, repository)
     assert (reference.version, reference.endpoint) == (version, endpoint)
     assert str(reference) == text

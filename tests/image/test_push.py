@@ -9,7 +9,7 @@ from registries import BOTH, LAYERS, docker_alone, read_image
 from k8sjob.errors import ImageError
 from k8sjob.image.dependencies import Dependencies
 from k8sjob.image.registry.blob_content import Sent
-from k8sjob.image.registry.manifest import Reference
+from k8sjob.image.registry.manifest import ImageReference
 from k8sjob.provenance import ImageLayer
 
 REGISTRIES = BOTH
@@ -59,7 +59,9 @@ def test_layers_that_were_installed_are_distinguished_from_the_bases(
     base = base_image(registry)
     digest = pushed(f"{registry.host}/team/deps", base, code).origin.base
     wanted = Dependencies(pip=("tqdm",))
-    place = wanted.place(Reference.parse(f"{registry.host}/team/deps"), digest.partition("@")[2])
+    place = wanted.place(
+        ImageReference.parse(f"{registry.host}/team/deps"), digest.partition("@")[2]
+    )
     below = LAYERS if same else ({"other": b"made anew by a builder"},)
     base_image(registry, str(place).partition("/")[2], layers=(*below, {"tqdm": b"x" * 1000}))
     origin = pushed(f"{registry.host}/team/deps", base, code, image={"pip": ["tqdm"]}).origin

@@ -15,7 +15,7 @@ from k8sjob.backends.api import JobRef, Snapshot
 from k8sjob.backends.record import RecordBackend, Records
 from k8sjob.contract import Reason
 from k8sjob.errors import JobNotFound, K8sJobError, StorageError
-from k8sjob.kube.client.listwatch import Change, Kind
+from k8sjob.kube.client.listwatch import CollectionChange, Kind
 from k8sjob.observe import collector, webhook
 from k8sjob.observe.collector import Collector
 from k8sjob.observe.status import job_status
@@ -71,7 +71,7 @@ def collect(cluster, *kinds, sent=None, occasions=("failed", "stalled"), until=N
             if number and cluster.later:
                 waiting.until(lambda: said, 20)
                 cluster.later()
-            yield Change(kind, cluster.found.job)
+            yield CollectionChange(kind, cluster.found.job)
         waiting.until(lambda: (until or bool)(said), 20)
 
     Collector(cluster, records or Records(), sent, occasions, said.append).run(changes(), stop)

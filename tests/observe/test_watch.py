@@ -26,7 +26,7 @@ from k8sjob.backends.api import LogLine, Snapshot
 from k8sjob.backends.record import RecordBackend, write_record
 from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError, JobNotFound
-from k8sjob.kube.client.listwatch import Change, Kind
+from k8sjob.kube.client.listwatch import CollectionChange, Kind
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.observe.logs import MOST_AT_ONCE
 from k8sjob.observe.merge import Merge
@@ -510,7 +510,7 @@ def change():
     def make(kind, name, *conditions, active=0):
         job = make_job(*conditions, replicaStatuses={"Worker": {"active": active}})
         job["metadata"] |= {"name": name, "uid": f"uid-{name}"}
-        return Change(Kind(kind), job)
+        return CollectionChange(Kind(kind), job)
 
     return make
 
@@ -523,7 +523,7 @@ def test_jobs_that_continue_and_then_all_changes(change):
     changes = [
         change("ADDED", "a", "Running", active=2),
         change("ADDED", "over", "Succeeded"),
-        Change(Kind.SYNCED),
+        CollectionChange(Kind.SYNCED),
         change("MODIFIED", "a", "Running", active=2),  # another field
         change("MODIFIED", "a", "Running", active=3),
         change("ADDED", "b", "Created"),
@@ -549,7 +549,7 @@ def test_a_job_of_the_same_name_is_another_one(change):
     second = change("ADDED", "a", "Running")
     second.object["metadata"]["uid"] = "second"
     changes = [change("ADDED", "a", "Running"), change("DELETED", "a"), second]
-    assert states(watch_all([Change(Kind.SYNCED), *changes])) == [
+    assert states(watch_all([CollectionChange(Kind.SYNCED), *changes])) == [
         ("a", "Running"),
         ("a", "Deleted"),
         ("a", "Running"),
@@ -558,9 +558,9 @@ def test_a_job_of_the_same_name_is_another_one(change):
 
 def test_a_lost_connection_is_said(change):
     changes = [
-        Change(Kind.SYNCED),
-        Change(Kind.LOST, why=ApiError("connection refused")),
-        Change(Kind.RESTORED),
+        CollectionChange(Kind.SYNCED),
+        CollectionChange(Kind.LOST, why=ApiError("connection refused")),
+        CollectionChange(Kind.RESTORED),
     ]
     lost, back = (event.data["message"] for event in watch_all(changes))
     assert lost == "the connection to the cluster is lost, trying again: connection refused"
@@ -569,7 +569,7 @@ def test_a_lost_connection_is_said(change):
 
 def test_what_is_over_takes_no_memory(change):
     def lives():
-        yield Change(Kind.SYNCED)
+        yield CollectionChange(Kind.SYNCED)
         for number in range(3000):
             name = f"job-{number}"
             yield change("ADDED", name, "Running")

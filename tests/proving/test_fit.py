@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from k8sjob.proving.memory_estimate import Block, Measured, gpu_memory, largest_batch, peak
+from k8sjob.proving.memory_estimate import Measured, ModelBlock, gpu_memory, largest_batch, peak
 
 MIB = 2**20
-LAST, FIRST = Block(40, 40, 70, outside=16), Block(20, 20, 60, outside=16)
+LAST, FIRST = ModelBlock(40, 40, 70, outside=16), ModelBlock(20, 20, 60, outside=16)
 ONE = Measured(batch=8, parameters=100, buffers=4, gradients=100, optimizer=200, inputs=8,
                activations=80, retained=150, step=0,
-               blocks=(LAST, FIRST, Block(40, 40, 50, outside=40)))  # fmt: skip
+               blocks=(LAST, FIRST, ModelBlock(40, 40, 50, outside=40)))  # fmt: skip
 TWICE = replace(ONE, batch=16, inputs=16, activations=150, retained=220)
 
 
@@ -39,7 +39,7 @@ def test_fsdp_divides_the_model_and_gathers_the_block_at_the_peak_and_the_next()
     assert later["gathered"] == 40 + 16 + 2 * 20 + 40
     assert (later["gradients"], later["activations"]) == (40 // 4, 90)
     # A model without blocks is there whole at the end of the backward pass.
-    whole = peak(replace(ONE, blocks=(Block(100, 100, 80, outside=100),)), "fsdp", 4)
+    whole = peak(replace(ONE, blocks=(ModelBlock(100, 100, 80, outside=100),)), "fsdp", 4)
     assert (whole["gathered"], whole["activations"]) == (200, 80)
 
 

@@ -15,7 +15,7 @@ from k8sjob import runtime
 from k8sjob.contract import CONFIG_ENV, EventKind, RuntimeConfig
 from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.event_lines import Reporter
-from k8sjob.runtime.tracking import Tracking
+from k8sjob.runtime.tracking import Trackers
 
 MLFLOW = {"mlflow": {"uri": "http://server"}}
 
@@ -166,7 +166,7 @@ def test_a_resumed_job_continues_its_run(mlflow, train):
 
 
 def test_names_that_mlflow_refuses_do_not_cost_the_other_numbers(mlflow):
-    tracking = Tracking(pytest.fail)
+    tracking = Trackers(pytest.fail)
     tracking.open({"mlflow": {}}, "digits", {}, None)
     given = ("acc@5", "top-5 (%)", "val/f1", "a//b", "../x", "", "n" * 300, "loss")
     tracking(1, dict.fromkeys(given, 0.5), 0.0)
@@ -189,7 +189,7 @@ def test_a_damaged_file_of_ids_begins_a_run(mlflow, train, tmp_path, left):
 def test_ids_that_cannot_be_kept_cost_a_warning_and_no_numbers(mlflow, tmp_path):
     (tmp_path / "full").touch()
     warnings = []
-    tracking = Tracking(warnings.append)
+    tracking = Trackers(warnings.append)
     tracking.open({"mlflow": {}}, "digits", {}, tmp_path / "full")
     tracking(1, {"loss": 0.5}, 0.0)
     tracking.close("finished")
@@ -221,7 +221,7 @@ def test_a_package_that_is_missing_is_named(monkeypatch, train, capsys):
 def test_a_slow_tracker_holds_nothing_up(mlflow):
     mlflow.blocked.clear()  # its first request does not return before the last number is there
     warnings = []
-    tracking = Tracking(warnings.append)
+    tracking = Trackers(warnings.append)
     tracking.open({"mlflow": {}}, "digits", {}, None)
     for step in range(3000):
         tracking(step, {"loss": 1.0}, 0.0)
@@ -257,7 +257,7 @@ def test_wandbs_own_process_does_not_hold_the_exit_up(tmp_path):
 
 
 def test_only_rank_0_tracks(mlflow):
-    tracking = Tracking()
+    tracking = Trackers()
     tracking(0, {"loss": 1.0}, 0.0)
     tracking.close("finished")
     assert not mlflow.asked

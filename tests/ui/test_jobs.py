@@ -9,7 +9,7 @@ from ui.conftest import job
 
 from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError
-from k8sjob.kube.client.listwatch import Change, Kind
+from k8sjob.kube.client.listwatch import CollectionChange, Kind
 from k8sjob.ui import jobs as module
 from k8sjob.ui.jobs import Jobs
 
@@ -36,7 +36,7 @@ class Cluster(JobsInMemory):
 
     def put(self, kind, *names, why=""):
         for name in names or [""]:
-            self.changes.put(Change(kind, job(name) if name else {}, why=why))
+            self.changes.put(CollectionChange(kind, job(name) if name else {}, why=why))
 
 
 @pytest.fixture
@@ -112,6 +112,6 @@ def test_a_job_that_has_ended_has_no_time_left(cluster, listed):
 
     with listed.jobs.viewed():
         listed(progress)
-        cluster.changes.put(Change(Kind.MODIFIED, job("one", "Succeeded"), why=""))
+        cluster.changes.put(CollectionChange(Kind.MODIFIED, job("one", "Succeeded"), why=""))
         listed(lambda *now: not progress(*now))
         assert row["state"] == "Succeeded"

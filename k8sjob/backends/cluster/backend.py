@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.api import LogLine
     from k8sjob.backends.cluster.instances import JobPods
-    from k8sjob.kube.client.listwatch import Change
+    from k8sjob.kube.client.listwatch import CollectionChange
     from k8sjob.kube.client.transport import Transport
     from k8sjob.kube.objects import Json
     from k8sjob.targets.api import Target
@@ -227,7 +227,7 @@ class ClusterBackend(Creation):
 
     def watch_jobs(
         self, *, stop: Event, all_namespaces: bool = False, selector: str = ""
-    ) -> Iterator[Change]:
+    ) -> Iterator[CollectionChange]:
         """All jobs and each change of them, until `stop` is set; see `jobs` and reflect."""
         where = "" if all_namespaces else self.namespace
         query = _query(selector)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from k8sjob.backends.api import JobRef
-    from k8sjob.kube.client.listwatch import Change
+    from k8sjob.kube.client.listwatch import CollectionChange
     from k8sjob.kube.client.transport import Transport
     from k8sjob.kube.objects import Json
     from k8sjob.targets.api import Made
@@ -203,7 +203,7 @@ class _Informer:
                 self._fail(name, error)
                 self._news.notify_all()
 
-    def _apply(self, name: str, change: Change) -> None:
+    def _apply(self, name: str, change: CollectionChange) -> None:
         match change.kind:
             case Kind.ADDED | Kind.MODIFIED:
                 self._objects[name][Object(change.object).uid] = change.object

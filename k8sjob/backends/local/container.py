@@ -63,7 +63,7 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class ContainerEnd:
     """The end of a container, as a kubelet reports it.
 
     Attributes:
@@ -91,7 +91,7 @@ class End:
         }
 
 
-class Container:
+class LocalContainer:
     """A process that runs as if it were alone in a container.
 
     When it ends, everything that it has started is killed, as at the end of a container's first
@@ -124,7 +124,7 @@ class Container:
         self._killed = False
         self._oom_kills = _oom_kills()
         self._mark = f"{TERMINATION_LOG_ENV}={self._termination_log}"
-        self.end: End | None = None
+        self.end: ContainerEnd | None = None
         self.output, inner = os.pipe()
         os.set_blocking(self.output, False)
         try:
@@ -145,7 +145,7 @@ class Container:
         except OSError as error:
             self._process = None
             message = f"cannot start {launch.argv[0]!r}: {error.strerror}"
-            self._finish(End(_START_ERROR, "StartError", message, *self._times()))
+            self._finish(ContainerEnd(_START_ERROR, "StartError", message, *self._times()))
         finally:
             os.close(inner)
 
@@ -159,7 +159,7 @@ class Container:
             return False
         return True
 
-    def poll(self) -> End | None:
+    def poll(self) -> ContainerEnd | None:
         """Its end; None while it runs. Kills it when the grace period of a stop is over."""
         if self.end or self._process is None:
             return self.end
@@ -185,7 +185,7 @@ class Container:
             self._process.terminate()
         self._kill_at = min(self._kill_at, kill_at)
 
-    def _explained(self, code: int) -> End:
+    def _explained(self, code: int) -> ContainerEnd:
         """The end with its termination message, and the reason that a kubelet would give."""
         message = _termination_message(self._termination_log)
         if self._log:
@@ -199,12 +199,12 @@ class Container:
         reason = "Completed" if code == 0 else STOPPED if self._kill_at is not None else "Error"
         if code == ExitCode.of_status(-signal.SIGKILL) and _oom_kills() > self._oom_kills:
             reason = "OOMKilled"
-        return End(code, reason, message, *self._times())
+        return ContainerEnd(code, reason, message, *self._times())
 
     def _times(self) -> tuple[datetime, datetime]:
         return self.started, datetime.now(UTC)
 
-    def _finish(self, end: End) -> None:
+    def _finish(self, end: ContainerEnd) -> None:
         self.end = end
         if self._log:
             self._log.close()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.backends.local.container import Container
+from k8sjob.backends.local.container import LocalContainer
 from k8sjob.backends.local.logfiles import attempts
 from k8sjob.contract import CONTAINER_NAME
 from k8sjob.kube.objects import Object, Pod, stamp, training
@@ -19,7 +19,7 @@ from k8sjob.targets.jobs import replica_of, replica_order
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from k8sjob.backends.local.container import End, Launch
+    from k8sjob.backends.local.container import ContainerEnd, Launch
     from k8sjob.backends.local.state_folder import JobFolder
     from k8sjob.kube.objects import Json
 
@@ -35,11 +35,11 @@ class _Slot:
     """A Pod and its container."""
 
     pod: Json
-    container: Container | None = None
+    container: LocalContainer | None = None
     starts: int = 0
     backoff: float = 0.0
     start_at: float = 0.0
-    end: End | None = None
+    end: ContainerEnd | None = None
     """How the last container ended, until something follows from it."""
 
     @property
@@ -132,7 +132,7 @@ class Kubelet:
             time.sleep(seconds)
             return
         for key, _ in self._selector.select(seconds):
-            container: Container = key.data
+            container: LocalContainer = key.data
             if not container.read():
                 self._selector.unregister(key.fileobj)
 
@@ -145,7 +145,7 @@ class Kubelet:
         launch, folder = self._launches[replica], self._folder.replica(replica)
         number = max(attempts(folder / "logs"), default=-1) + 1
         environ = self._environ(launch)
-        slot.container = Container(launch, folder, number, environ, self._lifeline)
+        slot.container = LocalContainer(launch, folder, number, environ, self._lifeline)
         slot.starts += 1
         slot.end = None
         running = {"running": {"startedAt": stamp(slot.container.started)}}
@@ -154,7 +154,7 @@ class Kubelet:
         if not slot.container.end:
             self._selector.register(slot.container.output, selectors.EVENT_READ, slot.container)
 
-    def _ended(self, slot: _Slot, end: End) -> None:
+    def _ended(self, slot: _Slot, end: ContainerEnd) -> None:
         slot.container, slot.end = None, end
         policy = Object(slot.pod).spec["restartPolicy"]
         again = policy == "Always" or (policy == "OnFailure" and end.exit_code != 0)
@@ -184,7 +184,7 @@ class Kubelet:
 # --- pods as an apiserver would hold them ---------------------------------------------------------
 
 
-def container_ended(pod: Json, restarts: int, end: End, *, final: bool) -> None:
+def container_ended(pod: Json, restarts: int, end: ContainerEnd, *, final: bool) -> None:
     """Write into a Pod's status that its container has ended; if that is final, so has the Pod."""
     phase = "Running" if not final else "Succeeded" if end.exit_code == 0 else "Failed"
     _set_status(pod, phase, {"terminated": end.to_json()}, restarts)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 from k8sjob.backends.api import LogLine
 from k8sjob.backends.local.state_folder import open_file
-from k8sjob.kube.client.transport import Line
+from k8sjob.kube.client.transport import PartialLine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -158,7 +158,7 @@ class _Reader:
         self._path, self._replica = folder / f"{attempt}.log", replica
         self._file: BinaryIO | None = None
         self._cut = b""
-        self._line = Line()
+        self._line = PartialLine()
 
     def lines(self) -> Iterator[LogLine]:
         if self._file is None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.backends.api import LOCAL, Snapshot
-from k8sjob.backends.local.container import End
+from k8sjob.backends.local.container import ContainerEnd
 from k8sjob.backends.local.kubelet import container_ended
 from k8sjob.backends.local.state_folder import open_file, read_json
 from k8sjob.contract import CHECKPOINT_DIR_ENV
@@ -187,7 +187,7 @@ def _mark_lost(state: Json, folder: JobFolder) -> Json:
     status = LOCAL_CONTROLLER.fail(Object(job).status, LocalReason.SUPERVISOR_GONE, message, when)
     for pod in map(Pod, state["pods"]):
         if pod.live:
-            end = End(137, "ContainerStatusUnknown", _CANNOT_BE_LOCATED, when, when)
+            end = ContainerEnd(137, "ContainerStatusUnknown", _CANNOT_BE_LOCATED, when, when)
             container_ended(pod.raw, pod.restarts, end, final=True)
     return {**state, "job": {**job, "status": status}}
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.checks.doctor import cluster, controller, needs, permissions
-from k8sjob.checks.doctor.check import CheckResult, Facts, Verdict
+from k8sjob.checks.doctor.check import CheckResult, ClusterFacts, Verdict
 from k8sjob.checks.doctor.gather import gather, gather_needs
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ __all__ = [
 _OF_AN_OPERATOR: Final = frozenset({controller.crd, controller.webhook, controller.operator})
 """Checks that say nothing if the controller is a part of every cluster."""
 _NEEDS: Final = (needs.named_objects, needs.queue, needs.gang)
-_CHECKS: Final[tuple[Callable[[Facts], Iterator[CheckResult]], ...]] = (
+_CHECKS: Final[tuple[Callable[[ClusterFacts], Iterator[CheckResult]], ...]] = (
     permissions.permissions,
     controller.crd,
     controller.webhook,
@@ -90,7 +90,7 @@ class Report:
         }
 
 
-def examine(facts: Facts) -> Report:
+def examine(facts: ClusterFacts) -> Report:
     """Every check over what was gathered; where the apiserver does not answer, only that."""
     checks = list(permissions.server(facts))
     rbac: list[Json] = []
@@ -101,7 +101,7 @@ def examine(facts: Facts) -> Report:
     return Report(checks, facts.context, facts.namespace, rbac)
 
 
-def examine_needs(facts: Facts) -> list[CheckResult]:
+def examine_needs(facts: ClusterFacts) -> list[CheckResult]:
     """Check for objects that a job names and the cluster lacks: the job would wait for them."""
     found = [check for look in _NEEDS for check in look(facts)]
     return [check for check in found if check.verdict in {Verdict.PROBLEM, Verdict.WARNING}]

@@ -88,7 +88,7 @@ Usage = Mapping[str, Amounts]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class ClusterFacts:
     """One look at a cluster.
 
     Attributes:

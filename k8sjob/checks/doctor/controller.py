@@ -14,7 +14,7 @@ from k8sjob.targets.jobs import PREFERRED, namesake
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from k8sjob.checks.doctor.check import CheckResult, Facts
+    from k8sjob.checks.doctor.check import CheckResult, ClusterFacts
     from k8sjob.kube.client.transport import ApiError
     from k8sjob.kube.objects import Json
 
@@ -27,7 +27,7 @@ _LONG_SLEEP: Final = 1.0
 """Seconds; a Master's name is there about one second after its worker first asks for it."""
 
 
-def crd(facts: Facts) -> Iterator[CheckResult]:
+def crd(facts: ClusterFacts) -> Iterator[CheckResult]:
     """Whether the kind is served, and the kind that its controller makes of such jobs."""
     target, name = facts.target, facts.target.controller.name
     resources = (facts.one("jobs api") or {}).get("resources") or ()
@@ -54,7 +54,7 @@ def crd(facts: Facts) -> Iterator[CheckResult]:
         )
 
 
-def webhook(facts: Facts) -> Iterator[CheckResult]:
+def webhook(facts: ClusterFacts) -> Iterator[CheckResult]:
     """Whether the controller's webhook answers: it must refuse a job with a bad name."""
     error, controller = facts.error("bad dry run"), facts.target.controller
     answer = error.detail if error else ""
@@ -80,14 +80,14 @@ def webhook(facts: Facts) -> Iterator[CheckResult]:
         )
 
 
-def _own_webhook(facts: Facts, answer: str) -> str:
+def _own_webhook(facts: ClusterFacts, answer: str) -> str:
     """The controller's webhook that has refused something; empty if it was none of them."""
     found = _DENIED.search(answer)
     whose = found["webhook"] if found else ""
     return whose if whose.endswith(facts.target.controller.webhooks) else ""
 
 
-def _registered(facts: Facts) -> str:
+def _registered(facts: ClusterFacts) -> str:
     configurations = facts.items("webhooks")
     if configurations is None:
         return "its webhook is not installed, or its version has none"
@@ -102,7 +102,7 @@ def _registered(facts: Facts) -> str:
     return f"its webhook is registered (failurePolicy {policies[0]}) and did not act"
 
 
-def dry_run(facts: Facts) -> Iterator[CheckResult]:
+def dry_run(facts: ClusterFacts) -> Iterator[CheckResult]:
     """Whether the apiserver would take the job, or a minimal one; nothing is made."""
     what = "a minimal job" if facts.job is None else "the job"
     error = facts.error("dry run")
@@ -120,7 +120,7 @@ def dry_run(facts: Facts) -> Iterator[CheckResult]:
         yield problem("dry-run", seen, step)
 
 
-def _refused(error: ApiError, what: str, facts: Facts) -> tuple[str, str]:
+def _refused(error: ApiError, what: str, facts: ClusterFacts) -> tuple[str, str]:
     answer = error.detail
     if error.code == 409:
         return (
@@ -142,7 +142,7 @@ def _refused(error: ApiError, what: str, facts: Facts) -> tuple[str, str]:
     )
 
 
-def operator(facts: Facts) -> Iterator[CheckResult]:
+def operator(facts: ClusterFacts) -> Iterator[CheckResult]:
     """Whether the controller runs: its Deployment, or what its webhook shows."""
     labels = facts.target.controller.deployment
     deployments = facts.items("operator")
@@ -176,7 +176,7 @@ def _deployment(deployment: Json, labels: str) -> CheckResult:
     )
 
 
-def init_image(facts: Facts) -> Iterator[CheckResult]:
+def init_image(facts: ClusterFacts) -> Iterator[CheckResult]:
     """The image of the init container that the operator gives to workers of a job with a Master."""
     if facts.one("jobs api") is None or not facts.target.init_container:
         return
@@ -209,7 +209,7 @@ def init_image(facts: Facts) -> Iterator[CheckResult]:
         yield fine("init-image", f"{text}, which each node pulls", step)
 
 
-def init_wait(facts: Facts) -> Iterator[CheckResult]:
+def init_wait(facts: ClusterFacts) -> Iterator[CheckResult]:
     """Check how long that container sleeps between look-ups of the Master's name, as pods show.
 
     Pods of a job are made at the same time, so the first look-up nearly always comes too early.
@@ -229,7 +229,7 @@ def init_wait(facts: Facts) -> Iterator[CheckResult]:
         )
 
 
-def init_containers(facts: Facts) -> list[tuple[Json, Json]]:
+def init_containers(facts: ClusterFacts) -> list[tuple[Json, Json]]:
     """The init containers of the operator that Pods have, each with its Pod."""
     return [
         (pod, container)
@@ -239,7 +239,7 @@ def init_containers(facts: Facts) -> list[tuple[Json, Json]]:
     ]
 
 
-def flag(facts: Facts, name: str) -> str:
+def flag(facts: ClusterFacts, name: str) -> str:
     """The value of a flag of the operator; empty if it has none, or may not be read."""
     deployments = facts.items("operator") or facts.items("operator's own namespace") or ()
     for container in (one for each in deployments for one in _containers(each)):

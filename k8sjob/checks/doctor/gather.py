@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from k8sjob.checks.doctor.check import Answer, Facts
+from k8sjob.checks.doctor.check import Answer, ClusterFacts
 from k8sjob.checks.doctor.permissions import all_permissions
 from k8sjob.kube.api_resources import path as resource_path
 from k8sjob.kube.capacity import add, requested_by_node
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
 
     from k8sjob.checks.doctor.check import Permission
-    from k8sjob.kube.api_resources import Reference
+    from k8sjob.kube.api_resources import ObjectReference
     from k8sjob.kube.capacity import Amounts
     from k8sjob.kube.client.transport import Transport
     from k8sjob.kube.objects import Json
@@ -58,7 +58,7 @@ _DRY_RUN: Final = {"dryRun": "All", "fieldValidation": "Strict"}
 
 def gather(
     transport: Transport, namespace: str, job: Json | None = None, *, target: Target = DEFAULT
-) -> Facts:
+) -> ClusterFacts:
     """Everything about a cluster that a submission depends on; nothing in it is changed.
 
     The rendered job is the one to be submitted; without one, `target` is the kind that is meant.
@@ -66,7 +66,7 @@ def gather(
     target = target_of(job) if job else target
     start = time.monotonic()
     version = _ask(transport, "GET", "/version")
-    facts = Facts(
+    facts = ClusterFacts(
         context=transport.context,
         server=transport.server,
         namespace=namespace,
@@ -132,7 +132,7 @@ def _about_controller(target: Target) -> Iterator[tuple[str, tuple[str, Mapping[
         yield "operator's own namespace", (own, query)
 
 
-def gather_needs(transport: Transport, namespace: str, job: Json) -> Facts:
+def gather_needs(transport: Transport, namespace: str, job: Json) -> ClusterFacts:
     """Gather the facts for a submission: the objects that the job names, and its schedulers.
 
     All at once, a few seconds at most; what may not be read, or does not answer, is left out.
@@ -141,7 +141,7 @@ def gather_needs(transport: Transport, namespace: str, job: Json) -> Facts:
         asked = _ask_needs(pool, transport, namespace, job, timeout=_NEEDS_TIMEOUT)
         answers = {name: question.result() for name, question in asked.items()}
     kind = target_of(job)
-    return Facts(
+    return ClusterFacts(
         context=transport.context, namespace=namespace, answers=answers, target=kind, job=job
     )
 
@@ -211,7 +211,7 @@ def _ask(
 
 
 def _read_reference(
-    transport: Transport, wanted: Reference, namespace: str, timeout: float
+    transport: Transport, wanted: ObjectReference, namespace: str, timeout: float
 ) -> Answer:
     """An object that the job names; of a secret or a config map not what is in it."""
     bare, path = wanted.kind not in {"claim", "queue"}, wanted.path(namespace)

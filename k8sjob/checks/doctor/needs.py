@@ -20,8 +20,8 @@ from k8sjob.targets.jobs import pod_specs, references
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from k8sjob.checks.doctor.check import CheckResult, Facts
-    from k8sjob.kube.api_resources import Reference
+    from k8sjob.checks.doctor.check import CheckResult, ClusterFacts
+    from k8sjob.kube.api_resources import ObjectReference
     from k8sjob.kube.capacity import Amounts, Node
     from k8sjob.kube.objects import Json
 
@@ -43,7 +43,7 @@ _STEPS: Final = {
 }
 
 
-def named_objects(facts: Facts) -> Iterator[CheckResult]:
+def named_objects(facts: ClusterFacts) -> Iterator[CheckResult]:
     """Whether all objects that the job's Pods name exist."""
     if facts.job is None:
         return
@@ -71,7 +71,7 @@ def named_objects(facts: Facts) -> Iterator[CheckResult]:
         )
 
 
-def queue(facts: Facts) -> Iterator[CheckResult]:
+def queue(facts: ClusterFacts) -> Iterator[CheckResult]:
     """Whether Kueue manages the job, and whether its queue can ever admit it."""
     if facts.job is None or not (name := Object(facts.job).labels.get(QUEUE)):
         return
@@ -105,7 +105,7 @@ def queue(facts: Facts) -> Iterator[CheckResult]:
     yield unknown("queue", seen, step)
 
 
-def _in_queue(facts: Facts, local: Json, cluster: Json | None) -> Iterator[CheckResult]:
+def _in_queue(facts: ClusterFacts, local: Json, cluster: Json | None) -> Iterator[CheckResult]:
     """Check for causes that keep this job in a queue forever."""
     if reason := closed(local, cluster):
         step = "ask Kueue's administrator to correct it; until then the job does not start"
@@ -137,7 +137,7 @@ def _in_queue(facts: Facts, local: Json, cluster: Json | None) -> Iterator[Check
             yield warning("queue", reason, f"{step}; have quota for it added")
 
 
-def gang(facts: Facts) -> Iterator[CheckResult]:
+def gang(facts: ClusterFacts) -> Iterator[CheckResult]:
     """Whether a gang scheduler is installed: else its Pods are never placed."""
     groups = _groups(facts)
     if groups is None or facts.job is None or facts.target.gang(facts.job) is None:
@@ -151,7 +151,7 @@ def gang(facts: Facts) -> Iterator[CheckResult]:
         )
 
 
-def _groups(facts: Facts) -> set[str] | None:
+def _groups(facts: ClusterFacts) -> set[str] | None:
     """The API groups that the cluster serves; None if that is not known."""
     found = facts.one("apis") or {}
     if found.get("kind") != "APIGroupList":
@@ -159,7 +159,7 @@ def _groups(facts: Facts) -> set[str] | None:
     return {group.get("name", "") for group in found.get("groups") or ()}
 
 
-def _missing(one: Reference, namespace: str) -> CheckResult:
+def _missing(one: ObjectReference, namespace: str) -> CheckResult:
     step = _STEPS.get(one.kind, "correct its name in the job.yaml, or have it created")
     step = step.format(name=one.name, namespace=namespace)
     if one.kind == "pull secret":  # the kubelet continues without it
@@ -168,7 +168,7 @@ def _missing(one: Reference, namespace: str) -> CheckResult:
     return problem("objects", f"there is no {one}{where}", step)
 
 
-def _claim(one: Reference, facts: Facts) -> Iterator[CheckResult]:
+def _claim(one: ObjectReference, facts: ClusterFacts) -> Iterator[CheckResult]:
     claim = facts.one(str(one)) or {}
     if at_path(claim, "status", "phase") == "Lost":
         yield problem("objects", f"{one} has lost its volume", "have the volume restored")
@@ -188,7 +188,7 @@ def _claim(one: Reference, facts: Facts) -> Iterator[CheckResult]:
 # --- room on nodes --------------------------------------------------------------------------------
 
 
-def fit(facts: Facts) -> Iterator[CheckResult]:
+def fit(facts: ClusterFacts) -> Iterator[CheckResult]:
     """Whether each replica fits on a node at all, and how many of them fit now."""
     if facts.job is None:
         return

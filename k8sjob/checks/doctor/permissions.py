@@ -17,7 +17,7 @@ from k8sjob.targets.jobs import DEFAULT, TARGETS, namesake
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from k8sjob.checks.doctor.check import CheckResult, Facts
+    from k8sjob.checks.doctor.check import CheckResult, ClusterFacts
     from k8sjob.kube.client.transport import ApiError
     from k8sjob.kube.objects import Json
     from k8sjob.targets.api import Companion, Made, Target
@@ -44,7 +44,7 @@ class Grant(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class ResourceRule:
     """One row of the table.
 
     Attributes:
@@ -88,14 +88,14 @@ def _rule(
     target: Target,
     *,
     vital: bool = False,
-) -> Rule:
+) -> ResourceRule:
     """The rule for one kind of job's own objects."""
     of = "" if target is DEFAULT else f" (target {target.name})"
     group = what.api_version.rpartition("/")[0]
-    return Rule(grant, group, what.resource, verbs, used_by + of, vital, target.name)
+    return ResourceRule(grant, group, what.resource, verbs, used_by + of, vital, target.name)
 
 
-def _submitting() -> Iterator[Rule]:
+def _submitting() -> Iterator[ResourceRule]:
     to = Grant.SUBMITTER
     for one in TARGETS:
         yield _rule(to, one, ("create",), "submit", one, vital=True)
@@ -108,7 +108,7 @@ def _submitting() -> Iterator[Rule]:
             yield _rule(to, made, ("get",), "submit", one)
 
 
-def _viewer_rules() -> Iterator[Rule]:
+def _viewer_rules() -> Iterator[ResourceRule]:
     to = Grant.VIEWER
     for one in TARGETS:
         yield _rule(to, one, _READ, "every command about jobs", one, vital=True)
@@ -124,40 +124,42 @@ _WEBHOOKS: Final = ("admissionregistration.k8s.io", "validatingwebhookconfigurat
 _VIEWER, _WIDE, _CAPACITY = Grant.VIEWER, Grant.CLUSTER_VIEWER, Grant.CAPACITY
 RULES: Final = (
     *_submitting(),
-    Rule(Grant.SUBMITTER, "", "configmaps", ("get",), "why, doctor job.yaml"),
+    ResourceRule(Grant.SUBMITTER, "", "configmaps", ("get",), "why, doctor job.yaml"),
     *_viewer_rules(),
-    Rule(_VIEWER, "", "pods", _READ, "status, watch, logs, why"),
-    Rule(_VIEWER, "", "pods/log", ("get",), "logs, watch, why"),
-    Rule(_VIEWER, "", "events", ("list", "watch"), "watch, why"),
-    Rule(_VIEWER, "", "persistentvolumeclaims", ("get", "list"), "why, doctor"),
-    Rule(_VIEWER, "", "resourcequotas", ("list",), "why, doctor"),
-    Rule(_VIEWER, "", "limitranges", ("list",), "doctor"),
-    Rule(_VIEWER, "", "serviceaccounts", ("get",), "doctor"),
-    Rule(_VIEWER, "", "namespaces", ("get",), "why, doctor"),
-    Rule(_VIEWER, _KUEUE, "workloads", ("list",), "why"),
-    Rule(_VIEWER, _KUEUE, "localqueues", ("get",), "submit, why, doctor job.yaml"),
-    Rule(_VIEWER, *_PENDING, ("get",), "why: the place in a queue"),
-    Rule(_WIDE, _KUEUE, "clusterqueues", ("get", "list"), "submit, why, doctor job.yaml"),
-    Rule(_WIDE, _KUEUE, "workloadpriorityclasses", ("get",), "submit, why, doctor job.yaml"),
-    Rule(_WIDE, "", "nodes", ("get", "list"), "submit, why, doctor"),
-    Rule(_WIDE, "storage.k8s.io", "storageclasses", ("list",), "doctor"),
-    Rule(_WIDE, "scheduling.k8s.io", "priorityclasses", ("get",), "doctor job.yaml"),
-    Rule(_WIDE, "node.k8s.io", "runtimeclasses", ("get",), "doctor job.yaml"),
-    Rule(_WIDE, *_WEBHOOKS, ("list",), "doctor"),
-    Rule(_CAPACITY, "", "pods", ("list",), "why, doctor: who has the GPUs"),
-    Rule(_CAPACITY, _KUEUE, "workloads", ("list",), "why: who has the quota of a queue"),
-    Rule(_CAPACITY, "apps", "deployments", ("list",), "why, doctor: the operator"),
+    ResourceRule(_VIEWER, "", "pods", _READ, "status, watch, logs, why"),
+    ResourceRule(_VIEWER, "", "pods/log", ("get",), "logs, watch, why"),
+    ResourceRule(_VIEWER, "", "events", ("list", "watch"), "watch, why"),
+    ResourceRule(_VIEWER, "", "persistentvolumeclaims", ("get", "list"), "why, doctor"),
+    ResourceRule(_VIEWER, "", "resourcequotas", ("list",), "why, doctor"),
+    ResourceRule(_VIEWER, "", "limitranges", ("list",), "doctor"),
+    ResourceRule(_VIEWER, "", "serviceaccounts", ("get",), "doctor"),
+    ResourceRule(_VIEWER, "", "namespaces", ("get",), "why, doctor"),
+    ResourceRule(_VIEWER, _KUEUE, "workloads", ("list",), "why"),
+    ResourceRule(_VIEWER, _KUEUE, "localqueues", ("get",), "submit, why, doctor job.yaml"),
+    ResourceRule(_VIEWER, *_PENDING, ("get",), "why: the place in a queue"),
+    ResourceRule(_WIDE, _KUEUE, "clusterqueues", ("get", "list"), "submit, why, doctor job.yaml"),
+    ResourceRule(
+        _WIDE, _KUEUE, "workloadpriorityclasses", ("get",), "submit, why, doctor job.yaml"
+    ),
+    ResourceRule(_WIDE, "", "nodes", ("get", "list"), "submit, why, doctor"),
+    ResourceRule(_WIDE, "storage.k8s.io", "storageclasses", ("list",), "doctor"),
+    ResourceRule(_WIDE, "scheduling.k8s.io", "priorityclasses", ("get",), "doctor job.yaml"),
+    ResourceRule(_WIDE, "node.k8s.io", "runtimeclasses", ("get",), "doctor job.yaml"),
+    ResourceRule(_WIDE, *_WEBHOOKS, ("list",), "doctor"),
+    ResourceRule(_CAPACITY, "", "pods", ("list",), "why, doctor: who has the GPUs"),
+    ResourceRule(_CAPACITY, _KUEUE, "workloads", ("list",), "why: who has the quota of a queue"),
+    ResourceRule(_CAPACITY, "apps", "deployments", ("list",), "why, doctor: the operator"),
 )
 """Everything, the most important first."""
 
 
-def rules(grant: Grant) -> list[Rule]:
+def rules(grant: Grant) -> list[ResourceRule]:
     """The rows that a role has; a submitter's are a viewer's and more."""
     grants = {grant, Grant.VIEWER} if grant is Grant.SUBMITTER else {grant}
     return [rule for rule in RULES if rule.grant in grants]
 
 
-def rules_of(target: Target) -> list[Rule]:
+def rules_of(target: Target) -> list[ResourceRule]:
     """The rows that matter for one kind of job."""
     return [rule for rule in RULES if rule.target in {"", target.name}]
 
@@ -206,7 +208,7 @@ _SLOW: Final = 2.0
 """Seconds; from here on every command is felt to wait."""
 
 
-def server(facts: Facts) -> Iterator[CheckResult]:
+def server(facts: ClusterFacts) -> Iterator[CheckResult]:
     """Whether the apiserver answers, who it is, and how long it takes."""
     where = f"{facts.server} (context {facts.context})"
     error = facts.error("version")
@@ -231,7 +233,7 @@ def _login_step(error: ApiError) -> str:
     return "check that the cluster and the network are up, or name another one with --context"
 
 
-def permissions(facts: Facts) -> Iterator[CheckResult]:
+def permissions(facts: ClusterFacts) -> Iterator[CheckResult]:
     """Whether the user may do all that k8sjob does in the namespace, and what is missing."""
     if not facts.allowed:
         yield unknown(
@@ -261,7 +263,7 @@ def permissions(facts: Facts) -> Iterator[CheckResult]:
         )
 
 
-def asked_for(facts: Facts) -> list[Json]:
+def asked_for(facts: ClusterFacts) -> list[Json]:
     """The Role and RoleBinding that the user lacks; empty if nothing is missing."""
     if all(rule.grant.cluster_wide for rule, _ in _missing(facts)):
         return []
@@ -276,7 +278,7 @@ def _subject(user: str) -> Json:
     return {"kind": "User", "name": user or "YOUR-NAME"}
 
 
-def _missing(facts: Facts) -> list[tuple[Rule, str]]:
+def _missing(facts: ClusterFacts) -> list[tuple[ResourceRule, str]]:
     """The rows of which the user lacks something, with that: "list, watch pods"."""
     lacking = []
     for rule in rules_of(facts.target):

@@ -18,7 +18,7 @@ from k8sjob.contract import closest
 from k8sjob.errors import Problem, SpecError
 from k8sjob.rules import Check, Hit, Rules, Severity
 from k8sjob.targets.jobs import DEFAULT, TARGETS, keyed
-from k8sjob.targets.manifest_facts import Job, launcher_of
+from k8sjob.targets.manifest_facts import ManifestJob, launcher_of
 from k8sjob.yamldoc import content, job_file, objects, parse, parse_all
 from k8sjob.yamldoc.reading import MAX_BYTES, Document
 
@@ -142,7 +142,7 @@ def lint_manifest(text: str, source: str = "") -> list[Finding]:
     return findings(hits, {source: text}, {_INVALID.id, *_ids(_MANIFEST_RULES)})
 
 
-def _manifest_hits(job: Job) -> Iterator[tuple[Check, Hit]]:
+def _manifest_hits(job: ManifestJob) -> Iterator[tuple[Check, Hit]]:
     yield from manifest_pods.RULES.hits(job)
     if rules := job.target.rules:
         yield from rules.hits(job)
@@ -165,10 +165,10 @@ def _invalid(error: SpecError, source: str) -> list[Finding]:
     ]
 
 
-def _jobs_in(documents: list[Document]) -> Iterator[Job]:
+def _jobs_in(documents: list[Document]) -> Iterator[ManifestJob]:
     for document, base, item in objects(documents):
         if target := _kind_of(item):
-            yield Job(target, item, partial(_place_below, document, base))
+            yield ManifestJob(target, item, partial(_place_below, document, base))
 
 
 def _kind_of(item: dict[str, Any]) -> Target | None:
@@ -309,7 +309,7 @@ def _image_too_old(job: _JobFile) -> Iterator[Hit]:
         yield job.at("image", f"{image} has {why}; use a newer image")
 
 
-def _lint_script_of(job: _JobFile, manifest: Job, script: Path) -> list[Finding]:
+def _lint_script_of(job: _JobFile, manifest: ManifestJob, script: Path) -> list[Finding]:
     """Lint of a job's script, with the modules that Python would find beside it."""
     spec, run = job.spec, job.spec.run
     name = run.module or "__main__"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import Role
 from k8sjob.errors import field_path
-from k8sjob.image.registry.manifest import DEFAULT_REGISTRY, Reference
+from k8sjob.image.registry.manifest import DEFAULT_REGISTRY, ImageReference
 from k8sjob.kube.objects import ISTIO, Object, at_path
 from k8sjob.kube.quantity import parse
 from k8sjob.rules import Hit, Rules
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from decimal import Decimal
 
-    from k8sjob.targets.manifest_facts import Container, Job, Replica
+    from k8sjob.targets.manifest_facts import ManifestContainer, ManifestJob, ManifestReplica
     from k8sjob.yamldoc import FieldPath
 
-RULES: Final = Rules["Job"]("manifest")
+RULES: Final = Rules["ManifestJob"]("manifest")
 
 _UNEXPANDED: Final = re.compile(r"(?<!\$)\$(?:\{[A-Za-z_]\w*\}|[A-Za-z_]\w*)")
 _SERVERS: Final = re.compile(
@@ -32,7 +32,7 @@ _SERVERS: Final = re.compile(
 
 
 @RULES.error
-def _wrong_type(job: Job) -> Iterator[Hit]:
+def _wrong_type(job: ManifestJob) -> Iterator[Hit]:
     """The CRD gives each field a type, and the apiserver refuses a value of another."""
     for path, seen, expected in job.wrong:
         shown = json.dumps(seen, default=str)
@@ -42,14 +42,14 @@ def _wrong_type(job: Job) -> Iterator[Hit]:
 
 
 @RULES.error
-def _resources_rejected(job: Job) -> Iterator[Hit]:
+def _resources_rejected(job: ManifestJob) -> Iterator[Hit]:
     """The CRD takes any amounts; the apiserver checks them when the operator creates the pods."""
     for _, container in job.containers(init=True):
         for path, why in _wrong_amounts(container):
             yield job.at(path, f"{why}: every pod is refused and the job stays Created; correct it")
 
 
-def _wrong_amounts(container: Container) -> Iterator[tuple[FieldPath, str]]:
+def _wrong_amounts(container: ManifestContainer) -> Iterator[tuple[FieldPath, str]]:
     resources = container.data.get("resources")
     limits, requests = at_path(resources, "limits") or {}, at_path(resources, "requests") or {}
     at: FieldPath = (*container.path, "resources")
@@ -70,7 +70,7 @@ def _amount(value: Any) -> Decimal | None:
 
 
 @RULES.warning
-def _no_shared_memory(job: Job) -> Iterator[Hit]:
+def _no_shared_memory(job: ManifestJob) -> Iterator[Hit]:
     """A container gets 64Mi of /dev/shm, through which DataLoader workers pass their batches."""
     for replica, container in job.trainers():
         paths = [at_path(mount, "mountPath") for mount in container.items("volumeMounts")]
@@ -88,7 +88,7 @@ def _no_shared_memory(job: Job) -> Iterator[Hit]:
 
 
 @RULES.warning
-def _istio_annotation_misplaced(job: Job) -> Iterator[Hit]:
+def _istio_annotation_misplaced(job: ManifestJob) -> Iterator[Hit]:
     """Injection looks at the pods, and the operator copies no metadata of the job to them."""
     for group in ("annotations", "labels"):
         if ISTIO not in Object(job.data).part("metadata", group):
@@ -104,7 +104,7 @@ def _istio_annotation_misplaced(job: Job) -> Iterator[Hit]:
 
 
 @RULES.warning
-def _variable_not_expanded(job: Job) -> Iterator[Hit]:
+def _variable_not_expanded(job: ManifestJob) -> Iterator[Hit]:
     """Without a shell nothing expands $NAME; Kubernetes itself expands $(NAME)."""
     for _, container in job.containers():
         if not container.command or container.is_shell:
@@ -123,9 +123,9 @@ def _variable_not_expanded(job: Job) -> Iterator[Hit]:
 
 
 @RULES.warning
-def _sidecar_holds_the_job(job: Job) -> Iterator[Hit]:
+def _sidecar_holds_the_job(job: ManifestJob) -> Iterator[Hit]:
     """A pod has succeeded when all its containers have ended, and the job with it."""
-    deciding: list[Replica] = [r for r in job.replicas if r.role == Role.MASTER]
+    deciding: list[ManifestReplica] = [r for r in job.replicas if r.role == Role.MASTER]
     for replica in deciding or job.replicas:
         trainer = replica.trainer
         for container in replica.containers():
@@ -164,9 +164,9 @@ _OLDEST: Final = (
 """Images whose tag is a version, and the first one that is enough for k8sjob's runtime."""
 
 
-def _reference(image: str) -> Reference | None:
+def _reference(image: str) -> ImageReference | None:
     """The parts of an image's name; None if it is none, as other checks say."""
-    return Reference.parse(image) if is_image_reference(image) else None
+    return ImageReference.parse(image) if is_image_reference(image) else None
 
 
 def _wrong_host(image: str) -> str:
@@ -217,7 +217,7 @@ def too_old(image: str) -> str:
 
 
 @RULES.warning
-def _image_host(job: Job) -> Iterator[Hit]:
+def _image_host(job: ManifestJob) -> Iterator[Hit]:
     """An image is pulled from the host that its name begins with; without one, from Docker Hub."""
     images = [(c.path, str(c.data.get("image") or "")) for _, c in job.containers(init=True)]
     for path, image in (*images, ((), job.base)):
@@ -226,7 +226,7 @@ def _image_host(job: Job) -> Iterator[Hit]:
 
 
 @RULES.warning
-def _latest_image_kept(job: Job) -> Iterator[Hit]:
+def _latest_image_kept(job: ManifestJob) -> Iterator[Hit]:
     """A node that has some image of that tag does not look for a newer one."""
     for _, container in job.trainers():
         image, policy = str(container.data.get("image")), container.data.get("imagePullPolicy")

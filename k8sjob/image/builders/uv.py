@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from k8sjob.image.dependencies import BuildRequest, Dependencies
     from k8sjob.image.inventory import Inventory
-    from k8sjob.image.registry.manifest import Base
+    from k8sjob.image.registry.manifest import BaseImage
 
 _PROGRESS_SECONDS: Final = 5.0
 """Between two lines about a base that is being read."""
@@ -101,7 +101,7 @@ def _progress(say: Callable[[str], object]) -> Callable[[int, int], None]:
     return report
 
 
-def _path(base: Base) -> str:
+def _path(base: BaseImage) -> str:
     """PATH with the installed commands after the base's own."""
     folders = (environment(base.config).get("PATH") or DEFAULT_PATH).split(":")
     return ":".join([*folders, *([] if DEPS_BIN in folders else [DEPS_BIN])])

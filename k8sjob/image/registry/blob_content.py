@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from k8sjob.image.registry.client import RegistryClient
-    from k8sjob.image.registry.manifest import Descriptor, Reference
+    from k8sjob.image.registry.manifest import Descriptor, ImageReference
 
 BLOCK: Final = 256 << 10
 """Bytes that are in memory at once, of each blob that is being transferred."""
@@ -55,7 +55,7 @@ class RemoteContent:
     is handed out.
     """
 
-    def __init__(self, client: RegistryClient, reference: Reference, blob: Descriptor) -> None:
+    def __init__(self, client: RegistryClient, reference: ImageReference, blob: Descriptor) -> None:
         self.digest = blob.digest
         self.size = blob.size
         self._client = client

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from k8sjob.image.registry.credentials import Login
     from k8sjob.image.registry.http_client import HttpClient, Response, RetryPolicy
-    from k8sjob.image.registry.manifest import Reference
+    from k8sjob.image.registry.manifest import ImageReference
 
 _SCHEME: Final = re.compile(r"(?:^|,)\s*(Basic|Bearer)\b", re.IGNORECASE)
 _PARAMETER: Final = re.compile(r'(\w+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]+))')
@@ -62,7 +62,7 @@ class RegistryClient:
         """Whether the registry is used without TLS."""
         return urlsplit(self.url("")).scheme == "http"
 
-    def add_scope(self, reference: Reference, actions: str) -> None:
+    def add_scope(self, reference: ImageReference, actions: str) -> None:
         """Declare what will be done ("pull" or "pull,push"), so that one token is enough for it."""
         self._authorizer.scopes.add(f"repository:{reference.repository}:{actions}")
 

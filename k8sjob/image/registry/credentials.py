@@ -23,7 +23,7 @@ from k8sjob.image.registry.manifest import DEFAULT_LOGIN, DEFAULT_REGISTRY, plai
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from k8sjob.image.registry.manifest import Reference
+    from k8sjob.image.registry.manifest import ImageReference
 
 _HELPER_LIMIT: Final = 60.0
 """Seconds that a helper may take: it may ask the user, or a cloud."""
@@ -44,7 +44,7 @@ class Login:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CredentialEntry:
     """One place with credentials for a repository; not asked before they are needed.
 
     Attributes:
@@ -143,11 +143,11 @@ class Keyring:
         found = ((path, _read(path)) for path in dict.fromkeys(paths))
         return cls({path: content for path, content in found if content is not None})
 
-    def entries(self, reference: Reference) -> tuple[Entry, ...]:
+    def entries(self, reference: ImageReference) -> tuple[CredentialEntry, ...]:
         """The places with credentials for a repository, best first; equal ones are one login."""
         return tuple(self._entries(reference.registry, reference.repository))
 
-    def _entries(self, registry: str, repository: str) -> Iterator[Entry]:
+    def _entries(self, registry: str, repository: str) -> Iterator[CredentialEntry]:
         server = DEFAULT_LOGIN if registry == DEFAULT_REGISTRY else registry
         # An entry may be for a part of a registry: the longest, so the closest, comes first.
         parts = [registry, *repository.split("/")]
@@ -165,7 +165,7 @@ class Keyring:
                 helper = helpers.get(place) or store
                 if helper or fields:
                     given = fields if isinstance(fields, dict) else {}
-                    yield Entry(file, key, str(helper) if helper else None, given)
+                    yield CredentialEntry(file, key, str(helper) if helper else None, given)
 
 
 def _registry_of(key: str) -> str:

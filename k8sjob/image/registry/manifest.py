@@ -48,7 +48,7 @@ _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class ImageReference:
     """A reference to an image.
 
     Attributes:
@@ -66,7 +66,7 @@ class Reference:
     digest: str | None = None
 
     @classmethod
-    def parse(cls, text: str) -> Reference:
+    def parse(cls, text: str) -> ImageReference:
         """Read [registry/]path[:tag][@sha256:digest]; ImageError where it is no reference."""
         if not is_image_reference(text):
             raise ImageError(
@@ -261,10 +261,10 @@ def _platforms(entries: Any, where: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
+class BaseImage:
     """The image below, of one platform; its config is parsed, and not to be changed."""
 
-    reference: Reference
+    reference: ImageReference
     manifest: Manifest
     config: dict[str, Any]
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from k8sjob.image.registry.blob_content import Content
-    from k8sjob.image.registry.manifest import Reference
+    from k8sjob.image.registry.manifest import ImageReference
 
 _MARK, _INDEX = "oci-layout", "index.json"
 _VERSION: Final = b'{"imageLayoutVersion":"1.0.0"}'
@@ -37,7 +37,7 @@ class Layout:
 
     client: Final = None  # nothing can be mounted here
 
-    def __init__(self, folder: Path, reference: Reference) -> None:
+    def __init__(self, folder: Path, reference: ImageReference) -> None:
         """Check the folder, which may not exist; ImageError where it is something else."""
         self.folder = folder
         self.reference = reference
@@ -70,7 +70,7 @@ class Layout:
         return path.is_file() and path.stat().st_size == content.size
 
     def add_blob(
-        self, content: Content, sent: Callable[[int], object], _mount: Reference | None = None
+        self, content: Content, sent: Callable[[int], object], _mount: ImageReference | None = None
     ) -> Sent:
         """Write a blob; `sent` is called with each number of bytes. ImageError: no space."""
         with _errors_explained(self.folder):

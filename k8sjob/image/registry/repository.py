@@ -24,15 +24,15 @@ from k8sjob.image.registry import manifest
 from k8sjob.image.registry.blob_content import RemoteContent, Sent, in_memory
 from k8sjob.image.registry.client import RegistryClient
 from k8sjob.image.registry.http_client import MAX_BODY, TransportError
-from k8sjob.image.registry.manifest import Base, Index, digest_of, read_object
+from k8sjob.image.registry.manifest import BaseImage, Index, digest_of, read_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
     from k8sjob.image.registry.blob_content import Content
-    from k8sjob.image.registry.credentials import Entry, Keyring, Login
+    from k8sjob.image.registry.credentials import CredentialEntry, Keyring, Login
     from k8sjob.image.registry.http_client import HttpClient, Response
-    from k8sjob.image.registry.manifest import Descriptor, Manifest, Reference
+    from k8sjob.image.registry.manifest import Descriptor, ImageReference, Manifest
     from k8sjob.image.registry.oci_layout import Layout
 
 _MAX_NESTING: Final = 3
@@ -48,9 +48,9 @@ class Registries:
 
     def __init__(self, http: HttpClient, keyring: Keyring) -> None:
         self._http, self._keyring = http, keyring
-        self._clients: dict[tuple[str, tuple[Entry, ...]], RegistryClient] = {}
+        self._clients: dict[tuple[str, tuple[CredentialEntry, ...]], RegistryClient] = {}
 
-    def repository(self, reference: Reference, actions: str) -> Repository:
+    def repository(self, reference: ImageReference, actions: str) -> Repository:
         """A repository that is used for "pull", or for "pull,push"."""
         entries = self._keyring.entries(reference)
 
@@ -68,7 +68,7 @@ class Registries:
 class Repository:
     """The images of one name."""
 
-    def __init__(self, client: RegistryClient, reference: Reference) -> None:
+    def __init__(self, client: RegistryClient, reference: ImageReference) -> None:
         self.client = client
         self.reference = reference
         self._manifests = f"/v2/{reference.repository}/manifests"
@@ -145,7 +145,7 @@ class Repository:
         return answer.describes(content.digest, content.size)
 
     def add_blob(
-        self, content: Content, sent: Callable[[int], object], mount: Reference | None = None
+        self, content: Content, sent: Callable[[int], object], mount: ImageReference | None = None
     ) -> Sent:
         """Mount a blob from another repository of the registry that has it, or upload it.
 
@@ -171,7 +171,7 @@ class Repository:
     def _uploading(self, content: Content) -> str:
         return f"uploading {content.digest[:19]} to {self.reference.name}"
 
-    def _begin(self, content: Content, mount: Reference | None, doing: str) -> str | None:
+    def _begin(self, content: Content, mount: ImageReference | None, doing: str) -> str | None:
         """The location of a new upload; None if the blob was mounted instead."""
         uploads = f"{self._blobs}/uploads/"
         if mount is not None:
@@ -253,7 +253,7 @@ class Repository:
             )
 
 
-def read_base(repository: Repository, platform: str | None) -> Base:
+def read_base(repository: Repository, platform: str | None) -> BaseImage:
     """The image of a repository that layers are put on, for a platform; see Repository.image.
 
     Raises:
@@ -261,7 +261,7 @@ def read_base(repository: Repository, platform: str | None) -> Base:
     """
     found = repository.image(platform)
     config = read_object(repository.blob(found.config), str(repository.reference))
-    base = Base(repository.reference, found, config)
+    base = BaseImage(repository.reference, found, config)
     if platform and "/".join(platform.split("/")[:2]) != base.platform:
         raise ImageError(
             f"{base.reference} is for {base.platform}; image.platform says {platform}: take"
@@ -321,7 +321,7 @@ class Blob:
 def transfer(
     target: Repository | Layout,
     below: Repository,
-    base: Base,
+    base: BaseImage,
     layers: Sequence[Content],
     config: bytes,
     *,
@@ -351,7 +351,7 @@ def transfer(
             done += size
             progress(done, total)
 
-    def add_blob(content: Content, mount: Reference | None) -> Blob:
+    def add_blob(content: Content, mount: ImageReference | None) -> Blob:
         if target.holds(content):
             return Blob(content.digest, content.size, Sent.THERE)
         if dry_run:
@@ -362,7 +362,7 @@ def transfer(
             expect(-content.size)
         return Blob(content.digest, content.size, sent)
 
-    parts: list[tuple[Content, Reference | None]] = [
+    parts: list[tuple[Content, ImageReference | None]] = [
         (RemoteContent(below.client, below.reference, descriptor), mount)
         for descriptor in dict.fromkeys(base.manifest.layers)
         if not descriptor.elsewhere

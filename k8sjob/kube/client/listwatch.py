@@ -52,14 +52,16 @@ _REFUSALS: Final = frozenset({400, 403, 404, 405, 422})
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class CollectionPage:
     """A collection at one moment, or a page of it; a watch can start from its version."""
 
     items: list[Json]
     version: str
 
 
-def list_all(transport: Transport, path: str, query: Mapping[str, str] | None = None) -> Page:
+def list_all(
+    transport: Transport, path: str, query: Mapping[str, str] | None = None
+) -> CollectionPage:
     """All objects of a collection that the query selects.
 
     Raises:
@@ -72,12 +74,12 @@ def list_all(transport: Transport, path: str, query: Mapping[str, str] | None = 
             raise
         # The first pages were too old for the next one: all at once, as kubectl does it.
         found = list(pages(transport, path, query, size=0))
-    return Page([item for page in found for item in page.items], found[-1].version)
+    return CollectionPage([item for page in found for item in page.items], found[-1].version)
 
 
 def pages(
     transport: Transport, path: str, query: Mapping[str, str] | None = None, *, size: int = PAGE
-) -> Iterator[Page]:
+) -> Iterator[CollectionPage]:
     """A collection page by page, all as of one moment; at least one page; all in one of size 0.
 
     Raises:
@@ -91,7 +93,7 @@ def pages(
         named = {"apiVersion": page.get("apiVersion", ""), "kind": kind}
         meta = page.get("metadata") or {}
         items = [without_managed_fields({**named, **item}) for item in page.get("items") or []]
-        yield Page(items, str(meta.get("resourceVersion", "")))
+        yield CollectionPage(items, str(meta.get("resourceVersion", "")))
         if not meta.get("continue"):
             return
         asked["continue"] = meta["continue"]
@@ -101,7 +103,7 @@ def pages(
 
 
 class Kind(StrEnum):
-    """The kinds of Change."""
+    """The kinds of CollectionChange."""
 
     ADDED = "ADDED"
     MODIFIED = "MODIFIED"
@@ -116,7 +118,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class CollectionChange:
     """One change of a collection, or of the connection to it.
 
     Attributes:
@@ -139,7 +141,7 @@ def reflect(
     keep: Callable[[Json], bool] = lambda _: True,
     pause: float = PAUSE_SECONDS,
     patience: float = REFUSED_SECONDS,
-) -> Iterator[Change]:
+) -> Iterator[CollectionChange]:
     """The objects of a collection and each change of them, until `stop` is set.
 
     Survives ends of the watch, broken connections, versions that are too old, an apiserver that is
@@ -165,7 +167,9 @@ def reflect(
         stop.wait(longest * random.uniform(0.5, 1))  # noqa: S311 - no secret
 
 
-def merged(reflections: Sequence[Iterator[Change]], *, stop: Event) -> Iterator[Change]:
+def merged(
+    reflections: Sequence[Iterator[CollectionChange]], *, stop: Event
+) -> Iterator[CollectionChange]:
     """The changes of several collections as those of one, until `stop` is set.
 
     A collection that is not there at the beginning, or may not be read, is left out, unless none
@@ -174,9 +178,9 @@ def merged(reflections: Sequence[Iterator[Change]], *, stop: Event) -> Iterator[
     Raises:
         ApiError: no collection can be read, or one can no longer be read.
     """
-    changes: SimpleQueue[tuple[int, Change | Exception]] = SimpleQueue()
+    changes: SimpleQueue[tuple[int, CollectionChange | Exception]] = SimpleQueue()
 
-    def run(number: int, reflection: Iterator[Change]) -> None:
+    def run(number: int, reflection: Iterator[CollectionChange]) -> None:
         try:
             for change in reflection:
                 changes.put((number, change))
@@ -198,14 +202,16 @@ class _Merger:
         self._unsynced, self._readable = set(range(number)), number
         self._lost: set[int] = set()
 
-    def changes(self, number: int, change: Change | Exception) -> Iterator[Change]:
+    def changes(
+        self, number: int, change: CollectionChange | Exception
+    ) -> Iterator[CollectionChange]:
         """The changes of all of them that follow from a change of one."""
         if isinstance(change, Exception):
             absent = isinstance(change, ApiError) and change.code in {403, 404}
             self._readable -= 1
             if number not in self._unsynced or not absent or not self._readable:
                 raise change
-            change = Change(Kind.SYNCED)
+            change = CollectionChange(Kind.SYNCED)
         match change.kind:
             case Kind.SYNCED:
                 self._unsynced.discard(number)
@@ -240,7 +246,7 @@ class _Reflection:
         self._failed = 0
         self._refused_since: float | None = None
 
-    def changes(self) -> Iterator[Change]:
+    def changes(self) -> Iterator[CollectionChange]:
         """List the collection, then watch it for as long as the version is valid."""
         self._watching = False
         there: set[str] = set()
@@ -250,16 +256,16 @@ class _Reflection:
                 there.add(_uid(item))
                 yield from self._seen(item)
         for uid in self._known.keys() - there:
-            yield Change(Kind.DELETED, self._known.pop(uid))
+            yield CollectionChange(Kind.DELETED, self._known.pop(uid))
         if not self._synced:
-            yield Change(Kind.SYNCED)
+            yield CollectionChange(Kind.SYNCED)
         elif self._lost:
-            yield Change(Kind.RESTORED)
+            yield CollectionChange(Kind.RESTORED)
         self._synced = self._watching = True
         self._lost, self._failed, self._refused_since = False, 0, None
         yield from self._watched(version)
 
-    def failed(self, error: ApiError, patience: float) -> Iterator[Change]:
+    def failed(self, error: ApiError, patience: float) -> Iterator[CollectionChange]:
         """Raise where waiting would not help; report a loss that was not repaired at once."""
         if not self._synced:
             raise error
@@ -271,9 +277,9 @@ class _Reflection:
         self._failed += not self._watching and error.code != 410
         if self._failed >= LOST_LISTS and not self._lost:
             self._lost = True
-            yield Change(Kind.LOST, why=error)
+            yield CollectionChange(Kind.LOST, why=error)
 
-    def _watched(self, version: str) -> Iterator[Change]:
+    def _watched(self, version: str) -> Iterator[CollectionChange]:
         """The changes since a version, over as many watches as needed."""
         while not self._stop.is_set():
             heard = False
@@ -285,7 +291,7 @@ class _Reflection:
                 version = item["metadata"]["resourceVersion"]
                 if kind == Kind.DELETED:
                     if self._known.pop(_uid(item), None):
-                        yield Change(Kind.DELETED, without_managed_fields(item))
+                        yield CollectionChange(Kind.DELETED, without_managed_fields(item))
                 elif kind != "BOOKMARK":
                     yield from self._seen(without_managed_fields(item))
             if not heard:
@@ -308,7 +314,7 @@ class _Reflection:
                 raise ApiError("the watch broke in the middle of an event") from None
             yield event
 
-    def _seen(self, item: Json) -> Iterator[Change]:
+    def _seen(self, item: Json) -> Iterator[CollectionChange]:
         if not self._keep(item):
             return
         meta, uid = item["metadata"], _uid(item)
@@ -317,7 +323,7 @@ class _Reflection:
             return
         reported = ("name", "namespace", "uid", "resourceVersion")
         self._known[uid] = {"metadata": {key: meta[key] for key in reported if key in meta}}
-        yield Change(Kind.MODIFIED if before else Kind.ADDED, item)
+        yield CollectionChange(Kind.MODIFIED if before else Kind.ADDED, item)
 
 
 def _uid(item: Json) -> str:

@@ -122,7 +122,7 @@ MAX_LINE: Final = 16 * 2**20
 a progress bar that never ends its line is."""
 
 
-class Line:
+class PartialLine:
     """A line that comes in pieces; only its first MAX_LINE bytes are kept."""
 
     def __init__(self) -> None:
@@ -147,7 +147,7 @@ class Line:
 
 def lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Pieces of an answer as whole lines, each with its newline; a last one may lack it."""
-    line = Line()
+    line = PartialLine()
     for chunk in chunks:
         first, *others = chunk.split(b"\n")
         line.add(first)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.api import Snapshot
     from k8sjob.kube.objects import Json
-    from k8sjob.observe.diagnose.facts import End, Pod
+    from k8sjob.observe.diagnose.facts import Failure, ReplicaPod
 
 __all__ = ["Cause", "Diagnosis", "diagnose"]
 
@@ -84,7 +84,7 @@ def _not_created(facts: Facts) -> Iterator[Diagnosis]:
 
 
 def _for_each_pod(
-    *checks: Callable[[Facts, Pod], Explanation | None],
+    *checks: Callable[[Facts, ReplicaPod], Explanation | None],
 ) -> Callable[[Facts], Iterator[Diagnosis]]:
     """A cause that examines each Pod in turn; of several checks the first that finds something."""
 
@@ -124,7 +124,7 @@ def _container_failed(facts: Facts) -> Iterator[Diagnosis]:
         yield _with_similar(facts, explain_end(facts, first), first, failed)
 
 
-def _of_the_last_failure(facts: Facts, failed: list[End]) -> list[End]:
+def _of_the_last_failure(facts: Facts, failed: list[Failure]) -> list[Failure]:
     """Without ends that the job survived long ago."""
     newest = max((end.time for end in failed), default=0.0)
     return [
@@ -153,7 +153,9 @@ def _failed_after_success(facts: Facts) -> Iterator[Diagnosis]:
         yield _with_similar(facts, replace(found, message=message), first, failed)
 
 
-def _with_similar(facts: Facts, finding: Diagnosis, first: End, failed: list[End]) -> Diagnosis:
+def _with_similar(
+    facts: Facts, finding: Diagnosis, first: Failure, failed: list[Failure]
+) -> Diagnosis:
     """The finding with the restarts of its container, and the replicas that ended likewise."""
     message, step = finding.message, finding.next_step
     status = next((one for one in facts.status.replicas if one.name == first.replica), None)

@@ -23,7 +23,7 @@ from k8sjob.observe.diagnose.volumes import AFTER_MOUNTS, missing_reference
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from k8sjob.observe.diagnose.facts import Facts, Pod
+    from k8sjob.observe.diagnose.facts import Facts, ReplicaPod
 
 _PULLING: Final = frozenset(
     {
@@ -84,7 +84,7 @@ _NAMES: Final = re.compile(
 """Parts of an error that name an image, a host, a port or a digest: 5401, forbidden/train:404."""
 
 
-def bad_image(facts: Facts, pod: Pod) -> Explanation | None:
+def bad_image(facts: Facts, pod: ReplicaPod) -> Explanation | None:
     """An image that cannot be pulled, and why."""
     container = next((c for c in pod.containers if c.waiting.get("reason") in _PULLING), None)
     if container is None:
@@ -139,7 +139,7 @@ def _innermost(message: str) -> str:
     return one_line(re.sub(chain, "", message))
 
 
-def bad_container(facts: Facts, pod: Pod) -> Explanation | None:
+def bad_container(facts: Facts, pod: ReplicaPod) -> Explanation | None:
     """A container that the kubelet cannot create: a missing secret, a user, a path."""
     container = next((c for c in pod.containers if c.waiting.get("reason") in _MISCONFIGURED), None)
     if container is None:
@@ -160,7 +160,7 @@ def bad_container(facts: Facts, pod: Pod) -> Explanation | None:
     return Explanation(Cause.CONTAINER, what, step)
 
 
-def bad_sandbox(_facts: Facts, pod: Pod) -> Explanation | None:
+def bad_sandbox(_facts: Facts, pod: ReplicaPod) -> Explanation | None:
     """A node that cannot create the Pod's network or its sandbox."""
     event = pod.last_event(*AFTER_MOUNTS)
     if (
@@ -185,7 +185,7 @@ def bad_sandbox(_facts: Facts, pod: Pod) -> Explanation | None:
     )
 
 
-def bad_init(facts: Facts, pod: Pod) -> Explanation | None:
+def bad_init(facts: Facts, pod: ReplicaPod) -> Explanation | None:
     """An init container of the job's own that fails."""
     for container in pod.containers:
         if not container.init or container.name == facts.target.init_container:
@@ -207,7 +207,7 @@ def bad_init(facts: Facts, pod: Pod) -> Explanation | None:
     return None
 
 
-def kept_by_sidecar(facts: Facts, pod: Pod) -> Explanation | None:
+def kept_by_sidecar(facts: Facts, pod: ReplicaPod) -> Explanation | None:
     """A Pod whose training has succeeded and that another container keeps from ending."""
     others = [c.name for c in pod.containers if not c.init and "running" in c.state]
     ended_well = pod.terminated.get("exitCode") == 0
@@ -226,7 +226,7 @@ def kept_by_sidecar(facts: Facts, pod: Pod) -> Explanation | None:
     )
 
 
-def started_again(_facts: Facts, pod: Pod) -> Explanation | None:
+def started_again(_facts: Facts, pod: ReplicaPod) -> Explanation | None:
     """A Pod whose training has succeeded and that its restart policy starts again."""
     always = pod.spec.get("restartPolicy", "Always") == "Always"
     if not always or not pod.live or pod.deleting or pod.terminated_before.get("exitCode") != 0:
@@ -293,7 +293,7 @@ def _master(facts: Facts) -> tuple[str, str]:
     return f"{what}; the Master is {situation}", _WAIT
 
 
-def _ending(facts: Facts, pod: Pod) -> Explanation:
+def _ending(facts: Facts, pod: ReplicaPod) -> Explanation:
     """A Pod that is being deleted, and what keeps it after its grace period."""
     meta, what = pod.metadata, "its pod is terminating"
     finalizers = meta.get("finalizers") or ()
@@ -313,7 +313,7 @@ def _ending(facts: Facts, pod: Pod) -> Explanation:
     return Explanation(Cause.WAITING, what, step, since=since)
 
 
-def slow(facts: Facts, pod: Pod) -> Explanation | None:
+def slow(facts: Facts, pod: ReplicaPod) -> Explanation | None:
     """The reason why a replica does not run yet, or is not gone yet."""
     if pod.deleting:
         return _ending(facts, pod)

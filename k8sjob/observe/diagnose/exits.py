@@ -24,7 +24,7 @@ from k8sjob.targets.api import JobState
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from k8sjob.observe.diagnose.facts import End, Facts
+    from k8sjob.observe.diagnose.facts import Facts, Failure
 
 _WAITS: Final = frozenset({Cause.COLLECTIVE_TIMEOUT, Cause.RENDEZVOUS})
 """Causes of a rank that waited for another one."""
@@ -54,7 +54,7 @@ _STATE_REFUSED: Final = re.compile(
 """Errors of torch's load_state_dict about a state of another model or optimizer."""
 
 
-def explain_end(facts: Facts, end: End) -> Diagnosis:
+def explain_end(facts: Facts, end: Failure) -> Diagnosis:
     """The finding about a container's failure, at the replica whose rank failed.
 
     The Master's agent ends with the failure of another node where its own ranks have succeeded, and
@@ -65,29 +65,29 @@ def explain_end(facts: Facts, end: End) -> Diagnosis:
     return next(finding for cause in _CAUSES if (finding := cause(facts, end)))
 
 
-def is_consequence(facts: Facts, end: End) -> bool:
+def is_consequence(facts: Facts, end: Failure) -> bool:
     """Whether another failure, or a request, caused this one."""
     return end.is_consequence or _output(facts, end).lost_a_peer
 
 
-def _output(facts: Facts, end: End) -> LastOutput:
+def _output(facts: Facts, end: Failure) -> LastOutput:
     return last_output(
         end, facts.output_of_failure(end.replica), ranks=facts.ranks.get(end.replica, 1)
     )
 
 
-def _finding(end: End, cause: Cause, what: str, next_step: str) -> Diagnosis:
+def _finding(end: Failure, cause: Cause, what: str, next_step: str) -> Diagnosis:
     return Diagnosis(cause, f"{end.source}: {what}", next_step, end.replica)
 
 
-def _explained(end: End, explanation: Explanation | None) -> Diagnosis | None:
+def _explained(end: Failure, explanation: Explanation | None) -> Diagnosis | None:
     if explanation is None:
         return None
     where = f" ({end.reason.where})" if end.reason and end.reason.where else ""
     return _finding(end, explanation.cause, explanation.what + where, explanation.next_step)
 
 
-def _hung(facts: Facts, end: End) -> Diagnosis | None:
+def _hung(facts: Facts, end: Failure) -> Diagnosis | None:
     if not end.means(ExitCode.HUNG):
         return None
     if left := _left_early(facts, end):
@@ -109,7 +109,7 @@ def _hung(facts: Facts, end: End) -> Diagnosis | None:
     )
 
 
-def _absent_from_rendezvous(facts: Facts, end: End) -> Diagnosis | None:
+def _absent_from_rendezvous(facts: Facts, end: Failure) -> Diagnosis | None:
     if not (end.reason and end.reason.culprits and end.means(ExitCode.PEER_LOST)):
         return None
     if left := _left_early(facts, end):
@@ -125,7 +125,7 @@ def _absent_from_rendezvous(facts: Facts, end: End) -> Diagnosis | None:
     )
 
 
-def _misconfigured(facts: Facts, end: End) -> Diagnosis | None:
+def _misconfigured(facts: Facts, end: Failure) -> Diagnosis | None:
     if end.exit_code != ExitCode.CONFIG or not end.reason or is_bare_exit(end.reason):
         return None  # argparse and click leave with the same code
     step = _field_to_change(end) or "correct the job's settings"
@@ -133,7 +133,7 @@ def _misconfigured(facts: Facts, end: End) -> Diagnosis | None:
     return _finding(end, Cause.CONFIGURATION, end.reason.message, step)
 
 
-def _wrong_processor(facts: Facts, end: End) -> Diagnosis | None:
+def _wrong_processor(facts: Facts, end: Failure) -> Diagnosis | None:
     lines = [*end.message.splitlines(), *_output(facts, end).context]
     if end.reason or not any(_EXEC_FORMAT.search(line) for line in lines):
         return None
@@ -146,7 +146,7 @@ def _wrong_processor(facts: Facts, end: End) -> Diagnosis | None:
     )
 
 
-def _cannot_start(facts: Facts, end: End) -> Diagnosis | None:
+def _cannot_start(facts: Facts, end: Failure) -> Diagnosis | None:
     where = "on this machine" if facts.local else "in the image"
     step = f"correct run.command, or install the program {where}"
     what = "its command cannot be started"
@@ -171,7 +171,7 @@ def _cannot_start(facts: Facts, end: End) -> Diagnosis | None:
     return _finding(end, Cause.START, what + f": {error}" * bool(error), step)
 
 
-def _out_of_memory(facts: Facts, end: End) -> Diagnosis | None:
+def _out_of_memory(facts: Facts, end: Failure) -> Diagnosis | None:
     if end.why != "OOMKilled":
         return None
     limits = (pod.memory_limit for pod in facts.pods if pod.replica == end.replica)
@@ -184,12 +184,12 @@ def _out_of_memory(facts: Facts, end: End) -> Diagnosis | None:
     )
 
 
-def _others_left(facts: Facts, end: End) -> Diagnosis | None:
+def _others_left(facts: Facts, end: Failure) -> Diagnosis | None:
     reported = end.reason is not None and end.reason.type == "Left"
     return _left_early(facts, end) if reported else None
 
 
-def _explained_by_output(facts: Facts, end: End) -> Diagnosis | None:
+def _explained_by_output(facts: Facts, end: Failure) -> Diagnosis | None:
     explanation = explain_output(_output(facts, end), local=facts.local)
     if explanation and explanation.cause in _WAITS:
         if left := _left_early(facts, end):
@@ -209,7 +209,7 @@ def _absent_ranks(facts: Facts) -> str:
     return f"; {_ranks(tuple(absent))} did not wait for it"
 
 
-def _lost_connection(facts: Facts, end: End) -> Diagnosis | None:
+def _lost_connection(facts: Facts, end: Failure) -> Diagnosis | None:
     if not end.means(ExitCode.PEER_LOST) and not _output(facts, end).lost_a_peer:
         return None
     between = "" if facts.local else ": a NetworkPolicy, a sidecar, the nodes' network"
@@ -222,7 +222,7 @@ def _lost_connection(facts: Facts, end: End) -> Diagnosis | None:
     )
 
 
-def _left_early(facts: Facts, end: End) -> Diagnosis | None:
+def _left_early(facts: Facts, end: Failure) -> Diagnosis | None:
     """That the rank had waited for ranks whose training was done."""
     left = _done_before(facts, end)
     if not left:
@@ -242,7 +242,7 @@ def _left_early(facts: Facts, end: End) -> Diagnosis | None:
     )
 
 
-def _done_before(facts: Facts, end: End) -> dict[str, str]:
+def _done_before(facts: Facts, end: Failure) -> dict[str, str]:
     """Descriptions of those that had ended with exit code 0 by then, each with its replica."""
     if end.reason and end.reason.type == "Left":
         return {f"rank {rank}": facts.replica_of(rank) for rank in end.reason.culprits}
@@ -257,7 +257,7 @@ def _done_before(facts: Facts, end: End) -> dict[str, str]:
     }
 
 
-def _ended_by_kubelet(facts: Facts, end: End) -> Diagnosis | None:
+def _ended_by_kubelet(facts: Facts, end: Failure) -> Diagnosis | None:
     """A probe or a hook that failed, or the deadline of the Pod."""
     if end.exit_code not in {SIGKILLED, ExitCode.STOPPED} or end.why == "OOMKilled":
         return None
@@ -272,7 +272,7 @@ def _ended_by_kubelet(facts: Facts, end: End) -> Diagnosis | None:
     return None
 
 
-def _killed(facts: Facts, end: End) -> Diagnosis | None:
+def _killed(facts: Facts, end: Failure) -> Diagnosis | None:
     number = end.exit_code - 128 if end.reason else _signal(facts, end)
     name = next((s.name for s in signal.Signals if s == number), "")
     if not name or end.chosen_by_script:
@@ -291,7 +291,7 @@ def _killed(facts: Facts, end: End) -> Diagnosis | None:
     return _finding(end, Cause.KILLED, f"ended by {name}{_error(facts, end)}", step)
 
 
-def _signal(facts: Facts, end: End) -> int:
+def _signal(facts: Facts, end: Failure) -> int:
     """The signal that ended the container, or a process of torchrun's, by its summary."""
     output = _output(facts, end)
     lines = () if output.error else output.context
@@ -299,7 +299,7 @@ def _signal(facts: Facts, end: End) -> int:
     return int(found[1]) if found else end.exit_code - 128
 
 
-def _refused_checkpoint(facts: Facts, end: End) -> Diagnosis | None:
+def _refused_checkpoint(facts: Facts, end: Failure) -> Diagnosis | None:
     """A script's own load_state_dict that refuses the checkpoint that the job has resumed."""
     if not any(_STATE_REFUSED.search(line) for line in _output(facts, end).error):
         return None
@@ -314,7 +314,7 @@ def _refused_checkpoint(facts: Facts, end: End) -> Diagnosis | None:
     return replace(_crashed(facts, end), next_step=step)
 
 
-def _crashed(facts: Facts, end: End) -> Diagnosis:
+def _crashed(facts: Facts, end: Failure) -> Diagnosis:
     step = "correct the script"
     if any(ARGUMENTS_REFUSED.match(line) for line in _output(facts, end).error):
         step = "correct run.args, or the arguments after `--`"
@@ -344,13 +344,13 @@ def _crashed(facts: Facts, end: End) -> Diagnosis:
     )
 
 
-def _field_to_change(end: End) -> str:
+def _field_to_change(end: Failure) -> str:
     """The field of the job.yaml that an error of k8sjob's runtime names; empty for none."""
     field = _FIELD.match(end.reason.message) if end.reason else None
     return f"change {field[1]} in the job.yaml" if field else ""
 
 
-def _error(facts: Facts, end: End) -> str:
+def _error(facts: Facts, end: Failure) -> str:
     """`: ` and the error as it was written, or the last line of the output."""
     where = f" ({end.reason.where})" if end.reason and end.reason.where else ""
     if end.reason and end.reason.type == "Signal":
@@ -365,7 +365,7 @@ def _error(facts: Facts, end: End) -> str:
     return (f": {line}" if line else "") + where
 
 
-def _reported(end: End) -> str:
+def _reported(end: Failure) -> str:
     return f": {end.reason.message}" if end.reason else ""
 
 
@@ -373,7 +373,7 @@ def _ranks(ranks: tuple[int, ...]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" if ranks else ""
 
 
-_CAUSES: Final[tuple[Callable[[Facts, End], Diagnosis | None], ...]] = (
+_CAUSES: Final[tuple[Callable[[Facts, Failure], Diagnosis | None], ...]] = (
     _others_left,
     _ended_by_kubelet,
     _hung,

@@ -39,7 +39,7 @@ _CUT_REASON: Final = re.compile(
 """A Reason in an Event, which keeps 1024 characters."""
 
 
-class Container:
+class PodContainer:
     """One container of a Pod.
 
     Attributes:
@@ -67,7 +67,7 @@ class Container:
 
 
 @dataclass(frozen=True)
-class Pod(objects.Pod):
+class ReplicaPod(objects.Pod):
     """One Pod of the job.
 
     Attributes:
@@ -95,7 +95,7 @@ class Pod(objects.Pod):
         return moment(self.terminated.get("finishedAt"))
 
     @cached_property
-    def containers(self) -> tuple[Container, ...]:
+    def containers(self) -> tuple[PodContainer, ...]:
         """Its containers, the init ones first."""
         return (
             *self._containers("initContainers", "initContainerStatuses", init=True),
@@ -116,14 +116,14 @@ class Pod(objects.Pod):
         """The newest Event about it with one of these reasons; empty if there is none."""
         return next((e for e in reversed(self.events) if e.get("reason") in reasons), {})
 
-    def _containers(self, key: str, status_key: str, *, init: bool) -> Iterator[Container]:
+    def _containers(self, key: str, status_key: str, *, init: bool) -> Iterator[PodContainer]:
         statuses = {s.get("name"): s for s in self.status.get(status_key) or ()}
         for spec in self.spec.get(key) or [{"name": name} for name in statuses]:
-            yield Container(spec, statuses.get(spec.get("name"), {}), init=init)
+            yield PodContainer(spec, statuses.get(spec.get("name"), {}), init=init)
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class Failure:
     """One training container that failed.
 
     Attributes:
@@ -301,7 +301,7 @@ class Facts:
         return ""
 
     @cached_property
-    def pods(self) -> tuple[Pod, ...]:
+    def pods(self) -> tuple[ReplicaPod, ...]:
         """The job's Pods, Master first."""
         events: defaultdict[tuple[str, str], list[Json]] = defaultdict(list)
         for event in self.snapshot.events:
@@ -311,7 +311,7 @@ class Facts:
         for one in map(objects.Pod, self.snapshot.pods):
             replica = replica_of(one.raw) or one.name.removeprefix(f"{self.name}-")
             own = events[one.name, one.uid]  # earlier Pods had other uids
-            pods.append(Pod(one.raw, replica, tuple(own)))
+            pods.append(ReplicaPod(one.raw, replica, tuple(own)))
         return tuple(pods)
 
     def runs_again(self, replica: str) -> bool:
@@ -321,7 +321,7 @@ class Facts:
         )
 
     @cached_property
-    def done(self) -> tuple[Pod, ...]:
+    def done(self) -> tuple[ReplicaPod, ...]:
         """The Pods whose training ended with exit code 0."""
         return tuple(pod for pod in self.pods if pod.terminated.get("exitCode") == 0)
 
@@ -376,13 +376,13 @@ class Facts:
         return self.tail(replica)
 
     @cached_property
-    def ends(self) -> list[End]:
+    def ends(self) -> list[Failure]:
         """The newest failure of each replica that has one.
 
         A Pod shows its container's last end. When the controller has deleted the Pod (a crashing
         one counts as running, so cleanPodPolicy Running deletes it) the Events still show it.
         """
-        newest: dict[str, End] = {}
+        newest: dict[str, Failure] = {}
         started = self.status.started  # or resumed: what ended before does not matter
         recorded = [
             one
@@ -398,7 +398,7 @@ class Facts:
         return list(newest.values())
 
     @property
-    def restarts(self) -> list[End]:
+    def restarts(self) -> list[Failure]:
         """The newest failures after which a replica's agent started its processes again in place.
 
         Its container has not ended since.
@@ -406,7 +406,7 @@ class Facts:
         return [end for end, _ in self._restarts.values()]
 
     @cached_property
-    def _restarts(self) -> dict[str, tuple[End, list[str]]]:
+    def _restarts(self) -> dict[str, tuple[Failure, list[str]]]:
         """The same by replica, each with the lines before it."""
         ended = {end.replica: end.time for end in self.ends}
         found = {}
@@ -418,12 +418,14 @@ class Facts:
                     continue
                 reason = Reason.decode(json.dumps(event.data.get("reason")))
                 if reason and event.time > ended.get(replica, 0.0):
-                    end = End(replica, reason.exit_code, "", "", reason, reason.time or event.time)
+                    end = Failure(
+                        replica, reason.exit_code, "", "", reason, reason.time or event.time
+                    )
                     found[replica] = end, lines[:number]
                 break
         return found
 
-    def _ends_of_pods(self) -> Iterator[End]:
+    def _ends_of_pods(self) -> Iterator[Failure]:
         for pod in self.pods:
             ended = pod.terminated or pod.terminated_before
             if ended.get("exitCode"):
@@ -440,13 +442,13 @@ class Facts:
         return self.target.recreations(self.snapshot.job, replica, self.snapshot.events)
 
 
-def _end(replica: str, exit_code: int, why: str, message: str, stamp: str) -> End:
+def _end(replica: str, exit_code: int, why: str, message: str, stamp: str) -> Failure:
     reason = Reason.decode(message) or _cut_reason(message)
     ended = moment(stamp)
     time = reason.time if reason and reason.time else ended.timestamp() if ended else 0.0
     # The container's own may be RESTARTS_SPENT; a container that failed did not end with 0.
     code = (reason.exit_code if reason else 0) or exit_code
-    return End(replica, code, why, message, reason, time)
+    return Failure(replica, code, why, message, reason, time)
 
 
 def _cut_reason(message: str) -> Reason | None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from k8sjob.kube.capacity import Node
     from k8sjob.kube.objects import Json
-    from k8sjob.observe.diagnose.facts import End, Facts, Pod
+    from k8sjob.observe.diagnose.facts import Facts, Failure, ReplicaPod
     from k8sjob.observe.diagnose.finding import Diagnosis
 
 _RECREATED: Final = "it is created again; with checkpoints the job continues from the newest one"
@@ -62,7 +62,7 @@ _STEPS: Final = {
 }
 
 
-def unschedulable(facts: Facts, pod: Pod) -> Explanation | None:
+def unschedulable(facts: Facts, pod: ReplicaPod) -> Explanation | None:
     """Why the scheduler finds no node."""
     condition = pod.condition("PodScheduled")
     if not (pod.live and condition.false):
@@ -75,7 +75,7 @@ def unschedulable(facts: Facts, pod: Pod) -> Explanation | None:
     return replace(facts.unschedulable[key], since=condition.since)
 
 
-def _unschedulable(facts: Facts, pod: Pod, condition: Condition) -> Explanation:
+def _unschedulable(facts: Facts, pod: ReplicaPod, condition: Condition) -> Explanation:
     if condition.reason == "SchedulingGated":
         gates = [gate.get("name", "") for gate in pod.spec.get("schedulingGates") or ()]
         return Explanation(
@@ -90,7 +90,7 @@ def _unschedulable(facts: Facts, pod: Pod, condition: Condition) -> Explanation:
     return Explanation(Cause.UNSCHEDULABLE, what, "; ".join(steps))
 
 
-def _explain(facts: Facts, pod: Pod, message: str) -> tuple[str, list[str]]:
+def _explain(facts: Facts, pod: ReplicaPod, message: str) -> tuple[str, list[str]]:
     found = _NODES.match(message)
     # After the first sentence the scheduler speaks of preemption.
     rest = message[found.end() :] if found else ""
@@ -113,7 +113,7 @@ def _explain(facts: Facts, pod: Pod, message: str) -> tuple[str, list[str]]:
     return f"{none}: {'; '.join(what for what, _ in explained)}", steps
 
 
-def _reason(facts: Facts, pod: Pod, count: int, reason: str) -> tuple[str, str]:
+def _reason(facts: Facts, pod: ReplicaPod, count: int, reason: str) -> tuple[str, str]:
     """One reason of the scheduler's in plain words, and the step that removes it."""
     has, have = ("has", "is") if count == 1 else ("have", "are")
     if found := re.match(r"Insufficient (\S+)", reason):
@@ -136,7 +136,7 @@ def _reason(facts: Facts, pod: Pod, count: int, reason: str) -> tuple[str, str]:
     return f"{count} {reason}", _STEPS.get(reason, "")
 
 
-def _insufficient(facts: Facts, pod: Pod, count: int, resource: str) -> tuple[str, str]:
+def _insufficient(facts: Facts, pod: ReplicaPod, count: int, resource: str) -> tuple[str, str]:
     wanted = pod_requests(pod.spec).get(resource, Decimal())
     asks = f"it requests {as_text(resource, wanted) if wanted else '?'}"
     has = "has" if count == 1 else "have"
@@ -184,7 +184,7 @@ def _offers(facts: Facts, nodes: Iterable[Node], resource: str) -> str:
     return f"there {'is' if is_one else 'are'} {'; '.join(table)}"
 
 
-def _taints(facts: Facts, pod: Pod) -> str:
+def _taints(facts: Facts, pod: ReplicaPod) -> str:
     """The taints of the nodes that the Pod does not tolerate."""
     found = {
         _taint(taint)
@@ -202,7 +202,7 @@ def _taint(taint: Json) -> str:
     return f"{key}={taint['value']}" if taint.get("value") else key
 
 
-def _selector(pod: Pod) -> str:
+def _selector(pod: ReplicaPod) -> str:
     labels = pod.spec.get("nodeSelector") or {}
     asked = [f"{key}={value}" for key, value in labels.items()]
     if pod.part("spec", "affinity").get("nodeAffinity") is not None:
@@ -239,7 +239,7 @@ def displaced(facts: Facts) -> dict[str, Explanation]:
     return left
 
 
-def ended_by_displacement(facts: Facts, end: End, left: Mapping[str, Explanation]) -> bool:
+def ended_by_displacement(facts: Facts, end: Failure, left: Mapping[str, Explanation]) -> bool:
     """Whether a container ended since its Pod had to leave, or was deleted."""
     pod = next((pod for pod in facts.pods if pod.replica == end.replica), None)
     # When a job has ended, its controller deletes the Pods that do not count as ended.
@@ -253,7 +253,7 @@ def ended_by_displacement(facts: Facts, end: End, left: Mapping[str, Explanation
     return not newer and end.time <= _time(found) + GRACE_SECONDS
 
 
-def _ended_by_deletion(pod: Pod, end: End) -> bool:
+def _ended_by_deletion(pod: ReplicaPod, end: Failure) -> bool:
     """Whether a container was killed after its Pod's deletion had been requested."""
     meta = pod.metadata
     if end.exit_code != SIGKILLED or end.why == "OOMKilled" or not pod.deleting:
@@ -289,7 +289,7 @@ def _lost(facts: Facts) -> Iterator[Explanation]:
             )
 
 
-def _unreachable(pod: Pod, ready: Condition) -> tuple[str, datetime | None]:
+def _unreachable(pod: ReplicaPod, ready: Condition) -> tuple[str, datetime | None]:
     """The problem of the Pod's node, and since when; empty if none is known."""
     if ready.true:
         return "", None
@@ -302,7 +302,7 @@ def _unreachable(pod: Pod, ready: Condition) -> tuple[str, datetime | None]:
     return ("is lost" if pod.status.get("reason") == "NodeLost" else ""), None
 
 
-def _displaced(pod: Pod) -> Explanation | None:
+def _displaced(pod: ReplicaPod) -> Explanation | None:
     """Why a Pod that is still there had to leave its node."""
     reason, message = pod.status.get("reason", ""), pod.status.get("message", "")
     target = pod.condition("DisruptionTarget")

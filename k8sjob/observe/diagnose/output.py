@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from k8sjob.contract import Reason
-    from k8sjob.observe.diagnose.facts import End
+    from k8sjob.observe.diagnose.facts import Failure
 
 _NO_EXCEPTION: Final = frozenset({"", "Signal"})
 """Types of a Reason where the process reported no exception."""
@@ -123,7 +123,7 @@ def is_bare_exit(reason: Reason) -> bool:
     return by_number or reason.type == "Exit"
 
 
-def last_output(end: End, lines: Sequence[str], *, ranks: int) -> LastOutput:
+def last_output(end: Failure, lines: Sequence[str], *, ranks: int) -> LastOutput:
     """Read the report and the last output of a container."""
     bars = sum(1 for _ in takewhile(_REDRAWN_BAR.fullmatch, reversed(lines)))
     lines = lines[: len(lines) - bars] if bars <= _MAX_REDRAWN_BARS else lines

@@ -11,7 +11,7 @@ from k8sjob.kube.objects import Object, event_time
 from k8sjob.observe.diagnose.finding import Cause, Explanation, Rule, first_match, one_line
 
 if TYPE_CHECKING:
-    from k8sjob.observe.diagnose.facts import Facts, Pod
+    from k8sjob.observe.diagnose.facts import Facts, ReplicaPod
 
 AFTER_MOUNTS: Final = ("FailedCreatePodSandBox", "Pulling", "Pulled", "Created")
 """Reasons of the kubelet's Events about a Pod whose volumes are mounted."""
@@ -79,7 +79,7 @@ def missing_reference(facts: Facts, message: str) -> Explanation | None:
     return first_match(_REFERENCES, message, namespace=facts.namespace)
 
 
-def unbound(facts: Facts, pod: Pod, message: str) -> Explanation | None:
+def unbound(facts: Facts, pod: ReplicaPod, message: str) -> Explanation | None:
     """A claim that is missing or has no volume, where the scheduler waits for it."""
     if found := first_match(_CLAIMS, message, namespace=facts.namespace):
         return found
@@ -89,7 +89,7 @@ def unbound(facts: Facts, pod: Pod, message: str) -> Explanation | None:
     return _without_volume(facts, claim, why or message.partition(": ")[2] or message)
 
 
-def unprovisioned(facts: Facts, pod: Pod) -> Explanation | None:
+def unprovisioned(facts: Facts, pod: ReplicaPod) -> Explanation | None:
     """A claim whose volume is awaited for a node that the scheduler has already chosen.
 
     With WaitForFirstConsumer the scheduler says nothing about the Pod until the volume is there.
@@ -115,7 +115,7 @@ def _without_volume(facts: Facts, claim: str, why: str) -> Explanation:
     return Explanation(Cause.VOLUME_CLAIM, f"{what}: {why}".rstrip("."), step)
 
 
-def _pending_claim(facts: Facts, pod: Pod) -> tuple[str, str]:
+def _pending_claim(facts: Facts, pod: ReplicaPod) -> tuple[str, str]:
     """The Pod's first claim that is not bound, and what its Events say."""
     mounted = {
         Object(volume).part("persistentVolumeClaim").get("claimName")
@@ -139,7 +139,7 @@ def _pending_claim(facts: Facts, pod: Pod) -> tuple[str, str]:
     return (names[0] if len(names) == 1 else ""), ""
 
 
-def not_mounted(facts: Facts, pod: Pod) -> Explanation | None:
+def not_mounted(facts: Facts, pod: ReplicaPod) -> Explanation | None:
     """A volume that could not be attached or mounted on the Pod's node."""
     if pod.phase != "Pending" or not pod.node or pod.container.raw.get("started"):
         return None

@@ -48,14 +48,14 @@ class Inner(NamedTuple):
     where: str  # the last line of the user's code, as file:line; empty if there is none
 
 
-class Place(NamedTuple):
+class CodePlace(NamedTuple):
     """The place of a thread in the code."""
 
     where: str  # the last line of the user's code, as file:line in function; empty if there is none
     waits: bool  # whether it is in torch's distributed code, called from there, or in backward
 
 
-def place_of_thread(thread: int) -> Place:
+def place_of_thread(thread: int) -> CodePlace:
     """The place of a thread by its identity, seen from another one."""
     found = sys._current_frames().get(thread)  # noqa: SLF001 - documented, in spite of its name
     frames = [frame for frame, _ in traceback.walk_stack(found)] if found else []
@@ -63,12 +63,12 @@ def place_of_thread(thread: int) -> Place:
     within = frames[:own]
     waits = any(place in one.f_code.co_filename for one in within for place in _COLLECTIVES)
     if own is None:
-        return Place("", waits=waits)
+        return CodePlace("", waits=waits)
     code, number = frames[own].f_code, frames[own].f_lineno
     # A torch.distributed.Work waits in C++, without a Python frame.
     line = linecache.getline(code.co_filename, number)
     waits = waits or (own == 0 and ".wait(" in line and "os.wait(" not in line)
-    return Place(f"{with_user_paths(code.co_filename)}:{number} in {code.co_name}", waits=waits)
+    return CodePlace(f"{with_user_paths(code.co_filename)}:{number} in {code.co_name}", waits=waits)
 
 
 def caller(frame: FrameType | None) -> tuple[str, int]:

@@ -41,7 +41,7 @@ class Plans:
         self._mine = SavePlan([])
         self._metadata: Metadata | None = None
 
-    def stage(self, parts: dict[str, Any], *, describes: bool) -> Part:
+    def stage(self, parts: dict[str, Any], *, describes: bool) -> RankPart:
         """Copy to host memory what this rank is to write; all ranks call it.
 
         Args:
@@ -73,7 +73,7 @@ class Plans:
             for item in self._mine.items
         }
         _await_copies(staged)
-        return Part(whole, self._mine, staged, self._metadata)
+        return RankPart(whole, self._mine, staged, self._metadata)
 
     def _divide(self, planner: DefaultSavePlanner, plans: list[SavePlan]) -> SavePlan:
         """This rank's part of the plan that rank 0 makes of all."""
@@ -105,7 +105,7 @@ class Plans:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RankPart:
     """The part that one rank writes, in host memory."""
 
     marked: dict[str, Any]  # on rank 0: the whole nest, with marks in the places of tensors

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from k8sjob.runtime.base.event_lines import Reporter
-    from k8sjob.runtime.checkpoint.shards import Part, Plans
+    from k8sjob.runtime.checkpoint.shards import Plans, RankPart
     from k8sjob.runtime.checkpoint.store import Checkpoints
     from k8sjob.runtime.comm.process_group import Group
 
@@ -348,7 +348,7 @@ class Checkpointer:
         others = {**on_host(state), "kind": kind, "step": step, "random": random, **ranks}
         return _Save(step, began, position, others)
 
-    def _write_part(self, part: Part, draft: Path, save: _Save, matter: str) -> None:
+    def _write_part(self, part: RankPart, draft: Path, save: _Save, matter: str) -> None:
         """Write this rank's part, in the thread; rank 0 waits for all, and describes the whole."""
         written, failure = "", None
         try:

@@ -319,7 +319,7 @@ class Watchdog:
         phase, step, _ = self._last
         if not self._alarm.is_set():
             return Beat(step, phase, answered=False)
-        failed = frames.Place(self._waited, waits=True)
+        failed = frames.CodePlace(self._waited, waits=True)
         place = failed if self._waited else frames.place_of_thread(self._thread)
         return Beat(step, SYNC if place.waits else phase, answered=True, where=place.where)
 

@@ -13,7 +13,7 @@ import torch
 from k8sjob.contract import EventKind
 from k8sjob.runtime.checkpoint import model_state
 from k8sjob.runtime.checkpoint.store import FROM_SCRATCH
-from k8sjob.runtime.progress import Progress
+from k8sjob.runtime.progress import ProgressReporter
 from k8sjob.runtime.rank_context import Stopped
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class JobCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
         super().__init__()
         self._context, self._feed, self._epochs, self._saved = context, feed, epochs, saved
         self._placement, self._test_batches = placement, test_batches
-        self._progress = Progress(context.group, context.reporter, context.waiting)
+        self._progress = ProgressReporter(context.group, context.reporter, context.waiting)
         self.asks = any(_looks_at_batches(other) for other in others)
         self._steps = saved.step if saved else 0
         self._shards: list[BatchShard] = []

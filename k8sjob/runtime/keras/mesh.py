@@ -171,7 +171,7 @@ class ShardedModel(Placement):
 
     def evaluation(self, data: Any, options: Mapping[str, Any]) -> tuple[list[Any], Any]:
         """One of our own."""
-        return [Evaluation(self._context, data, options)], None
+        return [EvaluationCallback(self._context, data, options)], None
 
     def begin(self, resume: Callable[[], None]) -> None:
         """All ranks made the model with the same random numbers; refuse one made elsewhere."""
@@ -258,7 +258,7 @@ def _jax_array(local: Tensor, *, like: Any) -> Any:
     return jax.make_array_from_single_device_arrays(like.shape, like.sharding, arrays)
 
 
-class Evaluation(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
+class EvaluationCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
     """The first of the callbacks: adds the numbers of the held-out samples to an epoch's.
 
     Keras's own evaluation divides each batch by the axis data; the last samples, fewer than its

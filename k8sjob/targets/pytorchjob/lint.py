@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.contract import Role, counted, did_you_mean
 from k8sjob.kube.objects import Object, at_path
 from k8sjob.rules import Hit, Rules
-from k8sjob.targets.manifest_facts import Job, Replica, launcher_flags, launcher_of
+from k8sjob.targets.manifest_facts import ManifestJob, ManifestReplica, launcher_flags, launcher_of
 from k8sjob.targets.pytorchjob.operator import CLOSED_PATHS, known_fields
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from k8sjob.yamldoc import FieldPath
 
-RULES: Final = Rules["Job"]("manifest")
+RULES: Final = Rules["ManifestJob"]("manifest")
 
 _STEP: Final = re.compile(r"\.?([\w-]+)|\[(\d+)\]|\[([^\]]+)\]")
 _RESTARTS: Final = ("OnFailure", "Never", "ExitCode", "Always")
@@ -25,7 +25,7 @@ _MAX_NAME: Final = 63
 
 
 @RULES.error
-def _rejected_by_webhook(job: Job) -> Iterator[Hit]:
+def _rejected_by_webhook(job: ManifestJob) -> Iterator[Hit]:
     """The training operator's admission webhook refuses the object, so nothing is created."""
     for problem in job.refusals:
         path: FieldPath = tuple(
@@ -36,7 +36,7 @@ def _rejected_by_webhook(job: Job) -> Iterator[Hit]:
 
 
 @RULES.error
-def _unknown_field(job: Job) -> Iterator[Hit]:
+def _unknown_field(job: ManifestJob) -> Iterator[Hit]:
     """The apiserver drops fields that the CRD does not know; kubectl refuses them earlier."""
     for pattern in CLOSED_PATHS:
         known = known_fields(*pattern)
@@ -60,7 +60,7 @@ def _where_to(key: str, known: tuple[str, ...]) -> str:
 
 
 @RULES.error
-def _worker_name_too_long(job: Job) -> Iterator[Hit]:
+def _worker_name_too_long(job: ManifestJob) -> Iterator[Hit]:
     """A service is called <job>-worker-<n>, of at most 63 characters; nothing checks it earlier."""
     job_name = Object(job.data).name
     for replica in job.replicas:
@@ -76,7 +76,7 @@ def _worker_name_too_long(job: Job) -> Iterator[Hit]:
 
 
 @RULES.error
-def _restart_policy_typo(job: Job) -> Iterator[Hit]:
+def _restart_policy_typo(job: ManifestJob) -> Iterator[Hit]:
     """The CRD takes any text; the pods are then refused one by one."""
     for replica in job.replicas:
         value = replica.restart_policy
@@ -89,7 +89,7 @@ def _restart_policy_typo(job: Job) -> Iterator[Hit]:
 
 
 @RULES.error
-def _clean_pod_policy_typo(job: Job) -> Iterator[Hit]:
+def _clean_pod_policy_typo(job: ManifestJob) -> Iterator[Hit]:
     """The CRD takes any text, and the operator treats one that it does not know as All."""
     path = ("spec", "runPolicy", "cleanPodPolicy")
     value = job.get(*path)
@@ -106,7 +106,7 @@ def _choose(value: Any, known: tuple[str, ...]) -> str:
 
 
 @RULES.warning
-def _restart_policy_in_template(job: Job) -> Iterator[Hit]:
+def _restart_policy_in_template(job: ManifestJob) -> Iterator[Hit]:
     """The operator overwrites the pod template's restartPolicy with the replica's."""
     for replica in job.replicas:
         value = replica.pod.get("restartPolicy")
@@ -122,12 +122,12 @@ def _restart_policy_in_template(job: Job) -> Iterator[Hit]:
             )
 
 
-def _retried(job: Job, *policies: str) -> list[Replica]:
+def _retried(job: ManifestJob, *policies: str) -> list[ManifestReplica]:
     return [replica for replica in job.replicas if replica.restart_policy in policies]
 
 
 @RULES.warning
-def _restarts_for_ever(job: Job) -> Iterator[Hit]:
+def _restarts_for_ever(job: ManifestJob) -> Iterator[Hit]:
     """Under OnFailure or Always a crash is restarted without end, unless a backoffLimit counts."""
     policy = job.get("spec", "runPolicy")
     retried = _retried(job, "OnFailure", "Always")
@@ -145,7 +145,7 @@ def _restarts_for_ever(job: Job) -> Iterator[Hit]:
 
 
 @RULES.warning
-def _backoff_limit_too_small(job: Job) -> Iterator[Hit]:
+def _backoff_limit_too_small(job: ManifestJob) -> Iterator[Hit]:
     """The backoffLimit counts restarts of all pods; the peers of a lost replica restart, too."""
     path = ("spec", "runPolicy", "backoffLimit")
     limit = job.get(*path)
@@ -161,7 +161,7 @@ def _backoff_limit_too_small(job: Job) -> Iterator[Hit]:
 
 
 @RULES.warning
-def _gpus_kept_after_success(job: Job) -> Iterator[Hit]:
+def _gpus_kept_after_success(job: ManifestJob) -> Iterator[Hit]:
     """A job has succeeded when its Master has; under cleanPodPolicy None Workers keep running."""
     policy = job.get("spec", "runPolicy")
     value = at_path(policy, "cleanPodPolicy")
@@ -180,7 +180,7 @@ def _gpus_kept_after_success(job: Job) -> Iterator[Hit]:
 
 
 @RULES.error
-def _elastic_bounds(job: Job) -> Iterator[Hit]:
+def _elastic_bounds(job: ManifestJob) -> Iterator[Hit]:
     """The rendezvous waits for minReplicas nodes; a single bound sets both."""
     policy = job.elastic
     if policy is None or job.replica(Role.WORKER) is None:
@@ -211,7 +211,7 @@ _LOOPBACK: Final = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|\[?::1\]?)(:\d+)?"
 
 
 @RULES.error
-def _nproc_value(job: Job) -> Iterator[Hit]:
+def _nproc_value(job: ManifestJob) -> Iterator[Hit]:
     """The CRD takes any text for nprocPerNode; torchrun knows numbers, auto, gpu and cpu."""
     path = ("spec", "nprocPerNode")
     value = job.get(*path)
@@ -230,7 +230,7 @@ def _nproc_value(job: Job) -> Iterator[Hit]:
 
 
 @RULES.error
-def _nproc_without_launcher(job: Job) -> Iterator[Hit]:
+def _nproc_without_launcher(job: ManifestJob) -> Iterator[Hit]:
     """The operator multiplies WORLD_SIZE by nprocPerNode; only a launcher starts the processes."""
     nproc = job.get("spec", "nprocPerNode") or at_path(job.elastic, "nProcPerNode")
     if not str(nproc).isdecimal() or int(str(nproc)) <= 1:
@@ -248,7 +248,7 @@ def _nproc_without_launcher(job: Job) -> Iterator[Hit]:
 
 
 @RULES.error
-def _launcher_hard_coded(job: Job) -> Iterator[Hit]:
+def _launcher_hard_coded(job: ManifestJob) -> Iterator[Hit]:
     """Arguments of torchrun win over the operator's PET_* variables, in all pods of a role."""
     for replica, container in job.trainers():
         flags = launcher_flags(container)
@@ -264,7 +264,7 @@ def _launcher_hard_coded(job: Job) -> Iterator[Hit]:
                 )
 
 
-def _contradiction(job: Job, replica: Replica, name: str, value: str) -> str:
+def _contradiction(job: ManifestJob, replica: ManifestReplica, name: str, value: str) -> str:
     """Why a flag of torchrun cannot be right in this job, or nothing."""
     nodes, why = job.nodes, ""
     if nodes == 1 or job.elastic is not None:
@@ -287,12 +287,12 @@ def _contradiction(job: Job, replica: Replica, name: str, value: str) -> str:
     return why
 
 
-def _node_rank(job: Job, replica: Replica) -> str:
+def _node_rank(job: ManifestJob, replica: ManifestReplica) -> str:
     return "1" if replica.role == Role.WORKER and job.replica(Role.MASTER) else "0"
 
 
 @RULES.error
-def _no_master(job: Job) -> Iterator[Hit]:
+def _no_master(job: ManifestJob) -> Iterator[Hit]:
     """Without a Master or an elasticPolicy the operator sets no rendezvous address."""
     worker = job.replica(Role.WORKER)
     if worker is None or worker.trainer is None or job.replica(Role.MASTER) is not None:
@@ -312,7 +312,7 @@ def _no_master(job: Job) -> Iterator[Hit]:
 
 
 @RULES.warning
-def _env_overridden(job: Job) -> Iterator[Hit]:
+def _env_overridden(job: ManifestJob) -> Iterator[Hit]:
     """The operator appends its variables to the container's, and the last one of a name wins."""
     if job.refusals:
         return
@@ -330,7 +330,7 @@ def _env_overridden(job: Job) -> Iterator[Hit]:
                     )
 
 
-def _injected(job: Job, replica: Replica, index: int) -> dict[str, str]:
+def _injected(job: ManifestJob, replica: ManifestReplica, index: int) -> dict[str, str]:
     try:
         return job.target.injected_env(job.data, replica.role, index)
     except (AttributeError, KeyError, TypeError, ValueError):
@@ -338,7 +338,7 @@ def _injected(job: Job, replica: Replica, index: int) -> dict[str, str]:
 
 
 @RULES.warning
-def _readiness_probe_on_master(job: Job) -> Iterator[Hit]:
+def _readiness_probe_on_master(job: ManifestJob) -> Iterator[Hit]:
     """The Master's name resolves once its pod is Ready, and Workers wait for that name."""
     master = job.replica(Role.MASTER)
     if master is None or master.trainer is None or job.replica(Role.WORKER) is None:

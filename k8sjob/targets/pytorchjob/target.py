@@ -21,7 +21,7 @@ from k8sjob.targets.api import (
     JobState,
     LocalReason,
     RecordedEnd,
-    Replicas,
+    RoleReplicas,
     Target,
 )
 from k8sjob.targets.field_types import fit, type_problems
@@ -142,11 +142,11 @@ class PyTorchJob(Target):
 
     # --- a job
 
-    def replicas(self, job: Json) -> tuple[Replicas, ...]:
+    def replicas(self, job: Json) -> tuple[RoleReplicas, ...]:
         """spec.pytorchReplicaSpecs; one replica where it gives no number."""
         specs = Object(job).part("spec", "pytorchReplicaSpecs")
         return tuple(
-            Replicas(
+            RoleReplicas(
                 role,
                 specs[role].get("replicas", 1),
                 ("spec", "pytorchReplicaSpecs", role.value, "template"),
@@ -286,7 +286,7 @@ def _policy(job: Json) -> Json:
 
 
 class PyTorchJobReader:
-    """The operator's defaults, and the job.yaml fields of a PyTorchJob; see Reader."""
+    """The operator's defaults, and the job.yaml fields of a PyTorchJob; see ManifestReader."""
 
     target: Target = PyTorchJob()
     quantities: tuple[tuple[str, ...], ...] = (

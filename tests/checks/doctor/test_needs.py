@@ -3,7 +3,7 @@ import pytest
 from k8sjob.checks.doctor import examine_needs, gather, gather_needs
 from k8sjob.checks.doctor.check import Verdict
 from k8sjob.checks.doctor.needs import named_objects, queue
-from k8sjob.kube.api_resources import Reference
+from k8sjob.kube.api_resources import ObjectReference
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.rendering import manifest, render
 from k8sjob.spec import JobSpec
@@ -84,7 +84,7 @@ def test_a_name_that_would_be_another_path_is_not_asked_for(name, make_job):
 
 
 def test_a_name_cannot_leave_its_place():
-    assert Reference("secret", "a/../b?c").path("team").endswith("/secrets/a%2F..%2Fb%3Fc")
+    assert ObjectReference("secret", "a/../b?c").path("team").endswith("/secrets/a%2F..%2Fb%3Fc")
 
 
 def test_all_there(facts, job):

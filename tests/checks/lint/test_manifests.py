@@ -11,7 +11,7 @@ from k8sjob.checks.lint import lint, lint_manifest, manifest_pods
 from k8sjob.rendering import render
 from k8sjob.spec import JobSpec
 from k8sjob.targets.jobs import DEFAULT, TARGETS
-from k8sjob.targets.manifest_facts import Job
+from k8sjob.targets.manifest_facts import ManifestJob
 from k8sjob.yamldoc import dump, parse
 
 
@@ -29,7 +29,7 @@ def test_many_containers_take_linear_time(pytorchjob):
     job = pytorchjob()
     pod = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
     pod["containers"] += [{"name": f"c{i}", "image": "tensorboard"} for i in range(20_000)]
-    found = list(manifest_pods.RULES.hits(Job(DEFAULT, job, lambda _path: (1, 1))))
+    found = list(manifest_pods.RULES.hits(ManifestJob(DEFAULT, job, lambda _path: (1, 1))))
     assert len(found) == 20_000
 
 
