@@ -184,7 +184,7 @@ def _of_mesh(
     if data is not None and data * model != shape.world_size:
         yield Conflict(
             "strategy.data",
-            f"mesh data {data} x model {model} = {data * model}, but {shape}; leave data out,"
+            f"mesh data {data} x model {model} = {data * model}, but {shape}; remove data,"
             " or change one of them",
         )
     elif shape.world_size % model:
@@ -197,7 +197,7 @@ def _of_mesh(
         yield Conflict(
             "strategy.layout",
             f"no layer is sharded along mesh axis model={model}: its ranks would all compute the"
-            f" same; write what it divides, such as {example}, or leave model out",
+            f" same; write what it divides, such as {example}, or remove model",
         )
 
 

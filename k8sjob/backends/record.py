@@ -328,8 +328,8 @@ class RecordBackend:
             raise BackendError(self._damage(error)) from error
         if version != _FORMAT:
             raise BackendError(
-                f"{path} is a record of format {version!r}, and this k8sjob ({__version__}) reads"
-                f" format {_FORMAT}; use the k8sjob that wrote it"
+                f"{path} is a record of format {version!r}, and this version of k8sjob"
+                f" ({__version__}) reads format {_FORMAT}; use the version that wrote it"
             )
 
     @contextmanager
@@ -354,9 +354,9 @@ class RecordBackend:
             case OSError(strerror=str(detail)):
                 pass
             case KeyError(args=(str(name),)) if " " not in name:
-                detail = f"{name!r} is missing in {_OBJECTS}"
+                detail = f"{name!r} is missing from {_OBJECTS}"
             case TypeError() | AttributeError():
-                detail = "it does not have the form of one"
+                detail = "it does not have the format of a record"
             case _:
                 detail = str(error.args[0] if error.args else error)
         return (
@@ -388,7 +388,7 @@ class RecordBackend:
         yield self.snapshot(ref)
         job = self._snapshot.job
         if not target_of(job).state(job)[0].finished:
-            raise BackendError(f"{self.path} is the record of a job that had not ended then")
+            raise BackendError(f"{self.path} is the record of a job that had not ended")
 
     def logs(
         self,
@@ -407,7 +407,7 @@ class RecordBackend:
             return self._lines(replica, tail)
         attempts = sorted({line.attempt for line in self._lines(replica)})
         if len(attempts) < 2:
-            raise BackendError(f"{replica} was started only once; leave --previous out")
+            raise BackendError(f"{replica} was started only once; omit --previous")
         return (line for line in self._lines(replica) if line.attempt == attempts[-2])
 
     def _lines(self, replica: str, tail: int | None = None) -> Iterator[LogLine]:

@@ -151,7 +151,7 @@ def _connect(url: str) -> tuple[Any, str]:
         importlib.import_module(package)
     except ImportError as error:
         raise K8sJobError(
-            f"{found['scheme']}:// needs one more package ({error}): pip install {requirement}"
+            f"{found['scheme']}:// needs another package ({error}): pip install {requirement}"
         ) from error
     with _explained(url):
         files = fsspec.filesystem(found["scheme"], use_listings_cache=False)
@@ -174,8 +174,8 @@ def _explained(url: str, passing: tuple[type[Exception], ...] = ()) -> Iterator[
         reason = safe_line(redacted(str(error))) or type(error).__name__
         if isinstance(error, PermissionError):
             raise StorageError(
-                f"{url}: access is denied ({reason}); check the credentials in the environment, and"
-                " what they allow"
+                f"{url}: access is denied ({reason}); check the credentials in the environment"
+                " and their permissions"
             ) from error
         raise StorageError(
             f"{url} cannot be read or written: {reason}; check the network, and the endpoint and"

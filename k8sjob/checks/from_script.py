@@ -290,7 +290,7 @@ class _Job:
         spawned = [call for called, call in script.calls if called in _SPAWNERS]
         made = script.torch_calls("init_process_group", "init_device_mesh")
         if script.has_runtime:
-            found = _Start("k8sjob.runtime makes the process group")
+            found = _Start("k8sjob.runtime creates the process group")
         elif self._names(_LIGHTNING):
             found = self._of_lightning()
         elif spawned:
@@ -302,13 +302,15 @@ class _Job:
             maker = f"{script.last_name(made[0].func)} ({self._place(made[0])})"
             found = _Start(f"{maker} takes the ranks from the environment")
         elif managed := [name for name in sorted(script.modules & MANAGED) if self._manages(name)]:
-            found = _Start(f"{managed[0]} makes the process group from the environment")
+            found = _Start(f"{managed[0]} creates the process group from the environment")
         elif self._outside:
             names = ", ".join(self._outside)
-            found = _Start(f"its process group, if any, is made in {names}, not in the folder", 0)
+            found = _Start(
+                f"its process group, if any, is created in {names}, not in the folder", 0
+            )
         else:
             page = "from-keras.md" if "keras" in script.modules else "from-ddp.md"
-            alone = "it makes no process group, so several processes would each train separately"
+            alone = "it creates no process group, so several processes would each train separately"
             found = _Start(f"{alone}; see docs/how-to/{page}", 0)
         return found
 

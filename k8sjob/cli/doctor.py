@@ -139,7 +139,7 @@ def _for_local_jobs(spec: JobSpec | None, job: JobFile | None) -> Iterator[Check
 
 def _no_cluster(place: Place) -> CheckResult:
     if place.is_local:
-        return warning("cluster", "no cluster was checked", "leave --local out to check one")
+        return warning("cluster", "no cluster was checked", "omit --local to check one")
     return warning(
         "cluster",
         "no cluster is configured: there is no kubeconfig",

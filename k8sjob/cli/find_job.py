@@ -63,7 +63,7 @@ class Place:
         if self.namespace is not None and not is_namespace(self.namespace):
             raise click.UsageError(f"-n {self.namespace!r} is not a valid namespace")
         if self.is_cluster and self.is_local:
-            raise click.UsageError("--local means this machine; leave out the options of a cluster")
+            raise click.UsageError("--local means this machine; omit the options for a cluster")
         if self.namespace and self.all_namespaces:
             raise click.UsageError("-n names one namespace and -A all of them; give only one")
 
@@ -323,7 +323,7 @@ def _within(seconds: float, look: Callable[[], _Seen]) -> _Seen:
     try:
         return done.result(timeout=seconds)
     except TimeoutError:
-        raise BackendError(f"the cluster did not answer within {seconds:g} s") from None
+        raise BackendError(f"the cluster did not respond within {seconds:g} s") from None
 
 
 def _or_none(backend: Backend, name: str) -> JobRef | None:
@@ -351,7 +351,7 @@ def jobs_here(labels: str) -> list[Snapshot]:
 
 
 def complete_job(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Names with this beginning; a cluster that does not answer at once has none."""
+    """Names with this beginning; a cluster that does not respond at once has none."""
     place = _place(ctx)
     namespace, slash, _ = incomplete.rpartition("/")
     here, there = [], dict[str, str]()

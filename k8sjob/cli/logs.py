@@ -82,7 +82,7 @@ def logs_command(  # noqa: PLR0917 - click hands them over by name
     --save only appends to existing files: other output goes to new files next to them.
     """
     if folder and output == "json":
-        raise click.UsageError("--save writes the lines as they are; leave -o json out")
+        raise click.UsageError("--save writes the lines as they are; omit -o json")
     backend, ref = find(job, place)
     snapshot = backend.snapshot(ref)
     chosen = select(snapshot.job, replicas, ranks)

@@ -45,7 +45,8 @@ def ui_command(records: tuple[str, ...], port: int, read_only: bool, place: Plac
         line(f"http://{HOST}:{listener.getsockname()[1]}/#token={token}")
         may = "see" if read_only else "change"
         print_status(
-            f"Open this address in a browser; whoever has it can {may} your jobs. Ctrl-C ends it."
+            f"Open this address in a browser; anyone who has it can {may} your jobs. Ctrl-C ends"
+            " it."
         )
         Server(Page(jobs, place.connect, read_only=read_only), token).run(sockets=[listener])
     # Only a signal ends it; where SIGINT was ignored before, the server's own is the only one.

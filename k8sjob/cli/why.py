@@ -100,7 +100,7 @@ def _show_timing(found: Timing) -> None:
         _show_rows(found.replicas)
     if found.notes or found.missing:
         click.echo()
-    for note in (*found.notes, *(f"not known: {missing}" for missing in found.missing)):
+    for note in (*found.notes, *(f"unknown: {missing}" for missing in found.missing)):
         line(note)
 
 

@@ -69,7 +69,7 @@ class Context:
         if self.size < _MUCH:
             return None
         return (
-            f"{shown_size(self.size)} of code, which the nodes pull again at each change;"
+            f"{shown_size(self.size)} of code, which the nodes pull again after each change;"
             f" {_advice(self.entries)}"
         )
 
@@ -207,7 +207,7 @@ def _check_link(path: bytes) -> None:
         pass  # it may lead somewhere in the image
     except OSError as error:
         raise ImageError(
-            f"{os.fsdecode(path)}: the symbolic links form a circle ({error.strerror}); remove one,"
+            f"{os.fsdecode(path)}: the symbolic links form a loop ({error.strerror}); remove one,"
             f" or exclude it in {OWN_IGNORE}"
         ) from None
 

@@ -184,7 +184,7 @@ class Collector:
             job.recorded, job.recorded_at = news, time.monotonic()
             if self._outage.is_set():
                 self._outage.clear()
-                self._report("records are kept again")
+                self._report("records can be kept again")
             self._report(f"{ref} {status.state}: {path}")
         if is_gone or (status.state.finished and not any(Pod(one).live for one in snapshot.pods)):
             job.is_complete = True

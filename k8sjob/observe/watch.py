@@ -341,7 +341,7 @@ class _Readers:
             yield _warning(
                 f"of {len(names)} replicas the output of {names[0]} and the next"
                 f" {MOST_AT_ONCE - 1} is followed, and the last lines of those that fail are read;"
-                f" another's: k8sjob logs -f {self._ref} -r {names[-1]}"
+                f" for another: k8sjob logs -f {self._ref} -r {names[-1]}"
             )
 
     def _read_failure(self, replica: ReplicaStatus) -> None:

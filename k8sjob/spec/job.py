@@ -368,7 +368,7 @@ def _rules(spec: JobSpec) -> Iterator[Broken]:
             f" {spec.nnodes} pods; set it to at most {spec.nnodes}",
         )
     if spec.replicas.elastic and spec.resources.master:
-        yield Broken(("resources", "master"), "an elastic job has Workers only; leave master out")
+        yield Broken(("resources", "master"), "an elastic job has Workers only; remove master")
 
 
 def longest_name(spec: JobSpec) -> int:

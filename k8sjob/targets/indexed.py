@@ -124,7 +124,7 @@ class Indexed(Target):
                 f" {_MAX_NAME - len(longest) + len(spec.name)}",
             )
         if spec.resources.master is not None:
-            yield self._lacks("resources.master", "all its Pods are alike")
+            yield self._lacks("resources.master", "all its Pods are identical")
         if spec.gang is not None:
             yield self._lacks("gang", self.no_gang)
         if spec.policy.clean_pod_policy != "Running":

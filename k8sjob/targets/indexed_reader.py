@@ -80,8 +80,8 @@ class IndexedReader:
         if not trains.get("image"):
             at = field_path((*self.target.job_at, "template", "spec", "containers"))
             names = [one.get("name") for one in found]
-            message = f"{names!r}: none with an image is called {CONTAINER_NAME!r}; call the one so"
-            raise SpecError([Problem(at, f"{message} that trains")])
+            message = f"{names!r}: none with an image is named {CONTAINER_NAME!r}; give that name"
+            raise SpecError([Problem(at, f"{message} to the one that trains")])
         called = self.target.container_name
         old, trains["name"] = trains.get("name"), called
         rules = Object(spec).part("podFailurePolicy").get("rules") or ()

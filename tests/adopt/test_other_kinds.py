@@ -129,7 +129,7 @@ def test_a_queue_means_suspended():
     one["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
     made = adopted(one)
     assert (made.spec.kueue_queue, made.spec.overlay) == ("research", {})
-    assert "the job begins suspended" in "\n".join(made.notes)
+    assert "the job starts suspended" in "\n".join(made.notes)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,11 @@ def test_a_queue_means_suspended():
         ({"completionMode": "NonIndexed"}, "spec.completionMode", "use Indexed"),
         ({"completions": "4"}, "spec.completions", "is not a whole number"),
         ({"parallelism": 2}, "spec.parallelism", "2 of 4 Pods at a time"),
-        ({"template": {}}, "spec.template.spec.containers", "call the one so that trains"),
+        (
+            {"template": {}},
+            "spec.template.spec.containers",
+            "give that name to the one that trains",
+        ),
         ({"completions": 0}, "spec.completions", "0 Pods cannot train; use 1 or more"),
         ({"completions": -1}, "spec.completions", "-1 Pods cannot train; use 1 or more"),
         ({"backoffLimit": 2**31}, "spec.backoffLimit", "2147483648 is not a number of 32 bits"),
@@ -198,7 +202,7 @@ def test_which_of_two_containers_trains():
     side = {"name": "side", "image": "registry/side:1"}
     two = job()
     two["spec"]["template"]["spec"]["containers"].append(side)
-    with pytest.raises(SpecError, match="call the one so that trains"):
+    with pytest.raises(SpecError, match="give that name to the one that trains"):
         adopted(two)
     two["spec"]["template"]["spec"]["containers"][0]["name"] = "pytorch"
     assert adopted(two).spec.pod_template["spec"]["containers"][0]["name"] == "side"
@@ -455,7 +459,7 @@ def test_what_is_said_of_one_replicated_job_alone_is_not_dropped(other):
     ("reference", "more", "field", "message"),
     [
         ({}, (), "spec.runtimeRef.name", "no runtime is named"),
-        ({"name": "torch", "kind": "Foo"}, (), "spec.runtimeRef.kind", "'Foo' is no runtime"),
+        ({"name": "torch", "kind": "Foo"}, (), "spec.runtimeRef.kind", "'Foo' is not a runtime"),
         ({"name": "torch"}, (runtime(),), "spec.runtimeRef", "the file has 2 ClusterTraining"),
     ],
 )

@@ -49,7 +49,7 @@ def test_a_cluster_where_all_is_well(client, doctor):
     done = doctor("--client", client)
     assert done.code == 0, done.out + done.err
     assert done.out.splitlines()[-1] == "jobs can be submitted to team (context lab)"
-    assert "eve may do all that k8sjob does in team" in done.out
+    assert "eve can do all that k8sjob does in team" in done.out
     assert "problem" not in done.out
 
 

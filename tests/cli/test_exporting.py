@@ -113,7 +113,7 @@ def test_a_damaged_one_is_passed_over_or_refused(folder, tmp_path):
     done, [warning] = take(folder, tmp_path / "out.pt")
     assert done["step"] == 1
     assert f"{path} is skipped: it is incomplete or damaged" in warning
-    with pytest.raises(ValueError, match=r"it is incomplete or damaged: .*take another checkpoint"):
+    with pytest.raises(ValueError, match=r"it is incomplete or damaged: .*use another checkpoint"):
         take(path, tmp_path / "other.pt")
     assert not (tmp_path / "other.pt").exists()
 
@@ -134,7 +134,7 @@ def test_the_form_follows_from_the_suffix(folder, tmp_path):
     [
         ("nowhere", "does not exist; name a checkpoint"),
         (".", "has no complete checkpoint; name the folder"),
-        ("list.pt", "it holds a list, not a dict: another program's file; take another"),
+        ("list.pt", "it holds a list, not a dict: another program's file; use another"),
         ("epoch.pt", "holds epoch, step and no model's weights by name; export everything with"),
     ],
 )

@@ -25,7 +25,7 @@ def made(folder, text, name="train.py", **options):
     ("text", "workers", "processes", "reason"),
     [
         (GROUP, 1, 1, "init_process_group (line 2) takes the ranks from the environment"),
-        ("from k8sjob import runtime\nruntime.session()\n", 1, 1, "k8sjob.runtime makes the"),
+        ("from k8sjob import runtime\nruntime.session()\n", 1, 1, "k8sjob.runtime creates the"),
         (f"{GROUP}import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)\n", 0, 1,
          "mp.spawn (line 4) starts its own processes, in one replica"),
         ((f"{GROUP}import torch, torch.multiprocessing as mp\nn = torch.cuda.device_count()\n"
@@ -177,7 +177,7 @@ def test_a_package_around_the_folder_is_no_library(tmp_path, monkeypatch):
     done = draft(script.relative_to(tmp_path), script.parent)
     assert JobSpec.from_yaml(done.files["job.yaml"]).image.pip == ("nosuch",)
     step = "k8sjob init --from net/run/train.py ."
-    assert "# its process group, if any, is made in net, not in" in done.files["job.yaml"]
+    assert "# its process group, if any, is created in net, not in" in done.files["job.yaml"]
     assert done.notes[0] == f"net is in ., not in the job's folder; to add it: {step}"
 
 

@@ -195,7 +195,7 @@ def test_all_jobs_of_this_machine_are_watched_where_no_cluster_is_configured(job
     until(lambda: "Stopped" in watching.stdout.readline())
     watching.send_signal(signal.SIGINT)
     assert watching.wait(60) == 130
-    assert "leave them or NAME out" in k8sjob("watch", "tiny", "-A").err
+    assert "omit them or NAME" in k8sjob("watch", "tiny", "-A").err
 
 
 def test_a_job_that_fails_says_why_without_being_asked(job, k8sjob):

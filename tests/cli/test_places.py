@@ -122,7 +122,7 @@ def test_a_cluster_that_does_not_answer_is_not_waited_for(here, api, k8sjob):
     done = k8sjob("status", "tiny", "-o", "name")
     over.set()
     assert (done.code, done.out) == (0, "local/tiny\n")
-    assert "the cluster did not answer within 3 s" in done.err
+    assert "the cluster did not respond within 3 s" in done.err
 
 
 def test_the_list_has_both_places_the_newest_first(here, there, api, k8sjob):
@@ -317,7 +317,7 @@ def test_a_shell_completes_names_of_both_places(here, there, complete, tmp_path)
     there("far", namespace="red")
 
     def offers(words, *names):
-        """A cluster that does not answer at once has no names: a busy machine gets more tries."""
+        """A cluster that does not respond at once has no names: a busy machine gets more tries."""
         for _ in range(20):
             done = complete(words, KUBECONFIG=str(tmp_path / "fake.kubeconfig"))
             assert done.stderr == ""

@@ -191,7 +191,7 @@ def test_an_apiserver_that_is_started_again_costs_no_job(desk, bed, eventually):
     there = desk.objects("pytorchjobs")
     for name, code, err in results:
         assert (code == 0) is (name in there), (name, err)
-        assert code == 0 or re.search(r"cannot be reached|is not ready|does not answer", err), err
+        assert code == 0 or re.search(r"cannot be reached|is not ready|does not respond", err), err
     assert results[0][1] == results[-1][1] == 0, results
 
 

@@ -104,7 +104,7 @@ def test_a_folder_that_ranks_do_not_share_is_found_out(start_ranks, run_ranks, t
     start_ranks({**OPTIONS, "kill": [1, 18]}, **settings).finish()
     resumed = run_ranks(OPTIONS, restart=1, **settings)
     [warning] = [found["message"] for found in resumed.told("warning")]
-    assert f"{tmp_path}/of-0 is not one folder for all ranks: rank 0 gathers" in warning
+    assert f"{tmp_path}/of-0 is not shared by all ranks: rank 0 gathers" in warning
     assert resumed.told("resumed")[0]["path"] == f"{tmp_path}/of-0/step-00000015.pt"
     assert resumed.result["losses"] == pytest.approx(whole["losses"], rel=1e-9)
     refused = start_ranks(OPTIONS, **settings, **PARTS).finish()

@@ -66,7 +66,7 @@ def test_so_is_one_that_is_stopped(start_ranks):
     assert outcome.codes[:2] == [ExitCode.HUNG] * 2, outcome.errors
     for reason in outcome.reasons[:2]:
         assert reason["culprits"] == [2]
-        assert "rank 2 does not answer" in reason["message"]
+        assert "rank 2 does not respond" in reason["message"]
         assert "it is stopped, or in C code" in reason["message"]
 
 

@@ -242,7 +242,7 @@ def test_the_command(registry, k8sjob, job_file, storage_of):
     done = k8sjob("build", file, "--builder", "buildah")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{registry.host}/build/command@sha256:")
-    assert "built by buildah: deps-" in done.stderr
+    assert "built with buildah: deps-" in done.stderr
     again = k8sjob("build", file)  # whichever would build it
     assert again.stdout == done.stdout
     assert "already exists, for linux/amd64: pip: tqdm" in again.stderr

@@ -49,7 +49,7 @@ MISTAKES = {
     "{host}/command/base:9": r"answers 404: MANIFEST_UNKNOWN manifest unknown; check the name",
     "{host}/nothing/there:1": r"reading {host}/nothing/there:1: {host} answers 404",
     "127.0.0.1:9/x:1": r"reading 127.0.0.1:9/x:1: 127.0.0.1:9: ",
-    "no.such.host.invalid/x:1": "no host has that name; is the registry there? try again",
+    "no.such.host.invalid/x:1": "no host has that name; check that it is reachable, and try again",
     "{host}/command/base@sha256:" + "0" * 64: r"answers 404: MANIFEST_UNKNOWN",
 }
 

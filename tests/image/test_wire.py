@@ -94,15 +94,15 @@ def test_an_answer_that_comes_byte_by_byte(trickling):
 
 def test_headers_that_come_byte_by_byte(trickling, monkeypatch):
     monkeypatch.setattr(http_client, "HEADERS_TIMEOUT", 0.1)
-    with pytest.raises(TransportError, match="no answer in time"):
+    with pytest.raises(TransportError, match="no response in time"):
         HttpClient().send("GET", trickling(OK))
 
 
 @pytest.mark.parametrize(
     ("size", "patience", "message"),
     [
-        (10, RetryPolicy(), "more came than its 10 bytes"),
-        (999, RetryPolicy(answer=0.1), r"of 999 bytes came in 0 s, which is too slow"),
+        (10, RetryPolicy(), "received more than its 10 bytes"),
+        (999, RetryPolicy(answer=0.1), r"of 999 bytes received in 0 s, which is too slow"),
     ],
 )
 def test_a_blob_has_its_size_and_comes_in_time(trickling, size, patience, message):

@@ -122,7 +122,7 @@ def test_a_result_of_this_machine(local, tmp_path):
     )
     result = run(spec, folder=tmp_path, backend=local, view=lambda _: None)
     assert dict(result.logs) == {"master-0": "hello from 0\n", "worker-0": "hello from 1\n"}
-    with pytest.raises(KeyError, match="'worker-7' is none of master-0, worker-0"):
+    with pytest.raises(KeyError, match="'worker-7' is not one of master-0, worker-0"):
         result.logs["worker-7"]
     assert result.checkpoint == result.checkpoints / "last.pt"
     assert result.metrics == {"loss": 0.5}

@@ -215,7 +215,7 @@ def test_a_request_that_takes_too_long_ends_with_all_that_it_started(kubeconfig,
     transport = KubectlTransport(access(kubeconfig=kubeconfig()), str(program))
     seconds = 1.0
     while not written.exists():  # a slow machine may not have started it in time
-        with pytest.raises(ApiError, match="it does not answer in time"):
+        with pytest.raises(ApiError, match="it does not respond in time"):
             transport.request("GET", JOB, timeout=seconds)
         seconds *= 2
     until(lambda: not lives(written.read_text().strip()))

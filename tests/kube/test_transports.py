@@ -192,7 +192,7 @@ def test_a_silence_that_is_too_long_is_a_break(transport, apiserver, stop):
         return True
 
     apiserver.on((200, body))
-    with pytest.raises(ApiError, match="does not answer in time"):
+    with pytest.raises(ApiError, match="does not respond in time"):
         list(transport().stream(PODS, idle=1.0, stop=stop))
     silent.set()
 
@@ -205,7 +205,7 @@ def test_an_answer_that_is_too_late(transport, apiserver):
         return True
 
     apiserver.on((200, body))
-    with pytest.raises(ApiError, match="does not answer in time") as told:
+    with pytest.raises(ApiError, match="does not respond in time") as told:
         transport().request("GET", PODS, timeout=1.0)
     slow.set()
     assert told.value.code == 0

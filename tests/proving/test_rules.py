@@ -164,7 +164,7 @@ def test_samples_that_fill_up_the_last_batch_are_named_as_such(evidence):
         events.remove(over())
     difference = first_difference(evidence(ranks, one()))
     assert difference.message.startswith(
-        "the sampler repeats samples so that all ranks have as many"
+        "the sampler repeats samples so that all ranks have equally many"
     )
     assert "drop_last=True" in difference.next
     for events in ranks:

@@ -357,7 +357,7 @@ def test_batch_norm_needs_a_sample_on_every_rank(settings):
             seed=0,
             on_gpu=False,
         )
-        with pytest.raises(ValueError, match="batch normalisation"):
+        with pytest.raises(ValueError, match="batch normalization"):
             run._begin_epoch(feed)
 
 
@@ -444,5 +444,5 @@ def test_reducing_alone():
 def test_one_session_at_a_time():
     with runtime.session():
         inner = runtime.session()
-        with pytest.raises(RuntimeError, match="a process group exists already"):
+        with pytest.raises(RuntimeError, match="a process group already exists"):
             inner.__enter__()

@@ -242,6 +242,6 @@ def test_that_somebody_deleted_its_runtime_is_the_cause(looked_up):
     gone = {"kind": "Status", "details": {"kind": "trainingruntimes", "name": "tiny"}}
     events = () if looked_up else (event,)
     found = diagnose(Snapshot(stored(), (), events), {}, [gone] * looked_up)
-    assert (found[0].cause, "is not there" in found[0].message) == (Cause.COMPANION, True)
+    assert (found[0].cause, "does not exist" in found[0].message) == (Cause.COMPANION, True)
     assert Cause.REFUSED not in {one.cause for one in found}
     assert "submit --replace" in found[0].next_step

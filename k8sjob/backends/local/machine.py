@@ -60,7 +60,7 @@ def check_processes(count: int) -> None:
         raise BackendError(
             f"the job has {counted(count, 'process', 'es')} and this machine"
             f" {counted(cores, 'core')}: more than {limit} would make it unusable;"
-            " lower replicas.workers, or run it all the same with `k8sjob run --oversubscribe`"
+            " lower replicas.workers, or run it anyway with `k8sjob run --oversubscribe`"
         )
 
 

@@ -379,8 +379,8 @@ def _chosen(store: Store, name: str, run: str) -> str:
     checkpoints = found.get(wanted) or kept.get(wanted)
     if checkpoints is None or not _has_some(store.checkpoints(name, checkpoints)):
         raise JobNotFound(
-            f"no checkpoints of a run {run!r} of {name!r} on this machine; the runs are listed by"
-            " `k8sjob list -o wide`"
+            f"no checkpoints of a run {run!r} of {name!r} on this machine; `k8sjob list -o wide`"
+            " lists the runs"
         )
     return checkpoints
 

@@ -162,13 +162,13 @@ def _shuffle_with_sampler(script: Script) -> Iterator[Hit]:
             yield script.at(
                 call,
                 "DataLoader(sampler=..., shuffle=True) raises ValueError at the start on every "
-                "rank; leave shuffle out, the sampler shuffles",
+                "rank; remove shuffle; the sampler shuffles",
             )
 
 
 @RULES.warning
 def _save_on_every_rank(script: Script) -> Iterator[Hit]:
-    """All ranks that write one file at once can leave a torn checkpoint on a shared volume."""
+    """All ranks that write one file at once can leave a corrupt checkpoint on a shared volume."""
     if not script.torch_calls("init_process_group") and not script.has_runtime:
         return
     for name, call in script.calls:
@@ -182,9 +182,9 @@ def _save_on_every_rank(script: Script) -> Iterator[Hit]:
             continue
         yield script.at(
             call,
-            f"every rank writes `{ast.unparse(target)}`: on a shared volume they write into each "
-            "other's file, and the checkpoint may be torn; save only on rank 0 (`if rank == 0:`), "
-            "then barrier",
+            f"every rank writes `{ast.unparse(target)}`: on a shared volume they overwrite each"
+            " other's file, and the checkpoint may be corrupt; save only on rank 0 (`if rank =="
+            " 0:`), then barrier",
         )
 
 
@@ -213,8 +213,8 @@ def _download_on_every_rank(script: Script) -> Iterator[Hit]:
             yield script.at(
                 call,
                 "download=True on every rank: processes that share the folder (one pod, or one "
-                "volume) write the same files at once, and some read half of one; download on rank "
-                "0 and let the others wait at torch.distributed.barrier()",
+                "volume) write the same files at once, and some read incomplete files; download on"
+                " rank 0 and let the others wait at torch.distributed.barrier()",
             )
 
 

@@ -148,14 +148,14 @@ def unpack(
             how = ["--no-deps", "--target", str(folder.absolute())]
             uv(["pip", "install", "-r", "chosen.txt", *how, *common])
     folder.mkdir(exist_ok=True)
-    say(", ".join(chosen) or f"{inventory.image} has all of it already")
+    say(", ".join(chosen) or f"{inventory.image} already has all of it")
 
 
 def _platform(inventory: Inventory) -> str:
     machine = _MACHINES.get(inventory.architecture)
     if machine is None:
         raise ImageError(
-            f"{inventory.image} is for {inventory.architecture}; --builder uv knows"
+            f"{inventory.image} is for {inventory.architecture}; --builder uv supports"
             f" {' and '.join(_MACHINES)}: use --builder buildah"
         )
     if inventory.glibc is None:
@@ -190,7 +190,7 @@ def _write_inputs(
         ):
             (work / file).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ImageError(f"{work}: cannot be written: {error.strerror}; make space") from None
+        raise ImageError(f"{work}: cannot be written: {error.strerror}; free some space") from None
     return pinned
 
 

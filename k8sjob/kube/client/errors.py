@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from k8sjob.kube.objects import Json
 
 _NO_SUCH_PATH: Final = "could not find the requested resource|404 page not found"
-_ANSWERS: Final = "{attempt}: the server answers {code}: {detail}"
+_ANSWERS: Final = "{attempt}: the server returned {code}: {detail}"
 _NOT_READY: Final = (
     "{attempt}: the apiserver of context {context} is not ready: {detail}; try again"
 )
@@ -59,9 +59,9 @@ _RULES: Final = {
     (
         403,
         r'(?:User "(?P<user>[^"]+)" )?cannot (?P<verb>\w+) resource',
-    ): "{who} may not {verb} {kind} {where}; {role}",
+    ): "{who} cannot {verb} {kind} {where}; {role}",
     (403, ""): "{attempt}: forbidden: {detail}",
-    (404, _NO_SUCH_PATH): "the cluster of context {context} knows no {unknown}",
+    (404, _NO_SUCH_PATH): "the cluster of context {context} has no {unknown}",
     (404, 'namespaces? "(?P<name>[^"]+)" not found'): (
         "there is no namespace {name!r} (context {context}); create it with `kubectl create "
         "namespace {name}`, or name another with -n"
@@ -70,16 +70,16 @@ _RULES: Final = {
     (
         409,
         '"(?P<name>[^"]+)" already exists',
-    ): "there is already a {what} {name!r} in namespace {namespace}",
+    ): "a {what} {name!r} already exists in namespace {namespace}",
     (
         409,
         "(?P<why>(?:exceeded|failed) quota: .*)",
     ): "the quota of namespace {namespace} is being changed: {why}; try again",
     (409, ""): f"{_ANSWERS}; it was changed in the meantime, try again",
-    (410, ""): "{attempt}: the requested version is too old by now; try again",
+    (410, ""): "{attempt}: the requested version is too old; try again",
     (429, ""): "{attempt}: the apiserver of context {context} is busy; try again",
     (500, 'failed calling webhook "(?P<webhook>[^"]+)": (?:.*: )?(?P<why>.*)'): (
-        "{owner} does not answer ({why}), so no {what} can be created or changed; check that it"
+        "{owner} does not respond ({why}), so no {what} can be created or changed; check that it"
         " runs, {doctor}"
     ),
     (503, ""): _NOT_READY,

@@ -169,10 +169,10 @@ def access(
     name = context or str(config.get("current-context") or "")
     if not name:
         raise BackendError(
-            f"{where}: no current-context; name one with --context (there are: {there})"
+            f"{where}: no current-context; name one with --context (available: {there})"
         )
     if name not in known:
-        hint = did_you_mean(name, known, f"there are: {there}")
+        hint = did_you_mean(name, known, f"available: {there}")
         raise BackendError(f"{where}: no context {name!r}; {hint}")
     return _of_context(name, config, files, namespace)
 

@@ -133,7 +133,7 @@ def _pending_claim(facts: Facts, pod: Pod) -> tuple[str, str]:
             and not _AWAITS_POD.search(event.get("message", ""))
         ]
         node = claim.annotations.get(_CHOSEN)
-        awaited = f"its volume is awaited on node {node}" if node else ""
+        awaited = f"it waits for its volume on node {node}" if node else ""
         return claim.name, messages[-1] if messages else awaited
     names = sorted(name for name in mounted if name)
     return (names[0] if len(names) == 1 else ""), ""
@@ -171,7 +171,7 @@ def _mount_step(message: str) -> str:
     if "Multi-Attach" in message:
         return (
             "the claim can be used on one node at a time: use one with ReadWriteMany for jobs of"
-            " several nodes, or end the pod that has it"
+            " several nodes, or end the pod that uses it"
         )
     if "hostPath type check failed" in message:
         return "create that path on every node the job may run on, or correct volumes[].host_path"

@@ -146,7 +146,7 @@ class _Rendezvous:
         """This node in the next round; None: it is to stop, or the others have ended the job.
 
         Raises:
-            PeerLost: fewer nodes than the job needs came in time, or the store does not answer.
+            PeerLost: fewer nodes than the job needs came in time, or the store does not respond.
         """
         if inbox.stopping():
             return None
@@ -157,7 +157,7 @@ class _Rendezvous:
             if inbox.stopping():
                 return None
             if time.monotonic() > until:  # torch waits without end for a host that is frozen
-                raise PeerLost(self._failure("its host does not answer"))
+                raise PeerLost(self._failure("its host does not respond"))
             inbox.wait(TIMEOUTS.poll)
         node = found.result()
         if node is not None:

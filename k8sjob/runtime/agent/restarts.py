@@ -326,7 +326,7 @@ class Coordinator:
             return None
         replicas = self._node.nnodes
         message = (
-            f"no process group was made by the {world} processes of {replicas}"
+            f"no process group was created by the {world} processes of {replicas}"
             f" replica{'s' * (replicas > 1)}: each trained separately; to train one model, call"
             " session() or torch.distributed.init_process_group in the script"
         )

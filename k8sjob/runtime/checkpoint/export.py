@@ -57,8 +57,8 @@ def export(
     as_safetensors = target.suffix.lower() == _SAFETENSORS
     if as_safetensors and everything:
         raise ValueError(
-            f"{target}: safetensors holds tensors by name and nothing else; write a .pt, or leave "
-            "out --all"
+            f"{target}: safetensors holds tensors by name and nothing else; write a .pt, or omit "
+            "--all"
         )
     path = _checkpoint(source, warn)
     state = load(path)
@@ -95,7 +95,7 @@ def _checkpoint(source: Path, warn: Callable[[str], None]) -> Path:
         try:
             verify(source)
         except ValueError as error:
-            raise ValueError(f"{source}: {error}; take another checkpoint") from error
+            raise ValueError(f"{source}: {error}; use another checkpoint") from error
         return source
     found = newest(Checkpoints(source), warn)
     if found is None:

@@ -1,4 +1,4 @@
-"""Batch normalisation over the batches of all ranks, with any backend.
+"""Batch normalization over the batches of all ranks, with any backend.
 
 torch's own SyncBatchNorm works only on GPUs. This one reduces the moments of the batch by a
 differentiable all_reduce, so that outputs, gradients and running statistics are those of the whole
@@ -82,7 +82,7 @@ class SyncBatchNorm(_BatchNorm):
         if values <= 1:
             raise ValueError(
                 f"one value per channel over all ranks, input {tuple(batch.shape)}: batch "
-                "normalisation needs more in training; use a larger batch"
+                "normalization needs more in training; use a larger batch"
             )
         apart = total[:channels] / values
         spread = total[channels:-1] / values - apart.square()
@@ -102,7 +102,7 @@ class SyncBatchNorm(_BatchNorm):
 
 
 def convert_for(model: nn.Module, group: Group, ranks: Any = None) -> nn.Module:
-    """The model with its batch normalisation synchronised over `ranks`, torch's for nccl."""
+    """The model with its batch normalization synchronised over `ranks`, torch's for nccl."""
     if group.world_size == 1:
         return model
     if group.backend == "nccl":

@@ -127,7 +127,7 @@ def _check_norms(model: nn.Module, divided: Mapping[str, int]) -> None:
     for name in divided:
         if isinstance(layers[name.rpartition(".")[0]], _BatchNorm):
             raise ValueError(  # noqa: TRY004 - a model that a setting does not fit
-                f"strategy.layout: {name} belongs to a batch normalisation, which sync_batchnorm"
+                f"strategy.layout: {name} belongs to a batch normalization, which sync_batchnorm"
                 " computes whole; remove the key, or sync_batchnorm"
             )
 

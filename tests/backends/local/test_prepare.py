@@ -158,7 +158,7 @@ def test_sidecars_are_left_out_and_env_from_is_explained(prepared):
     run = {"command": ["python"], "env_from": [{"secret": "wandb"}]}
     _, detail = prepared(spec(overlay=overlay, run=run))
     assert "containers proxy" in detail["ContainersLeftOut"]
-    assert "secret 'wandb' is only in the cluster" in detail["EnvFrom"]
+    assert "secret 'wandb' exists only in the cluster" in detail["EnvFrom"]
 
 
 # --- paths ----------------------------------------------------------------------------------------

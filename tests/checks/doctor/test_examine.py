@@ -83,7 +83,7 @@ def test_what_no_submission_goes_without(lost, facts):
     check = the(permissions(facts(allowed=without(lost))))
     verb, resource = lost.split()
     assert check.verdict is Verdict.PROBLEM
-    assert check.seen == "eve may not submit and follow jobs in team"
+    assert check.seen == "eve cannot submit and follow jobs in team"
     assert f"{verb} {resource}.kubeflow.org: for" in check.details[0]
 
 

@@ -34,7 +34,7 @@ def using(**gpus):
 
 
 def test_nodes_that_take_no_pods(look, facts, refused):
-    assert the(look(nodes, node("a", ready=False), node("b"))).seen == "1 of 2 nodes take pods"
+    assert the(look(nodes, node("a", ready=False), node("b"))).seen == "1 of 2 nodes accept pods"
     check = the(look(nodes, node("a", ready=False)))
     assert (check.verdict, check.details) == (PROBLEM, ("a: not ready",))
     assert the(nodes(facts({"/api/v1/nodes": refused}))).verdict is UNKNOWN

@@ -156,7 +156,7 @@ def test_what_is_neither_yaml_nor_python_is_refused(tmp_path, name):
     text = DOCKERFILE if "Docker" in name else "all:\n\tdo this: [\n"
     (tmp_path / name).write_text(text)
     seen = "is a Dockerfile" if "Docker" in name else "is neither YAML nor Python"
-    with pytest.raises(SpecError, match=rf"{name}: {seen}, .*name a manifest of a job"):
+    with pytest.raises(SpecError, match=rf"{name}: {seen}, .*specify a job's manifest"):
         lint(tmp_path / name)
     (tmp_path / name).write_text("#!/usr/bin/env python3\ndef f(:\n")
     assert ids(tmp_path / name) == ["script-syntax"]
