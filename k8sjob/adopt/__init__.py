@@ -96,7 +96,7 @@ def _only_job(documents: list[Document], source: str) -> tuple[_Place, list[_Pla
         called = (f"{_called(one)}{of}" for one, of in zip(others, versions, strict=True))
         seen = ", ".join(called) or "nothing"
         kinds = [f"{one.target.kind} of {one.target.api_version}" for one in READERS]
-        message = f"found {seen}; name a file with one of {', '.join(kinds)}"
+        message = f"found {seen}; specify a file with one of {', '.join(kinds)}"
         raise SpecError([Problem("", message)], source)
     names = ", ".join(_called(job) for _, _, job in jobs)
     message = (

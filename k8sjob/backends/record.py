@@ -56,10 +56,10 @@ _MOST_LINE: Final = 1 << 24
 _KEPT_OUTPUT: Final = 1 << 25
 """Bytes of one replica's output in a record that is kept without being asked for."""
 _KEPT_REPLICAS: Final = 32
-"""So many replicas' output is in such a record, those that failed first."""
+"""Replicas whose output is in such a record, failed ones first."""
 _KEPT_RECORDS: Final = 200
 _KEPT_BYTES: Final = 1 << 30
-"""So many records, of so many bytes together, are kept; the oldest give way."""
+"""Records that are kept, and their total bytes; the oldest are removed."""
 _MOST_REPLICAS: Final = 100_000
 DAMAGE: Final = (
     OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, EOFError,

@@ -86,7 +86,7 @@ def find_script(path: Path) -> Path:
     """
     if not path.is_dir():
         if path.suffix not in {".py", ".ipynb"} or not path.is_file():
-            message = "no script; name a .py or .ipynb file, or a folder with one"
+            message = "no script; specify a .py or .ipynb file, or a folder with one"
             raise SpecError([Problem("", message)], str(path))
         return path
     found = [file for file in sorted(path.glob("*.py")) if file.is_file() and _is_training(file)]
@@ -97,7 +97,7 @@ def find_script(path: Path) -> Path:
         return found[0]
     several = f"several training scripts: {', '.join(file.name for file in found)}"
     message = several if found else "no .py file in it is a training script"
-    raise SpecError([Problem("", f"{message}; name the one to start")], str(path))
+    raise SpecError([Problem("", f"{message}; specify the one to start")], str(path))
 
 
 def _is_training(file: Path) -> bool:
@@ -142,7 +142,9 @@ def draft(file: Path, folder: Path, *, name: str = "", args: Sequence[str] = ())
     if is_notebook and script_file.exists():
         script_file = script_file.with_stem(f"{file.stem}_notebook")
     if not script_file.is_relative_to(folder.resolve()):
-        message = f"not in {folder}, which the image would hold; name a folder around it"
+        message = (
+            f"not in {folder}, which becomes the image's context; specify a folder that contains it"
+        )
         raise SpecError([Problem("", message)], str(file))
     path = script_file.relative_to(folder.resolve()).as_posix()
     files = {path: text} if is_notebook else {}

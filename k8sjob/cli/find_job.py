@@ -250,7 +250,7 @@ def _find(job: str, place: Place) -> tuple[Backend, JobRef]:
     here = namespace == LOCAL or (not namespace and (place.is_local or is_run))
     asked = LOCAL if place.is_local else place.namespace
     if (namespace and asked and namespace != asked) or (here and place.is_cluster):
-        raise click.UsageError(f"{job!r} contradicts the options for the place; give only one")
+        raise click.UsageError(f"{job!r} conflicts with the options for the place; give only one")
     if here:
         local = local_backend()
         return local, local.find(name)

@@ -40,7 +40,9 @@ def rerun_command(job: str, folder: Path | None, place: Place, **shown: Any) -> 
     if ref.namespace == LOCAL and isinstance(backend, LocalBackend | RecordBackend):
         plan, changed = plan_here(backend.launched(ref), folder)
         if changed:
-            print_status(f"the code of that run is used; since then, changed: {', '.join(changed)}")
+            print_status(
+                f"the code of that run is used; files changed since then: {', '.join(changed)}"
+            )
         done = run_here(plan, LocalBackend(fresh=True, detached=shown["detach"]), **shown)
         return done.code if done else 0
     detach, quiet, no_logs = (shown.pop(name) for name in ("detach", "quiet", "no_logs"))

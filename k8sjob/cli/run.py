@@ -38,7 +38,7 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--resume",
     metavar="RUN",
     default="",
-    help="Resume the checkpoints of this earlier run, as `k8sjob list` names it: NAME@RUN.",
+    help="Resume from the checkpoints of this earlier run, as `k8sjob list` names it: NAME@RUN.",
 )
 @click.option(
     "--oversubscribe", is_flag=True, help="Allow more than 4 processes per core (and more than 32)."

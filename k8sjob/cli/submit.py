@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _OUTCOMES = {
     Outcome.CREATED: "created",
-    Outcome.ATTACHED: "already exists, the same job and not ended: nothing was changed",
+    Outcome.ATTACHED: "already exists as the same job and has not ended: nothing was changed",
     Outcome.REPLACED: "replaced",
 }
 
@@ -91,7 +91,7 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
         (watch and (dry_run or output), "--watch follows the job; omit --dry-run and -o"),
         (
             target == AUTO and dry_run == "client",
-            "--target auto asks the cluster; name a target, or omit --dry-run=client",
+            "--target auto asks the cluster; specify a target, or omit --dry-run=client",
         ),
         (image and onto, "--onto makes the image, and --image names one; give only one"),
         (

@@ -63,7 +63,7 @@ def usage_command(  # noqa: PLR0917 - click hands them over by name
     if group is None:
         raise click.UsageError(f"--by {by!r}: give job, namespace, node or label:KEY")
     if jobs and labels:
-        raise click.UsageError("name jobs, or select them with -l SELECTOR")
+        raise click.UsageError("give names of jobs, or select jobs with -l SELECTOR")
     failed = False
     if jobs:
         chosen = find_all(jobs, place, recorded=True)

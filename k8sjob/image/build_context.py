@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 LARGEST: Final = 10 << 30
 """Bytes of a context at most: registries take no larger layer, and nodes should not pull one."""
 _MUCH: Final = 500_000_000
-"""Bytes from which on a context is remarked upon: code alone is never as large."""
+"""Bytes above which a context gets a warning: code by itself is never this large."""
 _SHOWN: Final = 5
 
 
@@ -84,7 +84,7 @@ def read_context(folder: Path) -> Context:
         ImageError: it cannot be read, has a name that no image can hold, or is too large.
     """
     if not folder.is_dir():
-        raise ImageError(f"image.context: {folder} is not a folder; name the one with your code")
+        raise ImageError(f"image.context: {folder} is not a folder; specify the one with your code")
     walk = _Walk(folder)
     found = {file.name: file for file in walk.below(os.fsencode(folder), "")}
     kept = [file for file in found.values() if not file.is_folder]

@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from k8sjob.observe.webhook import Webhook
 
 _READERS: Final = 4
-"""So many jobs are read at the same time."""
+"""Jobs that are read at the same time."""
 _LOOK_SECONDS: Final = 30.0
-"""Between two looks at the jobs that have not ended."""
+"""Seconds between checks of the jobs that have not ended."""
 _PATIENCE_SECONDS: Final = 300.0
 """A problem that resolves itself sooner is not reported: images take minutes to pull."""
 _AGAIN_SECONDS: Final = 60.0
-"""Between two records of a job that runs."""
+"""Seconds between records of a running job."""
 _OLD: Final = timedelta(hours=1)
 """An end that long ago is not reported: the collector was away, or is new."""
 

@@ -45,7 +45,7 @@ _ROUNDING: Final = 1.0
 _NOTABLE: Final = 0.5
 """Seconds that are worth a note."""
 _MAX_LINES: Final = 20_000
-"""Output that reports no step in so many lines reports none."""
+"""Lines without a step after which output is taken to report none."""
 _MAX_SECONDS: Final = 1e7
 """A longer time in an event is not believed."""
 

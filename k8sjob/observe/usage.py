@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from k8sjob.observe.suspension import Suspension
 
 _SILENT: Final = 10.0
-"""So many times the usual time between two reports, and at least so many seconds, are a stall."""
+"""A stall: this multiple of the usual time between reports, and at least this many seconds."""
 
 
 class Use(StrEnum):

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from k8sjob.kube.client.listwatch import Change
 
 LOCAL_SECONDS: Final = 1.0
-"""Between two looks at the jobs of this machine."""
+"""Seconds between checks of the jobs on this machine."""
 PROGRESS_SECONDS: Final = 5.0
-"""Between two looks at the progress of running jobs, which reads their output."""
+"""Seconds between checks of the progress of running jobs, which read their output."""
 RETRY_SECONDS: Final = 5.0
 """Until a cluster that refused is asked again."""
 CLUSTER: Final = "cluster"

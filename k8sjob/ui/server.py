@@ -54,11 +54,11 @@ _MOST_COMPARED: Final = 8
 _BATCH: Final = 500
 """Events that are sent together."""
 _QUIET_SECONDS: Final = 0.05
-"""After so long without an event those that wait are sent."""
+"""Seconds without an event after which waiting events are sent."""
 _BEAT_SECONDS: Final = 10.0
 """A stream without events sends a comment so often, which notices a reader that is gone."""
 _LIST_SECONDS: Final = 1.0
-"""Between two looks at what has changed in the list."""
+"""Seconds between checks for changes in the list."""
 _UNREAD_SECONDS: Final = 0.05
 """The same, before its first jobs are there."""
 _HEADERS: Final = {

@@ -279,7 +279,7 @@ def test_the_job_among_other_documents_and_in_a_list():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "found nothing; name a file with one of PyTorchJob of kubeflow.org/v1, "),
+        ("", "found nothing; specify a file with one of PyTorchJob of kubeflow.org/v1, "),
         ("[1]", "found a document without a kind; name"),
         ("kind: [x]", "found ['x']; name"),
         (dump({"kind": "Service", "metadata": {"name": "x"}}), "found Service x; name"),

@@ -86,7 +86,7 @@ def test_the_command_writes_the_newest_ones_weights(k8sjob, folder, tmp_path):
     assert done == (0, f"{target}\n", f"3 tensors, {target.stat().st_size:,} bytes, of step 2\n")
     fits(torch.load(target, weights_only=True), 2)
     again = k8sjob("export", folder, "-o", target)
-    hint = "name another file with -o, or replace it with --force"
+    hint = "specify another file with -o, or replace it with --force"
     assert again == (1, "", f"error: {target} exists; {hint}\n")
 
 
@@ -133,7 +133,7 @@ def test_the_form_follows_from_the_suffix(folder, tmp_path):
     ("source", "detail"),
     [
         ("nowhere", "does not exist; name a checkpoint"),
-        (".", "has no complete checkpoint; name the folder"),
+        (".", "has no complete checkpoint; specify the folder"),
         ("list.pt", "it holds a list, not a dict: another program's file; use another"),
         ("epoch.pt", "holds epoch, step and no model's weights by name; export everything with"),
     ],

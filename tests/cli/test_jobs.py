@@ -132,7 +132,7 @@ def test_two_folders_may_use_one_name(job, k8sjob, tmp_path, monkeypatch):
     assert len(set(names)) == 3
     assert all(re.fullmatch(r"local/tiny@[0-9a-f]{8}", name) for name in names)
     monkeypatch.chdir("/")
-    assert "'tiny' is ambiguous; name one of local/tiny@" in k8sjob("status", "tiny").err
+    assert "'tiny' is ambiguous; specify one of local/tiny@" in k8sjob("status", "tiny").err
     monkeypatch.chdir(tmp_path)
     uids = [json.loads(k8sjob("status", n, "-o", "json").out)["uid"] for n in ("tiny", again)]
     assert uids[0] == uids[1]

@@ -294,7 +294,7 @@ def test_no_more_is_listed_or_deleted_than_was_asked_for(here, there, api, k8sjo
     for asked in (["--all"], ["-l", "team=a"], ["--all", "--context", "fake"]):
         done = k8sjob("delete", *asked)
         assert done.code == 2
-        assert "name the place: --local for this machine, or -n NAMESPACE" in done.err
+        assert "specify the place: --local for this machine, or -n NAMESPACE" in done.err
     assert k8sjob("delete", "-l", "team=a", "-n", "blue").out == "blue/ours deleted\n"
     assert k8sjob("delete", "--all", "-n", "blue").out == "blue/theirs deleted\n"
     assert list(api.jobs) == [("red", "far")]

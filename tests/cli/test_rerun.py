@@ -38,7 +38,7 @@ def test_the_code_of_that_run_from_the_beginning(k8sjob, ran):
     done = k8sjob("rerun", "counts")
     assert done.code == 0
     assert "master-0 | version 1, 0 checkpoints" in done.out
-    assert "the code of that run is used; since then, changed: train.py\n" in done.err
+    assert "the code of that run is used; files changed since then: train.py\n" in done.err
     assert "version 1" in k8sjob("rerun", "counts").out, "a rerun of a rerun"
     (ran / "train.py").unlink()
     assert "version 1" in k8sjob("rerun", "counts").out

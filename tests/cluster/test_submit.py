@@ -61,7 +61,7 @@ def test_what_is_there_decides(either, eventually):
     uid = either.uid()
     eventually(lambda: len(either.objects("pods")) == 2, "its pods")
     out, _ = either.call("submit", file)
-    there = f"{either.namespace}/tiny already exists, the same job and not ended"
+    there = f"{either.namespace}/tiny already exists as the same job and has not ended"
     assert out.startswith(there)
     assert either.call("diff", file) == ("", "")
 

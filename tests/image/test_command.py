@@ -41,7 +41,7 @@ def test_code_is_put_onto_what_was_built(push, registry, base_image, write_job):
     refused = push(job)
     assert refused.returncode == 1
     assert "image: apt: git has to be installed, and no image has it" in refused.stderr
-    assert "build it with `k8sjob build`, or name one that has it with --onto" in refused.stderr
+    assert "build it with `k8sjob build`, or specify one that has it with --onto" in refused.stderr
     assert push(job, "--onto", base).returncode == 0
 
 

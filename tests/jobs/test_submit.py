@@ -210,7 +210,7 @@ def test_a_dry_run_says_what_would_happen_and_changes_nothing(api, backend):
 @pytest.mark.parametrize(
     ("fields", "options", "detail"),
     [
-        ({"namespace": "a"}, {"namespace": "b"}, r"the spec says 'a', and 'b' is asked for"),
+        ({"namespace": "a"}, {"namespace": "b"}, r"the spec says 'a', and 'b' is requested"),
         ({"namespace": "local"}, {}, r"'local' stands for this machine"),
         ({}, {"namespace": "local"}, r"'local' stands for this machine"),
         (
@@ -318,7 +318,7 @@ def test_one_call_from_a_file(tmp_path, backend, api):
     assert submit(SPEC, backend=backend, generate_name=True).name.startswith("tiny-")
     assert submit(SPEC.with_(name="dry"), backend=backend, dry_run="server").uid == ""
     assert ("blue", "dry") not in api.jobs
-    with pytest.raises(SpecError, match="the spec says 'red', and 'blue' is asked for"):
+    with pytest.raises(SpecError, match="the spec says 'red', and 'blue' is requested"):
         submit(SPEC.with_(namespace="red"), backend=backend)
 
 

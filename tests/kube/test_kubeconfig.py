@@ -88,7 +88,11 @@ def test_a_plugin_and_whose_part_is_played(write):
     [
         (config("prod"), "prd", "no context 'prd'; did you mean 'prod'?"),
         (config("prod"), "xyz", "no context 'xyz'; there are: prod"),
-        (config(current=False), None, "no current-context; name one with --context (available: o"),
+        (
+            config(current=False),
+            None,
+            "no current-context; specify one with --context (available: o",
+        ),
         ("a: [", None, "line 2: "),
         ("- a", None, "a mapping is expected"),
         (config(user="x") | {"users": []}, None, "the user 'one-user', which is not under users"),

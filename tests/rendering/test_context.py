@@ -168,7 +168,7 @@ def test_no_link_in_the_target_is_followed(built, code, tmp_path, name, dangling
         write_context(built(), code, code)
     assert {path: path.lstat() for path in [victim, *victim.glob("*")] if path.exists()} == before
     (tmp_path / "link").symlink_to(victim)
-    with pytest.raises(ImageError, match="link is a symbolic link; name the folder itself"):
+    with pytest.raises(ImageError, match="link is a symbolic link; specify the folder itself"):
         write_context(built(), code, tmp_path / "link")
 
 

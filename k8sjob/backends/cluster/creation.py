@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _STRICT: Final = {"fieldValidation": "Strict"}
 _DRY_RUN: Final = {**_STRICT, "dryRun": "All"}
 _CUT_OFF_SECONDS: Final = 5.0
-"""After so long no other client is between an object beside a job and the job."""
+"""Seconds after which no other client is between creating a companion object and its job."""
 _LOOK_SECONDS: Final = 0.2
 SUBMIT_SECONDS: Final = 60.0
 """How long a submission outlives an apiserver that goes away in the middle of it."""

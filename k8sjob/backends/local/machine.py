@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from k8sjob.spec import JobSpec
 
 _PROCESSES: Final = 32
-"""So many processes may run on any machine, however few its cores."""
+"""Processes that may run on any machine, however few its cores."""
 _PROCESSES_PER_CORE: Final = 4
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 

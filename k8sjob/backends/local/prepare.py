@@ -129,14 +129,14 @@ def _check_checkpoints(places: Places, prepared: Prepared, *, fresh: bool, resum
     if resume and places.checkpoints_are_the_users:
         raise BackendError(
             f"checkpoint.dir is {folder} on this machine, your own folder, which every run uses;"
-            " omit --resume, or name another folder in volumes[].local"
+            " omit --resume, or specify another folder in volumes[].local"
         )
     if not (folder.is_dir() and any(folder.iterdir())):
         return
     if fresh:
         raise BackendError(
             f"checkpoint.dir is {folder} on this machine, your own folder, which is not empty;"
-            " empty it for a fresh start, or name another one in volumes[].local"
+            " empty it for a fresh start, or specify another one in volumes[].local"
         )
     hint = "" if places.checkpoints_are_the_users else "; --fresh starts from scratch"
     prepared.notice("Resumes", f"resumes the checkpoints of an earlier run, in {folder}{hint}")
@@ -428,7 +428,9 @@ def copy_context(source: Path, targets: Sequence[Path], *, beside: Path) -> str:
         ImageError: its .dockerignore cannot be read.
     """
     if not source.is_dir():
-        raise BackendError(f"image.context: {source} is not a folder; name the one with your code")
+        raise BackendError(
+            f"image.context: {source} is not a folder; specify the one with your code"
+        )
     own = own_patterns(source / ".dockerignore")
     patterns = dockerignore() if own is None else own
     files = (

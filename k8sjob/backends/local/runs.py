@@ -319,7 +319,7 @@ def find_run(store: Store, name: str) -> JobFolder:
         for folder, source in sources.items():
             whose = source or "an unknown folder"
             newest.setdefault(source, f"local/{name}@{folder.run} of {whose}")
-        raise BackendError(f"{name!r} is ambiguous; name one of {', '.join(newest.values())}")
+        raise BackendError(f"{name!r} is ambiguous; specify one of {', '.join(newest.values())}")
     return here[0]
 
 

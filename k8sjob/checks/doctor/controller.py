@@ -142,7 +142,7 @@ def _refused(error: ApiError, what: str, facts: Facts) -> tuple[str, str]:
     causes = "".join(f"; {field}: {wrong}" for field, wrong in error.causes)
     return (
         f"{what} is refused: {answer}{causes}",
-        "correct the job, or name another namespace with -n",
+        "correct the job, or specify another namespace with -n",
     )
 
 

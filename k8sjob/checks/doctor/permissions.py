@@ -228,7 +228,7 @@ def _login_step(error: ApiError) -> str:
         return "log in again: the credentials have expired, were revoked or could not be obtained"
     if error.code:
         return "ask the cluster's administrator"
-    return "check that the cluster and the network are up, or name another one with --context"
+    return "check that the cluster and the network are up, or specify another one with --context"
 
 
 def permissions(facts: Facts) -> Iterator[CheckResult]:

@@ -220,7 +220,7 @@ def _download_on_every_rank(script: Script) -> Iterator[Hit]:
 
 @RULES.warning
 def _keras_fit_diverges(script: Script) -> Iterator[Hit]:
-    """Keras on torch knows no process group: fit never averages gradients or weights."""
+    """Keras on torch does not know the process group: fit never averages gradients or weights."""
     grouped = script.torch_calls("init_process_group") or script.has_runtime
     reduced = script.torch_calls("all_reduce", "all_reduce_coalesced", "broadcast")
     around = (parent for call in reduced for _, parent in script.ancestors(call))

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from k8sjob.image.registry.manifest import Base
 
 _PROGRESS_SECONDS: Final = 5.0
-"""Between two lines about a base that is being read."""
+"""Seconds between messages about a base that is being read."""
 _MACHINES: Final = {"amd64": "x86_64", "arm64": "aarch64"}
 _GLIBCS: Final = (17, 28, *range(31, 41))
 """Minor versions of glibc 2 that uv knows platforms of; a newer one runs what is for an older."""

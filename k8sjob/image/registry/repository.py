@@ -311,7 +311,7 @@ def run_parallel(functions: Sequence[Callable[[], Any]], width: int) -> list[Any
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """A part of an image of so many bytes, and how it came to the repository."""
+    """A part of an image, its size in bytes, and how it came to the repository."""
 
     digest: str
     size: int

@@ -27,9 +27,11 @@ _NOT_READY: Final = (
     "{attempt}: the apiserver of context {context} is not ready: {detail}; try again"
 )
 _ROLE: Final = "manifests/rbac has the role to ask for"
-_ONE_NAMESPACE: Final = "name one with -n: the roles of manifests/rbac are each for one namespace"
+_ONE_NAMESPACE: Final = (
+    "specify one with -n: the roles of manifests/rbac are each for one namespace"
+)
 _NO_CONTROLLER: Final = (
-    "{0.kind}s: {0.name} is not installed there; {0.missing}, or name another cluster with"
+    "{0.kind}s: {0.name} is not installed there; {0.missing}, or specify another cluster with"
     " --context"
 )
 _RULES: Final = {
@@ -54,7 +56,7 @@ _RULES: Final = {
     (403, "being terminated"): "namespace {namespace} is being deleted; wait until it is gone",
     (403, r'User "system:anonymous" cannot \w+ resource'): (
         "the apiserver does not know the user: context {context} has no credentials; log in, or"
-        " name another with --context"
+        " specify another with --context"
     ),
     (
         403,
@@ -64,7 +66,7 @@ _RULES: Final = {
     (404, _NO_SUCH_PATH): "the cluster of context {context} has no {unknown}",
     (404, 'namespaces? "(?P<name>[^"]+)" not found'): (
         "there is no namespace {name!r} (context {context}); create it with `kubectl create "
-        "namespace {name}`, or name another with -n"
+        "namespace {name}`, or specify another with -n"
     ),
     (404, ""): "{attempt}: {detail}",
     (

@@ -38,11 +38,11 @@ _PULLING: Final = frozenset(
 )
 _MISCONFIGURED: Final = frozenset({"CreateContainerConfigError", "CreateContainerError"})
 _SIDECAR_ENDS: Final = timedelta(seconds=15)
-"""Another container may end so long after the training one."""
+"""Time by which another container may end after the training one."""
 _KILLED_AFTER: Final = timedelta(seconds=60)
-"""A node ends a Pod so long after its grace period at most."""
+"""Maximum time after its grace period until a node ends a Pod."""
 _RESOLVED: Final = timedelta(seconds=10)
-"""The name of a Master that has been ready for so long can be resolved."""
+"""Time after which the name of a ready Master can be resolved."""
 _WAIT: Final = "it continues when the Master is ready"
 _PULL_RULES: Final = (
     Rule(

@@ -54,9 +54,9 @@ if TYPE_CHECKING:
     from k8sjob.runtime.base.signals import Inbox
 
 _MISSED: Final = 15
-"""So many signs of life missed, and a node is lost: a machine may stand still for a while."""
+"""Missed heartbeats after which a node is lost: a machine may stand still for a while."""
 _LOOKS: Final = 3
-"""So many looks in a row must show that a node is missing."""
+"""Consecutive checks that must show that a node is missing."""
 _MAX_PAUSE_S: Final = 30.0
 """Before a round, after many failures: all nodes have to come to it again."""
 _PLACE: Final = "k8sjob/place"

@@ -51,7 +51,9 @@ def export(
             f"{target}: its suffix decides the format; end it with .pt or {_SAFETENSORS}"
         )
     if target.exists() and not force:
-        raise ValueError(f"{target} exists; name another file with -o, or replace it with --force")
+        raise ValueError(
+            f"{target} exists; specify another file with -o, or replace it with --force"
+        )
     if not target.parent.is_dir():
         raise ValueError(f"{target}: there is no folder {target.parent}; create it first")
     as_safetensors = target.suffix.lower() == _SAFETENSORS
@@ -88,7 +90,7 @@ def _checkpoint(source: Path, warn: Callable[[str], None]) -> Path:
     """The checkpoint that is meant, which is whole."""
     if not source.exists():
         raise ValueError(
-            f"{source} does not exist; name a checkpoint (step-00000120.pt, or a folder "
+            f"{source} does not exist; specify a checkpoint (step-00000120.pt, or a folder "
             "step-00000120), or the folder of checkpoints"
         )
     if source.is_file() or (source / DIGESTS).exists() or source.name.startswith("step-"):
@@ -100,7 +102,8 @@ def _checkpoint(source: Path, warn: Callable[[str], None]) -> Path:
     found = newest(Checkpoints(source), warn)
     if found is None:
         raise ValueError(
-            f"{source} has no complete checkpoint; name the folder of the step-... files or folders"
+            f"{source} has no complete checkpoint; specify the folder of the step-... files or"
+            " folders"
         )
     return found
 

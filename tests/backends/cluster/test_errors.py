@@ -87,7 +87,7 @@ def test_a_right_that_is_missing_everywhere():
     found = explained(
         error, "GET", ResourcePath.of("/apis/kubeflow.org/v1/pytorchjobs"), "here", CONTROLLERS
     )
-    assert "ada cannot list pytorchjobs in all namespaces; name one with -n" in str(found)
+    assert "ada cannot list pytorchjobs in all namespaces; specify one with -n" in str(found)
     assert "doctor" not in str(found), "no role of one namespace would be enough"
 
 

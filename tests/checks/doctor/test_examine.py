@@ -50,7 +50,7 @@ def test_what_is_not_well_has_a_next_step(allowed, facts, cluster, refused):
 @pytest.mark.parametrize(
     ("error", "step"),
     [
-        (ApiError("connection refused"), "name another one with --context"),
+        (ApiError("connection refused"), "specify another one with --context"),
         (ApiError("self-signed certificate", reason="Untrusted"), "certificate-authority"),
         (ApiError("Unauthorized", code=401), "log in again"),
         (ApiError("internal error", code=500), "ask the cluster's administrator"),
