@@ -449,7 +449,7 @@ def _missing(
         yield "when it was suspended, and whether it ran before; all times are from its resume on"
     yet = "" if job_status(snapshot).state.finished else " yet"
     if last.end("container") is None and last.exists:
-        yield f"{last.replica} has not been started yet; k8sjob why shows what it waits for"
+        yield f"{last.replica} has not been started yet; k8sjob why shows what it is waiting for"
     elif JobRef.of(snapshot.job).namespace != LOCAL and last.end("image") is None:
         yield f"when {last.replica}'s image was there: a cluster keeps Events for about an hour"
     if last.end("container") and last.replica not in outputs:

@@ -158,7 +158,7 @@ def test_of_two_who_replace_a_job_by_other_kinds_at_once_one_wins(desk, eventual
                 seen = (
                     "tiny already exists",
                     "tiny was not created by k8sjob",
-                    "see what they wait for",
+                    "see what they are waiting for",
                 )
                 assert any(one in err for one in seen), err
             else:

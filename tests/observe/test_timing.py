@@ -146,7 +146,7 @@ def test_a_replica_that_has_not_been_started(seen):
     found = timing(snapshot_of(seen), {})
     assert found.phases[-1].phase == "pod"
     assert found.missing[0] == (
-        "worker-0 has not been started yet; k8sjob why shows what it waits for"
+        "worker-0 has not been started yet; k8sjob why shows what it is waiting for"
     )
 
 
@@ -264,7 +264,7 @@ def test_a_container_that_could_not_be_started_has_no_start(seen):
     found = timing(snapshot_of(seen), {})
     assert (found.notes, found.phases[-1].phase) == ((), "image")
     assert found.missing == (
-        "master-0 has not been started yet; k8sjob why shows what it waits for",
+        "master-0 has not been started yet; k8sjob why shows what it is waiting for",
     )
 
 

@@ -303,7 +303,7 @@ def _ending(facts: Facts, pod: Pod) -> Explanation:
     if end is None or facts.now - end < _KILLED_AFTER:
         step = "wait: it can save its state until the end of its grace period"
     elif finalizers and not pod.live:
-        what += f"; it waits for its finalizers: {', '.join(finalizers)}"
+        what += f"; it is waiting for its finalizers: {', '.join(finalizers)}"
         step = f"whoever set {finalizers[0]} must remove it; check whether that controller runs"
     else:
         step = (

@@ -35,7 +35,7 @@ _RANKS_END: Final = timedelta(seconds=30)
 _COLLECTED: Final = frozenset({"foregroundDeletion", "orphan"})
 """Finalizers that the cluster's garbage collector removes by itself."""
 _CLEAN_UP: Final = timedelta(seconds=15)
-"""Maximum seconds that the Pods of an ended job take to end, or the operator to remove them."""
+"""Maximum time that the Pods of an ended job take to end, or the operator to remove them."""
 _HELD: Final = frozenset({JobState.SUSPENDED, JobState.QUEUED})
 
 

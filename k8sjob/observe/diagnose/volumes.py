@@ -108,8 +108,8 @@ def _without_volume(facts: Facts, claim: str, why: str) -> Explanation:
         )
     else:
         step = (
-            f"see what it waits for ({step}): a storage class that makes volumes, or a volume of"
-            " that size and access mode"
+            f"see what it is waiting for ({step}): a storage class that makes volumes, or a volume"
+            " of that size and access mode"
         )
     what = f"the claim {claim!r} has no volume" if claim else "one of its claims has no volume"
     return Explanation(Cause.VOLUME_CLAIM, f"{what}: {why}".rstrip("."), step)
