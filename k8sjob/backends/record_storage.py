@@ -1,4 +1,4 @@
-"""Records in a bucket of S3, or of what has its interface, through fsspec.
+"""Records in a bucket of S3, or of storage with the same interface, through fsspec.
 
 fsspec and s3fs are an extra, and imported here alone, once a URL is given. Credentials are found by
 them, in the environment: they are no option of k8sjob, and in no message.

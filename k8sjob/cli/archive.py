@@ -1,4 +1,4 @@
-"""`k8sjob archive` and `k8sjob report`: what is known of a job, as a file."""
+"""`k8sjob archive` and `k8sjob report`: what is known about a job, as a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`k8sjob collect`: records of all jobs, and messages about their ends."""
+"""`k8sjob collect`: records of all jobs, and messages when they end."""
 
 from __future__ import annotations
 

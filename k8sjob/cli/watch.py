@@ -1,4 +1,4 @@
-"""`k8sjob watch`: a job, or all of a place, shown until they end or their reader leaves."""
+"""`k8sjob watch`: a job, or all jobs of a place, shown until they end or the reader leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Indexed Jobs (batch/v1): the kind of job, and what those share that are made of one.
+"""Indexed Jobs (batch/v1): the kind of job, and what the kinds that are made of one share.
 
 A replica is a completion index, so all of them are alike; index 0 is the Master. The Job controller
 injects only the index (as an annotation of the Pod), so the manifest has the variables that the

@@ -241,7 +241,7 @@ def test_workers_alone_and_elastic_ones():
     assert "pytorchReplicaSpecs" not in made.overlay["spec"]
 
 
-def test_what_servers_wrote_is_left_out_and_said():
+def test_what_servers_wrote_is_left_out_and_reported():
     live = job(
         metadata={
             "uid": "1",
@@ -301,7 +301,7 @@ def test_what_cannot_be_adopted(text, message):
     assert str(error.value).startswith("old.yaml")
 
 
-def test_a_launcher_is_kept_and_said():
+def test_a_launcher_is_kept_and_reported():
     notes = adopt(dump(job({"command": ["torchrun", "x"]}))).notes
     assert any("launcher" in note for note in notes)
     assert any("without k8sjob's agent" in note for note in adopt(dump(job())).notes)

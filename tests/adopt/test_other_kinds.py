@@ -293,7 +293,7 @@ def test_two_jobs_in_one_domain_of_kueue_are_one_job_in_it():
     assert "podset-group-name" not in render(made.spec)
 
 
-def test_what_a_jobset_says_of_its_parts_is_said():
+def test_what_a_jobset_has_for_its_parts_is_reported():
     parts = [replicated("master", 1), replicated("worker", 3)]
     policy = {"operator": "All", "targetReplicatedJobs": ["master"]}
     made = adopted(jobset(*parts, successPolicy=policy, failurePolicy={"maxRestarts": 2}))
@@ -332,7 +332,7 @@ def test_what_trainer_has_no_longer():
         adopt("---\n".join(map(dump, (runtime(), old))), "file")
 
 
-def test_what_only_a_runtime_has_is_kept_for_trainjobs_alone():
+def test_what_only_a_runtime_has_is_kept_for_trainjobs_only():
     made = adopted(runtime(podGroupPolicy={"coscheduling": {}}), trainjob()).spec
     assert made.overlay == {"runtime": {"spec": {"podGroupPolicy": {"coscheduling": {}}}}}
     with pytest.raises(SpecError, match=r"overlay.runtime: a Job has no"):
@@ -447,7 +447,7 @@ def test_another_version_is_an_error_at_its_line(objects, version):
 @pytest.mark.parametrize(
     "other", [{"dependsOn": [{"name": "leader", "status": "Ready"}]}, {"groupName": "g"}]
 )
-def test_what_is_said_of_one_replicated_job_alone_is_not_dropped(other):
+def test_fields_of_only_one_replicated_job_are_not_dropped(other):
     parts = replicated("leader", 1), {**replicated("workers", 3), **other}
     with pytest.raises(
         SpecError, match=rf"workers\.{next(iter(other))}: the replicated Jobs differ"

@@ -316,7 +316,7 @@ class TestRecordsThatAreKept:
         kept = [path.stem for path in (tmp_path / "state/records/team").iterdir()]
         assert kept == ["large@12345678"]
 
-    def test_they_are_whole_and_for_their_user_alone(self):
+    def test_they_are_whole_and_for_their_user_only(self):
         self.keep("digits")
         path = Records().find("digits")
         assert path.stat().st_mode & 0o077 == 0

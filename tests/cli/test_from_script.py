@@ -42,7 +42,7 @@ def made(folder, text, name="train.py", **options):
         ("from deepspeed.accelerator import get_accelerator\n", 0, 1, "each train separately"),
         ("from transformers import Trainer\nTrainer()\n", 1, 1, "transformers creates the"),
         ("from transformers import GPT2LMHeadModel\n", 0, 1, "each train separately"),
-        ("import torch\nimport transformers as t\nt.Seq2SeqTrainer()\n", 1, 1, "transformers create"),
+        ("import torch\nimport transformers as t\nt.Seq2SeqTrainer()\n", 1, 1, "transformers c"),
         ("from ignite.engine import Engine\nEngine(print)\n", 0, 1, "each train separately"),
         ("import ignite.distributed as idist\nidist.get_rank()\n", 1, 1, "ignite creates the"),
         ("import keras\nkeras.Sequential().fit()\n", 0, 1, "separately; see docs/how-to"),
@@ -223,7 +223,7 @@ def test_data_beside_its_folder_is_a_volume(path, volumes, tmp_path):
         ("x = (5\n% 3)\ny = '''\n!\u2028'''", "x = (5\n% 3)\ny = '''\n!\u2028'''"),
     ],
 )
-def test_only_what_ipython_alone_reads_becomes_a_comment(cell, text, tmp_path):
+def test_only_what_python_cannot_read_becomes_a_comment(cell, text, tmp_path):
     picture = {"data": {"image/png": "A" * 2**20}}
     cells = [{"cell_type": "code", "source": cell, "outputs": [picture]}]
     assert made(tmp_path, json.dumps({"cells": cells}), name="a.ipynb").files["a.py"] == f"{text}\n"

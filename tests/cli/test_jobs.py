@@ -161,7 +161,7 @@ def test_delete_says_where_the_checkpoints_stay(job, k8sjob, tmp_path):
     assert len(list((tmp_path / "state/checkpoints/tiny").iterdir())) == 1
 
 
-def test_delete_by_age_takes_jobs_that_ended_so_long_ago(job, k8sjob):
+def test_delete_by_age_deletes_jobs_that_ended_that_long_ago(job, k8sjob):
     assert k8sjob("run", job("end")).code == 0
     assert k8sjob("delete", "--local", "--all", "--older-than", "1d").err == "nothing to delete\n"
     done = k8sjob("delete", "--local", "--all", "--older-than", "0s")
@@ -198,7 +198,7 @@ def test_all_jobs_of_this_machine_are_watched_where_no_cluster_is_configured(job
     assert "omit them or NAME" in k8sjob("watch", "tiny", "-A").err
 
 
-def test_a_job_that_fails_says_why_without_being_asked(job, k8sjob):
+def test_a_job_that_fails_shows_why_by_itself(job, k8sjob):
     file = job("fail", "policy: {restart_policy: Never}")
     done = k8sjob("run", file)
     assert done.code == 100

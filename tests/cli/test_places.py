@@ -223,7 +223,7 @@ def test_a_selector(text, fits):
     assert selector(text)({"team": "a", "stage": "dev", "example.io/x": ""}) is fits
 
 
-def test_where_no_job_was_found_is_said(api, k8sjob):
+def test_the_places_without_the_job_are_reported(api, k8sjob):
     assert k8sjob("list", "-n", "red").err == (
         "no jobs in namespace red of the cluster; -A looks in all namespaces; create one with"
         " k8sjob submit\n"
@@ -284,7 +284,7 @@ def test_a_job_is_not_resumed_in_silence_while_its_old_pods_go(there, api, k8sjo
     assert api.pods == []
 
 
-def test_no_more_is_listed_or_deleted_than_was_asked_for(here, there, api, k8sjob):
+def test_no_more_is_listed_or_deleted_than_was_requested(here, there, api, k8sjob):
     here("mine", "labels: {team: a}")
     there("ours", "labels: {team: a}")
     there("theirs", "labels: {team: b}")
@@ -345,7 +345,7 @@ def test_a_shell_is_not_kept_waiting_nor_shown_errors(config, here, away, comple
 
 
 @pytest.mark.parametrize("arguments", [["list", "--local"], ["status", "local/x"], ["list"]])
-def test_what_is_local_alone_loads_no_client_and_asks_no_network(arguments, api, tmp_path):
+def test_what_is_only_local_loads_no_client_and_uses_no_network(arguments, api, tmp_path):
     code = """
 import sys
 from k8sjob.cli import main

@@ -52,7 +52,7 @@ def test_another_job_of_the_name_is_shown_and_not_touched(k8sjob, api, file):
     assert "other.py" in json.dumps(api.jobs["blue", "tiny"])
 
 
-def test_what_a_job_names_and_the_cluster_lacks_is_said_at_once(k8sjob, api, file):
+def test_what_a_job_names_and_the_cluster_lacks_is_reported_at_once(k8sjob, api, file):
     claim = "volumes: [{name: d, mount: /d, pvc: data}]\nservice_account: trainer\n"
     file.write_text(file.read_text() + claim)
     api.refusals = {"persistentvolumeclaims/data": 404, "serviceaccounts/trainer": 403}
@@ -65,7 +65,7 @@ def test_what_a_job_names_and_the_cluster_lacks_is_said_at_once(k8sjob, api, fil
     assert "there is no claim data in blue" in done.err
 
 
-def test_a_name_of_its_own(k8sjob, api, file):
+def test_a_generated_name(k8sjob, api, file):
     for _ in range(2):
         done = k8sjob("submit", file, "--generate-name", "-o", "name")
         assert done.code == 0
@@ -191,7 +191,7 @@ def test_text_of_a_cluster_is_harmless(k8sjob, api, file):
         assert not {"\x1b", "\x07", "\u202e"} & set(done.out + done.err)
 
 
-def test_a_difference_has_colours_on_a_terminal_alone(api, file, on_a_terminal, k8sjob):
+def test_a_difference_has_colours_on_a_terminal_only(api, file, on_a_terminal, k8sjob):
     k8sjob("submit", file)
     assert "\x1b" not in k8sjob("diff", other(file)).out
     code, seen = on_a_terminal("diff", file)

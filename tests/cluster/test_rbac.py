@@ -215,7 +215,7 @@ def test_auto_takes_the_first_kind_that_the_user_may_create(user, trainer, clust
     assert eve.k8sjob("diff", plain, "--target", "auto").startswith("target jobset: ")
 
 
-def test_nobody_is_told_what_to_ask_for_and_that_is_enough(user, cluster, job_file):
+def test_a_user_without_rights_is_shown_the_roles_and_they_are_enough(user, cluster, job_file):
     eve = user()
     asked = eve.k8sjob("doctor", code=1)
     assert "cannot submit and follow jobs" in asked

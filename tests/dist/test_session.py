@@ -13,7 +13,7 @@ pytestmark = pytest.mark.dist
 PROGRAMS = Path(__file__).parent / "programs"
 
 
-def test_the_store_and_the_ranks_listen_on_loopback_alone(start_ranks):
+def test_the_store_and_the_ranks_listen_on_loopback_only(start_ranks):
     ranks = start_ranks({"epochs": 1, "linger": 60}, world=2)
     ranks.await_text(0, "RESULT")
     for process in ranks.processes.values():

@@ -70,7 +70,7 @@ def test_so_is_one_that_is_stopped(start_ranks):
         assert "it is stopped, or in C code" in reason["message"]
 
 
-def test_ranks_in_different_lines_are_told_so(start_ranks):
+def test_ranks_in_different_lines_are_reported_as_such(start_ranks):
     outcome = stuck(start_ranks, "another").finish(40)
     assert outcome.codes == [ExitCode.HUNG] * 3, outcome.reasons
     message = outcome.reasons[0]["message"]

@@ -12,7 +12,7 @@ def push(k8sjob):
     return lambda *args, **env: k8sjob("push", *args, **env)
 
 
-def test_the_reference_alone_is_on_stdout(push, registry, base_image, write_job, code):
+def test_only_the_reference_is_on_stdout(push, registry, base_image, write_job, code):
     base = base_image(registry, "command/base:1")
     job = write_job(f"{registry.host}/command/app", base)
     (code / ".env").write_text("x")

@@ -53,7 +53,7 @@ def test_its_place_is_a_tag_in_the_jobs_repository(wanted):
     assert str(place) == f"reg.example/team/app:deps-{wanted().key(BASE)[:16]}"
 
 
-def test_it_is_said_in_words(wanted):
+def test_it_is_described_in_words(wanted):
     assert str(wanted(text="a\nb\n")) == "apt: git; pip: tqdm; a requirements file of 2 lines"
     assert str(wanted(apt=[], requirements=None)) == "pip: tqdm"
     assert not wanted(apt=[], pip=[], requirements=None, index_url="https://packages.internal/x")

@@ -36,7 +36,7 @@ from k8sjob.image.registry.repository import run_parallel, start
         ("10.0.0.1", False),
     ],
 )
-def test_this_machine_is_known_by_its_address_alone(host, expected):
+def test_this_machine_is_known_only_by_its_address(host, expected):
     assert is_loopback(host) is expected
 
 
@@ -53,7 +53,7 @@ def test_this_machine_is_known_by_its_address_alone(host, expected):
         ("http://user:secret@reg.example:80/v2/", "^reg.example:80 would be asked without TLS"),
     ],
 )
-def test_who_is_not_asked(url, message):
+def test_hosts_without_a_request(url, message):
     with pytest.raises(ImageError, match=message) as caught:
         HttpClient().send("GET", url)
     assert "secret" not in str(caught.value)
@@ -169,7 +169,7 @@ def test_addresses_of_a_registry_that_are_none():
         ({}, False),
     ],
 )
-def test_an_answer_must_speak_of_what_was_asked_for(headers, expected):
+def test_a_response_must_match_its_request(headers, expected):
     assert Response("u", 200, headers).describes("d", 5) is expected
     assert not Response("u", 404, headers).describes("d", 5)
 

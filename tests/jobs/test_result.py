@@ -259,7 +259,7 @@ def test_what_a_job_in_a_cluster_has_reached_so_far(api):
     assert "node-1" in job._repr_html_()
 
 
-def test_a_submitted_job_that_fails_raises_from_wait_alone(api):
+def test_a_submitted_job_that_fails_raises_only_from_wait(api):
     job = submit(SPEC, backend=ClusterBackend(Cluster(api)))
     api.end("blue", "tiny", "Failed")
     assert job.result().state is JobState.FAILED

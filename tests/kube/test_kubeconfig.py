@@ -64,7 +64,7 @@ def test_a_file_of_a_list_may_be_missing(write, tmp_path):
     assert access(kubeconfig=f"{tmp_path / 'nowhere'}:{there}").context == "one"
 
 
-def test_a_file_that_is_named_counts_alone(write, tmp_path):
+def test_only_the_file_that_is_named_counts(write, tmp_path):
     write(config("one"))
     other = tmp_path / "other"
     other.write_text(json.dumps(config("two")))
@@ -165,7 +165,7 @@ def test_in_a_pod_a_kubeconfig_comes_first(pod, write):
     assert access(**pod).context == "one"
 
 
-def test_in_a_pod_what_is_asked_for_must_be_there(pod, tmp_path):
+def test_in_a_pod_what_is_requested_must_be_there(pod, tmp_path):
     with pytest.raises(BackendError, match="nowhere"):
         access(kubeconfig=tmp_path / "nowhere", **pod)
     with pytest.raises(BackendError, match="no cluster is configured"):

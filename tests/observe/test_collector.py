@@ -302,7 +302,7 @@ def test_a_message_that_cannot_be_sent_keeps_no_other(hook, monkeypatch):
     assert [one["text"] for one in hook.got] == ["two"]
 
 
-def test_a_busy_server_is_asked_again(hook):
+def test_a_busy_server_gets_a_retry(hook):
     hook.codes += [503, 429]
     assert send(hook, "one", "two") == ([], set())
     assert [one["text"] for one in hook.got] == ["one", "one", "one", "two"]

@@ -625,7 +625,7 @@ def test_the_cause_of_a_deadline_comes_first():
     assert causes(TOO_LATE, pods=[killed]) == ["deadline"]
 
 
-def test_the_pull_error_of_an_old_kubelet_is_in_an_event_alone():
+def test_the_pull_error_of_an_old_kubelet_is_in_an_event_only():
     waiting = {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "r/x:1"'}
     pod = make_pod("worker-0", "Pending", waiting=waiting, meta={"uid": "p"})
     pod["spec"]["containers"] = [{"name": "pytorch", "image": "r/x:1"}]

@@ -190,7 +190,7 @@ def test_replica_names():
     assert replica_names(make_job(replicas={"Worker": 1})) == ("worker-0",)
 
 
-def test_a_job_whose_deletion_was_asked_for_does_not_run():
+def test_a_job_whose_deletion_was_requested_does_not_run():
     doomed = snapshot("Created", "Running", pods=running("master-0"))
     doomed.job["metadata"] |= {"deletionTimestamp": at("09:00")}
     status = job_status(doomed)

@@ -556,7 +556,7 @@ def test_a_job_of_the_same_name_is_another_one(change):
     ]
 
 
-def test_a_lost_connection_is_said(change):
+def test_a_lost_connection_is_reported(change):
     changes = [
         Change(Kind.SYNCED),
         Change(Kind.LOST, why=ApiError("connection refused")),

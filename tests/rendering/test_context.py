@@ -228,7 +228,7 @@ def test_links_and_modes_are_kept(built, code, tmp_path):
     assert not (target / "pipe").exists()
 
 
-def test_an_image_that_is_there_needs_the_manifest_alone(job, code, tmp_path):
+def test_an_existing_image_needs_only_the_manifest(job, code, tmp_path):
     files = write_context(job(), code, tmp_path / "build")
     assert [file.name for file in files] == ["pytorchjob.yaml"]
     assert names(tmp_path / "build") == {"pytorchjob.yaml"}

@@ -242,7 +242,7 @@ def test_a_disk_that_fails_later_does_not_end_the_training(settings, told, tmp_p
     assert "training continues" in told("warning")[0]["message"]
 
 
-def test_changed_data_in_mid_epoch_begin_the_epoch_anew(settings, told, tmp_path):
+def test_changed_data_within_an_epoch_restart_the_epoch(settings, told, tmp_path):
     settings(checkpoint_dir=str(tmp_path))
     with pytest.raises(SystemExit):
         train(2, stop_after=2)

@@ -197,7 +197,7 @@ def test_a_changed_runtime_is_a_difference_and_what_kueue_adds_is_none():
     assert not difference(queued, there)
 
 
-def test_that_trainer_cannot_make_the_jobset_is_said():
+def test_that_trainer_cannot_create_the_jobset_is_reported():
     detail = "exceeded quota: none, requested: count/jobsets=1, used: count/jobsets=0, limited: 0"
     event = not_created(f"jobsets is forbidden: {detail}")
     found = diagnose(Snapshot(stored(), (), (event,)), {})

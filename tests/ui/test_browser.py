@@ -265,7 +265,7 @@ def test_an_address_with_a_broken_escape_is_the_list(serve, screen, jobs):
     page.see("3 jobs", absent=("12 of 20",))
 
 
-def test_what_a_job_is_made_of_is_read_when_it_is_asked_for(serve, screen, jobs):
+def test_what_a_job_is_made_of_is_read_when_it_is_requested(serve, screen, jobs):
     jobs.there["other"]["status"]["completionTime"] = "2026-01-02T03:04:05Z"
     page = screen()
     page.open_job(serve(jobs), "other")

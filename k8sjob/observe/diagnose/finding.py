@@ -1,4 +1,4 @@
-"""Causes, findings, and rules that recognise a cause by a text."""
+"""Causes, findings, and rules that recognize a cause by a text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules that recognise a cause in a container's output, the most telling one first.
+"""Rules that recognize a cause in a container's output, the most telling one first.
 
 The texts are those of NCCL 2.7 to 2.28 and torch 2.0 to 2.15, as they appear in logs.
 """

@@ -1,4 +1,4 @@
-"""Elastic groups: the nodes that are there train, and start again when nodes come or go.
+"""Elastic groups: the available nodes train, and restart when nodes join or leave.
 
 The nodes find each other by torch's rendezvous (c10d), in a store at the operator's
 PET_RDZV_ENDPOINT, which the first Worker hosts. Each round gives every node a number and an address

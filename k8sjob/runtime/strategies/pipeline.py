@@ -31,7 +31,7 @@ from k8sjob.runtime.strategies.step import (
     forward,
     mean_loss,
     replicate,
-    synchronise,
+    synchronize,
 )
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def prepare(
             order = list(schedule(stage, len(stages), len(batch)))
             value = _run(order, computed, links, batch, scale=scale)
             if sync:
-                synchronise(model, mesh)
+                synchronize(model, mesh)
         return value
 
     def evaluated(inputs: Any) -> Any:

@@ -102,7 +102,7 @@ class SyncBatchNorm(_BatchNorm):
 
 
 def convert_for(model: nn.Module, group: Group, ranks: Any = None) -> nn.Module:
-    """The model with its batch normalization synchronised over `ranks`, torch's for nccl."""
+    """The model with its batch normalization synchronized over `ranks`, torch's for nccl."""
     if group.world_size == 1:
         return model
     if group.backend == "nccl":
@@ -114,7 +114,7 @@ def convert_for(model: nn.Module, group: Group, ranks: Any = None) -> nn.Module:
 def convert(model: nn.Module, ranks: Any = None) -> nn.Module:
     """The model with every BatchNorm1d, 2d and 3d synchronised; parameters and buffers are kept."""
     if isinstance(model, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
-        return _synchronised(model, ranks)
+        return _synchronized(model, ranks)
     for name, child in model.named_children():
         new = convert(child, ranks)
         if new is not child:
@@ -122,7 +122,7 @@ def convert(model: nn.Module, ranks: Any = None) -> nn.Module:
     return model
 
 
-def _synchronised(old: _BatchNorm, ranks: Any) -> SyncBatchNorm:
+def _synchronized(old: _BatchNorm, ranks: Any) -> SyncBatchNorm:
     new = SyncBatchNorm(
         old.num_features, old.eps, old.momentum, old.affine, old.track_running_stats
     )

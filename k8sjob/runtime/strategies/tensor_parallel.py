@@ -28,7 +28,7 @@ from k8sjob.runtime.strategies.step import (
     clip_gradients,
     forward,
     forward_backward,
-    synchronise,
+    synchronize,
 )
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def prepare(
         with group.waiting(), implicit_replication(), _explained():
             value = forward_backward(model, of_whole, inputs, targets, scale=scale, bf16=bf16)
             if sync:
-                synchronise(model, mesh)
+                synchronize(model, mesh)
         return value
 
     def evaluated(inputs: Any) -> Any:

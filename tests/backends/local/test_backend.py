@@ -92,7 +92,7 @@ def test_the_port_is_kept_for_rank_0(backend, wait, make_plan):
     assert wait.lines(ref) == ["reserved", "listens"]
 
 
-def test_far_too_many_processes_are_refused_unless_asked_for(backend, make_plan, state):
+def test_far_too_many_processes_are_refused_by_default(backend, make_plan, state):
     made = make_plan("pass", workers=5000, volumes=[{"name": "x", "mount": "/x", "secret": "s"}])
     with pytest.raises(BackendError, match=r"5001 processes .* `k8sjob run --oversubscribe`"):
         backend.create(made)
@@ -334,7 +334,7 @@ def test_delete_stops_the_replicas_and_leaves_nothing(backend, wait, make_plan, 
     assert not list((state / "jobs").iterdir())
 
 
-def test_delete_keeps_checkpoints_unless_asked(backend, finished, make_plan):
+def test_delete_keeps_checkpoints_by_default(backend, finished, make_plan):
     save = "import os, pathlib; pathlib.Path(os.environ['K8SJOB_CHECKPOINT_DIR'], 'one').touch()"
     options = {"workers": 0, "checkpoint": {"dir": "/checkpoints"}}
     kept, shared, later = (finished(make_plan(save + end, **options)) for end in ("", ";1/0", ""))

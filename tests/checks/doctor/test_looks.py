@@ -284,7 +284,7 @@ def test_what_a_job_with_one_service_adds_to_a_quota(target, objects):
     assert {what[6:] for what in need if "." in what and what.startswith("count/")} == objects
 
 
-def test_a_quota_for_some_pods_alone_is_not_held_against_the_job(facts, make_job):
+def test_a_quota_for_only_some_pods_does_not_count_against_the_job(facts, make_job):
     answers = quota({"pods": "1"}, {"pods": "0"}, scopes=["BestEffort"])
     assert the(quotas(facts(answers, job=make_job()))).verdict is OK
 

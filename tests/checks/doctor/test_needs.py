@@ -79,7 +79,7 @@ def test_what_is_optional_is_left_out(make_job):
 
 
 @pytest.mark.parametrize("name", ["..", ".", ""])
-def test_a_name_that_would_be_another_path_is_not_asked_for(name, make_job):
+def test_a_name_that_would_be_another_path_is_not_requested(name, make_job):
     assert references(make_job(priorityClassName=name)) == []
 
 

@@ -133,7 +133,7 @@ def test_what_cannot_be_read_is_an_error(tmp_path):
         lint(tmp_path / "latin.py")
 
 
-def test_a_script_in_an_encoding_of_its_own(job):
+def test_a_script_in_another_encoding(job):
     (job.parent / "main.py").write_bytes(b"# coding: latin-1\nname = '\xe9'\nimport other\n")
     (job.parent / "other.py").write_bytes(b"# coding: no-such\nname = '\xe9'\n")
     assert ids(job) == ids(job.parent / "main.py") == []
