@@ -216,7 +216,9 @@ def _leave_out_injected(job: Json, spec: JobSpec) -> list[str]:
     for name, variable in gone.items():
         given, path = variable.get("value"), at_path(variable, "valueFrom", "fieldRef", "fieldPath")
         if injected[name] not in (given, path):
-            notes.append(f"{name} is {injected[name]} in what k8sjob renders, not {given or path}")
+            notes.append(
+                f"{name} is {injected[name]} in the rendered manifest, not {given or path}"
+            )
     return notes
 
 

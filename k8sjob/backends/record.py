@@ -285,7 +285,7 @@ class Records:
 
 
 def keep_record_of(backend: Backend, ref: JobRef) -> str:
-    """Keep a record of a job in a cluster that has ended; jobs of this machine have a folder.
+    """Keep a record of a job in a cluster that has ended; jobs on this machine have a folder.
 
     Returns:
         Why there is none, as a sentence; empty where it is kept, or the job is gone.

@@ -246,7 +246,7 @@ def _find(job: str, place: Place) -> tuple[Backend, JobRef]:
         )
     is_run = "@" in name
     if is_run and namespace not in {"", LOCAL}:
-        raise click.UsageError(f"{job!r}: only jobs of this machine are named with @RUN")
+        raise click.UsageError(f"{job!r}: only jobs on this machine are named with @RUN")
     here = namespace == LOCAL or (not namespace and (place.is_local or is_run))
     asked = LOCAL if place.is_local else place.namespace
     if (namespace and asked and namespace != asked) or (here and place.is_cluster):
@@ -268,7 +268,7 @@ def find_all(
 
 
 def keep_record(backend: Backend, ref: JobRef) -> None:
-    """Keep a record of a job in a cluster that has ended; jobs of this machine have a folder."""
+    """Keep a record of a job in a cluster that has ended; jobs on this machine have a folder."""
     from k8sjob.backends.record import keep_record_of  # noqa: PLC0415 - as above
 
     if why_not := keep_record_of(backend, ref):
@@ -341,7 +341,7 @@ def local_backend() -> LocalBackend:
 
 
 def jobs_here(labels: str) -> list[Snapshot]:
-    """The jobs of this machine with these labels, the newest first; of all labels for "".
+    """The jobs on this machine with these labels, the newest first; of all labels for "".
 
     Raises:
         click.UsageError: it is not a selector.

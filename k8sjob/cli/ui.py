@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def ui_command(records: tuple[str, ...], port: int, read_only: bool, place: Place) -> None:
     """Show jobs on a page in the browser: their state, curves and output, and why they fail.
 
-    The page has the jobs of this machine and, if one is configured, of the cluster, and those of
+    The page shows the jobs on this machine, in the cluster if one is configured, and in
     records. Its address, with a token, is printed; only this machine can reach it. Ctrl-C ends
     it; the jobs continue.
     """

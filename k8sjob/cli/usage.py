@@ -54,7 +54,7 @@ def usage_command(  # noqa: PLR0917 - click hands them over by name
 ) -> int:
     """Show where the GPU hours of jobs went; CPU hours of jobs without GPUs.
 
-    Without NAME, all jobs of this machine and of the cluster are counted; NAME may be the record of
+    Without NAME, all jobs on this machine and of the cluster are counted; NAME may be the record of
     a job that is gone. Each hour has one use: queued, starting, training, waiting for the slowest
     rank, repeated after a failure, stalled, idle at the end; running, where the script reports no
     steps; or unknown, before a suspension that left no trace.

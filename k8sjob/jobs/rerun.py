@@ -51,7 +51,7 @@ def plan_there(job: Json) -> Plan:
 
 
 def plan_here(launched: Launched, folder: Path | None = None) -> tuple[Plan, list[str]]:
-    """The plan of a job of this machine once more, and the files of its code that have changed.
+    """The plan of a job on this machine once more, and the files of its code that have changed.
 
     Where a file has changed, the new run's code is the copy that the old run had.
 

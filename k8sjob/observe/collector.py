@@ -1,4 +1,4 @@
-"""Records of all jobs of a cluster, and messages when they end, for jobs that nobody watches."""
+"""Records of all jobs in a cluster, and messages when they end, for jobs that nobody watches."""
 
 from __future__ import annotations
 

@@ -352,8 +352,8 @@ def _rules(spec: JobSpec) -> Iterator[Broken]:
     if spec.builds_image and script.startswith("/") and not script.startswith(f"{WORKDIR}/"):
         yield Broken(
             ("run", "script"),
-            f"{script!r} is not in image.context, which the image has at {WORKDIR}; write a path"
-            " inside it, such as main.py, or start a program of the base with run.command",
+            f"{script!r} is not in image.context, which becomes {WORKDIR} in the image; write a"
+            " path inside it, such as main.py, or start a program of the base with run.command",
         )
     checkpoint = spec.checkpoint
     whole = strategies.STRATEGIES[spec.strategy.kind].saved_whole

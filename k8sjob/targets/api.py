@@ -197,7 +197,7 @@ Action = CreatePod | DeletePod | DeleteJob | RecordEvent
 
 
 class LocalController(Protocol):
-    """The controller of a kind, as pure functions, for the jobs of this machine."""
+    """The controller of a kind, as pure functions, for the jobs on this machine."""
 
     def reconcile(
         self, job: Json, pods: Sequence[Json], now: datetime, *, trouble: str = ""

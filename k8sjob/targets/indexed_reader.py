@@ -91,7 +91,7 @@ class IndexedReader:
         if _replace_in_commands(pod, _COMPLETION_INDEX, lambda _: "PET_NODE_RANK"):
             yield "in the command JOB_COMPLETION_INDEX became PET_NODE_RANK, which every kind has"
         if old not in {CONTAINER_NAME, called}:
-            yield f"the container {old} is called {called} in what k8sjob renders"
+            yield f"the container {old} is called {called} in the rendered manifest"
 
     def settle(self, job: Json) -> None:
         """Fill in the apiserver's defaults; drop what k8sjob adds for suspensions and twins."""

@@ -362,11 +362,11 @@ class TrainJobReader(IndexedReader):
             container["env"] = list(env.values())
         if not str(nproc).isdecimal():
             given, (nproc, each) = nproc, _processes(Object(container).part("resources"))
-            yield f"numProcPerNode is {given}; in what k8sjob renders, {nproc}: one for each {each}"
+            yield f"numProcPerNode is {given}; in the rendered manifest {nproc}, one per {each}"
         if deadline := job["spec"].pop("activeDeadlineSeconds", None):
             other = of_job.get("activeDeadlineSeconds") or deadline
             of_job["activeDeadlineSeconds"] = min(deadline, other)
-            yield "activeDeadlineSeconds is that of the Job below in what k8sjob renders"
+            yield "activeDeadlineSeconds is that of the Job below in the rendered manifest"
         job["spec"]["trainer"] = {"numNodes": nodes, "numProcPerNode": int(nproc)}
 
     def settle(self, job: Json) -> None:

@@ -1,6 +1,6 @@
 """The jobs of all places that the page shows, kept up to date by threads.
 
-The jobs of this machine are read again and again, but only while somebody looks; those of a cluster
+The jobs on this machine are read again and again, but only while somebody looks; those of a cluster
 are listed and watched without their Pods, so that thousands cost one connection a kind of job.
 """
 
@@ -109,7 +109,7 @@ class Jobs:
 
     @contextmanager
     def viewed(self) -> Iterator[None]:
-        """The jobs of this machine are read while somebody is in this context."""
+        """The jobs on this machine are read while somebody is in this context."""
         with self._lock:
             self._viewers += 1
             self._viewed.set()

@@ -280,9 +280,9 @@ def test_the_job_among_other_documents_and_in_a_list():
     ("text", "message"),
     [
         ("", "found nothing; specify a file with one of PyTorchJob of kubeflow.org/v1, "),
-        ("[1]", "found a document without a kind; name"),
-        ("kind: [x]", "found ['x']; name"),
-        (dump({"kind": "Service", "metadata": {"name": "x"}}), "found Service x; name"),
+        ("[1]", "found a document without a kind; specify"),
+        ("kind: [x]", "found ['x']; specify"),
+        (dump({"kind": "Service", "metadata": {"name": "x"}}), "found Service x; specify"),
         (f"{dump(job())}---\n{dump(job())}", "digits, PyTorchJob digits are several jobs"),
         ("a: [", "a bracket is never closed"),
         (dump({**job(), "apiVersion": "kubeflow.org/v2"}), "is not what the training operator"),

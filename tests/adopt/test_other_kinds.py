@@ -77,7 +77,7 @@ def test_a_job_with_its_service():
         "the container main is called pytorch",
         "the address train-0.headless became $(MASTER_ADDR)",
         "sets them in every replica: MASTER_ADDR, MASTER_PORT, WORLD_SIZE, RANK",
-        "MASTER_PORT is 23456 in what k8sjob renders, not 29500",
+        "MASTER_PORT is 23456 in the rendered manifest, not 29500",
     ):
         assert part in notes
     assert "WORLD_SIZE is" not in notes
@@ -297,7 +297,7 @@ def test_what_a_jobset_has_for_its_parts_is_reported():
     parts = [replicated("master", 1), replicated("worker", 3)]
     policy = {"operator": "All", "targetReplicatedJobs": ["master"]}
     made = adopted(jobset(*parts, successPolicy=policy, failurePolicy={"maxRestarts": 2}))
-    assert "successPolicy is All of master; in what k8sjob renders" in "\n".join(made.notes)
+    assert "successPolicy is All of master; in the rendered manifest" in "\n".join(made.notes)
     assert made.spec.overlay == {"spec": {"failurePolicy": {"maxRestarts": 2}}}
     with pytest.raises(SpecError, match=r"overlay.spec.failurePolicy: a Job has no"):
         render(made.spec.with_(target="job"))
@@ -319,7 +319,7 @@ def test_a_trainjob_with_its_runtime(kind):
     assert (spec.resources.gpus, spec.overlay, spec.pod_template) == (4, {}, {})
     notes = "\n".join(made.notes)
     assert f"the {kind} torch became a TrainingRuntime of the job's name" in notes
-    assert "numProcPerNode is auto; in what k8sjob renders, 4" in notes
+    assert "numProcPerNode is auto; in the rendered manifest 4" in notes
     assert adopt(render(spec)).spec == spec
     with pytest.raises(SpecError, match=f"kubectl get {kind.lower()} torch -o yaml"):
         adopted(trainjob(runtimeRef=reference))
@@ -347,9 +347,9 @@ FUNCTION = 'if ! [ -x "$(command -v pip)" ]; then\n  python -m ensurepip\nfi\nto
 @pytest.mark.parametrize(
     ("resources", "processes"),
     [
-        ({"cpu": 4.0, "nvidia.com/gpu": 2.0}, "2: one for each GPU"),
-        ({"cpu": "3500m"}, "4: one for each CPU"),
-        ({}, "1: one for each CPU"),
+        ({"cpu": 4.0, "nvidia.com/gpu": 2.0}, "2, one per GPU"),
+        ({"cpu": "3500m"}, "4, one per CPU"),
+        ({}, "1, one per CPU"),
     ],
 )
 def test_a_function_of_the_kubeflow_sdk(resources, processes):
@@ -361,7 +361,7 @@ def test_a_function_of_the_kubeflow_sdk(resources, processes):
         "resourcesPerNode": {"limits": resources, "requests": resources},
     }
     made = adopted(runtime(), trainjob(activeDeadlineSeconds=600, trainer=trainer))
-    assert f"numProcPerNode is auto; in what k8sjob renders, {processes}" in "\n".join(made.notes)
+    assert f"numProcPerNode is auto; in the rendered manifest {processes}" in "\n".join(made.notes)
     assert made.spec.nproc_per_node == int(processes[0])
     assert made.spec.resources.gpus == resources.get("nvidia.com/gpu", 0)
     assert made.spec.run.command == ("bash", "-c", FUNCTION)
@@ -386,7 +386,7 @@ def test_a_job_without_a_name_is_refused(metadata):
 
 
 def test_a_job_of_torchx_is_volcanos():
-    with pytest.raises(SpecError, match=r"found Job train of batch.volcano.sh/v1alpha1; name"):
+    with pytest.raises(SpecError, match=r"found Job train of batch.volcano.sh/v1alpha1; specify"):
         adopted({**job(), "apiVersion": "batch.volcano.sh/v1alpha1"})
 
 

@@ -132,7 +132,7 @@ def test_the_form_follows_from_the_suffix(folder, tmp_path):
 @pytest.mark.parametrize(
     ("source", "detail"),
     [
-        ("nowhere", "does not exist; name a checkpoint"),
+        ("nowhere", "does not exist; specify a checkpoint"),
         (".", "has no complete checkpoint; specify the folder"),
         ("list.pt", "it holds a list, not a dict: another program's file; use another"),
         ("epoch.pt", "holds epoch, step and no model's weights by name; export everything with"),

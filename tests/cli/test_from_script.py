@@ -244,11 +244,13 @@ def test_the_script_of_a_folder(tmp_path):
     (tmp_path / "go.py").write_text(GROUP)
     assert find_script(tmp_path).name == "go.py"
     (tmp_path / "other.py").write_text(GROUP)
-    with pytest.raises(SpecError, match=r"several training scripts: go\.py, other\.py; name the"):
+    with pytest.raises(
+        SpecError, match=r"several training scripts: go\.py, other\.py; specify the"
+    ):
         find_script(tmp_path)
     (tmp_path / "train.py").write_text(GROUP)
     assert find_script(tmp_path).name == "train.py"
-    with pytest.raises(SpecError, match="no script; name a"):
+    with pytest.raises(SpecError, match="no script; specify a"):
         find_script(tmp_path / "none.py")
 
 
@@ -291,7 +293,7 @@ def test_the_command(k8sjob, tmp_path):
     assert around.code == 0, around.err
     assert JobSpec.from_yaml((tmp_path / "job.yaml").read_text()).run.script == "src/train.py"
     outside = k8sjob("init", "--from", folder / "train.py", tmp_path / "else")
-    assert (outside.code, "name a folder around it" in outside.err) == (1, True)
+    assert (outside.code, "specify a folder that contains it" in outside.err) == (1, True)
     (folder / "train.py").write_text("def (")
     broken = k8sjob("init", "--from", folder / "train.py", folder / "..")
     assert (broken.code, "train.py:1: Python cannot parse it" in broken.err) == (1, True)
@@ -310,5 +312,5 @@ def test_a_script_outside_the_folder_of_the_job(tmp_path, name):
     (tmp_path / "job").mkdir()
     text = GROUP if name.endswith(".py") else json.dumps({"cells": []})
     (tmp_path / name).write_text(text)
-    with pytest.raises(SpecError, match="which the image would hold; name a folder around it"):
+    with pytest.raises(SpecError, match="image's context; specify a folder that contains"):
         draft(tmp_path / name, tmp_path / "job")

@@ -1,4 +1,4 @@
-"""Commands on jobs of this machine: real ones, small enough to be over in a second."""
+"""Commands on jobs on this machine: real ones, small enough to be over in a second."""
 
 import json
 import re

@@ -194,7 +194,7 @@ def test_a_job_that_a_finalizer_keeps_is_not_deleted(there, api, k8sjob):
     }
     api.lingers = 100
     assert k8sjob("delete", "kept").out == (
-        "blue/kept: the job is being deleted; it waits for its finalizers: example.com/hold\n"
+        "blue/kept: the job is being deleted; it is waiting for its finalizers: example.com/hold\n"
     )
 
 

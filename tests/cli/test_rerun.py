@@ -73,7 +73,7 @@ def test_a_job_of_a_cluster_has_its_code_in_its_image(k8sjob, api, job_file, tmp
     done = k8sjob("rerun", "tiny", "--folder", tmp_path)
     assert done.code == 2
     assert "--folder: the code of a job in a cluster is in its image" in done.err
-    assert "-q is for jobs of this machine" in k8sjob("rerun", "tiny", "-q").err
+    assert "-q is for jobs on this machine" in k8sjob("rerun", "tiny", "-q").err
     done = k8sjob("rerun", "tiny", "--detach")
     assert done.code == 0
     assert re.fullmatch(r"blue/(tiny-\w{5}) created\n", done.out)

@@ -46,11 +46,11 @@ def test_code_is_put_onto_what_was_built(push, registry, base_image, write_job):
 
 
 MISTAKES = {
-    "{host}/command/base:9": r"answers 404: MANIFEST_UNKNOWN manifest unknown; check the name",
-    "{host}/nothing/there:1": r"reading {host}/nothing/there:1: {host} answers 404",
+    "{host}/command/base:9": r"returned 404: MANIFEST_UNKNOWN manifest unknown; check the name",
+    "{host}/nothing/there:1": r"reading {host}/nothing/there:1: {host} returned 404",
     "127.0.0.1:9/x:1": r"reading 127.0.0.1:9/x:1: 127.0.0.1:9: ",
     "no.such.host.invalid/x:1": "no host has that name; check that it is reachable, and try again",
-    "{host}/command/base@sha256:" + "0" * 64: r"answers 404: MANIFEST_UNKNOWN",
+    "{host}/command/base@sha256:" + "0" * 64: r"returned 404: MANIFEST_UNKNOWN",
 }
 
 
@@ -68,7 +68,7 @@ def test_a_registry_that_takes_nothing(push, registry, readonly, base_image, wri
     base = base_image(registry, "command/base:1")
     done = push(write_job(f"{readonly.host}/command/app", base))
     assert done.returncode == 1
-    assert f"{readonly.host} answers 405; it does not accept uploads" in done.stderr
+    assert f"{readonly.host} returned 405; it does not accept uploads" in done.stderr
 
 
 def test_a_proxy_and_a_registry_that_is_named_for_plain_http(push, registry, base_image, write_job):

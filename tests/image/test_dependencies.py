@@ -102,5 +102,7 @@ def test_a_requirements_file_that_cannot_be_read(wanted, code):
     with pytest.raises(ImageError, match=r"requirements\.txt: cannot be read: not UTF-8"):
         Dependencies.of(spec.image, code)
     (code / "requirements.txt").unlink()
-    with pytest.raises(ImageError, match=r"cannot be read: No such file or directory; name a file"):
+    with pytest.raises(
+        ImageError, match=r"cannot be read: No such file or directory; specify a file"
+    ):
         Dependencies.of(spec.image, code)

@@ -47,10 +47,10 @@ def test_this_machine_is_known_only_by_its_address(host, expected):
         ("http:///x", "is not the URL of a registry"),
         ("nothing", "is not the URL of a registry"),
         # the host is the one that the request would go to
-        (r"http://evil.example\@localhost/", "^evil.example would be asked without TLS"),
-        ("http://localhost\t@evil.example/", "^evil.example would be asked without TLS"),
-        ("http://127.999.1.1/", "^127.999.1.1 would be asked without TLS"),
-        ("http://user:secret@reg.example:80/v2/", "^reg.example:80 would be asked without TLS"),
+        (r"http://evil.example\@localhost/", "^evil.example would be accessed without TLS"),
+        ("http://localhost\t@evil.example/", "^evil.example would be accessed without TLS"),
+        ("http://127.999.1.1/", "^127.999.1.1 would be accessed without TLS"),
+        ("http://user:secret@reg.example:80/v2/", "^reg.example:80 would be accessed without TLS"),
     ],
 )
 def test_hosts_without_a_request(url, message):
@@ -88,7 +88,7 @@ SCOPE = "r:a/b:pull,push"
 
 def test_an_answer_that_comes_byte_by_byte(trickling):
     wire = HttpClient(retry=RetryPolicy(answer=0.1))
-    with pytest.raises(ImageError, match="answers too slowly"):
+    with pytest.raises(ImageError, match="responds too slowly"):
         wire.send("GET", trickling(OK + b"Content-Length: 999999\r\n\r\n"))
 
 

@@ -87,7 +87,7 @@ def test_a_plugin_and_whose_part_is_played(write):
     ("content", "asked", "words"),
     [
         (config("prod"), "prd", "no context 'prd'; did you mean 'prod'?"),
-        (config("prod"), "xyz", "no context 'xyz'; there are: prod"),
+        (config("prod"), "xyz", "no context 'xyz'; available: prod"),
         (
             config(current=False),
             None,

@@ -169,10 +169,10 @@ def test_a_patch_names_its_kind_and_only_metadata_is_requested(python, apiserver
 def test_an_answer_in_another_language_is_reported(python, apiserver):
     there = python()
     apiserver.on((502, "<html>\nBad   Gateway</html>"))
-    with pytest.raises(ApiError, match="answers 502: <html> Bad Gateway</html>"):
+    with pytest.raises(ApiError, match="returned 502: <html> Bad Gateway</html>"):
         there.request("GET", NODES)
     apiserver.on((200, "<html>log in</html>"))
-    with pytest.raises(ApiError, match="answers 200: <html>log in</html>"):
+    with pytest.raises(ApiError, match="returned 200: <html>log in</html>"):
         there.request("GET", NODES)
 
 

@@ -1000,7 +1000,7 @@ def test_the_operator_is_not_silent_about_a_job_that_is_being_deleted():
     (finding,) = doomed("Running", finalizer="example.com/keep")
     assert finding.cause == "deleting"
     assert finding.message == (
-        "the job is being deleted; it waits for its finalizers: example.com/keep, for 46 s"
+        "the job is being deleted; it is waiting for its finalizers: example.com/keep, for 46 s"
     )
     assert "whoever set example.com/keep must remove it" in finding.next_step
     assert "kubectl get pytorchjob job -n ns -o yaml" in finding.next_step

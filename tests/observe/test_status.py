@@ -198,7 +198,7 @@ def test_a_job_whose_deletion_was_requested_does_not_run():
     assert not status.state.finished
     assert (status.reason, status.message) == ("", "the job is being deleted")
     doomed.job["metadata"]["finalizers"] = ["foregroundDeletion", "example.com/keep"]
-    detail = "the job is being deleted; it waits for its finalizers: "
+    detail = "the job is being deleted; it is waiting for its finalizers: "
     assert job_status(doomed).message == detail + "foregroundDeletion, example.com/keep"
 
 

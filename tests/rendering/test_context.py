@@ -208,10 +208,10 @@ def test_a_folder_with_other_files_is_not_emptied(built, code, tmp_path):
     target = tmp_path / "other"
     target.mkdir()
     (target / "precious").write_text("x")
-    with pytest.raises(ImageError, match="name a new or an empty folder"):
+    with pytest.raises(ImageError, match="specify a new or an empty folder"):
         write_context(built(), code, target)
     write_context(built(), target, target)
-    with pytest.raises(ImageError, match="name a new or an empty folder"):
+    with pytest.raises(ImageError, match="specify a new or an empty folder"):
         write_context(built(), code, target)
     assert (target / "precious").exists()
 

@@ -448,7 +448,7 @@ class Checkpointer:
         if then != now:
             ranks = f"saved by {then} ranks, resumed by {now}"
         elif self._rng_streams(rng_stream) != state.get("streams", list(range(then))):
-            ranks = "saved by ranks that divided the data in another way"
+            ranks = "saved by ranks that divided the data differently"
         if ranks:
             self._reporter.warn(
                 f"{ranks}: the samples continue in their order, random numbers (dropout,"
