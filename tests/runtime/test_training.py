@@ -331,7 +331,7 @@ def test_misuse_is_reported(settings, misuse, error, message):
     ("options", "error", "message"),
     [
         ({"build": nn.ReLU}, ValueError, "ReLU has no parameters to train"),
-        ({"build": lambda: 3}, TypeError, "gave a int"),
+        ({"build": lambda: 3}, TypeError, "returned a int"),
         ({"loss": nn.CrossEntropyLoss(reduction="none")}, ValueError, r"the shape \(10,\)"),
     ],
 )
