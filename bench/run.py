@@ -125,7 +125,7 @@ def submissions(results: dict[str, object]) -> None:
 
 
 def lists(results: dict[str, object]) -> None:
-    """A thousand jobs of a cluster, listed."""
+    """A thousand jobs in a cluster, listed."""
     if not submit.available():
         print("listing: needs KUBECONFIG and kubectl; see `make cluster`\n")
         return

@@ -184,7 +184,7 @@ def _of_mesh(
     if data is not None and data * model != shape.world_size:
         yield Conflict(
             "strategy.data",
-            f"mesh data {data} x model {model} = {data * model}, but {shape}; leave data out,"
+            f"mesh data {data} x model {model} = {data * model}, but {shape}; remove data,"
             " or change one of them",
         )
     elif shape.world_size % model:
@@ -197,7 +197,7 @@ def _of_mesh(
         yield Conflict(
             "strategy.layout",
             f"no layer is sharded along mesh axis model={model}: its ranks would all compute the"
-            f" same; write what it divides, such as {example}, or leave model out",
+            f" same; write what it divides, such as {example}, or remove model",
         )
 
 
@@ -313,9 +313,9 @@ STRATEGIES: Final[Mapping[str, StrategyRow]] = MappingProxyType(
             options=_STEP,
             resizes=True,
             lacks={
-                "sync_batchnorm": "Keras's layer has none on torch; use GroupNormalization or"
-                " LayerNormalization, or kind: keras_mesh, whose statistics are those of the whole"
-                " batch",
+                "sync_batchnorm": "Keras's layer does not support it on torch; use"
+                " GroupNormalization or LayerNormalization, or kind: keras_mesh, whose statistics"
+                " are those of the whole batch",
                 "checkpoint_activations": "build the model under keras.RematScope(), without"
                 " seeds in its Dropout layers, whose masks would differ when computed again",
             },
@@ -367,7 +367,7 @@ STRATEGIES: Final[Mapping[str, StrategyRow]] = MappingProxyType(
             rule=_of_pipeline,
             lacks={
                 "sync_batchnorm": "a stage sees one micro-batch after another and never the batch;"
-                " nn.GroupNorm and nn.LayerNorm do without"
+                " nn.GroupNorm and nn.LayerNorm do not need it"
             },
         ),
         "model_split": StrategyRow(
@@ -434,7 +434,7 @@ def keras_backend(kind: str, options: Mapping[str, Any]) -> str | None:
 
 
 def processes_per_node(kind: str, gpus: int) -> int:
-    """Processes of a node with so many GPUs, where their number is not given."""
+    """Processes of a node with this many GPUs, if their number is not given."""
     row = STRATEGIES.get(kind)
     return 1 if row and row.whole_node else max(1, gpus)
 

@@ -28,12 +28,12 @@ def test_importing_the_package_loads_nothing():
     "module",
     ["base.env", "base.config", "agent.restarts", "agent.rank_main", "__main__"],
 )
-def test_the_agents_side_of_the_runtime_is_stdlib_alone(module):
+def test_the_agents_side_of_the_runtime_is_stdlib_only(module):
     names = loaded(f"import k8sjob.runtime.{module}")
     assert not names & (CLIENT_ONLY | {"torch", "numpy"})
 
 
-def test_the_session_needs_torch_alone():
+def test_the_session_needs_only_torch():
     names = loaded("import k8sjob.runtime.sessions, k8sjob.runtime.strategies.ddp")
     assert "torch" in names
     # torch itself may load jinja2 or yaml; what it loads by itself is not ours

@@ -54,7 +54,7 @@ CONFLICTS = [
         for given, field, detail in MESHES
     ),
     ("keras_mesh", TWO, THREE, "strategy.model", "by mesh axis model=2; set it to 1, 3"),
-    ("keras_mesh", {**TWO, "data": 2}, THREE, "strategy.data", "= 3 ranks; leave data out"),
+    ("keras_mesh", {**TWO, "data": 2}, THREE, "strategy.data", "= 3 ranks; remove data"),
     (
         "keras_mesh",
         {"keras_backend": "tensorflow"},

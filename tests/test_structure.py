@@ -97,7 +97,7 @@ def test_the_search_for_walks_finds_them(tmp_path, monkeypatch):
     assert [*walks(tmp_path / "one.py")] == [f"one.py:{line}" for line in (1, 2, 3, 4)]
 
 
-def test_cards_are_drawn_by_the_views_alone():
+def test_cards_are_drawn_only_by_the_views():
     drawing = {
         path.relative_to(ROOT).parts[0]
         for path in ROOT.rglob("*.py")

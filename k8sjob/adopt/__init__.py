@@ -96,10 +96,12 @@ def _only_job(documents: list[Document], source: str) -> tuple[_Place, list[_Pla
         called = (f"{_called(one)}{of}" for one, of in zip(others, versions, strict=True))
         seen = ", ".join(called) or "nothing"
         kinds = [f"{one.target.kind} of {one.target.api_version}" for one in READERS]
-        message = f"found {seen}; name a file with one of {', '.join(kinds)}"
+        message = f"found {seen}; specify a file with one of {', '.join(kinds)}"
         raise SpecError([Problem("", message)], source)
     names = ", ".join(_called(job) for _, _, job in jobs)
-    message = f"{names} are several jobs; a job.yaml is one, so adopt each from its own file"
+    message = (
+        f"{names} are several jobs, and a job.yaml describes one; adopt each from its own file"
+    )
     raise SpecError([Problem("", message, jobs[1][0].line, 1)], source)
 
 
@@ -171,7 +173,7 @@ def _adopted(original: Json, notes: list[str]) -> Adopted:
     spec = bare = _accepted(fields(wanted))
     notes += _leave_out_injected(wanted, spec)
     if spec.kueue_queue is not None and not is_suspended(original):
-        notes.append("the job begins suspended, as Kueue's webhook would change it")
+        notes.append("the job starts suspended, as Kueue's webhook would set it")
     changes: Json = {"overlay": {}, "pod_template": {}}
     for _ in range(_PASSES):
         rendered = _rendered(spec, config=config)
@@ -214,7 +216,9 @@ def _leave_out_injected(job: Json, spec: JobSpec) -> list[str]:
     for name, variable in gone.items():
         given, path = variable.get("value"), at_path(variable, "valueFrom", "fieldRef", "fieldPath")
         if injected[name] not in (given, path):
-            notes.append(f"{name} is {injected[name]} in what k8sjob renders, not {given or path}")
+            notes.append(
+                f"{name} is {injected[name]} in the rendered manifest, not {given or path}"
+            )
     return notes
 
 
@@ -255,7 +259,7 @@ def _accepted(data: Json) -> JobSpec:
             if not all(_take_out(data, problem.field) for problem in error.problems[:1]):
                 needed = [one for one in error.problems if not _take_out(data, one.field)]
                 raise SpecError(needed) from None
-    raise SpecError([Problem("", "no part of it is a job spec; please report this")])
+    raise SpecError([Problem("", "no part of it is a job spec; please report this bug")])
 
 
 def _take_out(data: Any, field: str) -> bool:
@@ -307,8 +311,8 @@ def _notes(spec: JobSpec, original: Json) -> Iterator[str]:
         )
     if any("automountServiceAccountToken" not in pod for _, pod in pods(original)):
         yield (
-            "service_account_token is true, as Kubernetes has it by default; remove it if the"
-            " training never calls the cluster"
+            "service_account_token is true, Kubernetes' default; remove it if the training never"
+            " calls the Kubernetes API"
         )
     for role, pod in pods(original):
         image = trainer(pod)["image"]

@@ -56,10 +56,10 @@ _MOST_LINE: Final = 1 << 24
 _KEPT_OUTPUT: Final = 1 << 25
 """Bytes of one replica's output in a record that is kept without being asked for."""
 _KEPT_REPLICAS: Final = 32
-"""So many replicas' output is in such a record, those that failed first."""
+"""Replicas whose output is in such a record, failed ones first."""
 _KEPT_RECORDS: Final = 200
 _KEPT_BYTES: Final = 1 << 30
-"""So many records, of so many bytes together, are kept; the oldest give way."""
+"""Records that are kept, and their total bytes; the oldest are removed."""
 _MOST_REPLICAS: Final = 100_000
 DAMAGE: Final = (
     OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, EOFError,
@@ -285,7 +285,7 @@ class Records:
 
 
 def keep_record_of(backend: Backend, ref: JobRef) -> str:
-    """Keep a record of a job in a cluster that has ended; jobs of this machine have a folder.
+    """Keep a record of a job in a cluster that has ended; jobs on this machine have a folder.
 
     Returns:
         Why there is none, as a sentence; empty where it is kept, or the job is gone.
@@ -328,8 +328,8 @@ class RecordBackend:
             raise BackendError(self._damage(error)) from error
         if version != _FORMAT:
             raise BackendError(
-                f"{path} is a record of format {version!r}, and this k8sjob ({__version__}) reads"
-                f" format {_FORMAT}; use the k8sjob that wrote it"
+                f"{path} is a record of format {version!r}, and this version of k8sjob"
+                f" ({__version__}) reads format {_FORMAT}; use the version that wrote it"
             )
 
     @contextmanager
@@ -354,9 +354,9 @@ class RecordBackend:
             case OSError(strerror=str(detail)):
                 pass
             case KeyError(args=(str(name),)) if " " not in name:
-                detail = f"{name!r} is missing in {_OBJECTS}"
+                detail = f"{name!r} is missing from {_OBJECTS}"
             case TypeError() | AttributeError():
-                detail = "it does not have the form of one"
+                detail = "it does not have the format of a record"
             case _:
                 detail = str(error.args[0] if error.args else error)
         return (
@@ -388,7 +388,7 @@ class RecordBackend:
         yield self.snapshot(ref)
         job = self._snapshot.job
         if not target_of(job).state(job)[0].finished:
-            raise BackendError(f"{self.path} is the record of a job that had not ended then")
+            raise BackendError(f"{self.path} is the record of a job that had not ended")
 
     def logs(
         self,
@@ -407,7 +407,7 @@ class RecordBackend:
             return self._lines(replica, tail)
         attempts = sorted({line.attempt for line in self._lines(replica)})
         if len(attempts) < 2:
-            raise BackendError(f"{replica} was started only once; leave --previous out")
+            raise BackendError(f"{replica} was started only once; omit --previous")
         return (line for line in self._lines(replica) if line.attempt == attempts[-2])
 
     def _lines(self, replica: str, tail: int | None = None) -> Iterator[LogLine]:

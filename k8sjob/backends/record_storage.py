@@ -1,4 +1,4 @@
-"""Records in a bucket of S3, or of what has its interface, through fsspec.
+"""Records in a bucket of S3, or of storage with the same interface, through fsspec.
 
 fsspec and s3fs are an extra, and imported here alone, once a URL is given. Credentials are found by
 them, in the environment: they are no option of k8sjob, and in no message.
@@ -151,7 +151,7 @@ def _connect(url: str) -> tuple[Any, str]:
         importlib.import_module(package)
     except ImportError as error:
         raise K8sJobError(
-            f"{found['scheme']}:// needs one more package ({error}): pip install {requirement}"
+            f"{found['scheme']}:// needs another package ({error}): pip install {requirement}"
         ) from error
     with _explained(url):
         files = fsspec.filesystem(found["scheme"], use_listings_cache=False)
@@ -174,8 +174,8 @@ def _explained(url: str, passing: tuple[type[Exception], ...] = ()) -> Iterator[
         reason = safe_line(redacted(str(error))) or type(error).__name__
         if isinstance(error, PermissionError):
             raise StorageError(
-                f"{url}: access is denied ({reason}); check the credentials in the environment, and"
-                " what they allow"
+                f"{url}: access is denied ({reason}); check the credentials in the environment"
+                " and their permissions"
             ) from error
         raise StorageError(
             f"{url} cannot be read or written: {reason}; check the network, and the endpoint and"

@@ -86,7 +86,7 @@ def find_script(path: Path) -> Path:
     """
     if not path.is_dir():
         if path.suffix not in {".py", ".ipynb"} or not path.is_file():
-            message = "no script; name a .py or .ipynb file, or a folder with one"
+            message = "no script; specify a .py or .ipynb file, or a folder with one"
             raise SpecError([Problem("", message)], str(path))
         return path
     found = [file for file in sorted(path.glob("*.py")) if file.is_file() and _is_training(file)]
@@ -97,7 +97,7 @@ def find_script(path: Path) -> Path:
         return found[0]
     several = f"several training scripts: {', '.join(file.name for file in found)}"
     message = several if found else "no .py file in it is a training script"
-    raise SpecError([Problem("", f"{message}; name the one to start")], str(path))
+    raise SpecError([Problem("", f"{message}; specify the one to start")], str(path))
 
 
 def _is_training(file: Path) -> bool:
@@ -142,7 +142,9 @@ def draft(file: Path, folder: Path, *, name: str = "", args: Sequence[str] = ())
     if is_notebook and script_file.exists():
         script_file = script_file.with_stem(f"{file.stem}_notebook")
     if not script_file.is_relative_to(folder.resolve()):
-        message = f"not in {folder}, which the image would hold; name a folder around it"
+        message = (
+            f"not in {folder}, which becomes the image's context; specify a folder that contains it"
+        )
         raise SpecError([Problem("", message)], str(file))
     path = script_file.relative_to(folder.resolve()).as_posix()
     files = {path: text} if is_notebook else {}
@@ -290,7 +292,7 @@ class _Job:
         spawned = [call for called, call in script.calls if called in _SPAWNERS]
         made = script.torch_calls("init_process_group", "init_device_mesh")
         if script.has_runtime:
-            found = _Start("k8sjob.runtime makes the process group")
+            found = _Start("k8sjob.runtime creates the process group")
         elif self._names(_LIGHTNING):
             found = self._of_lightning()
         elif spawned:
@@ -302,13 +304,15 @@ class _Job:
             maker = f"{script.last_name(made[0].func)} ({self._place(made[0])})"
             found = _Start(f"{maker} takes the ranks from the environment")
         elif managed := [name for name in sorted(script.modules & MANAGED) if self._manages(name)]:
-            found = _Start(f"{managed[0]} makes the process group from the environment")
+            found = _Start(f"{managed[0]} creates the process group from the environment")
         elif self._outside:
             names = ", ".join(self._outside)
-            found = _Start(f"its process group, if any, is made in {names}, not in the folder", 0)
+            found = _Start(
+                f"its process group, if any, is created in {names}, not in the folder", 0
+            )
         else:
             page = "from-keras.md" if "keras" in script.modules else "from-ddp.md"
-            alone = "it makes no process group, so several processes would each train separately"
+            alone = "it creates no process group, so several processes would each train separately"
             found = _Start(f"{alone}; see docs/how-to/{page}", 0)
         return found
 

@@ -1,4 +1,4 @@
-"""`k8sjob archive`: what is known of a job, as a file."""
+"""`k8sjob archive`: what is known about a job, as a file."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def archive_command(job: str, path: Path | None, force: bool, place: Place) -> N
     give the file to others.
     """
     if path and path.suffix != SUFFIX:
-        raise click.UsageError(f"-o {path}: the name of a record ends with {SUFFIX}")
+        raise click.UsageError(f"-o {path}: the name of a record must end with {SUFFIX}")
     backend, ref = find(job, place)
 
     def unread(replica: str, reason: str) -> None:
-        warn(f"the record has not all of the output of {replica}: {reason}")
+        warn(f"the record does not have all of the output of {replica}: {reason}")
 
     with complete_file(path or Path(f"{ref.name}{SUFFIX}"), force=force) as out:
         write_record(backend, ref, out, unread)

@@ -1,4 +1,4 @@
-"""`k8sjob build`: the image with what a job installs."""
+"""`k8sjob build`: the image with a job's dependencies."""
 
 from __future__ import annotations
 

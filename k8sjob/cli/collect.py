@@ -1,4 +1,4 @@
-"""`k8sjob collect`: records of all jobs, and messages about their ends."""
+"""`k8sjob collect`: records of all jobs, and messages when they end."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def collect_command(  # noqa: PLR0917 - click hands them over by name
     max_size: int | None,
     place: Place,
 ) -> None:
-    """Keep a record of each job of a cluster when it ends, and send messages, until Ctrl-C.
+    """Keep a record of each job in a cluster when it ends, and send messages, until Ctrl-C.
 
     Records are kept in the folder `records` of K8SJOB_STATE; `why`, `status`, `logs` and `usage`
     read them when the job is gone. With --into they are kept in a bucket, and read by their URLs.

@@ -92,7 +92,7 @@ def completion_command(shell: str) -> None:
     compinit. For fish: k8sjob completion fish > ~/.config/fish/completions/k8sjob.fish
 
     Commands, options, fields of --set and their values, names of jobs, namespaces and contexts are
-    completed. The cluster is asked for at most a second. kubectl completes `kubectl k8sjob` by
+    completed. The cluster is queried for at most a second. kubectl completes `kubectl k8sjob` by
     itself.
     """
     click.echo(SCRIPTS[shell].strip())

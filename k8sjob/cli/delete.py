@@ -30,7 +30,12 @@ if TYPE_CHECKING:
 @click.command("delete")
 @job_argument("jobs", many=True, required=False)
 @selector_option
-@click.option("--all", "everything", is_flag=True, help="All jobs of the named place.")
+@click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    help="All jobs in the namespace of -n, or on this machine with --local.",
+)
 @click.option(
     "--checkpoints", is_flag=True, help="Also remove the checkpoints of jobs on this machine."
 )
@@ -52,13 +57,13 @@ def delete_command(  # noqa: PLR0917 - click hands them over by name
 ) -> None:
     """Stop jobs and remove them with their logs; checkpoints stay, unless --checkpoints is given.
 
-    With -l or --all instead of names, --local or -n must name the place: nothing is deleted in a
-    place that was not named.
+    With -l or --all instead of names, --local or -n must be given: nothing is deleted in a
+    place that was not specified.
     """
     if sum((bool(jobs), bool(labels), everything)) != 1:
-        raise click.UsageError("name jobs, or select them with -l SELECTOR or --all")
+        raise click.UsageError("give names of jobs, or select jobs with -l SELECTOR or --all")
     if jobs and before:
-        raise click.UsageError("--older-than selects among the jobs of -l SELECTOR or --all")
+        raise click.UsageError("--older-than needs -l SELECTOR or --all")
     chosen = find_all(jobs, place) if jobs else _chosen(labels, before, place)
     if checkpoints and any(ref.namespace != LOCAL for _, ref in chosen):
         raise click.UsageError(
@@ -115,7 +120,7 @@ def _chosen(labels: str, before: datetime | None, place: Place) -> Sequence[tupl
         backend = cluster = place.connect()
         found = cluster.jobs(selector=labels)
     else:
-        raise click.UsageError("name the place: --local for this machine, or -n NAMESPACE")
+        raise click.UsageError("specify the place: --local for this machine, or -n NAMESPACE")
     return [
         (backend, JobRef.of(snapshot.job))
         for snapshot in found

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _COLOURS: Final = {"+": "green", "-": "red", "@": "cyan"}
 _MOST_PATHS: Final = 6
-"""So many changed fields are named; the lines of the difference show all of them."""
+"""Maximum number of changed fields in a message; the lines of the difference show all of them."""
 
 
 @click.command("diff", cls=JobCommand)
@@ -98,5 +98,5 @@ def _explain(found: ManifestDiff, submit: str, edit: str) -> None:
     if found.recreated:
         print_status(
             f"\npods keep what they were started with, so this takes effect only in a new job,"
-            f" by {submit} --replace:\n  {first_names(found.recreated, _MOST_PATHS)}"
+            f" with {submit} --replace:\n  {first_names(found.recreated, _MOST_PATHS)}"
         )

@@ -40,7 +40,7 @@ _STYLES: Final = {
     Verdict.PROBLEM: "bold red",
 }
 _RECORDS: Final = 20
-"""So many of the newest records are read for slow nodes."""
+"""Newest records that are searched for slow nodes."""
 _SHOWN: Final = 5
 _WIDTH: Final = max(map(len, Verdict))
 
@@ -87,7 +87,9 @@ def _cluster(place: Place, machine: Machine, spec: JobSpec | None, target: str |
         return Report([*client(machine, place.client), problem("kubeconfig", *_split(error))])
     if not is_namespace(transport.namespace):
         seen = f"the context's namespace {transport.namespace!r} is not a valid namespace"
-        return Report([problem("kubeconfig", seen, "correct the kubeconfig, or name one with -n")])
+        return Report(
+            [problem("kubeconfig", seen, "correct the kubeconfig, or specify one with -n")]
+        )
     job = manifest(spec) if spec else None
     kind = by_name(target or DEFAULT.name)
     facts = gather(transport, transport.namespace, job, target=kind)
@@ -139,7 +141,7 @@ def _for_local_jobs(spec: JobSpec | None, job: JobFile | None) -> Iterator[Check
 
 def _no_cluster(place: Place) -> CheckResult:
     if place.is_local:
-        return warning("cluster", "no cluster was checked", "leave --local out to check one")
+        return warning("cluster", "no cluster was checked", "omit --local to check one")
     return warning(
         "cluster",
         "no cluster is configured: there is no kubeconfig",

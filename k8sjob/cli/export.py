@@ -56,7 +56,7 @@ def export_command(checkpoint: Path, output: Path, everything: bool, force: bool
 
 
 def _of_job(name: str) -> Path:
-    """The folder of the checkpoints of a job of this machine."""
+    """The folder of the checkpoints of a job on this machine."""
     local = local_backend()
     try:
         found = local.checkpoints(local.find(name.removeprefix(f"{LOCAL}/")))

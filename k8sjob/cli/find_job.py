@@ -63,7 +63,7 @@ class Place:
         if self.namespace is not None and not is_namespace(self.namespace):
             raise click.UsageError(f"-n {self.namespace!r} is not a valid namespace")
         if self.is_cluster and self.is_local:
-            raise click.UsageError("--local means this machine; leave out the options of a cluster")
+            raise click.UsageError("--local means this machine; omit the options for a cluster")
         if self.namespace and self.all_namespaces:
             raise click.UsageError("-n names one namespace and -A all of them; give only one")
 
@@ -246,11 +246,11 @@ def _find(job: str, place: Place) -> tuple[Backend, JobRef]:
         )
     is_run = "@" in name
     if is_run and namespace not in {"", LOCAL}:
-        raise click.UsageError(f"{job!r}: only jobs of this machine are named with @RUN")
+        raise click.UsageError(f"{job!r}: only jobs on this machine are named with @RUN")
     here = namespace == LOCAL or (not namespace and (place.is_local or is_run))
     asked = LOCAL if place.is_local else place.namespace
     if (namespace and asked and namespace != asked) or (here and place.is_cluster):
-        raise click.UsageError(f"{job!r} contradicts the options for the place; give only one")
+        raise click.UsageError(f"{job!r} conflicts with the options for the place; give only one")
     if here:
         local = local_backend()
         return local, local.find(name)
@@ -268,7 +268,7 @@ def find_all(
 
 
 def keep_record(backend: Backend, ref: JobRef) -> None:
-    """Keep a record of a job in a cluster that has ended; jobs of this machine have a folder."""
+    """Keep a record of a job in a cluster that has ended; jobs on this machine have a folder."""
     from k8sjob.backends.record import keep_record_of  # noqa: PLC0415 - as above
 
     if why_not := keep_record_of(backend, ref):
@@ -323,7 +323,7 @@ def _within(seconds: float, look: Callable[[], _Seen]) -> _Seen:
     try:
         return done.result(timeout=seconds)
     except TimeoutError:
-        raise BackendError(f"the cluster did not answer within {seconds:g} s") from None
+        raise BackendError(f"the cluster did not respond within {seconds:g} s") from None
 
 
 def _or_none(backend: Backend, name: str) -> JobRef | None:
@@ -341,7 +341,7 @@ def local_backend() -> LocalBackend:
 
 
 def jobs_here(labels: str) -> list[Snapshot]:
-    """The jobs of this machine with these labels, the newest first; of all labels for "".
+    """The jobs on this machine with these labels, the newest first; of all labels for "".
 
     Raises:
         click.UsageError: it is not a selector.
@@ -351,7 +351,7 @@ def jobs_here(labels: str) -> list[Snapshot]:
 
 
 def complete_job(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Names with this beginning; a cluster that does not answer at once has none."""
+    """Names with this beginning; a cluster that does not respond at once has none."""
     place = _place(ctx)
     namespace, slash, _ = incomplete.rpartition("/")
     here, there = [], dict[str, str]()

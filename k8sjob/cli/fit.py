@@ -20,7 +20,7 @@ def _bytes(_ctx: click.Context, _option: click.Parameter, given: str | None) -> 
     except ValueError as error:
         raise click.BadParameter(f"{error}; write, for example, 80G") from None
     if found <= 0:
-        raise click.BadParameter(f"{given!r} is not more than 0; write, for example, 80G")
+        raise click.BadParameter(f"{given!r} must be more than 0; write, for example, 80G")
     return found
 
 
@@ -34,7 +34,7 @@ def _sizes(_ctx: click.Context, _option: click.Parameter, given: str | None) -> 
 @click.command("fit", cls=JobCommand)
 @job_file_options()
 @click.option(
-    "--batch-sizes", metavar="N,N", callback=_sizes, help="Batch sizes of a rank to estimate."
+    "--batch-sizes", metavar="N,N", callback=_sizes, help="Batch sizes per rank to estimate."
 )
 @click.option(
     "--gpu-memory",

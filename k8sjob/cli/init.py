@@ -53,7 +53,7 @@ def init_command(folder: Path | None, name: str | None, origin: Path | None) -> 
         _init_from_script(origin, folder, name or "")
         return
     if folder is None:
-        raise click.UsageError("name the DIR of the new job, or a script with --from")
+        raise click.UsageError("give the DIR of the new job, or a script with --from")
     files = _job(name or folder.absolute().name, named=name is not None)
     _write(files, folder, "use another folder")
     for file in files:

@@ -28,13 +28,13 @@ _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 @format_option("table", "wide", "json", "yaml", "name")
 @place_options(everywhere=True)
 def list_command(labels: str, output: str, place: Place) -> int:
-    """List the jobs of this machine and, if one is configured, of the cluster; newest first.
+    """List the jobs on this machine and, if one is configured, of the cluster; newest first.
 
     For the newest 32 running jobs it shows epoch, step, loss and ETA, or which phase of the start
     they are in. If this machine has several runs of one name, each is listed as local/NAME@RUN. The
     KIND is shown if there are several.
 
-    If the cluster cannot be reached, the jobs of this machine are still listed, with an error and
+    If the cluster cannot be reached, the jobs on this machine are still listed, with an error and
     the exit code 1.
     """
     jobs, failed, asked = all_jobs(labels, place)

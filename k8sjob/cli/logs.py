@@ -47,7 +47,7 @@ _CHUNK: Final = 1 << 20
 )
 @click.option("--rank", "ranks", type=int, multiple=True, help="The replica of a process rank.")
 @click.option("-f", "--follow", is_flag=True, help="Follow the output until the job ends.")
-@click.option("-p", "--previous", is_flag=True, help="Show the attempt before the last one.")
+@click.option("-p", "--previous", is_flag=True, help="Show the output of the previous attempt.")
 @click.option("--tail", type=click.IntRange(min=0), help="Only the last lines of each replica.")
 @click.option(
     "--since", metavar="AGE", callback=ago, help="Only lines of the last 90s, 5m, 2h or 1d."
@@ -82,7 +82,7 @@ def logs_command(  # noqa: PLR0917 - click hands them over by name
     --save only appends to existing files: other output goes to new files next to them.
     """
     if folder and output == "json":
-        raise click.UsageError("--save writes the lines as they are; leave -o json out")
+        raise click.UsageError("--save writes the lines as they are; omit -o json")
     backend, ref = find(job, place)
     snapshot = backend.snapshot(ref)
     chosen = select(snapshot.job, replicas, ranks)

@@ -50,7 +50,9 @@ COMMANDS: Final = {
         Command("Inspect", "usage", "usage", "Show where GPU hours went"),
         Command("Inspect", "metrics", "metrics", "Print or serve metrics for Prometheus"),
         Command("Inspect", "ui", "ui", "Show jobs on a page in the browser"),
-        Command("Inspect", "collect", "collect", "Keep records of all jobs, and report their ends"),
+        Command(
+            "Inspect", "collect", "collect", "Keep records of all jobs, and report when they end"
+        ),
         Command("Inspect", "archive", "archive", "Write all that is known about a job to one file"),
         Command("Inspect", "report", "report", "Write an HTML page about a job"),
         Command("Inspect", "export", "export", "Write a checkpoint's weights to one file"),

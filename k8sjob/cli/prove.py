@@ -17,7 +17,7 @@ from k8sjob.errors import K8sJobError
 @click.option(
     "--steps", metavar="K", type=click.IntRange(1), help="Maximum number of optimizer steps."
 )
-@click.option("-q", "--quiet", is_flag=True, help="Show only a difference.")
+@click.option("-q", "--quiet", is_flag=True, help="Show only differences.")
 @format_option("table", "json", "yaml")
 def prove_command(job: JobFile, steps: int | None, quiet: bool, output: str) -> int:
     """Compare the training in FILE (default: job.yaml) on one process with that on several.

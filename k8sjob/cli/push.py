@@ -80,7 +80,7 @@ def push_command(  # noqa: PLR0917 - click hands them over by name
     Logins are those of docker and podman.
     """
     if builds and (dry_run or onto):
-        raise click.UsageError("--build builds an image first; leave --dry-run and --onto out")
+        raise click.UsageError("--build builds an image first; omit --dry-run and --onto")
     spec, folder = job.load(), job.folder
     with job.located():
         check_script(spec, folder)
@@ -159,9 +159,9 @@ def build_and_report(spec: JobSpec, folder: Path, **options: Any) -> Built:
         print_status(f"unchanged: {built.tag} already exists, for {built.platform}: {built.wanted}")
     elif built.reference is None:
         place = f"{built.tag} on {built.base} for {built.platform}"
-        print_status(f"would build {place} by {built.builder}: {built.wanted}")
+        print_status(f"would build {place} with {built.builder}: {built.wanted}")
     else:
-        print_status(f"built by {built.builder}: {built.tag} for {built.platform}")
+        print_status(f"built with {built.builder}: {built.tag} for {built.platform}")
     return built
 
 

@@ -48,7 +48,7 @@ def render_command(  # noqa: PLR0917 - click hands them over by name
         spec = spec.with_(namespace=namespace)
     if target == AUTO:
         raise click.UsageError(
-            "--target auto needs a cluster, which render does not use; name a target"
+            "--target auto needs a cluster, which render does not use; specify a target"
         )
     if target:
         spec = spec.with_(target=target)

@@ -28,8 +28,8 @@ from k8sjob.cli.watch import attach
 def rerun_command(job: str, folder: Path | None, place: Place, **shown: Any) -> int:
     """Run a job once more as it was: the same spec, the same code, from the beginning.
 
-    NAME is a job that exists or of which a record was kept, or a record: FILE.k8sjob. A job of this
-    machine runs on it again, with the code of that run, even if it has changed since. A job of a
+    NAME is a job that exists or has a record, or the file of a record: FILE.k8sjob. A job on this
+    machine runs here again, with the code of that run, even if it has changed since. A job in a
     cluster is submitted there with the image that ran, as NAME-xxxxx, and followed.
     """
     from k8sjob.jobs.rerun import plan_here, plan_there  # noqa: PLC0415 - once the job is found
@@ -40,14 +40,16 @@ def rerun_command(job: str, folder: Path | None, place: Place, **shown: Any) -> 
     if ref.namespace == LOCAL and isinstance(backend, LocalBackend | RecordBackend):
         plan, changed = plan_here(backend.launched(ref), folder)
         if changed:
-            print_status(f"the code of that run is used; since then, changed: {', '.join(changed)}")
+            print_status(
+                f"the code of that run is used; files changed since then: {', '.join(changed)}"
+            )
         done = run_here(plan, LocalBackend(fresh=True, detached=shown["detach"]), **shown)
         return done.code if done else 0
     detach, quiet, no_logs = (shown.pop(name) for name in ("detach", "quiet", "no_logs"))
     if folder:
         raise click.UsageError("--folder: the code of a job in a cluster is in its image")
     if quiet:
-        raise click.UsageError("-q is for jobs of this machine; --detach only submits the job")
+        raise click.UsageError("-q is for jobs on this machine; --detach only submits the job")
     plan = plan_there(backend.snapshot(ref).job)
     cluster = place.connect(ref.namespace)
     made = submit_plan(plan, cluster, report=print_status)

@@ -38,7 +38,7 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--resume",
     metavar="RUN",
     default="",
-    help="Resume the checkpoints of this earlier run, as `k8sjob list` names it: NAME@RUN.",
+    help="Resume from the checkpoints of this earlier run, as `k8sjob list` names it: NAME@RUN.",
 )
 @click.option(
     "--oversubscribe", is_flag=True, help="Allow more than 4 processes per core (and more than 32)."
@@ -78,9 +78,7 @@ def run_command(job: JobFile, fresh: bool, resume: str, oversubscribe: bool, **s
 def check_shown(*, detach: bool, quiet: bool, output: str, verbose: bool, no_logs: bool) -> None:
     """Refuse --detach together with options about what is shown."""
     if detach and (quiet or verbose or no_logs or output != "auto"):
-        raise click.UsageError(
-            "--detach shows nothing of the job; leave -q, -v, -o and --no-logs out"
-        )
+        raise click.UsageError("--detach shows nothing of the job; omit -q, -v, -o and --no-logs")
 
 
 def run_here(

@@ -124,7 +124,7 @@ def _made_of(job: Json) -> list[str]:
         lines.append(f"  {'installed':12}  {made_of.installed}")
     if made_of.onto != made_of.base:
         lines.append(f"  {'on':12}  {made_of.onto}")
-    return [*lines, f"  {'base':12}  {made_of.base or 'not known'}"]
+    return [*lines, f"  {'base':12}  {made_of.base or 'unknown'}"]
 
 
 def times(status: JobStatus) -> tuple[str, str]:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _OUTCOMES = {
     Outcome.CREATED: "created",
-    Outcome.ATTACHED: "already exists, the same job and not ended: nothing was changed",
+    Outcome.ATTACHED: "already exists as the same job and has not ended: nothing was changed",
     Outcome.REPLACED: "replaced",
 }
 
@@ -88,15 +88,15 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
     the exit code is 1. An interrupted submission leaves a complete job or none.
     """
     for contradict, message in (
-        (watch and (dry_run or output), "--watch follows the job; leave --dry-run and -o out"),
+        (watch and (dry_run or output), "--watch follows the job; omit --dry-run and -o"),
         (
             target == AUTO and dry_run == "client",
-            "--target auto asks the cluster; name a target, or leave --dry-run=client out",
+            "--target auto asks the cluster; specify a target, or omit --dry-run=client",
         ),
         (image and onto, "--onto makes the image, and --image names one; give only one"),
         (
             builds and (image or onto or dry_run),
-            "--build builds an image first; leave --image, --onto and --dry-run out",
+            "--build builds an image first; omit --image, --onto and --dry-run",
         ),
         (
             replace and generate_name,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def ui_command(records: tuple[str, ...], port: int, read_only: bool, place: Place) -> None:
     """Show jobs on a page in the browser: their state, curves and output, and why they fail.
 
-    The page has the jobs of this machine and, if one is configured, of the cluster, and those of
+    The page shows the jobs on this machine, in the cluster if one is configured, and in
     records. Its address, with a token, is printed; only this machine can reach it. Ctrl-C ends
     it; the jobs continue.
     """
@@ -45,7 +45,8 @@ def ui_command(records: tuple[str, ...], port: int, read_only: bool, place: Plac
         line(f"http://{HOST}:{listener.getsockname()[1]}/#token={token}")
         may = "see" if read_only else "change"
         print_status(
-            f"Open this address in a browser; whoever has it can {may} your jobs. Ctrl-C ends it."
+            f"Open this address in a browser; anyone who has it can {may} your jobs. Ctrl-C ends"
+            " it."
         )
         Server(Page(jobs, place.connect, read_only=read_only), token).run(sockets=[listener])
     # Only a signal ends it; where SIGINT was ignored before, the server's own is the only one.

@@ -54,7 +54,7 @@ def usage_command(  # noqa: PLR0917 - click hands them over by name
 ) -> int:
     """Show where the GPU hours of jobs went; CPU hours of jobs without GPUs.
 
-    Without NAME, all jobs of this machine and of the cluster are counted; NAME may be the record of
+    Without NAME, all jobs on this machine and of the cluster are counted; NAME may be the record of
     a job that is gone. Each hour has one use: queued, starting, training, waiting for the slowest
     rank, repeated after a failure, stalled, idle at the end; running, where the script reports no
     steps; or unknown, before a suspension that left no trace.
@@ -63,7 +63,7 @@ def usage_command(  # noqa: PLR0917 - click hands them over by name
     if group is None:
         raise click.UsageError(f"--by {by!r}: give job, namespace, node or label:KEY")
     if jobs and labels:
-        raise click.UsageError("name jobs, or select them with -l SELECTOR")
+        raise click.UsageError("give names of jobs, or select jobs with -l SELECTOR")
     failed = False
     if jobs:
         chosen = find_all(jobs, place, recorded=True)
@@ -104,7 +104,7 @@ def _grouped(found: Iterable[Usage], by: str, label: str | None = None) -> _Grou
     for one in found:
         if by == "node":
             for node, seconds in one.nodes.items():
-                groups[node or "(not known)", one.device].append(seconds)
+                groups[node or "(unknown)", one.device].append(seconds)
             continue
         names = {"job": str(one.ref), "namespace": one.ref.namespace}
         name = one.labels.get(label, f"(no {label})") if label else names[by]

@@ -1,4 +1,4 @@
-"""`k8sjob watch`: a job, or all of a place, shown until they end or their reader leaves."""
+"""`k8sjob watch`: a job, or all jobs of a place, shown until they end or the reader leaves."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def watch_command(  # noqa: PLR0917 - click hands them over by name
     if job is None:
         return _watch_all(output, labels, place)
     if labels or place.all_namespaces:
-        raise click.UsageError("-l and -A select among all jobs; leave them or NAME out")
+        raise click.UsageError("-l and -A select among all jobs; omit them or NAME")
     backend, ref = find(job, place)
     return attach(
         backend, ref, place, output=output, logs=not no_logs, verbose=verbose, factor=factor

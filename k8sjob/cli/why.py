@@ -32,7 +32,7 @@ _COLUMNS: Final = {"met": "JOINED"}
 """Headings that differ from the name in JSON."""
 _MOST_ROWS: Final = 16
 _NOTABLE_SECONDS: Final = 3600.0
-"""Device seconds of a job from which on it is worth a note where they went."""
+"""Minimum device seconds of a job for a note about where they went."""
 
 
 @click.command("why")
@@ -100,7 +100,7 @@ def _show_timing(found: Timing) -> None:
         _show_rows(found.replicas)
     if found.notes or found.missing:
         click.echo()
-    for note in (*found.notes, *(f"not known: {missing}" for missing in found.missing)):
+    for note in (*found.notes, *(f"unknown: {missing}" for missing in found.missing)):
         line(note)
 
 

@@ -108,7 +108,7 @@ def build(
             return result(None, builder=chosen.name)
         # Write as little as possible, since a build takes minutes until the registry refuses it.
         place.add_blob(in_memory(_EMPTY), lambda _size: None)
-        say(f"building {place.reference} by {chosen.name}: {wanted}; on {base.reference}")
+        say(f"building {place.reference} with {chosen.name}: {wanted}; on {base.reference}")
         chosen.build(BuildRequest(image, wanted, base, below, place, cached, say, progress, zstd))
         made = read_base(place, base.platform)
     if made.diff_ids[: len(base.diff_ids)] != base.diff_ids:

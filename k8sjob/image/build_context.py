@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 LARGEST: Final = 10 << 30
 """Bytes of a context at most: registries take no larger layer, and nodes should not pull one."""
 _MUCH: Final = 500_000_000
-"""Bytes from which on a context is remarked upon: code alone is never as large."""
+"""Bytes above which a context gets a warning: code by itself is never this large."""
 _SHOWN: Final = 5
 
 
@@ -69,7 +69,7 @@ class Context:
         if self.size < _MUCH:
             return None
         return (
-            f"{shown_size(self.size)} of code, which the nodes pull again at each change;"
+            f"{shown_size(self.size)} of code, which the nodes pull again after each change;"
             f" {_advice(self.entries)}"
         )
 
@@ -84,7 +84,7 @@ def read_context(folder: Path) -> Context:
         ImageError: it cannot be read, has a name that no image can hold, or is too large.
     """
     if not folder.is_dir():
-        raise ImageError(f"image.context: {folder} is not a folder; name the one with your code")
+        raise ImageError(f"image.context: {folder} is not a folder; specify the one with your code")
     walk = _Walk(folder)
     found = {file.name: file for file in walk.below(os.fsencode(folder), "")}
     kept = [file for file in found.values() if not file.is_folder]
@@ -207,7 +207,7 @@ def _check_link(path: bytes) -> None:
         pass  # it may lead somewhere in the image
     except OSError as error:
         raise ImageError(
-            f"{os.fsdecode(path)}: the symbolic links form a circle ({error.strerror}); remove one,"
+            f"{os.fsdecode(path)}: the symbolic links form a loop ({error.strerror}); remove one,"
             f" or exclude it in {OWN_IGNORE}"
         ) from None
 

@@ -126,7 +126,8 @@ def _requirements(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise ImageError(
-            f"image.requirements: {path}: cannot be read: {reason}; name a file inside the context"
+            f"image.requirements: {path}: cannot be read: {reason}; specify a file inside the"
+            " context"
         ) from None
     for number, line in _logical_lines(text):
         shown = f"{path}:{number}: {redacted(line)!r}"

@@ -162,7 +162,7 @@ def take_inventory(base: BaseImage, layers: Iterable[LayerScan]) -> Inventory:
     python = _python(tree, variables.get("PATH") or DEFAULT_PATH)
     if python is None:
         raise ImageError(
-            f"{name} has no Python on its PATH, for which packages could be installed; take a base"
+            f"{name} has no Python on its PATH, for which packages could be installed; use a base"
             " with Python and torch"
         )
     found = _version_and_sites(tree, *python)
@@ -176,7 +176,7 @@ def take_inventory(base: BaseImage, layers: Iterable[LayerScan]) -> Inventory:
     if not sites:
         raise ImageError(
             f"{name}: {python[0]} has no folder for packages (looked for: {', '.join(searched)});"
-            " take another base, or build with --builder buildah"
+            " use another base, or build with --builder buildah"
         )
     paths = variables.get("PYTHONPATH", "").split(":")
     folders = [*sites, DEPS_HOME, *(path.strip("/") for path in paths)]
@@ -213,7 +213,7 @@ class _Tree:
             self.marks[path] = text
 
     def resolve(self, path: str) -> str:
-        """A path with all links on its way followed; unchanged where they form a circle."""
+        """A path with all links on its way followed; unchanged where they form a loop."""
         done, rest = "", posixpath.normpath(path).strip("/").split("/")
         for _ in range(_MAX_LINKS):
             while rest:

@@ -176,7 +176,7 @@ def _read(
     if not found.is_there():
         raise ImageError(
             f"image: {wanted} has to be installed, and no image has it: there is no {place}; build"
-            " it with `k8sjob build`, or name one that has it with --onto"
+            " it with `k8sjob build`, or specify one that has it with --onto"
         )
     return read_base(found, image.platform), bare
 

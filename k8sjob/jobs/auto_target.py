@@ -32,7 +32,7 @@ def choose_target(spec: JobSpec, backend: ClusterBackend) -> tuple[JobSpec, str]
         candidate = spec.with_(target=target.name)
         against = next(_obstacles(candidate, target, backend), "")
         if not against:
-            return candidate, "; ".join(skipped) or "the first of the order, and it fits"
+            return candidate, "; ".join(skipped) or "the first in the order, and it fits"
         skipped.append(f"not {target.name}: {against}")
     raise BackendError(f"no target fits {spec.name}: {'; '.join(skipped)}; see k8sjob doctor")
 
@@ -70,7 +70,7 @@ def _obstacles(spec: JobSpec, target: Target, backend: ClusterBackend) -> Iterat
         if rule.target == target.name and "create" in rule.verbs:
             create = next(one for one in rule.permissions if one.verb == "create")
             if review(backend.transport, create, backend.namespace) is False:
-                yield f"you may not create {rule.name} in namespace {backend.namespace}"
+                yield f"you cannot create {rule.name} in namespace {backend.namespace}"
     if spec.kueue_queue is not None:
         facts = gather_needs(backend.transport, backend.namespace, job)
         if facts.kueue_manages is False:

@@ -109,7 +109,7 @@ def _problems(spec: JobSpec, namespace: str | None, *, generate_name: bool) -> I
     if namespace and spec.namespace and namespace != spec.namespace:
         yield Problem(
             "namespace",
-            f"the spec says {spec.namespace!r}, and {namespace!r} is asked for; give only one",
+            f"the spec says {spec.namespace!r}, and {namespace!r} is requested; give only one",
         )
     if LOCAL in (namespace, spec.namespace):
         yield Problem(

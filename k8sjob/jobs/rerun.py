@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from k8sjob.kube.objects import Json
 
 _NAMED: Final = 3
-"""So many files that differ are named."""
+"""Maximum number of differing files that a message names."""
 
 
 def spec_of(job: Json) -> JobSpec:
@@ -51,7 +51,7 @@ def plan_there(job: Json) -> Plan:
 
 
 def plan_here(launched: Launched, folder: Path | None = None) -> tuple[Plan, list[str]]:
-    """The plan of a job of this machine once more, and the files of its code that have changed.
+    """The plan of a job on this machine once more, and the files of its code that have changed.
 
     Where a file has changed, the new run's code is the copy that the old run had.
 
@@ -66,8 +66,8 @@ def plan_here(launched: Launched, folder: Path | None = None) -> tuple[Plan, lis
     source = folder or launched.folder
     if not source.is_dir():
         raise BackendError(
-            f"{source}, where the job.yaml and the code were, is not a folder on this machine; name"
-            " the one with the same code: --folder DIR"
+            f"{source}, where the job.yaml and the code were, is not a folder on this machine;"
+            " specify the one with the same code: --folder DIR"
         )
     spec = JobSpec.from_yaml(launched.spec)
     plan = plan_run(spec, source)
@@ -80,8 +80,8 @@ def plan_here(launched: Launched, folder: Path | None = None) -> tuple[Plan, lis
         more = f" and {len(changed) - _NAMED} more" if changed[_NAMED:] else ""
         raise BackendError(
             f"{', '.join(changed[:_NAMED])}{more} in {plan.context} is not what the job ran with;"
-            " name a folder with the same code with --folder DIR, or run the current code: k8sjob"
-            " run"
+            " specify a folder with the same code with --folder DIR, or run the current code:"
+            " k8sjob run"
         )
     return replace(plan, code=launched.copy), changed
 

@@ -43,7 +43,7 @@ class Logs(Mapping[str, str]):
 
     def __getitem__(self, replica: str) -> str:
         if replica not in self._names:
-            raise KeyError(f"{replica!r} is none of {', '.join(self._names)}")
+            raise KeyError(f"{replica!r} is not one of {', '.join(self._names)}")
         lines = (line.text for line in self._backend.logs(self._ref, replica))
         return "".join(f"{line}\n" for line in lines if Event.decode(line) is None)
 

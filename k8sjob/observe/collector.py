@@ -1,4 +1,4 @@
-"""Records of all jobs of a cluster, and messages about their ends, for jobs that nobody watches."""
+"""Records of all jobs in a cluster, and messages when they end, for jobs that nobody watches."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from k8sjob.observe.webhook import Webhook
 
 _READERS: Final = 4
-"""So many jobs are read at the same time."""
+"""Jobs that are read at the same time."""
 _LOOK_SECONDS: Final = 30.0
-"""Between two looks at the jobs that have not ended."""
+"""Seconds between checks of the jobs that have not ended."""
 _PATIENCE_SECONDS: Final = 300.0
 """A problem that resolves itself sooner is not reported: images take minutes to pull."""
 _AGAIN_SECONDS: Final = 60.0
-"""Between two records of a job that runs."""
+"""Seconds between records of a running job."""
 _OLD: Final = timedelta(hours=1)
 """An end that long ago is not reported: the collector was away, or is new."""
 
@@ -184,7 +184,7 @@ class Collector:
             job.recorded, job.recorded_at = news, time.monotonic()
             if self._outage.is_set():
                 self._outage.clear()
-                self._report("records are kept again")
+                self._report("records can be kept again")
             self._report(f"{ref} {status.state}: {path}")
         if is_gone or (status.state.finished and not any(Pod(one).live for one in snapshot.pods)):
             job.is_complete = True

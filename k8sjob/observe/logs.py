@@ -31,13 +31,13 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 TAIL_LINES: Final = 200
-"""So many last lines of each replica are enough to say why it ended."""
+"""Last lines of each replica that are enough to explain why it ended."""
 _EXCERPT: Final = 4096
 """Characters of a line that a diagnosis reads: its patterns take longer than linear time."""
 MOST_AT_ONCE: Final = 32
-"""So many replicas are followed, or read side by side: each is a connection, or a kubectl."""
+"""Replicas that are followed, or read side by side: each is a connection, or a kubectl."""
 _READERS: Final = 8
-"""So many replicas' last lines are asked for at the same time."""
+"""Replicas whose last lines are requested at the same time."""
 _timestamp: Final = attrgetter("timestamp")
 
 

@@ -151,7 +151,9 @@ def training_fields(job: Json) -> set[str]:
 def deletion(job: Json) -> str:
     """That a job is being deleted, and for which finalizers it stays until then."""
     names = ", ".join(Object(job).metadata.get("finalizers") or ())
-    return "the job is being deleted" + (f"; it waits for its finalizers: {names}" if names else "")
+    return "the job is being deleted" + (
+        f"; it is waiting for its finalizers: {names}" if names else ""
+    )
 
 
 def processes(job: Json) -> tuple[int, ...]:

@@ -45,7 +45,7 @@ _ROUNDING: Final = 1.0
 _NOTABLE: Final = 0.5
 """Seconds that are worth a note."""
 _MAX_LINES: Final = 20_000
-"""Output that reports no step in so many lines reports none."""
+"""Lines without a step after which output is taken to report none."""
 _MAX_SECONDS: Final = 1e7
 """A longer time in an event is not believed."""
 
@@ -449,7 +449,7 @@ def _missing(
         yield "when it was suspended, and whether it ran before; all times are from its resume on"
     yet = "" if job_status(snapshot).state.finished else " yet"
     if last.end("container") is None and last.exists:
-        yield f"{last.replica} has not been started yet; k8sjob why shows what it waits for"
+        yield f"{last.replica} has not been started yet; k8sjob why shows what it is waiting for"
     elif JobRef.of(snapshot.job).namespace != LOCAL and last.end("image") is None:
         yield f"when {last.replica}'s image was there: a cluster keeps Events for about an hour"
     if last.end("container") and last.replica not in outputs:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from k8sjob.observe.suspension import Suspension
 
 _SILENT: Final = 10.0
-"""So many times the usual time between two reports, and at least so many seconds, are a stall."""
+"""A stall: this multiple of the usual time between reports, and at least this many seconds."""
 
 
 class Use(StrEnum):
@@ -66,7 +66,7 @@ class Use(StrEnum):
 
 NEXT_STEPS: Final = {
     Use.QUEUED: "unless you suspended it, ask for fewer devices, or use another queue or priority;"
-    " `why` shows what it waits for",
+    " `why` shows what it is waiting for",
     Use.STARTING: "`why --timing` shows what took the time; a smaller image or fewer imports help",
     Use.WAITING: "one rank is slower than the others: look at its node, or give each the same work",
     Use.REPEATED: "set checkpoint.dir, or save more often (checkpoint.every); `why` shows what"

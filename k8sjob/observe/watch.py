@@ -42,11 +42,11 @@ CATCH_UP_SECONDS: Final = 15.0
 PATIENCE_SECONDS: Final = 10.0
 """A problem that resolves itself sooner is not reported."""
 LOOK_SECONDS: Final = 0.5
-"""Between two looks at the jobs of this machine."""
+"""Seconds between checks of the jobs on this machine."""
 _LONGEST_GAP_SECONDS: Final = 86_400.0
 """Of a replay; clocks of nodes may be wrong, and timestamps of others' records anything."""
 LAST_LINES: Final = 50
-"""So many last lines of a replica that failed are read where it is not followed."""
+"""Last lines that are read of a failed replica that is not followed."""
 _UID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _REASONS_IN_STATE: Final = frozenset(
     {
@@ -341,7 +341,7 @@ class _Readers:
             yield _warning(
                 f"of {len(names)} replicas the output of {names[0]} and the next"
                 f" {MOST_AT_ONCE - 1} is followed, and the last lines of those that fail are read;"
-                f" another's: k8sjob logs -f {self._ref} -r {names[-1]}"
+                f" for another: k8sjob logs -f {self._ref} -r {names[-1]}"
             )
 
     def _read_failure(self, replica: ReplicaStatus) -> None:

@@ -116,7 +116,7 @@ class Webhook:
                     continue
                 self._failed(f"a message was not sent to {self._host}: {error}")
             except Exception as error:  # noqa: BLE001 - no message may keep the others from being sent
-                self._failed(f"{self._host} gave no answer to a message: {type(error).__name__}")
+                self._failed(f"{self._host} did not respond to a message: {type(error).__name__}")
             break
         return True
 
@@ -133,4 +133,4 @@ class Webhook:
             raise _BusyError(type(error.reason).__name__) from None
         if answer.status >= 300:
             refused = _BusyError if answer.status in _BUSY else _NotSentError
-            raise refused(f"it answered {answer.status}")
+            raise refused(f"it returned {answer.status}")

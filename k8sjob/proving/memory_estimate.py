@@ -276,7 +276,7 @@ def _advice(
     smaller = next((kind for kind, most in best.items() if most), None)
     if smaller:
         return f"Make batches smaller: {smaller} fits with {best[smaller]} a rank."
-    return "Nothing fits: take more ranks with fsdp, a larger GPU, or checkpoint_activations."
+    return "Nothing fits: use more ranks with fsdp, a larger GPU, or checkpoint_activations."
 
 
 def _run(plan: Plan, root: Path, forks: Forks, options: Mapping[str, Any]) -> tuple[Measured, str]:

@@ -263,7 +263,7 @@ class TracedRun:
 
     @property
     def norms(self) -> set[str]:
-        """The kinds of batch normalisation in the models."""
+        """The kinds of batch normalization in the models."""
         return {name for trace in self.traces for model in trace.models for name in model["norms"]}
 
     def whole(self, step: int, what: str) -> list[Sketch | None]:

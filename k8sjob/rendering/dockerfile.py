@@ -73,7 +73,7 @@ def write_context(
         return _write(rendered, target)
     rendered[_DOCKERFILE] = dockerfile(spec)
     if not source.is_dir():
-        raise ImageError(f"image.context: {source} is not a folder; name the one with your code")
+        raise ImageError(f"image.context: {source} is not a folder; specify the one with your code")
     own = source / OWN_IGNORE
     theirs = own_patterns(own)
     kept = Ignore(theirs or "")  # here, so that an error names the line of their file
@@ -178,11 +178,11 @@ def _refuse_patterns(path: Path, theirs: Ignore, all_patterns: Ignore) -> None:
 def _copied_names(source: Path, target: Path, ignore: Ignore) -> list[str]:
     """The files of a context that a copy of it has."""
     if target.is_symlink():
-        raise ImageError(f"{target} is a symbolic link; name the folder itself")
+        raise ImageError(f"{target} is a symbolic link; specify the folder itself")
     there = target.iterdir() if target.exists() else ()
     if any(not one.name.startswith(DRAFT) for one in there) and not (target / COPY_MARK).is_file():
         raise ImageError(
-            f"{target} has files that k8sjob has not written; name a new or an empty folder"
+            f"{target} has files that k8sjob has not written; specify a new or an empty folder"
         )
     inside = target.resolve()  # a target inside the context must not contain itself
     return [

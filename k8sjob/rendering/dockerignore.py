@@ -30,7 +30,7 @@ _UP_TO_TWO_STARS = re.compile(r"((?:[^*\\]|\\.|\*(?!\*))*/)(?=\*\*)")
 _TWO_STARS = re.compile(r"(?<!\\)\*\*")
 
 _CLUTTER: Final = """\
-# Written by k8sjob. Edit it as you like: it is not written again while it is there.
+# Written by k8sjob. Edit it as you like: it is never overwritten.
 # Version control, virtual environments, caches
 **/.git
 **/.hg
@@ -75,7 +75,7 @@ HISTORY: Final = "**/.git\n"
 
 _OWN: Final = "\n".join(
     (
-        "# What the build itself is made of",
+        "# Files of the build itself",
         "Dockerfile",
         ".dockerignore",
         *(target.file for target in TARGETS),
@@ -146,7 +146,7 @@ class Ignore:
 
 def dockerignore() -> str:
     """A .dockerignore for contexts that have none: no secrets, no history, no caches."""
-    return f"{_CLUTTER}\n# What often holds credentials\n{PRIVATE_FILES}\n{_OWN}"
+    return f"{_CLUTTER}\n# Files that often contain credentials\n{PRIVATE_FILES}\n{_OWN}"
 
 
 def own_patterns(path: Path) -> str | None:

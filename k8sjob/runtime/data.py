@@ -93,7 +93,7 @@ class ShardSampler(DistributedSampler[int]):
         """
         check_dataset(dataset)
         if tail not in ("pad", "short", "drop"):
-            raise ValueError(f'tail={tail!r}: it is "pad", "short" or "drop"')
+            raise ValueError(f'tail={tail!r}: it must be "pad", "short" or "drop"')
         if accumulate < 1:
             raise ValueError(f"accumulate={accumulate}: batches in a step, at least 1")
         self.global_batch = _global_batch(batch_size, global_batch, world_size, max_ranks)
@@ -162,7 +162,7 @@ class ShardSampler(DistributedSampler[int]):
         if self._is_over:
             raise RuntimeError(
                 f"epoch {self.epoch} of this sampler is over: call sampler.set_epoch(epoch) at the "
-                "start of each epoch; for a second pass over the data, take another sampler"
+                "start of each epoch; for a second pass over the data, use another sampler"
             )
         # Saved at the end of an epoch, a run resumes with none of its samples left: once.
         self._is_over = self.offset >= self._end()
@@ -242,8 +242,8 @@ def check_dataset(dataset: Sized) -> None:
         samples = len(dataset)
     except TypeError:
         raise TypeError(
-            f"{type(dataset).__name__} has no length, so it cannot be divided over the ranks; give "
-            "a map-style data set (with __len__ and __getitem__)"
+            f"{type(dataset).__name__} has no length, so it cannot be divided among the ranks; give"
+            " a map-style data set (with __len__ and __getitem__)"
         ) from None
     if samples == 0:
         raise ValueError(f"the data set ({type(dataset).__name__}) is empty: check its path")

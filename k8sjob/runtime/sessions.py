@@ -201,13 +201,13 @@ def _open_calls(context: RankContext, env: DistEnv, serving: int) -> Calls:
     if not hasattr(rpc, "TensorPipeRpcBackendOptions"):
         raise EnvError(
             f"this torch {torch.__version__} is built without RPC (TensorPipe), which a parameter"
-            " server needs; take torch's own packages or image, or use another strategy.kind"
+            " server needs; use torch's own packages or image, or use another strategy.kind"
         )
     from k8sjob.runtime.strategies.rpc import Calls  # imports half of torch.distributed
 
     joined = context.group.rendezvous
     if joined is None:
-        raise EnvError("a single process has no servers; start it by `k8sjob run` or in pods")
+        raise EnvError("a single process has no servers; start it with `k8sjob run` or in pods")
     context.training = env.rank < serving or context.training  # a server stops with the others
     return Calls(env, joined, serving=serving, timeout=context.config.collective_timeout)
 

@@ -360,7 +360,7 @@ class Trackers:
                 except OSError as error:
                     self._warn(
                         f"tracking: {_IDS} cannot be written: {error}; training continues, and a"
-                        " resumed job begins other runs"
+                        " resumed job starts new runs"
                     )
 
         for name in wanted.keys() & _CLIENTS.keys():

@@ -127,7 +127,7 @@ class Run:
         if self._epochs is not None:
             raise RuntimeError("run.epochs() was called before: a run has one loop")
         if count < 1:
-            raise ValueError(f"epochs({count}): there must be at least one")
+            raise ValueError(f"epochs({count}): there must be at least one epoch")
         self._context.calls.check("run.epochs", str(count))
         self._epochs = count
         self._context.begin()
@@ -180,8 +180,8 @@ class Run:
             raise RuntimeError("run.batches() belongs inside `for epoch in run.epochs(...)`")
         if self._begun:
             raise RuntimeError(
-                f"run.batches() was called before in epoch {self.epoch}: once an epoch; join the"
-                " data sets (torch.utils.data.ConcatDataset), or write your own loop"
+                f"run.batches() was called before in epoch {self.epoch}: call it once per epoch;"
+                " join the data sets (torch.utils.data.ConcatDataset), or write your own loop"
             )
         self._begun = True
         sizes = {"batch_size": batch_size, "global_batch": global_batch}
@@ -307,7 +307,7 @@ class Run:
         if sampler.leaves_out() and any(isinstance(m, _BatchNorm) for m in self.model.modules()):
             raise ValueError(
                 f'tail="{sampler.tail}" leaves some ranks without a sample in the last step, and '
-                'the model has batch normalisation, which needs one: use tail="pad" or "drop"'
+                'the model has batch normalization, which needs one: use tail="pad" or "drop"'
             )
         if not self.model.training:
             self.model.train()
@@ -396,7 +396,7 @@ def _check_model(model: Any) -> None:
     if problem := keras_model.refuse(model):
         raise ValueError(problem)
     if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"build() gave a {type(model).__name__}, not a torch.nn.Module")
+        raise TypeError(f"build() returned a {type(model).__name__}, not a torch.nn.Module")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError(
             f"{type(model).__name__} has no parameters to train: check that its layers are "

@@ -86,7 +86,9 @@ class Change:
 
         field, equals, value = text.partition("=")
         if not equals or not _FIELD.fullmatch(field):
-            message = f"{text!r} does not change a field; write FIELD=VALUE, as replicas.workers=3"
+            message = (
+                f"{text!r} does not change a field; write FIELD=VALUE, such as replicas.workers=3"
+            )
             if "[-" in field:
                 message += "; the items of a list count from 0, as in run.args[0]"
             elif "[" in field:

@@ -75,8 +75,7 @@ class Image(Part):
         "The folder that is copied to /app, relative to the job.yaml.", ".", "src", default="."
     )
     requirements: Annotated[str, AfterValidator(_relative)] | None = doc(
-        "A pip requirements file inside the context, installed in a layer of its own before the"
-        " code.",
+        "A pip requirements file inside the context, installed in its own layer before the code.",
         "requirements.txt",
         default=None,
     )

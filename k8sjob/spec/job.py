@@ -56,7 +56,7 @@ class JobSpec(Part, HasCard):
     ]
     run: Annotated[Run, doc("What each replica runs.", {"script": "main.py"})]
     namespace: NamespaceName | None = doc(
-        "Namespace of the job; null: the one of the kubeconfig's context.", "my-team", default=None
+        "Namespace of the job; null: that of the kubeconfig's context.", "my-team", default=None
     )
     target: TargetName = doc(
         "The kind of object that the job becomes in a cluster. pytorchjob: a PyTorchJob."
@@ -70,8 +70,7 @@ class JobSpec(Part, HasCard):
         "Labels of the job and its pods.", {"team": "vision"}, default=FROZEN_EMPTY
     )
     annotations: FrozenMap[LabelKey, Text | None] = doc(
-        'Annotations of the pods. sidecar.istio.io/inject is "false" by default; null'
-        " leaves it out.",
+        'Annotations of the pods. sidecar.istio.io/inject is "false" by default; null removes it.',
         {"sidecar.istio.io/inject": "true"},
         default=FROZEN_EMPTY,
     )
@@ -88,7 +87,7 @@ class JobSpec(Part, HasCard):
         "Where and when checkpoints are written; null: none.", {"dir": "/checkpoints"}, default=None
     )
     tracking: Tracking = doc(
-        "Trackers that show the numbers of run and job.log as a run. A resumed job"
+        "Experiment trackers that record the metrics of the run and of job.log. A resumed job"
         " continues its run.",
         {"mlflow": {"uri": "http://mlflow.team:5000"}},
         default=Tracking(),
@@ -108,23 +107,25 @@ class JobSpec(Part, HasCard):
         "ServiceAccount of the pods; null: the namespace's default.", "trainer", default=None
     )
     service_account_token: Flag = doc(
-        "Mount the ServiceAccount's token, for scripts that call the cluster.", True, default=False
+        "Mount the ServiceAccount's token, for scripts that call the Kubernetes API.",
+        True,
+        default=False,
     )
     node_selector: FrozenMap[LabelKey, LabelValue] = doc(
         "Labels that a node must have.", {"pool": "gpu"}, default=FROZEN_EMPTY
     )
     tolerations: tuple[FreeJson, ...] = doc(
-        "Taints that the pods tolerate, in Kubernetes' own form.",
+        "Tolerations of the pods, in the format of a Pod spec.",
         [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
         default=(),
     )
     affinity: FreeJson | None = doc(
-        "Affinity of the pods, in Kubernetes' own form.",
+        "Affinity of the pods, in the format of a Pod spec.",
         {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
         default=None,
     )
     topology_spread: tuple[FreeJson, ...] = doc(
-        "Topology spread constraints, in Kubernetes' own form.",
+        "Topology spread constraints of the pods, in the format of a Pod spec.",
         [
             {
                 "maxSkew": 1,
@@ -351,8 +352,8 @@ def _rules(spec: JobSpec) -> Iterator[Broken]:
     if spec.builds_image and script.startswith("/") and not script.startswith(f"{WORKDIR}/"):
         yield Broken(
             ("run", "script"),
-            f"{script!r} is not in image.context, which the image has at {WORKDIR}; write a path"
-            " inside it, such as main.py, or start a program of the base with run.command",
+            f"{script!r} is not in image.context, which becomes {WORKDIR} in the image; write a"
+            " path inside it, such as main.py, or start a program of the base with run.command",
         )
     checkpoint = spec.checkpoint
     whole = strategies.STRATEGIES[spec.strategy.kind].saved_whole
@@ -368,7 +369,7 @@ def _rules(spec: JobSpec) -> Iterator[Broken]:
             f" {spec.nnodes} pods; set it to at most {spec.nnodes}",
         )
     if spec.replicas.elastic and spec.resources.master:
-        yield Broken(("resources", "master"), "an elastic job has Workers only; leave master out")
+        yield Broken(("resources", "master"), "an elastic job has Workers only; remove master")
 
 
 def longest_name(spec: JobSpec) -> int:

@@ -111,8 +111,8 @@ class Strategy(Part):
         "Apply torch.compile to each block; under ddp to the whole model.", True, default=False
     )
     reshard: Flag = doc(
-        "fsdp: free gathered parameters between forward and backward; false uses more"
-        " memory and less traffic.",
+        "fsdp: free gathered parameters between forward and backward; false: more"
+        " memory, less traffic.",
         False,
         default=True,
     )

@@ -104,7 +104,9 @@ def _label_key(value: str) -> str:
 
 def _resource_name(value: str) -> str:
     if "/" not in value:
-        refuse(f"{value!r} is not an extended resource: write domain/name, as 'nvidia.com/gpu'")
+        refuse(
+            f"{value!r} is not an extended resource: write domain/name, such as 'nvidia.com/gpu'"
+        )
     return _label_key(value)
 
 

@@ -197,7 +197,7 @@ Action = CreatePod | DeletePod | DeleteJob | RecordEvent
 
 
 class LocalController(Protocol):
-    """The controller of a kind, as pure functions, for the jobs of this machine."""
+    """The controller of a kind, as pure functions, for the jobs on this machine."""
 
     def reconcile(
         self, job: Json, pods: Sequence[Json], now: datetime, *, trouble: str = ""
@@ -302,8 +302,8 @@ class Target(Protocol):
     """The object beside the job; None: it needs none."""
     made: tuple[Made, ...] = ()
     """The objects that controllers make of a job, down to the Job whose Pods are the job's; empty:
-    the Pods are its own. An object of the job's name that is left of an earlier job is taken for
-    this job's."""
+    the Pods are its own. An object of the job's name that is left over from an earlier job is
+    taken for this job's."""
     kueue_framework: str
     """Its name in integrations.frameworks of Kueue's settings."""
     kueue_patch: Json = {}  # noqa: RUF012 - never changed

@@ -83,7 +83,7 @@ _NAMES: Final = {
     int: "a whole number",
     float: "a number",
     bool: "true or false",
-    Quantity: "a quantity, as 500m or 16Gi",
+    Quantity: "a quantity, such as 500m or 16Gi",
     Time: "a time",
 }
 

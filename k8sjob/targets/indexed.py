@@ -1,4 +1,4 @@
-"""Indexed Jobs (batch/v1): the kind of job, and what those share that are made of one.
+"""Indexed Jobs (batch/v1): the kind of job, and what the kinds that are made of one share.
 
 A replica is a completion index, so all of them are alike; index 0 is the Master. The Job controller
 injects only the index (as an annotation of the Pod), so the manifest has the variables that the
@@ -124,7 +124,7 @@ class Indexed(Target):
                 f" {_MAX_NAME - len(longest) + len(spec.name)}",
             )
         if spec.resources.master is not None:
-            yield self._lacks("resources.master", "all its Pods are alike")
+            yield self._lacks("resources.master", "all its Pods are identical")
         if spec.gang is not None:
             yield self._lacks("gang", self.no_gang)
         if spec.policy.clean_pod_policy != "Running":

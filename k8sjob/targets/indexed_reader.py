@@ -80,8 +80,8 @@ class IndexedReader:
         if not trains.get("image"):
             at = field_path((*self.target.job_at, "template", "spec", "containers"))
             names = [one.get("name") for one in found]
-            message = f"{names!r}: none with an image is called {CONTAINER_NAME!r}; call the one so"
-            raise SpecError([Problem(at, f"{message} that trains")])
+            message = f"{names!r}: none with an image is named {CONTAINER_NAME!r}; give that name"
+            raise SpecError([Problem(at, f"{message} to the one that trains")])
         called = self.target.container_name
         old, trains["name"] = trains.get("name"), called
         rules = Object(spec).part("podFailurePolicy").get("rules") or ()
@@ -91,7 +91,7 @@ class IndexedReader:
         if _replace_in_commands(pod, _COMPLETION_INDEX, lambda _: "PET_NODE_RANK"):
             yield "in the command JOB_COMPLETION_INDEX became PET_NODE_RANK, which every kind has"
         if old not in {CONTAINER_NAME, called}:
-            yield f"the container {old} is called {called} in what k8sjob renders"
+            yield f"the container {old} is called {called} in the rendered manifest"
 
     def settle(self, job: Json) -> None:
         """Fill in the apiserver's defaults; drop what k8sjob adds for suspensions and twins."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 DEFAULT: Final[Target] = PyTorchJob()
 LOCAL_CONTROLLER: Final[LocalController] = reconcile
-"""The controller of the jobs of this machine, which are of the default kind."""
+"""The controller of the jobs on this machine, which are of the default kind."""
 _JOB, _JOBSET, _TRAINJOB = IndexedJob(), JobSet(), TrainJob()
 TARGETS: Final[tuple[Target, ...]] = (DEFAULT, _JOB, _JOBSET, _TRAINJOB)
 """All kinds of job, in the order in which a name is looked for."""

@@ -166,7 +166,8 @@ def join(spec: Json, name: str, at: tuple[str | int, ...]) -> Iterator[str]:
     spec["replicatedJobs"] = [{**parts[0], "name": NODE, "replicas": 1}]
     if names != [NODE]:
         given = " and ".join(names)
-        yield f"the replicated Jobs {given} are one, {NODE}, of {nodes} Pods in what k8sjob renders"
+        message = f"the replicated Jobs {given} are one, {NODE}, of {nodes} Pods"
+        yield f"{message} in the rendered manifest"
     yield from _policies(spec, names)
 
 
@@ -179,7 +180,7 @@ def _policies(spec: Json, names: list[str]) -> Iterator[str]:
     asked = success.get("targetReplicatedJobs") or names
     if names[1:] and (success.get("operator") == "Any" or set(asked) != set(names)):
         how = f"{success.get('operator')} of {', '.join(asked)}"
-        yield f"successPolicy is {how}; in what k8sjob renders all Pods must succeed"
+        yield f"successPolicy is {how}; in the rendered manifest all Pods must succeed"
 
 
 def _differences(parts: list[Json], path: tuple[str | int, ...]) -> Iterator[Problem]:

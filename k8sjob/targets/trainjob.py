@@ -180,7 +180,7 @@ class TrainJob(Indexed):
         """A field that Trainer 2.3 has no longer, too, which a server drops unless it is strict."""
         yield from super().basic_problems(job)
         if _OVERRIDES in Object(job).spec:
-            message = "Trainer 2.3 does not have it any more; move its fields into the Pod template"
+            message = "Trainer 2.3 no longer has it; move its fields into the Pod template"
             yield Problem(f"spec.{_OVERRIDES}", f"{message} of the runtime, or to runtimePatches")
 
     def problems(self, manifest: Json) -> list[Problem]:
@@ -306,7 +306,7 @@ class TrainJobReader(IndexedReader):
         if not name:
             raise SpecError([Problem("spec.runtimeRef.name", "no runtime is named; add its name")])
         if kind not in (_KIND, "TrainingRuntime"):
-            message = f"{kind!r} is no runtime of Trainer's; use TrainingRuntime or {_KIND}"
+            message = f"{kind!r} is not a runtime of Trainer's; use TrainingRuntime or {_KIND}"
             raise SpecError([Problem("spec.runtimeRef.kind", message)])
         found = [one for one in others if (one.get("kind"), Object(one).name) == (kind, name)]
         if not found:
@@ -314,7 +314,7 @@ class TrainJobReader(IndexedReader):
             step = f"kubectl get {kind.lower()} {name} -o yaml"
             raise SpecError([Problem("spec.runtimeRef", f"{message} {step}")])
         if found[1:]:
-            message = f"the file has {len(found)} {kind}s {name}; keep the one that is meant"
+            message = f"the file has {len(found)} {kind}s {name}; keep the intended one"
             raise SpecError([Problem("spec.runtimeRef", message)])
         runtime = copy.deepcopy(found[0])
         if problems := list(type_problems(fit(runtime, TrainJob.shapes["runtime"])[1])):
@@ -362,11 +362,11 @@ class TrainJobReader(IndexedReader):
             container["env"] = list(env.values())
         if not str(nproc).isdecimal():
             given, (nproc, each) = nproc, _processes(Object(container).part("resources"))
-            yield f"numProcPerNode is {given}; in what k8sjob renders, {nproc}: one for each {each}"
+            yield f"numProcPerNode is {given}; in the rendered manifest {nproc}, one per {each}"
         if deadline := job["spec"].pop("activeDeadlineSeconds", None):
             other = of_job.get("activeDeadlineSeconds") or deadline
             of_job["activeDeadlineSeconds"] = min(deadline, other)
-            yield "activeDeadlineSeconds is that of the Job below in what k8sjob renders"
+            yield "activeDeadlineSeconds is that of the Job below in the rendered manifest"
         job["spec"]["trainer"] = {"numNodes": nodes, "numProcPerNode": int(nproc)}
 
     def settle(self, job: Json) -> None:

@@ -1,6 +1,6 @@
 """The jobs of all places that the page shows, kept up to date by threads.
 
-The jobs of this machine are read again and again, but only while somebody looks; those of a cluster
+The jobs on this machine are read again and again, but only while somebody looks; those of a cluster
 are listed and watched without their Pods, so that thousands cost one connection a kind of job.
 """
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from k8sjob.kube.client.listwatch import CollectionChange
 
 LOCAL_SECONDS: Final = 1.0
-"""Between two looks at the jobs of this machine, at least."""
+"""Seconds between checks of the jobs on this machine, at least."""
 _PAUSE: Final = 9
-"""Times the time of a look: many jobs take a tenth of a core."""
+"""Times the duration of a check: many jobs take a tenth of a core."""
 PROGRESS_SECONDS: Final = 5.0
-"""Between two looks at the progress of running jobs, which reads their output."""
+"""Seconds between checks of the progress of running jobs, which read their output."""
 RETRY_SECONDS: Final = 5.0
 """Until a cluster that refused is asked again."""
 CLUSTER: Final = "cluster"
@@ -111,7 +111,7 @@ class Jobs:
 
     @contextmanager
     def viewed(self) -> Iterator[None]:
-        """The jobs of this machine are read while somebody is in this context."""
+        """The jobs on this machine are read while somebody is in this context."""
         with self._lock:
             self._viewers += 1
             self._viewed.set()

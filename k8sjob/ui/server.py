@@ -54,11 +54,11 @@ _MOST_COMPARED: Final = 8
 _BATCH: Final = 500
 """Events that are sent together."""
 _QUIET_SECONDS: Final = 0.05
-"""After so long without an event those that wait are sent."""
+"""Seconds without an event after which waiting events are sent."""
 _BEAT_SECONDS: Final = 10.0
 """A stream without events sends a comment so often, which notices a reader that is gone."""
 _LIST_SECONDS: Final = 1.0
-"""Between two looks at what has changed in the list."""
+"""Seconds between checks for changes in the list."""
 _UNREAD_SECONDS: Final = 0.05
 """The same, before its first jobs are there."""
 _HEADERS: Final = {
@@ -112,7 +112,7 @@ class RequestGuard:
         followed = scope["path"] == "/" and headers.get("sec-fetch-mode") == "navigate"
         site = headers.get("sec-fetch-site", "none")
         if not own or not (followed or site in {"same-origin", "none"}):
-            return 403, "requests of other pages are refused"
+            return 403, "requests from other pages are refused"
         if method not in {"GET", "HEAD", "POST"}:
             return 405, f"{method} is unknown"
         if scope["path"].startswith("/api/"):
@@ -183,7 +183,7 @@ class Page:
         """A part of a job."""
         name = request.path_params["part"]
         if name not in PARTS:
-            return _error(404, f"{name!r} is no part of a job")
+            return _error(404, f"{name!r} is not a part of a job")
         return await self._of_job(request, lambda entry: self._part(entry, name))
 
     def _part(self, entry: JobEntry, name: str) -> Any:
@@ -201,7 +201,7 @@ class Page:
         """Change a job."""
         action = request.path_params["action"]
         if action not in ACTIONS:
-            return _error(404, f"{action!r} is no action")
+            return _error(404, f"{action!r} is not an action")
         return await self._of_job(request, lambda one: {"done": act(one, action, self._connect)})
 
     async def compare(self, request: Request) -> Response:
@@ -305,8 +305,8 @@ def listen(port: int) -> socket.socket:
         return socket.create_server((HOST, port))
     except OSError as error:
         raise BackendError(
-            f"port {port} of {HOST} cannot be used: {error.strerror}; choose another by --port, or"
-            " leave it out for a free one"
+            f"port {port} of {HOST} cannot be used: {error.strerror}; choose another with --port,"
+            " or leave it out for a free one"
         ) from error
 
 

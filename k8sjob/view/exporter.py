@@ -31,15 +31,15 @@ _GAUGES: Final = {
 }
 """The metrics of a job, by the end of their names."""
 _TRAINING: Final = {
-    "epoch": ("epoch", "The epoch that runs, from 1."),
-    "epochs": ("epochs", "All its epochs."),
-    "epochs_done": ("at", "Epochs that are done, with the part of the one that runs."),
+    "epoch": ("epoch", "The current epoch, from 1."),
+    "epochs": ("epochs", "The number of epochs."),
+    "epochs_done": ("at", "Completed epochs, with the completed part of the current one."),
     "loss": ("loss", "The loss of its last steps."),
     "gradient_norm": ("grad_norm", "The norm of its last gradient."),
-    "samples_per_second": ("samples_per_s", "Samples in a second, over all ranks."),
-    "waiting_ratio": ("waited", "The part of a step that is lost to the slowest rank."),
-    "memory_bytes": ("memory_bytes", "The peak of the rank that has most."),
-    "eta_seconds": ("eta_s", "The time that is left."),
+    "samples_per_second": ("samples_per_s", "Samples per second, over all ranks."),
+    "waiting_ratio": ("waited", "The part of a step that is lost waiting for the slowest rank."),
+    "memory_bytes": ("memory_bytes", "Peak memory of the rank that uses most."),
+    "eta_seconds": ("eta_s", "The remaining time."),
 }
 """The same of its training: the attribute of Progress, and the help."""
 

@@ -21,7 +21,7 @@ MAX_WIDTH = 76
 _MARKS: Final = "*o+"
 """The marks of the first curve, the second, ... of a figure."""
 _OTHERS: Final = 2
-"""So many metrics that are no losses get a figure."""
+"""Metrics other than losses that get a figure."""
 _MOST_METRICS: Final = 30
 _WIDEST_LABEL: Final = 30
 """Columns of a label; a longer one moves its value alone."""

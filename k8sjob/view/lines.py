@@ -37,9 +37,9 @@ _USUAL_REASONS: Final = re.compile(r"ContainerCreating|PodInitializing|Init:\d+/
 """Reasons that every replica has for a while."""
 _AGENT_LINE: Final = "k8sjob: rank "
 _RECENT: Final = 32
-"""So many of the agents' last lines are compared with the message of a replica's end."""
+"""Last lines of the agents that are compared with the message of a replica's end."""
 _MAX_SAME: Final = 5
-"""So many replicas get the same line; the others are left out."""
+"""Replicas for which the same line is shown; the others are left out."""
 _MAX_MESSAGES: Final = 1000
 _WAITING: Final = 0.05
 """The part of the time lost to the slowest rank that is worth showing."""

@@ -41,7 +41,7 @@ _CARD_LINES: Final = 100
 """Last lines of output on the card; the result's `logs` have all of them."""
 _CURVES: Final = 3
 _FEW: Final = 20
-"""So many lines stay unfolded when the job has succeeded."""
+"""Lines that stay unfolded when the job has succeeded."""
 _CARD_LINE: Final = 500
 """Characters of a line that the card shows."""
 Format = Literal["auto", "plain", "json"]

@@ -343,7 +343,7 @@ def _documents(text: str, source: str) -> Iterator[Document]:
 
 def _decode(text: str | bytes, source: str) -> str:
     if len(text) > MAX_BYTES:
-        message = f"longer than the {MAX_BYTES} bytes of a Kubernetes object; name another file"
+        message = f"longer than the {MAX_BYTES} bytes of a Kubernetes object; specify another file"
         raise SpecError([Problem("", message)], source)
     if isinstance(text, str):
         return text.removeprefix("\ufeff")

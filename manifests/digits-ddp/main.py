@@ -38,7 +38,7 @@ with runtime.session(seed=1) as job:
         loss=F.cross_entropy,
         optimizer=(torch.optim.SGD, {"lr": 0.02, "momentum": 0.9}),
     )
-    for epoch in run.epochs(30):  # resumes where the last start stopped
+    for epoch in run.epochs(30):  # resumes where the last run stopped
         for images, labels in run.batches(train, batch_size=16):
             run.step(images, labels)
         job.log(epoch=epoch + 1, **run.evaluate(test, prefix="test_"))

@@ -241,7 +241,7 @@ def test_workers_alone_and_elastic_ones():
     assert "pytorchReplicaSpecs" not in made.overlay["spec"]
 
 
-def test_what_servers_wrote_is_left_out_and_said():
+def test_what_servers_wrote_is_left_out_and_reported():
     live = job(
         metadata={
             "uid": "1",
@@ -279,10 +279,10 @@ def test_the_job_among_other_documents_and_in_a_list():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "found nothing; name a file with one of PyTorchJob of kubeflow.org/v1, "),
-        ("[1]", "found a document without a kind; name"),
-        ("kind: [x]", "found ['x']; name"),
-        (dump({"kind": "Service", "metadata": {"name": "x"}}), "found Service x; name"),
+        ("", "found nothing; specify a file with one of PyTorchJob of kubeflow.org/v1, "),
+        ("[1]", "found a document without a kind; specify"),
+        ("kind: [x]", "found ['x']; specify"),
+        (dump({"kind": "Service", "metadata": {"name": "x"}}), "found Service x; specify"),
         (f"{dump(job())}---\n{dump(job())}", "digits, PyTorchJob digits are several jobs"),
         ("a: [", "a bracket is never closed"),
         (dump({**job(), "apiVersion": "kubeflow.org/v2"}), "is not what the training operator"),
@@ -301,7 +301,7 @@ def test_what_cannot_be_adopted(text, message):
     assert str(error.value).startswith("old.yaml")
 
 
-def test_a_launcher_is_kept_and_said():
+def test_a_launcher_is_kept_and_reported():
     notes = adopt(dump(job({"command": ["torchrun", "x"]}))).notes
     assert any("launcher" in note for note in notes)
     assert any("without k8sjob's agent" in note for note in adopt(dump(job())).notes)

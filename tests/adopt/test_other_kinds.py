@@ -77,7 +77,7 @@ def test_a_job_with_its_service():
         "the container main is called pytorch",
         "the address train-0.headless became $(MASTER_ADDR)",
         "sets them in every replica: MASTER_ADDR, MASTER_PORT, WORLD_SIZE, RANK",
-        "MASTER_PORT is 23456 in what k8sjob renders, not 29500",
+        "MASTER_PORT is 23456 in the rendered manifest, not 29500",
     ):
         assert part in notes
     assert "WORLD_SIZE is" not in notes
@@ -129,7 +129,7 @@ def test_a_queue_means_suspended():
     one["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
     made = adopted(one)
     assert (made.spec.kueue_queue, made.spec.overlay) == ("research", {})
-    assert "the job begins suspended" in "\n".join(made.notes)
+    assert "the job starts suspended" in "\n".join(made.notes)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,11 @@ def test_a_queue_means_suspended():
         ({"completionMode": "NonIndexed"}, "spec.completionMode", "use Indexed"),
         ({"completions": "4"}, "spec.completions", "is not a whole number"),
         ({"parallelism": 2}, "spec.parallelism", "2 of 4 Pods at a time"),
-        ({"template": {}}, "spec.template.spec.containers", "call the one so that trains"),
+        (
+            {"template": {}},
+            "spec.template.spec.containers",
+            "give that name to the one that trains",
+        ),
         ({"completions": 0}, "spec.completions", "0 Pods cannot train; use 1 or more"),
         ({"completions": -1}, "spec.completions", "-1 Pods cannot train; use 1 or more"),
         ({"backoffLimit": 2**31}, "spec.backoffLimit", "2147483648 is not a number of 32 bits"),
@@ -198,7 +202,7 @@ def test_which_of_two_containers_trains():
     side = {"name": "side", "image": "registry/side:1"}
     two = job()
     two["spec"]["template"]["spec"]["containers"].append(side)
-    with pytest.raises(SpecError, match="call the one so that trains"):
+    with pytest.raises(SpecError, match="give that name to the one that trains"):
         adopted(two)
     two["spec"]["template"]["spec"]["containers"][0]["name"] = "pytorch"
     assert adopted(two).spec.pod_template["spec"]["containers"][0]["name"] == "side"
@@ -289,11 +293,11 @@ def test_two_jobs_in_one_domain_of_kueue_are_one_job_in_it():
     assert "podset-group-name" not in render(made.spec)
 
 
-def test_what_a_jobset_says_of_its_parts_is_said():
+def test_what_a_jobset_has_for_its_parts_is_reported():
     parts = [replicated("master", 1), replicated("worker", 3)]
     policy = {"operator": "All", "targetReplicatedJobs": ["master"]}
     made = adopted(jobset(*parts, successPolicy=policy, failurePolicy={"maxRestarts": 2}))
-    assert "successPolicy is All of master; in what k8sjob renders" in "\n".join(made.notes)
+    assert "successPolicy is All of master; in the rendered manifest" in "\n".join(made.notes)
     assert made.spec.overlay == {"spec": {"failurePolicy": {"maxRestarts": 2}}}
     with pytest.raises(SpecError, match=r"overlay.spec.failurePolicy: a Job has no"):
         render(made.spec.with_(target="job"))
@@ -315,7 +319,7 @@ def test_a_trainjob_with_its_runtime(kind):
     assert (spec.resources.gpus, spec.overlay, spec.pod_template) == (4, {}, {})
     notes = "\n".join(made.notes)
     assert f"the {kind} torch became a TrainingRuntime of the job's name" in notes
-    assert "numProcPerNode is auto; in what k8sjob renders, 4" in notes
+    assert "numProcPerNode is auto; in the rendered manifest 4" in notes
     assert adopt(render(spec)).spec == spec
     with pytest.raises(SpecError, match=f"kubectl get {kind.lower()} torch -o yaml"):
         adopted(trainjob(runtimeRef=reference))
@@ -328,7 +332,7 @@ def test_what_trainer_has_no_longer():
         adopt("---\n".join(map(dump, (runtime(), old))), "file")
 
 
-def test_what_only_a_runtime_has_is_kept_for_trainjobs_alone():
+def test_what_only_a_runtime_has_is_kept_for_trainjobs_only():
     made = adopted(runtime(podGroupPolicy={"coscheduling": {}}), trainjob()).spec
     assert made.overlay == {"runtime": {"spec": {"podGroupPolicy": {"coscheduling": {}}}}}
     with pytest.raises(SpecError, match=r"overlay.runtime: a Job has no"):
@@ -343,9 +347,9 @@ FUNCTION = 'if ! [ -x "$(command -v pip)" ]; then\n  python -m ensurepip\nfi\nto
 @pytest.mark.parametrize(
     ("resources", "processes"),
     [
-        ({"cpu": 4.0, "nvidia.com/gpu": 2.0}, "2: one for each GPU"),
-        ({"cpu": "3500m"}, "4: one for each CPU"),
-        ({}, "1: one for each CPU"),
+        ({"cpu": 4.0, "nvidia.com/gpu": 2.0}, "2, one per GPU"),
+        ({"cpu": "3500m"}, "4, one per CPU"),
+        ({}, "1, one per CPU"),
     ],
 )
 def test_a_function_of_the_kubeflow_sdk(resources, processes):
@@ -357,7 +361,7 @@ def test_a_function_of_the_kubeflow_sdk(resources, processes):
         "resourcesPerNode": {"limits": resources, "requests": resources},
     }
     made = adopted(runtime(), trainjob(activeDeadlineSeconds=600, trainer=trainer))
-    assert f"numProcPerNode is auto; in what k8sjob renders, {processes}" in "\n".join(made.notes)
+    assert f"numProcPerNode is auto; in the rendered manifest {processes}" in "\n".join(made.notes)
     assert made.spec.nproc_per_node == int(processes[0])
     assert made.spec.resources.gpus == resources.get("nvidia.com/gpu", 0)
     assert made.spec.run.command == ("bash", "-c", FUNCTION)
@@ -382,7 +386,7 @@ def test_a_job_without_a_name_is_refused(metadata):
 
 
 def test_a_job_of_torchx_is_volcanos():
-    with pytest.raises(SpecError, match=r"found Job train of batch.volcano.sh/v1alpha1; name"):
+    with pytest.raises(SpecError, match=r"found Job train of batch.volcano.sh/v1alpha1; specify"):
         adopted({**job(), "apiVersion": "batch.volcano.sh/v1alpha1"})
 
 
@@ -443,7 +447,7 @@ def test_another_version_is_an_error_at_its_line(objects, version):
 @pytest.mark.parametrize(
     "other", [{"dependsOn": [{"name": "leader", "status": "Ready"}]}, {"groupName": "g"}]
 )
-def test_what_is_said_of_one_replicated_job_alone_is_not_dropped(other):
+def test_fields_of_only_one_replicated_job_are_not_dropped(other):
     parts = replicated("leader", 1), {**replicated("workers", 3), **other}
     with pytest.raises(
         SpecError, match=rf"workers\.{next(iter(other))}: the replicated Jobs differ"
@@ -455,7 +459,7 @@ def test_what_is_said_of_one_replicated_job_alone_is_not_dropped(other):
     ("reference", "more", "field", "message"),
     [
         ({}, (), "spec.runtimeRef.name", "no runtime is named"),
-        ({"name": "torch", "kind": "Foo"}, (), "spec.runtimeRef.kind", "'Foo' is no runtime"),
+        ({"name": "torch", "kind": "Foo"}, (), "spec.runtimeRef.kind", "'Foo' is not a runtime"),
         ({"name": "torch"}, (runtime(),), "spec.runtimeRef", "the file has 2 ClusterTraining"),
     ],
 )

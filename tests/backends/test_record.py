@@ -101,7 +101,7 @@ def test_the_end_of_a_job_is_followed_and_nothing_else(tmp_path):
     done = written(recorded("leftover"), tmp_path / "done.k8sjob")
     assert list(done.watch(None)) == [done.snapshot(None)]
     waits = written(recorded("gpus"), tmp_path / "waits.k8sjob")
-    with pytest.raises(BackendError, match="that had not ended then"):
+    with pytest.raises(BackendError, match="that had not ended"):
         list(waits.watch(None))
 
 
@@ -194,10 +194,10 @@ MANY = {"kind": "Job", "metadata": {"name": "x"}, "spec": {"completions": 10**9}
         (b"", "File is not a zip file"),
         (zipped(other="{}"), "There is no item named 'record.json' in the archive"),
         (zipped(record__json="{"), "cannot be read"),
-        (zipped(record__json="[]"), "does not have the form of one"),
+        (zipped(record__json="[]"), "does not have the format of a record"),
         (zipped(record__json=json.dumps({**WELL, "job": {}, "at": "2026-01-01"})), "no time zone"),
         (zipped(record__json="[" * 100_000), "cannot be read"),
-        (zipped(record__json=json.dumps(WELL)), "'job' is missing in record.json"),
+        (zipped(record__json=json.dumps(WELL)), "'job' is missing from record.json"),
         (zipped(record__json=json.dumps({**WELL, "job": [], "at": "x"})), "cannot be read"),
         (zipped(record__json=json.dumps({**WELL, "job": {}, "pods": 3})), "cannot be read"),
         (zipped(record__json=json.dumps({**WELL, "job": MANY})), "over 100000 replicas"),
@@ -316,7 +316,7 @@ class TestRecordsThatAreKept:
         kept = [path.stem for path in (tmp_path / "state/records/team").iterdir()]
         assert kept == ["large@12345678"]
 
-    def test_they_are_whole_and_for_their_user_alone(self):
+    def test_they_are_whole_and_for_their_user_only(self):
         self.keep("digits")
         path = Records().find("digits")
         assert path.stat().st_mode & 0o077 == 0

@@ -195,7 +195,7 @@ def test_a_package_is_missing(k8sjob, monkeypatch, url, package, requirement):
     for command in (("why", url), *page, ("collect", "--into", url)):
         done = k8sjob(*command)
         assert (done.code, done.out) == (1, "")
-        assert f"{url[:5]} needs one more package" in done.err
+        assert f"{url[:5]} needs another package" in done.err
         assert done.err.endswith(f": pip install {requirement}\n")
 
 

@@ -53,7 +53,7 @@ def test_what_is_offered(complete, line, offered):
 def test_namespaces_of_the_kubeconfig_and_of_the_cluster(api, complete, tmp_path):
     api.namespaces = ("green", "red")
     file = str(tmp_path / "fake.kubeconfig")
-    for _ in range(20):  # a cluster that does not answer at once has none
+    for _ in range(20):  # a cluster that does not respond at once has none
         found = words(complete("k8sjob list -n ", KUBECONFIG=file))
         if len(found) > 1:
             break

@@ -49,7 +49,7 @@ def test_a_cluster_where_all_is_well(client, doctor):
     done = doctor("--client", client)
     assert done.code == 0, done.out + done.err
     assert done.out.splitlines()[-1] == "jobs can be submitted to team (context lab)"
-    assert "eve may do all that k8sjob does in team" in done.out
+    assert "eve can do all that k8sjob does in team" in done.out
     assert "problem" not in done.out
 
 
@@ -174,7 +174,7 @@ def test_without_a_cluster_this_machine_is_looked_at(k8sjob):
 
 
 @pytest.mark.parametrize("asked", [("-n", "team"), ("--context", "lab"), ("--client", "python")])
-def test_a_cluster_that_was_asked_for_and_is_not_configured(asked, k8sjob):
+def test_a_cluster_that_was_requested_and_is_not_configured(asked, k8sjob):
     done = k8sjob("doctor", *asked)
     assert done.code == 1
     assert "no cluster is configured: there is no kubeconfig at" in done.out

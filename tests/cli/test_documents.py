@@ -20,7 +20,7 @@ def test_a_valid_job_says_what_it_is(k8sjob, job_file):
     assert k8sjob("validate", file.parent).code == 0
 
 
-def test_every_problem_of_every_file_is_said(k8sjob, job_file, tmp_path):
+def test_every_problem_of_every_file_is_reported(k8sjob, job_file, tmp_path):
     file = job_file("replicas: {worker: 3}", "nmae: x")
     missing = tmp_path / "nothing.yaml"
     done = k8sjob("validate", file, missing)
@@ -114,7 +114,7 @@ def test_warnings_go_beside_the_data(k8sjob, job_file):
     assert k8sjob("validate", file).err == ""
 
 
-def test_render_prints_the_manifest_alone(k8sjob, job_file):
+def test_render_prints_only_the_manifest(k8sjob, job_file):
     file = job_file()
     assert k8sjob("render", file) == (0, render(load(file)), "")
     image = "team/tiny@sha256:" + "a" * 64

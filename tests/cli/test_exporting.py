@@ -86,7 +86,7 @@ def test_the_command_writes_the_newest_ones_weights(k8sjob, folder, tmp_path):
     assert done == (0, f"{target}\n", f"3 tensors, {target.stat().st_size:,} bytes, of step 2\n")
     fits(torch.load(target, weights_only=True), 2)
     again = k8sjob("export", folder, "-o", target)
-    hint = "name another file with -o, or replace it with --force"
+    hint = "specify another file with -o, or replace it with --force"
     assert again == (1, "", f"error: {target} exists; {hint}\n")
 
 
@@ -113,7 +113,7 @@ def test_a_damaged_one_is_passed_over_or_refused(folder, tmp_path):
     done, [warning] = take(folder, tmp_path / "out.pt")
     assert done["step"] == 1
     assert f"{path} is skipped: it is incomplete or damaged" in warning
-    with pytest.raises(ValueError, match=r"it is incomplete or damaged: .*take another checkpoint"):
+    with pytest.raises(ValueError, match=r"it is incomplete or damaged: .*use another checkpoint"):
         take(path, tmp_path / "other.pt")
     assert not (tmp_path / "other.pt").exists()
 
@@ -132,9 +132,9 @@ def test_the_form_follows_from_the_suffix(folder, tmp_path):
 @pytest.mark.parametrize(
     ("source", "detail"),
     [
-        ("nowhere", "does not exist; name a checkpoint"),
-        (".", "has no complete checkpoint; name the folder"),
-        ("list.pt", "it holds a list, not a dict: another program's file; take another"),
+        ("nowhere", "does not exist; specify a checkpoint"),
+        (".", "has no complete checkpoint; specify the folder"),
+        ("list.pt", "it holds a list, not a dict: another program's file; use another"),
         ("epoch.pt", "holds epoch, step and no model's weights by name; export everything with"),
     ],
 )

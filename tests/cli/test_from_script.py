@@ -25,7 +25,7 @@ def made(folder, text, name="train.py", **options):
     ("text", "workers", "processes", "reason"),
     [
         (GROUP, 1, 1, "init_process_group (line 2) takes the ranks from the environment"),
-        ("from k8sjob import runtime\nruntime.session()\n", 1, 1, "k8sjob.runtime makes the"),
+        ("from k8sjob import runtime\nruntime.session()\n", 1, 1, "k8sjob.runtime creates the"),
         (f"{GROUP}import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)\n", 0, 1,
          "mp.spawn (line 4) starts its own processes, in one replica"),
         ((f"{GROUP}import torch, torch.multiprocessing as mp\nn = torch.cuda.device_count()\n"
@@ -36,15 +36,15 @@ def made(folder, text, name="train.py", **options):
         ("import lightning as L\nL.Trainer(devices='auto')\n", 0, 1, "is one process unless"),
         (f"from lightning import LightningModule\n{GROUP}", 1, 1, "init_process_group (line 3)"),
         ("from lightning import LightningModule\n", 0, 1, "each train separately"),
-        ("from accelerate import Accelerator\nAccelerator()\n", 1, 1, "accelerate makes the"),
+        ("from accelerate import Accelerator\nAccelerator()\n", 1, 1, "accelerate creates the"),
         ("from accelerate.utils import set_seed\nset_seed(1)\n", 0, 1, "each train separately"),
-        ("import deepspeed\ndeepspeed.initialize()\n", 1, 1, "deepspeed makes the"),
+        ("import deepspeed\ndeepspeed.initialize()\n", 1, 1, "deepspeed creates the"),
         ("from deepspeed.accelerator import get_accelerator\n", 0, 1, "each train separately"),
-        ("from transformers import Trainer\nTrainer()\n", 1, 1, "transformers makes the"),
+        ("from transformers import Trainer\nTrainer()\n", 1, 1, "transformers creates the"),
         ("from transformers import GPT2LMHeadModel\n", 0, 1, "each train separately"),
-        ("import torch\nimport transformers as t\nt.Seq2SeqTrainer()\n", 1, 1, "transformers make"),
+        ("import torch\nimport transformers as t\nt.Seq2SeqTrainer()\n", 1, 1, "transformers c"),
         ("from ignite.engine import Engine\nEngine(print)\n", 0, 1, "each train separately"),
-        ("import ignite.distributed as idist\nidist.get_rank()\n", 1, 1, "ignite makes the"),
+        ("import ignite.distributed as idist\nidist.get_rank()\n", 1, 1, "ignite creates the"),
         ("import keras\nkeras.Sequential().fit()\n", 0, 1, "separately; see docs/how-to"),
         ("import torch\ntorch.ones(2)\n", 0, 1, "separately; see docs/how-to/from-ddp.md"),
     ],
@@ -177,7 +177,7 @@ def test_a_package_around_the_folder_is_no_library(tmp_path, monkeypatch):
     done = draft(script.relative_to(tmp_path), script.parent)
     assert JobSpec.from_yaml(done.files["job.yaml"]).image.pip == ("nosuch",)
     step = "k8sjob init --from net/run/train.py ."
-    assert "# its process group, if any, is made in net, not in" in done.files["job.yaml"]
+    assert "# its process group, if any, is created in net, not in" in done.files["job.yaml"]
     assert done.notes[0] == f"net is in ., not in the job's folder; to add it: {step}"
 
 
@@ -223,7 +223,7 @@ def test_data_beside_its_folder_is_a_volume(path, volumes, tmp_path):
         ("x = (5\n% 3)\ny = '''\n!\u2028'''", "x = (5\n% 3)\ny = '''\n!\u2028'''"),
     ],
 )
-def test_only_what_ipython_alone_reads_becomes_a_comment(cell, text, tmp_path):
+def test_only_what_python_cannot_read_becomes_a_comment(cell, text, tmp_path):
     picture = {"data": {"image/png": "A" * 2**20}}
     cells = [{"cell_type": "code", "source": cell, "outputs": [picture]}]
     assert made(tmp_path, json.dumps({"cells": cells}), name="a.ipynb").files["a.py"] == f"{text}\n"
@@ -244,11 +244,13 @@ def test_the_script_of_a_folder(tmp_path):
     (tmp_path / "go.py").write_text(GROUP)
     assert find_script(tmp_path).name == "go.py"
     (tmp_path / "other.py").write_text(GROUP)
-    with pytest.raises(SpecError, match=r"several training scripts: go\.py, other\.py; name the"):
+    with pytest.raises(
+        SpecError, match=r"several training scripts: go\.py, other\.py; specify the"
+    ):
         find_script(tmp_path)
     (tmp_path / "train.py").write_text(GROUP)
     assert find_script(tmp_path).name == "train.py"
-    with pytest.raises(SpecError, match="no script; name a"):
+    with pytest.raises(SpecError, match="no script; specify a"):
         find_script(tmp_path / "none.py")
 
 
@@ -291,7 +293,7 @@ def test_the_command(k8sjob, tmp_path):
     assert around.code == 0, around.err
     assert JobSpec.from_yaml((tmp_path / "job.yaml").read_text()).run.script == "src/train.py"
     outside = k8sjob("init", "--from", folder / "train.py", tmp_path / "else")
-    assert (outside.code, "name a folder around it" in outside.err) == (1, True)
+    assert (outside.code, "specify a folder that contains it" in outside.err) == (1, True)
     (folder / "train.py").write_text("def (")
     broken = k8sjob("init", "--from", folder / "train.py", folder / "..")
     assert (broken.code, "train.py:1: Python cannot parse it" in broken.err) == (1, True)
@@ -310,5 +312,5 @@ def test_a_script_outside_the_folder_of_the_job(tmp_path, name):
     (tmp_path / "job").mkdir()
     text = GROUP if name.endswith(".py") else json.dumps({"cells": []})
     (tmp_path / name).write_text(text)
-    with pytest.raises(SpecError, match="which the image would hold; name a folder around it"):
+    with pytest.raises(SpecError, match="image's context; specify a folder that contains"):
         draft(tmp_path / name, tmp_path / "job")

@@ -1,4 +1,4 @@
-"""Commands on jobs of this machine: real ones, small enough to be over in a second."""
+"""Commands on jobs on this machine: real ones, small enough to be over in a second."""
 
 import json
 import re
@@ -132,7 +132,7 @@ def test_two_folders_may_use_one_name(job, k8sjob, tmp_path, monkeypatch):
     assert len(set(names)) == 3
     assert all(re.fullmatch(r"local/tiny@[0-9a-f]{8}", name) for name in names)
     monkeypatch.chdir("/")
-    assert "'tiny' is ambiguous; name one of local/tiny@" in k8sjob("status", "tiny").err
+    assert "'tiny' is ambiguous; specify one of local/tiny@" in k8sjob("status", "tiny").err
     monkeypatch.chdir(tmp_path)
     uids = [json.loads(k8sjob("status", n, "-o", "json").out)["uid"] for n in ("tiny", again)]
     assert uids[0] == uids[1]
@@ -161,7 +161,7 @@ def test_delete_says_where_the_checkpoints_stay(job, k8sjob, tmp_path):
     assert len(list((tmp_path / "state/checkpoints/tiny").iterdir())) == 1
 
 
-def test_delete_by_age_takes_jobs_that_ended_so_long_ago(job, k8sjob):
+def test_delete_by_age_deletes_jobs_that_ended_that_long_ago(job, k8sjob):
     assert k8sjob("run", job("end")).code == 0
     assert k8sjob("delete", "--local", "--all", "--older-than", "1d").err == "nothing to delete\n"
     done = k8sjob("delete", "--local", "--all", "--older-than", "0s")
@@ -195,10 +195,10 @@ def test_all_jobs_of_this_machine_are_watched_where_no_cluster_is_configured(job
     until(lambda: "Stopped" in watching.stdout.readline())
     watching.send_signal(signal.SIGINT)
     assert watching.wait(60) == 130
-    assert "leave them or NAME out" in k8sjob("watch", "tiny", "-A").err
+    assert "omit them or NAME" in k8sjob("watch", "tiny", "-A").err
 
 
-def test_a_job_that_fails_says_why_without_being_asked(job, k8sjob):
+def test_a_job_that_fails_shows_why_by_itself(job, k8sjob):
     file = job("fail", "policy: {restart_policy: Never}")
     done = k8sjob("run", file)
     assert done.code == 100

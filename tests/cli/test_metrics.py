@@ -39,7 +39,7 @@ def families(text):
 
 @pytest.fixture
 def tiny(tmp_path, k8sjob):
-    """A job of this machine that has failed."""
+    """A job on this machine that has failed."""
     file = tmp_path / "job.yaml"
     file.write_text(
         "name: tiny\nimage: x:1\nrun: {command: ['false']}\npolicy: {max_restarts: 0}\n"

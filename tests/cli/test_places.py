@@ -122,7 +122,7 @@ def test_a_cluster_that_does_not_answer_is_not_waited_for(here, api, k8sjob):
     done = k8sjob("status", "tiny", "-o", "name")
     over.set()
     assert (done.code, done.out) == (0, "local/tiny\n")
-    assert "the cluster did not answer within 3 s" in done.err
+    assert "the cluster did not respond within 3 s" in done.err
 
 
 def test_the_list_has_both_places_the_newest_first(here, there, api, k8sjob):
@@ -194,7 +194,7 @@ def test_a_job_that_a_finalizer_keeps_is_not_deleted(there, api, k8sjob):
     }
     api.lingers = 100
     assert k8sjob("delete", "kept").out == (
-        "blue/kept: the job is being deleted; it waits for its finalizers: example.com/hold\n"
+        "blue/kept: the job is being deleted; it is waiting for its finalizers: example.com/hold\n"
     )
 
 
@@ -223,7 +223,7 @@ def test_a_selector(text, fits):
     assert selector(text)({"team": "a", "stage": "dev", "example.io/x": ""}) is fits
 
 
-def test_where_no_job_was_found_is_said(api, k8sjob):
+def test_the_places_without_the_job_are_reported(api, k8sjob):
     assert k8sjob("list", "-n", "red").err == (
         "no jobs in namespace red of the cluster; -A looks in all namespaces; create one with"
         " k8sjob submit\n"
@@ -284,7 +284,7 @@ def test_a_job_is_not_resumed_in_silence_while_its_old_pods_go(there, api, k8sjo
     assert api.pods == []
 
 
-def test_no_more_is_listed_or_deleted_than_was_asked_for(here, there, api, k8sjob):
+def test_no_more_is_listed_or_deleted_than_was_requested(here, there, api, k8sjob):
     here("mine", "labels: {team: a}")
     there("ours", "labels: {team: a}")
     there("theirs", "labels: {team: b}")
@@ -294,7 +294,7 @@ def test_no_more_is_listed_or_deleted_than_was_asked_for(here, there, api, k8sjo
     for asked in (["--all"], ["-l", "team=a"], ["--all", "--context", "fake"]):
         done = k8sjob("delete", *asked)
         assert done.code == 2
-        assert "name the place: --local for this machine, or -n NAMESPACE" in done.err
+        assert "specify the place: --local for this machine, or -n NAMESPACE" in done.err
     assert k8sjob("delete", "-l", "team=a", "-n", "blue").out == "blue/ours deleted\n"
     assert k8sjob("delete", "--all", "-n", "blue").out == "blue/theirs deleted\n"
     assert list(api.jobs) == [("red", "far")]
@@ -317,7 +317,7 @@ def test_a_shell_completes_names_of_both_places(here, there, complete, tmp_path)
     there("far", namespace="red")
 
     def offers(words, *names):
-        """A cluster that does not answer at once has no names: a busy machine gets more tries."""
+        """A cluster that does not respond at once has no names: a busy machine gets more tries."""
         for _ in range(20):
             done = complete(words, KUBECONFIG=str(tmp_path / "fake.kubeconfig"))
             assert done.stderr == ""
@@ -345,7 +345,7 @@ def test_a_shell_is_not_kept_waiting_nor_shown_errors(config, here, away, comple
 
 
 @pytest.mark.parametrize("arguments", [["list", "--local"], ["status", "local/x"], ["list"]])
-def test_what_is_local_alone_loads_no_client_and_asks_no_network(arguments, api, tmp_path):
+def test_what_is_only_local_loads_no_client_and_uses_no_network(arguments, api, tmp_path):
     code = """
 import sys
 from k8sjob.cli import main

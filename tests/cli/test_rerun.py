@@ -38,7 +38,7 @@ def test_the_code_of_that_run_from_the_beginning(k8sjob, ran):
     done = k8sjob("rerun", "counts")
     assert done.code == 0
     assert "master-0 | version 1, 0 checkpoints" in done.out
-    assert "the code of that run is used; since then, changed: train.py\n" in done.err
+    assert "the code of that run is used; files changed since then: train.py\n" in done.err
     assert "version 1" in k8sjob("rerun", "counts").out, "a rerun of a rerun"
     (ran / "train.py").unlink()
     assert "version 1" in k8sjob("rerun", "counts").out
@@ -73,7 +73,7 @@ def test_a_job_of_a_cluster_has_its_code_in_its_image(k8sjob, api, job_file, tmp
     done = k8sjob("rerun", "tiny", "--folder", tmp_path)
     assert done.code == 2
     assert "--folder: the code of a job in a cluster is in its image" in done.err
-    assert "-q is for jobs of this machine" in k8sjob("rerun", "tiny", "-q").err
+    assert "-q is for jobs on this machine" in k8sjob("rerun", "tiny", "-q").err
     done = k8sjob("rerun", "tiny", "--detach")
     assert done.code == 0
     assert re.fullmatch(r"blue/(tiny-\w{5}) created\n", done.out)

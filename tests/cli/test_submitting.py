@@ -30,7 +30,7 @@ def test_a_job_is_made_and_the_same_again_is_attached_to(k8sjob, api, file):
     assert done == (0, "blue/tiny created\n", "follow it: k8sjob watch blue/tiny\n")
     assert list(api.jobs) == [("blue", "tiny")]
     again = k8sjob("submit", file)
-    unchanged = "blue/tiny already exists, the same job and not ended: nothing was changed\n"
+    unchanged = "blue/tiny already exists as the same job and has not ended: nothing was changed\n"
     assert again[:2] == (0, unchanged)
     made = json.loads(k8sjob("submit", file, "-o", "json").out)
     assert made["metadata"]["uid"] == api.jobs["blue", "tiny"]["metadata"]["uid"]
@@ -52,7 +52,7 @@ def test_another_job_of_the_name_is_shown_and_not_touched(k8sjob, api, file):
     assert "other.py" in json.dumps(api.jobs["blue", "tiny"])
 
 
-def test_what_a_job_names_and_the_cluster_lacks_is_said_at_once(k8sjob, api, file):
+def test_what_a_job_names_and_the_cluster_lacks_is_reported_at_once(k8sjob, api, file):
     claim = "volumes: [{name: d, mount: /d, pvc: data}]\nservice_account: trainer\n"
     file.write_text(file.read_text() + claim)
     api.refusals = {"persistentvolumeclaims/data": 404, "serviceaccounts/trainer": 403}
@@ -65,7 +65,7 @@ def test_what_a_job_names_and_the_cluster_lacks_is_said_at_once(k8sjob, api, fil
     assert "there is no claim data in blue" in done.err
 
 
-def test_a_name_of_its_own(k8sjob, api, file):
+def test_a_generated_name(k8sjob, api, file):
     for _ in range(2):
         done = k8sjob("submit", file, "--generate-name", "-o", "name")
         assert done.code == 0
@@ -125,7 +125,7 @@ def test_two_namespaces_are_an_error(k8sjob, api, file):
     done = k8sjob("submit", file, "-n", "green")
     assert done.code == 1
     assert done.err == (
-        f"error: {file}:4:12: namespace: the spec says 'red', and 'green' is asked for;"
+        f"error: {file}:4:12: namespace: the spec says 'red', and 'green' is requested;"
         " give only one\n"
     )
     assert api.asked == []
@@ -191,7 +191,7 @@ def test_text_of_a_cluster_is_harmless(k8sjob, api, file):
         assert not {"\x1b", "\x07", "\u202e"} & set(done.out + done.err)
 
 
-def test_a_difference_has_colours_on_a_terminal_alone(api, file, on_a_terminal, k8sjob):
+def test_a_difference_has_colours_on_a_terminal_only(api, file, on_a_terminal, k8sjob):
     k8sjob("submit", file)
     assert "\x1b" not in k8sjob("diff", other(file)).out
     code, seen = on_a_terminal("diff", file)
@@ -211,7 +211,7 @@ def test_a_refusal_is_a_line_with_the_next_step(k8sjob, api, file):
 def test_without_a_cluster_it_says_what_to_set(k8sjob, file):
     done = k8sjob("submit", file)
     assert done.code == 1
-    assert "set KUBECONFIG, or name a file with --kubeconfig" in done.err
+    assert "set KUBECONFIG, or specify a file with --kubeconfig" in done.err
 
 
 def test_the_context_goes_along_into_what_is_suggested(k8sjob, api, file, tmp_path):

@@ -50,7 +50,7 @@ def test_a_job_finds_what_was_built_for_it(desk, buildah):
     assert desk.objects("pytorchjobs") == {}
     reference, err = desk.call("build", job, "--builder", "buildah")
     assert "very-secret" not in err  # the password of the index
-    tag = err.rpartition("built by buildah: ")[2].split()[0]
+    tag = err.rpartition("built with buildah: ")[2].split()[0]
     try:
         _, err = desk.call("submit", job, "--build", "--watch")
         assert f"unchanged: {tag} already exists" in err

@@ -140,7 +140,7 @@ def test_a_shell_completes_the_names_of_its_jobs(desk, eventually):
         assert done.stderr == ""
         return [line.split("\t")[1] for line in done.stdout.splitlines()]
 
-    # A cluster that does not answer at once has no names, so a busy machine may need another try.
+    # A cluster that does not respond at once has no names, so a busy machine may need another try.
     for words, name in (
         (f"k8sjob status {desk.namespace}/some", f"{desk.namespace}/somewhat-long"),
         (f"k8sjob status -n {desk.namespace} some", "somewhat-long"),

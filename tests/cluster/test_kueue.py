@@ -116,7 +116,7 @@ def test_doctor_knows_trainers_webhook_where_kueue_has_one(desk):
     assert found.startswith("answers: validator.trainingruntime.trainer.kubeflow.org refused")
 
 
-def test_what_never_starts_is_said_before_and_after(desk, kueue, plan, reason, eventually):
+def test_what_never_starts_is_reported_before_and_after(desk, kueue, plan, reason, eventually):
     kueue("small", cpu="50m")
     kueue("lost", flavor="nowhere", cpu="1")
     orphan = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue"}

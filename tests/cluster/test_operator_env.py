@@ -33,7 +33,7 @@ def job(cluster, **fields):
     ],
     ids=["1+3 of 2", "alone", "elastic"],
 )
-def test_replicas_get_the_environment_that_was_foretold(
+def test_replicas_get_the_environment_that_was_predicted(
     cluster, namespace, get, eventually, fields
 ):
     spec = job(cluster, **fields)

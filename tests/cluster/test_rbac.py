@@ -119,7 +119,7 @@ def test_a_submitter_can_do_all_that_the_documentation_says(
     eve = user(Grant.SUBMITTER)
     by = ("--client", client)
     file, job = job_file(), f"{eve.namespace}/digits"
-    assert "may do all that k8sjob does" in eve.k8sjob("doctor", file, *by)
+    assert "can do all that k8sjob does" in eve.k8sjob("doctor", file, *by)
     shown = eve.k8sjob("submit", "--dry-run=server", "-o", "yaml", file, *by)
     assert f"kind: {by_name(kind).kind}\n" in shown
     assert "digits" in eve.k8sjob("submit", file, *by)
@@ -161,10 +161,10 @@ def test_a_submitter_reads_no_secret_no_other_namespace_and_runs_nothing_in_pods
     ]
     for words in refused:
         assert "forbidden" in eve.kubectl(*words).lower(), words
-    assert "may not list pytorchjobs in namespace default" in eve.k8sjob(
+    assert "cannot list pytorchjobs in namespace default" in eve.k8sjob(
         "list", "-n", "default", code=1
     )
-    assert "may not list pytorchjobs in all namespaces" in eve.k8sjob("list", "-A", code=1)
+    assert "cannot list pytorchjobs in all namespaces" in eve.k8sjob("list", "-A", code=1)
     assert eve.kubectl("get", "pods") == ""  # the refusals above were not for want of a login
 
 
@@ -189,7 +189,7 @@ def test_a_viewer_looks_and_changes_nothing(client, kind, user, *, running, job_
         ("suspend", job),
         ("delete", job),
     ):
-        assert "may not" in eve.k8sjob(*words, *by, code=1)
+        assert "cannot" in eve.k8sjob(*words, *by, code=1)
     assert get(plural, running)["spec"] == before
     assert get(plural, "digits") is None
 
@@ -199,7 +199,7 @@ def test_auto_takes_the_first_kind_that_the_user_may_create(user, trainer, clust
     file = job_file()
     plain = file.with_name("plain.yaml")
     plain.write_text(file.read_text().replace("target: pytorchjob\n", ""))
-    assert "target pytorchjob: the first of the order" in eve.k8sjob(
+    assert "target pytorchjob: the first in the order" in eve.k8sjob(
         "submit", plain, "--target", "auto", "--dry-run=server"
     )
     submitter = yaml.safe_load((RBAC / f"{Grant.SUBMITTER}.yaml").read_text())
@@ -211,18 +211,18 @@ def test_auto_takes_the_first_kind_that_the_user_may_create(user, trainer, clust
     cluster.kubectl("apply", "-n", eve.namespace, "-f", "-", stdin=yaml.safe_dump(submitter))
     chosen = eve.k8sjob("submit", plain, "--target", "auto")
     assert "target jobset: " in chosen
-    assert "you may not create pytorchjobs" in chosen, chosen
+    assert "you cannot create pytorchjobs" in chosen, chosen
     assert eve.k8sjob("diff", plain, "--target", "auto").startswith("target jobset: ")
 
 
-def test_nobody_is_told_what_to_ask_for_and_that_is_enough(user, cluster, job_file):
+def test_a_user_without_rights_is_shown_the_roles_and_they_are_enough(user, cluster, job_file):
     eve = user()
     asked = eve.k8sjob("doctor", code=1)
-    assert "may not submit and follow jobs" in asked
+    assert "cannot submit and follow jobs" in asked
     roles = asked[asked.index("\n# The roles") :]
     assert [one["kind"] for one in yaml.safe_load_all(roles)] == ["Role", "RoleBinding"]
     cluster.kubectl("apply", "-f", "-", stdin=roles)
-    assert "may do all that k8sjob does" in eve.k8sjob("doctor")
+    assert "can do all that k8sjob does" in eve.k8sjob("doctor")
     eve.k8sjob("submit", job_file())
 
 

@@ -61,7 +61,7 @@ def test_what_is_there_decides(either, eventually):
     uid = either.uid()
     eventually(lambda: len(either.objects("pods")) == 2, "its pods")
     out, _ = either.call("submit", file)
-    there = f"{either.namespace}/tiny already exists, the same job and not ended"
+    there = f"{either.namespace}/tiny already exists as the same job and has not ended"
     assert out.startswith(there)
     assert either.call("diff", file) == ("", "")
 
@@ -191,7 +191,7 @@ def test_an_apiserver_that_is_started_again_costs_no_job(desk, bed, eventually):
     there = desk.objects("pytorchjobs")
     for name, code, err in results:
         assert (code == 0) is (name in there), (name, err)
-        assert code == 0 or re.search(r"cannot be reached|is not ready|does not answer", err), err
+        assert code == 0 or re.search(r"cannot be reached|is not ready|does not respond", err), err
     assert results[0][1] == results[-1][1] == 0, results
 
 

@@ -100,7 +100,7 @@ def test_what_a_user_does_with_a_job(desk, target, eventually):
     assert desk.call("submit", file)[0] == f"{desk.namespace}/tiny created\n"
     assert desk.call("submit", file)[0].startswith(f"{desk.namespace}/tiny already exists, the")
     assert desk.call("diff", file) == ("", "")
-    assert "a job of that name is in" in desk.call("doctor", file)[0]
+    assert "a job of that name exists in" in desk.call("doctor", file)[0]
     assert desk.call("lint", file)[1] == "nothing found\n"
     beside = BELONGINGS.get(target.name, "services")
     belonging = eventually(lambda: desk.objects(beside).get("tiny"), "what belongs to it")
@@ -155,7 +155,11 @@ def test_of_two_who_replace_a_job_by_other_kinds_at_once_one_wins(desk, eventual
             if code:
                 assert code == 1
                 # Or the Service of the other one's JobSet is still there, or its Pods are.
-                seen = ("tiny already exists", "tiny is not k8sjob's", "see what they wait for")
+                seen = (
+                    "tiny already exists",
+                    "tiny was not created by k8sjob",
+                    "see what they are waiting for",
+                )
                 assert any(one in err for one in seen), err
             else:
                 assert out.startswith(f"{desk.namespace}/tiny ")

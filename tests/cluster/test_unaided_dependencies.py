@@ -30,7 +30,7 @@ def test_a_job_finds_them_behind_the_packages_of_the_base(desk, tmp_path, monkey
     )
     _, err = desk.call("build", job, "--builder", "uv", "--zstd")
     assert "\ntinylib==1.2\n" in err
-    assert "\nbuilt by uv: deps-" in err
+    assert "\nbuilt with uv: deps-" in err
     _, err = desk.call("submit", job, "--watch")
     out, _ = desk.call("logs", "tiny", "-n", desk.namespace)
     assert "tinylib 1.2 numpy of /usr/lib/python3/dist-packages/numpy/__init__.py 2.0" in out, err

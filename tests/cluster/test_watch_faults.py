@@ -139,7 +139,7 @@ def test_without_the_operator_nothing_is_made_and_what_is_there_can_go(
         lambda: backend.create_manifest(manifest("true", name="two")),
         lambda: backend.suspend(ref, value=True),
     ):
-        with pytest.raises(BackendError, match="the training operator does not answer"):
+        with pytest.raises(BackendError, match="the training operator does not respond"):
             attempt()
     # The collector of garbage is slow for a while after an outage of the apiserver.
     backend.delete(ref)

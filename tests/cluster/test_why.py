@@ -162,7 +162,7 @@ FAULTS = [
     ("selector", {"master": replicas(nodeSelector={"gpu": "a100"})},
      Cause.UNSCHEDULABLE, "lacks the labels that it requires (gpu=a100)"),
     ("scheduler", {"master": replicas(schedulerName="nobody")},
-     Cause.WAITING, "the scheduler 'nobody' has not looked at it"),
+     Cause.WAITING, "the scheduler 'nobody' has not considered it"),
     ("lost", {"master": replicas(**on("{mark}-lost"))},
      Cause.NODE_LOST, "its node {mark}-lost is not ready"),
     ("evicted", {"master": replicas(container(f"head -c 99M /dev/zero > /tmp/x; {FOR_EVER}",
@@ -173,7 +173,7 @@ FAULTS = [
      Cause.EVICTED, "its node was drained, or it was evicted by request"),
     ("preempted", {"master": replicas(container(**asking(**{"nvidia.com/gpu": "4"})),
                                       **on("{mark}-gpus"))},
-     Cause.PREEMPTED, "it was preempted by a pod of higher priority"),
+     Cause.PREEMPTED, "it was preempted by a pod with a higher priority"),
     # volumes, secrets, settings
     ("claim-missing", {"master": volume(persistentVolumeClaim={"claimName": "nowhere"})},
      Cause.VOLUME_CLAIM, "there is no claim 'nowhere'"),
@@ -198,7 +198,7 @@ FAULTS = [
     ("n" * 55, {"master": RUNS},
      Cause.JOB_NAME, "too long"),
     ("taken", {"master": RUNS},
-     Cause.NAME_TAKEN, "taken-master-0 exists already and does not belong to this job"),
+     Cause.NAME_TAKEN, "taken-master-0 already exists and does not belong to this job"),
     ("again", {"master": replicas(container(FOR_EVER), terminationGracePeriodSeconds=900)},
      Cause.NAME_TAKEN, "a pod of this name, of an earlier job, is still being deleted"),
     ("priority", {"master": replicas(priorityClassName="nobody")},
@@ -239,7 +239,7 @@ FAULTS = [
     ("meeting", {"master": replicas(python(MEET.format(5)), restart="Never"), "nprocPerNode": "4"},
      Cause.RENDEZVOUS, "1 of 4 processes joined"),
     ("port", {"master": replicas(python(TWICE), restart="Never")},
-     Cause.ADDRESS_IN_USE, "a port that it wanted to listen on is taken"),
+     Cause.ADDRESS_IN_USE, "a port that it tried to listen on is in use"),
     ("peers", {"master": replicas(python(PEERS), restart="Never"),
                "worker": replicas(python(PEERS), restart="Never")},
      Cause.CRASH, "worker-0: exit code 1: ValueError: the loss is no number"),
@@ -268,7 +268,7 @@ FAULTS = [
     ("managed", {"master": RUNS, "runPolicy": {"managedBy": "kueue.x-k8s.io/multikueue"}},
      Cause.OPERATOR_SILENT, "managed by kueue.x-k8s.io/multikueue"),
     ("probe", {"master": replicas(PROBED), "worker": RUNS},
-     Cause.MASTER_AWAITED, "the Master runs but is not ready, by its readinessProbe"),
+     Cause.MASTER_AWAITED, "the Master runs but is not ready, according to its readinessProbe"),
 ]
 # fmt: on
 WORDS = {name: (cause, says) for name, _, cause, says in FAULTS}
@@ -350,7 +350,7 @@ REFUSALS = [
     ("unlimited", [MEMORY_QUOTA], Cause.QUOTA, "does not specify limits.memory for: pytorch"),
     ("limits", [RANGE], Cause.LIMIT_RANGE, "maximum memory usage per Container is 1Mi"),
     ("restricted", [], Cause.POD_SECURITY, "'restricted:latest'"),
-    ("webhook", [], Cause.WEBHOOK, "'pods.k8sjob.test' does not answer"),
+    ("webhook", [], Cause.WEBHOOK, "'pods.k8sjob.test' does not respond"),
 ]
 """Namespaces that take no pods: what is in them, and what is said."""
 

@@ -59,7 +59,7 @@ def mirror(tmp_path):
         server.shutdown()
 
 
-def test_rank_0_alone_prepares_the_volume_and_all_train(run_ranks, mirror, tmp_path):
+def test_only_rank_0_prepares_the_volume_and_all_train(run_ranks, mirror, tmp_path):
     url, sums, asked = mirror
     spec = load(EXAMPLE / "job.yaml")
     asked_for = {"script": str(EXAMPLE / "main.py"), "mirror": url, "resources": sums}

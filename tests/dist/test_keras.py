@@ -121,7 +121,7 @@ def test_dropout_differs_between_ranks_and_not_between_runs(name, three):
     assert again == first
 
 
-def test_dropout_is_on_in_training_alone(alone):
+def test_dropout_is_on_only_in_training(alone):
     assert alone["dropped"]["drawn"] != alone["normalised"]["drawn"]
     assert alone["dropped"]["losses"][0] != pytest.approx(alone["normalised"]["losses"][0], abs=0.1)
 
@@ -145,7 +145,7 @@ def test_keras_computes_where_the_rank_does(run_once, alone):
     assert found["normalised"] == alone["normalised"]
 
 
-def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(run_ranks, tmp_path):
+def test_a_run_that_was_stopped_continues_as_if_it_had_not_been(run_ranks, tmp_path):
     def train(folder, epochs):
         sizes = {"samples": 192, "batch": 64, "steps": None, "epochs": epochs}
         case = {"model": "conv", "dropout": 0.3, **sizes, **KERAS_ADAM}

@@ -114,7 +114,7 @@ def test_a_decision_is_taken_by_all_ranks(two):
         assert len(two[name]["history"]["loss"]) == 1, name
 
 
-def test_rank_0_alone_writes_a_model_of_keras_own(two, folder):
+def test_only_rank_0_writes_a_model_of_keras_own(two, folder):
     assert "error" not in two["saved"], two["saved"]
     (file,) = folder.iterdir()
     assert file.name == "rank-0.keras"
@@ -136,7 +136,7 @@ def test_keras_computes_where_the_rank_does(run_once, alone):
     assert found["plain"] == alone["plain"]
 
 
-def test_a_fit_that_was_stopped_goes_on_from_the_last_epoch(run_ranks, start_ranks, tmp_path):
+def test_a_fit_that_was_stopped_continues_from_the_last_epoch(run_ranks, start_ranks, tmp_path):
     def case(epochs, *callbacks):
         return {"case": {"model": "conv", "epochs": epochs, "callbacks": callbacks}}
 

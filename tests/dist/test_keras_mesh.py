@@ -163,7 +163,7 @@ def half(run_once, tmp_path_factory):
 
 
 @pytest.mark.parametrize("then", [2, 1], ids=["the same mesh", "another mesh"])
-def test_a_fit_goes_on_from_the_pieces_of_the_last_epoch(
+def test_a_fit_continues_from_the_pieces_of_the_last_epoch(
     then, half, run_ranks, tmp_path, undisturbed
 ):
     folder, first = half

@@ -43,7 +43,7 @@ def whole(run_once):
         [ranks["strategy"], "x", str(ranks["world"]), ranks.get("checkpoint_format", "")]
     ),
 )
-def test_the_curve_goes_on(start_ranks, tmp_path, whole, first, then):
+def test_the_curve_continues(start_ranks, tmp_path, whole, first, then):
     settings = {"checkpoint_dir": str(tmp_path / "saved"), "checkpoint_every": 5}
     killed = start_ranks({**OPTIONS, "kill": [1, 18]}, **settings, **first).finish()
     assert killed.told("checkpoint")[-1]["step"] == 15, killed.errors
@@ -104,7 +104,7 @@ def test_a_folder_that_ranks_do_not_share_is_found_out(start_ranks, run_ranks, t
     start_ranks({**OPTIONS, "kill": [1, 18]}, **settings).finish()
     resumed = run_ranks(OPTIONS, restart=1, **settings)
     [warning] = [found["message"] for found in resumed.told("warning")]
-    assert f"{tmp_path}/of-0 is not one folder for all ranks: rank 0 gathers" in warning
+    assert f"{tmp_path}/of-0 is not shared by all ranks: rank 0 gathers" in warning
     assert resumed.told("resumed")[0]["path"] == f"{tmp_path}/of-0/step-00000015.pt"
     assert resumed.result["losses"] == pytest.approx(whole["losses"], rel=1e-9)
     refused = start_ranks(OPTIONS, **settings, **PARTS).finish()
@@ -113,9 +113,7 @@ def test_a_folder_that_ranks_do_not_share_is_found_out(start_ranks, run_ranks, t
     assert not refused.told("progress")
 
 
-def test_parts_in_a_folder_of_rank_0_alone_are_read_for_all(
-    start_ranks, run_ranks, tmp_path, whole
-):
+def test_parts_in_a_folder_of_only_rank_0_are_read_for_all(start_ranks, run_ranks, tmp_path, whole):
     settings = {"world": 2, "checkpoint_every": 5, **FSDP}
     here = str(tmp_path / "of-0")
     start_ranks({**OPTIONS, "kill": [1, 18]}, checkpoint_dir=here, **settings).finish()
@@ -158,7 +156,7 @@ class TestALoopOfOnesOwn:
         ("form", "like", "world"),
         [("auto", True, 2), ("auto", True, 3), ("auto", False, 2), ("full", True, 3)],
     )
-    def test_it_goes_on_as_if_nothing_had_been(
+    def test_it_continues_as_if_nothing_had_happened(
         self, run_ranks, tmp_path, undisturbed, *, form, like, world
     ):
         saves = {"checkpoint_dir": str(tmp_path / "saves"), "checkpoint_format": form}

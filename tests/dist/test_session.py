@@ -13,7 +13,7 @@ pytestmark = pytest.mark.dist
 PROGRAMS = Path(__file__).parent / "programs"
 
 
-def test_the_store_and_the_ranks_listen_on_loopback_alone(start_ranks):
+def test_the_store_and_the_ranks_listen_on_loopback_only(start_ranks):
     ranks = start_ranks({"epochs": 1, "linger": 60}, world=2)
     ranks.await_text(0, "RESULT")
     for process in ranks.processes.values():
@@ -52,7 +52,7 @@ def test_without_rank_0_the_others_say_so(start_ranks):
     outcome = start_ranks(world=2, missing=(0,), rendezvous_timeout=2).finish(timeout=30)
     assert outcome.codes == [ExitCode.PEER_LOST]
     assert outcome.reasons[0]["culprits"] == [0]
-    assert "rank 0 does not answer at 127.0.0.1" in outcome.reasons[0]["message"]
+    assert "rank 0 does not respond at 127.0.0.1" in outcome.reasons[0]["message"]
 
 
 def test_ranks_that_count_differently_are_reported(start_ranks):

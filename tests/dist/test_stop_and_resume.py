@@ -67,7 +67,9 @@ def test_a_killed_rank_costs_only_the_steps_since_the_checkpoint(
     same(resumed.result, undisturbed)
 
 
-def test_another_number_of_ranks_goes_on_with_the_same_samples(start_ranks, run_ranks, checkpoints):
+def test_another_number_of_ranks_continues_with_the_same_samples(
+    start_ranks, run_ranks, checkpoints
+):
     options = {**OPTIONS, "dropout": 0.0}
     whole = run_ranks(options, world=1).result
     settings = {"checkpoint_dir": checkpoints, "checkpoint_every": 5}

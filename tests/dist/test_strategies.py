@@ -124,7 +124,7 @@ WRONG = {
     ),
     "is a synchronised layer's": (
         mesh("normed", 2, {"norm.weight": ["model"]}, sync_batchnorm=True),
-        "norm.weight belongs to a batch normalisation, which sync_batchnorm computes whole",
+        "norm.weight belongs to a batch normalization, which sync_batchnorm computes whole",
     ),
     "gives no such output": (
         mesh("digits", 2, {"fc1.output": ["model"]}),

@@ -66,11 +66,11 @@ def test_so_is_one_that_is_stopped(start_ranks):
     assert outcome.codes[:2] == [ExitCode.HUNG] * 2, outcome.errors
     for reason in outcome.reasons[:2]:
         assert reason["culprits"] == [2]
-        assert "rank 2 does not answer" in reason["message"]
+        assert "rank 2 does not respond" in reason["message"]
         assert "it is stopped, or in C code" in reason["message"]
 
 
-def test_ranks_in_different_lines_are_told_so(start_ranks):
+def test_ranks_in_different_lines_are_reported_as_such(start_ranks):
     outcome = stuck(start_ranks, "another").finish(40)
     assert outcome.codes == [ExitCode.HUNG] * 3, outcome.reasons
     message = outcome.reasons[0]["message"]

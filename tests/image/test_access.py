@@ -48,7 +48,9 @@ def test_no_login_and_a_wrong_one(basic, pushed, code, home):
     base, target = f"{basic.host}/team/base:1", f"{basic.host}/team/app"
     with pytest.raises(ImageError, match=rf"{basic.host} requires a login; run: docker login"):
         pushed(target, base, code)
-    with pytest.raises(ImageError, match=r"answers 401: UNAUTHORIZED .*; run: docker login") as bad:
+    with pytest.raises(
+        ImageError, match=r"returned 401: UNAUTHORIZED .*; run: docker login"
+    ) as bad:
         pushed(target, base, code, keyring=keys(home, {basic.host: "me:wr0ng"}))
     assert "wr0ng" not in str(bad.value)
     assert base64.b64encode(b"me:wr0ng").decode() not in str(bad.value)
@@ -115,7 +117,7 @@ def test_a_server_that_refuses_the_whole_where_a_part_is_not_allowed(
 
 def test_nobody_may_push(push_there, bearer, tokens, home):
     tokens.rights = {("", "team/base"): "pull", ("", "team/app"): "pull"}
-    with pytest.raises(ImageError, match=r"127.0.0.1:\d+ answers 401: UNAUTHORIZED"):
+    with pytest.raises(ImageError, match=r"127.0.0.1:\d+ returned 401: UNAUTHORIZED"):
         push_there(keys(home, {bearer.host: f"me:{PASSWORD}"}))
     assert push_there(keys(home, {}), dry_run=True).blobs
 

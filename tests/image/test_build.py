@@ -209,7 +209,7 @@ def test_a_build_that_fails_tags_nothing(registry, storage, built):
 
 def test_a_registry_that_refuses_does_so_before_the_build(readonly, base, built):
     detail = []
-    with pytest.raises(ImageError, match="answers 405; it does not accept uploads"):
+    with pytest.raises(ImageError, match="returned 405; it does not accept uploads"):
         built("build/refused", at=readonly, progress=lambda *_: detail.append(_))
     assert detail == []
 
@@ -237,12 +237,12 @@ def test_the_command(registry, k8sjob, job_file, storage_of):
     file = job_file("build/command")
     would = k8sjob("build", file, "--builder", "buildah", "--dry-run")
     assert (would.returncode, would.stdout) == (0, "")
-    assert "by buildah: pip: tqdm" in would.stderr
+    assert "with buildah: pip: tqdm" in would.stderr
     assert registry.tags("build/command") == []
     done = k8sjob("build", file, "--builder", "buildah")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{registry.host}/build/command@sha256:")
-    assert "built by buildah: deps-" in done.stderr
+    assert "built with buildah: deps-" in done.stderr
     again = k8sjob("build", file)  # whichever would build it
     assert again.stdout == done.stdout
     assert "already exists, for linux/amd64: pip: tqdm" in again.stderr

@@ -203,7 +203,7 @@ def secret(tmp_path, environ, conf=None):
     return write_secrets(folder, {"HOME": str(tmp_path), **environ})
 
 
-def test_pip_is_told_of_the_index_and_not_of_this_machine(tmp_path):
+def test_pip_gets_the_index_and_nothing_of_this_machine(tmp_path):
     conf = """[global]
 index-url = https://me:secret@packages.internal/simple
 extra_index_url =

@@ -12,7 +12,7 @@ def push(k8sjob):
     return lambda *args, **env: k8sjob("push", *args, **env)
 
 
-def test_the_reference_alone_is_on_stdout(push, registry, base_image, write_job, code):
+def test_only_the_reference_is_on_stdout(push, registry, base_image, write_job, code):
     base = base_image(registry, "command/base:1")
     job = write_job(f"{registry.host}/command/app", base)
     (code / ".env").write_text("x")
@@ -41,16 +41,16 @@ def test_code_is_put_onto_what_was_built(push, registry, base_image, write_job):
     refused = push(job)
     assert refused.returncode == 1
     assert "image: apt: git has to be installed, and no image has it" in refused.stderr
-    assert "build it with `k8sjob build`, or name one that has it with --onto" in refused.stderr
+    assert "build it with `k8sjob build`, or specify one that has it with --onto" in refused.stderr
     assert push(job, "--onto", base).returncode == 0
 
 
 MISTAKES = {
-    "{host}/command/base:9": r"answers 404: MANIFEST_UNKNOWN manifest unknown; check the name",
-    "{host}/nothing/there:1": r"reading {host}/nothing/there:1: {host} answers 404",
+    "{host}/command/base:9": r"returned 404: MANIFEST_UNKNOWN manifest unknown; check the name",
+    "{host}/nothing/there:1": r"reading {host}/nothing/there:1: {host} returned 404",
     "127.0.0.1:9/x:1": r"reading 127.0.0.1:9/x:1: 127.0.0.1:9: ",
-    "no.such.host.invalid/x:1": "no host has that name; is the registry there? try again",
-    "{host}/command/base@sha256:" + "0" * 64: r"answers 404: MANIFEST_UNKNOWN",
+    "no.such.host.invalid/x:1": "no host has that name; check that it is reachable, and try again",
+    "{host}/command/base@sha256:" + "0" * 64: r"returned 404: MANIFEST_UNKNOWN",
 }
 
 
@@ -68,7 +68,7 @@ def test_a_registry_that_takes_nothing(push, registry, readonly, base_image, wri
     base = base_image(registry, "command/base:1")
     done = push(write_job(f"{readonly.host}/command/app", base))
     assert done.returncode == 1
-    assert f"{readonly.host} answers 405; it does not accept uploads" in done.stderr
+    assert f"{readonly.host} returned 405; it does not accept uploads" in done.stderr
 
 
 def test_a_proxy_and_a_registry_that_is_named_for_plain_http(push, registry, base_image, write_job):

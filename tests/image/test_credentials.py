@@ -143,7 +143,7 @@ def test_helpers(keep, helper):
     assert login("else.example/x") is None
 
 
-def test_the_store_is_asked_by_the_name_that_it_knows(keep, helper):
+def test_the_store_is_queried_by_the_name_that_it_knows(keep, helper):
     helper("store", """echo "{\\"Username\\": \\"$server\\", \\"Secret\\": \\"s\\"}" """)
     keep({"credsStore": "store"})
     assert login("python").username == f"https://index.{DEFAULT_REGISTRY}/v1/"

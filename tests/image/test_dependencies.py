@@ -53,7 +53,7 @@ def test_its_place_is_a_tag_in_the_jobs_repository(wanted):
     assert str(place) == f"reg.example/team/app:deps-{wanted().key(BASE)[:16]}"
 
 
-def test_it_is_said_in_words(wanted):
+def test_it_is_described_in_words(wanted):
     assert str(wanted(text="a\nb\n")) == "apt: git; pip: tqdm; a requirements file of 2 lines"
     assert str(wanted(apt=[], requirements=None)) == "pip: tqdm"
     assert not wanted(apt=[], pip=[], requirements=None, index_url="https://packages.internal/x")
@@ -102,5 +102,7 @@ def test_a_requirements_file_that_cannot_be_read(wanted, code):
     with pytest.raises(ImageError, match=r"requirements\.txt: cannot be read: not UTF-8"):
         Dependencies.of(spec.image, code)
     (code / "requirements.txt").unlink()
-    with pytest.raises(ImageError, match=r"cannot be read: No such file or directory; name a file"):
+    with pytest.raises(
+        ImageError, match=r"cannot be read: No such file or directory; specify a file"
+    ):
         Dependencies.of(spec.image, code)

@@ -36,7 +36,7 @@ from k8sjob.image.registry.repository import run_parallel, start
         ("10.0.0.1", False),
     ],
 )
-def test_this_machine_is_known_by_its_address_alone(host, expected):
+def test_this_machine_is_known_only_by_its_address(host, expected):
     assert is_loopback(host) is expected
 
 
@@ -47,13 +47,13 @@ def test_this_machine_is_known_by_its_address_alone(host, expected):
         ("http:///x", "is not the URL of a registry"),
         ("nothing", "is not the URL of a registry"),
         # the host is the one that the request would go to
-        (r"http://evil.example\@localhost/", "^evil.example would be asked without TLS"),
-        ("http://localhost\t@evil.example/", "^evil.example would be asked without TLS"),
-        ("http://127.999.1.1/", "^127.999.1.1 would be asked without TLS"),
-        ("http://user:secret@reg.example:80/v2/", "^reg.example:80 would be asked without TLS"),
+        (r"http://evil.example\@localhost/", "^evil.example would be accessed without TLS"),
+        ("http://localhost\t@evil.example/", "^evil.example would be accessed without TLS"),
+        ("http://127.999.1.1/", "^127.999.1.1 would be accessed without TLS"),
+        ("http://user:secret@reg.example:80/v2/", "^reg.example:80 would be accessed without TLS"),
     ],
 )
-def test_who_is_not_asked(url, message):
+def test_hosts_without_a_request(url, message):
     with pytest.raises(ImageError, match=message) as caught:
         HttpClient().send("GET", url)
     assert "secret" not in str(caught.value)
@@ -88,21 +88,21 @@ SCOPE = "r:a/b:pull,push"
 
 def test_an_answer_that_comes_byte_by_byte(trickling):
     wire = HttpClient(retry=RetryPolicy(answer=0.1))
-    with pytest.raises(ImageError, match="answers too slowly"):
+    with pytest.raises(ImageError, match="responds too slowly"):
         wire.send("GET", trickling(OK + b"Content-Length: 999999\r\n\r\n"))
 
 
 def test_headers_that_come_byte_by_byte(trickling, monkeypatch):
     monkeypatch.setattr(http_client, "HEADERS_TIMEOUT", 0.1)
-    with pytest.raises(TransportError, match="no answer in time"):
+    with pytest.raises(TransportError, match="no response in time"):
         HttpClient().send("GET", trickling(OK))
 
 
 @pytest.mark.parametrize(
     ("size", "patience", "message"),
     [
-        (10, RetryPolicy(), "more came than its 10 bytes"),
-        (999, RetryPolicy(answer=0.1), r"of 999 bytes came in 0 s, which is too slow"),
+        (10, RetryPolicy(), "received more than its 10 bytes"),
+        (999, RetryPolicy(answer=0.1), r"of 999 bytes received in 0 s, which is too slow"),
     ],
 )
 def test_a_blob_has_its_size_and_comes_in_time(trickling, size, patience, message):
@@ -169,7 +169,7 @@ def test_addresses_of_a_registry_that_are_none():
         ({}, False),
     ],
 )
-def test_an_answer_must_speak_of_what_was_asked_for(headers, expected):
+def test_a_response_must_match_its_request(headers, expected):
     assert Response("u", 200, headers).describes("d", 5) is expected
     assert not Response("u", 404, headers).describes("d", 5)
 

@@ -260,7 +260,9 @@ def test_a_context_that_is_larger_than_code_is_remarked_upon(code):
     with (code / "data.bin").open("wb") as file:
         file.truncate(9 << 30)
     remark = read_context(code).remark
-    assert re.match(r"9\.66 GB of code, which the nodes pull again at each change; the l", remark)
+    assert re.match(
+        r"9\.66 GB of code, which the nodes pull again after each change; the l", remark
+    )
     assert "largest: data.bin (9.66 GB), main.py (15 bytes)," in remark
 
 

@@ -124,7 +124,7 @@ def test_where_the_base_has_all_of_it(registry, debian, built):
         "opt/deps",
         f"{SITE}/zz-k8sjob-deps.pth",
     ]
-    assert built.detail[-1] == f"{debian} has all of it already"
+    assert built.detail[-1] == f"{debian} already has all of it"
 
 
 def test_a_version_that_is_none_is_not_pinned(registry, base_image, built):

@@ -161,7 +161,7 @@ def test_projects_and_settings_around_it_have_no_say(tmp_path, monkeypatch, link
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"architecture": "s390x"}, r"is for s390x; --builder uv knows amd64 and arm64: use"),
+        ({"architecture": "s390x"}, r"is for s390x; --builder uv supports amd64 and arm64: use"),
         ({"glibc": (2, 12)}, r"has glibc 2\.12, which is too old for wheels; use a newer base"),
         ({"version": "3.9"}, r"cannot be installed for reg.example/base:1 \(Python 3\.9, x86"),
     ],
@@ -232,5 +232,5 @@ def test_what_others_have_to_build():
     assert "image.pip[1]: 'evil @ file:///evil'" in why
     with pytest.raises(ImageError, match=r"--builder uv: Debian packages \(git\) .* use --bui"):
         choose("uv", Dependencies(apt=("git",)))
-    with pytest.raises(ImageError, match=r"--builder buildx: it compresses only with gzip; leave"):
+    with pytest.raises(ImageError, match=r"--builder buildx: it compresses only with gzip; omit"):
         choose("buildx", Dependencies(), zstd=True)

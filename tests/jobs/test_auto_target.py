@@ -16,7 +16,7 @@ APIS = {
     "jobset": "jobset.x-k8s.io/v1alpha2",
     "job": "batch/v1",
 }
-FIRST = "the first of the order, and it fits"
+FIRST = "the first in the order, and it fits"
 
 
 class Cluster:
@@ -64,7 +64,7 @@ class Cluster:
             SPEC,
             {"served": APIS, "refused": ["pytorchjobs", "trainingruntimes"]},
             "jobset",
-            "not trainjob: you may not create trainingruntimes.trainer.kubeflow.org in namespace b",
+            "not trainjob: you cannot create trainingruntimes.trainer.kubeflow.org in namespace b",
         ),
         (
             SPEC.with_(policy={"ttl_after_finished": 60}),

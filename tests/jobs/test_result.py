@@ -122,7 +122,7 @@ def test_a_result_of_this_machine(local, tmp_path):
     )
     result = run(spec, folder=tmp_path, backend=local, view=lambda _: None)
     assert dict(result.logs) == {"master-0": "hello from 0\n", "worker-0": "hello from 1\n"}
-    with pytest.raises(KeyError, match="'worker-7' is none of master-0, worker-0"):
+    with pytest.raises(KeyError, match="'worker-7' is not one of master-0, worker-0"):
         result.logs["worker-7"]
     assert result.checkpoint == result.checkpoints / "last.pt"
     assert result.metrics == {"loss": 0.5}
@@ -259,7 +259,7 @@ def test_what_a_job_in_a_cluster_has_reached_so_far(api):
     assert "node-1" in job._repr_html_()
 
 
-def test_a_submitted_job_that_fails_raises_from_wait_alone(api):
+def test_a_submitted_job_that_fails_raises_only_from_wait(api):
     job = submit(SPEC, backend=ClusterBackend(Cluster(api)))
     api.end("blue", "tiny", "Failed")
     assert job.result().state is JobState.FAILED

@@ -232,7 +232,7 @@ def test_a_killed_worker_costs_time_and_nothing_else(digits, undisturbed, whom):
 
 
 @pytest.mark.dist
-def test_a_run_after_a_stop_goes_on_where_it_was(digits, undisturbed):
+def test_a_run_after_a_stop_continues_where_it_was(digits, undisturbed):
     def stop(state):
         backend = LocalBackend(state)
         backend.stop(backend.find("digits"))

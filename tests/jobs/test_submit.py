@@ -96,7 +96,7 @@ def test_the_same_job_of_an_earlier_version_is_attached_to(api, backend):
         sent(OTHER, backend)
 
 
-def test_replace_deletes_that_job_waits_and_makes_it_anew(api, backend):
+def test_replace_deletes_that_job_waits_and_recreates_it(api, backend):
     first = sent(SPEC, backend)
     owner = {"uid": first.ref.uid}
     api.pods = [{"metadata": {"name": "tiny-master-0", "uid": "p", "ownerReferences": [owner]}}]
@@ -210,7 +210,7 @@ def test_a_dry_run_says_what_would_happen_and_changes_nothing(api, backend):
 @pytest.mark.parametrize(
     ("fields", "options", "detail"),
     [
-        ({"namespace": "a"}, {"namespace": "b"}, r"the spec says 'a', and 'b' is asked for"),
+        ({"namespace": "a"}, {"namespace": "b"}, r"the spec says 'a', and 'b' is requested"),
         ({"namespace": "local"}, {}, r"'local' stands for this machine"),
         ({}, {"namespace": "local"}, r"'local' stands for this machine"),
         (
@@ -222,7 +222,9 @@ def test_a_dry_run_says_what_would_happen_and_changes_nothing(api, backend):
         ({}, {"image": ""}, r"'' is not an image reference"),
     ],
 )
-def test_what_cannot_be_submitted_is_said_before_a_cluster_is_asked(fields, options, detail):
+def test_what_cannot_be_submitted_is_reported_before_a_request_to_the_cluster(
+    fields, options, detail
+):
     spec = JobSpec(**{"name": "tiny", "image": DIGEST, "run": {"script": "main.py"}} | fields)
     with pytest.raises(SpecError, match=detail):
         plan_submission(spec, **options)
@@ -318,7 +320,7 @@ def test_one_call_from_a_file(tmp_path, backend, api):
     assert submit(SPEC, backend=backend, generate_name=True).name.startswith("tiny-")
     assert submit(SPEC.with_(name="dry"), backend=backend, dry_run="server").uid == ""
     assert ("blue", "dry") not in api.jobs
-    with pytest.raises(SpecError, match="the spec says 'red', and 'blue' is asked for"):
+    with pytest.raises(SpecError, match="the spec says 'red', and 'blue' is requested"):
         submit(SPEC.with_(namespace="red"), backend=backend)
 
 

@@ -64,7 +64,7 @@ def test_a_file_of_a_list_may_be_missing(write, tmp_path):
     assert access(kubeconfig=f"{tmp_path / 'nowhere'}:{there}").context == "one"
 
 
-def test_a_file_that_is_named_counts_alone(write, tmp_path):
+def test_only_the_file_that_is_named_counts(write, tmp_path):
     write(config("one"))
     other = tmp_path / "other"
     other.write_text(json.dumps(config("two")))
@@ -87,8 +87,12 @@ def test_a_plugin_and_whose_part_is_played(write):
     ("content", "asked", "words"),
     [
         (config("prod"), "prd", "no context 'prd'; did you mean 'prod'?"),
-        (config("prod"), "xyz", "no context 'xyz'; there are: prod"),
-        (config(current=False), None, "no current-context; name one with --context (there are: o"),
+        (config("prod"), "xyz", "no context 'xyz'; available: prod"),
+        (
+            config(current=False),
+            None,
+            "no current-context; specify one with --context (available: o",
+        ),
         ("a: [", None, "line 2: "),
         ("- a", None, "a mapping is expected"),
         (config(user="x") | {"users": []}, None, "the user 'one-user', which is not under users"),
@@ -161,7 +165,7 @@ def test_in_a_pod_a_kubeconfig_comes_first(pod, write):
     assert access(**pod).context == "one"
 
 
-def test_in_a_pod_what_is_asked_for_must_be_there(pod, tmp_path):
+def test_in_a_pod_what_is_requested_must_be_there(pod, tmp_path):
     with pytest.raises(BackendError, match="nowhere"):
         access(kubeconfig=tmp_path / "nowhere", **pod)
     with pytest.raises(BackendError, match="no cluster is configured"):

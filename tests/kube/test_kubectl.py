@@ -118,7 +118,7 @@ def test_without_any_credentials_kubectl_would_ask_a_person(fake):
         transport.request("GET", JOB)
 
 
-def test_a_patch_is_asked_of_the_object_itself(fake, kubeconfig):
+def test_a_patch_is_a_request_to_the_object_itself(fake, kubeconfig):
     transport, calls = fake(stdout='{"kind": "PyTorchJob"}')
     body = {"spec": {"runPolicy": {"suspend": True}}}
     found = transport.request("PATCH", JOB, body=body)
@@ -131,7 +131,7 @@ def test_a_patch_is_asked_of_the_object_itself(fake, kubeconfig):
     assert files == str(kubeconfig())
 
 
-def test_of_an_object_that_only_has_to_be_there_no_contents_are_asked_for(fake):
+def test_no_contents_are_requested_of_an_object_that_only_has_to_exist(fake):
     transport, calls = fake(stdout="hf-token   Opaque   1   5d\n")
     found = transport.request("GET", "/api/v1/namespaces/team/secrets/hf-token", metadata_only=True)
     assert found == {"kind": "PartialObjectMetadata", "metadata": {"name": "hf-token"}}
@@ -215,7 +215,7 @@ def test_a_request_that_takes_too_long_ends_with_all_that_it_started(kubeconfig,
     transport = KubectlTransport(access(kubeconfig=kubeconfig()), str(program))
     seconds = 1.0
     while not written.exists():  # a slow machine may not have started it in time
-        with pytest.raises(ApiError, match="it does not answer in time"):
+        with pytest.raises(ApiError, match="it does not respond in time"):
             transport.request("GET", JOB, timeout=seconds)
         seconds *= 2
     until(lambda: not lives(written.read_text().strip()))

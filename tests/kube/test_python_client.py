@@ -42,7 +42,7 @@ def tokens(apiserver):
 RENEWED = ["Bearer first-token", "Bearer second-token"]
 
 
-def test_a_token_that_is_not_taken_any_more_is_asked_for_again(python, apiserver, plugin):
+def test_a_token_that_is_not_taken_any_more_is_requested_again(python, apiserver, plugin):
     user, token, ran = plugin
     there = python(user)
     apiserver.on(GOOD)
@@ -76,7 +76,7 @@ def test_a_token_in_a_file_is_read_again(python, apiserver, tmp_path):
     assert tokens(apiserver) == RENEWED
 
 
-def test_credentials_are_asked_for_once_a_request(python, apiserver, plugin):
+def test_credentials_are_read_once_per_request(python, apiserver, plugin):
     user, _, ran = plugin
     there = python(user)
     apiserver.on(DENIED)
@@ -133,7 +133,7 @@ def test_to_act_as_somebody_else(python, apiserver):
     assert headers.get_all("Impersonate-Group") == ["a", "b"]
 
 
-def test_a_server_that_says_when_to_come_again_is_asked_again(python, apiserver):
+def test_retry_after_is_followed(python, apiserver):
     there = python()
     apiserver.on((429, "later", {"Retry-After": "0"}), (503, "later", {"Retry-After": "0"}), GOOD)
     assert there.request("POST", NODES, body={}) == GOOD[1]
@@ -145,7 +145,7 @@ def test_a_server_that_says_when_to_come_again_is_asked_again(python, apiserver)
     assert len(apiserver.asked) == 4
 
 
-def test_what_reads_is_asked_again_on_a_broken_connection_and_nothing_else_is(python, apiserver):
+def test_only_reads_are_retried_on_a_broken_connection(python, apiserver):
     there = python()
     apiserver.on((0, ""), GOOD)
     assert there.request("GET", NODES) == GOOD[1]
@@ -155,7 +155,7 @@ def test_what_reads_is_asked_again_on_a_broken_connection_and_nothing_else_is(py
     assert len(apiserver.asked) == 1
 
 
-def test_a_patch_names_its_kind_and_metadata_alone_is_asked_for(python, apiserver):
+def test_a_patch_names_its_kind_and_only_metadata_is_requested(python, apiserver):
     there = python()
     apiserver.on(GOOD)
     patch = "application/merge-patch+json"
@@ -169,10 +169,10 @@ def test_a_patch_names_its_kind_and_metadata_alone_is_asked_for(python, apiserve
 def test_an_answer_in_another_language_is_reported(python, apiserver):
     there = python()
     apiserver.on((502, "<html>\nBad   Gateway</html>"))
-    with pytest.raises(ApiError, match="answers 502: <html> Bad Gateway</html>"):
+    with pytest.raises(ApiError, match="returned 502: <html> Bad Gateway</html>"):
         there.request("GET", NODES)
     apiserver.on((200, "<html>log in</html>"))
-    with pytest.raises(ApiError, match="answers 200: <html>log in</html>"):
+    with pytest.raises(ApiError, match="returned 200: <html>log in</html>"):
         there.request("GET", NODES)
 
 
@@ -200,7 +200,7 @@ def test_without_the_client_its_package_is_named(kubeconfig):
         "from k8sjob.backends.cluster import connect; connect(kubeconfig={!r}, client='kubectl')",
     ],
 )
-def test_the_client_is_loaded_for_its_transport_alone(kubeconfig, statement):
+def test_the_client_is_loaded_for_its_transport_only(kubeconfig, statement):
     code = f"{statement.format(str(kubeconfig()))}\nimport sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert not {"kubernetes", "urllib3", "requests"} & set(done.stdout.split())

@@ -37,7 +37,7 @@ def stop():
     event.set()
 
 
-def test_what_is_asked_and_what_is_answered(transport, apiserver):
+def test_requests_and_responses(transport, apiserver):
     apiserver.on((200, {"kind": "PodList", "items": []}))
     there = transport()
     assert (there.context, there.namespace, there.server) == ("here", "default", apiserver.url)
@@ -160,7 +160,7 @@ def test_a_stream_that_breaks_is_seen_to(transport, apiserver, stop):
     assert (told.value.code, told.value.reason) == (0, "Unreachable")
 
 
-def test_a_stream_ends_when_it_is_asked_to(transport, apiserver, stop):
+def test_a_stream_ends_when_it_is_requested_to(transport, apiserver, stop):
     silent, ended = threading.Event(), []
 
     def body(piece):
@@ -192,7 +192,7 @@ def test_a_silence_that_is_too_long_is_a_break(transport, apiserver, stop):
         return True
 
     apiserver.on((200, body))
-    with pytest.raises(ApiError, match="does not answer in time"):
+    with pytest.raises(ApiError, match="does not respond in time"):
         list(transport().stream(PODS, idle=1.0, stop=stop))
     silent.set()
 
@@ -205,7 +205,7 @@ def test_an_answer_that_is_too_late(transport, apiserver):
         return True
 
     apiserver.on((200, body))
-    with pytest.raises(ApiError, match="does not answer in time") as told:
+    with pytest.raises(ApiError, match="does not respond in time") as told:
         transport().request("GET", PODS, timeout=1.0)
     slow.set()
     assert told.value.code == 0

@@ -197,7 +197,7 @@ def test_records_that_cannot_be_kept_are_reported_once_and_kept_later(error):
     said = collect(cluster, Kind.DELETED, records=down, until=done)
     assert said[:2] == [
         "records cannot be kept, trying again: it is down",
-        "records are kept again",
+        "records can be kept again",
     ]
     assert [one.partition(":")[0] for one in said[2:]] == ["ns/job Deleting"]
     assert [one.text for one in record().logs(REF, "master-0")] == ["step 1"]
@@ -297,12 +297,12 @@ def test_a_message_that_cannot_be_sent_keeps_no_other(hook, monkeypatch):
     broken = lambda self, text: real(self, text) if text != "one" else 1 / 0  # noqa: E731
     monkeypatch.setattr(Webhook, "_send", broken)
     assert send(hook, "one", "two")[0] == [
-        f"{hook.host} gave no answer to a message: ZeroDivisionError"
+        f"{hook.host} did not respond to a message: ZeroDivisionError"
     ]
     assert [one["text"] for one in hook.got] == ["two"]
 
 
-def test_a_busy_server_is_asked_again(hook):
+def test_a_busy_server_gets_a_retry(hook):
     hook.codes += [503, 429]
     assert send(hook, "one", "two") == ([], set())
     assert [one["text"] for one in hook.got] == ["one", "one", "one", "two"]
@@ -312,7 +312,7 @@ def test_a_message_that_may_have_arrived_is_not_sent_again(hook):
     hook.codes += [0]
     failed, kept = send(hook, "one", "two")
     assert [one["text"] for one in hook.got] == ["one", "two"]
-    assert failed == [f"{hook.host} gave no answer to a message: ProtocolError"]
+    assert failed == [f"{hook.host} did not respond to a message: ProtocolError"]
     assert kept == set()
 
 
@@ -337,7 +337,7 @@ def test_the_body_of_an_answer_is_not_waited_for(hook, status, kept):
 def test_a_message_that_is_refused_is_not_sent_again(hook):
     hook.codes += [404]
     failed, kept = send(hook, "one", "two")
-    assert failed == [f"a message was not sent to {hook.host}: it answered 404"]
+    assert failed == [f"a message was not sent to {hook.host}: it returned 404"]
     assert [one["text"] for one in hook.got] == ["one", "two"]
     assert kept == set()
 

@@ -227,7 +227,7 @@ def left_with(code):
             ["torch.OutOfMemoryError: CUDA out of memory."],
             "gpu-memory | out of GPU memory",
         ),
-        (ended(1), ["OSError: [Errno 98] Address already in use"], "address-in-use | is taken"),
+        (ended(1), ["OSError: [Errno 98] Address already in use"], "address-in-use | is in use"),
         (
             reported(140, 1, "Hang", "no beat for 9 s", culprits=(2, 3)),
             [],
@@ -602,7 +602,7 @@ EXISTS = 'pods "job-master-0" already exists'
     ("notes", "expected"),
     [
         ([f"object is being deleted: {EXISTS}"], "name-taken | still being"),
-        ([EXISTS], "name-taken | job-master-0 exists already"),
+        ([EXISTS], "name-taken | job-master-0 already exists"),
         (
             [EXISTS, f"object is being deleted: {EXISTS}"],  # the newest one counts
             "name-taken | of an earlier job, is still being deleted",
@@ -665,7 +665,7 @@ def test_the_cause_of_a_deadline_comes_first():
     assert causes(TOO_LATE, pods=[killed]) == ["deadline"]
 
 
-def test_the_pull_error_of_an_old_kubelet_is_in_an_event_alone():
+def test_the_pull_error_of_an_old_kubelet_is_in_an_event_only():
     waiting = {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "r/x:1"'}
     pod = make_pod("worker-0", "Pending", waiting=waiting, meta={"uid": "p"})
     pod["spec"]["containers"] = [{"name": "pytorch", "image": "r/x:1"}]
@@ -782,7 +782,7 @@ def test_an_init_container_that_takes_long_is_named():
     pod["spec"]["initContainers"][0]["restartPolicy"] = "Always"  # a sidecar runs all the time
     event = about("Pod", "job-worker-0", "Pulling", 'Pulling image "x"')
     finding = only("Created", pods=[pod], events=[event], replicas=WORKER)
-    assert "pulls the image x" in finding.message
+    assert "is pulling the image x" in finding.message
 
 
 @pytest.mark.parametrize(
@@ -913,7 +913,7 @@ def test_workers_wait_for_a_master_that_is_not_ready():
     finding = only("Created", pods=[master, *awaiting()])
     assert finding.cause == "master-awaited"
     assert finding.message == (
-        "worker-0 and worker-1: its init container waits until the name job-master-0 can be found;"
+        "worker-0 and worker-1: its init container waits until the name job-master-0 resolves;"
         " the Master is not ready"
     )
 
@@ -936,7 +936,7 @@ def test_what_a_slow_job_waits_for():
     dying = make_pod("worker-0", dying=True, running={})
     found = why("Created", pods=[pulling, dying, make_pod("worker-1")], events=[event])
     assert [f"{one.cause} | {one.message}" for one in found] == [
-        "waiting | master-0: its node pulls the image r/x:1, for 5 min",
+        "waiting | master-0: its node is pulling the image r/x:1, for 5 min",
         "waiting | worker-0: its pod is terminating, for 10 min",
     ]
 
@@ -1040,7 +1040,7 @@ def test_the_operator_is_not_silent_about_a_job_that_is_being_deleted():
     (finding,) = doomed("Running", finalizer="example.com/keep")
     assert finding.cause == "deleting"
     assert finding.message == (
-        "the job is being deleted; it waits for its finalizers: example.com/keep, for 46 s"
+        "the job is being deleted; it is waiting for its finalizers: example.com/keep, for 46 s"
     )
     assert "whoever set example.com/keep must remove it" in finding.next_step
     assert "kubectl get pytorchjob job -n ns -o yaml" in finding.next_step
@@ -1227,7 +1227,7 @@ def test_a_volume_without_a_provisioner_is_reported_although_the_scheduler_is_si
         assert "check whether the provisioner csi.example runs" in finding.next_step
     chosen = claim(**{"volume.kubernetes.io/selected-node": "node-3"})
     finding = only("Created", pods=[silent], replicas=MASTER, related=[chosen])
-    assert "its volume is awaited on node node-3" in finding.message
+    assert "it waits for its volume on node node-3" in finding.message
     first = "waiting for first consumer to be created before binding"
     early = about_claim("WaitForFirstConsumer", first)
     for related in ([claim("Bound"), event], [claim(), early], [claim()], []):

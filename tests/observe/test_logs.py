@@ -77,7 +77,7 @@ def test_an_error_of_one_replica_is_an_error_of_the_command(backend):
     assert set(last_lines(backend, backend.snapshot(REF))) == {"master-0", "worker-0"}
 
 
-def test_no_more_is_asked_for_than_is_wanted(backend):
+def test_no_more_is_requested_than_is_wanted(backend):
     since = datetime(2026, 1, 1, tzinfo=UTC)
     list(logs(backend, tail=2, since=since))
     assert {asked[1:] for asked in backend.asked} == {(False, 2, since)}
@@ -86,7 +86,7 @@ def test_no_more_is_asked_for_than_is_wanted(backend):
     assert {asked[1:] for asked in backend.asked} == {(False, TAIL_LINES, None)}
 
 
-def test_following_the_last_lines_goes_on_after_them():
+def test_following_the_last_lines_continues_after_them():
     lines = [line("worker-0", text, second) for text, second in (("a", 1), ("b", 2), ("c", 2))]
     backend = Script([snapshot("Running", replicas=WORKER)], lines)
     followed = logs(backend, follow=True, tail=2)
@@ -98,7 +98,7 @@ def test_following_the_last_lines_goes_on_after_them():
     assert backend.asked[-1] == ("worker-0", True, None, begin)
 
 
-def test_following_from_now_on_alone():
+def test_following_from_now_on_only():
     backend = Script([snapshot("Running", replicas=WORKER)], [line("worker-0", "old", 1)])
     backend.errors["worker-0"] = BackendError("no permission")
     with pytest.raises(BackendError, match="no permission"):

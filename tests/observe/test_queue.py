@@ -162,7 +162,7 @@ NEVER = [
     ([absent("localqueues", "research")], "there is no queue 'research' in namespace ns"),
     (
         [absent("workloads")],
-        "Kueue has made no Workload for it in 10 min: it does not run, or does",
+        "Kueue has made no Workload for it in 10 min: it is not running, or does",
     ),
     (
         [local_queue(), absent("clusterqueues", "team-a")],
@@ -229,7 +229,7 @@ def test_a_busy_kueue_makes_a_workload_after_some_seconds(job):
 def test_where_nothing_of_it_may_be_read(job):
     found = explained(job)
     assert found.cause == "queued"
-    assert "may not be read" in found.message
+    assert "you cannot read Kueue's Workloads" in found.message
     assert "starts when they end" not in found.next_step
 
 

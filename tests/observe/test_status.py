@@ -190,7 +190,7 @@ def test_replica_names():
     assert replica_names(make_job(replicas={"Worker": 1})) == ("worker-0",)
 
 
-def test_a_job_whose_deletion_was_asked_for_does_not_run():
+def test_a_job_whose_deletion_was_requested_does_not_run():
     doomed = snapshot("Created", "Running", pods=running("master-0"))
     doomed.job["metadata"] |= {"deletionTimestamp": at("09:00")}
     status = job_status(doomed)
@@ -198,7 +198,7 @@ def test_a_job_whose_deletion_was_asked_for_does_not_run():
     assert not status.state.finished
     assert (status.reason, status.message) == ("", "the job is being deleted")
     doomed.job["metadata"]["finalizers"] = ["foregroundDeletion", "example.com/keep"]
-    detail = "the job is being deleted; it waits for its finalizers: "
+    detail = "the job is being deleted; it is waiting for its finalizers: "
     assert job_status(doomed).message == detail + "foregroundDeletion, example.com/keep"
 
 

@@ -86,7 +86,7 @@ def test_the_last_replica_to_start_is_followed(seen):
     assert found.missing == ()
 
 
-def test_rank_0_alone_tells_all_of_it(seen):
+def test_only_rank_0_reports_all_of_it(seen):
     del seen["job"]["spec"]["pytorchReplicaSpecs"]["Worker"]
     found = split(seen)
     assert phases(found) == {
@@ -104,7 +104,7 @@ def test_rank_0_alone_tells_all_of_it(seen):
     assert not found.notes
 
 
-def test_events_that_are_gone_are_said_and_nothing_is_made_up(seen):
+def test_missing_events_are_reported_and_nothing_is_made_up(seen):
     seen["events"] = []
     found = split(seen)
     assert [row.name for row in found.replicas] == ["master-0"]
@@ -146,7 +146,7 @@ def test_a_replica_that_has_not_been_started(seen):
     found = timing(snapshot_of(seen), {})
     assert found.phases[-1].phase == "pod"
     assert found.missing[0] == (
-        "worker-0 has not been started yet; k8sjob why shows what it waits for"
+        "worker-0 has not been started yet; k8sjob why shows what it is waiting for"
     )
 
 
@@ -244,7 +244,7 @@ def test_a_container_that_was_started_again(seen):
     assert "this is start number 2 of master-0's container" in found.notes
 
 
-def test_clocks_that_differ_are_said(seen):
+def test_clocks_that_differ_are_reported(seen):
     del seen["job"]["spec"]["pytorchReplicaSpecs"]["Worker"]
     seen["pods"][0]["status"]["containerStatuses"][0]["state"] = {
         "running": {"startedAt": "2026-11-21T19:22:52Z"}
@@ -264,7 +264,7 @@ def test_a_container_that_could_not_be_started_has_no_start(seen):
     found = timing(snapshot_of(seen), {})
     assert (found.notes, found.phases[-1].phase) == ((), "image")
     assert found.missing == (
-        "master-0 has not been started yet; k8sjob why shows what it waits for",
+        "master-0 has not been started yet; k8sjob why shows what it is waiting for",
     )
 
 

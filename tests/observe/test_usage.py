@@ -77,7 +77,7 @@ def test_a_start_after_a_failure_begins_when_processes_are_started():
     assert found == {"starting": 20 + 38, "training": 10 + 2 + 10}
 
 
-def test_what_is_said_before_a_new_start_ends_the_one_before():
+def test_output_before_a_new_start_ends_the_one_before():
     class Output:
         def logs(self, _ref, replica):
             assert replica == "master-0"
@@ -194,7 +194,7 @@ class TestSuspension:
         made["metadata"]["generation"] = 1
         assert split(made, [], []) == {"queued": 1000}
 
-    def test_kueue_is_asked_only_where_nothing_else_tells(self):
+    def test_kueue_is_read_only_where_nothing_else_shows_it(self):
         asked = []
 
         class Output:

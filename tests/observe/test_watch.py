@@ -556,7 +556,7 @@ def test_a_job_of_the_same_name_is_another_one(change):
     ]
 
 
-def test_a_lost_connection_is_said(change):
+def test_a_lost_connection_is_reported(change):
     changes = [
         CollectionChange(Kind.SYNCED),
         CollectionChange(Kind.LOST, why=ApiError("connection refused")),
@@ -640,7 +640,7 @@ def test_the_record_of_a_job_that_runs_is_shown_whole_before_it_ends(tmp_path):
         seen = snapshot("Running", pods=running("master-0"))
         write_record(Ended([seen], lines), REF, out, print)
     events = []
-    with pytest.raises(BackendError, match="that had not ended then"):
+    with pytest.raises(BackendError, match="that had not ended"):
         events.extend(watch(RecordBackend(path), REF))
     assert len(texts(events)) == 300
     assert job_states(events) == ["Running"]

@@ -198,7 +198,7 @@ def test_one_process_of_a_node_is_compared_with_two(tmp_path):
     assert command.returncode == 0
 
 
-def test_quiet_shows_a_difference_alone(tmp_path):
+def test_quiet_shows_only_a_difference(tmp_path):
     programs("right")["plain_ddp"].write(tmp_path, "train.py")
     with proving("train.py", "-q", "--steps", "2", folder=tmp_path) as command:
         assert command.communicate()[0] == ""

@@ -164,7 +164,7 @@ def test_samples_that_fill_up_the_last_batch_are_named_as_such(evidence):
         events.remove(over())
     difference = first_difference(evidence(ranks, one()))
     assert difference.message.startswith(
-        "the sampler repeats samples so that all ranks have as many"
+        "the sampler repeats samples so that all ranks have equally many"
     )
     assert "drop_last=True" in difference.next
     for events in ranks:
@@ -401,7 +401,7 @@ def test_one_of_two_gradients_that_is_divided_once_more(cause):
     assert cause(ranks, single) == "gradient-averaged-twice"
 
 
-def test_a_script_that_starts_other_processes_than_asked(evidence):
+def test_a_script_that_starts_another_number_of_processes(evidence):
     proof = _proof(evidence(many(), one()), 3)
     assert (proof.equal, proof.processes) == (True, 2)
     assert "the script starts 2 itself" in proof.message

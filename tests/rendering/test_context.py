@@ -168,7 +168,7 @@ def test_no_link_in_the_target_is_followed(built, code, tmp_path, name, dangling
         write_context(built(), code, code)
     assert {path: path.lstat() for path in [victim, *victim.glob("*")] if path.exists()} == before
     (tmp_path / "link").symlink_to(victim)
-    with pytest.raises(ImageError, match="link is a symbolic link; name the folder itself"):
+    with pytest.raises(ImageError, match="link is a symbolic link; specify the folder itself"):
         write_context(built(), code, tmp_path / "link")
 
 
@@ -208,10 +208,10 @@ def test_a_folder_with_other_files_is_not_emptied(built, code, tmp_path):
     target = tmp_path / "other"
     target.mkdir()
     (target / "precious").write_text("x")
-    with pytest.raises(ImageError, match="name a new or an empty folder"):
+    with pytest.raises(ImageError, match="specify a new or an empty folder"):
         write_context(built(), code, target)
     write_context(built(), target, target)
-    with pytest.raises(ImageError, match="name a new or an empty folder"):
+    with pytest.raises(ImageError, match="specify a new or an empty folder"):
         write_context(built(), code, target)
     assert (target / "precious").exists()
 
@@ -228,7 +228,7 @@ def test_links_and_modes_are_kept(built, code, tmp_path):
     assert not (target / "pipe").exists()
 
 
-def test_an_image_that_is_there_needs_the_manifest_alone(job, code, tmp_path):
+def test_an_existing_image_needs_only_the_manifest(job, code, tmp_path):
     files = write_context(job(), code, tmp_path / "build")
     assert [file.name for file in files] == ["pytorchjob.yaml"]
     assert names(tmp_path / "build") == {"pytorchjob.yaml"}

@@ -89,7 +89,7 @@ def test_what_running_pods_would_notice(changes, anew, at_once, job):
     assert (list(found.recreated), list(found.at_once)) == (anew, at_once)
 
 
-def test_a_label_reaches_the_job_at_once_and_its_pods_only_anew(job):
+def test_a_label_reaches_the_job_at_once_and_only_new_pods(job):
     found = difference(job, manifest(SPEC.with_(labels={"team": "red"})))
     assert found.at_once == ("metadata.labels.team",)
     assert found.recreated == tuple(f"{r}.template.metadata.labels.team" for r in (MASTER, WORKER))

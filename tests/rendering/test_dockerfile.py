@@ -28,7 +28,7 @@ def test_dependencies_come_before_the_code(built):
     assert places == sorted(places)
 
 
-def test_nothing_that_is_not_asked_for(built):
+def test_nothing_that_is_not_requested(built):
     text = dockerfile(built())
     assert "apt-get" not in text
     assert "pip install" not in text

@@ -13,7 +13,7 @@ from k8sjob.runtime.comm.process_group import Group
 from k8sjob.runtime.comm.rendezvous import Rendezvous
 
 
-def test_what_came_of_it_is_handed_over_where_it_is_asked_for():
+def test_the_result_is_handed_over_where_it_is_requested():
     background, taken, go = Background(lambda: 0, lambda: None), [], threading.Event()
     background.begin(lambda: go.wait(60) and "done", taken.append)
     background.take()
@@ -32,7 +32,7 @@ def test_an_exception_is_handed_over_too():
     assert isinstance(taken[0], ZeroDivisionError)
 
 
-def test_a_beat_comes_for_progress_alone():
+def test_a_beat_comes_only_for_progress():
     go, sizes, beats = threading.Event(), [1, 2, 2, 2, 5], []
 
     def progress():

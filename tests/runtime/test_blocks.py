@@ -50,8 +50,8 @@ def test_patterns_are_names_or_match_whole_names():
     ("patterns", "detail"),
     [
         (["layer"], "'layer' matches no layer; valid layers: embed, layers, layers.0, "),
-        (["layers", r"layers\.1"], "'layers.1' lies in 'layers', which is a block too"),
-        (["head"], "embed.weight and head.weight are one parameter and must lie in one block"),
+        (["layers", r"layers\.1"], "'layers.1' is inside 'layers', which is a block too"),
+        (["head"], "embed.weight and head.weight are one parameter and must be in one block"),
     ],
 )
 def test_blocks_that_cannot_be(patterns, detail):

@@ -68,7 +68,7 @@ def test_padding_is_that_of_the_stock_sampler(count, world, shuffle, number):
     last=st.integers(1, 6),
     tail=st.sampled_from(["short", "drop", "pad"]),
 )
-def test_an_epoch_goes_on_with_any_number_of_ranks(count, global_batch, phases, last, tail):
+def test_an_epoch_continues_with_any_number_of_ranks(count, global_batch, phases, last, tail):
     assume(tail != "drop" or count >= global_batch)
     state, seen = None, []
     for world, steps in [*phases, (last, None)]:

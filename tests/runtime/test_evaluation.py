@@ -85,7 +85,7 @@ def test_where_accuracy_means_nothing_there_is_none(output, targets):
     assert accuracy(output, *targets) is None
 
 
-def test_a_regression_has_its_loss_alone():
+def test_a_regression_has_only_its_loss():
     regression = torch.utils.data.TensorDataset(torch.ones(4, 3), torch.ones(4, 1))
     assert set(run(nn.Linear(3, 1), regression, loss=functional.mse_loss)) == {"loss"}
 

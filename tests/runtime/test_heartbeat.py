@@ -130,7 +130,7 @@ class TestHangOf:
         assert "so have all others, in the same line: their calls there differ" in why.message
         assert hang_of({0: STUCK}).message.endswith("; no rank is known that does not wait")
 
-    def test_a_rank_that_stopped_before_it_told_of_its_group_is_to_blame(self):
+    def test_a_rank_that_stopped_before_it_reported_its_group_is_the_cause(self):
         why = hang_of({0: STUCK, 1: WAITS, 2: Seen(torch=True)})
         assert (why.rank, why.culprits) == (2, (2,))
         assert why.message.startswith("rank 2 is in no known line; rank 0 has waited")

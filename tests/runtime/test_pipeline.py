@@ -75,9 +75,9 @@ def test_activations_of_any_type_and_shape_and_one_message_where_they_stay(sent)
         assert found.is_leaf
 
 
-def test_no_more_than_one_tensor_goes_on(sent):
+def test_no_more_than_one_tensor_goes_to_the_next_stage(sent):
     for output, told in [((torch.zeros(1),), "tuple"), (torch.zeros(1).long(), "torch.int64")]:
-        with pytest.raises(ValueError, match=f"a stage gives {told}, and only one tensor of fl"):
+        with pytest.raises(ValueError, match=f"a stage returns {told}, and only one fl"):
             stage(0).give_output(output, 0)
     assert sent == []
 

@@ -63,5 +63,5 @@ def test_alone_a_collective_is_a_copy():
     group.barrier()
     with pytest.raises(ValueError, match="op='mean'"):
         group.all_reduce(value, "mean")
-    with pytest.raises(ValueError, match="to=1: there are ranks 0 to 0"):
+    with pytest.raises(ValueError, match="to=1: it must be one of the ranks 0 to 0"):
         group.gather(value, to=1)

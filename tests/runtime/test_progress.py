@@ -26,7 +26,7 @@ def test_waiting_is_counted_from_sync_to_what_comes_next():
     assert waiting.seconds == 0
 
 
-def test_a_phase_that_goes_on_is_counted_when_it_ends():
+def test_a_phase_that_continues_is_counted_when_it_ends():
     waiting = Waiting()
     waiting.phase("sync")
     assert waiting.seconds == 0

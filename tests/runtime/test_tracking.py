@@ -242,7 +242,7 @@ def Settings(**_):
 def init(**_):
     process = subprocess.Popen(["wandb-core", "90"], executable="/bin/sleep")
     atexit.register(process.wait)
-    threading.Event().wait()  # the server does not answer
+    threading.Event().wait()  # the server does not respond
 """
 
 

@@ -242,7 +242,7 @@ def test_a_disk_that_fails_later_does_not_end_the_training(settings, told, tmp_p
     assert "training continues" in told("warning")[0]["message"]
 
 
-def test_changed_data_in_mid_epoch_begin_the_epoch_anew(settings, told, tmp_path):
+def test_changed_data_within_an_epoch_restart_the_epoch(settings, told, tmp_path):
     settings(checkpoint_dir=str(tmp_path))
     with pytest.raises(SystemExit):
         train(2, stop_after=2)
@@ -331,7 +331,7 @@ def test_misuse_is_reported(settings, misuse, error, message):
     ("options", "error", "message"),
     [
         ({"build": nn.ReLU}, ValueError, "ReLU has no parameters to train"),
-        ({"build": lambda: 3}, TypeError, "gave a int"),
+        ({"build": lambda: 3}, TypeError, "returned a int"),
         ({"loss": nn.CrossEntropyLoss(reduction="none")}, ValueError, r"the shape \(10,\)"),
     ],
 )
@@ -357,7 +357,7 @@ def test_batch_norm_needs_a_sample_on_every_rank(settings):
             seed=0,
             on_gpu=False,
         )
-        with pytest.raises(ValueError, match="batch normalisation"):
+        with pytest.raises(ValueError, match="batch normalization"):
             run._begin_epoch(feed)
 
 
@@ -444,5 +444,5 @@ def test_reducing_alone():
 def test_one_session_at_a_time():
     with runtime.session():
         inner = runtime.session()
-        with pytest.raises(RuntimeError, match="a process group exists already"):
+        with pytest.raises(RuntimeError, match="a process group already exists"):
             inner.__enter__()

@@ -31,9 +31,9 @@ class TestCulprits:
             (
                 [beat(30, SYNC), beat(30, SYNC, answered=False), beat(30, "compute")],
                 (1,),
-                "rank 1 does not answer (it is stopped, or in C code), last heard of at step 30",
+                "rank 1 does not respond (it is stopped, or in C code), last heard of at step 30",
             ),
-            ([beat(1, SYNC), None], (1,), "does not answer, and never did"),
+            ([beat(1, SYNC), None], (1,), "does not respond, and never did"),
             ([beat(0, "start"), beat(1, SYNC)], (0,), "rank 0 is before its training"),
         ],
     )

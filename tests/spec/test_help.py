@@ -50,7 +50,7 @@ def test_completion_offers_fields_and_methods():
 
 
 @pytest.mark.parametrize("name", sorted({*k8sjob.spec.__all__} - {"JobSpec", "load", "schema"}))
-def test_completion_offers_fields_alone_of_a_part(name):
+def test_completion_offers_only_fields_of_a_part(name):
     part = getattr(k8sjob.spec, name)
     offered = {one for one in dir(part) if not one.startswith("_")} - set(part.model_fields)
     assert offered <= {"nnodes"}

@@ -212,12 +212,12 @@ def test_the_last_change_counts_and_arguments_are_added(file):
         ),
         (
             "labels[a.io/b]=c",
-            """--set: 'labels[a.io/b]=c' does not change a field; write FIELD=VALUE, as \
+            """--set: 'labels[a.io/b]=c' does not change a field; write FIELD=VALUE, such as \
 replicas.workers=3 or 'labels["example.com/team"]=vision'""",
         ),
         (
             "run.args[-1]=x",
-            """--set: 'run.args[-1]=x' does not change a field; write FIELD=VALUE, as \
+            """--set: 'run.args[-1]=x' does not change a field; write FIELD=VALUE, such as \
 replicas.workers=3; the items of a list count from 0, as in run.args[0]""",
         ),
         ("run.env.A.B=x", "job.yaml: --set run.env.A: {'B': 'x'} is not text"),

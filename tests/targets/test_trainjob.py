@@ -197,7 +197,7 @@ def test_a_changed_runtime_is_a_difference_and_what_kueue_adds_is_none():
     assert not difference(queued, there)
 
 
-def test_that_trainer_cannot_make_the_jobset_is_said():
+def test_that_trainer_cannot_create_the_jobset_is_reported():
     detail = "exceeded quota: none, requested: count/jobsets=1, used: count/jobsets=0, limited: 0"
     event = not_created(f"jobsets is forbidden: {detail}")
     found = diagnose(Snapshot(stored(), (), (event,)), {})
@@ -242,6 +242,6 @@ def test_that_somebody_deleted_its_runtime_is_the_cause(looked_up):
     gone = {"kind": "Status", "details": {"kind": "trainingruntimes", "name": "tiny"}}
     events = () if looked_up else (event,)
     found = diagnose(Snapshot(stored(), (), events), {}, [gone] * looked_up)
-    assert (found[0].cause, "is not there" in found[0].message) == (Cause.COMPANION, True)
+    assert (found[0].cause, "does not exist" in found[0].message) == (Cause.COMPANION, True)
     assert Cause.REFUSED not in {one.cause for one in found}
     assert "submit --replace" in found[0].next_step

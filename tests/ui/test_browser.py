@@ -251,7 +251,7 @@ def test_a_server_that_ends_is_noticed_and_a_token_that_is_wrong(serve, screen, 
     page.open(client)
     page.see("live")
     client.end()
-    page.see("k8sjob ui does not answer; is it still running?")
+    page.see("k8sjob ui does not respond; is it still running?")
     page.errors()
 
 
@@ -265,14 +265,14 @@ def test_an_address_with_a_broken_escape_is_the_list(serve, screen, jobs):
     page.see("3 jobs", absent=("12 of 20",))
 
 
-def test_what_a_job_is_made_of_is_read_when_it_is_asked_for(serve, screen, jobs):
+def test_what_a_job_is_made_of_is_read_when_it_is_requested(serve, screen, jobs):
     jobs.there["other"]["status"]["completionTime"] = "2026-01-02T03:04:05Z"
     page = screen()
     page.open_job(serve(jobs), "other")
     ended = datetime.fromisoformat("2026-01-02T03:04:05+00:00")
     page.see("Succeeded", "ended", f"{ended.astimezone():%H:%M:%S} Succeeded")
     for title, text in (
-        ("Time to the first step", "not known"),
+        ("Time to the first step", "unknown"),
         ("Manifest", "kind: PyTorchJob"),
         ("Image", "image"),
     ):
@@ -398,4 +398,4 @@ def test_the_record_of_a_running_job_ends_when_it_was_written(serve, screen, job
     page.open(client)
     page.see("3 min 5 s")
     page.go("#/job/record-0%3Auid-digits")
-    page.see("running for 3 min 5 s", "12 of 20", "that had not ended then", "test_accuracy")
+    page.see("running for 3 min 5 s", "12 of 20", "that had not ended", "test_accuracy")

@@ -92,8 +92,8 @@ def test_a_lost_connection_is_named_until_it_is_back(cluster, listed):
 def test_after_a_refusal_the_list_is_read_again(cluster, listed):
     cluster.put(Kind.ADDED, "one", "two")
     cluster.put(Kind.SYNCED)
-    cluster.changes.put(BackendError("you may not list pytorchjobs"))
-    refused = {"cluster": "you may not list pytorchjobs"}
+    cluster.changes.put(BackendError("you cannot list pytorchjobs"))
+    refused = {"cluster": "you cannot list pytorchjobs"}
     listed(lambda names, state: names == {"one", "two"} and state["problems"] == refused)
     cluster.put(Kind.ADDED, "two", "three")
     cluster.put(Kind.SYNCED)

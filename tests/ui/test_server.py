@@ -97,7 +97,7 @@ def test_nothing_of_the_interface_is_reached_without_the_token(client, digits):
     assert digits.asked == []
 
 
-def test_the_page_may_run_its_own_scripts_alone(serve):
+def test_the_page_may_run_only_its_own_scripts(serve):
     client = serve(JobsInMemory())
     for path in ("/", "/static/main.js", "/api/events", "/nothing"):
         code, headers, _ = client.ask(path, Authorization="")

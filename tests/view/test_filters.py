@@ -102,7 +102,7 @@ def test_the_last_state_comes_after_what_was_held_back():
     assert list(errors.take(events)) == events
 
 
-def test_the_end_of_a_replica_does_not_say_again_what_its_agent_said():
+def test_the_end_of_a_replica_does_not_repeat_its_agents_message():
     out = io.StringIO()
     view = PlainView(out, "x")
     failed = {"phase": "Failed", "exit_code": 1, "message": "no"}

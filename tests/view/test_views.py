@@ -85,7 +85,7 @@ def test_a_warning_names_the_replica_that_it_is_about():
     ]  # fmt: skip
 
 
-def test_what_many_replicas_say_alike_is_said_for_some():
+def test_a_line_that_many_replicas_share_is_shown_for_some():
     lost = {"phase": "Failed", "exit_code": 138}
     events = [Event(EventKind.REPLICA, lost, 0, f"worker-{i}") for i in range(100)]
     other = Event(EventKind.REPLICA, {"phase": "Failed", "exit_code": 1}, 0, "worker-77")
@@ -223,7 +223,7 @@ def test_no_event_breaks_the_panel_which_never_outgrows_the_terminal(events, wid
     assert all(math.isfinite(loss) for _, loss in summary.curve)
 
 
-def test_markup_is_text_and_a_long_line_is_cut_on_a_screen_alone(console, terminal):
+def test_markup_is_text_and_a_long_line_is_cut_on_a_screen_only(console, terminal):
     detail = "[bold red]no[/] :smile: [link=http://x]x[/link]"
     event = Event(EventKind.LOG, {"text": "x" * 1_000_000}, 0, "master-0")
     LiveView(console(), "x").show([Event(EventKind.LOG, {"text": detail}, 0, "master-0"), event])

@@ -292,7 +292,7 @@ class ClusterBackend(Creation):
         if Object(job).deleting:
             raise BackendError(
                 f"{ref} is being deleted and cannot be {verb}; `k8sjob why {ref}` shows what it"
-                " waits for; submit it again when it is gone"
+                " is waiting for; submit it again when it is gone"
             )
         if has_ended(job):
             raise BackendError(f"{ref} has ended and cannot be {verb}; submit it again instead")
@@ -360,7 +360,7 @@ class ClusterBackend(Creation):
                 names = ", ".join(Object(pod).name for pod in pods)
                 raise BackendError(
                     f"the pods of {ref} have not ended after {seconds:.0f} s: {names}; see what"
-                    f" they wait for: kubectl -n {ref.namespace} describe pods -l"
+                    f" they are waiting for: kubectl -n {ref.namespace} describe pods -l"
                     f" {target.selector(ref.name)}"
                 )
             time.sleep(0.2)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _STRICT: Final = {"fieldValidation": "Strict"}
 _DRY_RUN: Final = {**_STRICT, "dryRun": "All"}
 _CUT_OFF_SECONDS: Final = 5.0
-"""After so long no other client is between an object beside a job and the job."""
+"""Seconds after which no other client is between creating a companion object and its job."""
 _LOOK_SECONDS: Final = 0.2
 SUBMIT_SECONDS: Final = 60.0
 """How long a submission outlives an apiserver that goes away in the middle of it."""
@@ -129,7 +129,7 @@ class Creation:
                 if not earlier or time.monotonic() > deadline:
                     raise BackendError(
                         f"{made.resource}/{ref.name} in namespace {ref.namespace} is"
-                        f" {'left of an earlier job' if earlier else 'of another job'}, and"
+                        f" {'left over from an earlier job' if earlier else 'of another job'}, and"
                         f" the {ref.kind} needs the name; delete it, or choose another name"
                     )
                 time.sleep(_LOOK_SECONDS)
@@ -156,8 +156,8 @@ class Creation:
                     if not is_ours(there) and (late or not going):
                         kind = body["kind"]
                         raise BackendError(
-                            f"the {kind} {ref} is not k8sjob's, and the job needs one of that name;"
-                            " choose another name for the job"
+                            f"the {kind} {ref} was not created by k8sjob, and the job needs one of"
+                            " that name; choose another name for the job"
                         ) from error
                     alike = not Object(body).annotations or same_manifest(there, body)
                     if not going:
@@ -288,7 +288,7 @@ def _conflict_as_job_exists(ref: JobRef) -> Iterator[None]:
 
 def _exists(ref: JobRef) -> JobExists:
     return JobExists(
-        f"{ref} already exists; see `k8sjob status {ref}`, delete it by `k8sjob delete"
+        f"{ref} already exists; see `k8sjob status {ref}`, delete it with `k8sjob delete"
         f" {ref}`, or choose another name"
     )
 

@@ -74,18 +74,18 @@ def _present(output: _Output, pods: JobPods, tail: int | None) -> Iterator[LogLi
 def _previous(output: _Output, pods: JobPods) -> Iterator[LogLine]:
     replica, now = output.replica, pods.instance(output.replica)
     if now is None:
-        raise BackendError(f"{replica} has no pod, and the output of an earlier one went with it")
+        raise BackendError(f"{replica} has no pod, and the output of its earlier pod is lost")
     if not now.number:
-        raise BackendError(f"{replica} was started only once; leave --previous out")
+        raise BackendError(f"{replica} was started only once; omit --previous")
     if now.state == "waiting":  # its node would give the newest one
         raise BackendError(
             f"{replica} waits to be restarted, and its node has only the output of its last"
-            " attempt; leave --previous out"
+            " attempt; omit --previous"
         )
     if not (yield from output.read(now, before=True)):
         raise BackendError(
             f"{replica}: its node has not kept the output of the attempt before the last one;"
-            " leave --previous out"
+            " omit --previous"
         )
 
 

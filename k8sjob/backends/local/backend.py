@@ -142,7 +142,7 @@ class LocalBackend:
                 run, source = f"local/{name}@{folder.run}", source_of(folder)
                 raise JobExists(
                     f"local/{name}{f' of {source}' if source else ''} has not ended; see `k8sjob"
-                    f" status {run}`, end it by `k8sjob delete {run}`, or choose another name"
+                    f" status {run}`, end it with `k8sjob delete {run}`, or choose another name"
                 )
 
     def _states(self, name: str | None = None) -> Iterator[tuple[JobFolder, Snapshot]]:
@@ -235,7 +235,7 @@ class LocalBackend:
         if previous:
             earlier = attempts(logs)[:-1]
             if not earlier:
-                raise BackendError(f"{ref}: {replica} was started only once; leave --previous out")
+                raise BackendError(f"{ref}: {replica} was started only once; omit --previous")
             return read(logs, replica, earlier[-1])
         if tail is not None and not follow:
             return iter(read_last(logs, replica, tail))
@@ -263,7 +263,9 @@ class LocalBackend:
         folder = self.folder(ref)
         launch = launch_of(folder)
         if "spec" not in launch or not launch.get("source"):
-            raise BackendError(f"an earlier k8sjob started {ref} and kept no spec; run it again")
+            raise BackendError(
+                f"an earlier version of k8sjob started {ref} and kept no spec; run it again"
+            )
         with suppress(OSError):
             return Launched(launch["spec"], Path(launch["source"]), folder.code(), folder.work)
         raise JobNotFound(f"{ref} is gone")
@@ -280,7 +282,7 @@ class LocalBackend:
         """Stop the job's replicas and keep the job, or resume it.
 
         Raises:
-            BackendError: it has ended, or its supervisor does not answer.
+            BackendError: it has ended, or its supervisor does not respond.
         """
         folder = self.folder(ref)
         verb = "suspended" if value else "resumed"
@@ -293,7 +295,7 @@ class LocalBackend:
 
         if not _wait_for(taken_up, ANSWER_SECONDS):
             raise BackendError(
-                f"the supervisor of {ref} does not answer; see {folder.log}, or end the job by"
+                f"the supervisor of {ref} does not respond; see {folder.log}, or end the job with"
                 f" `k8sjob delete {ref.name}`"
             )
 
@@ -310,7 +312,7 @@ class LocalBackend:
 
         For the process that created the job, after the job's end or when it no longer waits for it.
         Replicas that outlive the job (cleanPodPolicy None) are stopped too. A supervisor that does
-        not answer is killed, and its replicas end with it.
+        not respond is killed, and its replicas end with it.
         """
         started = self._started.pop(ref.uid, None)
         if started is None:
@@ -355,7 +357,7 @@ class LocalBackend:
             if not gone and supervisor and not supervisor.kill():
                 raise BackendError(
                     f"the supervisor of {ref}, process {supervisor.pid} on {supervisor.host}, does"
-                    " not answer; end it there, and delete the job again"
+                    " not respond; end it there, and delete the job again"
                 )
         identity = identity_of(folder)
         folder.remove()

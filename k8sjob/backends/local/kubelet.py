@@ -27,7 +27,7 @@ _FIRST_BACKOFF: Final = 1.0
 _LONGEST_BACKOFF: Final = 10.0
 """Seconds; a cluster's kubelet begins with 10 and goes up to 300."""
 _LONG_ENOUGH: Final = 60.0
-"""A container that ran so many seconds is restarted without a back-off."""
+"""Seconds after which a container is restarted without a back-off."""
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from k8sjob.spec import JobSpec
 
 _PROCESSES: Final = 32
-"""So many processes may run on any machine, however few its cores."""
+"""Processes that may run on any machine, however few its cores."""
 _PROCESSES_PER_CORE: Final = 4
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 
@@ -60,7 +60,7 @@ def check_processes(count: int) -> None:
         raise BackendError(
             f"the job has {counted(count, 'process', 'es')} and this machine"
             f" {counted(cores, 'core')}: more than {limit} would make it unusable;"
-            " lower replicas.workers, or run it all the same with `k8sjob run --oversubscribe`"
+            " lower replicas.workers, or run it anyway with `k8sjob run --oversubscribe`"
         )
 
 

@@ -99,7 +99,8 @@ def prepare(places: Places, draft: Path, *, fresh: bool = False, resume: bool = 
     if plan.spec.kueue_queue and not plan.spec.policy.suspend:
         prepared.job = merge(prepared.job, target_of(prepared.job).suspension(value=False))
         prepared.notice(
-            "NoQueue", f"queue {plan.spec.kueue_queue!r} is only in the cluster: starts at once"
+            "NoQueue",
+            f"queue {plan.spec.kueue_queue!r} exists only in the cluster: the job starts at once",
         )
     check_packages(plan.spec, plan.context)
     _check_checkpoints(places, prepared, fresh=fresh, resume=resume)
@@ -120,22 +121,22 @@ def _check_checkpoints(places: Places, prepared: Prepared, *, fresh: bool, resum
     if places.plan.spec.checkpoint is None:
         if resume:
             raise BackendError(
-                "the job has no `checkpoint`, so it cannot resume any; write `checkpoint: {dir:"
-                " /checkpoints}` in its job.yaml, or leave --resume out"
+                "the job has no `checkpoint`, so there is nothing to resume; write `checkpoint:"
+                " {dir: /checkpoints}` in its job.yaml, or omit --resume"
             )
         return
     folder = Path(mapped(places.plan.spec.checkpoint.dir, places.of("master-0")) or "")
     if resume and places.checkpoints_are_the_users:
         raise BackendError(
-            f"checkpoint.dir is {folder} on this machine, a folder of yours that every run uses;"
-            " leave --resume out, or name another folder in volumes[].local"
+            f"checkpoint.dir is {folder} on this machine, your own folder, which every run uses;"
+            " omit --resume, or specify another folder in volumes[].local"
         )
     if not (folder.is_dir() and any(folder.iterdir())):
         return
     if fresh:
         raise BackendError(
-            f"checkpoint.dir is {folder} on this machine, a folder of yours that is not empty;"
-            " empty it for a fresh start, or name another one in volumes[].local"
+            f"checkpoint.dir is {folder} on this machine, your own folder, which is not empty;"
+            " empty it for a fresh start, or specify another one in volumes[].local"
         )
     hint = "" if places.checkpoints_are_the_users else "; --fresh starts from scratch"
     prepared.notice("Resumes", f"resumes the checkpoints of an earlier run, in {folder}{hint}")
@@ -224,8 +225,8 @@ def _own_env(prepared: Prepared, container: Json, role: Role, index: int) -> dic
         kind, reference = next((k, v) for k, v in source.items() if k.endswith("Ref"))
         prepared.notice(
             "EnvFrom",
-            f"{kind.removesuffix('Ref')} {reference['name']!r} is only in the cluster: its"
-            " variables are those of the same name in this terminal",
+            f"{kind.removesuffix('Ref')} {reference['name']!r} exists only in the cluster:"
+            " variables of the same names in this terminal are used",
         )
     return env
 
@@ -241,7 +242,7 @@ def _field(job: Json, path: str, role: Role, index: int) -> str:
     }
     if path not in known:
         raise BackendError(
-            f"fieldRef {path!r} has no meaning on this machine; valid are {', '.join(known)}"
+            f"fieldRef {path!r} has no meaning on this machine; use one of {', '.join(known)}"
         )
     return known[path]
 
@@ -383,8 +384,9 @@ class Places:
                 )
         elif volume.source in ("config_map", "secret"):
             raise BackendError(
-                f"volumes[{index}]: the {volume.source} of {volume.name!r} is only in the cluster;"
-                " add `local: PATH`, a folder with the same files, for runs on this machine"
+                f"volumes[{index}]: the {volume.source} of {volume.name!r} exists only in the"
+                " cluster; add `local: PATH`, a folder with the same files, for runs on this"
+                " machine"
             )
         elif volume.pvc is not None:
             folder = self.store.claim(volume.pvc)
@@ -426,7 +428,9 @@ def copy_context(source: Path, targets: Sequence[Path], *, beside: Path) -> str:
         ImageError: its .dockerignore cannot be read.
     """
     if not source.is_dir():
-        raise BackendError(f"image.context: {source} is not a folder; name the one with your code")
+        raise BackendError(
+            f"image.context: {source} is not a folder; specify the one with your code"
+        )
     own = own_patterns(source / ".dockerignore")
     patterns = dockerignore() if own is None else own
     files = (
@@ -459,7 +463,7 @@ def _check_size(source: Path, sizes: Counter[str], copies: int, free: int) -> st
         most = ", ".join(f"{name} {size >> 20:,} MiB" for name, size in tops.most_common(3))
         what = f"{count:,} files of {total >> 20:,} MiB ({most})"
     advice = (
-        f"the context {source} has {what}, and each of {copies} replicas gets a copy; name what"
+        f"the context {source} has {what}, and each of {copies} replicas gets a copy; list what"
         " the code does not need in .dockerignore, or mount it as a volume"
     )
     if count > _TOO_MANY:

@@ -319,7 +319,7 @@ def find_run(store: Store, name: str) -> JobFolder:
         for folder, source in sources.items():
             whose = source or "an unknown folder"
             newest.setdefault(source, f"local/{name}@{folder.run} of {whose}")
-        raise BackendError(f"{name!r} is ambiguous; name one of {', '.join(newest.values())}")
+        raise BackendError(f"{name!r} is ambiguous; specify one of {', '.join(newest.values())}")
     return here[0]
 
 
@@ -379,8 +379,8 @@ def _chosen(store: Store, name: str, run: str) -> str:
     checkpoints = found.get(wanted) or kept.get(wanted)
     if checkpoints is None or not _has_some(store.checkpoints(name, checkpoints)):
         raise JobNotFound(
-            f"no checkpoints of a run {run!r} of {name!r} on this machine; the runs are listed by"
-            " `k8sjob list -o wide`"
+            f"no checkpoints of a run {run!r} of {name!r} on this machine; `k8sjob list -o wide`"
+            " lists the runs"
         )
     return checkpoints
 

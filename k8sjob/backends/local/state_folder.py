@@ -48,11 +48,11 @@ _KEPT_COPIES: Final = 16 * 1024**2
 """Bytes of unchanged copies of the user's files that an ended job keeps."""
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _SILENT_S: Final = 600.0
-"""After so long without a sign a supervisor of another machine is gone."""
+"""Seconds without a sign after which a supervisor of another machine is gone."""
 SIGN_S: Final = 60.0
 """Seconds between two signs of a supervisor."""
 _ABANDONED_S: Final = 24 * 3600.0
-"""After so long a hidden folder is no longer in use."""
+"""Seconds after which a hidden folder is no longer in use."""
 
 
 class JobFolder:

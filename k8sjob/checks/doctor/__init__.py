@@ -91,7 +91,7 @@ class Report:
 
 
 def examine(facts: ClusterFacts) -> Report:
-    """Every check over what was gathered; where the apiserver does not answer, only that."""
+    """Every check over what was gathered; where the apiserver does not respond, only that."""
     checks = list(permissions.server(facts))
     rbac: list[Json] = []
     if facts.error("version") is None:

@@ -32,7 +32,7 @@ def namespace(facts: ClusterFacts) -> Iterator[CheckResult]:
         yield problem(
             "namespace",
             f"there is no namespace {facts.namespace}",
-            "name another one with -n, or have it created",
+            "specify another one with -n, or have it created",
         )
 
 
@@ -41,7 +41,7 @@ def pod_security(facts: ClusterFacts) -> Iterator[CheckResult]:
     found = facts.one("namespace")
     if found is None:
         if not facts.missing("namespace"):
-            seen = f"not known: you may not read the labels of {facts.namespace}"
+            seen = f"unknown: you cannot read the labels of {facts.namespace}"
             yield unknown("pod-security", seen, _VIEWER)
         return
     level = Object(found).labels.get(_ENFORCE, "")
@@ -55,7 +55,7 @@ def pod_security(facts: ClusterFacts) -> Iterator[CheckResult]:
         _forbids_escalation(container) for _, _, pod in pods for container in containers(pod)
     ):
         step = "set security: restricted in the job.yaml"
-        yield problem("pod-security", f"{seen}, which the job's pods are not", step)
+        yield problem("pod-security", f"{seen}, and the job's pods do not comply", step)
     yield _init_container(facts, seen)
 
 
@@ -81,9 +81,9 @@ def _init_container(facts: ClusterFacts, seen: str) -> CheckResult:
         return fine(topic, f"{seen}; the operator has an init container template, {template}")
     return warning(
         topic,
-        f"{seen}: Workers are refused unless the operator's init container gives up its rights",
-        f"have the operator given a template ({template_flag}, or the file that it looks for:"
-        " docs/how-to/set-up-a-cluster.md), or run only Workers (replicas.elastic)",
+        f"{seen}: Workers are refused unless the operator's init container drops its privileges",
+        f"have an init container template set for the operator ({template_flag}, or the file that"
+        " it looks for: docs/how-to/set-up-a-cluster.md), or run only Workers (replicas.elastic)",
     )
 
 
@@ -92,18 +92,18 @@ def storage(facts: ClusterFacts) -> Iterator[CheckResult]:
     classes = facts.items("storage classes")
     if classes is None:
         step = "ask for manifests/rbac/cluster-viewer.yaml"
-        yield unknown("storage", "you may not read the storage classes", step)
+        yield unknown("storage", "you cannot read the storage classes", step)
         return
     default = [one for one in classes if at_path(one, *_DEFAULT_CLASS) == "true"]
     names = ", ".join(Object(one).name for one in classes) or "none"
     if default:
-        seen = f"claims get the StorageClass {Object(default[0]).name} (there are: {names})"
+        seen = f"claims get the StorageClass {Object(default[0]).name} (available: {names})"
         yield fine("storage", seen)
     else:
         yield warning(
             "storage",
-            f"no StorageClass is the default (there are: {names})",
-            "name one in each PersistentVolumeClaim (storageClassName), or checkpoints get no disk",
+            f"no StorageClass is the default (available: {names})",
+            "set storageClassName in each PersistentVolumeClaim, or checkpoints get no volume",
         )
 
 
@@ -113,8 +113,8 @@ def pull_secrets(facts: ClusterFacts) -> Iterator[CheckResult]:
     if account is None:
         return
     names = [secret.get("name", "") for secret in account.get("imagePullSecrets") or ()]
-    seen = f"the service account default brings {', '.join(names) or 'no pull secret'}"
-    step = "" if names else "for a private registry name one in image.pull_secrets"
+    seen = f"the service account default has {', '.join(names) or 'no pull secret'}"
+    step = "" if names else "for a private registry, set image.pull_secrets"
     yield fine("pull-secrets", seen, step)
 
 
@@ -129,7 +129,7 @@ def quotas(facts: ClusterFacts) -> Iterator[CheckResult]:
     """Check whether the job fits in what ResourceQuotas leave."""
     found = facts.items("quotas")
     if found is None:
-        yield unknown("quota", f"you may not read the quotas of {facts.namespace}", _VIEWER)
+        yield unknown("quota", f"you cannot read the quotas of {facts.namespace}", _VIEWER)
         return
     if not found:
         yield fine("quota", f"{facts.namespace} has no ResourceQuota")
@@ -264,13 +264,13 @@ def nodes(facts: ClusterFacts) -> Iterator[CheckResult]:
     if found is None:
         yield unknown(
             "nodes",
-            "you may not read the nodes, so what is free is not known",
+            "you cannot read the nodes, so free capacity is unknown",
             "ask for manifests/rbac/cluster-viewer.yaml, or the cluster's administrator",
         )
         return
     all_nodes = nodes_of(found, {})
     trouble = tuple(f"{node.name}: {node.trouble}" for node in all_nodes if node.trouble)
-    seen = f"{len(all_nodes) - len(trouble)} of {len(all_nodes)} nodes take pods"
+    seen = f"{len(all_nodes) - len(trouble)} of {len(all_nodes)} nodes accept pods"
     if len(trouble) == len(all_nodes):
         step = "no pod can be scheduled; ask the cluster's administrator"
         yield problem("nodes", seen, step, details=_some(trouble))
@@ -293,7 +293,7 @@ def free_devices(facts: ClusterFacts) -> Iterator[CheckResult]:
             "devices",
             f"no nvidia.com/gpu on {counted(len(bare), 'node')} with an NVIDIA card, such as"
             f" {bare[0]}",
-            "have NVIDIA's device plugin (or its GPU operator) installed, and look at its pods",
+            "have NVIDIA's device plugin (or its GPU operator) installed, and check its pods",
         )
     elif not kinds:
         yield fine("devices", "no node offers GPUs or other devices: jobs run on CPUs only")
@@ -306,7 +306,7 @@ def _kind(facts: ClusterFacts, resource: str, model: str, those: Sequence[Node])
         return unknown(
             "devices",
             f"{name}: {whole} on {counted(len(those), 'node')}; how many are free is unknown, since"
-            " you may not read the pods of all namespaces",
+            " you cannot read the pods of all namespaces",
             "ask for manifests/rbac/capacity.yaml",
         )
     free = sum((node.free(resource) for node in those), Decimal())

@@ -36,14 +36,14 @@ def crd(facts: ClusterFacts) -> Iterator[CheckResult]:
         beside = f"; {_OTHER.controller.name} is also served, but not used" if other else ""
         yield fine("crd", f"{target.kind} is served as {target.api_version}{beside}")
         if (made := namesake(target)) and facts.error("made api") is not None:
-            seen = f"{made.resource} are not served, and {target.kind}s are made of them"
+            seen = f"{made.resource} are not served, and {target.kind}s need them"
             yield problem("crd", f"{seen} ({made.api_version})", f"have it installed; {_INSTALL}")
         return
     error = facts.error("jobs api")
     if error is not None and error.code != 404:
         yield problem("crd", f"{target.api_version} cannot be read: {error.detail}", _INSTALL)
     elif other:
-        there = f"there is only {_OTHER.controller.name}, which has {_OTHER.kind}s"
+        there = f"only {_OTHER.controller.name} is installed, which serves {_OTHER.kind}s"
         step = f"use --target {_OTHER.name}, or have {name} installed; {_INSTALL}"
         yield problem("crd", f"{target.kind} is not served; {there}", step)
     else:
@@ -63,19 +63,19 @@ def webhook(facts: ClusterFacts) -> Iterator[CheckResult]:
     elif error is None and facts.one("bad dry run") is not None:
         yield warning(
             "webhook",
-            f"an invalid job was not refused: {_registered(facts)}",
+            f"an invalid job was accepted: {_registered(facts)}",
             f"check that the operator runs; {_INSTALL}",
         )
     elif error is not None and "failed calling webhook" in answer:
         yield problem(
             "webhook",
-            f"does not answer, so jobs can be neither created nor changed: {answer}",
-            f"look at {controller.name}: kubectl -n {controller.namespace} get pods",
+            f"does not respond, so jobs can be neither created nor changed: {answer}",
+            f"check {controller.name}: kubectl -n {controller.namespace} get pods",
         )
     elif error is not None and error.code != 404:  # a missing API is reported by crd
         yield unknown(
             "webhook",
-            f"not known, since a dry run failed for another reason: {answer}",
+            f"unknown, since a dry run failed for another reason: {answer}",
             "see the dry-run check",
         )
 
@@ -98,7 +98,9 @@ def _registered(facts: ClusterFacts) -> str:
         if hook.get("name", "").endswith(facts.target.controller.webhooks)
     ]
     if not policies:
-        return f"no ValidatingWebhookConfiguration has that of {facts.target.controller.name}"
+        return (
+            f"no ValidatingWebhookConfiguration has the webhook of {facts.target.controller.name}"
+        )
     return f"its webhook is registered (failurePolicy {policies[0]}) and did not act"
 
 
@@ -111,7 +113,9 @@ def dry_run(facts: ClusterFacts) -> Iterator[CheckResult]:
             yield fine("dry-run", f"{what} is accepted in {facts.namespace}; nothing was created")
         return
     if (beside := facts.target.companion) and beside.is_missed(error.detail):
-        yield fine("dry-run", f"{what} is accepted as far as it can be without its {beside.key}")
+        yield fine(
+            "dry-run", f"{what} is accepted as far as can be checked without its {beside.key}"
+        )
         return
     seen, step = _refused(error, what, facts)
     if error.code == 409:
@@ -124,7 +128,7 @@ def _refused(error: ApiError, what: str, facts: ClusterFacts) -> tuple[str, str]
     answer = error.detail
     if error.code == 409:
         return (
-            f"a job of that name is in {facts.namespace}",
+            f"a job of that name exists in {facts.namespace}",
             "k8sjob submit attaches to it, or shows what is different",
         )
     if "failed calling webhook" in answer:
@@ -134,11 +138,11 @@ def _refused(error: ApiError, what: str, facts: ClusterFacts) -> tuple[str, str]
         whose = "correct the job" if own else "ask the owner of that policy"
         return f"{what} is refused: {answer}", whose
     if error.code == 403:
-        return f"{what} may not be created: {answer}", "see the permissions check"
+        return f"{what} cannot be created: {answer}", "see the permissions check"
     causes = "".join(f"; {field}: {wrong}" for field, wrong in error.causes)
     return (
         f"{what} is refused: {answer}{causes}",
-        "correct the job, or name another namespace with -n",
+        "correct the job, or specify another namespace with -n",
     )
 
 
@@ -152,7 +156,7 @@ def operator(facts: ClusterFacts) -> Iterator[CheckResult]:
         yield from (_deployment(one, labels) for one in deployments)
         return
     hidden = deployments is None
-    seen = "you may not read its Deployment" if hidden else f"no Deployment is labelled {labels}"
+    seen = "you cannot read its Deployment" if hidden else f"no Deployment is labelled {labels}"
     error = facts.error("bad dry run")
     if error and _own_webhook(facts, error.detail):
         yield fine("operator", f"runs, since its webhook answers; {seen}")
@@ -171,8 +175,7 @@ def _deployment(deployment: Json, labels: str) -> CheckResult:
     return problem(
         "operator",
         seen,
-        f"jobs stay without pods until it runs: kubectl -n {one.namespace} describe pods"
-        f" -l {labels}",
+        f"jobs get no pods until it runs: kubectl -n {one.namespace} describe pods -l {labels}",
     )
 
 
@@ -182,7 +185,7 @@ def init_image(facts: ClusterFacts) -> Iterator[CheckResult]:
         return
     controller = facts.target.controller
     step = (
-        "in a cluster without the internet, have the operator started with"
+        "in a cluster without internet access, have the operator started with"
         f" {controller.image_flag}=IMAGE, one with nslookup that its nodes can pull"
     )
     seen = [
@@ -198,7 +201,7 @@ def init_image(facts: ClusterFacts) -> Iterator[CheckResult]:
             return
     pulled = sorted({node for _, node, status in seen if status.get("imageID")})
     named = flag(facts, controller.image_flag)
-    default = f"{controller.init_image} (the operator's default, if it was given no other)"
+    default = f"{controller.init_image} (the operator's default, unless another one is set)"
     image = named or (seen[0][0] if seen else default)
     text = f"workers wait for the Master's name in a container of {image}"
     if pulled:
@@ -210,9 +213,9 @@ def init_image(facts: ClusterFacts) -> Iterator[CheckResult]:
 
 
 def init_wait(facts: ClusterFacts) -> Iterator[CheckResult]:
-    """Check how long that container sleeps between look-ups of the Master's name, as pods show.
+    """Check how long that container sleeps between lookups of the Master's name, as pods show.
 
-    Pods of a job are made at the same time, so the first look-up nearly always comes too early.
+    Pods of a job are made at the same time, so the first lookup nearly always comes too early.
     """
     waits = {
         float(found[1])
@@ -222,9 +225,9 @@ def init_wait(facts: ClusterFacts) -> Iterator[CheckResult]:
     if waits and max(waits) >= _LONG_SLEEP:
         yield fine(
             "init-wait",
-            f"workers sleep {max(waits):g} s after each failed look-up of the Master's name, and"
+            f"workers sleep {max(waits):g} s after each failed lookup of the Master's name, and"
             " the first one nearly always fails",
-            "give the operator a template that asks more often: each start is that much shorter;"
+            "give the operator a template that looks it up more often, to shorten each start;"
             f" {_INSTALL}",
         )
 

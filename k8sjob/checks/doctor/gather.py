@@ -135,7 +135,7 @@ def _about_controller(target: Target) -> Iterator[tuple[str, tuple[str, Mapping[
 def gather_needs(transport: Transport, namespace: str, job: Json) -> ClusterFacts:
     """Gather the facts for a submission: the objects that the job names, and its schedulers.
 
-    All at once, a few seconds at most; what may not be read, or does not answer, is left out.
+    All at once, a few seconds at most; what may not be read, or does not respond, is left out.
     """
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         asked = _ask_needs(pool, transport, namespace, job, timeout=_NEEDS_TIMEOUT)
@@ -176,7 +176,7 @@ def _ask_needs(
 def _cluster_queue(transport: Transport, local: Future[Answer], timeout: float) -> Answer:
     found = local.result()
     if isinstance(found, ApiError) or not (name := cluster_queue(found)):
-        return ApiError("its LocalQueue is not known")
+        return ApiError("its LocalQueue is unknown")
     path = resource_path("clusterqueues", name=name)
     return _ask(transport, "GET", path, timeout=timeout)
 

@@ -66,8 +66,8 @@ def named_objects(facts: ClusterFacts) -> Iterator[CheckResult]:
         names = ", ".join(map(str, hidden))
         yield unknown(
             "objects",
-            f"you may not read these, so whether they exist is not known: {names}",
-            "ask someone who may read them: a job waits for the objects that it names",
+            f"you cannot read these, so it is unknown whether they exist: {names}",
+            "ask someone who can read them: a job waits for the objects that it refers to",
         )
 
 
@@ -85,7 +85,8 @@ def queue(facts: ClusterFacts) -> Iterator[CheckResult]:
     if managed is False:
         seen = f"Kueue does not manage {facts.target.kind}s in namespace {facts.namespace}"
         step = (
-            f"have {facts.target.kueue_framework} in integrations.frameworks of Kueue's settings,"
+            f"have {facts.target.kueue_framework} added to integrations.frameworks in Kueue's"
+            " settings,"
         )
         step += " and the namespace in managedJobsNamespaceSelector"
         found.append(problem("queue", seen, f"{step}, {without}"))
@@ -96,10 +97,10 @@ def queue(facts: ClusterFacts) -> Iterator[CheckResult]:
         return
     if groups and managed and local and cluster:
         seen = f"Kueue manages {facts.target.kind}s, and ClusterQueue {Object(cluster).name} admits"
-        yield fine("queue", f"{seen} those of LocalQueue {name}")
+        yield fine("queue", f"{seen} those from LocalQueue {name}")
         return
     of = cluster_queue(local) if local else "of the queue"
-    seen = f"whether Kueue will start the job from LocalQueue {name} is not known: you may not read"
+    seen = f"it is unknown whether Kueue will start the job from LocalQueue {name}: you cannot read"
     step = "ask for manifests/rbac/cluster-viewer.yaml; k8sjob why shows more once it is submitted"
     seen += f" ClusterQueue {of}, or no dry run reached Kueue's webhook"
     yield unknown("queue", seen, step)
@@ -116,9 +117,9 @@ def _in_queue(facts: ClusterFacts, local: Json, cluster: Json | None) -> Iterato
     if namespace and not selects(cluster, Object(namespace).labels):
         yield problem(
             "queue",
-            f"ClusterQueue {Object(cluster).name} takes no jobs of namespace {facts.namespace}"
+            f"ClusterQueue {Object(cluster).name} accepts no jobs from namespace {facts.namespace}"
             " (spec.namespaceSelector)",
-            "have the namespace selected there, or take another queue; otherwise the job never"
+            "have the namespace selected there, or use another queue; otherwise the job never"
             " starts",
         )
     job = facts.job or {}
@@ -133,7 +134,7 @@ def _in_queue(facts: ClusterFacts, local: Json, cluster: Json | None) -> Iterato
             step = "request less, or use another queue; otherwise the job never starts"
             yield problem("queue", reason, step)
         else:
-            step = "Kueue admits no such job, unless it is set up with IgnoreUndeclared"
+            step = "Kueue admits no such job, unless it is configured with IgnoreUndeclared"
             yield warning("queue", reason, f"{step}; have quota for it added")
 
 
@@ -145,7 +146,7 @@ def gang(facts: ClusterFacts) -> Iterator[CheckResult]:
     if not _GANGS & groups:
         yield problem(
             "gang",
-            "no gang scheduler is installed in this cluster: it knows no PodGroups",
+            "no gang scheduler is installed in this cluster: it does not serve PodGroups",
             "install Volcano or the coscheduling plugin and start the operator with"
             " --gang-scheduler-name, or remove gang from the job.yaml",
         )
@@ -194,14 +195,14 @@ def fit(facts: ClusterFacts) -> Iterator[CheckResult]:
         return
     found = facts.items("nodes")
     if found is None:
-        seen = "whether the job fits is not known: you may not read the nodes"
+        seen = "it is unknown whether the job fits: you cannot read the nodes"
         yield unknown("fit", seen, "ask for manifests/rbac/cluster-viewer.yaml")
         return
     nodes = nodes_of(found, facts.usage or {})
     never = [check for role, _, pod in pod_specs(facts.job) if (check := _never(role, pod, nodes))]
     yield from never
     if not never and facts.usage is None:
-        seen = "each replica fits on an empty node; what is free now is not known"
+        seen = "each replica fits on an empty node; what is free now is unknown"
         yield unknown("fit", seen, "ask for manifests/rbac/capacity.yaml")
     elif not never:
         yield _check_free_room(facts.job, nodes)

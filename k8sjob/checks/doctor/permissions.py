@@ -230,7 +230,7 @@ def _login_step(error: ApiError) -> str:
         return "log in again: the credentials have expired, were revoked or could not be obtained"
     if error.code:
         return "ask the cluster's administrator"
-    return "check that the cluster and the network are up, or name another one with --context"
+    return "check that the cluster and the network are up, or specify another one with --context"
 
 
 def permissions(facts: ClusterFacts) -> Iterator[CheckResult]:
@@ -238,7 +238,7 @@ def permissions(facts: ClusterFacts) -> Iterator[CheckResult]:
     if not facts.allowed:
         yield unknown(
             "permissions",
-            "the apiserver does not report what you may do",
+            "the apiserver does not report your permissions",
             "a command that is refused shows what is missing",
         )
         return
@@ -247,18 +247,18 @@ def permissions(facts: ClusterFacts) -> Iterator[CheckResult]:
     details = tuple(f"{missing}: for {rule.used_by}" for rule, missing in ours)
     who, where = facts.user or "you", facts.namespace
     if any(rule.vital for rule, _ in ours):
-        seen = f"{who} may not submit and follow jobs in {where}"
+        seen = f"{who} cannot submit and follow jobs in {where}"
         yield problem("permissions", seen, "ask for the roles shown below", details=details)
     elif ours:
-        seen = f"{who} may submit and follow jobs in {where}, but lacks other permissions"
+        seen = f"{who} can submit and follow jobs in {where}, but lacks other permissions"
         yield warning("permissions", seen, "ask for the roles shown below", details=details)
     else:
-        yield fine("permissions", f"{who} may do all that k8sjob does in {where}")
+        yield fine("permissions", f"{who} can do all that k8sjob does in {where}")
     if wide := [(rule, missing) for rule, missing in lacking if rule.grant.cluster_wide]:
         files = sorted({f"manifests/rbac/{rule.grant}.yaml" for rule, _ in wide})
         yield unknown(
             "cluster-wide",
-            f"{who} may not {'; '.join(missing for _, missing in wide)}",
+            f"{who} cannot {'; '.join(missing for _, missing in wide)}",
             f"no command depends on it; why and doctor show more with {' and '.join(files)}",
         )
 

@@ -90,7 +90,7 @@ def _lint_unnamed(text: str, source: str, folder: Path) -> list[Finding]:
     if [one.id for one in found] != [_SYNTAX.id]:
         return found
     what = "is a Dockerfile" if _DOCKERFILE.search(text) else "is neither YAML nor Python"
-    raise _refusal(f"{what}, and lint does not read that", source)
+    raise _refusal(f"{what}, so lint does not read it", source)
 
 
 def read_text(file: Path, source: str) -> str:
@@ -113,7 +113,7 @@ def read_text(file: Path, source: str) -> str:
 
 
 def _refusal(what: str, source: str) -> SpecError:
-    step = "name a manifest of a job, a job.yaml or a script"
+    step = "specify a job's manifest, a job.yaml or a script"
     return SpecError([Problem("", f"{what}; {step}")], source)
 
 
@@ -136,7 +136,9 @@ def lint_manifest(text: str, source: str = "") -> list[Finding]:
         return _invalid(error, source)
     if not jobs:
         kinds = ", ".join(target.kind for target in TARGETS)
-        message = f"there is no job in it ({kinds}); name a file with one, a job.yaml or a script"
+        message = (
+            f"there is no job in it ({kinds}); specify a file with one, a job.yaml or a script"
+        )
         return [Finding.of(_INVALID, message, source)]
     hits = (hit for job in jobs for hit in _manifest_hits(job))
     return findings(hits, {source: text}, {_INVALID.id, *_ids(_MANIFEST_RULES)})

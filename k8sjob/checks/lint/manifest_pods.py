@@ -79,7 +79,7 @@ def _no_shared_memory(job: ManifestJob) -> Iterator[Hit]:
             yield job.at(
                 (*container.path, "volumeMounts"),
                 f"the {replica.role} has a GPU and 64Mi of /dev/shm: DataLoader(num_workers > 0) "
-                "ends in a bus error as soon as batches outgrow it; "
+                "fails with a bus error as soon as batches outgrow it; "
                 + job.step(
                     "mount an emptyDir with medium Memory at /dev/shm",
                     "set resources.shm, such as 8Gi",
@@ -117,8 +117,8 @@ def _variable_not_expanded(job: ManifestJob) -> Iterator[Hit]:
                     name = found[0].strip("${}")
                     yield job.at(
                         (*container.path, kind, index),
-                        f"{word!r} reaches the program as it is, the {found[0]} included, since no "
-                        f"shell reads it; write $({name})",
+                        f"{word!r} reaches the program unchanged, with the {found[0]}, since no "
+                        f"shell expands it; write $({name})",
                     )
 
 

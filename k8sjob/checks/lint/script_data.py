@@ -162,13 +162,13 @@ def _shuffle_with_sampler(script: Script) -> Iterator[Hit]:
             yield script.at(
                 call,
                 "DataLoader(sampler=..., shuffle=True) raises ValueError at the start on every "
-                "rank; leave shuffle out, the sampler shuffles",
+                "rank; remove shuffle; the sampler shuffles",
             )
 
 
 @RULES.warning
 def _save_on_every_rank(script: Script) -> Iterator[Hit]:
-    """All ranks that write one file at once can leave a torn checkpoint on a shared volume."""
+    """All ranks that write one file at once can leave a corrupt checkpoint on a shared volume."""
     if not script.torch_calls("init_process_group") and not script.has_runtime:
         return
     for name, call in script.calls:
@@ -182,9 +182,9 @@ def _save_on_every_rank(script: Script) -> Iterator[Hit]:
             continue
         yield script.at(
             call,
-            f"every rank writes `{ast.unparse(target)}`: on a shared volume they write into each "
-            "other's file, and the checkpoint may be torn; save only on rank 0 (`if rank == 0:`), "
-            "then barrier",
+            f"every rank writes `{ast.unparse(target)}`: on a shared volume they overwrite each"
+            " other's file, and the checkpoint may be corrupt; save only on rank 0 (`if rank =="
+            " 0:`), then barrier",
         )
 
 
@@ -213,14 +213,14 @@ def _download_on_every_rank(script: Script) -> Iterator[Hit]:
             yield script.at(
                 call,
                 "download=True on every rank: processes that share the folder (one pod, or one "
-                "volume) write the same files at once, and some read half of one; download on rank "
-                "0 and let the others wait at torch.distributed.barrier()",
+                "volume) write the same files at once, and some read incomplete files; download on"
+                " rank 0 and let the others wait at torch.distributed.barrier()",
             )
 
 
 @RULES.warning
 def _keras_fit_diverges(script: Script) -> Iterator[Hit]:
-    """Keras on torch knows no process group: fit never averages gradients or weights."""
+    """Keras on torch does not know the process group: fit never averages gradients or weights."""
     grouped = script.torch_calls("init_process_group") or script.has_runtime
     reduced = script.torch_calls("all_reduce", "all_reduce_coalesced", "broadcast")
     around = (parent for call in reduced for _, parent in script.ancestors(call))

@@ -76,8 +76,8 @@ def _spawn_in_every_pod(script: Script) -> Iterator[Hit]:
             )
         elif constant(keyword(call, "nprocs", 2)) != 1:
             seen = (
-                "the processes of mp.spawn make their group from the environment, where all of a "
-                "pod find the same RANK: the group cannot be made"
+                "the processes of mp.spawn create their group from the environment, where all of a "
+                "pod find the same RANK: the group cannot be created"
             )
         else:
             continue
@@ -97,9 +97,7 @@ def _hard_coded_address(script: Script) -> Iterator[Hit]:
     for name, value in _environ_writes(script):
         address = script.origins.text(value)
         if name == "MASTER_ADDR" and _LOOPBACK.match(address) and not script.conditional(value):
-            step = (
-                'leave the injected MASTER_ADDR, or use os.environ.setdefault("MASTER_ADDR", ...)'
-            )
+            step = 'keep the injected MASTER_ADDR, or use os.environ.setdefault("MASTER_ADDR", ...)'
             yield script.at(value, f"MASTER_ADDR is set to {address!r}: {consequence}{step}")
     several = len(script.torch_calls("init_process_group")) > 1  # one of them for a debug run
     for node, given in _init_methods(script):
@@ -183,8 +181,8 @@ def _process_group_missing(script: Script) -> Iterator[Hit]:
         what = script.last_name(call.func)
         yield script.at(
             call,
-            f"{what} is made, but nothing in this script makes a process group: it fails here; "
-            "call torch.distributed.init_process_group() first, or use k8sjob.runtime.session()",
+            f"{what} is created, but nothing in this script creates a process group: it fails here;"
+            " call torch.distributed.init_process_group() first, or use k8sjob.runtime.session()",
         )
         return
 
@@ -201,9 +199,9 @@ def _training_not_distributed(script: Script) -> Iterator[Hit]:
     for first in (*script.method_calls("backward"), *script.keras_fits)[:1]:
         yield script.at(
             first,
-            f"the job starts {processes} processes, and this script makes no process group: each "
+            f"the job starts {processes} processes, and this script creates no process group: each "
             "one trains the whole model by itself; use k8sjob.runtime.session() or "
-            "DistributedDataParallel, or set replicas.workers: 0 and leave out "
+            "DistributedDataParallel, or set replicas.workers: 0 and remove "
             "replicas.nproc_per_node",
         )
 
@@ -217,8 +215,8 @@ def _group_not_destroyed(script: Script) -> Iterator[Hit]:
         return
     yield script.at(
         made[-1],
-        "the process group is made and never destroyed: a rank can abort while Python shuts down, "
-        "after the training is done, and its pod is restarted; call "
+        "the process group is created and never destroyed: a rank can abort while Python shuts"
+        " down, after the training is done, and its pod is restarted; call "
         "torch.distributed.destroy_process_group() at the end",
     )
 
@@ -235,8 +233,8 @@ def _local_rank_without_launcher(script: Script) -> Iterator[Hit]:
             yield script.at(
                 node,
                 'os.environ["LOCAL_RANK"] is read, and nothing sets it: the operator never does, '
-                "so this is a KeyError in every pod; start the script by run.script (k8sjob's "
-                "agent sets it) or by torchrun",
+                "so this is a KeyError in every pod; start the script with run.script (k8sjob's "
+                "agent sets it) or with torchrun",
             )
 
 
@@ -272,9 +270,9 @@ def _device_by_global_rank(script: Script) -> Iterator[Hit]:
             if _is_global_rank(script, device):
                 yield script.at(
                     device,
-                    f"`{ast.unparse(device)}` is the rank over all pods, used as the number of a "
-                    "GPU in this pod: from the second pod on there is no such GPU; use LOCAL_RANK, "
-                    "or the rank modulo torch.cuda.device_count()",
+                    f"`{ast.unparse(device)}` is the rank over all pods, used as the index of a "
+                    "GPU in this pod: from the second pod on, no GPU has that index; use"
+                    " LOCAL_RANK, or the rank modulo torch.cuda.device_count()",
                 )
 
 

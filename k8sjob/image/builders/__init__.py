@@ -36,7 +36,7 @@ class Builder(NamedTuple):
     def unsupported(self, wanted: Dependencies, *, zstd: bool) -> str | None:
         """Why it cannot do what is asked for, with the next step; None: it can."""
         if zstd and not self.zstd:
-            return "it compresses only with gzip; leave --zstd out, or use another --builder"
+            return "it compresses only with gzip; omit --zstd, or use another --builder"
         return self.missing(wanted)
 
 

@@ -89,7 +89,7 @@ def buildx_missing(_wanted: Dependencies) -> str | None:
     if not succeeds(["docker", "buildx", "version"]):
         return "docker has no buildx; install its package docker-buildx-plugin, or docker-buildx"
     if not succeeds(["docker", "buildx", "inspect"]):
-        return "docker buildx reaches no builder; start docker, or see: docker buildx ls"
+        return "docker buildx cannot reach a builder; start docker, or see: docker buildx ls"
     return None
 
 
@@ -129,7 +129,7 @@ def build_by(program: str, request: BuildRequest) -> None:
     chroot = ISOLATION not in variables() and is_container() and not is_privileged()
     if chroot:
         request.say(
-            f"{program}: this is a container without privileges, in which containers seldom run;"
+            f"{program}: this is an unprivileged container, in which containers rarely work;"
             f" building with --isolation chroot, unless {ISOLATION} says otherwise"
         )
     with written(request) as recipe, ExitStack() as opened:
@@ -198,7 +198,7 @@ def exported(
         manifest, diff_ids = layout.image(name)
         if diff_ids[:below] != base.diff_ids or len(diff_ids) != len(manifest.layers):
             raise ImageError(
-                f"{program} has built {name} on something else than {base.reference}; build again"
+                f"{program} has built {name} on something other than {base.reference}; build again"
                 " with --no-cache, or with another --builder"
             )
         if all(descriptor.size for descriptor in manifest.layers[below:]):

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from k8sjob.image.registry.manifest import BaseImage
 
 _PROGRESS_SECONDS: Final = 5.0
-"""Between two lines about a base that is being read."""
+"""Seconds between messages about a base that is being read."""
 _MACHINES: Final = {"amd64": "x86_64", "arm64": "aarch64"}
 _GLIBCS: Final = (17, 28, *range(31, 41))
 """Minor versions of glibc 2 that uv knows platforms of; a newer one runs what is for an older."""
@@ -148,14 +148,14 @@ def unpack(
             how = ["--no-deps", "--target", str(folder.absolute())]
             uv(["pip", "install", "-r", "chosen.txt", *how, *common])
     folder.mkdir(exist_ok=True)
-    say(", ".join(chosen) or f"{inventory.image} has all of it already")
+    say(", ".join(chosen) or f"{inventory.image} already has all of it")
 
 
 def _platform(inventory: Inventory) -> str:
     machine = _MACHINES.get(inventory.architecture)
     if machine is None:
         raise ImageError(
-            f"{inventory.image} is for {inventory.architecture}; --builder uv knows"
+            f"{inventory.image} is for {inventory.architecture}; --builder uv supports"
             f" {' and '.join(_MACHINES)}: use --builder buildah"
         )
     if inventory.glibc is None:
@@ -190,7 +190,7 @@ def _write_inputs(
         ):
             (work / file).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ImageError(f"{work}: cannot be written: {error.strerror}; make space") from None
+        raise ImageError(f"{work}: cannot be written: {error.strerror}; free some space") from None
     return pinned
 
 

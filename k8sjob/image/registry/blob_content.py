@@ -74,7 +74,7 @@ class RemoteContent:
         if at != self.size or digest != self.digest:
             raise ImageError(
                 f"{self._what}: received {at} bytes with the digest {digest}: the registry, or a"
-                " proxy on the way, is broken; try again"
+                " proxy in between, is broken; try again"
             )
         yield from [held] if held else []
 
@@ -92,7 +92,7 @@ class RemoteContent:
                 failures = 1 if at > before else failures + 1
                 if failures >= retry.tries:
                     raise ImageError(
-                        f"{self._what}: the connection breaks after {at} of {self.size} bytes; try"
+                        f"{self._what}: the connection broke after {at} of {self.size} bytes; try"
                         " again"
                     ) from None
                 retry.wait(failures)
@@ -103,13 +103,13 @@ class RemoteContent:
         """Refuse what would fill the memory, or never end."""
         if end > self.size:
             raise ImageError(
-                f"{self._what}: more came than its {self.size} bytes: the registry, or a proxy on"
-                " the way, is broken; try again"
+                f"{self._what}: received more than its {self.size} bytes: the registry, or a proxy"
+                " in between, is broken; try again"
             )
         if seconds > self._client.retry.answer + self.size / _MIN_RATE:
             raise ImageError(
-                f"{self._what}: {end} of {self.size} bytes came in {seconds:.0f} s, which is too"
-                " slow; try again, or use a registry that is nearer"
+                f"{self._what}: {end} of {self.size} bytes received in {seconds:.0f} s, which is"
+                " too slow; try again, or use a registry that is nearer"
             )
 
     def _opened(self, start: int) -> Iterator[bytes]:

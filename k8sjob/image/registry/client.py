@@ -32,7 +32,7 @@ _MAX_REDIRECTS: Final = 5
 _OVERLOADED: Final = "; the registry has failed or is overloaded: try again later"
 _NEXT_STEPS: Final = {
     401: "; run: docker login {host}",
-    403: "; ask for the right to do so, or log in as another user: docker login {host}",
+    403: "; ask for permission, or log in as another user: docker login {host}",
     404: "; check the name, and whether it exists",
     405: "; it does not accept uploads: it may be a mirror, or read-only",
     413: "; the registry rejects uploads of that size: raise its limit",
@@ -96,10 +96,12 @@ class RegistryClient:
                 answer = self._authorized(method, target, headers, stream=stream)
             else:
                 raise ImageError(
-                    f"{self.registry} redirects in a circle; is it the address of a registry?"
+                    f"{self.registry} redirects in a loop; is it the address of a registry?"
                 )
         except TransportError as error:
-            raise ImageError(f"{doing}: {error}; is the registry there? try again") from None
+            raise ImageError(
+                f"{doing}: {error}; check that it is reachable, and try again"
+            ) from None
         if answer.status not in ok:
             raise self.refusal(answer, doing)
         return answer
@@ -129,7 +131,7 @@ class RegistryClient:
         except ValueError:
             raise ImageError(
                 f"{self.registry} redirects to {location!r}, which is not a URL; the registry, or a"
-                " proxy in front of it, is faulty"
+                " proxy in front of it, is broken"
             ) from None
         if self._is_own(url):  # a registry behind a proxy often takes its own scheme for http
             return self._base + urlsplit(url)._replace(scheme="", netloc="").geturl()
@@ -140,7 +142,7 @@ class RegistryClient:
         reason = f": {text}" if (text := _error_text(answer.body)) else ""
         step = _NEXT_STEPS.get(answer.status, _OVERLOADED if answer.status >= 500 else "")
         return ImageError(
-            f"{doing}: {self.registry} answers {answer.status}{reason}"
+            f"{doing}: {self.registry} returned {answer.status}{reason}"
             + step.format(host=self.registry)
         )
 
@@ -251,7 +253,7 @@ class Authorizer:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             token = None
         if not isinstance(token, str) or not (token.isascii() and token.isprintable()):
-            raise ImageError(f"{self._host}: {host_of(realm)} answers without a token")
+            raise ImageError(f"{self._host}: {host_of(realm)} returned no token")
         return token
 
     def _request_token(self, realm: str, service: str, scopes: set[str]) -> Response:

@@ -103,7 +103,7 @@ class CredentialEntry:
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            reason = getattr(error, "strerror", None) or f"no answer in {_HELPER_LIMIT:.0f} s"
+            reason = getattr(error, "strerror", None) or f"no response in {_HELPER_LIMIT:.0f} s"
             raise ImageError(f"{program} get {self.key}: {reason}; try it by hand") from None
         if done.returncode != 0:
             detail = f"{done.stdout} {done.stderr}".strip()
@@ -118,7 +118,7 @@ class CredentialEntry:
             username, secret = str(answer["Username"]), str(answer["Secret"])
         except (ValueError, KeyError, TypeError, RecursionError):
             raise ImageError(
-                f"{program} get {self.key}: its answer is not JSON with Username and Secret; try it"
+                f"{program} get {self.key}: its output is not JSON with Username and Secret; try it"
                 " by hand"
             ) from None
         if username == _TOKEN_USER:

@@ -44,11 +44,11 @@ _POOL_SIZE: Final = 16
 _CERTIFICATES: Final = ("/etc/docker/certs.d", "/etc/containers/certs.d")
 _HOME_CERTIFICATES: Final = (".docker/certs.d", ".config/containers/certs.d")
 _REASONS: Final[dict[type, str]] = {
-    exceptions.ProxyError: "the proxy that the environment names does not lead there",
+    exceptions.ProxyError: "the proxy set in the environment does not reach it",
     exceptions.NameResolutionError: "no host has that name",
     exceptions.NewConnectionError: "no connection",
     exceptions.ConnectTimeoutError: "no connection in time",
-    exceptions.ReadTimeoutError: "no answer in time",
+    exceptions.ReadTimeoutError: "no response in time",
 }
 
 
@@ -208,8 +208,8 @@ class HttpClient:
             raise ImageError(f"{redacted(url)!r} is not the URL of a registry")
         if scheme == "http" and not (is_loopback(host) or host in self._plain_http):
             raise ImageError(
-                f"{host} would be asked without TLS, so that anybody could read and change what is"
-                f" sent; if you trust the network in between: --plain-http {host}"
+                f"{host} would be accessed without TLS, so that anyone could read and change what"
+                f" is sent; if you trust the network in between: --plain-http {host}"
             )
         key = (proxy_for(scheme, host), host if scheme == "https" else "")
         with self._lock:
@@ -290,7 +290,7 @@ def pool_manager(proxy: str, **options: Any) -> urllib3.PoolManager:
         return urllib3.ProxyManager(proxy, proxy_headers=headers, **options)
     except (ValueError, exceptions.HTTPError, exceptions.ProxySchemeUnknown):
         raise ValueError(
-            "the proxy that the environment names is not http://[USER:PASSWORD@]HOST:PORT:"
+            "the proxy set in the environment is not http://[USER:PASSWORD@]HOST:PORT:"
             f" {proxy.rpartition('@')[2]!r}"
         ) from None
 
@@ -351,7 +351,7 @@ def _chunks(response: BaseHTTPResponse, url: str, limit: float) -> Iterator[byte
         if size > MAX_BODY or time.monotonic() > end:
             response.close()
             how = f"with more than {MAX_BODY} bytes" if size > MAX_BODY else "too slowly"
-            raise ImageError(f"{_shown(url)}: answers {how}; is it the address of a registry?")
+            raise ImageError(f"{_shown(url)}: responds {how}; is it the address of a registry?")
 
 
 def _shown(url: str) -> str:

@@ -112,7 +112,7 @@ def plain_host(host: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """A blob of so many bytes, as a manifest names it; elsewhere: not in registries, at `urls`."""
+    """A blob and its size, as in a manifest; elsewhere: not in registries, at `urls`."""
 
     digest: str
     size: int

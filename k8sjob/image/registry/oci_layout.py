@@ -46,8 +46,8 @@ class Layout:
         with _errors_explained(folder):
             if folder.exists() and not (folder / _MARK).exists() and any(folder.iterdir()):
                 raise ImageError(
-                    f"{folder}: not empty, and not an OCI layout; name a folder that does not exist"
-                    " yet"
+                    f"{folder}: not empty, and not an OCI layout; specify a folder that does not"
+                    " exist yet"
                 )
             self._entries()
 
@@ -121,7 +121,7 @@ class Layout:
         found: Any = read_object(path.read_bytes(), str(path)).get("manifests")
         if isinstance(found, list) and all(isinstance(entry, dict) for entry in found):
             return found
-        raise ImageError(f"{path}: not the index of an OCI layout; name another folder")
+        raise ImageError(f"{path}: not the index of an OCI layout; specify another folder")
 
 
 @contextmanager
@@ -141,6 +141,6 @@ def _errors_explained(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ImageError(
-            f"{folder}: cannot be written: {error.strerror}; free some space there, or name another"
-            " folder"
+            f"{folder}: cannot be written: {error.strerror}; free some space there, or specify"
+            " another folder"
         ) from None

@@ -3,7 +3,7 @@
 All that is read is checked against its digest. A registry may lose an upload, cut the connection or
 forget the token: then the upload starts again, and the registry itself checks what it ends up with.
 Several parts are transferred at a time, by threads that are daemons: those of concurrent.futures'
-executors would keep the interpreter from exiting while a registry does not answer.
+executors would keep the interpreter from exiting while a registry does not respond.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ class Repository:
             found = f"{algorithm}:{hashlib.new(algorithm, answer.body).hexdigest()}"
             if found != version:
                 raise ImageError(
-                    f"{self.reference}: what came as {version} has the digest {found}: the"
-                    " registry, or a proxy on the way, is broken; try again"
+                    f"{self.reference}: what was received as {version} has the digest {found}: the"
+                    " registry, or a proxy in between, is broken; try again"
                 )
         return manifest.read(
             answer.body, answer.headers.get("Content-Type", ""), str(self.reference)
@@ -187,7 +187,7 @@ class Repository:
     def _location(self, answer: Response, doing: str) -> str:
         if location := answer.headers.get("Location"):
             return self.client.url(location, answer)
-        raise ImageError(f"{doing}: the registry accepts it without a location to send it to")
+        raise ImageError(f"{doing}: the registry returned no location to send it to")
 
     def _send(
         self, content: Content, location: str, sent: Callable[[int], object], doing: str
@@ -219,7 +219,7 @@ class Repository:
             refusal = self.client.refusal(answer, doing)
             if answer.status in {403, 405, 413}:
                 raise refusal
-            lost = f"the registry took it for {stored}" if answer.status == 201 else str(refusal)
+            lost = f"the registry stored it as {stored}" if answer.status == 201 else str(refusal)
         sent(-out)
         return lost
 
@@ -249,7 +249,7 @@ class Repository:
         if stored != digest or not self.has(raw, media_type):
             raise ImageError(
                 f"{name}: the registry has it as {stored} and not as {digest}; it is broken, or"
-                " changes what it is given"
+                " changes what it receives"
             )
 
 
@@ -264,7 +264,7 @@ def read_base(repository: Repository, platform: str | None) -> BaseImage:
     base = BaseImage(repository.reference, found, config)
     if platform and "/".join(platform.split("/")[:2]) != base.platform:
         raise ImageError(
-            f"{base.reference} is for {base.platform}; image.platform says {platform}: take"
+            f"{base.reference} is for {base.platform}; image.platform says {platform}: use"
             " another base, or change it"
         )
     return base
@@ -311,7 +311,7 @@ def run_parallel(functions: Sequence[Callable[[], Any]], width: int) -> list[Any
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """A part of an image of so many bytes, and how it came to the repository."""
+    """A part of an image, its size in bytes, and how it came to the repository."""
 
     digest: str
     size: int
@@ -347,7 +347,7 @@ def transfer(
         nonlocal done
         with lock:
             if over.is_set():
-                raise ImageError("stopped, since another part has failed")
+                raise ImageError("stopped, since another part failed")
             done += size
             progress(done, total)
 

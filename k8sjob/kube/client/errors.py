@@ -22,14 +22,16 @@ if TYPE_CHECKING:
     from k8sjob.kube.objects import Json
 
 _NO_SUCH_PATH: Final = "could not find the requested resource|404 page not found"
-_ANSWERS: Final = "{attempt}: the server answers {code}: {detail}"
+_ANSWERS: Final = "{attempt}: the server returned {code}: {detail}"
 _NOT_READY: Final = (
     "{attempt}: the apiserver of context {context} is not ready: {detail}; try again"
 )
 _ROLE: Final = "manifests/rbac has the role to ask for"
-_ONE_NAMESPACE: Final = "name one with -n: the roles of manifests/rbac are each for one namespace"
+_ONE_NAMESPACE: Final = (
+    "specify one with -n: the roles of manifests/rbac are each for one namespace"
+)
 _NO_CONTROLLER: Final = (
-    "{0.kind}s: {0.name} is not installed there; {0.missing}, or name another cluster with"
+    "{0.kind}s: {0.name} is not installed there; {0.missing}, or specify another cluster with"
     " --context"
 )
 _RULES: Final = {
@@ -54,32 +56,32 @@ _RULES: Final = {
     (403, "being terminated"): "namespace {namespace} is being deleted; wait until it is gone",
     (403, r'User "system:anonymous" cannot \w+ resource'): (
         "the apiserver does not know the user: context {context} has no credentials; log in, or"
-        " name another with --context"
+        " specify another with --context"
     ),
     (
         403,
         r'(?:User "(?P<user>[^"]+)" )?cannot (?P<verb>\w+) resource',
-    ): "{who} may not {verb} {kind} {where}; {role}",
+    ): "{who} cannot {verb} {kind} {where}; {role}",
     (403, ""): "{attempt}: forbidden: {detail}",
-    (404, _NO_SUCH_PATH): "the cluster of context {context} knows no {unknown}",
+    (404, _NO_SUCH_PATH): "the cluster of context {context} has no {unknown}",
     (404, 'namespaces? "(?P<name>[^"]+)" not found'): (
         "there is no namespace {name!r} (context {context}); create it with `kubectl create "
-        "namespace {name}`, or name another with -n"
+        "namespace {name}`, or specify another with -n"
     ),
     (404, ""): "{attempt}: {detail}",
     (
         409,
         '"(?P<name>[^"]+)" already exists',
-    ): "there is already a {what} {name!r} in namespace {namespace}",
+    ): "a {what} {name!r} already exists in namespace {namespace}",
     (
         409,
         "(?P<why>(?:exceeded|failed) quota: .*)",
     ): "the quota of namespace {namespace} is being changed: {why}; try again",
     (409, ""): f"{_ANSWERS}; it was changed in the meantime, try again",
-    (410, ""): "{attempt}: the requested version is too old by now; try again",
+    (410, ""): "{attempt}: the requested version is too old; try again",
     (429, ""): "{attempt}: the apiserver of context {context} is busy; try again",
     (500, 'failed calling webhook "(?P<webhook>[^"]+)": (?:.*: )?(?P<why>.*)'): (
-        "{owner} does not answer ({why}), so no {what} can be created or changed; check that it"
+        "{owner} does not respond ({why}), so no {what} can be created or changed; check that it"
         " runs, {doctor}"
     ),
     (503, ""): _NOT_READY,

@@ -68,7 +68,7 @@ class Access:
         why = redacted(why)
         return ApiError(
             f"{self.server} (context {self.context}) cannot be reached: {why}; check that the"
-            " cluster and the network are up, or name another with --context",
+            " cluster and the network are up, or specify another with --context",
             detail=why,
         )
 
@@ -162,17 +162,17 @@ def access(
         what = "there is nothing in" if empty else "there is no kubeconfig at"
         raise BackendError(
             f"no cluster is configured: {what} {', '.join(map(str, empty or looked))}; set"
-            " KUBECONFIG, or name a file with --kubeconfig"
+            " KUBECONFIG, or specify a file with --kubeconfig"
         )
     known = sorted(_named(config, "contexts"))
     where, there = os.pathsep.join(map(str, files)), ", ".join(known) or "none"
     name = context or str(config.get("current-context") or "")
     if not name:
         raise BackendError(
-            f"{where}: no current-context; name one with --context (there are: {there})"
+            f"{where}: no current-context; specify one with --context (available: {there})"
         )
     if name not in known:
-        hint = did_you_mean(name, known, f"there are: {there}")
+        hint = did_you_mean(name, known, f"available: {there}")
         raise BackendError(f"{where}: no context {name!r}; {hint}")
     return _of_context(name, config, files, namespace)
 

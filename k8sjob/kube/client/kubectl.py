@@ -167,7 +167,7 @@ class KubectlTransport:
             try:
                 printed, stderr = process.communicate(sent, timeout)
             except subprocess.TimeoutExpired:
-                raise self._access.unreachable("it does not answer in time") from None
+                raise self._access.unreachable("it does not respond in time") from None
         if process.returncode != 0:
             if _PASSWORD_PROMPT in printed:
                 raise self._access.rejected()
@@ -230,7 +230,7 @@ class KubectlTransport:
                     silent_since = time.monotonic()
                     yield piece
                 elif time.monotonic() - silent_since > idle:
-                    raise self._access.unreachable("it does not answer in time")
+                    raise self._access.unreachable("it does not respond in time")
 
     def _existence(self, path: str, timeout: float) -> Json:
         """Only an object's name: for a table its contents are not even sent."""

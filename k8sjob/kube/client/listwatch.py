@@ -38,7 +38,7 @@ PAUSE_SECONDS: Final = 0.4
 MAX_SECONDS: Final = 3.0
 """The longest pause: an apiserver that is back is seen within it."""
 STEADY_SECONDS: Final = 10.0
-"""After a list and a watch that together lasted so long the pauses start again at the shortest."""
+"""Duration of a list and a watch after which the pauses start again at the shortest."""
 LOST_LISTS: Final = 2
 """How many lists in a row must fail until the connection counts as lost."""
 REFUSED_SECONDS: Final = 30.0

@@ -278,7 +278,7 @@ def _why(error: BaseException) -> str:
     if late and not isinstance(error, exceptions.NewConnectionError):
         return f"no connection within {CONNECT_SECONDS:.0f} s"
     if isinstance(error, exceptions.ReadTimeoutError):
-        return "it does not answer in time"
+        return "it does not respond in time"
     inner = next((arg for arg in error.args if isinstance(arg, BaseException)), error.__cause__)
     if inner is not None:
         return _why(inner)

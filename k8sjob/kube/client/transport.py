@@ -107,7 +107,7 @@ def refusal(code: int, answer: Json | str) -> ApiError:
     """The error for an answer that is not a success: a Status, or another text (a proxy)."""
     if isinstance(answer, str):
         text = " ".join(answer.split())[:300] or "without a reason"
-        return ApiError(f"the server answers {code}: {text}", code=code, reason="", detail=text)
+        return ApiError(f"the server returned {code}: {text}", code=code, reason="", detail=text)
     reason = str(answer.get("reason") or "")
     causes = [
         (str(cause.get("field") or ""), str(cause.get("message") or ""))

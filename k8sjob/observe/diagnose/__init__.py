@@ -48,7 +48,7 @@ __all__ = ["Cause", "Diagnosis", "diagnose"]
 _ONE_FAILURE: Final = 900.0
 """Seconds within which the ranks of a group end after one failure: timeouts are ten minutes."""
 _LAST_SECONDS: Final = 60.0
-"""The job may have survived the end of a Pod that is gone, if that was so long before its own."""
+"""Seconds before its end: a job may have survived a Pod that was lost earlier than that."""
 _KILLED: Final = frozenset({ExitCode.STOPPED, SIGKILLED})
 """Exit codes of containers that the operator ends."""
 

@@ -38,11 +38,11 @@ _PULLING: Final = frozenset(
 )
 _MISCONFIGURED: Final = frozenset({"CreateContainerConfigError", "CreateContainerError"})
 _SIDECAR_ENDS: Final = timedelta(seconds=15)
-"""Another container may end so long after the training one."""
+"""Time by which another container may end after the training one."""
 _KILLED_AFTER: Final = timedelta(seconds=60)
-"""A node ends a Pod so long after its grace period at most."""
+"""Maximum time after its grace period until a node ends a Pod."""
 _RESOLVED: Final = timedelta(seconds=10)
-"""The name of a Master that has been ready for so long can be resolved."""
+"""Time after which the name of a ready Master can be resolved."""
 _WAIT: Final = "it continues when the Master is ready"
 _PULL_RULES: Final = (
     Rule(
@@ -66,7 +66,8 @@ _PULL_RULES: Final = (
         r"|authentication|credentials",
         Cause.IMAGE_ACCESS,
         "the registry refuses the image {image}: {detail}",
-        "it does not exist, or may not be read without a pull secret: image.pull_secrets names one",
+        "it does not exist, or cannot be read without a pull secret, which image.pull_secrets"
+        " names",
     ),
     Rule(
         r"not found|(?:manifest|name) unknown|NotFound|\b404\b|deleted or has expired",
@@ -99,12 +100,12 @@ def bad_image(facts: Facts, pod: ReplicaPod) -> Explanation | None:
         return Explanation(
             found.cause,
             f"the operator's init image: {found.what}",
-            f"the operator's flag {facts.target.controller.image_flag} names it: have it set to an"
+            f"the operator's flag {facts.target.controller.image_flag} sets it: change it to an"
             " image that this cluster can pull",
         )
     if found.cause is Cause.IMAGE_ACCESS:
         secrets = [s.get("name", "") for s in pod.spec.get("imagePullSecrets") or ()]
-        uses = f"it uses {', '.join(secrets)}" if secrets else "it uses none now"
+        uses = f"it uses {', '.join(secrets)}" if secrets else "it uses none"
         more = (
             f" ({uses}); to create one from your login: kubectl create secret docker-registry NAME"
             f" -n {facts.namespace} --from-file=.dockerconfigjson=$HOME/.docker/config.json"
@@ -195,7 +196,7 @@ def bad_init(facts: Facts, pod: ReplicaPod) -> Explanation | None:
         if not ended.get("exitCode") or container.ended.get("exitCode") == 0:
             continue
         restarts = int(container.status.get("restartCount", 0))
-        times = f", {restarts} times over" if restarts > 1 else ""
+        times = f", {restarts} times" if restarts > 1 else ""
         message = one_line(ended.get("message", ""))
         return Explanation(
             Cause.INIT,
@@ -273,20 +274,20 @@ def master_awaited(facts: Facts, *, explained: bool) -> Iterator[Diagnosis]:
 def _master(facts: Facts) -> tuple[str, str]:
     """Why the Master's name cannot be found, and the next step."""
     name = f"{facts.name}-master-0"
-    what = f"its init container waits until the name {name} can be found"
+    what = f"its init container waits until the name {name} resolves"
     master = next((pod for pod in facts.pods if pod.replica == "master-0"), None)
     if master is None:
         return f"{what}; the Master has no pod", _WAIT
     ready = master.condition("Ready")
     if ready.true and ready.since and facts.now - ready.since > _RESOLVED:
         step = f"check the cluster's DNS and the Service (kubectl get svc {name}"
-        what += "; the Master is ready, so the name should be there"
+        what += "; the Master is ready, so the name should resolve"
         return what, f"{step} -n {facts.namespace})"
     if master.phase == "Running" and ready.false:
         if master.asked.part("readinessProbe"):
             return (
-                f"{what}; the Master runs but is not ready, by its readinessProbe",
-                "leave the probe out: the name comes with Ready, and training needs the name first",
+                f"{what}; the Master runs but is not ready, according to its readinessProbe",
+                "remove the probe: the name resolves when the pod is Ready, and training needs it",
             )
         return f"{what}; the Master is not ready", _WAIT
     situation = next(one.situation for one in facts.status.replicas if one.name == "master-0")
@@ -302,7 +303,7 @@ def _ending(facts: Facts, pod: ReplicaPod) -> Explanation:
     if end is None or facts.now - end < _KILLED_AFTER:
         step = "wait: it can save its state until the end of its grace period"
     elif finalizers and not pod.live:
-        what += f"; it waits for its finalizers: {', '.join(finalizers)}"
+        what += f"; it is waiting for its finalizers: {', '.join(finalizers)}"
         step = f"whoever set {finalizers[0]} must remove it; check whether that controller runs"
     else:
         step = (
@@ -321,7 +322,7 @@ def slow(facts: Facts, pod: ReplicaPod) -> Explanation | None:
         return None
     if not pod.node:
         scheduler = pod.spec.get("schedulerName", "default-scheduler")
-        what = f"the scheduler {scheduler!r} has not looked at it"
+        what = f"the scheduler {scheduler!r} has not considered it"
         step = "wait; if this continues, check whether that scheduler runs in the cluster"
         since = pod.created_at
     elif init := next((c for c in reversed(pod.containers) if c.initializing), None):
@@ -332,7 +333,7 @@ def slow(facts: Facts, pod: ReplicaPod) -> Explanation | None:
         since = moment(Object(init.state).part("running").get("startedAt"))
     elif (event := pod.last_event("Pulling", "Pulled", "Scheduled")).get("reason") == "Pulling":
         image = event.get("message", "").partition('"')[2].partition('"')[0]
-        what = f"its node pulls the image {image}"
+        what = f"its node is pulling the image {image}"
         step = "wait; a large image takes minutes the first time on each node"
         since = event_time(event)
     else:

@@ -36,9 +36,9 @@ _FIELD: Final = re.compile(
 )
 """How an error of k8sjob's runtime begins that is about a field of the job.yaml."""
 _KUBELETS_STEPS: Final = {
-    "Unhealthy": "correct the probe, or leave it out: a rank that computes answers late",
-    "FailedPostStartHook": "correct the container's lifecycle.postStart, or leave it out",
-    "DeadlineExceeded": "raise activeDeadlineSeconds of the pod, or leave it out:"
+    "Unhealthy": "correct the probe, or remove it: a rank that computes responds late",
+    "FailedPostStartHook": "correct the container's lifecycle.postStart, or remove it",
+    "DeadlineExceeded": "raise activeDeadlineSeconds of the pod, or remove it:"
     " policy.active_deadline limits the time of the whole job",
 }
 _CLOCK_TOLERANCE: Final = 1.0
@@ -96,11 +96,13 @@ def _hung(facts: Facts, end: Failure) -> Diagnosis | None:
     where = f" --rank {culprits[0]}" if culprits else ""
     others_waited = end.reason is not None and end.reason.type == "Hung"  # see watchdog.py
     if others_waited:
-        step = "if the others may wait so long, raise run.collective_timeout"
+        step = "if the others may wait that long, raise run.collective_timeout"
     else:
-        step = "if a step may take so long, raise run.hang_timeout"
+        step = "if a step may take that long, raise run.hang_timeout"
     if end.reason and not culprits:  # all wait, and would forever
-        step = "all ranks must make the same calls in the same order, with tensors of one shape"
+        step = (
+            "all ranks must make the same calls in the same order, with tensors of the same shape"
+        )
     return Diagnosis(
         Cause.HUNG,
         f"{_ranks(culprits) or end.source} hung{_reported(end)}",
@@ -114,13 +116,13 @@ def _absent_from_rendezvous(facts: Facts, end: Failure) -> Diagnosis | None:
         return None
     if left := _left_early(facts, end):
         step = "submit the job again: it continues from its newest checkpoint, and ends at once"
-        return replace(left, next_step=f"{step} where that was the last one; {left.next_step}")
+        return replace(left, next_step=f"{step} if that was the last one; {left.next_step}")
     job, culprits = facts.output_argument, end.reason.culprits
     return Diagnosis(
         Cause.RENDEZVOUS,
         f"{_ranks(culprits)} did not join the rendezvous{_reported(end)}",
         f"see why: k8sjob status {job}, k8sjob logs {job} --rank {culprits[0]};"
-        " if it only needs longer, raise run.rendezvous_timeout",
+        " if it just needs more time, raise run.rendezvous_timeout",
         end.replica,
     )
 
@@ -309,7 +311,7 @@ def _refused_checkpoint(facts: Facts, end: Failure) -> Diagnosis | None:
     scratch = "k8sjob run --fresh" if facts.local else "an empty checkpoint.dir"
     step = (
         f"the script refused what it resumed from {name}: if that was saved with another model or"
-        f" optimizer, start from scratch ({scratch}), or give the script the former ones"
+        f" optimizer, start from scratch ({scratch}), or give the script the previous ones"
     )
     return replace(_crashed(facts, end), next_step=step)
 
@@ -329,7 +331,7 @@ def _crashed(facts: Facts, end: Failure) -> Diagnosis:
             folder, name = beside.groups()
             volume = f"{{name: data, mount: /{name}, pvc: CLAIM, local: {folder}}}"
             step = (
-                f"{folder} is next to the folder of the job, and a replica has a copy of that"
+                f"{folder} is next to the folder of the job, and a replica has a copy of the job's"
                 f" folder only: add `volumes: [{volume}]` to the job.yaml, as `k8sjob init --from"
                 " SCRIPT` does"
             )

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SIGKILLED: Final = 128 + signal.SIGKILL
 """The exit code of a container that the kubelet, the kernel or a person killed."""
 GRACE_SECONDS: Final = 120.0
-"""A container ends at most so long after the kubelet was to end it, for most grace periods."""
+"""Maximum seconds until a container that the kubelet stops has ended, for most grace periods."""
 _PROBED: Final = re.compile("(?:Liveness|Startup) probe")
 _CUT_REASON: Final = re.compile(
     r'\{"exit_code": (?P<code>[0-9]{1,3}), "rank": (?P<rank>-?[0-9]{1,6}),'

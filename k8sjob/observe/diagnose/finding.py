@@ -1,4 +1,4 @@
-"""Causes, findings, and rules that recognise a cause by a text."""
+"""Causes, findings, and rules that recognize a cause by a text."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _POD_IDENTIFIERS: Final = re.compile(
 """Parts of the kubelet's messages that differ by Pod where the problem is the same."""
 _REPLICA_IDENTIFIERS: Final = re.compile(
     r"(?:master|worker)-\d+\b|\brank ?\d+|\[?\d+\.\d+\.\d+\.\d+\]?(?:[:<]\d+>?)?"
-    r"|\d+ times over"
+    r"|, \d+ times\b"
 )
 _MAX_LINES: Final = 5
 _MAX_LINE: Final = 500
 SAME_STEPS: Final = (
-    "let all ranks take the same number of steps, in the same order: run.batches() and a"
-    " DistributedSampler give each as many batches; torch's Join stands in for ranks that are done"
+    "make all ranks take the same number of steps, in the same order: run.batches() and a"
+    " DistributedSampler give each as many batches; torch's Join handles ranks that have finished"
 )
 """The next step where a rank was done before the others."""
 POD: Final = "{pod}"

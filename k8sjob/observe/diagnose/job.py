@@ -35,7 +35,7 @@ _RANKS_END: Final = timedelta(seconds=30)
 _COLLECTED: Final = frozenset({"foregroundDeletion", "orphan"})
 """Finalizers that the cluster's garbage collector removes by itself."""
 _CLEAN_UP: Final = timedelta(seconds=15)
-"""The Pods of a job that has ended need so long at most to end, or the operator to remove them."""
+"""Maximum time that the Pods of an ended job take to end, or the operator to remove them."""
 _HELD: Final = frozenset({JobState.SUSPENDED, JobState.QUEUED})
 
 
@@ -85,7 +85,7 @@ def deleting(facts: Facts) -> Iterator[Diagnosis]:
             name = facts.target.controller.name
             step += (
                 f"; the webhook of {name} must allow its end, or k8sjob delete"
-                f" {facts.job_argument} ends it without"
+                f" {facts.job_argument} removes it without that"
             )
     what = f"{deletion(facts.snapshot.job)}, for {age(begun, facts.now)}"
     yield Diagnosis(Cause.DELETING, what, step)
@@ -106,7 +106,7 @@ def limits(facts: Facts) -> Iterator[Diagnosis]:
     if ended_by_deadline(facts):
         yield Diagnosis(
             Cause.DEADLINE,
-            f"the job was ended after its {_deadline(facts)} s",
+            f"the job reached its deadline of {_deadline(facts)} s",
             f"raise policy.active_deadline, or {_AGAIN}",
         )
     yield from _overdue(facts)
@@ -175,7 +175,7 @@ def companion_gone(facts: Facts) -> Iterator[Diagnosis]:
         which = f"{beside.resource}/{facts.name}" if gone else one_line(events[0]["message"])
         yield Diagnosis(
             Cause.COMPANION,
-            f"{which} is not there: {beside.use}",
+            f"{which} does not exist: {beside.use}",
             "recreate the job with k8sjob submit --replace, or that object as it was",
         )
 
@@ -187,7 +187,7 @@ def no_pods_yet(facts: Facts) -> Iterator[Diagnosis]:
         yield Diagnosis(
             Cause.WAITING,
             f"the job has no pods yet, {age(created, facts.now)} after it was created",
-            "wait a few seconds and look again",
+            "wait a few seconds and check again",
         )
 
 
@@ -201,7 +201,7 @@ def operator_silent(facts: Facts) -> Iterator[Diagnosis]:
         yield Diagnosis(
             Cause.OPERATOR_SILENT,
             f"the job is managed by {manager} (managedBy); {name} ignores it",
-            "see what that controller reports about it, or leave managedBy out",
+            "see what that controller reports about it, or remove managedBy",
         )
         return
     labels = facts.target.controller.deployment
@@ -283,8 +283,8 @@ def no_group(facts: Facts) -> Iterator[Diagnosis]:
     if any(one.type == "Unmet" for one in reasons) or facts.reported(EventKind.UNMET):
         yield Diagnosis(
             Cause.NO_GROUP,
-            "its processes made no process group: each of them trained a separate model",
-            "make a process group in the script before it trains: k8sjob's session(), or"
+            "its processes created no process group: each of them trained a separate model",
+            "create a process group in the script before it trains: k8sjob's session(), or"
             " torch.distributed.init_process_group(); if none is needed, submit separate jobs of"
             " one process",
         )

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from k8sjob.observe.diagnose.facts import Facts, Failure, ReplicaPod
     from k8sjob.observe.diagnose.finding import Diagnosis
 
-_RECREATED: Final = "it is created again; with checkpoints the job continues from the newest one"
+_RECREATED: Final = "it is recreated; with checkpoints the job continues from the newest one"
 _EVICTED: Final = frozenset({"Evicted", "NodeShutdown", "Shutdown", "Terminated"})
 _DISRUPTIONS: Final = {
     "EvictionByEvictionAPI": "its node was drained, or it was evicted by request",
@@ -81,7 +81,7 @@ def _unschedulable(facts: Facts, pod: ReplicaPod, condition: Condition) -> Expla
         return Explanation(
             Cause.UNSCHEDULABLE,
             f"scheduling gates hold it back: {', '.join(gates)}",
-            "whoever set the gate (a queue, a topology controller) must lift it",
+            "whoever set the gate (a queue, a topology controller) must remove it",
         )
     message = condition.message
     if claim := unbound(facts, pod, message):
@@ -281,9 +281,9 @@ def _lost(facts: Facts) -> Iterator[Explanation]:
             yield Explanation(
                 Cause.NODE_LOST,
                 f"its node {pod.node} {what}",
-                "after five minutes the cluster gives its pods up and they are created again;"
+                "after five minutes the cluster evicts its pods and they are recreated;"
                 f" have the node checked (kubectl describe node {pod.node}), and if it is really"
-                f" off, kubectl delete pod --force -n {facts.namespace} for those on it",
+                f" down, kubectl delete pod --force -n {facts.namespace} for those on it",
                 pod.replica,
                 since,
             )
@@ -294,7 +294,7 @@ def _unreachable(pod: ReplicaPod, ready: Condition) -> tuple[str, datetime | Non
     if ready.true:
         return "", None
     if ready:
-        message = ready.message or "it does not report"
+        message = ready.message or "it does not report its status"
         return f"is not ready: {message.rstrip('.')}", ready.since
     event = pod.last_event("NodeNotReady")
     if event and pod.condition("Ready").false:
@@ -393,7 +393,7 @@ def _preempted(replica: str, message: str) -> Explanation:
     by = f" ({message.rstrip('.')})" if message.startswith("Preempted by") else ""
     return Explanation(
         Cause.PREEMPTED,
-        f"it was preempted by a pod of higher priority{by}",
+        f"it was preempted by a pod with a higher priority{by}",
         f"{_RECREATED} when there is room; priority_class in the job gives it a higher priority",
         replica,
     )

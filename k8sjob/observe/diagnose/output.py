@@ -67,7 +67,7 @@ _BETWEEN_RANKS: Final = re.compile(r"(?i:gloo|nccl|c10d)|Dist\w*Error|PeerLost")
 _TORCH_ERROR: Final = re.compile(r"^[\w.]*(?:RuntimeError|Dist\w*Error|PeerLost)\b")
 """Exceptions of torch and jax; a ConnectionResetError is that of another connection."""
 _MAX_UNFRAMED: Final = 10
-"""An error without a traceback is looked for in so many last lines."""
+"""Last lines in which an error without a traceback is looked for."""
 
 _KIND: Final = re.compile(r"(?:\w+\.)*(\w+)(?::|$)")
 """The class at the beginning of an exception's first line."""

@@ -1,4 +1,4 @@
-"""Rules that recognise a cause in a container's output, the most telling one first.
+"""Rules that recognize a cause in a container's output, the most telling one first.
 
 The texts are those of NCCL 2.7 to 2.28 and torch 2.0 to 2.15, as they appear in logs.
 """
@@ -32,7 +32,7 @@ RULES: Final = (
         Cause.MISSING_MODULE,
         "its image does not contain k8sjob's runtime",
         "let k8sjob add it: `image: {{repository: ..., base: THIS IMAGE}}`, and submit again; or"
-        " start the script by run.command",
+        " start the script with run.command",
         exception_only=True,
     ),
     Rule(
@@ -95,7 +95,7 @@ RULES: Final = (
         Cause.INTERFACE,
         "it found no network interface of the given name: {text}",
         "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME must name an interface that the pod has, usually"
-        " eth0: correct them in run.env, or leave them out",
+        " eth0: correct them in run.env, or remove them",
     ),
     Rule(
         r"Mismatched NCCL version detected : rank (?P<a>\d+) version (?P<x>\d+)"
@@ -193,7 +193,7 @@ RULES: Final = (
     Rule(
         r"uncorrectable (?:ECC|NVLink) error|fallen off the bus|hardware stack error",
         Cause.GPU_FAULT,
-        "a GPU of its node fails: {text}",
+        "a GPU of its node has failed: {text}",
         "have the node cordoned (kubectl cordon NODE) and checked; the job continues on others",
         "restart this machine, or check its GPU: nvidia-smi -q",
     ),
@@ -208,7 +208,7 @@ RULES: Final = (
         r"NET/IBP? ?: ?Got completion from peer (?P<peer>\S+) with (?:status=|error )(?P<n>\d+)",
         Cause.INFINIBAND,
         "InfiniBand lost the connection to {peer} (completion error {n})",
-        "have the fabric between these nodes checked; with RoCE NCCL_IB_GID_INDEX must fit;"
+        "have the fabric between these nodes checked; with RoCE NCCL_IB_GID_INDEX must match;"
         " NCCL_IB_DISABLE=1 in run.env shows whether it is InfiniBand at all",
     ),
     Rule(
@@ -216,7 +216,7 @@ RULES: Final = (
         Cause.INFINIBAND,
         "InfiniBand fails: {text}",
         "check that the pod has the device (resources.extended: rdma/...), and that NCCL_IB_HCA and"
-        " NCCL_IB_GID_INDEX fit it; NCCL_IB_DISABLE=1 in run.env avoids InfiniBand",
+        " NCCL_IB_GID_INDEX match it; NCCL_IB_DISABLE=1 in run.env avoids InfiniBand",
     ),
     Rule(
         r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(?P<seq>\d+),"
@@ -224,29 +224,29 @@ RULES: Final = (
         Cause.COLLECTIVE_TIMEOUT,
         "it waited {seconds} s in the collective {op}, number {seq}; not every rank reached it",
         "see what the ranks that did not reach it were doing: an endless data loader, another"
-        " number of steps, a save by only one rank; if it may take so long, raise"
+        " number of steps, a save by only one rank; if it may take that long, raise"
         " run.collective_timeout",
     ),
     Rule(
         r"Ranks? (?P<ranks>\d+(?:, ?\d+)*) (?:failed to pass|timed out in) monitoredBarrier",
         Cause.COLLECTIVE_TIMEOUT,
         "rank {ranks} did not reach a monitored_barrier in time: {text}",
-        "see what that rank was doing then; if it may take so long, raise the timeout of the"
+        "see what that rank was doing then; if it may take that long, raise the timeout of the"
         " monitored_barrier",
     ),
     Rule(
         r"op\.preamble\.length <= op\.nbytes\. (?P<sent>\d+) vs (?P<fits>\d+)",
         Cause.COLLECTIVE_MISMATCH,
-        "another rank sent {sent} bytes where a collective of this one takes {fits}: the ranks made"
-        " different calls, or passed tensors of different shapes or dtypes",
-        "let all ranks make the same calls in the same order, with tensors of the same shape and"
+        "another rank sent {sent} bytes where a collective of this one expects {fits}: the ranks"
+        " made different calls, or passed tensors of different shapes or dtypes",
+        "make all ranks make the same calls in the same order, with tensors of the same shape and"
         " dtype; TORCH_DISTRIBUTED_DEBUG=DETAIL in run.env lets torch name the calls",
     ),
     Rule(
         r"Timed out waiting (?P<ms>\d+)ms for (?P<op>send|recv) operation",
         Cause.COLLECTIVE_TIMEOUT,
         "it waited {seconds} s for another rank ({op})",
-        "see what the other ranks were doing then; if it may take so long, raise"
+        "see what the other ranks were doing then; if it may take that long, raise"
         " run.collective_timeout",
     ),
     Rule(
@@ -286,7 +286,7 @@ RULES: Final = (
     Rule(
         r"Address already in use|EADDRINUSE",
         Cause.ADDRESS_IN_USE,
-        "a port that it wanted to listen on is taken: {text}",
+        "a port that it tried to listen on is in use: {text}",
         "use the port in MASTER_PORT, or 0 for a free one, instead of a fixed number",
         exception_only=True,
         types=_OF_TORCH,
@@ -294,8 +294,8 @@ RULES: Final = (
     Rule(
         r"Address already in use|EADDRINUSE",
         Cause.ADDRESS_IN_USE,
-        "a port that it wanted to listen on is taken: {text}",
-        "let that server listen on port 0, which gives it a free one; of several processes on one"
+        "a port that it tried to listen on is in use: {text}",
+        "let that server listen on port 0, which selects a free one; of several processes on one"
         " machine each needs its own, and MASTER_PORT is the rendezvous' own",
         exception_only=True,
     ),

@@ -71,7 +71,7 @@ _RULES: Final = (
         Cause.SERVICE_ACCOUNT,
         "there is no service account {account!r} in namespace {namespace}",
         "create it (kubectl create serviceaccount {account} -n {namespace}), or correct"
-        " service_account in the job; it is tried again, after some minutes at the latest",
+        " service_account in the job; it is retried, within a few minutes at the latest",
     ),
     Rule(
         r"(?P<limit>(?:maximum|minimum) \S+ (?:usage|limit to request ratio) per [^\n]*)",
@@ -82,14 +82,14 @@ _RULES: Final = (
     Rule(
         r'failed calling webhook "(?P<webhook>[^"]+)": (?P<detail>.*)',
         Cause.WEBHOOK,
-        "the admission webhook {webhook!r} does not answer: {detail}",
-        "it is the cluster's, not the job's: have its service checked; it is tried again",
+        "the admission webhook {webhook!r} does not respond: {detail}",
+        "it belongs to the cluster, not to the job: have its service checked; it is tried again",
     ),
     Rule(
         r'admission webhook "(?P<webhook>[^"]+)" denied the request: (?P<detail>.*)',
         Cause.WEBHOOK,
         "the admission webhook {webhook!r} refuses the pod: {detail}",
-        "change the job as it asks for, or ask the cluster's administrators for an exception",
+        "change the job as it requires, or ask the cluster's administrators for an exception",
     ),
     Rule(
         r"object is being deleted.*already exists|already exists.*object is being deleted",
@@ -101,7 +101,7 @@ _RULES: Final = (
     Rule(
         r"already exists",
         Cause.NAME_TAKEN,
-        "{object} exists already and does not belong to this job",
+        "{object} already exists and does not belong to this job",
         "see what it is (kubectl get pod,service {object} -n {namespace}) and delete it, or give"
         " the job another name",
     ),

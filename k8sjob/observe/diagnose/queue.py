@@ -64,7 +64,7 @@ def queued(facts: Facts) -> Iterator[Diagnosis]:
     look = f"kubectl describe workloads -n {facts.namespace} {Object(workload).name}".rstrip()
     step, order, again = f"see what is ahead of it: {look}", "", False
     if not workload:
-        reason = "Kueue's Workloads may not be read here, or it has made none yet"
+        reason = "you cannot read Kueue's Workloads, or it has made none yet"
     elif reserved.true:
         checks = _checks(workload, {"Pending", "Retry", "Rejected"})
         reason = f"it has its quota, and waits for {checks}" if checks else "it has its quota"
@@ -119,10 +119,12 @@ def _closed(facts: Facts, queue: str) -> tuple[str, str] | None:
         return what, f"have it created, then {look}; or correct kueue_priority_class ({shown})"
     created = facts.status.created
     if ("workloads", "") in facts.not_found and created and facts.now - created > _NO_WORKLOAD:
-        what = f"Kueue has made no Workload for it in {age(created, facts.now)}: it does not run,"
+        what = f"Kueue has made no Workload for it in {age(created, facts.now)}: it is not running,"
         what += f" or does not manage {facts.target.kind}s in namespace {facts.namespace}"
-        step = f"{start} check whether its controller runs, have {facts.target.kueue_framework} in"
-        step += " integrations.frameworks of its settings, and the namespace in"
+        step = (
+            f"{start} check whether its controller runs, have {facts.target.kueue_framework} added"
+        )
+        step += " to integrations.frameworks in its settings, and the namespace to"
         return what, f"{step} managedJobsNamespaceSelector, then {look}"
     for local in facts.of_kind("LocalQueue"):
         name = cluster_queue(local)

@@ -108,8 +108,8 @@ def _without_volume(facts: Facts, claim: str, why: str) -> Explanation:
         )
     else:
         step = (
-            f"see what it waits for ({step}): a storage class that makes volumes, or a volume of"
-            " that size and access mode"
+            f"see what it is waiting for ({step}): a storage class that makes volumes, or a volume"
+            " of that size and access mode"
         )
     what = f"the claim {claim!r} has no volume" if claim else "one of its claims has no volume"
     return Explanation(Cause.VOLUME_CLAIM, f"{what}: {why}".rstrip("."), step)
@@ -133,7 +133,7 @@ def _pending_claim(facts: Facts, pod: ReplicaPod) -> tuple[str, str]:
             and not _AWAITS_POD.search(event.get("message", ""))
         ]
         node = claim.annotations.get(_CHOSEN)
-        awaited = f"its volume is awaited on node {node}" if node else ""
+        awaited = f"it waits for its volume on node {node}" if node else ""
         return claim.name, messages[-1] if messages else awaited
     names = sorted(name for name in mounted if name)
     return (names[0] if len(names) == 1 else ""), ""
@@ -171,7 +171,7 @@ def _mount_step(message: str) -> str:
     if "Multi-Attach" in message:
         return (
             "the claim can be used on one node at a time: use one with ReadWriteMany for jobs of"
-            " several nodes, or end the pod that has it"
+            " several nodes, or end the pod that uses it"
         )
     if "hostPath type check failed" in message:
         return "create that path on every node the job may run on, or correct volumes[].host_path"

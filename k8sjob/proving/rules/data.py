@@ -107,7 +107,7 @@ def overlap(evidence: Evidence) -> Iterator[Difference]:
             text, advice = "the ranks' parts of the data overlap", ""
             whole = complete or all(len(row.batches) == about["batches"] for row in rows)
             if whole and twice < evidence.size and about["length"]:
-                text = "the sampler repeats samples so that all ranks have as many"
+                text = "the sampler repeats samples so that all ranks have equally many"
                 advice = _UNPADDED[about["sampler"] == "ShardSampler"]
             text += f"; used twice in a pass: {twice} of {about['length']}"
             at, pair = _first_repeated(samples, rows), (0, twice)
@@ -239,7 +239,7 @@ def unseen_epoch(evidence: Evidence) -> Iterator[Difference]:
                 " epoch of the data set was changed, and its persistent workers do not see that"
             )
             advice = (
-                "leave persistent_workers out, or keep the epoch in shared memory:"
+                "remove persistent_workers, or keep the epoch in shared memory:"
                 " torch.zeros(1, dtype=torch.long).share_memory_()"
             )
             yield Difference(Fault.NOT_RESEEDED, other.step, "input", text, rank=0, next=advice)

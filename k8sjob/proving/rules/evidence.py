@@ -40,10 +40,10 @@ class Fault(StrEnum):
 
 NEXT: Final = {
     Fault.ERROR: "correct the script; `k8sjob run` shows the whole traceback",
-    Fault.HANG: "let all ranks call the same collectives in the same order",
+    Fault.HANG: "make all ranks call the same collectives in the same order",
     Fault.NOT_SHARDED: "give each rank its part: DataLoader(..., sampler=DistributedSampler(data))",
-    Fault.OVERLAP: "let all ranks divide one order of the data, from the same seed, into parts that"
-    " cover it once",
+    Fault.OVERLAP: "make all ranks divide one order of the data, from the same seed, into parts"
+    " that cover it once",
     Fault.NOT_RESEEDED: "call sampler.set_epoch(epoch) at the start of each epoch",
     Fault.NON_DETERMINISM: "take every random number from a seed: torch.manual_seed, random.seed,"
     " numpy.random.default_rng(seed)",
@@ -53,21 +53,21 @@ NEXT: Final = {
     " torch.manual_seed(seed + rank), and so random, numpy.random and your own generators",
     Fault.BATCHNORM: "use statistics of all ranks: SyncBatchNorm.convert_sync_batchnorm(model) on"
     " GPUs, `strategy.sync_batchnorm: true` under k8sjob.runtime, or another normalization",
-    Fault.RANK_DEPENDENT: "let all ranks compute with the same model: do it on every rank, or"
+    Fault.RANK_DEPENDENT: "make all ranks compute with the same model: do it on every rank, or"
     " broadcast what rank 0 computed",
-    Fault.LAST_BATCH: "let all ranks have equally many samples in each batch (drop_last=True), or"
-    " weigh each rank's loss by its samples",
+    Fault.LAST_BATCH: "give all ranks equally many samples in each batch (drop_last=True), or"
+    " weight each rank's loss by its samples",
     Fault.LOSS_SCALING: "use the mean over this rank's samples; DDP averages over the ranks. With"
     " unequal counts divide by the count of all ranks and multiply by the world size",
     Fault.CLIPPING: "clip after the gradients are averaged: after backward() under DDP, after the"
     " all_reduce by hand",
-    Fault.ACCUMULATION: "synchronise once, in the backward of the last micro-batch of each step,"
+    Fault.ACCUMULATION: "synchronize once, in the backward of the last micro-batch of each step,"
     " also of an incomplete one; no_sync() only for those before it",
     Fault.NOT_AVERAGED: "average every gradient once: call the DistributedDataParallel module"
     " itself, with all parameters in it, or all_reduce and divide by the world size",
     Fault.AVERAGED_TWICE: "average once: DistributedDataParallel divides by the world size itself",
     Fault.LEARNING_RATE: "use the same rate, decay and momentum for the same global batch",
-    Fault.SKIPS_STEP: "let the ranks decide together: all_reduce the condition",
+    Fault.SKIPS_STEP: "make the ranks decide together: all_reduce the condition",
     Fault.EVALUATION: "count each sample once over all ranks: without padding, and with one"
     " all_reduce of sums and counts",
     Fault.CHECKPOINT: "save and restore weights, optimizer, scheduler, epoch and random numbers",

@@ -282,7 +282,7 @@ def _silence(ranks: tuple[int, ...], record: Attempt) -> Reason:
         exit_code=ExitCode.HUNG,
         rank=ranks[0],
         type="Hang",
-        message=f"{who}: no progress, not even a watchdog's; ended by the node's agent",
+        message=f"{who}: no progress, not even of its watchdog; ended by the node's agent",
         time=time.time(),
         culprits=ranks,
         step=record.seen.get(ranks[0], Seen()).step,

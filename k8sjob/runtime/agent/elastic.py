@@ -1,4 +1,4 @@
-"""Elastic groups: the nodes that are there train, and start again when nodes come or go.
+"""Elastic groups: the available nodes train, and restart when nodes join or leave.
 
 The nodes find each other by torch's rendezvous (c10d), in a store at the operator's
 PET_RDZV_ENDPOINT, which the first Worker hosts. Each round gives every node a number and an address
@@ -54,9 +54,9 @@ if TYPE_CHECKING:
     from k8sjob.runtime.base.signals import Inbox
 
 _MISSED: Final = 15
-"""So many signs of life missed, and a node is lost: a machine may stand still for a while."""
+"""Missed heartbeats after which a node is lost: a machine may stand still for a while."""
 _LOOKS: Final = 3
-"""So many looks in a row must show that a node is missing."""
+"""Consecutive checks that must show that a node is missing."""
 _MAX_PAUSE_S: Final = 30.0
 """Before a round, after many failures: all nodes have to come to it again."""
 _PLACE: Final = "k8sjob/place"
@@ -148,7 +148,7 @@ class _Rendezvous:
         """This node in the next round; None: it is to stop, or the others have ended the job.
 
         Raises:
-            PeerLost: fewer nodes than the job needs came in time, or the store does not answer.
+            PeerLost: fewer nodes than the job needs came in time, or the store does not respond.
         """
         if inbox.stopping():
             return None
@@ -159,7 +159,7 @@ class _Rendezvous:
             if inbox.stopping():
                 return None
             if time.monotonic() > until:  # torch waits without end for a host that is frozen
-                raise PeerLost(self._failure("its host does not answer"))
+                raise PeerLost(self._failure("its host does not respond"))
             inbox.wait(TIMEOUTS.poll)
         node = found.result()
         if node is not None:

@@ -59,7 +59,7 @@ _KEPT: Final[list[Any]] = []
 _REMOTE: Final = {"RemoteTraceback", "_RemoteTraceback"}
 """The cause of an exception of a worker of multiprocessing.Pool or of ProcessPoolExecutor."""
 _INTERRUPTIONS: Final = 3
-"""So many times a report is begun."""
+"""Attempts at writing a report."""
 _INTERRUPTED: Final = 128 + signal.SIGINT
 
 

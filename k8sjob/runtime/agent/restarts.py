@@ -308,8 +308,8 @@ class Coordinator:
         if self._late() and not inbox.stopping() and not self._roster.failure():
             who = ranks_in_words(r for node in self._late() for r in self._node.ranks(node))
             message = (
-                f"{who} had not ended {time.monotonic() - began:.0f} s after rank 0; the Master's"
-                " end ends the job, and with clean_pod_policy Running their pods"
+                f"{who} had not ended {time.monotonic() - began:.0f} s after rank 0; the end"
+                " of the Master ends the job and, with clean_pod_policy Running, their pods"
             )
             write_event(EventKind.WARNING, message=message)
             log_line(message)
@@ -327,7 +327,7 @@ class Coordinator:
             return None
         replicas = self._node.nnodes
         message = (
-            f"no process group was made by the {world} processes of {replicas}"
+            f"no process group was created by the {world} processes of {replicas}"
             f" replica{'s' * (replicas > 1)}: each trained separately; to train one model, call"
             " session() or torch.distributed.init_process_group in the script"
         )

@@ -2,7 +2,7 @@
 
 The agent of node 0 listens on a port derived from MASTER_PORT. The others call once a second, send
 their state, and get the whole table. A call is one line of JSON each way, so a node that was away
-needs no repair. Where node 0 does not answer, behind a NetworkPolicy for instance, each agent
+needs no repair. Where node 0 does not respond, behind a NetworkPolicy for instance, each agent
 decides by what it sees itself.
 """
 

@@ -233,7 +233,7 @@ class Timeouts:
     # for trackers to take the last numbers; a rank that failed has no more than `exit`
     track: float = 20.0
     track_every: float = 10.0  # between two requests to a tracker: each costs milliseconds of CPU
-    join: float = 1.0  # for a thread that may wait for a store that does not answer
+    join: float = 1.0  # for a thread that may wait for a store that does not respond
     look_at_calls: float = 1.5  # until a rank that waits reads the others' last calls
 
 

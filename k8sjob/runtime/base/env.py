@@ -210,8 +210,8 @@ def dist_env(environ: Mapping[str, str] = os.environ) -> DistEnv:
         raise EnvError(
             f"{_seen(environ, 'WORLD_SIZE', 'PET_NPROC_PER_NODE', 'PET_NNODES')}: this node is to "
             f"run {node.nproc_per_node} processes, and LOCAL_RANK is not set, so only this one"
-            " starts and the others would never join; start it by `python -m k8sjob.runtime SCRIPT`"
-            " or torchrun, or set replicas.nproc_per_node to 1"
+            " starts and the others would never join; start it with `python -m k8sjob.runtime"
+            " SCRIPT` or torchrun, or set replicas.nproc_per_node to 1"
         )
     restart = _number(environ, _RESTART)
     addr, port = node.master_addr, node.master_port
@@ -252,7 +252,7 @@ def _launched(environ: Mapping[str, str]) -> DistEnv:
         if name not in environ:
             raise EnvError(
                 f"LOCAL_RANK={environ['LOCAL_RANK']} is set and {name} is not; a launcher sets "
-                "both: start the script by `python -m k8sjob.runtime` or torchrun, or remove "
+                "both: start the script with `python -m k8sjob.runtime` or torchrun, or remove "
                 "LOCAL_RANK"
             )
     rank, world = _number(environ, "RANK"), _number(environ, "WORLD_SIZE", 1, minimum=1)
@@ -314,8 +314,8 @@ def _node_rank(environ: Mapping[str, str], nnodes: int) -> int:
     if is_elastic(environ):
         raise EnvError(
             f"PET_NNODES={environ['PET_NNODES']} without RANK: the group is elastic, so its nodes "
-            "get their ranks at the rendezvous; start the script by `python -m k8sjob.runtime "
-            "SCRIPT` or torchrun, or leave replicas.elastic out"
+            "get their ranks at the rendezvous; start the script with `python -m k8sjob.runtime "
+            "SCRIPT` or torchrun, or remove replicas.elastic"
         )
     if nnodes > 1:
         raise EnvError(

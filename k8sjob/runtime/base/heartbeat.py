@@ -39,7 +39,7 @@ _WITHOUT_PEERS: Final = (
 )
 _MAX_SHOWN: Final = 8
 _SETTLES: Final = 5
-"""The agent waits for so many settling times: the rank's watchdog knows more and acts first."""
+"""Settling times that the agent waits: the rank's watchdog knows more and acts first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ class Inbox:
         return min(self.stop_time, self.orphan_time) < float("inf")
 
     def wait(self, seconds: float) -> None:
-        """Return at the next signal, at the lifeline's end, or after so many seconds."""
+        """Return at the next signal, at the lifeline's end, or after this many seconds."""
         ends = [self._pipe[0]]
         if self._lifeline is not None:
             ends.append(self._lifeline)
@@ -91,7 +91,7 @@ class Inbox:
             self._read_lifeline(self._lifeline)
 
     def sleep(self, seconds: float) -> None:
-        """Sleep for so long, or until a stop is requested."""
+        """Sleep for this long, or until a stop is requested."""
         end = time.monotonic() + seconds
         while not self.stopping() and time.monotonic() < end:
             self.wait(end - time.monotonic())

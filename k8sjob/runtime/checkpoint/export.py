@@ -51,14 +51,16 @@ def export(
             f"{target}: its suffix decides the format; end it with .pt or {_SAFETENSORS}"
         )
     if target.exists() and not force:
-        raise ValueError(f"{target} exists; name another file with -o, or replace it with --force")
+        raise ValueError(
+            f"{target} exists; specify another file with -o, or replace it with --force"
+        )
     if not target.parent.is_dir():
         raise ValueError(f"{target}: there is no folder {target.parent}; create it first")
     as_safetensors = target.suffix.lower() == _SAFETENSORS
     if as_safetensors and everything:
         raise ValueError(
-            f"{target}: safetensors holds tensors by name and nothing else; write a .pt, or leave "
-            "out --all"
+            f"{target}: safetensors holds tensors by name and nothing else; write a .pt, or omit "
+            "--all"
         )
     path = _checkpoint(source, warn)
     state = load(path)
@@ -88,19 +90,20 @@ def _checkpoint(source: Path, warn: Callable[[str], None]) -> Path:
     """The checkpoint that is meant, which is whole."""
     if not source.exists():
         raise ValueError(
-            f"{source} does not exist; name a checkpoint (step-00000120.pt, or a folder "
+            f"{source} does not exist; specify a checkpoint (step-00000120.pt, or a folder "
             "step-00000120), or the folder of checkpoints"
         )
     if source.is_file() or (source / DIGESTS).exists() or source.name.startswith("step-"):
         try:
             verify(source)
         except ValueError as error:
-            raise ValueError(f"{source}: {error}; take another checkpoint") from error
+            raise ValueError(f"{source}: {error}; use another checkpoint") from error
         return source
     found = newest(Checkpoints(source), warn)
     if found is None:
         raise ValueError(
-            f"{source} has no complete checkpoint; name the folder of the step-... files or folders"
+            f"{source} has no complete checkpoint; specify the folder of the step-... files or"
+            " folders"
         )
     return found
 

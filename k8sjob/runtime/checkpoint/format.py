@@ -266,7 +266,7 @@ _Box = tuple[tuple[int, int], ...]
 def _problem(metadata: Metadata, sizes: Mapping[str, int]) -> str | None:
     """The first tensor that the chunks of a description do not make up exactly; None: none.
 
-    Torch's reader trusts the description: what no chunk covers stays uninitialised memory.
+    Torch's reader trusts the description: what no chunk covers stays uninitialized memory.
     `sizes` are the bytes of the checkpoint's files, by name.
     """
     for name, about in metadata.state_dict_metadata.items():

@@ -45,7 +45,7 @@ class Checkpoints:
         self.folder, self.keep = folder, max(keep, 1)
 
     def draft(self, step: int, *, folder: bool) -> Path:
-        """Begin a checkpoint of so many steps: an empty file or folder that does not count yet."""
+        """Begin a checkpoint of this step: an empty file or folder that does not count yet."""
         # Two pods may have the same pid, and for a moment both be rank 0.
         path = self.folder / f".step-{step:08d}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
         self.folder.mkdir(parents=True, exist_ok=True)

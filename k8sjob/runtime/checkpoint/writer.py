@@ -255,7 +255,7 @@ class Checkpointer:
         if wanted and not self._shared and not self._warned:
             self._warned = True
             self._reporter.warn(
-                f"checkpoint.dir {self._checkpoints.folder} is not one folder for all ranks: rank 0"
+                f"checkpoint.dir {self._checkpoints.folder} is not shared by all ranks: rank 0"
                 " gathers the whole state and writes it; mount one volume there in all replicas,"
                 " and each rank writes its own part"
             )
@@ -427,7 +427,7 @@ class Checkpointer:
         if message := self._group.broadcast_bytes(refusal.encode() if refusal else None):
             raise OSError(message.decode())
         self._shared = integrity.sees_one_folder(self._checkpoints, self._group)
-        ranks = f"{self._checkpoints.folder} is not one folder for all {self._group.world_size}"
+        ranks = f"{self._checkpoints.folder} is not shared by all {self._group.world_size}"
         if self._must_share and not self._shared:
             raise OSError(
                 f"checkpoint.dir {ranks} ranks, and in an elastic job any of them may have to"
@@ -448,7 +448,7 @@ class Checkpointer:
         if then != now:
             ranks = f"saved by {then} ranks, resumed by {now}"
         elif self._rng_streams(rng_stream) != state.get("streams", list(range(then))):
-            ranks = "saved by ranks that divided the data in another way"
+            ranks = "saved by ranks that divided the data differently"
         if ranks:
             self._reporter.warn(
                 f"{ranks}: the samples continue in their order, random numbers (dropout,"

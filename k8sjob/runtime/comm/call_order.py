@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 LEAVING: Final = "leave"
 """The name of the call that ends a session."""
 _OFTEN: Final = 16
-"""So many calls of a kind are checked each; from then on those whose number is a power of two."""
+"""Calls of a kind that are all checked; after them, those whose number is a power of two."""
 _MAX_KINDS: Final = 1000
 _FIRST_PAUSE_S: Final = 0.0001
 

@@ -121,7 +121,7 @@ class Group:
             op: "sum", "max" or "min".
         """
         if op not in _OPERATIONS:
-            raise ValueError(f'op={op!r}: it is "sum", "max" or "min"')
+            raise ValueError(f'op={op!r}: it must be "sum", "max" or "min"')
         result = tensor.detach().to(self._transport, copy=True)
         if self.world_size == 1:
             return result.to(tensor.device)
@@ -159,7 +159,7 @@ class Group:
             to: the rank that gets them, the list of the others is empty; None: every rank.
         """
         if to is not None and not 0 <= to < self.world_size:
-            raise ValueError(f"to={to}: there are ranks 0 to {self.world_size - 1}")
+            raise ValueError(f"to={to}: it must be one of the ranks 0 to {self.world_size - 1}")
         if self.world_size == 1:
             return [tensor.detach().clone()]
         flat = tensor.detach().to(self._transport)
@@ -260,8 +260,8 @@ def open_group(
     """
     if dist.is_initialized():
         raise RuntimeError(
-            "a process group exists already: call session() instead of init_process_group, or "
-            "leave k8sjob.runtime out of a script that makes its own"
+            "a process group already exists: call session() instead of init_process_group, or "
+            "do not use k8sjob.runtime in a script that creates its own"
         )
     serves = env.rank < serving
     device = torch.device("cpu") if serves or on_cpu else local_device(env)

@@ -238,7 +238,7 @@ class StoreEndpoint:
             except OSError as error:
                 if time.monotonic() > deadline:
                     raise PeerLost(
-                        f"rank 0 does not answer at {self}: {error.strerror or error}; look at its"
+                        f"rank 0 does not respond at {self}: {error.strerror or error}; look at its"
                         " log, or raise the rendezvous timeout if it is still starting",
                         (0,),
                     ) from None
@@ -271,7 +271,7 @@ def tcp_store(
             _by_itself(addr) if is_master else addr,
             port,
             is_master=is_master,
-            # A store that does not answer is closing, and torch would wait for it.
+            # A store that does not respond is closing, and torch would wait for it.
             timeout=timedelta(seconds=TIMEOUTS.connect),
             wait_for_workers=False,
             **more,

@@ -90,7 +90,7 @@ class StopCoordinator:
                 return True
         if not self._agreed.wait(TIMEOUTS.stop):
             raise PeerLost(
-                f"the ranks were asked to stop, and some did not answer within {TIMEOUTS.stop:g} s"
+                f"the ranks were asked to stop, and some did not respond within {TIMEOUTS.stop:g} s"
             )
         if self._last is None or self._passed >= self._last:
             return False

@@ -9,7 +9,7 @@ raises the alarm at any time.
 
 Three failures need three observers. A rank asleep in Python is noticed by its own thread. One in a
 C call that holds the interpreter's lock, or one that is stopped, is named by its peers and ended by
-the agent of its node, which sees its observer stand still. And a store that does not answer must
+the agent of its node, which sees its observer stand still. And a store that does not respond must
 not keep a rank from noticing: the thread that watches the clock never uses the store.
 
 A collective that the script calls directly makes no beat: the rank's stack shows it.
@@ -278,7 +278,7 @@ class Watchdog:
             self._beats = {self._rank: self._seen()}
             return (self._rank,), explain(self._beats, (self._rank,))
         if not self._informed.wait(2 * self._settle):
-            return (0,), "the store does not answer; rank 0, its host, is stopped or unreachable"
+            return (0,), "the store does not respond; rank 0, its host, is stopped or unreachable"
         guilty = culprits(self._beats)
         return guilty, explain(self._beats, guilty)
 
@@ -327,7 +327,7 @@ class Watchdog:
 def culprits(beats: Mapping[int, Beat | None]) -> tuple[int, ...]:
     """The ranks that the others wait for; empty if that is not known.
 
-    Those that did not answer the alarm cannot even run a thread. If all answered, they are the
+    Those that did not respond to the alarm cannot even run a thread. If all answered, they are the
     ranks that do not wait for others; of several those that are behind. A rank that never published
     a beat has None.
     """
@@ -372,9 +372,9 @@ def _places(beats: Mapping[int, Beat | None]) -> str:
 
 def _state(beat: Beat | None) -> str:
     if beat is None:
-        return "does not answer, and never did (it is stopped, or in C code)"
+        return "does not respond, and never did (it is stopped, or in C code)"
     idle = {_START: "before its training", _END: "after its training"}
     place = idle.get(beat.phase, f"at step {beat.step} in {beat.phase}")
     if beat.answered:
         return f"is {place}, {beat.where}" if beat.where else f"is {place}"
-    return f"does not answer (it is stopped, or in C code), last heard of {place}"
+    return f"does not respond (it is stopped, or in C code), last heard of {place}"

@@ -114,7 +114,7 @@ def _devices(world_size: int) -> list[str]:
     except (AttributeError, NotImplementedError) as error:
         raise EnvError(
             f"Keras {keras.__version__} has no distribution on {keras.backend.backend()}; install"
-            " Keras 3.16 or later, or leave strategy.keras_backend out for JAX"
+            " Keras 3.16 or later, or remove strategy.keras_backend for JAX"
         ) from error
     return devices[:1] if world_size == 1 else devices
 

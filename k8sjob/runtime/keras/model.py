@@ -1,6 +1,6 @@
 """Keras models and optimizers in a loop of torch: what would otherwise go wrong silently.
 
-A Keras layer is a torch module, and yet train() does not switch its dropout and batch normalisation
+A Keras layer is a torch module, and yet train() does not switch its dropout and batch normalization
 on, its running statistics are no buffers, its seeds are variables that all ranks would share, and
 its regularisers are not in the loss. Keras itself is never imported here: a model that exists has
 imported it.
@@ -49,7 +49,7 @@ def refuse(model: Any, *, backend: str = "torch") -> str | None:
         if keras.backend.backend() != backend:
             kind = "keras" if backend == "torch" else "keras_mesh"
             return (
-                f"Keras computes with {keras.backend.backend()}, and {name} must with {backend}:"
+                f"Keras computes with {keras.backend.backend()}, and {name} needs {backend}:"
                 f" set KERAS_BACKEND={backend} before `import keras` (strategy.kind: {kind} does)"
             )
         if not model.built or not model.trainable_variables:
@@ -106,7 +106,7 @@ def with_layer_losses(model: Any, loss: Callable[..., Tensor]) -> Callable[..., 
 
 
 class Moved:
-    """Variables that training changes without gradients, as the statistics of batch normalisation.
+    """Variables that training changes without gradients, as the statistics of batch normalization.
 
     A forward pass shows which they are; what stays as it is, as frozen weights, is not sent.
     """

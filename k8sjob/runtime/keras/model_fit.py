@@ -134,9 +134,9 @@ def _dataset(data: Any) -> Any:
 
 
 _KERAS_EQUIVALENT: Final = {
-    "accumulate": "gradient_accumulation_steps of the optimizer",
-    "clip_norm": "global_clipnorm of the optimizer",
-    "bf16": 'keras.mixed_precision.set_global_policy("mixed_bfloat16")',
+    "accumulate": "use gradient_accumulation_steps of the optimizer",
+    "clip_norm": "use global_clipnorm of the optimizer",
+    "bf16": 'use keras.mixed_precision.set_global_policy("mixed_bfloat16")',
 }
 """Settings of the step, which is Keras's own here, and Keras's words for them."""
 
@@ -185,16 +185,16 @@ def _check_divided(context: RankContext, callbacks: Sequence[Any]) -> None:
     if any(isinstance(one, keras.callbacks.ModelCheckpoint) for one in callbacks):
         raise ValueError(
             "ModelCheckpoint: no rank has the whole model; remove it, set checkpoint.dir (every"
-            " epoch is saved), and write a file of Keras's own by job.save_model(model, path)"
+            " epoch is saved), and write a file of Keras's own with job.save_model(model, path)"
         )
 
 
 def _check_replicated(context: RankContext, model: Any) -> None:
     name = type(model).__name__
     for option, value in context.config.options.items():
-        instead = _KERAS_EQUIVALENT.get(option, "nothing like it")
+        instead = _KERAS_EQUIVALENT.get(option, "remove it")
         raise ValueError(
-            f"strategy.{option}: {value}, but job.fit() leaves the step to Keras; use {instead}"
+            f"strategy.{option}: {value}, but job.fit() leaves the step to Keras; {instead}"
         )
     if model.jit_compile:
         raise ValueError(f"{name} is compiled with jit_compile=True; leave it out")

@@ -110,7 +110,7 @@ def size_of(batch: Any, asked: int | None = None) -> int:
 
 
 def _has(batch: Any, size: int) -> bool:
-    """Whether a part of a batch has so many samples."""
+    """Whether a part of a batch has this many samples."""
     if isinstance(batch, Tensor):
         return bool(batch.dim()) and batch.shape[0] == size
     members = [*batch.values()] if isinstance(batch, Mapping) else batch
@@ -126,7 +126,7 @@ def _is_of_samples(members: Sequence[Any], size: int) -> bool:
 
 
 def digests(batch: Any, size: int) -> list[int] | None:
-    """One number for each of so many samples of a batch; None: no part of it has as many."""
+    """One number for each of this many samples of a batch; None: no part of it has as many."""
     rows = [
         leaf
         for leaf in _leaves(batch)

@@ -113,13 +113,14 @@ def _check(model: nn.Module, found: dict[str, nn.Module]) -> None:
         outer = next((other for other in found if other != name and _inside(name, other)), None)
         if outer is not None:
             raise ValueError(
-                f"strategy.blocks: {name!r} lies in {outer!r}, which is a block too; leave one out"
+                f"strategy.blocks: {name!r} is inside {outer!r}, which is a block too; leave one"
+                " out"
             )
     for names in tied(model):
         owners = {next((b for b in found if _inside(name, b)), "") for name in names}
         if len(owners) > 1:
             raise ValueError(
-                f"strategy.blocks: {' and '.join(names)} are one parameter and must lie in one "
+                f"strategy.blocks: {' and '.join(names)} are one parameter and must be in one "
                 "block, or in none; leave these blocks out"
             )
 

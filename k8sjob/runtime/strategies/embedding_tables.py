@@ -267,7 +267,7 @@ def _check(model: nn.Module, chosen: Sequence[str], servers: int) -> None:
         if f"{name}.weight" in shared:
             raise ValueError(
                 f"strategy.tables: {name}.weight is a parameter of other layers too, and those are"
-                f" not on the servers; leave {name} out"
+                f" not on the servers; remove {name}"
             )
         if layer.embedding_dim < servers:
             raise ValueError(
@@ -283,8 +283,8 @@ def _check(model: nn.Module, chosen: Sequence[str], servers: int) -> None:
         item.requires_grad for name, item in model.named_parameters() if name not in on_servers
     ):
         raise ValueError(
-            f"strategy.tables: {type(model).__name__} has nothing to train beside its tables; leave"
-            " one of them out"
+            f"strategy.tables: {type(model).__name__} has nothing to train besides its tables;"
+            " leave one of them out"
         )
 
 

@@ -20,7 +20,7 @@ from k8sjob.runtime.checkpoint.model_state import StageState
 from k8sjob.runtime.comm.mesh import Mesh, broadcast_buffers
 from k8sjob.runtime.strategies import Strategy, assemble, embedding_tables
 from k8sjob.runtime.strategies.embedding_tables import RemoteTables, choose
-from k8sjob.runtime.strategies.step import autocast, call, mean_loss, synchronise
+from k8sjob.runtime.strategies.step import autocast, call, mean_loss, synchronize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -56,7 +56,7 @@ def prepare(
             dist_autograd.backward(context, [value * scale])  # type: ignore[attr-defined]  # from C++
             steps.take(context)
             if added_up and sync:
-                synchronise(model, mesh)  # no table steps before all have looked theirs up
+                synchronize(model, mesh)  # no table steps before all have looked theirs up
             steps.send(context, closes=sync)
         return value.detach()
 

@@ -31,7 +31,7 @@ from k8sjob.runtime.strategies.step import (
     forward,
     mean_loss,
     replicate,
-    synchronise,
+    synchronize,
 )
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def prepare(
             order = list(schedule(stage, len(stages), len(batch)))
             value = _run(order, computed, links, batch, scale=scale)
             if sync:
-                synchronise(model, mesh)
+                synchronize(model, mesh)
         return value
 
     def evaluated(inputs: Any) -> Any:
@@ -340,7 +340,7 @@ class StageLinks:
         if not isinstance(output, torch.Tensor) or output.dtype not in _KINDS:
             found = getattr(output, "dtype", type(output).__name__)
             raise ValueError(
-                f"strategy.splits: a stage gives {found}, and only one tensor of floating numbers"
+                f"strategy.splits: a stage returns {found}, and only one floating-point tensor"
                 " can go to the next one; choose other splits"
             )
         dims = [*output.shape, *[0] * (_DIMS - output.ndim)]

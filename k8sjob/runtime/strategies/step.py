@@ -134,7 +134,7 @@ class MixedError(RuntimeError):
     """A plain parameter got a distributed gradient."""
 
 
-def synchronise(model: nn.Module, mesh: Mesh) -> None:
+def synchronize(model: nn.Module, mesh: Mesh) -> None:
     """Bring gradients to their parameters' placements, and average them along data."""
     found = []
     for name, parameter in model.named_parameters():

@@ -1,4 +1,4 @@
-"""Batch normalisation over the batches of all ranks, with any backend.
+"""Batch normalization over the batches of all ranks, with any backend.
 
 torch's own SyncBatchNorm works only on GPUs. This one reduces the moments of the batch by a
 differentiable all_reduce, so that outputs, gradients and running statistics are those of the whole
@@ -82,7 +82,7 @@ class SyncBatchNorm(_BatchNorm):
         if values <= 1:
             raise ValueError(
                 f"one value per channel over all ranks, input {tuple(batch.shape)}: batch "
-                "normalisation needs more in training; use a larger batch"
+                "normalization needs more in training; use a larger batch"
             )
         apart = total[:channels] / values
         spread = total[channels:-1] / values - apart.square()
@@ -102,7 +102,7 @@ class SyncBatchNorm(_BatchNorm):
 
 
 def convert_for(model: nn.Module, group: Group, ranks: Any = None) -> nn.Module:
-    """The model with its batch normalisation synchronised over `ranks`, torch's for nccl."""
+    """The model with its batch normalization synchronized over `ranks`, torch's for nccl."""
     if group.world_size == 1:
         return model
     if group.backend == "nccl":
@@ -114,7 +114,7 @@ def convert_for(model: nn.Module, group: Group, ranks: Any = None) -> nn.Module:
 def convert(model: nn.Module, ranks: Any = None) -> nn.Module:
     """The model with every BatchNorm1d, 2d and 3d synchronised; parameters and buffers are kept."""
     if isinstance(model, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
-        return _synchronised(model, ranks)
+        return _synchronized(model, ranks)
     for name, child in model.named_children():
         new = convert(child, ranks)
         if new is not child:
@@ -122,7 +122,7 @@ def convert(model: nn.Module, ranks: Any = None) -> nn.Module:
     return model
 
 
-def _synchronised(old: _BatchNorm, ranks: Any) -> SyncBatchNorm:
+def _synchronized(old: _BatchNorm, ranks: Any) -> SyncBatchNorm:
     new = SyncBatchNorm(
         old.num_features, old.eps, old.momentum, old.affine, old.track_running_stats
     )

@@ -28,7 +28,7 @@ from k8sjob.runtime.strategies.step import (
     clip_gradients,
     forward,
     forward_backward,
-    synchronise,
+    synchronize,
 )
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def prepare(
         with group.waiting(), implicit_replication(), _explained():
             value = forward_backward(model, of_whole, inputs, targets, scale=scale, bf16=bf16)
             if sync:
-                synchronise(model, mesh)
+                synchronize(model, mesh)
         return value
 
     def evaluated(inputs: Any) -> Any:
@@ -127,7 +127,7 @@ def _check_norms(model: nn.Module, divided: Mapping[str, int]) -> None:
     for name in divided:
         if isinstance(layers[name.rpartition(".")[0]], _BatchNorm):
             raise ValueError(  # noqa: TRY004 - a model that a setting does not fit
-                f"strategy.layout: {name} belongs to a batch normalisation, which sync_batchnorm"
+                f"strategy.layout: {name} belongs to a batch normalization, which sync_batchnorm"
                 " computes whole; remove the key, or sync_batchnorm"
             )
 

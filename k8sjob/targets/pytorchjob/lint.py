@@ -242,8 +242,8 @@ def _nproc_without_launcher(job: ManifestJob) -> Iterator[Hit]:
                 (*container.path, "command"),
                 f"nprocPerNode {nproc} makes WORLD_SIZE {processes}, but the {replica.role} starts "
                 f"one process, {' '.join(container.argv)[:60]!r}: of {processes} ranks only "
-                f"{job.nodes} can come, and they wait for the rest; start it by torchrun, or take "
-                f"{job.step('nprocPerNode', 'replicas.nproc_per_node')} out",
+                f"{job.nodes} can join, and they wait for the rest; start it with torchrun, or "
+                f"remove {job.step('nprocPerNode', 'replicas.nproc_per_node')}",
             )
 
 
@@ -326,7 +326,8 @@ def _env_overridden(job: ManifestJob) -> Iterator[Hit]:
                     yield job.at(
                         (*container.path, "env", index, "name"),
                         f"{seen} never reaches the {replica.role}: the operator sets it to "
-                        f"{wins[0][name]!r} and wins; remove it, or use another name",
+                        f"{wins[0][name]!r}, which takes precedence; remove it, or use another"
+                        " name",
                     )
 
 

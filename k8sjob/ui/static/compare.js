@@ -56,5 +56,5 @@ function facts(jobs, labels) {
 
 function differences(manifests, labels) {
   return manifests.map((lines, index) => h("section", {}, h("h2", {}, `Manifest: ${labels[0]} and ${labels[index + 1]}`),
-    lines.length ? h("pre", { className: "diff", tabIndex: 0 }, lines.map((line) => h("div", { className: { "+": "added", "-": "removed", "@": "place" }[line[0]] ?? "" }, line))) : h("p", {}, "Their manifests say the same, but for the name.")));
+    lines.length ? h("pre", { className: "diff", tabIndex: 0 }, lines.map((line) => h("div", { className: { "+": "added", "-": "removed", "@": "place" }[line[0]] ?? "" }, line))) : h("p", {}, "Their manifests are the same, except for the name.")));
 }

@@ -213,7 +213,7 @@ function timing(found) {
   const whole = found.seconds === null ? "No first training step is known." : `About ${Math.round(found.seconds)} s from the submission to the first training step.`;
   return h("div", {}, h("p", {}, whole),
     table(["Until", "Took", "Replica", ""], found.phases.map((one, index) => [found.ends[index], `${number(one.seconds)} s`, one.replica, one.detail]), { label: "Phases" }),
-    [...found.notes, ...found.missing.map((text) => `not known: ${text}`)].map((text) => h("p", { className: "dim" }, text)));
+    [...found.notes, ...found.missing.map((text) => `unknown: ${text}`)].map((text) => h("p", { className: "dim" }, text)));
 }
 
 function usage(found) {

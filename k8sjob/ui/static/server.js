@@ -18,11 +18,11 @@ async function ask(path, options = {}) {
   try {
     response = await fetch(path, { ...options, headers: headers() });
   } catch {
-    throw new Error("k8sjob ui does not answer; is it still running?");
+    throw new Error("k8sjob ui does not respond; is it still running?");
   }
   if (response.ok) return response;
   const body = await response.json().catch(() => ({}));
-  throw Object.assign(new Error(body.error ?? `the server answered ${response.status}`), { status: response.status });
+  throw Object.assign(new Error(body.error ?? `the server returned ${response.status}`), { status: response.status });
 }
 
 export const read = async (path) => (await ask(path)).json();

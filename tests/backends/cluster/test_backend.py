@@ -361,9 +361,7 @@ def test_who_may_read_no_other_kind_of_job_misses_nothing(backend, script, liste
         backend.find("one")
 
 
-def test_without_the_operator_there_are_jobs_of_the_other_kind_alone(
-    backend, script, listed, error
-):
+def test_without_the_operator_there_are_only_jobs_of_the_other_kind(backend, script, listed, error):
     script.on("GET", JOBS, error(404, "", "404 page not found")).on("GET", BATCH, listed(1))
     assert backend.jobs() == []
     script.on("GET", BATCH, error(403, "Forbidden", "no"))
@@ -514,7 +512,7 @@ def test_a_trainjob_is_read_with_what_is_made_of_it(how, backend, script, listed
 
 @pytest.mark.parametrize("how", ["snapshot", "watch"])
 @pytest.mark.parametrize("ref", [JobRef("one", "team", "uid-0"), JobRef("two", "team")])
-def test_a_job_made_anew_is_another_one(how, ref, backend, there):
+def test_a_recreated_job_is_another_one(how, ref, backend, there):
     with pytest.raises(JobNotFound):
         read(backend, ref, how)
 
@@ -586,7 +584,7 @@ def test_a_connection_that_is_made_again_at_once_is_no_loss(backend, there, list
     assert "ConnectionLost" not in [event["reason"] for event in last.events]
 
 
-def test_a_job_that_was_made_anew_while_nobody_watched_is_gone(backend, there, listed, error):
+def test_a_job_that_was_recreated_while_nobody_watched_is_gone(backend, there, listed, error):
     there.on("GET", JOBS, listed(1, job()), listed(5, job(uid="uid-2", version=5)))
     there.watched(JOBS, [error()])
     snapshots = list(backend.watch(JobRef("one", "team")))
@@ -607,7 +605,7 @@ def test_a_watch_without_the_right_to_read_pods_is_an_error(backend, there, erro
         next(backend.watch(JobRef("one", "team")))
 
 
-def test_a_watch_ends_when_it_is_asked_to(backend, there):
+def test_a_watch_ends_when_it_is_requested_to(backend, there):
     begun, stop, seen = threading.Event(), threading.Event(), []
 
     def watch():

@@ -46,7 +46,7 @@ QUOTA = (
             403,
             "Forbidden",
             RIGHT,
-            "ada may not create pytorchjobs in namespace team; `k8sjob doctor -n team`",
+            "ada cannot create pytorchjobs in namespace team; `k8sjob doctor -n team`",
         ),
         (403, "Forbidden", RIGHT, "manifests/rbac"),
         (403, "Forbidden", RIGHT.replace("ada", "system:anonymous"), "has no credentials"),
@@ -63,16 +63,21 @@ QUOTA = (
         (403, "Forbidden", "x because it is being terminated", "team is being deleted"),
         (403, "Forbidden", "for reasons", "cannot create pytorchjobs in namespace team: forbidden"),
         (400, "BadRequest", STRICT, '\n  unknown field "spec.runPolcy"\n  unknown field "spec.x"'),
-        (400, "BadRequest", "no", "the server answers 400: no"),
-        (409, "AlreadyExists", 'a "one" already exists', "already a job 'one' in namespace team"),
+        (400, "BadRequest", "no", "the server returned 400: no"),
+        (
+            409,
+            "AlreadyExists",
+            'a "one" already exists',
+            "a job 'one' already exists in namespace team",
+        ),
         (409, "Conflict", "the object has been modified", "try again"),
-        (410, "Expired", "too old", "too old by now"),
-        (422, "Invalid", "it is invalid", "the server answers 422: it is invalid"),
+        (410, "Expired", "too old", "too old; try again"),
+        (422, "Invalid", "it is invalid", "the server returned 422: it is invalid"),
         (429, "TooManyRequests", "later", "is busy"),
-        (500, "InternalError", DOWN, "the training operator does not answer (connection refused)"),
-        (500, "InternalError", "oops", "the server answers 500: oops"),
+        (500, "InternalError", DOWN, "the training operator does not respond (connection refused)"),
+        (500, "InternalError", "oops", "the server returned 500: oops"),
         (503, "ServiceUnavailable", "starting", "not ready: starting"),
-        (418, "", "teapot", "the server answers 418: teapot"),
+        (418, "", "teapot", "the server returned 418: teapot"),
     ],
 )
 def test_what_the_server_refuses_is_explained_with_the_next_step(code, reason, detail, words):
@@ -87,7 +92,7 @@ def test_a_right_that_is_missing_everywhere():
     found = explained(
         error, "GET", ResourcePath.of("/apis/kubeflow.org/v1/pytorchjobs"), "here", CONTROLLERS
     )
-    assert "ada may not list pytorchjobs in all namespaces; name one with -n" in str(found)
+    assert "ada cannot list pytorchjobs in all namespaces; specify one with -n" in str(found)
     assert "doctor" not in str(found), "no role of one namespace would be enough"
 
 
@@ -103,7 +108,7 @@ def test_fields_that_are_wrong_stand_one_a_line():
 def test_a_kind_that_the_cluster_does_not_know():
     error = ApiError("404 page not found", code=404, reason="", detail="404 page not found")
     found = explained(error, "GET", ResourcePath.of(path("workloads", "team")), "here", CONTROLLERS)
-    assert str(found) == "the cluster of context here knows no workloads"
+    assert str(found) == "the cluster of context here has no workloads"
 
 
 @pytest.mark.parametrize("code", [0, 401])

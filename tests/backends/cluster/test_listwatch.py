@@ -70,7 +70,7 @@ def test_what_is_there_then_what_happens(script, changes, listed):
     assert versions(script) == ["5"]
 
 
-def test_a_watch_that_ends_goes_on_at_the_last_bookmark_without_a_list(script, changes, listed):
+def test_a_watch_that_ends_continues_at_the_last_bookmark_without_a_list(script, changes, listed):
     script.on("GET", PODS, listed(5))
     script.watched(PODS, [bookmark(9)], [event("ADDED", "a", 12)])
     assert changes(2) == [("SYNCED", ""), ("ADDED", "a")]
@@ -123,7 +123,7 @@ def test_a_break_in_the_middle_of_an_event(script, changes, listed):
     assert changes(2) == [("SYNCED", ""), ("ADDED", "a")]
 
 
-def test_one_made_anew_under_its_old_name_is_another_one(script, changes, listed):
+def test_one_recreated_under_its_old_name_is_another_one(script, changes, listed):
     script.on("GET", PODS, listed(5, pod("a", 1, "first")), listed(9, pod("a", 8, "second")))
     script.watched(PODS, [expired()])
     assert changes(4) == [("ADDED", "a"), ("SYNCED", ""), ("ADDED", "a"), ("DELETED", "a")]

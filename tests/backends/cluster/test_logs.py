@@ -269,7 +269,7 @@ def test_a_line_that_a_broken_connection_has_cut_comes_whole(cluster, read, star
     assert texts(read(follow=True)) == ["whole", "half a line"]
 
 
-def test_an_answer_that_ends_while_the_container_runs_is_asked_for_again(cluster, read, started):
+def test_an_answer_that_ends_while_the_container_runs_is_requested_again(cluster, read, started):
     pod = started("before")
     cluster.then(cluster.hang_up, pod.writes("after"), cluster.hang_up, cluster.hang_up)
     cluster.then(pod.exit, cluster.end)
@@ -460,12 +460,12 @@ def test_a_message_of_the_node_that_it_has_no_log_is_not_output(crashed, read):
 
 
 @pytest.mark.parametrize(("tail", "expected"), [(1, ["c2"]), (3, ["b2", "c1", "c2"]), (0, [])])
-def test_only_the_last_lines_are_asked_for(cluster, crashed, read, tail, expected):
+def test_only_the_last_lines_are_requested(cluster, crashed, read, tail, expected):
     assert texts(read(tail=tail)) == expected
     assert all("tailLines" in query for query in cluster.streams)
 
 
-def test_what_is_older_is_not_asked_for(cluster, crashed, read):
+def test_what_is_older_is_not_requested(cluster, crashed, read):
     assert texts(read(since=BEGIN + timedelta(seconds=45))) == ["c1", "c2"]
     assert texts(read(since=BEGIN + timedelta(seconds=61))) == []
     assert all(query["sinceTime"] >= "2026-01-01T00:00:45Z" for query in cluster.streams)
@@ -523,7 +523,7 @@ def test_many_readers_share_one_list(cluster):
     assert cluster.listings <= 1
 
 
-def test_a_newer_list_can_be_asked_for(cluster, started):
+def test_a_newer_list_can_be_requested(cluster, started):
     pods, pod = JobPods(cluster, JOB), started()
     assert pods.instance("worker-0").state == "running"
     pod.exit()

@@ -92,11 +92,11 @@ def test_the_port_is_kept_for_rank_0(backend, wait, make_plan):
     assert wait.lines(ref) == ["reserved", "listens"]
 
 
-def test_far_too_many_processes_are_refused_unless_asked_for(backend, make_plan, state):
+def test_far_too_many_processes_are_refused_by_default(backend, make_plan, state):
     made = make_plan("pass", workers=5000, volumes=[{"name": "x", "mount": "/x", "secret": "s"}])
     with pytest.raises(BackendError, match=r"5001 processes .* `k8sjob run --oversubscribe`"):
         backend.create(made)
-    with pytest.raises(BackendError, match="is only in the cluster"):  # the next thing wrong
+    with pytest.raises(BackendError, match="exists only in the cluster"):  # the next thing wrong
         LocalBackend(state, oversubscribe=True).create(made)
 
 
@@ -334,7 +334,7 @@ def test_delete_stops_the_replicas_and_leaves_nothing(backend, wait, make_plan, 
     assert not list((state / "jobs").iterdir())
 
 
-def test_delete_keeps_checkpoints_unless_asked(backend, finished, make_plan):
+def test_delete_keeps_checkpoints_by_default(backend, finished, make_plan):
     save = "import os, pathlib; pathlib.Path(os.environ['K8SJOB_CHECKPOINT_DIR'], 'one').touch()"
     options = {"workers": 0, "checkpoint": {"dir": "/checkpoints"}}
     kept, shared, later = (finished(make_plan(save + end, **options)) for end in ("", ";1/0", ""))
@@ -560,11 +560,11 @@ def test_checkpoints_in_a_folder_of_the_users_own_are_resumed_and_never_emptied(
         reasons = [event["reason"] for event in backend.snapshot(ref).events]
         assert ("Resumes" in reasons) is detail
         (own / "saved").touch()
-    with pytest.raises(BackendError, match="a folder of yours that is not empty"):
+    with pytest.raises(BackendError, match="your own folder, which is not empty"):
         LocalBackend(state, fresh=True).create(plan)
     (kept := state / "checkpoints/job/10000000-old").mkdir(parents=True)
     (kept / "saved").touch()
-    with pytest.raises(BackendError, match="a folder of yours that every run uses; leave --resume"):
+    with pytest.raises(BackendError, match="your own folder, which every run uses; omit --resume"):
         LocalBackend(state, resume="10000000").create(plan)
 
 

@@ -77,7 +77,7 @@ def test_a_new_job_is_created_and_gets_its_pods():
     assert RecordEvent("Normal", "SuccessfulCreatePod", "Created pod: j-worker-1") in actions
 
 
-def test_running_is_the_master_alone():
+def test_only_the_master_decides_about_running():
     workers_only, _ = reconcile(job(), [pod("master-0", "Pending"), *RUNNING[1:]], NOW)
     assert not is_true(workers_only, "Running")
     status, _ = reconcile(job(), [pod("master-0")], NOW)

@@ -53,7 +53,7 @@ def test_visible_devices_are_respected(value, expected, monkeypatch):
     assert visible_gpus() == expected
 
 
-def test_nvidia_smi_is_asked_if_it_is_there(monkeypatch, tmp_path):
+def test_nvidia_smi_is_called_if_it_exists(monkeypatch, tmp_path):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert visible_gpus() == ()
@@ -71,7 +71,7 @@ def test_each_replica_gets_its_part_of_the_gpus(prepared, monkeypatch):
     assert "TooFewGPUs" not in detail
 
 
-def test_too_few_gpus_mean_cpus_said_aloud(prepared, monkeypatch):
+def test_too_few_gpus_mean_cpus_with_a_message(prepared, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     made = spec(
         replicas={"workers": 1}, resources={"gpus": 1}, strategy={"kind": "ddp", "backend": "nccl"}
@@ -158,7 +158,7 @@ def test_sidecars_are_left_out_and_env_from_is_explained(prepared):
     run = {"command": ["python"], "env_from": [{"secret": "wandb"}]}
     _, detail = prepared(spec(overlay=overlay, run=run))
     assert "containers proxy" in detail["ContainersLeftOut"]
-    assert "secret 'wandb' is only in the cluster" in detail["EnvFrom"]
+    assert "secret 'wandb' exists only in the cluster" in detail["EnvFrom"]
 
 
 # --- paths ----------------------------------------------------------------------------------------

@@ -157,7 +157,7 @@ def test_a_file_of_a_run_that_was_replaced_stops_no_reader(store, project, ran, 
     assert find_run(store, "job").path == folder.path
 
 
-def test_a_run_without_a_record_of_its_folder_is_asked_about(store, project, ran):
+def test_a_run_without_a_record_of_its_folder_needs_a_decision(store, project, ran):
     """Earlier versions did not record it."""
     uid = ran(project("theirs"), source=False)
     with pytest.raises(BackendError, match=r"`--resume 10000000`, .* `--fresh`"):

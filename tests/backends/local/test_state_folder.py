@@ -57,7 +57,7 @@ def test_a_user_without_a_home(monkeypatch, tmp_path):
     assert kubeconfig() == "/.kube/config"
 
 
-def test_it_is_for_its_user_alone_even_if_it_was_open_before(tmp_path):
+def test_it_is_for_its_user_only_even_if_it_was_open_before(tmp_path):
     (tmp_path / "state").mkdir(mode=0o755)
     Store(tmp_path / "state").make()
     assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700

@@ -50,7 +50,7 @@ def test_what_is_not_well_has_a_next_step(allowed, facts, cluster, refused):
 @pytest.mark.parametrize(
     ("error", "step"),
     [
-        (ApiError("connection refused"), "name another one with --context"),
+        (ApiError("connection refused"), "specify another one with --context"),
         (ApiError("self-signed certificate", reason="Untrusted"), "certificate-authority"),
         (ApiError("Unauthorized", code=401), "log in again"),
         (ApiError("internal error", code=500), "ask the cluster's administrator"),
@@ -83,7 +83,7 @@ def test_what_no_submission_goes_without(lost, facts):
     check = the(permissions(facts(allowed=without(lost))))
     verb, resource = lost.split()
     assert check.verdict is Verdict.PROBLEM
-    assert check.seen == "eve may not submit and follow jobs in team"
+    assert check.seen == "eve cannot submit and follow jobs in team"
     assert f"{verb} {resource}.kubeflow.org: for" in check.details[0]
 
 

@@ -16,7 +16,7 @@ def test_nothing_is_changed(cluster, make_job):
             assert query["dryRun"] == "All"
 
 
-def test_every_permission_is_asked_for(cluster):
+def test_every_permission_is_requested(cluster):
     facts = gather(cluster, "team")
     assert set(facts.allowed) == set(all_permissions())
     assert facts.user == "eve"
@@ -28,7 +28,7 @@ def test_where_reviews_are_refused_nothing_is_known(cluster, refused):
     assert (facts.allowed, facts.user) == ({}, "")
 
 
-def test_what_does_not_answer_is_not_asked_again(cluster):
+def test_what_does_not_answer_is_not_requested_again(cluster):
     cluster.answers["/version"] = ApiError("connection refused")
     facts = gather(cluster, "team")
     assert facts.error("version").detail == "connection refused"
@@ -68,7 +68,7 @@ def test_a_page_that_is_refused_makes_no_half_count(cluster):
     assert gather(cluster, "team").usage is None
 
 
-def test_the_minimal_job_is_one_and_the_bad_one_is_bad_in_its_name_alone():
+def test_the_minimal_job_is_one_and_the_bad_one_is_bad_in_its_name_only():
     assert webhook_problems(minimal_job(DEFAULT)) == []
     bad = webhook_problems(minimal_job(DEFAULT, refused=True))
     assert [problem.field for problem in bad] == ["metadata.name"]

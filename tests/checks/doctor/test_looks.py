@@ -82,7 +82,7 @@ def registered(name):
 
 
 OPERATORS_OWN = "for i in $(seq 100); do if nslookup m; then err=0 && break; fi; sleep 2; done"
-BY_DEFAULT = "the operator's default, if it was given no other"
+BY_DEFAULT = "the operator's default, unless another one is set"
 INVALID = ApiError("is invalid", code=422, causes=[("spec.nprocPerNode", "text")])
 PULLED = {WORKERS: items(worker(node="n2", imageID="x"), worker(imageID="x"))}
 WAITING = worker(state={"waiting": {"reason": "ImagePull"}})
@@ -118,9 +118,9 @@ LOOKS = [
     (operator, {}, OK, "1 of 1 ready, image registry.example/training-operator:v1.9.4"),
     (operator, deployed(ready=0), PROBLEM, "0 of 1 ready", "kubectl -n kubeflow describe pods"),
     (operator, {DEPLOYMENTS: REFUSED, OWN_DEPLOYMENTS: items(deployment())}, OK, "1 of 1"),
-    (operator, {DEPLOYMENTS: REFUSED}, OK, "its webhook answers; you may not read"),
+    (operator, {DEPLOYMENTS: REFUSED}, OK, "its webhook answers; you cannot read"),
     (operator, {DEPLOYMENTS: items()}, OK, "its webhook answers; no Deployment"),
-    (operator, NOT_REFUSED | {DEPLOYMENTS: REFUSED}, UNKNOWN, "you may not read", "capacity.yaml"),
+    (operator, NOT_REFUSED | {DEPLOYMENTS: REFUSED}, UNKNOWN, "you cannot read", "capacity.yaml"),
     (operator, NOT_REFUSED | {DEPLOYMENTS: items()}, UNKNOWN, "no Deployment is labelled"),
     # its init container
     (init_image, {}, OK, f"alpine:3.10 ({BY_DEFAULT}), which", f"{IMAGE_FLAG}=IMAGE"),
@@ -140,12 +140,12 @@ LOOKS = [
     (namespace, {TEAM: None}, PROBLEM, "there is no namespace team"),
     (namespace, {TEAM: REFUSED, "pytorchjobs": GONE}, PROBLEM, "there is no namespace team"),
     (pod_security, {}, OK, "team enforces nothing"),
-    (pod_security, {TEAM: REFUSED}, UNKNOWN, "may not read the labels"),
-    (storage, {}, OK, "claims get the StorageClass fast (there are: fast)"),
-    (storage, SLOW, WARNING, "no StorageClass is the default (there are: slow)"),
+    (pod_security, {TEAM: REFUSED}, UNKNOWN, "cannot read the labels"),
+    (storage, {}, OK, "claims get the StorageClass fast (available: fast)"),
+    (storage, SLOW, WARNING, "no StorageClass is the default (available: slow)"),
     (storage, {CLASSES: REFUSED}, UNKNOWN),
     (pull_secrets, {}, OK, "no pull secret"),
-    (pull_secrets, {ACCOUNT: {"imagePullSecrets": [{"name": "r"}]}}, OK, "brings r"),
+    (pull_secrets, {ACCOUNT: {"imagePullSecrets": [{"name": "r"}]}}, OK, "has r"),
     (pull_secrets, {ACCOUNT: REFUSED}),
 ]
 """A check, what the cluster answers, and what is found: the verdict, and parts of the text."""
@@ -195,7 +195,7 @@ def test_the_controller_of_another_kind(cluster):
     [
         ({}, WARNING, "--pytorch-init-container-template-file"),
         (deployed("--pytorch-init-container-template-file=/etc/t.yaml"), OK, "/etc/t.yaml"),
-        ({WORKERS: items(worker())}, WARNING, "gives up its rights"),
+        ({WORKERS: items(worker())}, WARNING, "drops its privileges"),
         ({WORKERS: items(worker(container=GIVES_UP))}, OK, "complies, as pods here show"),
     ],
 )
@@ -284,7 +284,7 @@ def test_what_a_job_with_one_service_adds_to_a_quota(target, objects):
     assert {what[6:] for what in need if "." in what and what.startswith("count/")} == objects
 
 
-def test_a_quota_for_some_pods_alone_is_not_held_against_the_job(facts, make_job):
+def test_a_quota_for_only_some_pods_does_not_count_against_the_job(facts, make_job):
     answers = quota({"pods": "1"}, {"pods": "0"}, scopes=["BestEffort"])
     assert the(quotas(facts(answers, job=make_job()))).verdict is OK
 

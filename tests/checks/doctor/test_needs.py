@@ -79,7 +79,7 @@ def test_what_is_optional_is_left_out(make_job):
 
 
 @pytest.mark.parametrize("name", ["..", ".", ""])
-def test_a_name_that_would_be_another_path_is_not_asked_for(name, make_job):
+def test_a_name_that_would_be_another_path_is_not_requested(name, make_job):
     assert references(make_job(priorityClassName=name)) == []
 
 
@@ -170,7 +170,7 @@ def cluster_queue(gpus=((8, None),), *, inactive="", **spec):
 
 
 ELSEWHERE = {"matchExpressions": [{"key": "team", "operator": "In", "values": ["a"]}]}
-NOT_OURS = "takes no jobs of namespace team"
+NOT_OURS = "accepts no jobs from namespace team"
 STOPPED, INACTIVE = (local_queue(reason=why) for why in ("Stopped", "ClusterQueueIsInactive"))
 OF_GPUS = "requests 6 of example.com/gpu, and ClusterQueue all has at most"
 
@@ -178,12 +178,12 @@ OF_GPUS = "requests 6 of example.com/gpu, and ClusterQueue all has at most"
 @pytest.mark.parametrize(
     ("answers", "verdict", "detail"),
     [
-        ({}, "ok", "ClusterQueue all admits those of LocalQueue team-queue"),
+        ({}, "ok", "ClusterQueue all admits those from LocalQueue team-queue"),
         ({"suspend": False}, "problem", "Kueue does not manage PyTorchJobs in namespace team"),
         ({"suspend": None}, "problem", "Kueue does not manage PyTorchJobs in namespace team"),
-        ({"suspend": "refused"}, "unknown", "is not known"),
-        ({"queue": "refused"}, "unknown", "is not known"),
-        ({"cluster": "refused"}, "unknown", "you may not read ClusterQueue all"),
+        ({"suspend": "refused"}, "unknown", "it is unknown whether Kueue"),
+        ({"queue": "refused"}, "unknown", "it is unknown whether Kueue"),
+        ({"cluster": "refused"}, "unknown", "you cannot read ClusterQueue all"),
         ({"cluster": None}, "problem", "ClusterQueue all, which does not exist"),
         ({"queue": STOPPED, "cluster": "refused"}, "problem", "LocalQueue team-queue is stopped"),
         ({"queue": INACTIVE, "cluster": "refused"}, "problem", "all, which is inactive"),

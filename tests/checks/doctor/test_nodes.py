@@ -34,7 +34,7 @@ def using(**gpus):
 
 
 def test_nodes_that_take_no_pods(look, facts, refused):
-    assert the(look(nodes, node("a", ready=False), node("b"))).seen == "1 of 2 nodes take pods"
+    assert the(look(nodes, node("a", ready=False), node("b"))).seen == "1 of 2 nodes accept pods"
     check = the(look(nodes, node("a", ready=False)))
     assert (check.verdict, check.details) == (PROBLEM, ("a: not ready",))
     assert the(nodes(facts({"/api/v1/nodes": refused}))).verdict is UNKNOWN
@@ -137,7 +137,7 @@ def test_a_replica_that_no_node_could_ever_hold(look, make_job):
     assert "memory 1Ti (the largest has 512Gi)" in checks[0].seen
 
 
-def test_what_may_not_be_read_is_said(look, facts, make_job, refused):
+def test_what_may_not_be_read_is_reported(look, facts, make_job, refused):
     job = make_job(requests={GPU: "1"})
     assert the(fit(facts({"/api/v1/nodes": refused}, job=job))).verdict is UNKNOWN
     check = the(look(fit, *FOUR, pods=refused, job=job))

@@ -52,7 +52,7 @@ def test_nothing_secret_and_nothing_in_pods_is_granted():
     assert changed == {*jobs, *trainer, "services"}
 
 
-def test_each_permission_is_asked_for_once():
+def test_each_permission_is_requested_once():
     asked = all_permissions()
     assert len(asked) == len(set(asked)) == sum(len(rule.verbs) for rule in rules_of(DEFAULT))
 

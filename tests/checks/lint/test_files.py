@@ -133,7 +133,7 @@ def test_what_cannot_be_read_is_an_error(tmp_path):
         lint(tmp_path / "latin.py")
 
 
-def test_a_script_in_an_encoding_of_its_own(job):
+def test_a_script_in_another_encoding(job):
     (job.parent / "main.py").write_bytes(b"# coding: latin-1\nname = '\xe9'\nimport other\n")
     (job.parent / "other.py").write_bytes(b"# coding: no-such\nname = '\xe9'\n")
     assert ids(job) == ids(job.parent / "main.py") == []
@@ -156,7 +156,7 @@ def test_what_is_neither_yaml_nor_python_is_refused(tmp_path, name):
     text = DOCKERFILE if "Docker" in name else "all:\n\tdo this: [\n"
     (tmp_path / name).write_text(text)
     seen = "is a Dockerfile" if "Docker" in name else "is neither YAML nor Python"
-    with pytest.raises(SpecError, match=rf"{name}: {seen}, .*name a manifest of a job"):
+    with pytest.raises(SpecError, match=rf"{name}: {seen}, .*specify a job's manifest"):
         lint(tmp_path / name)
     (tmp_path / name).write_text("#!/usr/bin/env python3\ndef f(:\n")
     assert ids(tmp_path / name) == ["script-syntax"]

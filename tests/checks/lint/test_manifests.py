@@ -91,7 +91,7 @@ def test_without_a_command_nobody_knows_the_entrypoint(pytorchjob):
         (["--nnodes=1:4"], 3, 0),
     ],
 )
-def test_what_torchrun_is_told(pytorchjob, flags, workers, expected):
+def test_the_options_of_torchrun(pytorchjob, flags, workers, expected):
     job = pytorchjob({"command": ["torchrun", *flags, "main.py", "--nnodes=9"]}, workers=workers)
     shell = pytorchjob(
         {"command": ["sh", "-c", " ".join(["torchrun", *flags, "main.py"])]}, workers=workers

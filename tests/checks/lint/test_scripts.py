@@ -513,7 +513,7 @@ def test_an_optimizer_is_followed_to_where_it_is_made(body):
     assert ids(text, group=False) == expected
 
 
-def test_a_comment_silences_its_line_alone():
+def test_a_comment_silences_its_line_only():
     save = "torch.save(m, 'm.pt')"
     assert ids(f"{save}  # k8sjob: ignore[save-on-every-rank]\n{save}") == ["save-on-every-rank"]
     assert ids(f"{save}  # k8sjob: ignore[ save-on-every-rank , group-not-destroyed]") == []
@@ -536,7 +536,7 @@ NO_PYTHON += ["lambda: " * 5000 + "a", "1 if b else " * 20_000 + "2", "x = " + "
 
 
 @pytest.mark.parametrize("text", NO_PYTHON, ids=range(len(NO_PYTHON)))
-def test_what_is_no_python_is_said_and_not_raised(text):
+def test_what_is_not_python_is_reported_and_not_raised(text):
     assert [f.id for f in lint_script(text)] == ["script-syntax"]
 
 

@@ -28,7 +28,7 @@ OPTIONS = {
     "tied": False,
     "shared": False,  # one block in two places
     "unpicklable": False,  # the loss holds a lock
-    "norm": False,  # batch normalisation, of digits alone
+    "norm": False,  # batch normalization, of digits alone
     "schedule": None,  # steps between two halvings of the learning rate
 }
 SIZE, HEADS = 32, 8
