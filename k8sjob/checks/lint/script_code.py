@@ -56,8 +56,11 @@ class Code:
     def __init__(self, files: Sequence[Module]) -> None:
         self.files = files
         self._by_tree: dict[ast.AST, Module] = {module.tree: module for module in files}
-        self._parents = {node: above for one in files for node, above in one.parents.items()}
-        self._scopes = {node: around for one in files for node, around in one.scopes.items()}
+        self._parents: dict[ast.AST, ast.AST] = {}
+        self._scopes: dict[ast.AST, ast.AST] = {}
+        for module in files:
+            self._parents |= module.parents
+            self._scopes |= module.scopes
         self._tops = {f"{m.name}.{name}": node for m in files for name, node in m.tops.items()}
         self._aliases = {f"{m.name}.{name}": to for m in files for name, to in m.aliases.items()}
         self._dotted: dict[ast.AST, str] = {}

@@ -87,6 +87,7 @@ class _Reach:
     def __init__(self, script: Script) -> None:
         self._script, self._ranks = script, script.ranks
         self._functions: dict[tuple[Function, int, bool], _Reached] = {}
+        self._called: dict[ast.Call, str | Function | None] = {}
         self.calls: dict[ast.AST, list[ast.Call]] = {}
         """Calls by the function that they are in, or else the module."""
         for _, call in script.calls:
@@ -105,16 +106,12 @@ class _Reach:
 
     def of(self, call: ast.Call, rank: int, *, certain: bool) -> _Reached:
         """The collectives that a call reaches: certainly, or perhaps."""
-        script, called = self._script, self._script.meant(call.func)
-        if name := self._collective(call, called):
-            return {name: ()}
-        function = script.definition(called)
-        if isinstance(function, ast.ClassDef):
-            function = script.method(function, "__init__")
-        elif function is None and (made := script.instance(called)):
-            function = script.method(made, "__call__") or script.method(made, "forward")
+        if call not in self._called:
+            called = self._script.meant(call.func)
+            self._called[call] = self._collective(call, called) or self._function(called)
+        function = self._called[call]
         if not isinstance(function, Function):
-            return {}
+            return {function: ()} if function else {}
         key = function, rank, certain
         if key not in self._functions:
             self._functions[key] = {}  # for one that calls itself
@@ -125,6 +122,15 @@ class _Reach:
                     found = reached | found
             self._functions[key] = found
         return {name: (function.name, *via) for name, via in self._functions[key].items()}
+
+    def _function(self, called: ast.expr) -> Function | None:
+        """The program's own function that a call runs."""
+        script, function = self._script, self._script.definition(called)
+        if isinstance(function, ast.ClassDef):
+            return script.method(function, "__init__")
+        if function is None and (made := script.instance(called)):
+            return script.method(made, "__call__") or script.method(made, "forward")
+        return function
 
     def _collective(self, call: ast.Call, called: ast.expr) -> str:
         """The name of what all ranks must call together, if a call of this is that; else empty."""

@@ -60,10 +60,10 @@ class Module:
         self.scopes[self.tree] = self.tree
         for node in self.nodes:
             scope = node if isinstance(node, Definition) else self.scopes[node]
-            inner = _children(node)
-            self.nodes += inner
-            self.parents.update(dict.fromkeys(inner, node))
-            self.scopes.update(dict.fromkeys(inner, scope))
+            if inner := _children(node):
+                self.nodes += inner
+                self.parents.update(dict.fromkeys(inner, node))
+                self.scopes.update(dict.fromkeys(inner, scope))
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     top = alias.name.partition(".")[0]
@@ -87,7 +87,7 @@ class Module:
 def _children(node: ast.AST) -> list[ast.AST]:
     """The nodes in a node; `ast.iter_child_nodes` takes three times as long."""
     found: list[ast.AST] = []
-    for value in vars(node).values():
+    for value in () if isinstance(node, ast.Name | ast.Constant) else vars(node).values():
         if isinstance(value, list):
             found += [one for one in value if isinstance(one, ast.AST)]
         elif isinstance(value, _INNER):
