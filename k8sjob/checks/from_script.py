@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from k8sjob.checks.lint.files import read_text
 from k8sjob.checks.lint.script_code import constant, keyword
-from k8sjob.checks.lint.script_facts import MANAGED, Script, Setting
+from k8sjob.checks.lint.script_facts import LOCAL_RANK_OPTIONS, MANAGED, Script, Setting
 from k8sjob.checks.lint.script_modules import Function, parse_module, program
 from k8sjob.errors import Problem, SpecError
 from k8sjob.rendering.template import fill
@@ -43,12 +43,10 @@ _DISTRIBUTIONS: Final = {
 }
 """Distributions that are called otherwise than their module, where that is not installed."""
 _USUAL_NAMES: Final = ("train.py", "main.py", "run.py", "finetune.py")
-_SPAWNERS: Final = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
 _MAX_AROUND: Final = 4
 """Folders around the job's in which the rest of a repository is looked for."""
 _MOST: Final = 12
 """Options of the script that are named."""
-_LOCAL_RANK: Final = frozenset({"--local_rank", "--local-rank"})
 _CELLS_OF_PYTHON: Final = re.compile(r"%%(?:capture|prun|time|timeit)\b")
 _FOR_IPYTHON: Final = re.compile(r"(\s*)([%!?].*|[\w.]+\?{1,2}\s*)")
 """A line of a notebook that is no Python: a magic, a shell's command, a question."""
@@ -289,7 +287,7 @@ class _Job:
     @cached_property
     def _start(self) -> _Start:
         script = self._script
-        spawned = [call for called, call in script.calls if called in _SPAWNERS]
+        spawned = script.spawns
         made = script.torch_calls("init_process_group", "init_device_mesh")
         if script.has_runtime:
             found = _Start("k8sjob.runtime creates the process group")
@@ -329,11 +327,8 @@ class _Job:
     def _for_each_gpu(self, spawn: ast.Call) -> bool:
         """Whether mp.spawn starts as many processes as there are GPUs, whatever their number."""
         count = keyword(spawn, "nprocs", 2)
-        values = self._script.origins.of(count) if count else []
-        called = [
-            self._script.name(one.func) if isinstance(one, ast.Call) else "" for one in values
-        ]
-        return bool(called) and all(name == "torch.cuda.device_count" for name in called)
+        made_by = self._script.values.makers(count) if count else []
+        return set(made_by) == {"torch.cuda.device_count"}
 
     def _of_lightning(self) -> _Start:
         """Lightning refuses another number of processes than devices * num_nodes."""
@@ -434,7 +429,7 @@ class _Job:
         """The option by which a launcher of old passes the local rank, if there is one."""
         calls = self._script.method_calls("add_argument")
         names = (constant(name) for call in calls for name in call.args)
-        return next((name for name in names if name in _LOCAL_RANK), None)
+        return next((name for name in names if name in LOCAL_RANK_OPTIONS), None)
 
     def _positional_words(self) -> int:
         """The arguments that are no option and no option's first value."""
@@ -449,7 +444,7 @@ class _Job:
         found: dict[str, _Option] = {}
         for call in self._script.method_calls("add_argument"):
             names = [name for name in map(constant, call.args) if isinstance(name, str)]
-            if not names or _LOCAL_RANK.intersection(names):
+            if not names or LOCAL_RANK_OPTIONS.intersection(names):
                 continue
             name = next((name for name in names if name.startswith("--")), names[0])
             optional = constant(keyword(call, "nargs")) in {"?", "*"}

@@ -139,20 +139,11 @@ def _sidecar_holds_the_job(job: ManifestJob) -> Iterator[Hit]:
                 )
 
 
-_REGISTRIES: Final = (
-    DEFAULT_REGISTRY,
-    "gcr.io",
-    "ghcr.io",
-    "icr.io",
-    "index.docker.io",
-    "lscr.io",
-    "mcr.microsoft.com",
-    "nvcr.io",
-    "public.ecr.aws",
-    "quay.io",
-    "registry.gitlab.com",
-    "registry.k8s.io",
+_KNOWN: Final = (
+    "gcr.io ghcr.io icr.io index.docker.io lscr.io mcr.microsoft.com nvcr.io public.ecr.aws "
+    "quay.io registry.gitlab.com registry.k8s.io"
 )
+_REGISTRIES: Final = (DEFAULT_REGISTRY, *_KNOWN.split())
 _MIN_HOST_LENGTH: Final = len("quay.io")
 _HUB_PARTS: Final = 2
 """Docker Hub's repositories are user/name."""

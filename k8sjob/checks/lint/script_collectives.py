@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.lint.script_code import keyword
-from k8sjob.checks.lint.script_facts import FORWARD, MAKES_GROUP, METHODS
+from k8sjob.checks.lint.script_facts import MAKES_GROUP
 from k8sjob.checks.lint.script_modules import Function
 from k8sjob.checks.lint.script_ranks import RANKS
 from k8sjob.rules import Hit, Rules
@@ -21,8 +21,8 @@ from k8sjob.rules import Hit, Rules
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from k8sjob.checks.lint.script_code import Guard
     from k8sjob.checks.lint.script_facts import Script
+    from k8sjob.checks.lint.script_paths import Guard
 
 RULES: Final = Rules["Script"]("script")
 
@@ -39,6 +39,20 @@ _GROUP_AT: Final[Mapping[int | None, str]] = {
 _TORCH: Final = {name: at for at, names in _GROUP_AT.items() for name in names.split()}
 """Functions of torch.distributed, with the position of their argument `group`."""
 _CHECKPOINTS: Final = frozenset({"save", "load", "async_save", "save_state_dict"})
+_FORWARD: Final = "forward"
+"""The call of a DistributedDataParallel model: it communicates if the model has buffers."""
+_METHODS: Final[Mapping[str, str]] = {
+    "session": "all_reduce barrier broadcast fit gather load main_first prepare reduce save "
+    "save_model should_stop",
+    "run": "batches epochs evaluate step",
+    "accelerator": "backward gather gather_for_metrics local_main_process_first "
+    "main_process_first pad_across_processes reduce wait_for_everyone",
+    "trainer": "evaluate fit predict save_checkpoint test train",
+    "fsdp": f"state_dict clip_grad_norm_ {_FORWARD}",
+    "ddp": _FORWARD,
+    "zero": "consolidate_state_dict",
+}
+"""The methods of an object that all ranks call, by its kind."""
 _NO_PLACES: Final = (ast.Lambda, ast.ExceptHandler)
 """Code that runs later, or only when something has failed."""
 
@@ -73,14 +87,14 @@ class _Reach:
     def __init__(self, script: Script) -> None:
         self._script, self._ranks = script, script.ranks
         self._functions: dict[tuple[Function, int, bool], _Reached] = {}
+        self._called: dict[ast.Call, str | Function | None] = {}
         self.calls: dict[ast.AST, list[ast.Call]] = {}
         """Calls by the function that they are in, or else the module."""
         for _, call in script.calls:
-            around = [parent for _, parent in script.ancestors(call)]
-            end = next((at for at, one in enumerate(around) if isinstance(one, Function)), None)
-            if not any(isinstance(one, _NO_PLACES) for one in around[:end]):
-                home = around[-1] if end is None else around[end]
-                self.calls.setdefault(home, []).append(call)
+            function = script.function(call)
+            around = (one for _, one in script.ancestors(call) if isinstance(one, _NO_PLACES))
+            if all(script.function(one) is not function for one in around):
+                self.calls.setdefault(function or script.module(call).tree, []).append(call)
 
     def reaches(self, guards: Iterable[Guard], rank: int, *, certain: bool) -> bool:
         """Whether a rank comes to a line: certainly, or perhaps."""
@@ -92,16 +106,12 @@ class _Reach:
 
     def of(self, call: ast.Call, rank: int, *, certain: bool) -> _Reached:
         """The collectives that a call reaches: certainly, or perhaps."""
-        script, called = self._script, self._script.meant(call.func)
-        if name := self._collective(call, called):
-            return {name: ()}
-        function = script.definition(called)
-        if isinstance(function, ast.ClassDef):
-            function = script.method(function, "__init__")
-        elif function is None and (made := script.instance(called)):
-            function = script.method(made, "__call__") or script.method(made, "forward")
+        if call not in self._called:
+            called = self._script.meant(call.func)
+            self._called[call] = self._collective(call, called) or self._function(called)
+        function = self._called[call]
         if not isinstance(function, Function):
-            return {}
+            return {function: ()} if function else {}
         key = function, rank, certain
         if key not in self._functions:
             self._functions[key] = {}  # for one that calls itself
@@ -113,17 +123,29 @@ class _Reach:
             self._functions[key] = found
         return {name: (function.name, *via) for name, via in self._functions[key].items()}
 
+    def _function(self, called: ast.expr) -> Function | None:
+        """The program's own function that a call runs."""
+        script, function = self._script, self._script.definition(called)
+        if isinstance(function, ast.ClassDef):
+            return script.method(function, "__init__")
+        if function is None and (made := script.instance(called)):
+            return script.method(made, "__call__") or script.method(made, "forward")
+        return function
+
     def _collective(self, call: ast.Call, called: ast.expr) -> str:
         """The name of what all ranks must call together, if a call of this is that; else empty."""
         name = self._script.name(called)
         if name.startswith("torch.distributed."):
             return _of_torch(name, call)
-        kinds = self._script.kinds
-        of = kinds.of(called.value) if isinstance(called, ast.Attribute) else ""
-        if isinstance(called, ast.Attribute) and called.attr in METHODS.get(of, ()):
+        kind = self._script.values.kind
+        if isinstance(called, ast.Attribute) and called.attr in _all_call(kind(called.value)):
             return called.attr
-        kind = kinds.of(called) if not isinstance(called, ast.Call) else ""
-        return FORWARD if FORWARD in METHODS.get(kind, ()) else ""
+        is_model = not isinstance(called, ast.Call) and _FORWARD in _all_call(kind(called))
+        return _FORWARD if is_model else ""
+
+
+def _all_call(kind: str) -> Sequence[str]:
+    return _METHODS.get(kind, "").split()
 
 
 def _of_torch(name: str, call: ast.Call) -> str:
@@ -174,14 +196,11 @@ def _one_sided(script: Script) -> Sequence[tuple[_Place, str]]:
     setting = script.setting
     if setting.processes == 1:
         return ()
-    by_function: dict[ast.AST, list[_Place]] = {}
-    for place in _places(script):
-        by_function.setdefault(place.function, []).append(place)
+    places = list(_places(script))
     free = [
-        place
-        for places in by_function.values()
-        for place in places
-        if not any(map(place.is_met_by, places))
+        one
+        for one in places
+        if not any(one.function is other.function and one.is_met_by(other) for other in places)
     ]
     lonely = [one for one in free if one.certain and not any(map(one.is_met_by, free))]
     found = [(one, _where(script, one)) for one in lonely]
@@ -202,7 +221,7 @@ def _where(script: Script, place: _Place) -> str:
 def _collective_on_one_rank(script: Script) -> Iterator[Hit]:
     """A collective returns when every rank has called it; if only some do, it never does."""
     for one, where in _one_sided(script):
-        if one.name == FORWARD:
+        if one.name == _FORWARD:
             continue
         name, via = one.name, one.via
         what = f"{via[0]} calls {name}, a collective, and" if via else f"{name} is a collective and"
@@ -217,7 +236,7 @@ def _collective_on_one_rank(script: Script) -> Iterator[Hit]:
 def _forward_on_one_rank(script: Script) -> Iterator[Hit]:
     """The forward pass of DistributedDataParallel broadcasts buffers, even under no_grad."""
     for one, where in _one_sided(script):
-        if one.name == FORWARD:
+        if one.name == _FORWARD:
             yield script.at(
                 one.call,
                 f"the model is DistributedDataParallel and is called only {where}: if it has "

@@ -16,16 +16,9 @@ if TYPE_CHECKING:
 RULES: Final = Rules["Script"]("script")
 
 _EVALUATION: Final = re.compile(r"(^|_)(test|val|valid|validation|eval|dev|holdout)(_|set|$|\d)")
-_DIVIDES: Final = frozenset(
-    {
-        "Subset",
-        "shard",
-        "split_dataset_by_node",
-        "IterableDataset",
-        "SequentialSampler",
-        "StatefulDistributedSampler",
-        "ResumableDistributedSampler",
-    }
+_DIVIDES: Final = (
+    "Subset shard split_dataset_by_node IterableDataset SequentialSampler "
+    "StatefulDistributedSampler ResumableDistributedSampler"
 )
 _OPTIMIZER: Final = re.compile(r"torch\.optim\.(?!lr_scheduler|swa_utils)(\w+\.)?[A-Z]\w*")
 _STREAM: Final = re.compile(r"buf|bytes|stream|\bio\b|file_?obj|^f$|^fh$|^fp$")
@@ -75,7 +68,10 @@ def _sets_epoch(script: Script) -> bool:
             return True
         match node:
             case ast.Attribute(value=owner, attr="epoch", ctx=ast.Store()):
-                if samplers & set(script.values(owner)) or "sampler" in ast.unparse(owner).lower():
+                if (
+                    samplers & set(script.assigned(owner))
+                    or "sampler" in ast.unparse(owner).lower()
+                ):
                     return True
             case _:
                 pass
@@ -96,9 +92,8 @@ def _has_epochs(script: Script) -> bool:
 def _is_loader(script: Script, node: ast.AST) -> bool:
     if not isinstance(node, ast.Name | ast.Attribute | ast.Call):
         return False
-    loaders = set(script.torch_calls("DataLoader"))
-    named = "load" in script.last_name(node).lower()
-    return named or not loaders.isdisjoint(script.origins.of(node))
+    made_by = script.values.makers(node)
+    return any("load" in name.lower() for name in (script.last_name(node), *made_by))
 
 
 @RULES.warning
@@ -118,7 +113,7 @@ def _sampler_in_evaluation(script: Script) -> Iterator[Hit]:
 @RULES.warning
 def _data_not_sharded(script: Script) -> Iterator[Hit]:
     """DistributedDataParallel averages gradients; dividing the data is the sampler's business."""
-    divides = any(map(script.uses, _DIVIDES)) or _passes_sampler(script)
+    divides = any(map(script.uses, _DIVIDES.split())) or _passes_sampler(script)
     divides |= script.has_runtime or bool(script.modules & MANAGED) or not script.self_contained
     if divides or not script.torch_calls("DistributedDataParallel"):
         return
@@ -279,7 +274,7 @@ def _is_optimized(script: Script, weights: ast.Attribute) -> bool:
 def _modes(script: Script, model: ast.expr) -> set[str]:
     """The layers of _MODES that a model seems to have, unless it sets their mode by itself."""
     found: set[str] = set()
-    for made in script.origins.of(model):
+    for made in script.values.origins(model):
         listed = isinstance(made, ast.Call) and made.args and isinstance(made.args[0], ast.List)
         whole = made if listed else script.function(made) or script.module(made).tree
         text = ast.unparse(script.instance(made) or whole)
@@ -300,18 +295,16 @@ def _gradients_not_cleared(script: Script) -> Iterator[Hit]:
     if clears or script.modules & MANAGED or not script.self_contained or script.has_runtime:
         return
 
-    def is_optimizer(node: ast.expr) -> bool:
-        made_by = script.name(node.func) if isinstance(node, ast.Call) else ""
-        return bool(_OPTIMIZER.fullmatch(made_by))
-
     for call in script.method_calls("step") if script.trains else ():
         # The optimizer, or a GradScaler with the optimizer.
         given = [getattr(call.func, "value", None), *call.args[:1]]
-        origins = [script.origins.of(one) if one else [] for one in given]
-        for made in (one for one in origins if one and all(map(is_optimizer, one))):
+        for optimizer in filter(None, given):
+            made_by = script.values.makers(optimizer)
+            if not made_by or not all(map(_OPTIMIZER.fullmatch, made_by)):
+                continue
             # One that is created for each step finds no older gradients in the model made with it.
-            within = {loop for value in made for loop in script.all_loops(value)}
-            if script.all_loops(call) - within:
+            made = script.values.origins(optimizer)
+            if script.all_loops(call) - {loop for one in made for loop in script.all_loops(one)}:
                 yield script.at(
                     call,
                     "no zero_grad() in this program: each step adds its gradients to those of all"

@@ -7,11 +7,11 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.lint.script_code import constant, keyword
-from k8sjob.checks.lint.script_facts import MANAGED, Script
+from k8sjob.checks.lint.script_facts import LOCAL_RANK_OPTIONS, MANAGED, Script
 from k8sjob.rules import Hit, Rules
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 RULES: Final = Rules["Script"]("script")
 
@@ -42,7 +42,7 @@ def _environ_writes(script: Script) -> Iterator[tuple[str, ast.expr]]:
             yield from ((str(one.arg), one.value) for one in given.keywords)
 
 
-def _spawns(script: Script) -> list[ast.Call]:
+def _spawns(script: Script) -> Sequence[ast.Call]:
     """mp.spawn calls of a script that never asks which pod this is."""
     if script.setting.nodes == 1 or script.has_runtime or script.modules & MANAGED:
         return []
@@ -53,8 +53,7 @@ def _spawns(script: Script) -> list[ast.Call]:
         return []
     if not script.torch_calls("init_process_group"):
         return []
-    spawners = ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes")
-    return [call for name, call in script.calls if name in spawners]
+    return script.spawns
 
 
 def _makes_own_world(script: Script) -> bool:
@@ -95,13 +94,13 @@ def _hard_coded_address(script: Script) -> Iterator[Hit]:
         return
     consequence = "every pod waits for itself until the rendezvous times out; "
     for name, value in _environ_writes(script):
-        address = script.origins.text(value)
+        address = script.values.text(value)
         if name == "MASTER_ADDR" and _LOOPBACK.match(address) and not script.conditional(value):
             step = 'keep the injected MASTER_ADDR, or use os.environ.setdefault("MASTER_ADDR", ...)'
             yield script.at(value, f"MASTER_ADDR is set to {address!r}: {consequence}{step}")
     several = len(script.torch_calls("init_process_group")) > 1  # one of them for a debug run
     for node, given in _init_methods(script):
-        method = script.origins.text(given)
+        method = script.values.text(given)
         if _LOOPBACK.match(method) and not (several and script.conditional(node)):
             step = 'use "env://", or the injected MASTER_ADDR and MASTER_PORT'
             yield script.at(node, f"the rendezvous address is {method!r}: {consequence}{step}")
@@ -249,7 +248,7 @@ def _local_rank_argument(script: Script) -> Iterator[Hit]:
         return
     for call in script.method_calls("add_argument"):
         names = [constant(argument) for argument in call.args]
-        spelled = [name for name in names if name in ("--local_rank", "--local-rank")]
+        spelled = [name for name in names if name in LOCAL_RANK_OPTIONS]
         if len(spelled) != 1 or spelled[0] == script.setting.local_rank_arg:
             continue
         yield script.at(
@@ -299,17 +298,15 @@ def _devices(script: Script, call: ast.Call) -> Iterator[ast.expr]:
 
 def _is_global_rank(script: Script, node: ast.expr) -> bool:
     """get_rank() or int(os.environ["RANK"]), directly or by a variable that is nothing else."""
-    if isinstance(node, ast.Name):
-        values = script.values(node)
-        return bool(values) and all(_is_rank_call(script, value) for value in values)
-    return _is_rank_call(script, node)
+    origins = script.values.origins(node)
+    return bool(origins) and all(_reads_rank(script, origin) for origin in origins)
 
 
-def _is_rank_call(script: Script, node: ast.expr) -> bool:
+def _reads_rank(script: Script, node: ast.expr) -> bool:
     match node:
-        case ast.Call(func=function, args=[]):
-            return script.name(function) == "torch.distributed.get_rank"
         case ast.Call(func=ast.Name(id="int"), args=[inner]):
             return script.ranks.variable(inner) == "RANK"
+        case ast.Call(func=function, args=[]):
+            return script.name(function) == "torch.distributed.get_rank"
         case _:
             return False

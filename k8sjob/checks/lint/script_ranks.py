@@ -1,8 +1,7 @@
-"""The ranks that reach a line, by the values of conditions on rank 0 and on rank 1.
+"""Values on rank 0 and on rank 1, which every job of several processes has.
 
-Every job of several processes has these two. For findings a condition must be certain (`truth`).
-Where it would excuse what is found, whatever looks like a rank counts (`mentioned_in`), because a
-finding that is not true costs more than one that is missed.
+For findings a value must be certain (`truth`). Where it would excuse what is found, whatever looks
+like a rank counts (`mentioned_in`), because a false finding costs more than one that is missed.
 """
 
 from __future__ import annotations
@@ -14,19 +13,22 @@ from contextlib import suppress
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.checks.lint.script_code import Guard, constant, defaults, keyword
+from k8sjob.checks.lint.script_code import constant, defaults, keyword
+from k8sjob.checks.lint.script_paths import Guard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from k8sjob.checks.lint.script_code import Code
-    from k8sjob.checks.lint.script_origins import Origins
+    from k8sjob.checks.lint.script_paths import Paths
+    from k8sjob.checks.lint.script_values import Values
 
+OnRanks = tuple[Any, ...]
+"""A value on each of RANKS; None: not known."""
 Truth = tuple[bool | None, ...]
-"""The value of a test on each of RANKS; None: not known."""
+"""The value of a test on each of RANKS."""
 
 RANKS: Final = (0, 1)
-_UNKNOWN: Final[Truth] = (None, None)
+_UNKNOWN: Final[OnRanks] = (None, None)
 _WORLD: Final = 1000
 """Names for the number of processes, nodes or GPUs: a test asks if there are several."""
 _RANK: Final = re.compile(
@@ -66,9 +68,6 @@ _PATHS: Final = re.compile(
     r"|.*\.(format|join|joinpath|with_name|with_stem|with_suffix)"
 )
 """Functions that return a text or a path made of their arguments."""
-_NO_SIZE: Final = (None, -1, 0)
-"""The values that a rank may have before it is known."""
-_MAX_DEPTH: Final = 6
 _OPERATORS: Final[dict[type[ast.cmpop], Callable[[Any, Any], bool]]] = {
     ast.Eq: operator.eq,
     ast.Is: operator.eq,
@@ -84,70 +83,99 @@ _OPERATORS: Final[dict[type[ast.cmpop], Callable[[Any, Any], bool]]] = {
 
 
 class Ranks:
-    """The ranks that the conditions of a program let through."""
+    """The values of a program's expressions on each rank."""
 
-    def __init__(self, code: Code, origins: Origins) -> None:
-        self._code, self._origins = code, origins
+    def __init__(self, code: Paths, values: Values) -> None:
+        self._code, self._values = code, values
+        self._known: dict[ast.AST | None, OnRanks] = {}
         self._about_rank: dict[ast.expr, bool] = {}
-        self._truths: dict[ast.expr | None, Truth] = {}
         self._guards: dict[ast.AST, list[Guard]] = {}
 
-    def truth(self, test: ast.expr | None) -> Truth:
+    def truth(self, test: ast.AST | None) -> Truth:
         """The value of a test on rank 0 and on rank 1, if there are several processes."""
-        if test not in self._truths:
-            self._truths[test] = _UNKNOWN  # where it is nested too deep to be followed
-            with suppress(RecursionError):
-                self._truths[test] = self._truth(test)
-        return self._truths[test]
+        return tuple(None if one is None else bool(one) for one in self.of(test))
 
-    def _truth(self, test: ast.expr | None, depth: int = 0) -> Truth:
-        match test:
+    def of(self, node: ast.AST | None) -> OnRanks:
+        """The value of an expression on each of RANKS: a number, a text, a bool, a list."""
+        if node not in self._known:
+            self._known[node] = _UNKNOWN  # for one that is made of itself, or nested too deep
+            with suppress(RecursionError, TypeError, ValueError):  # such as `1 in 2`, or int("a")
+                self._known[node] = self._of(node)
+        return self._known[node]
+
+    def _of(self, node: ast.AST | None) -> OnRanks:
+        found = _UNKNOWN
+        match node:
             case ast.UnaryOp(op=ast.Not(), operand=inner):
-                return tuple(
-                    one if one is None else not one for one in self._truth(inner, depth + 1)
-                )
+                found = tuple(None if one is None else not one for one in self.truth(inner))
             case ast.BoolOp(op=op, values=values):
                 decides = isinstance(op, ast.Or)
-                given = zip(*(self._truth(value, depth + 1) for value in values), strict=True)
-                return tuple(
+                found = tuple(
                     decides if decides in one else None if None in one else not decides
-                    for one in given
+                    for one in zip(*map(self.truth, values), strict=True)
                 )
-            case ast.NamedExpr(value=inner):
-                return self._truth(inner, depth + 1)
             case ast.Compare(left=left, ops=[op], comparators=[right]):
-                return self._compared(left, _OPERATORS[type(op)], right, depth)
-            case ast.Name() | ast.Attribute() | ast.Call() | ast.Constant() if depth < _MAX_DEPTH:
-                return self._named(test, depth)
+                compare = _OPERATORS[type(op)]
+                pairs = zip(self.of(left), self.of(right), strict=True)
+                found = tuple(None if None in pair else compare(*pair) for pair in pairs)
+            case ast.NamedExpr(value=inner):
+                found = self.of(inner)
+            case ast.IfExp(body=body, orelse=orelse):
+                found = self._either([body, orelse])
+            case ast.Call(func=ast.Name(id="int"), args=[inner, *_]):
+                found = tuple(None if one is None else int(one) for one in self.of(inner))
+            case ast.Name() | ast.Attribute() | ast.Call() | ast.Subscript():
+                found = self._named(node)
+            case ast.expr():
+                found = (ast.literal_eval(node),) * len(RANKS)
             case _:
-                return _UNKNOWN
+                pass
+        return found
 
-    def _compared(
-        self, left: ast.expr, compare: Callable[[Any, Any], bool], right: ast.expr, depth: int
-    ) -> Truth:
-        one, other = self._numbers(left, depth), self._numbers(right, depth)
-        if one is None or other is None:
-            return _UNKNOWN
-        with suppress(TypeError):  # a number is compared with a list
-            return tuple(compare(*pair) for pair in zip(one, other, strict=True))
-        return _UNKNOWN
+    def _either(self, values: Iterable[ast.expr]) -> OnRanks:
+        """The value that differs by rank, if one of several does; a number only of known ones."""
+        known = [self.of(value) for value in values]
+        differ = next((one for one in known if one[0] != one[1]), _UNKNOWN)
+        several = any(one[0] != one[1] and one != differ for one in known)
+        unclear = _UNKNOWN in known and not isinstance(differ[0], bool)
+        return _UNKNOWN if several or unclear else differ
 
-    def _numbers(self, node: ast.expr, depth: int = 0) -> Sequence[Any] | None:
-        """The value of a number, or of a list of numbers, on each of RANKS; None: not known."""
-        with suppress(ValueError, TypeError, SyntaxError):
-            literal = ast.literal_eval(node)
-            several = isinstance(literal, tuple | list | set)
-            numbers = [_whole(one) for one in (literal if several else [literal])]
-            return None if None in numbers else [numbers if several else numbers[0]] * len(RANKS)
-        if self._is_rank(node, depth):
-            return RANKS
-        if isinstance(node, ast.Call) and self._code.name(node.func) == "int" and node.args:
-            return self._numbers(node.args[0], depth)
-        name = self.variable(node) or self._last_name(node)
-        return (_WORLD, _WORLD) if _COUNT.search(name) else None
+    def _named(self, node: ast.expr) -> OnRanks:
+        """The value of a variable or a call, by what is assigned or returned, else by its name."""
+        if variable := self.variable(node):
+            texts = ("0", "1") if variable in _RANK_VARIABLES else (str(_WORLD), str(_WORLD))
+            return texts if variable in _RANK_VARIABLES or _COUNT.search(variable) else _UNKNOWN
+        sources = self._values.sources(node)
+        values = [] if None in sources or node in sources else [one for one in sources if one]
+        found, name = self._either(values), self._code.last_name(node)
+        if found == _UNKNOWN:
+            if self._is_called_rank(node, values):
+                found = RANKS
+            elif _MAIN.fullmatch(name):
+                about = any(self.mentioned_in(one) or self.only_some_reach(one) for one in values)
+                found = (True, False) if about or not values else _UNKNOWN
+            elif _COUNT.search(name):
+                found = (_WORLD, _WORLD)
+            elif _SEVERAL.search(name):
+                found = (True, True)
+        return found
 
-    def _last_name(self, node: ast.expr) -> str:
-        return self._code.last_name(node.func if isinstance(node, ast.Call) else node)
+    def _is_called_rank(self, node: ast.expr, values: Sequence[ast.expr]) -> bool:
+        if not isinstance(node, ast.Name | ast.Attribute):
+            return bool(_RANK.fullmatch(self._code.last_name(node)))
+        name = node.id if isinstance(node, ast.Name) else node.attr
+        if not _RANK.fullmatch(name) or name in self._sizes:
+            return False
+        if values:
+            return any(not isinstance(value, ast.Constant) for value in values)
+        found = self._code.variable(node)
+        return not (found and found.unknown)
+
+    @cached_property
+    def _sizes(self) -> frozenset[str]:
+        """Names that get a number which no rank has by default: `rank=8` is a matrix's."""
+        given = (pair for node in self._code.nodes for pair in _with_defaults(node))
+        return frozenset(name for name, value in given if _is_size(constant(value)))
 
     def variable(self, node: ast.expr) -> str:
         """The environment variable that an expression reads; empty if it is none."""
@@ -160,56 +188,6 @@ class Ranks:
                 return ""
         return name if reads else ""
 
-    def _is_rank(self, node: ast.expr, depth: int = 0) -> bool:
-        """Whether a value is the rank: by its name, by the call, or by the environment."""
-        match node:
-            case ast.Name() | ast.Attribute():
-                return self._holds_rank(node, depth)
-            case (
-                ast.Call(func=ast.Name(id="int"), args=[inner])
-                | ast.IfExp(body=inner)
-                | ast.NamedExpr(value=inner)
-            ):
-                return self._is_rank(inner, depth + 1)
-            case ast.Call() | ast.Subscript() if name := self.variable(node):
-                return name in _RANK_VARIABLES
-            case ast.Call():
-                return bool(_RANK.fullmatch(self._last_name(node)))
-            case _:
-                return False
-
-    def _holds_rank(self, node: ast.Name | ast.Attribute, depth: int) -> bool:
-        name = node.id if isinstance(node, ast.Name) else node.attr
-        named = bool(_RANK.fullmatch(name)) and name not in self._sizes
-        if values := self._code.values(node):
-            if named and any(not isinstance(value, ast.Constant) for value in values):
-                return True
-            return depth < _MAX_DEPTH and all(self._is_rank(value, depth + 1) for value in values)
-        found = self._code.variable(node)
-        return named and not (found and found.unknown)
-
-    @cached_property
-    def _sizes(self) -> frozenset[str]:
-        """Names that get a number which no rank has by default: `rank=8` is a matrix's."""
-        given = (pair for node in self._code.nodes for pair in _with_defaults(node))
-        return frozenset(name for name, value in given if _whole(constant(value)) not in _NO_SIZE)
-
-    def _named(self, node: ast.expr, depth: int) -> Truth:
-        """A rank, or a variable or a function that says something about it, or a literal."""
-        if isinstance(node, ast.Constant):
-            return (node.value, node.value) if isinstance(node.value, bool) else _UNKNOWN
-        if self._is_rank(node, depth):
-            return tuple(bool(rank) for rank in RANKS)
-        values = self._code.values(node)
-        known = {self.truth(value) for value in values}
-        if several := [one for one in known if one[0] != one[1]]:
-            return several[0] if len(several) == 1 else _UNKNOWN
-        name = self._last_name(node)
-        if _MAIN.fullmatch(name):
-            about = any(self.mentioned_in(one) or self.only_some_reach(one) for one in values)
-            return (True, False) if about or not values else _UNKNOWN
-        return (True, True) if _SEVERAL.search(name) else _UNKNOWN
-
     def guards(self, node: ast.AST) -> list[Guard]:
         """The conditions on a node, decorators like `@rank_zero_only` included."""
         if node not in self._guards:
@@ -220,42 +198,36 @@ class Ranks:
 
     def mentioned_in(self, node: ast.AST | None) -> bool:
         """Whether an expression seems to depend on the rank, or on the process otherwise."""
-        for part in ast.walk(node) if node else ():
-            match part:
-                case ast.Name(id=name) | ast.Attribute(attr=name):
-                    if _RANK_NAME.search(name) or self._is_about_rank(part):
-                        return True
-                case ast.Call() if self._is_about_rank(part):
-                    return True
-                case ast.Constant(value=str(text)) if "RANK" in text or text == "HOSTNAME":
-                    return True
-                case _:
-                    pass
-        return False
+        return any(map(self._mentions, ast.walk(node) if node else ()))
+
+    def _mentions(self, part: ast.AST) -> bool:
+        match part:
+            case ast.Name(id=name) | ast.Attribute(attr=name) if _RANK_NAME.search(name):
+                return True
+            case ast.Constant(value=str(text)):
+                return "RANK" in text or text == "HOSTNAME"
+            case ast.Name() | ast.Attribute() | ast.Call():
+                if part not in self._about_rank:
+                    self._about_rank[part] = False  # for one that is made of itself
+                    with suppress(RecursionError):
+                        self._about_rank[part] = self._is_about_rank(part)
+                return self._about_rank[part]
+            case _:
+                return False
 
     def _is_about_rank(self, use: ast.expr) -> bool:
         """`first = rank == 0`; not `model.to(rank)`, which is a model."""
-        if use not in self._about_rank:
-            self._about_rank[use] = False  # for one that is made of itself
-            with suppress(RecursionError):
-                values = self._code.values(use) or self._passed_values(use)
-                own = isinstance(use, ast.Call) and _OWN.fullmatch(self._code.name(use.func))
-                self._about_rank[use] = (
-                    self._is_rank(use) or bool(own) or any(map(self._says_rank, values))
-                )
-        return self._about_rank[use]
+        known, values = self.of(use), self._values.sources(use)
+        called = self._code.name(use.func) if isinstance(use, ast.Call) else ""
+        return (
+            known[0] != known[1]
+            or bool(_OWN.fullmatch(called))
+            or any(self._says_rank(one) for one in values if one and one is not use)
+        )
 
     def _says_rank(self, value: ast.expr) -> bool:
-        if isinstance(value, ast.Call) and not _PATHS.fullmatch(self._code.name(value.func)):
-            return self._is_about_rank(value)
-        return self.mentioned_in(value)
-
-    def _passed_values(self, use: ast.expr) -> list[ast.expr]:
-        """The values that the program is known to pass as a parameter."""
-        found = self._code.variable(use)
-        if not isinstance(use, ast.Name) or not found or not found.parameter_of:
-            return []
-        return list(filter(None, self._origins.passed(found.parameter_of, use.id)))
+        is_call = isinstance(value, ast.Call) and not _PATHS.fullmatch(self._code.name(value.func))
+        return self._mentions(value) if is_call else self.mentioned_in(value)
 
     def only_some_reach(self, node: ast.AST) -> bool:
         """Whether only some ranks seem to come to a line, or to have an object of its class."""
@@ -266,11 +238,12 @@ class Ranks:
             return any(map(self.mentioned_in, (*tests, *self._code.contexts(place))))
 
         def of_some(place: ast.AST) -> bool:
-            parents = (parent for _, parent in self._code.ancestors(place))
-            owner = next((one for one in parents if isinstance(one, ast.ClassDef)), None)
-            uses = self._code.uses(owner.name) if owner else ()
-            parents_of = ((use, next(self._code.ancestors(use))[1]) for use in uses)
-            made = [one for use, one in parents_of if isinstance(one, ast.Call) and one.func is use]
+            owner = self._code.class_of(place)
+            calls = (
+                (use, self._code.parent(use))
+                for use in self._code.uses(owner.name if owner else "")
+            )
+            made = [one for use, one in calls if isinstance(one, ast.Call) and one.func is use]
             return bool(made) and all(self._code.always(one, selected) for one in made)
 
         return self._code.always(node, lambda place: selected(place) or of_some(place))
@@ -296,8 +269,8 @@ def _with_defaults(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
             pass
 
 
-def _whole(value: object) -> int | None:
-    """The number that a literal is, or has as text; None for others."""
+def _is_size(value: object) -> bool:
+    """Whether a literal is a number that no rank has before it is known."""
     text = str(value)
     is_number = isinstance(value, int | str) and text.removeprefix("-").isdecimal()
-    return int(text) if is_number and text.isascii() else None
+    return is_number and text.isascii() and int(text) not in (-1, 0)

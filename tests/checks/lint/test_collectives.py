@@ -36,13 +36,14 @@ CONDITIONS = [
     "args.local_rank == 0", "not args.distributed or rank == 0", "is_primary", "rank == 1",
     "rank != 0", "rank", "rank > 0", "not is_main_process()", "trainer.is_world_process_zero()",
     "utils.is_main_process()", "(r := dist.get_rank()) == 0 and r == 0", "is_rank_0()",
+    "is_main == True",
 ]  # fmt: skip
 NOT_CONDITIONS = [
     "rank % 2 == 0", "rank in (0, 1)", "rank < world", "world_size > 1", "dist.is_initialized()",
     "lora_rank == 0", "tp_rank == 0", "step == 0", "epoch % 5 == 0", "args.local_rank != -1",
     "rank == -1", "rank >= 0", "main", "master_addr", "rank == other", "rank is not None",
     "use_gpu", "first", "is_first", "self.is_root", "torch.cuda.is_available()",
-    "isinstance(rank, int)",
+    "isinstance(rank, int)", "os.environ.get('RANK')",
 ]  # fmt: skip
 
 
@@ -305,6 +306,18 @@ layer = Adapter(rank=4)
 if rank > 0:
     dist.barrier()
 ---
+number = 0
+if late:
+    number = dist.get_rank()
+if number == 0:
+    dist.barrier()
+---
+def sync(first):
+    if first:
+        dist.barrier()
+
+sync(rank == 0)
+---
 match rank:
     case 0:
         dist.barrier()
@@ -497,6 +510,16 @@ if rank == 0 or args.dist_eval:
 if rank == 0:
     raise ValueError
 dist.barrier()
+---
+def f():
+    return
+    if rank == 0:
+        dist.barrier()
+---
+pair = dist.get_rank()
+pair = pair // 2
+if pair == 0:
+    dist.barrier()
 ---
 def a():
     a()
