@@ -64,6 +64,7 @@ _ENDS: Final = {JobState.FAILED: Occasion.FAILED, JobState.SUCCEEDED: Occasion.S
 class _Job:
     newest: Json
     is_complete: bool = False  # its end is recorded, and that of its Pods
+    has_ended: bool = False  # its end is recorded
     is_deleted: bool = False
     stalled: Stalled = field(default_factory=lambda: Stalled(_PATIENCE_SECONDS))
     recorded: object = None  # what was new when it was recorded last
@@ -166,7 +167,7 @@ class Collector:
         except JobNotFound:
             snapshot = self._backend.snapshot_of(_deleted(job.newest))
             is_gone = True
-            if job.recorded and not snapshot.pods:
+            if job.recorded and (job.has_ended or not snapshot.pods):
                 job.is_complete = True  # the record before this one has more
                 return
         status = job_status(snapshot)
@@ -182,6 +183,7 @@ class Collector:
         if (news := _news(status)) != job.recorded and not may_wait:
             path = self._records.keep(self._backend, ref, snapshot)
             job.recorded, job.recorded_at = news, time.monotonic()
+            job.has_ended = status.state.finished
             if self._outage.is_set():
                 self._outage.clear()
                 self._report("records can be kept again")

@@ -29,6 +29,7 @@ class Cluster:
 
     def __init__(self, found, lines=()):
         self.found, self.lines, self.gone, self.later = found, list(lines), False, None
+        self.read_gone = False
 
     def snapshot(self, ref):
         if self.gone:
@@ -36,6 +37,7 @@ class Cluster:
         return self.found
 
     def snapshot_of(self, job):
+        self.read_gone = True
         return type(self.found)(job, self.found.pods, self.found.events)
 
     def related(self, snapshot):
@@ -141,15 +143,16 @@ def test_a_job_that_is_deleted_while_it_runs_leaves_a_record():
     assert [one.text for one in record().logs(REF, "master-0")] == ["step 1"]
 
 
-def test_without_its_pods_the_record_before_remains():
-    cluster = Cluster(now("Running", pod=running("master-0")[0]), [line("master-0", "step 1")])
+@pytest.mark.parametrize(("state", "left"), [("Running", []), ("Failed", running("worker-0"))])
+def test_the_deletion_of_a_job_costs_no_output_that_is_recorded(state, left):
+    cluster = Cluster(now(state, pod=running("master-0")[0]), [line("master-0", "step 1")])
 
     def later():
-        cluster.found, cluster.gone = Snapshot(cluster.found.job), True
+        cluster.found, cluster.lines, cluster.gone = Snapshot(cluster.found.job, left), [], True
 
     cluster.later = later
-    said = collect(cluster, Kind.ADDED, Kind.DELETED)
-    assert [one.partition(":")[0] for one in said] == ["ns/job Running"]
+    said = collect(cluster, Kind.ADDED, Kind.DELETED, until=lambda _: cluster.read_gone)
+    assert [one.partition(":")[0] for one in said] == [f"ns/job {state}"]
     assert [one.text for one in record().logs(REF, "master-0")] == ["step 1"]
 
 
