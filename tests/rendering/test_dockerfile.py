@@ -16,9 +16,9 @@ def test_dependencies_come_before_the_code(built):
     order = [
         "FROM python:3.12-slim",
         "apt-get install -y --no-install-recommends git",
-        "pip install --no-cache-dir --no-compile tqdm",
+        "pip install --no-cache-dir tqdm",
         'COPY ["requirements.txt", "/opt/k8sjob/requirements.txt"]',
-        "pip install --no-cache-dir --no-compile -r /opt/k8sjob/requirements.txt",
+        "pip install --no-cache-dir -r /opt/k8sjob/requirements.txt",
         'COPY [".k8sjob", "/opt/k8sjob"]',
         "COPY --chown=1000:1000 . /app",
         "USER 1000:1000",
@@ -43,7 +43,7 @@ def test_platform_and_index(built):
     }
     text = dockerfile(built(image=image))
     assert "FROM --platform=linux/arm64 python:3.12-slim" in lines(text)
-    assert "--no-compile --index-url=https://packages.internal/simple tqdm" in text
+    assert "--no-cache-dir --index-url=https://packages.internal/simple tqdm" in text
 
 
 def test_requirements_with_comparisons_are_quoted(built):

@@ -131,3 +131,11 @@ def test_certificates_and_caches_are_not_in_the_image(buildah, digits, container
     assert not list((root / "app").glob("**/__pycache__"))
     assert {path.name for path in (root / "app").iterdir()} >= {"main.py", "job.yaml"}
     assert not (root / "app/Dockerfile").exists()
+
+
+def test_packages_have_bytecode_whatever_the_times_of_files(buildah, digits, container):
+    _, image = digits
+    root = Path(buildah("mount", container(image)))
+    (compiled,) = root.glob("usr/**/sklearn/__pycache__/base.*.pyc")
+    hashed = 1  # PEP 552: the second word of a .pyc says how it is checked
+    assert int.from_bytes(compiled.read_bytes()[4:8], "little") & hashed
