@@ -168,7 +168,7 @@ def test_delete_by_age_deletes_jobs_that_ended_that_long_ago(job, k8sjob):
     assert (done.code, done.out) == (0, "local/tiny deleted\n")
     refused = k8sjob("delete", "tiny", "--older-than", "7d")
     assert refused.code == 2
-    assert "--older-than selects among the jobs of -l" in refused.err
+    assert "--older-than needs -l SELECTOR or --all" in refused.err
 
 
 def test_the_time_to_the_first_step_is_split(job, k8sjob):
