@@ -81,7 +81,8 @@ def run_a_pod(bed, eventually):
     """A pod that ended well: the kubelet, the node's network and the scheduler have worked."""
     eventually(lambda: bed.read("serviceaccounts", "default", "default"), "the account")
     command = ["--restart=Never", f"--image={bed.base_image}", "--"]
-    bed.kubectl("run", "lookup", *command, "getent", "hosts", "kubernetes")
+    lookup = "until getent hosts kubernetes; do sleep 1; done"  # on a busy machine DNS comes late
+    bed.kubectl("run", "lookup", *command, "sh", "-c", lookup)
     ended = lambda: bed.read("pods", "lookup", "default")["status"]["phase"] == "Succeeded"  # noqa: E731
     eventually(ended, "the pod's end")
     assert "10.96.0.1" in bed.kubectl("logs", "lookup").stdout

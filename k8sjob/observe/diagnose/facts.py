@@ -413,7 +413,7 @@ class Facts:
         for replica in self.logs:
             lines = self.tail(replica)
             for number, line in reversed([*enumerate(lines)]):
-                event = Event.decode(line)
+                event = Event.decode(line) if EventKind.RESTARTING in line else None
                 if event is None or event.kind != EventKind.RESTARTING:
                     continue
                 reason = Reason.decode(json.dumps(event.data.get("reason")))
