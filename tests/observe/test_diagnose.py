@@ -387,6 +387,8 @@ def test_a_restart_in_place_that_matters_no_more():
     assert causes("Failed:x:y", pods=[later], logs=HUNG) == ["crash"]
     done = make_pod("master-0", "Succeeded", terminated=ended(0))
     assert causes("Succeeded", pods=[done], logs=HUNG) == []
+    resumed = {"pods": running(*ALL), "startTime": at("06:00"), "deadline": None}
+    assert causes("Running", logs=HUNG, **resumed) == []
 
 
 def test_the_lost_peer_of_a_restart_in_place():

@@ -409,6 +409,7 @@ class Facts:
     def _restarts(self) -> dict[str, tuple[Failure, list[str]]]:
         """The same by replica, each with the lines before it."""
         ended = {end.replica: end.time for end in self.ends}
+        resumed = self.status.started.timestamp() if self.status.started else 0.0
         found = {}
         for replica in self.logs:
             lines = self.tail(replica)
@@ -417,7 +418,7 @@ class Facts:
                 if event is None or event.kind != EventKind.RESTARTING:
                     continue
                 reason = Reason.decode(json.dumps(event.data.get("reason")))
-                if reason and event.time > ended.get(replica, 0.0):
+                if reason and event.time > max(resumed, ended.get(replica, 0.0)):
                     end = Failure(
                         replica, reason.exit_code, "", "", reason, reason.time or event.time
                     )
