@@ -278,11 +278,11 @@ class Reason:
         """Whether it is that exit code of the runtime's, and not a script's own or a signal's."""
         return self.exit_code == code and self.type not in {"Exit", "Signal"}
 
-    def encode(self) -> str:
-        """JSON of at most MAX_TERMINATION_BYTES bytes; the message gives way, then the causes."""
+    def encode(self, limit: int = MAX_TERMINATION_BYTES) -> str:
+        """JSON of at most `limit` bytes; the message is shortened first, then the causes."""
         body = asdict(self)
         text = json.dumps(body)
-        while len(text) > MAX_TERMINATION_BYTES:
+        while len(text) > limit:
             body["message"] = body["message"][: len(body["message"]) * 3 // 4]
             body["where"], body["type"] = body["where"][-200:], body["type"][:100]
             body["culprits"] = body["culprits"][:100]

@@ -20,7 +20,7 @@ from k8sjob.contract import Event, EventKind
 from k8sjob.errors import K8sJobError
 from k8sjob.observe.logs import MOST_AT_ONCE, logs, select
 from k8sjob.observe.status import JobStatus, job_status
-from k8sjob.sanitize import text
+from k8sjob.sanitize import integer, text
 from k8sjob.view.follow import Interrupts, batches
 from k8sjob.view.lines import LinePrinter, phrase, position
 from k8sjob.view.summary import JobSummary
@@ -187,6 +187,8 @@ def _event_text(event: Event) -> Text:
         summary = JobSummary()
         summary.add(event)
         return Text("  ".join(position(summary.progress)))
+    if event.kind == EventKind.RESTARTING:
+        return Text(f"restart {integer(event.data.get('restart'))}", style="yellow")
     return phrase(event) or Text(text(event.kind))
 
 

@@ -104,7 +104,7 @@ def _grouped(found: Iterable[Usage], by: str, label: str | None = None) -> _Grou
     for one in found:
         if by == "node":
             for node, seconds in one.nodes.items():
-                groups[node or "(unknown)", one.device].append(seconds)
+                groups[node or "(not known)", one.device].append(seconds)
             continue
         names = {"job": str(one.ref), "namespace": one.ref.namespace}
         name = one.labels.get(label, f"(no {label})") if label else names[by]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from k8sjob.image.registry.repository import Repository
     from k8sjob.spec import Image, JobSpec
 
-_KEY_VERSION: Final = 1
+_KEY_VERSION: Final = 2
 """Raised when equal dependencies are to give another image: older ones are not found then."""
 _OTHER_FILE: Final = re.compile(
     r"(?:-[rce]|--(?:requirement|constraint|editable)\b)[\s=]*+(?!(?!file:)[a-z+]+://)"

@@ -4,7 +4,8 @@ import pytest
 import trainings
 
 from k8sjob.backends.api import LogLine, Snapshot
-from k8sjob.cli.logs import Saver, _waiting
+from k8sjob.cli.logs import Saver, _event_text, _waiting
+from k8sjob.contract import Event
 from k8sjob.errors import K8sJobError
 from k8sjob.observe.status import job_status
 
@@ -170,3 +171,7 @@ def test_replicas_that_wait_for_the_same_are_named_together():
         "master-0 and 1 more: there is no output (Unschedulable); -f waits for it",
         "worker-1: there is no output (it has no pod, the job is Created); -f waits for it",
     ]
+
+
+def test_a_restart_in_place_is_a_line():
+    assert str(_event_text(Event("restarting", {"restart": 2, "reason": {}}))) == "restart 2"

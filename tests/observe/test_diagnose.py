@@ -378,17 +378,53 @@ def test_a_restart_in_place_has_a_cause_too():
     full = ["RuntimeError: posix_fallocate failed", *restarted(135, "Signal", "")]
     logs = {"worker-0": full}
     assert causes("Running", pods=pods, replicas=PAIR, logs=logs) == ["shared-memory"]
-    stopped = why("Failed:PyTorchJobStopped:x", replicas=PAIR, logs=HUNG)
-    assert [one.cause for one in stopped] == ["stopped", "hung"]
+    pending = [
+        *running("master-0"),
+        make_pod("worker-0", "Pending", waiting={"reason": "ContainerCreating"}),
+    ]
+    found = [one.cause for one in why("Running", pods=pending, replicas=PAIR, logs=HUNG)]
+    assert found == ["waiting", "hung"]
 
 
-def test_a_restart_in_place_that_matters_no_more():
+@pytest.mark.parametrize(("finished", "more"), [("09:00", ["hung"]), ("59:00", [])])
+def test_a_hang_may_be_why_a_job_was_stopped(finished, more):
+    pods = [make_pod("master-0", "Failed", terminated=ended(143, time=finished))]
+    job = {"pods": pods, "replicas": MASTER, "completionTime": at(finished)}
+    found = why("Failed:PyTorchJobStopped:x", logs=HUNG, **job)
+    assert [one.cause for one in found] == ["stopped", *more]
+    assert all("5 min ago" in one.message for one in found[1:])
+
+
+def test_a_restart_in_place_that_does_not_matter():
     later = make_pod("master-0", "Failed", terminated=ended(1, "ValueError: no", time="05:30"))
-    assert causes("Failed:x:y", pods=[later], logs=HUNG) == ["crash"]
-    done = make_pod("master-0", "Succeeded", terminated=ended(0))
+    crashed = make_pod("worker-0", "Failed", terminated=ended(1, "ValueError: no", time="05:30"))
+    done = make_pod("master-0", "Succeeded", terminated=ended(0, time="05:20"))
+    for pods in ([later], [done, crashed]):
+        assert causes("Failed:x:y", pods=pods, replicas=PAIR, logs=HUNG) == ["crash"]
     assert causes("Succeeded", pods=[done], logs=HUNG) == []
+    assert causes(f"Failed:x:{TOO_LATE}", pods=[done], logs=HUNG) == ["deadline"]
+    assert "hung" not in causes("Running", pods=[done, *running("worker-0")], logs=HUNG)
     resumed = {"pods": running(*ALL), "startTime": at("06:00"), "deadline": None}
     assert causes("Running", logs=HUNG, **resumed) == []
+    forged = {"master-0": restarted(0, "Hang", "")}
+    assert causes("Running", pods=running(*ALL), logs=forged) == []
+
+
+def test_the_newest_failure_of_a_replica_counts():
+    again = make_pod("master-0", restarts=1, running={}, last=ended(139, time="04:00"))
+    found = only("Running", pods=[again, *running("worker-0")], replicas=PAIR, logs=HUNG)
+    assert (found.cause, "1 more" in found.message) == ("hung", False)
+
+
+def test_the_output_before_a_newer_failure_is_not_that_before_a_restart():
+    bare = reported(1, 1, "Exit", "exited with code 1", time="40:00")
+    again = make_pod("master-0", restarts=1, running={}, last=bare)
+    tail = ["RuntimeError: posix_fallocate failed", *restarted(135, "Signal", "")[1:]]
+    tail += ["Traceback (most recent call last):", '  File "t.py", line 1, in <module>']
+    tail += ["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"]
+    pods = [again, *running("worker-0")]
+    job = {"pods": pods, "replicas": PAIR, "deadline": None, "now": NOW + timedelta(hours=1)}
+    assert causes("Running", logs={"worker-0": tail}, **job) == ["gpu-memory"]
 
 
 def test_the_lost_peer_of_a_restart_in_place():

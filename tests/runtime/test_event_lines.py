@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
-from k8sjob.contract import Event, EventKind
-from k8sjob.runtime.base.event_lines import Reporter
+from k8sjob.contract import Event, EventKind, Reason
+from k8sjob.observe.logs import excerpt
+from k8sjob.runtime.base.event_lines import Reporter, write_restart
 
 EXAMPLES = {
     EventKind.STARTED: (
@@ -104,3 +105,10 @@ def test_the_epoch_of_that_warning_is_the_one_that_progress_shows():
 def test_stdout_is_looked_up_at_each_line(capsys):
     Reporter(active=True, events=False).warn("look")
     assert capsys.readouterr().out == "warning: look\n"
+
+
+def test_a_restart_is_short_enough_for_why(capsys):
+    write_restart(2, Reason(139, 1, "Signal", "é" * 5000, causes=("x" * 3000,)))
+    event = Event.decode(excerpt(capsys.readouterr().out.rstrip()))
+    assert (event.kind, event.data["restart"]) == (EventKind.RESTARTING, 2)
+    assert Reason.decode(json.dumps(event.data["reason"])).exit_code == 139

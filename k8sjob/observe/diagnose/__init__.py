@@ -72,8 +72,8 @@ def diagnose(
     found = [finding for cause in causes for finding in cause(facts)]
     if not found:
         found = list(job.failed(facts))
-    if not found and not state.finished:
-        found = [*job.no_pods_yet(facts), *_for_each_pod(unprovisioned, slow)(facts)]
+    if all(finding.over for finding in found) and not state.finished:
+        found += [*job.no_pods_yet(facts), *_for_each_pod(unprovisioned, slow)(facts)]
     explained = any("master-0" in finding.replicas for finding in found)
     found += master_awaited(facts, explained=explained)
     return sorted(found, key=lambda finding: finding.over)
@@ -107,7 +107,12 @@ def _container_failed(facts: Facts) -> Iterator[Diagnosis]:
     left = displaced(facts)
     # What ended a job that was stopped is the stop.
     ends = [] if facts.status.state is JobState.STOPPED else facts.ends
-    failed = [end for end in ends if not ended_by_displacement(facts, end, left)]
+    again = {end.replica for end in facts.restarts}
+    failed = [
+        end
+        for end in ends
+        if end.replica not in again and not ended_by_displacement(facts, end, left)
+    ]
     # A rank that lost a peer says nothing new where the peer's end is known.
     known = bool(failed or left)
     failed += [end for end in facts.restarts if not (known and is_consequence(facts, end))]
@@ -170,9 +175,9 @@ def _with_similar(
     if same:
         message += f"; {len(same)} more ended with the same exit code"
     over = facts.runs_again(first.replica)
-    if over:
+    if over or first in facts.restarts:
         moment = datetime.fromtimestamp(first.time, UTC) if first.time else None
-        message += ago(moment, facts.now, again=True)
+        message += ago(moment, facts.now, again=over)
     if (times_recreated := facts.recreated(first.replica)) > 1:
         message += f"; its pod was recreated {times_recreated} times"
         if not facts.target.keeps_ended_pods:

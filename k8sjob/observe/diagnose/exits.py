@@ -71,9 +71,7 @@ def is_consequence(facts: Facts, end: Failure) -> bool:
 
 
 def _output(facts: Facts, end: Failure) -> LastOutput:
-    return last_output(
-        end, facts.output_of_failure(end.replica), ranks=facts.ranks.get(end.replica, 1)
-    )
+    return last_output(end, facts.output_before(end), ranks=facts.ranks.get(end.replica, 1))
 
 
 def _finding(end: Failure, cause: Cause, what: str, next_step: str) -> Diagnosis:

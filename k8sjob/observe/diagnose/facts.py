@@ -16,6 +16,7 @@ from k8sjob.contract import Event, EventKind, ExitCode, Reason
 from k8sjob.kube import objects
 from k8sjob.kube.objects import Object, event_time, moment, training
 from k8sjob.observe.status import job_status, processes, training_fields
+from k8sjob.targets.api import JobState
 from k8sjob.targets.jobs import replica_names, replica_of, target_of
 
 if TYPE_CHECKING:
@@ -31,6 +32,10 @@ SIGKILLED: Final = 128 + signal.SIGKILL
 """The exit code of a container that the kubelet, the kernel or a person killed."""
 GRACE_SECONDS: Final = 120.0
 """Maximum seconds until a container that the kubelet stops has ended, for most grace periods."""
+_ONE_FAILURE_SECONDS: Final = 60.0
+"""The agents of all nodes answer a failure within this time."""
+_STOPPED_SECONDS: Final = 900.0
+"""A job that is stopped so soon after a restart in place may have been stopped because of it."""
 _PROBED: Final = re.compile("(?:Liveness|Startup) probe")
 _CUT_REASON: Final = re.compile(
     r'\{"exit_code": (?P<code>[0-9]{1,3}), "rank": (?P<rank>-?[0-9]{1,6}),'
@@ -369,11 +374,12 @@ class Facts:
         lines = (line.rstrip() for line in self.logs.get(replica, ()))
         return [line for line in lines if line]
 
-    def output_of_failure(self, replica: str) -> list[str]:
-        """The last lines that a replica wrote before its newest failure."""
-        if replica in self._restarts:
-            return self._restarts[replica][1]
-        return self.tail(replica)
+    def output_before(self, end: Failure) -> list[str]:
+        """The last lines that a failure's replica wrote before it."""
+        failure, lines = self._restarts.get(end.replica, (None, []))
+        if failure and end.time <= failure.time + _ONE_FAILURE_SECONDS:
+            return lines
+        return self.tail(end.replica)
 
     @cached_property
     def ends(self) -> list[Failure]:
@@ -399,29 +405,33 @@ class Facts:
 
     @property
     def restarts(self) -> list[Failure]:
-        """The newest failures after which a replica's agent started its processes again in place.
+        """Failures after which a replica's agent started its processes again in place.
 
-        Its container has not ended since.
+        Each is the newest failure of a replica that runs now, or ran until the job was stopped.
         """
         return [end for end, _ in self._restarts.values()]
 
     @cached_property
     def _restarts(self) -> dict[str, tuple[Failure, list[str]]]:
         """The same by replica, each with the lines before it."""
-        ended = {end.replica: end.time for end in self.ends}
-        resumed = self.status.started.timestamp() if self.status.started else 0.0
-        found = {}
+        status, found = self.status, dict[str, tuple[Failure, list[str]]]()
+        newest = {end.replica: end.time for end in self.ends}
+        since = status.started.timestamp() if status.started else 0.0  # see ends
+        if status.state is JobState.STOPPED and status.finished:
+            newest, since = {}, status.finished.timestamp() - _STOPPED_SECONDS
+        elif status.state.finished:
+            return found
+        done = {pod.replica for pod in self.done}
         for replica in self.logs:
             lines = self.tail(replica)
             for number, line in reversed([*enumerate(lines)]):
                 event = Event.decode(line) if EventKind.RESTARTING in line else None
                 if event is None or event.kind != EventKind.RESTARTING:
                     continue
-                reason = Reason.decode(json.dumps(event.data.get("reason")))
-                if reason and event.time > max(resumed, ended.get(replica, 0.0)):
-                    end = Failure(
-                        replica, reason.exit_code, "", "", reason, reason.time or event.time
-                    )
+                reason, time = Reason.decode(json.dumps(event.data.get("reason"))), event.time
+                matters = replica not in done and time > max(since, newest.get(replica, 0.0))
+                if matters and reason and reason.exit_code:
+                    end = Failure(replica, reason.exit_code, "", "", reason, time)
                     found[replica] = end, lines[:number]
                 break
         return found

@@ -239,7 +239,7 @@ RULES: Final = (
         Cause.COLLECTIVE_MISMATCH,
         "another rank sent {sent} bytes where a collective of this one expects {fits}: the ranks"
         " made different calls, or passed tensors of different shapes or dtypes",
-        "make all ranks make the same calls in the same order, with tensors of the same shape and"
+        "all ranks must make the same calls in the same order, with tensors of the same shape and"
         " dtype; TORCH_DISTRIBUTED_DEBUG=DETAIL in run.env lets torch name the calls",
     ),
     Rule(

@@ -10,13 +10,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from k8sjob.contract import Event, EventKind, counted
+from k8sjob.contract import MAX_TERMINATION_BYTES, Event, EventKind, counted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from k8sjob.contract import Reason
     from k8sjob.runtime.base.heartbeat import Seen
+
+_MAX_REASON: Final = MAX_TERMINATION_BYTES - 256
+"""Bytes of a reason within an event; `why` shortens lines of more than 4096 characters."""
 
 
 def log_line(line: str) -> None:
@@ -35,7 +38,8 @@ def write_event(kind: EventKind, **data: object) -> None:
 
 def write_restart(restart: int, reason: Reason) -> None:
     """The event of processes that start again in place."""
-    write_event(EventKind.RESTARTING, restart=restart, reason=json.loads(reason.encode()))
+    body = reason.encode(_MAX_REASON)
+    write_event(EventKind.RESTARTING, restart=restart, reason=json.loads(body))
 
 
 def start_phase(ranks: Collection[Seen]) -> str:
