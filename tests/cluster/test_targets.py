@@ -98,7 +98,9 @@ def test_what_a_user_does_with_a_job(desk, target, eventually):
     file, tiny = desk.file(target=target.name), f"{desk.namespace}/tiny"
     assert desk.call("submit", file, "--dry-run", "server")[0]
     assert desk.call("submit", file)[0] == f"{desk.namespace}/tiny created\n"
-    assert desk.call("submit", file)[0].startswith(f"{desk.namespace}/tiny already exists, the")
+    assert desk.call("submit", file)[0].startswith(
+        f"{desk.namespace}/tiny already exists as the same job"
+    )
     assert desk.call("diff", file) == ("", "")
     assert "a job of that name exists in" in desk.call("doctor", file)[0]
     assert desk.call("lint", file)[1] == "nothing found\n"
