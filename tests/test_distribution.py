@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -71,8 +70,9 @@ def plugin(tmp_path):
     packed = tmp_path / "krew"
     program = ROOT / "packaging/krew.py"
     subprocess.run([sys.executable, program, packed, url], check=True)
-    with tarfile.open(packed / "kubectl-k8sjob.tar.gz") as archive:
-        archive.extractall(tmp_path / "plugin", filter="data")
+    (tmp_path / "plugin").mkdir()
+    archive = str(packed / "kubectl-k8sjob.tar.gz")
+    subprocess.run(["tar", "-xzf", archive, "-C", str(tmp_path / "plugin")], check=True)
     return packed, tmp_path / "plugin/kubectl-k8sjob"
 
 

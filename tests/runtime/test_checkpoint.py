@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter, OrderedDict
+from enum import Enum
 from pathlib import Path
 
 import pytest
@@ -272,6 +273,29 @@ def test_a_description_changes_no_class(desk):
     assert "which describes no tensor" in desk.detail.getvalue()
     desk.save(3)
     assert desk.newest()["epoch"] == 3
+
+
+class EarlyPython(pickle.Pickler):
+    """Pickles as Python 3.11.0 to 3.11.3: the members of enumerations by getattr."""
+
+    def reducer_override(self, value):
+        return (getattr, (type(value), value.name)) if isinstance(value, Enum) else NotImplemented
+
+
+def test_a_description_of_an_early_python_311(desk):
+    desk.save(1, 2)
+    folder, out = desk.folder / "step-00000002", io.BytesIO()
+    EarlyPython(out).dump(pickle.loads((folder / ".metadata").read_bytes()))
+    assert b"getattr" in out.getvalue()
+    forge(folder, ".metadata", out.getvalue())
+    assert desk.newest()["epoch"] == 2
+    forge(
+        folder,
+        ".metadata",
+        b"\x80\x02cbuiltins\ngetattr\nctorch\nSize\nX\x05\x00\x00\x00count\x86R.",
+    )
+    assert desk.newest()["epoch"] == 1
+    assert "asks for 'count' of" in desk.detail.getvalue()
 
 
 @pytest.mark.parametrize("wrap", [pickle.dumps, saved_by_torch])

@@ -12,6 +12,7 @@ import math
 import pickle
 from collections import Counter
 from copy import copy
+from enum import EnumMeta
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
@@ -220,9 +221,18 @@ class _Descriptions(_InPython):  # type: ignore[misc]  # see above
         """The class of that name, where it is one that describes."""
         if module == "torch" and isinstance(found := vars(torch).get(name), torch.dtype):
             return found
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         if name not in _DESCRIPTIONS.get(module, ()):
             raise ValueError(f"{METADATA} asks for {module}.{name}, which describes no tensor")
         return super().find_class(module, name)
+
+
+def _member(kind: Any, name: Any) -> Any:
+    """The member of an enumeration, which Python 3.11.0 to 3.11.3 pickle as a call of getattr."""
+    if not isinstance(kind, EnumMeta):
+        raise ValueError(f"{METADATA} asks for {name!r} of {kind!r}, which describes no tensor")  # noqa: TRY004 - of a file's content
+    return kind[name]
 
 
 def _metadata(folder: Path, files: dict[str, Digest]) -> Metadata:
