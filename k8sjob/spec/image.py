@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, Discriminator, Tag
 
 from k8sjob.spec.base import Broken, Part, doc, refuse
-from k8sjob.spec.values import ImageReference, ObjectName, is_repository, matching
+from k8sjob.spec.values import ImageName, ObjectName, is_repository, matching
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,14 +59,14 @@ class Image(Part):
     """An image to build on `base`; without a base, an existing image."""
 
     repository: Annotated[
-        ImageReference,
+        ImageName,
         doc(
             "The repository of the built image, without a tag: the image is used by its"
             " digest. Without base: the image itself.",
             "registry.example/team/digits",
         ),
     ]
-    base: ImageReference | None = doc(
+    base: ImageName | None = doc(
         "The image to build on, with Python and torch; null: nothing is built.",
         "pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime",
         default=None,
@@ -130,7 +130,7 @@ def _branch(value: Any) -> str:
 
 
 AnyImage = Annotated[
-    Annotated[ImageReference, Tag("<reference>")] | Annotated[Image, Tag("<image>")],
+    Annotated[ImageName, Tag("<reference>")] | Annotated[Image, Tag("<image>")],
     Discriminator(_branch),
 ]
 """An image reference that is used as it is, or an Image."""

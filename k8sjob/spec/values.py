@@ -190,7 +190,7 @@ EnvName = Annotated[
     Strict(),
     matching(_ENV, "a variable's name: letters, digits and '_', not starting with a digit"),
 ]
-ImageReference = Annotated[str, Strict(), AfterValidator(_reference), _of_form(_REFERENCE)]
+ImageName = Annotated[str, Strict(), AfterValidator(_reference), _of_form(_REFERENCE)]
 AbsolutePath = Annotated[
     str,
     Strict(),

@@ -19,7 +19,7 @@ GOOD = {
     "LabelValue": ["", "a", "A.b_c-1", "a" * 63],
     "ResourceName": ["nvidia.com/gpu", "rdma/hca", "nvidia.com/mig-1g.5gb"],
     "EnvName": ["A", "_a1"],
-    "ImageReference": [
+    "ImageName": [
         "python", "python:3.12", "localhost:5000/a/b_c", "registry/a__b.c-d:T_1",
         "r/x@sha256:" + "0" * 64, "r/x:1@sha256:" + "a" * 64,
     ],
@@ -33,7 +33,7 @@ BAD = {
     "LabelValue": ["-a", "a b", "a" * 64, "a/b", "a\n"],
     "ResourceName": ["gpu", "/gpu", "nvidia.com/"],
     "EnvName": ["", "1a", "a-b", "a b", "a=b", "A\n"],
-    "ImageReference": [
+    "ImageName": [
         "", "A/b", "a:", "a:b:c", "a//b", "a/-b", "r/x@sha256:0", "a b", "a\n", "-a",
         "a/" + "b" * 256,
     ],

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 _MAX_DEPTH: Final = 8
 """Statements in each other that are looked into for what leaves."""
-_LEFT: Final = "after `if {}` has left"
 _ENDS: Final = frozenset({"sys.exit", "exit", "quit", "os._exit"})
 
 

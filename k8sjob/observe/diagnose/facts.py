@@ -424,16 +424,12 @@ class Facts:
         done = {pod.replica for pod in self.done}
         for replica in self.logs:
             lines = self.tail(replica)
-            for number, line in reversed([*enumerate(lines)]):
-                event = Event.decode(line) if EventKind.RESTARTING in line else None
-                if event is None or event.kind != EventKind.RESTARTING:
-                    continue
-                reason, time = Reason.decode(json.dumps(event.data.get("reason"))), event.time
-                matters = replica not in done and time > max(since, newest.get(replica, 0.0))
-                if matters and reason and reason.exit_code:
-                    end = Failure(replica, reason.exit_code, "", "", reason, time)
-                    found[replica] = end, lines[:number]
-                break
+            number, event = _last_restart(lines)
+            reason, time = Reason.decode(json.dumps(event.data.get("reason"))), event.time
+            matters = replica not in done and time > max(since, newest.get(replica, 0.0))
+            if matters and reason and reason.exit_code:
+                end = Failure(replica, reason.exit_code, "", "", reason, time)
+                found[replica] = end, lines[:number]
         return found
 
     def _ends_of_pods(self) -> Iterator[Failure]:
@@ -460,6 +456,15 @@ def _end(replica: str, exit_code: int, why: str, message: str, stamp: str) -> Fa
     # The container's own may be RESTARTS_SPENT; a container that failed did not end with 0.
     code = (reason.exit_code if reason else 0) or exit_code
     return Failure(replica, code, why, message, reason, time)
+
+
+def _last_restart(lines: Sequence[str]) -> tuple[int, Event]:
+    """The newest RESTARTING event and the number of its line; an empty one if there is none."""
+    for number in reversed(range(len(lines))):
+        event = Event.decode(lines[number]) if EventKind.RESTARTING in lines[number] else None
+        if event and event.kind == EventKind.RESTARTING:
+            return number, event
+    return 0, Event(EventKind.RESTARTING)
 
 
 def _cut_reason(message: str) -> Reason | None:
