@@ -607,13 +607,14 @@ def test_a_job_that_has_ended_is_shown_again_at_its_pace():
     ]
     came = {}
     events = []
+    began = time.monotonic()
     for event in replay(Ended([done], lines), REF, 100):
         events.append(event)
-        came[event.data.get("text")] = time.monotonic()
+        came[event.data.get("text")] = time.monotonic() - began
     assert texts(events) == ["one", "two", "three", "four"]
-    gaps = [came[b] - came[a] for a, b in (("one", "two"), ("two", "three"), ("three", "four"))]
-    assert [gap >= least for gap, least in zip(gaps, (0.09, 0.09, 0.18), strict=True)] == [True] * 3
-    assert sum(gaps) < 10
+    assert came["two"] > 0.09
+    assert came["three"] > 0.19
+    assert 0.38 < came["four"] < 10
     assert job_states(events) == ["Running", "Failed"]
     phases = [(one.replica, one.data["phase"]) for one in of_kind(events, "replica")]
     assert phases == [("master-0", "Running"), ("master-0", "Failed")]
