@@ -128,7 +128,7 @@ class EventKind(StrEnum):
     RESUMED = "resumed"
     """path, epoch, step."""
     WARNING = "warning"
-    """message."""
+    """message, and maybe reason: NO_PROGRESS of a group that waits, which may become a hang."""
     STOPPING = "stopping"
     """A stop was requested: signal, epoch, step."""
     FINISHED = "finished"
@@ -151,6 +151,7 @@ class EventKind(StrEnum):
     """A finding of `why`: cause, message, next_step."""
 
 
+NO_PROGRESS: Final = "no-progress"
 _MARK: Final = "k8sjob/1 "
 _OF_THE_WATCHER: Final = frozenset(
     {EventKind.JOB, EventKind.REPLICA, EventKind.LOG, EventKind.FINDING}

@@ -93,6 +93,7 @@ class RankContext:
             patience=config.collective_timeout,
             error_file=settings.error_file(),
             publish=self.calls.publish,
+            reporter=reporter,
         )
         group.on_phase = lambda phase: self.beat(self.step, phase)
 

@@ -1235,6 +1235,23 @@ def test_a_loss_that_a_loop_of_ones_own_logs_counts_too():
     assert losses(nan, 0.5, kind="metrics", epoch=3) == []
 
 
+def test_a_wait_is_reported_until_training_continues():
+    """Whether it is a hang is not known before run.hang_timeout."""
+
+    def found(*lines, state="Running"):
+        told = {"message": "no progress for 60 s: rank 2 is at step 4", "reason": "no-progress"}
+        waits = Event("warning", {**told, "rank": 2}, NOW.timestamp() - 90)
+        lines = [waits.encode(), *lines]
+        return why(state, pods=running(*ALL), deadline=None, logs={"master-0": lines})
+
+    (finding,) = found("text")
+    assert (finding.cause, finding.replica) == ("no-progress", "worker-1")
+    assert finding.message == "no progress for 60 s: rank 2 is at step 4, 90 s ago"
+    assert found(Event("progress", {"step": 5}).encode()) == []
+    assert found(Event("warning", {"message": "optimizer steps again"}).encode()) == []
+    assert "no-progress" not in [one.cause for one in found(state="Failed:x:y")]
+
+
 def claim(phase="Pending", **annotations):
     return {
         "kind": "PersistentVolumeClaim",

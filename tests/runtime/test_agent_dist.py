@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from k8sjob.contract import ExitCode
+from k8sjob.contract import Event, EventKind, ExitCode
 
 pytestmark = pytest.mark.dist
 
@@ -19,6 +19,7 @@ MEET = """
     import torch.distributed as dist
     from k8sjob.runtime.base import config
     from k8sjob.runtime.base.env import dist_env
+    from k8sjob.runtime.base.event_lines import Reporter
     from k8sjob.runtime.comm.watchdog import SYNC, Watchdog
 
     env = dist_env(os.environ)
@@ -29,7 +30,8 @@ MEET = """
     def watch(timeout):
         store = dist.TCPStore(env.master_addr, env.master_port, is_master=False)
         dog = Watchdog(dist.PrefixStore("dog", store), env, timeout=timeout,
-                       error_file=config.error_file())
+                       error_file=config.error_file(),
+                       reporter=Reporter(active=True, events=True))
         dog.begin()
         return dog
 
@@ -124,6 +126,61 @@ def test_a_rank_that_hangs_is_named_and_ended(nodes, tmp_path, hang):
         assert f'File "{tmp_path}/main.py"' in err, f"the stacks of rank {rank}"
     assert results[0][2].message.startswith("no progress for ")
     assert "rank 1 " in results[0][2].message
+
+
+def warnings(end):
+    events = filter(None, map(Event.decode, end.out.splitlines()))
+    return [event.data for event in events if event.kind == EventKind.WARNING]
+
+
+@pytest.fixture
+def warned(group):
+    """warned(script, meet=MEET) -> the warnings of the first of two nodes, which has them all."""
+
+    def run(script, meet=MEET):
+        environ = {"GLOO_SOCKET_IFNAME": "lo"}
+        ends = [node.finish() for node in group([meet, script], environ=environ, hang_timeout=20.0)]
+        assert [end.code for end in ends] == [0, 0], ends
+        assert warnings(ends[1]) == []
+        return warnings(ends[0])
+
+    return run
+
+
+def test_a_wait_that_may_become_a_hang_is_a_warning(warned):
+    script = """
+        dog = watch(20)
+        def evaluate(seconds):
+            time.sleep(seconds)
+        for step in range(20):
+            dog.beat(step)
+            if env.rank == 1:
+                evaluate({9: 5, 12: 2.5}.get(step, 0))  # the second is no longer unusual
+            dog.beat(step, SYNC)
+            together()
+        dog.close()
+    """
+    (found,) = warned(script)
+    assert (found["reason"], found["rank"]) == ("no-progress", 1)
+    assert "s: rank 1 is at step 9 in compute, " in found["message"]
+    assert found["message"].endswith(" in evaluate")
+
+
+def test_so_is_the_wait_of_a_script_without_a_session(warned):
+    script = """
+        optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), 0.1)
+        def evaluate(seconds):
+            dist.barrier()
+            time.sleep(seconds)
+        for step in range(20):
+            evaluate({9: 5, 12: 2.5}.get(step, 0))
+            optimizer.step()
+    """
+    first, second = warned(script, RAW)
+    assert first["message"].startswith("no optimizer step for ")
+    assert first["message"].endswith(" in evaluate")
+    assert second["message"].startswith("optimizer steps again after ")
+    assert [first["reason"], second["reason"]] == ["no-progress", ""]
 
 
 def test_a_group_that_hung_meets_again(nodes, tmp_path):

@@ -238,6 +238,7 @@ _CAUSES: Final[tuple[Callable[[Facts], Iterator[Diagnosis]], ...]] = (
     job.limits,
     job.left_early,
     _between_ranks,
+    job.no_progress,
     job.no_group,
     job.nan_loss,
     _for_each_pod(kept_by_sidecar, started_again),

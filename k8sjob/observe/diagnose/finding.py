@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
+from k8sjob.contract import NO_PROGRESS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from datetime import datetime
@@ -92,6 +94,7 @@ class Cause(StrEnum):
     COLLECTIVE_MISMATCH = "collective-mismatch"
     CONNECTION = "connection"
     LEFT_EARLY = "left-early"
+    NO_PROGRESS = NO_PROGRESS
     NO_GROUP = "no-group"
     NAN_LOSS = "nan-loss"
     NCCL = "nccl"

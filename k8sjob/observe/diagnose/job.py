@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +16,6 @@ from k8sjob.targets.api import JobState, LocalReason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from datetime import datetime
 
     from k8sjob.observe.diagnose.facts import Facts
 
@@ -270,6 +269,24 @@ def left_early(facts: Facts) -> Iterator[Diagnosis]:
             f" k8sjob logs {facts.output_argument}; {SAME_STEPS}",
             replicas[0],
             replicas,
+        )
+
+
+def no_progress(facts: Facts) -> Iterator[Diagnosis]:
+    """A running group that waits: its rank 0 has warned of that, and reported nothing since."""
+    if facts.status.state is not JobState.RUNNING:
+        return
+    events = map(Event.decode, reversed(facts.tail(_reporter(facts))))
+    last = next(filter(None, events), None)
+    if last and last.data.get("reason") == Cause.NO_PROGRESS:
+        rank = last.data.get("rank")
+        yield Diagnosis(
+            Cause.NO_PROGRESS,
+            one_line(str(last.data.get("message")))
+            + ago(datetime.fromtimestamp(last.time, UTC), facts.now),
+            "wait, where an evaluation, a compilation or a checkpoint takes that long; a hang ends"
+            " by itself, after run.hang_timeout or torch's own timeout",
+            facts.replica_of(rank if isinstance(rank, int) else 0),
         )
 
 

@@ -20,7 +20,7 @@ from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.errors import EnvError, ranks_in_words
 from k8sjob.runtime.base.event_lines import start_phase, write_event
 from k8sjob.runtime.base.frames import fatal_place, users_threads
-from k8sjob.runtime.base.heartbeat import HeartbeatMonitor, Seen, hang_of, read_seen
+from k8sjob.runtime.base.heartbeat import HeartbeatMonitor, Seen, StepClock, hang_of, read_seen
 from k8sjob.runtime.base.termination import by_rank, read_reason, read_stacks, seen_file
 
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ def run_attempt(
         group = WorkerGroup(members)
         files = [seen_file(member.error_file) for member in members]
         monitor = HeartbeatMonitor(files, config.hang_timeout)
+        steps = StepClock(config.hang_timeout)
         observed = any(member.error_file for member in members)
         phase, record = "", Attempt()
         while True:
@@ -124,6 +125,8 @@ def run_attempt(
             if observed and (now := start_phase(record.seen.values())) != phase:
                 phase = now
                 write_event(EventKind.STARTING, phase=phase, processes=len(members))
+            if not record.sent and (found := steps.look(record.running)):
+                write_event(EventKind.WARNING, message=found[0], reason=found[1])
             if not (record.hang or record.failures or signal.SIGKILL in record.sent):
                 still = monitor.stale(
                     index

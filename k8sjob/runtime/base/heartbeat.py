@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from k8sjob.contract import ExitCode, Reason
+from k8sjob.contract import NO_PROGRESS, ExitCode, Reason
 from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.env import world_size_or
 from k8sjob.runtime.base.frames import caller, place_of_thread
@@ -38,6 +38,8 @@ _WITHOUT_PEERS: Final = (
     f"{_TORCH}futures{os.sep}",
 )
 _MAX_SHOWN: Final = 8
+WARN_AFTER: Final = 0.1
+"""The part of hang_timeout after which there is a warning of a wait."""
 _SETTLES: Final = 5
 """Settling times that the agent waits: the rank's watchdog knows more and acts first."""
 
@@ -241,6 +243,35 @@ class HeartbeatMonitor:
             known = before.get(index, (-1, now))
             self._seen[index] = known if known[0] == mtime else (mtime, now)
         return tuple(i for i, (_, since) in self._seen.items() if now - since > self._limit)
+
+
+class StepClock:
+    """The time since the last optimizer step of ranks without a session, among them rank 0.
+
+    It warns of a wait, and then only of those that last twice as long: an evaluation may take a
+    while, and on GPUs it is not seen which ranks wait.
+    """
+
+    def __init__(self, hang_timeout: float) -> None:
+        """A clock that knows no step yet; hang_timeout 0: it never warns."""
+        self._warn_after = WARN_AFTER * hang_timeout or math.inf
+        self._newest, self._since, self._warned = -1, time.monotonic(), False
+
+    def look(self, seen: Mapping[int, Seen]) -> tuple[str, str] | None:
+        """The message and the reason of a warning that is due; None: none is."""
+        now, newest = time.monotonic(), max((one.step for one in seen.values()), default=-1)
+        passed = now - self._since
+        if newest > self._newest:
+            warned, self._newest, self._since, self._warned = self._warned, newest, now, False
+            if warned:
+                self._warn_after = max(self._warn_after, 2 * passed)
+                return f"optimizer steps again after {passed:.0f} s", ""
+        elif newest >= 0 and passed > self._warn_after and not self._warned:
+            self._warned = 0 in seen and bool(seen[0].where)  # which a session does not report
+            if self._warned:
+                text = f"no optimizer step for {passed:.0f} s: {_places(seen, (*seen,))}"
+                return text, NO_PROGRESS
+        return None
 
 
 def read_seen(file: Path | None) -> Seen:

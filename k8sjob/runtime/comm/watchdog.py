@@ -13,6 +13,9 @@ the agent of its node, which sees its observer stand still. And a store that doe
 not keep a rank from noticing: the thread that watches the clock never uses the store.
 
 A collective that the script calls directly makes no beat: the rank's stack shows it.
+
+Long before the alarm, after a tenth of the timeout, rank 0 warns of the wait and names the culprits
+as far as their beats show them: an evaluation or a compilation may take that long, too.
 """
 
 from __future__ import annotations
@@ -24,13 +27,13 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.contract import ExitCode, Reason
+from k8sjob.contract import NO_PROGRESS, EventKind, ExitCode, Reason
 from k8sjob.runtime.base import frames
 from k8sjob.runtime.base.config import TIMEOUTS
-from k8sjob.runtime.base.heartbeat import Observer, settle
+from k8sjob.runtime.base.heartbeat import WARN_AFTER, Observer, settle
 from k8sjob.runtime.base.termination import by_rank, write_reason
 
 if TYPE_CHECKING:
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from k8sjob.runtime.base.env import DistEnv
+    from k8sjob.runtime.base.event_lines import Reporter
 
 SYNC: Final = "sync"
 """The phase of a rank that waits for the others in a collective."""
@@ -71,7 +75,8 @@ class Beat:
     # "start" before the training, "end" after it, SYNC in a collective, else the activity
     phase: str
     answered: bool  # published after the alarm, so the rank's threads still run
-    where: str = ""  # its main thread's place in the user's code then, as file:line in function
+    # once it is late, its main thread's place in the user's code, as file:line in function
+    where: str = ""
 
     def encode(self) -> str:
         """Encode it as a store's value."""
@@ -96,6 +101,7 @@ class Watchdog:
         ranks: range | None = None,
         error_file: Path | None = None,
         publish: Callable[[Any], None] = lambda _store: None,
+        reporter: Reporter | None = None,
     ) -> None:
         """Watch for the others' alarm; begin() starts the watch over this rank's progress.
 
@@ -109,12 +115,15 @@ class Watchdog:
             ranks: those that train together; None: all.
             error_file: config.error_file(), for the agent of the node.
             publish: called with the store whenever this rank's beat is published there.
+            reporter: writes the warning before an alarm, on rank 0; None: there is none.
         """
         self._ranks = range(env.world_size) if ranks is None else ranks
         self._store = store if len(self._ranks) > 1 else None
         self._rank, self._timeout, self._error_file = env.rank, timeout, error_file
         self._patience, self._thread = patience, threading.get_ident()
         self._publish_more = publish
+        self._reporter = reporter if env.rank == self._ranks[0] else None
+        self._warned_at, self._warn_after = 0.0, WARN_AFTER * timeout
         self._idle = _START
         self._last = (_START, 0, time.monotonic())
         self._waits = (self._last[2], self._last[2])  # the ends of the last two
@@ -219,6 +228,8 @@ class Watchdog:
                 self._raise_alarm("")
             elif self._store and not self._watching and phase == SYNC and age > self._patience:
                 self._raise_alarm(f"the others have waited {age:.0f} s")
+            elif self._store is None:
+                self._warn(lambda: {self._rank: self._seen()})
             if self._wake.wait(self._period):
                 break
         while self._by_main and not self._closed.wait(self._period):
@@ -294,6 +305,8 @@ class Watchdog:
                 self._publish(store)
                 if store.check([_ALARM]):
                     self._raise_alarm(store.get(_ALARM).decode())
+                else:
+                    self._warn(lambda: self._read_beats(store))
             if self._alarm.is_set():
                 self._answer_alarm(store)
         except RuntimeError:
@@ -303,25 +316,51 @@ class Watchdog:
         store.set(_ALARM, self._message)
         self._publish(store)
         time.sleep(self._settle)
+        self._beats = self._read_beats(store)
+        self._informed.set()
+
+    def _read_beats(self, store: Store) -> dict[int, Beat | None]:
         keys = {rank: f"watchdog/{rank}" for rank in self._ranks}
-        self._beats = {
+        return {
             rank: Beat.decode(store.get(key)) if store.check([key]) else None
             for rank, key in keys.items()
         }
-        self._informed.set()
 
     def _publish(self, store: Store) -> None:
         store.set(f"watchdog/{self._rank}", self._seen().encode())
         self._publish_more(store)
 
     def _seen(self) -> Beat:
-        """This rank's last beat; after an alarm with its place."""
-        phase, step, _ = self._last
-        if not self._alarm.is_set():
+        """This rank's last beat; with its place if that is late, or after an alarm."""
+        phase, step, since = self._last
+        alarm = self._alarm.is_set()
+        if not alarm and (not self._watching or time.monotonic() - since < self._warn_after / 2):
             return Beat(step, phase, answered=False)
         failed = frames.CodePlace(self._waited, waits=True)
         place = failed if self._waited else frames.place_of_thread(self._thread)
-        return Beat(step, SYNC if place.waits else phase, answered=True, where=place.where)
+        return Beat(step, SYNC if place.waits else phase, answered=alarm, where=place.where)
+
+    # --- either of them --------------------------------------------------------------------------
+
+    def _warn(self, read_beats: Callable[[], dict[int, Beat | None]]) -> None:
+        """Warn once of a wait, and then only of those that last twice as long."""
+        since = self._last[2]
+        if self._warned_at and since > self._warned_at:
+            self._warn_after = max(self._warn_after, 2 * (since - self._warned_at))
+            self._warned_at = 0.0
+        age = time.monotonic() - since
+        if not (self._reporter and self._watching and age > self._warn_after) or self._warned_at:
+            return
+        self._warned_at = since
+        beats = {rank: one and replace(one, answered=True) for rank, one in read_beats().items()}
+        guilty = culprits(beats)
+        text = explain(beats, guilty) if guilty else "all ranks wait in a collective"
+        self._reporter.emit(
+            EventKind.WARNING,
+            message=f"no progress for {age:.0f} s: {text}",
+            reason=NO_PROGRESS,
+            rank=guilty[0] if guilty else self._rank,
+        )
 
 
 def culprits(beats: Mapping[int, Beat | None]) -> tuple[int, ...]:
