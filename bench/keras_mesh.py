@@ -91,7 +91,7 @@ def rank() -> dict[str, Any]:
 
 
 def measure() -> dict[str, dict[str, float]]:
-    """By shape: medians of both, and of the ratios of neighbouring turns; what a rank holds."""
+    """By shape: medians of both, and of the ratios of neighboring turns; what a rank holds."""
     return {name: _summary(_group(model)) for name, model in SHAPES.items()}
 
 

@@ -166,7 +166,7 @@ def measure(names: Iterable[str] = CASES) -> dict[str, dict[str, float]]:
     """Medians of both loops, ratios, what a rank holds and sends, of some or all of the cases.
 
     A ratio is what the loop by hand takes over what the runtime takes, in seconds and in those of
-    the CPU: the median over neighbouring turns, and the mean of that over groups of processes, with
+    the CPU: the median over neighboring turns, and the mean of that over groups of processes, with
     the error of the mean.
     """
     return {name: summary(name, [group(name) for _ in range(GROUPS)]) for name in names}

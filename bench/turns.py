@@ -30,7 +30,7 @@ def ratio(groups: Sequence[tuple[Sequence[float], Sequence[float]]]) -> tuple[fl
     """The mean over groups of processes, with its standard error.
 
     Args:
-        groups: of each what the turns by hand took, and what the runtime's did; of neighbouring
+        groups: of each what the turns by hand took, and what the runtime's did; of neighboring
             turns the ratio is taken, and of a group the median.
     """
     medians = [

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 FOLDER = Path(__file__).resolve().parent / "images"
-COLOURS = {"code": "#dbeafe", "file": "#fef3c7", "outside": "#e5e7eb"}
+COLORS = {"code": "#dbeafe", "file": "#fef3c7", "outside": "#e5e7eb"}
 
 
 class Drawing(NamedTuple):
@@ -15,7 +15,7 @@ class Drawing(NamedTuple):
     Attributes:
         title: in words.
         size: width and height.
-        boxes: name: x, y, width, height, second line, colour.
+        boxes: name: x, y, width, height, second line, color.
         arrows: from, to, side of the one, side of the other, label.
         frames: x, y, width, height, label.
     """
@@ -151,7 +151,7 @@ def _box(name: str, *place: Any) -> str:
     x, y, width, height, more, kind = place
     middle, half = x + width / 2, y + height / 2
     return (
-        f"<rect x='{x}' y='{y}' width='{width}' height='{height}' rx='7' fill='{COLOURS[kind]}' "
+        f"<rect x='{x}' y='{y}' width='{width}' height='{height}' rx='7' fill='{COLORS[kind]}' "
         f"stroke='#475569'/><text x='{middle:g}' y='{half - 3:g}' font-size='15'>{name}</text>"
         f"{_text((middle, half + 15), more)}"
     )

@@ -22,7 +22,7 @@ finds `kubectl-k8sjob` on the PATH) or `python -m k8sjob COMMAND`.
 - A **FILE** is a job.yaml, a folder with one, or `-` for standard input.
 - **Data** goes to standard output, progress and errors to standard error, so output can be piped.
   `-o json` has a [stable form](json.md); documents are always UTF-8.
-- **Colours** and the live screen are for terminals: they are off with `NO_COLOR`, in a pipe and in
+- **Colors** and the live screen are for terminals: they are off with `NO_COLOR`, in a pipe and in
   CI. A terminal that cannot show Unicode gets ASCII.
 - **Output of a job** is not trusted: control sequences are removed before it is shown.
 
@@ -53,7 +53,7 @@ Containers have [other exit codes](exit-codes.md).
 | `DOCKER_CONFIG`, `REGISTRY_AUTH_FILE` | the folder or file of docker's and podman's logins |
 | `HTTPS_PROXY`, `NO_PROXY`, `SSL_CERT_FILE` | proxies and trusted certificates for registries |
 | `K8SJOB_TRACEBACK` | `1` shows where in k8sjob an error came from, as `--traceback` does |
-| `NO_COLOR` | no colours |
+| `NO_COLOR` | no colors |
 | `CI` | plain lines instead of the live screen |
 """
 

@@ -28,7 +28,7 @@ def tmux(*arguments: str) -> str:
 
 
 def screen() -> str:
-    """The screen in the middle of the training, with its colours as escape sequences."""
+    """The screen in the middle of the training, with its colors as escape sequences."""
     with tempfile.TemporaryDirectory() as state:
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         env = ("env", "-u", "CI", f"PATH={path}", f"K8SJOB_STATE={state}", "TERM=xterm-256color")

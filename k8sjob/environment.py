@@ -80,7 +80,7 @@ def take_completion() -> str | None:
     return line if os.environ.pop(COMPLETE, None) else None
 
 
-def no_colours() -> bool:
+def no_colors() -> bool:
     """Whether $NO_COLOR is set."""
     return bool(os.environ.get("NO_COLOR"))
 

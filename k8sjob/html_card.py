@@ -1,6 +1,6 @@
 """Cards: an object as a small piece of HTML, as notebooks show it below a cell.
 
-Colours are the page's own, or readable on a light and on a dark one, and nothing is loaded. What
+Colors are the page's own, or readable on a light and on a dark one, and nothing is loaded. What
 jobs and clusters have written is escaped here, once, and is never markup.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 _GREEN, _RED, _YELLOW, _BLUE = "#2e9e5b", "#dc4c4c", "#b8860b", "#3b8fd0"
-_COLOURS: Final = {"Succeeded": _GREEN, "Failed": _RED, "Running": _BLUE}
+_COLORS: Final = {"Succeeded": _GREEN, "Failed": _RED, "Running": _BLUE}
 _MOST_ROWS: Final = 32
 _MOST_CHARACTERS: Final = 20_000
 _LINE: Final = "1px solid rgba(128,128,128,.35)"
@@ -59,17 +59,17 @@ def card(
         rows: values by label; empty ones and None are left out.
         more: what stands below the rows.
         subtitle: what kind of object it is.
-        state: of a job; it is coloured.
+        state: of a job; it is colored.
     """
     head = f"<b>{_escaped(title)}</b>"
     if state:
-        head += f' <b style="color:{_colour(state)}">{_escaped(state)}</b>'
+        head += f' <b style="color:{_color(state)}">{_escaped(state)}</b>'
     if subtitle:
         head += f' <span style="opacity:.7">{_escaped(subtitle)}</span>'
     shown = [[label, value] for label, value in rows.items() if value not in (None, "", (), {}, [])]
     body = table((), shown) if shown else ""
     return (
-        f'<div style="border-left:3px solid {_colour(state)};padding:2px 0 2px 10px;'
+        f'<div style="border-left:3px solid {_color(state)};padding:2px 0 2px 10px;'
         f'margin:4px 0;max-width:60em;overflow-wrap:anywhere">{head}{body}{"".join(more)}</div>'
     )
 
@@ -150,8 +150,8 @@ def moments(**times: datetime | None) -> dict[str, str]:
     }
 
 
-def _colour(state: str) -> str:
-    return _COLOURS.get(state, _YELLOW if state else "rgba(128,128,128,.6)")
+def _color(state: str) -> str:
+    return _COLORS.get(state, _YELLOW if state else "rgba(128,128,128,.6)")
 
 
 def _escaped(value: object) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Final
 # twice, however many strings are begun and never ended.
 _SEQUENCES: Final = re.compile(
     r"""
-    (?: \x1b\[ | \x9b ) [0-?]*+ [\ -/]*+ [@-~]                    # CSI: colours, cursor, modes
+    (?: \x1b\[ | \x9b ) [0-?]*+ [\ -/]*+ [@-~]                    # CSI: colors, cursor, modes
   | (?: \x1b\] | \x9d ) [^\x07\x1b\x80-\x9f]*+ (?: \x07 | \x1b\\ | \x9c )  # OSC: title, link
   | (?: \x1b[PX^_] | [\x90\x98\x9e\x9f] )                        # DCS, SOS, PM, APC
     [^\x1b\x80-\x9f]*+ (?: \x1b\\ | \x9c )

@@ -12,7 +12,7 @@ from k8sjob.cli.find_job import Place, place_options
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options, with_target
 from k8sjob.cli.options import image_option, onto_option, plain_http_option, target_option
 from k8sjob.cli.output import fail, first_names, print_status
-from k8sjob.environment import no_colours
+from k8sjob.environment import no_colors
 from k8sjob.errors import K8sJobError
 from k8sjob.jobs.plan import plan_submission
 from k8sjob.jobs.submit import compare, push_code
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from k8sjob.rendering.diff import ManifestDiff
 
-_COLOURS: Final = {"+": "green", "-": "red", "@": "cyan"}
+_COLORS: Final = {"+": "green", "-": "red", "@": "cyan"}
 _MOST_PATHS: Final = 6
 """Maximum number of changed fields in a message; the lines of the difference show all of them."""
 
@@ -74,15 +74,15 @@ def diff_command(  # noqa: PLR0917 - click hands them over by name
 
 
 def show_lines(lines: Sequence[str], *, err: bool = False) -> None:
-    """Print the lines of a unified diff, in colour on a terminal."""
+    """Print the lines of a unified diff, in color on a terminal."""
     stream = sys.stderr if err else sys.stdout
-    coloured = stream.isatty() and not no_colours()
+    colored = stream.isatty() and not no_colors()
     for one in lines:
         shown = safe_line(one)
-        if coloured and one.startswith(("---", "+++")):
+        if colored and one.startswith(("---", "+++")):
             shown = click.style(shown, bold=True)
-        elif coloured:
-            shown = click.style(shown, fg=_COLOURS.get(one[:1]))
+        elif colored:
+            shown = click.style(shown, fg=_COLORS.get(one[:1]))
         click.echo(shown, err=err)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from k8sjob.environment import TRACEBACK, no_colours, wants_traceback
+from k8sjob.environment import TRACEBACK, no_colors, wants_traceback
 from k8sjob.errors import K8sJobError, redacted
 from k8sjob.sanitize import safe_line, safe_text
 
@@ -94,17 +94,17 @@ def print_status(message: str) -> None:
 
 def warn(message: str) -> None:
     """Print a warning on stderr."""
-    _labelled("warning:", "yellow", message)
+    _labeled("warning:", "yellow", message)
 
 
 def fail(message: str) -> None:
     """An error on stderr, each line of it as one."""
     for one in message.splitlines() or [""]:
-        _labelled("error:", "red", one)
+        _labeled("error:", "red", one)
 
 
-def _labelled(label: str, colour: str, message: str) -> None:
-    styled = label if no_colours() else click.style(label, fg=colour, bold=True)
+def _labeled(label: str, color: str, message: str) -> None:
+    styled = label if no_colors() else click.style(label, fg=color, bold=True)
     click.echo(f"{styled} {safe_line(message)}", err=True)
 
 

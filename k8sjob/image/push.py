@@ -182,7 +182,7 @@ def _read(
 
 
 def _base_by_digest(base: BaseImage, onto: str | None) -> str:
-    """The base by its digest: the spec's, or the one that the named image is labelled with."""
+    """The base by its digest: the spec's, or the one that the named image is labeled with."""
     if onto is None:
         return base.pinned
     known = labels(base.config)

@@ -4,7 +4,7 @@ A replica is a completion index, so all of them are alike; index 0 is the Master
 injects only the index (as an annotation of the Pod), so the manifest has the variables that the
 training operator would inject. A Pod that failed stays beside the one that takes its place.
 
-Behaviour: Kubernetes 1.31, pkg/controller/job.
+Behavior: Kubernetes 1.31, pkg/controller/job.
 """
 
 from __future__ import annotations

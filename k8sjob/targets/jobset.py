@@ -8,7 +8,7 @@ with it.
 
 Others' have one replicated Job or several; `adopt` takes several whose Pods are alike.
 
-Behaviour: JobSet 0.12, pkg/controllers and pkg/webhooks, jobset_webhook.go for the defaults.
+Behavior: JobSet 0.12, pkg/controllers and pkg/webhooks, jobset_webhook.go for the defaults.
 """
 
 from __future__ import annotations

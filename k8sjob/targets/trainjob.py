@@ -10,7 +10,7 @@ Only the variables PET_* are injected, and the webhook takes none of these names
 Others' come with the TrainingRuntime or ClusterTrainingRuntime that they name. Trainer takes the
 process of each node from spec.trainer first, then from the runtime; read, the latter has it.
 
-Behaviour: Kubeflow Trainer 2.3.0, pkg/runtime/framework/plugins/{torch,jobset}, pkg/webhooks.
+Behavior: Kubeflow Trainer 2.3.0, pkg/runtime/framework/plugins/{torch,jobset}, pkg/webhooks.
 """
 
 from __future__ import annotations

@@ -28,9 +28,9 @@ STATE_STYLE: Final = {
     "Deleting": "yellow",
     "Deleted": "yellow",
 }
-"""Colour of a job's state and of a replica's phase."""
+"""Color of a job's state and of a replica's phase."""
 
-_REPLICA_COLOURS: Final = ("cyan", "magenta", "blue", "green", "yellow", "bright_cyan")
+_REPLICA_COLORS: Final = ("cyan", "magenta", "blue", "green", "yellow", "bright_cyan")
 _SELF: Final = "k8sjob"
 """The name in front of lines that are not of a replica."""
 _USUAL_REASONS: Final = re.compile(r"ContainerCreating|PodInitializing|Init:\d+/\d+|Completed")
@@ -104,7 +104,7 @@ class LinePrinter:
         """The name in front of a line; k8sjob's own where there is no replica."""
         name = text(replica)
         self._width = max(self._width, len(name))
-        style = colour(name) if name else "dim"
+        style = color(name) if name else "dim"
         return Text().append(f"{name or _SELF:{self._width}} | ", style)
 
 
@@ -261,13 +261,13 @@ def _of(count: int, whole: int) -> str:
     return f"{count}/{whole}" if whole else str(count)
 
 
-def colour(replica: str) -> str:
-    """A replica's colour: the Master's own, the Workers' in turn."""
+def color(replica: str) -> str:
+    """A replica's color: the Master's own, the Workers' in turn."""
     digits = replica.rpartition("-")[2]
     index = int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 9 else 0
     if not replica.startswith("master"):
         index += 1
-    return _REPLICA_COLOURS[index % len(_REPLICA_COLOURS)]
+    return _REPLICA_COLORS[index % len(_REPLICA_COLORS)]
 
 
 _PHRASES: Final[dict[str, Callable[[Event], Text | None]]] = {

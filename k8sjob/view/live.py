@@ -17,7 +17,7 @@ from k8sjob.view.lines import (
     NAME_WIDTH,
     STATE_STYLE,
     LinePrinter,
-    colour,
+    color,
     costs,
     duration,
     position,
@@ -111,7 +111,7 @@ class Panel:
         return title
 
     def _bar(self, done: float, width: int) -> Text:
-        full, rest = ("#", ".") if self._ascii else ("━", "─")  # differ without colours, too
+        full, rest = ("#", ".") if self._ascii else ("━", "─")  # differ without colors, too
         filled = int(done * width)
         bar = Text(full * filled, style="green")
         bar.append(rest * (width - filled), style="dim" if self._ascii else "grey37")
@@ -128,9 +128,7 @@ class Panel:
             rest = Counter(one.situation for name, one in replicas.items() if name not in shown)
         width = max([NAME_WIDTH, *map(len, shown)])
         for name in shown:
-            yield Text(f"{name:{width}}  ", style=colour(name)).append_text(
-                _replica(replicas[name])
-            )
+            yield Text(f"{name:{width}}  ", style=color(name)).append_text(_replica(replicas[name]))
         if rest and rows:
             counts = ", ".join(f"{count} {phase or 'Unknown'}" for phase, count in rest.items())
             yield Text(f"and {counts}" if shown else counts)

@@ -191,7 +191,7 @@ def test_text_of_a_cluster_is_harmless(k8sjob, api, file):
         assert not {"\x1b", "\x07", "\u202e"} & set(done.out + done.err)
 
 
-def test_a_difference_has_colours_on_a_terminal_only(api, file, on_a_terminal, k8sjob):
+def test_a_difference_has_colors_on_a_terminal_only(api, file, on_a_terminal, k8sjob):
     k8sjob("submit", file)
     assert "\x1b" not in k8sjob("diff", other(file)).out
     code, seen = on_a_terminal("diff", file)

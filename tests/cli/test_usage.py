@@ -25,7 +25,7 @@ def test_a_table_with_what_could_be_less(k8sjob, records):
 
 @pytest.mark.parametrize(
     ("by", "names"),
-    [("namespace", {"team"}), ("label:team", {"red"}), ("label:cost/centre", {"(no"}),
+    [("namespace", {"team"}), ("label:team", {"red"}), ("label:cost/center", {"(no"}),
      ("node", {"a", "b", "all"})],
 )  # fmt: skip
 def test_other_groups(k8sjob, records, by, names):

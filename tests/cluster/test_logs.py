@@ -192,7 +192,7 @@ def test_saved_bytes_are_those_that_were_written(created, command, eventually, t
     assert (last["text"], last["gap"]) == ("ü no newline", False)
 
 
-# Colours, a title, the clipboard, a line that hides itself, and markup of terminals' libraries.
+# Colors, a title, the clipboard, a line that hides itself, and markup of terminals' libraries.
 HOSTILE = r"\033[31mred \033]0;title\007 \033]52;c;aGk=\007 gone\rback [bold]x[/] \u202eabc"
 
 

@@ -47,9 +47,9 @@ def test_it_says_what_the_image_is_made_of(registry, base_image, pushed, code):
     assert plain.base.startswith(f"{registry.host}/team/base@sha256:")
 
     onto = pushed(f"{registry.host}/team/origin", "never/asked:1", code, onto=plain.image).origin
-    assert (onto.onto, onto.base) == (plain.image, plain.base)  # as that one was labelled
-    unlabelled = pushed(f"{registry.host}/team/origin", "never/asked:1", code, onto=base).origin
-    assert (unlabelled.onto, unlabelled.base) == (plain.base, "")
+    assert (onto.onto, onto.base) == (plain.image, plain.base)  # as that one was labeled
+    unlabeled = pushed(f"{registry.host}/team/origin", "never/asked:1", code, onto=base).origin
+    assert (unlabeled.onto, unlabeled.base) == (plain.base, "")
 
 
 @pytest.mark.parametrize("same", [True, False])

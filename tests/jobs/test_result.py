@@ -302,18 +302,18 @@ def test_a_result_of_many_metrics_shows_its_checkpoint():
     assert "and 68 more" in page
 
 
-def test_colours_can_be_read_on_white_and_on_black():
-    def light(colour):
-        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+def test_colors_can_be_read_on_white_and_on_black():
+    def light(color):
+        parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
         linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
     states = ["Running", "Succeeded", "Failed", "Restarting"]
-    colours = {c for state in states for c in re.findall("#[0-9a-f]{6}", card("", {}, state=state))}
-    assert len(colours) == len(states)
-    for colour in colours:
-        assert 1.05 / (light(colour) + 0.05) > 3, "on white"
-        assert (light(colour) + 0.05) / (light("#1e1e1e") + 0.05) > 3, "on a dark page"
+    colors = {c for state in states for c in re.findall("#[0-9a-f]{6}", card("", {}, state=state))}
+    assert len(colors) == len(states)
+    for color in colors:
+        assert 1.05 / (light(color) + 0.05) > 3, "on white"
+        assert (light(color) + 0.05) / (light("#1e1e1e") + 0.05) > 3, "on a dark page"
 
 
 def test_a_curve_of_many_points_is_small_and_of_none_is_nothing():

@@ -123,7 +123,7 @@ def test_the_runtime_can_be_read_whatever_the_umask(built, code, tmp_path):
         assert path.stat().st_mode & 0o777 == (0o755 if path.is_dir() else 0o644), path
 
 
-def test_the_users_dockerignore_is_honoured(built, code, tmp_path):
+def test_the_users_dockerignore_is_honored(built, code, tmp_path):
     (code / ".dockerignore").write_text("pkg\n.*\n")
     target = tmp_path / "build"
     write_context(built(), code, target)

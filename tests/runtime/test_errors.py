@@ -95,7 +95,7 @@ LATE = RuntimeError("[gloo/transport/tcp/buffer.cc:78] Timed out waiting 4000ms 
     [
         (LATE, "Timed out waiting 4000ms for recv operation"),
         (after(ValueError("no epoch"), cause=LATE), "Timed out waiting 4000ms for recv operation"),
-        (after(ValueError("no licence"), context=LATE), None),  # speaks for itself
+        (after(ValueError("no license"), context=LATE), None),  # speaks for itself
         (RuntimeError(f"{PAIR}Connection closed by peer [127.0.0.1]:48773"), None),
         (dist.DistStoreError("wait timeout after 1000ms, keys: /answer"), None),  # a script's own
         (PeerLost("rank(s) 2 did not come to the end", (2,), late=True), "rank(s) 2 did not come"),

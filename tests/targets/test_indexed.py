@@ -88,12 +88,12 @@ class Kind:
         child = {"metadata": about, "status": status}
         return with_child({**made, "status": {"conditions": own}}, [child])
 
-    def pod(self, index, *, created=0, suffix="aaaaa", labelled=True, uid="1"):
+    def pod(self, index, *, created=0, suffix="aaaaa", labeled=True, uid="1"):
         labels = {"batch.kubernetes.io/job-name": self.pods, self.label: "tiny", UID: uid}
         return {
             "metadata": {
                 "name": f"{self.pods}-{index}-{suffix}",
-                "labels": labels | ({INDEX: str(index)} if labelled else {}),
+                "labels": labels | ({INDEX: str(index)} if labeled else {}),
                 "annotations": {INDEX: str(index)},
                 "creationTimestamp": f"2026-01-01T00:00:{created:02}Z",
                 "ownerReferences": [{"controller": True, "uid": uid if self is JOB else "child"}],
@@ -434,7 +434,7 @@ def test_the_replicas_by_their_index(kind):
     assert target_of(kind.job()) is target
     assert replica_names(kind.job()) == ("master-0", "worker-0", "worker-1")
     assert [replica_of(kind.pod(index)) for index in range(3)] == list(replica_names(kind.job()))
-    assert target.replica_of(kind.pod(2, labelled=False)) == "worker-1"
+    assert target.replica_of(kind.pod(2, labeled=False)) == "worker-1"
     assert target.replica_of({"metadata": {"labels": {INDEX: "1"}}}) == ""
     found = target.selector("tiny", {"master-0", "worker-1"})
     assert found == f"{kind.label}=tiny,{INDEX} in (0,2)"

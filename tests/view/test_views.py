@@ -261,7 +261,7 @@ class Screen:
                 self.column += len(part)
 
 
-def test_the_bar_shows_how_far_it_is_without_colours(life):
+def test_the_bar_shows_how_far_it_is_without_colors(life):
     """Under NO_COLOR, and for who sees none, the rest of the bar is another character."""
     bars = {line.split(" ")[0] for end in range(len(life)) for line in screen(life[: end + 1])[1:2]}
     assert any(set(bar) == set("━─") for bar in bars), bars

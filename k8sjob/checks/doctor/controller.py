@@ -156,7 +156,7 @@ def operator(facts: ClusterFacts) -> Iterator[CheckResult]:
         yield from (_deployment(one, labels) for one in deployments)
         return
     hidden = deployments is None
-    seen = "you cannot read its Deployment" if hidden else f"no Deployment is labelled {labels}"
+    seen = "you cannot read its Deployment" if hidden else f"no Deployment is labeled {labels}"
     error = facts.error("bad dry run")
     if error and _own_webhook(facts, error.detail):
         yield fine("operator", f"runs, since its webhook answers; {seen}")

@@ -1,4 +1,4 @@
-"""The processes of one node: started, signalled and reaped, with the orphans that they leave.
+"""The processes of one node: started, signaled and reaped, with the orphans that they leave.
 
 A process is reaped last of all: as long as it is a zombie its number, which is its group's number
 too, is not given to another process that a signal could hit by mistake.
@@ -204,7 +204,7 @@ def adopt_orphans() -> None:
 def kill_children() -> None:
     """SIGKILL to all children, and to their children, which this process then adopts.
 
-    A child is signalled before it is reaped, so that its number is still its own.
+    A child is signaled before it is reaped, so that its number is still its own.
     """
     limit = time.monotonic() + TIMEOUTS.kernel
     me = str(os.getpid()).encode()

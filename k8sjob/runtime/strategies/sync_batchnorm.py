@@ -68,13 +68,13 @@ class SyncBatchNorm(_BatchNorm):
     def _moments(self, batch: Tensor) -> tuple[Tensor, Tensor, float]:
         """Mean, biased variance (C each, float64) and values per channel, over all ranks.
 
-        Each rank sends its sums about a centre that all share: about zero they would cancel.
+        Each rank sends its sums about a center that all share: about zero they would cancel.
         """
         dims = [axis for axis in range(batch.ndim) if axis != 1]
         count = batch.numel() // batch.shape[1]
         variance, mean = torch.var_mean(batch, dims, correction=0)
-        centre = mean.new_zeros(mean.shape) if self.running_mean is None else self.running_mean
-        apart = (mean - centre).double()
+        center = mean.new_zeros(mean.shape) if self.running_mean is None else self.running_mean
+        apart = (mean - center).double()
         first, second = count * apart, count * (variance.double() + apart.square())
         total = _AllReduce.apply(torch.cat([first, second, first.new_tensor([count])]), self.ranks)
         channels = mean.shape[0]
@@ -86,7 +86,7 @@ class SyncBatchNorm(_BatchNorm):
             )
         apart = total[:channels] / values
         spread = total[channels:-1] / values - apart.square()
-        return centre.double() + apart, spread.clamp_min(0), values
+        return center.double() + apart, spread.clamp_min(0), values
 
     def _remember(self, mean: Tensor, variance: Tensor, count: float) -> None:
         """Move the running moments, with the unbiased variance, as torch's BatchNorm does."""

@@ -2,7 +2,7 @@
 
 import { h, number } from "./dom.js";
 
-const COLOURS = ["--blue", "--orange", "--green", "--purple", "--red", "--teal", "--pink", "--brown"];
+const COLORS = ["--blue", "--orange", "--green", "--purple", "--red", "--teal", "--pink", "--brown"];
 const HEIGHT = 200;
 
 /** Names whose curves are drawn: thousands of figures would hang the browser. */
@@ -30,16 +30,16 @@ export function chart(title, xLabel = "epoch") {
   function make(names) {
     plot?.destroy();
     const css = getComputedStyle(document.documentElement);
-    const colour = (name) => css.getPropertyValue(name).trim();
-    const axis = { stroke: colour("--dim"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 }, font: "12px system-ui, sans-serif" };
+    const color = (name) => css.getPropertyValue(name).trim();
+    const axis = { stroke: color("--dim"), grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line"), width: 1 }, font: "12px system-ui, sans-serif" };
     plot = new uPlot({
       width: Math.max(place.clientWidth, 240), height: HEIGHT,
       scales: { x: { time: false }, y: { distr: logarithmic ? 3 : 1 } },
       axes: [axis, { ...axis, size: 74, values: (_plot, ticks) => ticks.map((tick) => (tick === null ? "" : number(tick, title))) }],
       series: [{ label: xLabel, value: (_plot, x) => (x === null ? "" : number(x)) },
         ...names.map((name, index) => ({
-          label: label(name), stroke: colour(COLOURS[index % COLOURS.length]), width: 1.5, spanGaps: true,
-          dash: index >= COLOURS.length ? [6, 4] : undefined,
+          label: label(name), stroke: color(COLORS[index % COLORS.length]), width: 1.5, spanGaps: true,
+          dash: index >= COLORS.length ? [6, 4] : undefined,
           points: { show: (u, series) => u.data[series].filter((y) => y !== null && y !== undefined).length < 40 },
           value: (_plot, y) => (y === null ? "" : number(y, title)),
         }))],

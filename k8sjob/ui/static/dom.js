@@ -53,7 +53,7 @@ export function times(job) {
   };
 }
 
-/** A state as a word with a coloured mark of its own shape. */
+/** A state as a word with a colored mark of its own shape. */
 export function stateBadge(state) {
   return h("span", { className: `state state-${state.toLowerCase()}` }, state);
 }

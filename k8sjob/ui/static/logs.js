@@ -39,7 +39,7 @@ export function logView(key) {
     }
     parts.push(text.slice(at));
     const number = Number(from.replace(/\D+/g, "")) + (from.startsWith("master") ? 0 : 1);
-    return h("div", { className: gap ? "line gap" : "line" }, h("span", { className: `from colour-${number % 6}` }, from), " ", parts);
+    return h("div", { className: gap ? "line gap" : "line" }, h("span", { className: `from color-${number % 6}` }, from), " ", parts);
   }
 
   function toEnd() { pane.scrollTop = pane.scrollHeight; }

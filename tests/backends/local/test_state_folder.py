@@ -245,7 +245,7 @@ def test_another_process_of_the_same_number_is_not(sleeper, change):
     assert sleeper.poll() is None
 
 
-def test_of_another_machine_nothing_is_known_and_nothing_signalled(sleeper):
+def test_of_another_machine_nothing_is_known_and_nothing_signaled(sleeper):
     other = replace(Identity.of(sleeper.pid), host="elsewhere")
     assert other.alive
     assert not other.kill()

@@ -121,7 +121,7 @@ LOOKS = [
     (operator, {DEPLOYMENTS: REFUSED}, OK, "its webhook answers; you cannot read"),
     (operator, {DEPLOYMENTS: items()}, OK, "its webhook answers; no Deployment"),
     (operator, NOT_REFUSED | {DEPLOYMENTS: REFUSED}, UNKNOWN, "you cannot read", "capacity.yaml"),
-    (operator, NOT_REFUSED | {DEPLOYMENTS: items()}, UNKNOWN, "no Deployment is labelled"),
+    (operator, NOT_REFUSED | {DEPLOYMENTS: items()}, UNKNOWN, "no Deployment is labeled"),
     # its init container
     (init_image, {}, OK, f"alpine:3.10 ({BY_DEFAULT}), which", f"{IMAGE_FLAG}=IMAGE"),
     (init_image, deployed(f"{IMAGE_FLAG}=a/b:1"), OK, "of a/b:1, which"),
