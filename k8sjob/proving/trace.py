@@ -321,15 +321,23 @@ def worst(
         tolerance: relative to the length of a tensor.
         floor: the length that a shorter one is taken for.
     """
-    most, at = 1.0, None
+    at, gap = largest_gap(ones, others, floor)
+    return at if gap > tolerance else None
+
+
+def largest_gap(
+    ones: Sequence[Sketch | None], others: Sequence[Sketch | None], floor: float
+) -> tuple[int, float]:
+    """The index of the tensor that differs most, and its difference relative to its length."""
+    at, most = 0, 0.0
     for index, pair in enumerate(zip(ones, others, strict=False)):
         a, b = (one or _ZERO for one in pair)
-        gap = distance(a, b) / (tolerance * max(norm(a), norm(b), floor))
+        gap = distance(a, b) / max(norm(a), norm(b), floor)
         if not math.isfinite(gap):
             gap = 1e9 if math.isfinite(norm(a)) or math.isfinite(norm(b)) else 0.0
         if gap > most:
-            most, at = gap, index
-    return at
+            at, most = index, gap
+    return at, most
 
 
 def mean(parts: Sequence[Sequence[Sketch | None]]) -> list[Sketch | None] | None:

@@ -157,6 +157,43 @@ def test_a_cause_is_known_by_what_was_recorded(cause, ranks, single, expected):
     assert cause(ranks, single) == expected
 
 
+def strayed(gaps, drift):
+    """Two steps in which the one process's gradient differs by these, its weights by `drift`."""
+    weights = vector(1.0, 1.0, 1.0), vector(1.0 + drift, 1.0, 1.0)
+    ranks = many()
+    for rank, events in enumerate(ranks):
+        events[1] |= {"batches": 2, "length": 16}
+        events[-2:-2] = [
+            batch([8 + at for at in SHARDS[rank]], index=1),
+            backward(step=1),
+            step(1, MEAN, OWN[rank]),
+        ]
+    grads = [scaled(MEAN, 1 + gap) for gap in gaps]
+    single = one(grads[0], after=weights[1])
+    single[0][-1:-1] = [
+        batch([*range(8, 16)], index=1),
+        backward(step=1),
+        step(1, grads[1], grads[1], before=weights[1], after=weights[1]),
+    ]
+    return ranks, single
+
+
+@pytest.mark.parametrize(
+    ("gaps", "drift", "faulty"),
+    [
+        ((0, 0), 0, False),
+        ((5e-3, 0.02), 1e-4, False),  # a maximum was another one, and then the weights
+        ((0, 0.02), 0, True),
+        ((0, 0.02), 1e-2, True),  # no gradient explains the weights
+        ((0.05, 0), 0, True),
+        ((5e-3, 0.2), 1e-4, True),
+    ],
+)
+def test_rounding_grows_with_the_weights_that_it_has_changed(evidence, gaps, drift, faulty):
+    difference = first_difference(evidence(*strayed(gaps, drift)))
+    assert (difference is not None) is faulty, difference
+
+
 def test_samples_that_fill_up_the_last_batch_are_named_as_such(evidence):
     ranks = many(shards=([0, 2, 4, 6], [1, 3, 5, 0]))
     for events in ranks:  # a loop that knows how many batches there are asks for no more

@@ -502,14 +502,14 @@ class Recorder:
 
     # --- files
 
-    def saved(self) -> None:
+    def saved(self, path: str) -> None:
         """A checkpoint is written."""
-        self.event("save", step=self.steps)
+        self.event("save", step=self.steps, path=path)
         self._unsaved = self._unsaved or self.steps > 0
 
-    def loaded(self) -> None:
-        """A checkpoint is read."""
-        self.event("load", step=self.steps)
+    def loaded(self, path: str) -> None:
+        """A checkpoint is read, or other tensors."""
+        self.event("load", step=self.steps, path=path)
 
     def _snapshot(self) -> None:
         """Keep the files of the first checkpoint, once training continues after it."""

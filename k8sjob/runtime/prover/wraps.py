@@ -320,7 +320,7 @@ def _wrap_group(recorder: Recorder) -> None:
 
 
 def _wrap_files(recorder: Recorder) -> None:
-    def noted(record: Callable[[], None], at: int) -> Callable[..., Any]:
+    def noted(record: Callable[[str], None], at: int) -> Callable[..., Any]:
         def call(original: Any, *args: Any, **options: Any) -> Any:
             named = [*args[at : at + 1], options.get("f"), options.get("checkpoint_id")]
             target = next((one for one in named if one is not None), None)
@@ -328,7 +328,7 @@ def _wrap_files(recorder: Recorder) -> None:
             path = target if isinstance(target, str | os.PathLike) else getattr(target, "name", "")
             own = f"{recorder.folder.parent}{os.sep}"
             if recorder.active and path and not str(path).startswith(own):
-                record()
+                record(os.path.relpath(path))
             return result
 
         return call
