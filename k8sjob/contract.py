@@ -128,7 +128,8 @@ class EventKind(StrEnum):
     RESUMED = "resumed"
     """path, epoch, step."""
     WARNING = "warning"
-    """message, and maybe reason: NO_PROGRESS of a group that waits, which may become a hang."""
+    """message. Of a group that waits, which may become a hang: reason NO_PROGRESS, seconds, over
+    (whether it waits no longer) and, where only one rank does not wait, rank."""
     STOPPING = "stopping"
     """A stop was requested: signal, epoch, step."""
     FINISHED = "finished"

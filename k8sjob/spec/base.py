@@ -85,7 +85,7 @@ def seen(value: Any) -> str:
 
 
 class _Frozen(dict[_K, _V]):
-    """A dict that cannot be changed; equal to, printed and serialised as a plain one."""
+    """A dict that cannot be changed; equal to, printed and serialized as a plain one."""
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise TypeError("a spec is frozen; make a new one with spec.with_(...)")

@@ -1,4 +1,4 @@
-"""Handwritten digits: batches too small for batch normalisation, were each replica alone."""
+"""Handwritten digits: batches too small for batch normalization, were each replica alone."""
 
 import torch
 from sklearn.datasets import load_digits

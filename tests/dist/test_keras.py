@@ -28,7 +28,7 @@ ALIKE = {
 }
 OWN = {
     "bf16": {"options": {"bf16": True}},
-    "normalised": {"model": "conv"},
+    "normalized": {"model": "conv"},
     "dropped": {"model": "conv", "dropout": 0.3, "steps": 5, "twice": True},
     "dropped by a seed": {"dropout": 0.3, "steps": 5, "twice": True},
 }
@@ -105,7 +105,7 @@ def test_an_optimizer_of_keras_is_used_as_such(alone):
 
 
 def test_running_statistics_are_those_of_all_ranks(three, alone):
-    found, wanted = three["normalised"], alone["normalised"]
+    found, wanted = three["normalized"], alone["normalized"]
     assert set(wanted["statistics"]) == {"moving_mean", "moving_variance"}
     # The mean of thirds is the whole's; variances of thirds lack what lies between their means.
     close = {name: pytest.approx(value, rel=0.05) for name, value in wanted["statistics"].items()}
@@ -122,8 +122,8 @@ def test_dropout_differs_between_ranks_and_not_between_runs(name, three):
 
 
 def test_dropout_is_on_only_in_training(alone):
-    assert alone["dropped"]["drawn"] != alone["normalised"]["drawn"]
-    assert alone["dropped"]["losses"][0] != pytest.approx(alone["normalised"]["losses"][0], abs=0.1)
+    assert alone["dropped"]["drawn"] != alone["normalized"]["drawn"]
+    assert alone["dropped"]["losses"][0] != pytest.approx(alone["normalized"]["losses"][0], abs=0.1)
 
 
 def test_bfloat16_comes_close(three, alone):
@@ -140,9 +140,9 @@ def test_what_cannot_be_is_one_error(name, three):
 def test_keras_computes_where_the_rank_does(run_once, alone):
     # What Keras were to put on its own default device would have no values.
     elsewhere = {**TORCH, "KERAS_TORCH_DEVICE": "meta"}
-    case = {"normalised": OWN["normalised"]}
+    case = {"normalized": OWN["normalized"]}
     found = run_once(case, program="keras_curves.py", world=1, env=elsewhere).result
-    assert found["normalised"] == alone["normalised"]
+    assert found["normalized"] == alone["normalized"]
 
 
 def test_a_run_that_was_stopped_continues_as_if_it_had_not_been(run_ranks, tmp_path):

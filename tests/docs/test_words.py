@@ -44,7 +44,8 @@ WORDS = {
     r"an? (file|key|field|job|loop) of (its|their|your) own": "its own ..., or another ...",
     r"is no (name|number|field|selector|path|port|string|tensor|quantity)": "is not a ...",
     r"one an? (event|GPU|line|rank|replica)": "one per ...",
-    r"\w*(colour|behaviour|centre|licence|labelled(?!by))\w*": "American spelling",
+    r"\w*(colour|behaviour|licence|labelled(?!by))\w*": "color, behavior, license, labeled",
+    r"\w*(normal|serial|initial)is[ea]\w*": "-ize, -ization",
     r"class (Share|Wire|Patience|Hello|Truth)": "BatchShard, HttpClient, RetryPolicy, RankInfo",
 }
 BANNED = re.compile(rf"(?<![a-z])(?:{'|'.join(WORDS)})(?![a-z])", re.IGNORECASE)

@@ -1238,18 +1238,25 @@ def test_a_loss_that_a_loop_of_ones_own_logs_counts_too():
 def test_a_wait_is_reported_until_training_continues():
     """Whether it is a hang is not known before run.hang_timeout."""
 
-    def found(*lines, state="Running"):
+    def warning(**data):
         told = {"message": "no progress for 60 s: rank 2 is at step 4", "reason": "no-progress"}
-        waits = Event("warning", {**told, "rank": 2}, NOW.timestamp() - 90)
-        lines = [waits.encode(), *lines]
-        return why(state, pods=running(*ALL), deadline=None, logs={"master-0": lines})
+        return Event("warning", {**told, **data}, NOW.timestamp() - 90).encode()
 
-    (finding,) = found("text")
+    def found(*lines, state="Running", pods=()):
+        return why(state, pods=pods or running(*ALL), deadline=None, logs={"master-0": lines})
+
+    stays = (warning(rank=2), "text", warning(reason="other"), Event("checkpoint", {}).encode())
+    (finding,) = found(*stays)
     assert (finding.cause, finding.replica) == ("no-progress", "worker-1")
-    assert finding.message == "no progress for 60 s: rank 2 is at step 4, 90 s ago"
-    assert found(Event("progress", {"step": 5}).encode()) == []
-    assert found(Event("warning", {"message": "optimizer steps again"}).encode()) == []
-    assert "no-progress" not in [one.cause for one in found(state="Failed:x:y")]
+    assert finding.message == "no progress for 60 s: rank 2 is at step 4 (reported 90 s ago)"
+    for rank in ("2", True, -1, None, 99):
+        assert found(warning(rank=rank))[0].replica == ""
+    assert found(warning(), warning(over=True)) == []
+    for kind in ("progress", "metrics", "restarting"):
+        assert found(warning(), Event(kind, {"step": 5}).encode()) == []
+    assert "no-progress" not in [one.cause for one in found(*stays, state="Failed:x:y")]
+    crashed = [make_pod("master-0", last=ended(140)), *running(*ALL[1:])]
+    assert "no-progress" not in [one.cause for one in found(*stays, pods=crashed)]
 
 
 def claim(phase="Pending", **annotations):

@@ -160,8 +160,9 @@ def test_a_wait_that_may_become_a_hang_is_a_warning(warned):
             together()
         dog.close()
     """
-    (found,) = warned(script)
-    assert (found["reason"], found["rank"]) == ("no-progress", 1)
+    found, again = warned(script)
+    assert (found["reason"], found["rank"], found["over"]) == ("no-progress", 1, False)
+    assert (again["reason"], again["over"]) == ("no-progress", True)
     assert "s: rank 1 is at step 9 in compute, " in found["message"]
     assert found["message"].endswith(" in evaluate")
 
@@ -179,8 +180,8 @@ def test_so_is_the_wait_of_a_script_without_a_session(warned):
     first, second = warned(script, RAW)
     assert first["message"].startswith("no optimizer step for ")
     assert first["message"].endswith(" in evaluate")
-    assert second["message"].startswith("optimizer steps again after ")
-    assert [first["reason"], second["reason"]] == ["no-progress", ""]
+    assert second["message"].startswith("progress again after ")
+    assert [first["over"], second["over"]] == [False, True]
 
 
 def test_a_group_that_hung_meets_again(nodes, tmp_path):

@@ -94,6 +94,21 @@ class TestOneRank:
         assert (result.code, result.reason.type) == (ExitCode.HUNG, "Hang")
         assert result.seconds < 40
 
+    @pytest.mark.parametrize("emit", ["time.sleep(60)", "1 / 0"])
+    def test_a_warning_that_cannot_be_written_does_not_keep_it_from_that(self, run, emit):
+        log = f"""
+        class Log:
+            def emit(self, *_, **data): {emit}
+        dog.close()
+        dog = Watchdog(None, dist_env(os.environ), timeout=0.5, error_file=config.error_file(),
+                       reporter=Log())
+        dog.begin()
+        asleep()
+        """
+        result = run([self.HANG, log])
+        assert (result.code, result.reason.type) == (ExitCode.HUNG, "Hang")
+        assert result.seconds < 40
+
     def test_it_ends_a_main_thread_that_hangs_in_its_answer_to_an_alarm(self, run):
         script = [
             self.HANG,

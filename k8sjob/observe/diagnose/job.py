@@ -35,6 +35,7 @@ _COLLECTED: Final = frozenset({"foregroundDeletion", "orphan"})
 """Finalizers that the cluster's garbage collector removes by itself."""
 _CLEAN_UP: Final = timedelta(seconds=15)
 """Maximum time that the Pods of an ended job take to end, or the operator to remove them."""
+_NO_STEPS: Final = frozenset({EventKind.WARNING, EventKind.STOPPING, EventKind.CHECKPOINT})
 _HELD: Final = frozenset({JobState.SUSPENDED, JobState.QUEUED})
 
 
@@ -273,21 +274,27 @@ def left_early(facts: Facts) -> Iterator[Diagnosis]:
 
 
 def no_progress(facts: Facts) -> Iterator[Diagnosis]:
-    """A running group that waits: its rank 0 has warned of that, and reported nothing since."""
-    if facts.status.state is not JobState.RUNNING:
+    """A running group that waits: its rank 0, or the agent there, has warned and seen no progress.
+
+    Other warnings, a stop and a checkpoint, which a thread may write, are no progress.
+    """
+    reporter = _reporter(facts)
+    if facts.status.state is not JobState.RUNNING or not facts.runs_again(reporter):
         return
-    events = map(Event.decode, reversed(facts.tail(_reporter(facts))))
-    last = next(filter(None, events), None)
-    if last and last.data.get("reason") == Cause.NO_PROGRESS:
-        rank = last.data.get("rank")
-        yield Diagnosis(
-            Cause.NO_PROGRESS,
-            one_line(str(last.data.get("message")))
-            + ago(datetime.fromtimestamp(last.time, UTC), facts.now),
-            "wait, where an evaluation, a compilation or a checkpoint takes that long; a hang ends"
-            " by itself, after run.hang_timeout or torch's own timeout",
-            facts.replica_of(rank if isinstance(rank, int) else 0),
-        )
+    for event in filter(None, map(Event.decode, reversed(facts.tail(reporter)))):
+        waits = event.kind == EventKind.WARNING and event.data.get("reason") == Cause.NO_PROGRESS
+        if waits and not event.data.get("over"):
+            rank = event.data.get("rank")
+            yield Diagnosis(
+                Cause.NO_PROGRESS,
+                one_line(str(event.data.get("message", "")))
+                + f" (reported {age(datetime.fromtimestamp(event.time, UTC), facts.now)} ago)",
+                "if this is an evaluation, a compilation, a checkpoint or work after the training,"
+                " wait; a hang ends by itself, after run.hang_timeout or torch's own timeout",
+                facts.replica_of(rank) if type(rank) is int and rank >= 0 else "",
+            )
+        if waits or event.kind not in _NO_STEPS:
+            return
 
 
 def no_group(facts: Facts) -> Iterator[Diagnosis]:

@@ -7,10 +7,18 @@ from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from k8sjob.proving.trace import largest_gap, length, update
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from k8sjob.proving.trace import Step, Trace, TracedRun
+
+_BY_ROUNDING: Final = 0.01
+"""Maximum relative difference of a gradient where single numbers of it are decided by rounding."""
+_GROWTH: Final = 1000.0
+"""Maximum relative difference of gradients over that of their weights."""
+_LARGE: Final = 0.1
 
 
 class Fault(StrEnum):
@@ -176,8 +184,49 @@ class Evidence:
             last[row[0].optimizer] = at, row
         return found
 
+    @cached_property
+    def floors(self) -> dict[int, float]:
+        """By step, the length that a shorter gradient is taken for."""
+        found: dict[int, float] = {}
+        largest: dict[int, float] = {}
+        for at, row, _ in self.steps():
+            size, optimizer = length(self.many.whole(at, "grads")), row[0].optimizer
+            largest[optimizer] = max(largest.get(optimizer, 0.0), size)
+            found[at] = max(0.03 * size, 1e-3 * largest[optimizer], 1e-12)
+        return found
+
+    @cached_property
+    def explained(self) -> dict[int, float]:
+        """By step, the relative difference from one process's gradient that rounding explains.
+
+        One process sums its larger batches in another order. Which of equal numbers a maximum
+        takes, and the sign of a number near zero before a ReLU, may then differ, and the gradient
+        with them. So do the weights after this step, and later gradients some hundred times as
+        much: only as far as earlier gradients explain the weights.
+        """
+        found: dict[int, float] = {}
+        drifts: dict[int, float] = {}
+        seen = 0.0
+        for at, row, one in self.steps():
+            if one is None or at in self.averaged:
+                continue
+            before = [weight or [] for weight in self.many.whole(at, "before")]
+            if all(before):
+                apart = length(update(one.before, before))
+                drifts[row[0].optimizer] = apart / (length(one.before) or 1.0)
+            grown = _GROWTH * min(max(drifts.values(), default=0.0), seen)
+            found[at] = max(self.tolerance(at), _BY_ROUNDING, grown)
+            _, gap = largest_gap(one.grads, self.many.whole(at, "grads"), self.floors[at])
+            seen += gap
+        return found
+
+    @property
+    def loose(self) -> int | None:
+        """The first step at which rounding explains so much that only a large fault is found."""
+        return next((at for at, part in self.explained.items() if part > _LARGE), None)
+
     def tolerance(self, step: int) -> float:
-        """The largest relative difference that is rounding."""
+        """The largest relative difference that is rounding, where the sums have one order."""
         low = any(t.steps[step].autocast for t in self.ranks if len(t.steps) > step) or any(
             "float16" in kind for t in self.ranks for model in t.models for kind in model["dtype"]
         )

@@ -9,7 +9,6 @@ from k8sjob.proving.rules.evidence import Difference, Fault
 from k8sjob.proving.trace import (
     changed,
     distance,
-    largest_gap,
     length,
     mean,
     norm,
@@ -25,10 +24,6 @@ if TYPE_CHECKING:
     from k8sjob.proving.rules.evidence import Evidence
     from k8sjob.proving.trace import Sketch, Step, Trace
 
-_BY_ROUNDING: Final = 0.01
-"""Maximum relative difference of a gradient where one number of many is decided by rounding."""
-_GROWTH: Final = 1000.0
-"""Maximum relative difference of gradients over that of their weights."""
 _FEW: Final = 8
 """Steps that may be those of a schedule by chance."""
 
@@ -288,37 +283,26 @@ def weights_averaged(evidence: Evidence) -> Iterator[Difference]:
 
 
 def gradient(evidence: Evidence) -> Iterator[Difference]:
-    """The first gradient that differs: between ranks, or from that of one process.
-
-    One process sums its larger batches in another order. Which of equal numbers a maximum takes,
-    and the sign of a number near zero before a ReLU, may then differ, and the gradient with them.
-    So do the weights after this step, and later gradients some hundred times as much.
-    """
-    largest: dict[int, float] = {}
-    explained = 0.0
+    """The first gradient that differs: between ranks, or from that of one process."""
     for at, row, one in evidence.steps():
         if at in evidence.averaged:
             continue
-        tolerance, grads = evidence.tolerance(at), evidence.many.whole(at, "grads")
-        size = length(grads)
-        largest[row[0].optimizer] = max(largest.get(row[0].optimizer, 0.0), size)
-        floor = max(0.03 * size, 1e-3 * largest[row[0].optimizer], 1e-12)
+        tolerance, floor = evidence.tolerance(at), evidence.floors[at]
         for rank, step in enumerate(row) if not evidence.many.sharded else ():
             found = worst(row[0].grads, step.grads, tolerance, floor)
             if found is not None:
                 yield _between_ranks(evidence, at, row, rank, found)
-        if one and not evidence.many.sharded:
-            drift = length(update(one.before, row[0].before)) / (length(one.before) or 1.0)
-            tolerance = max(tolerance, _BY_ROUNDING, _GROWTH * min(drift, explained))
+        grads = evidence.many.whole(at, "grads")
         expected = one.grads if one else None
         if evidence.single is None and not evidence.many.sharded:
             expected = mean([step.local for step in row])
         if expected is None:
             continue
-        found, gap = largest_gap(expected, grads, floor)
-        if gap > tolerance:
+        if one:
+            tolerance = evidence.explained[at]
+        found = worst(expected, grads, tolerance, floor)
+        if found is not None:
             yield _from_one(evidence, at, row, one, expected, grads, found)
-        explained += gap
 
 
 def _between_ranks(

@@ -52,8 +52,9 @@ def checkpoint(evidence: Evidence) -> Iterator[Difference]:
     if evidence.resumed is None:
         return
     trace, other = evidence.ranks[0], evidence.resumed.traces[0]
-    # What a run without checkpoints reads at its beginning is data.
+    # What the first run reads at its beginning is data, unless it is written in training.
     data = {event["path"] for event in trace.of("load") if event["step"] == 0}
+    data -= {event["path"] for event in trace.of("save") if event["step"]}
     loads = [one for one in other.of("load") if one["step"] == 0 and one["path"] not in data]
     begin = next((event["step"] for event in trace.of("save") if event["step"]), None)
     if not loads or begin is None or not other.steps:

@@ -11,6 +11,7 @@ import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,9 +19,16 @@ from k8sjob.contract import EventKind, ExitCode, Reason
 from k8sjob.runtime.agent.worker_group import Exit, Member, WorkerGroup, kill_children
 from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.errors import EnvError, ranks_in_words
-from k8sjob.runtime.base.event_lines import start_phase, write_event
+from k8sjob.runtime.base.event_lines import start_phase, warn_of_wait, write_event
 from k8sjob.runtime.base.frames import fatal_place, users_threads
-from k8sjob.runtime.base.heartbeat import HeartbeatMonitor, Seen, StepClock, hang_of, read_seen
+from k8sjob.runtime.base.heartbeat import (
+    HeartbeatMonitor,
+    Seen,
+    StepClock,
+    hang_of,
+    read_seen,
+    step_missing,
+)
 from k8sjob.runtime.base.termination import by_rank, read_reason, read_stacks, seen_file
 
 if TYPE_CHECKING:
@@ -125,8 +133,8 @@ def run_attempt(
             if observed and (now := start_phase(record.seen.values())) != phase:
                 phase = now
                 write_event(EventKind.STARTING, phase=phase, processes=len(members))
-            if not record.sent and (found := steps.look(record.running)):
-                write_event(EventKind.WARNING, message=found[0], reason=found[1])
+            if not record.sent and (wait := steps.look(record.running)):
+                warn_of_wait(write_event, wait, partial(step_missing, wait, record.running))
             if not (record.hang or record.failures or signal.SIGKILL in record.sent):
                 still = monitor.stale(
                     index

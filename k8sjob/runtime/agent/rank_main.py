@@ -298,8 +298,8 @@ def run_as_main(argv: Sequence[str]) -> None:
 
 
 def _absolute(path: str) -> str:
-    """As Python makes the path of its program: joined, neither normalised nor resolved."""
-    return os.path.join(os.getcwd(), path)  # noqa: PTH109, PTH118 - pathlib would normalise
+    """As Python makes the path of its program: joined, neither normalized nor resolved."""
+    return os.path.join(os.getcwd(), path)  # noqa: PTH109, PTH118 - pathlib would normalize
 
 
 def _set_path(first: str) -> None:

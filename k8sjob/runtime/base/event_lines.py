@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from k8sjob.contract import MAX_TERMINATION_BYTES, Event, EventKind, counted
+from k8sjob.contract import MAX_TERMINATION_BYTES, NO_PROGRESS, Event, EventKind, counted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -34,6 +35,23 @@ def write_event(kind: EventKind, **data: object) -> None:
     with suppress(OSError, ValueError):
         sys.stdout.write(Event(kind, data, time.time()).encode() + "\n")
         sys.stdout.flush()
+
+
+def warn_of_wait(
+    emit: Callable[..., None], wait: Mapping[str, Any], describe: Callable[[], Mapping[str, Any]]
+) -> None:
+    """Write a warning of a wait, see LongWaits, with more that describes it.
+
+    From a thread of its own: a log that is full, or a disk that is away, may be what waits.
+    """
+
+    def write() -> None:
+        with suppress(Exception):
+            again = {"message": f"progress again after {wait['seconds']} s"}
+            more = again if wait["over"] else describe()
+            emit(EventKind.WARNING, reason=NO_PROGRESS, **wait, **more)
+
+    threading.Thread(target=write, daemon=True, name="k8sjob-warning").start()
 
 
 def write_restart(restart: int, reason: Reason) -> None:

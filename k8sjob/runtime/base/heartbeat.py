@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from k8sjob.contract import NO_PROGRESS, ExitCode, Reason
+from k8sjob.contract import ExitCode, Reason
 from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.env import world_size_or
 from k8sjob.runtime.base.frames import caller, place_of_thread
@@ -204,7 +204,7 @@ class StallClock:
         passed, self._looked = min(now - self._looked, TIMEOUTS.observe_max), now
         self._idle = self._idle + passed if steps == self._steps else 0.0
         self._steps = steps
-        blocked = False
+        blocked, self.where = False, ""
         if self._clock is not None and _is_watched():
             before, self._ran = self._ran, time.clock_gettime_ns(self._clock)
             place = place_of_thread(self._thread)
@@ -245,33 +245,55 @@ class HeartbeatMonitor:
         return tuple(i for i, (_, since) in self._seen.items() if now - since > self._limit)
 
 
-class StepClock:
-    """The time since the last optimizer step of ranks without a session, among them rank 0.
+class LongWaits:
+    """The waits for progress that are worth a warning: a hang begins like them.
 
-    It warns of a wait, and then only of those that last twice as long: an evaluation may take a
-    while, and on GPUs it is not seen which ranks wait.
+    They last a tenth of hang_timeout, and twice as long as one that was reported before: an
+    evaluation in each epoch is reported once.
     """
 
     def __init__(self, hang_timeout: float) -> None:
-        """A clock that knows no step yet; hang_timeout 0: it never warns."""
-        self._warn_after = WARN_AFTER * hang_timeout or math.inf
-        self._newest, self._since, self._warned = -1, time.monotonic(), False
+        """hang_timeout 0: there are none."""
+        self._minimum = WARN_AFTER * hang_timeout or math.inf
+        self._begun = 0.0  # the moment at which the wait began that was reported last
 
-    def look(self, seen: Mapping[int, Seen]) -> tuple[str, str] | None:
-        """The message and the reason of a warning that is due; None: none is."""
-        now, newest = time.monotonic(), max((one.step for one in seen.values()), default=-1)
-        passed = now - self._since
-        if newest > self._newest:
-            warned, self._newest, self._since, self._warned = self._warned, newest, now, False
-            if warned:
-                self._warn_after = max(self._warn_after, 2 * passed)
-                return f"optimizer steps again after {passed:.0f} s", ""
-        elif newest >= 0 and passed > self._warn_after and not self._warned:
-            self._warned = 0 in seen and bool(seen[0].where)  # which a session does not report
-            if self._warned:
-                text = f"no optimizer step for {passed:.0f} s: {_places(seen, (*seen,))}"
-                return text, NO_PROGRESS
-        return None
+    def look(self, since: float) -> dict[str, Any] | None:
+        """What is to be reported now of the time since the last progress, by time.monotonic().
+
+        Returns:
+            seconds, and over: whether a wait that was reported is over. None: nothing.
+        """
+        seconds = time.monotonic() - since
+        if self._begun and since > self._begun:
+            seconds, self._begun = since - self._begun, 0.0
+            self._minimum = max(self._minimum, 2 * seconds)
+            return {"seconds": round(seconds), "over": True}
+        if self._begun or seconds < self._minimum:
+            return None
+        self._begun = since
+        return {"seconds": round(seconds), "over": False}
+
+
+class StepClock:
+    """The time since the last optimizer step of ranks that have no session, among them rank 0."""
+
+    def __init__(self, hang_timeout: float) -> None:
+        """A clock that knows no step yet."""
+        self._waits = LongWaits(hang_timeout)
+        self._newest, self._since = -1, 0.0
+
+    def look(self, seen: Mapping[int, Seen]) -> dict[str, Any] | None:
+        """A wait that is to be reported, see LongWaits."""
+        newest = max((one.step for one in seen.values()), default=-1)
+        known = newest >= 0 and 0 in seen and seen[0].where
+        if newest > self._newest or not known:
+            self._newest, self._since = newest, time.monotonic()
+        return self._waits.look(self._since)
+
+
+def step_missing(wait: Mapping[str, Any], seen: Mapping[int, Seen]) -> dict[str, Any]:
+    """The warning of such a wait; on GPUs it is not seen which ranks wait, so all have a place."""
+    return {"message": f"no optimizer step for {wait['seconds']} s: {_places(seen, tuple(seen))}"}
 
 
 def read_seen(file: Path | None) -> Seen:

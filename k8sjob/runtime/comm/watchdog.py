@@ -14,8 +14,8 @@ not keep a rank from noticing: the thread that watches the clock never uses the 
 
 A collective that the script calls directly makes no beat: the rank's stack shows it.
 
-Long before the alarm, after a tenth of the timeout, rank 0 warns of the wait and names the culprits
-as far as their beats show them: an evaluation or a compilation may take that long, too.
+Long before the alarm, after a tenth of the timeout, the first rank warns of the wait and names the
+culprits as far as their beats show them: an evaluation or a compilation may take that long, too.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ import threading
 import time
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.contract import NO_PROGRESS, EventKind, ExitCode, Reason
+from k8sjob.contract import ExitCode, Reason
 from k8sjob.runtime.base import frames
 from k8sjob.runtime.base.config import TIMEOUTS
-from k8sjob.runtime.base.heartbeat import WARN_AFTER, Observer, settle
+from k8sjob.runtime.base.event_lines import warn_of_wait
+from k8sjob.runtime.base.heartbeat import WARN_AFTER, LongWaits, Observer, settle
 from k8sjob.runtime.base.termination import by_rank, write_reason
 
 if TYPE_CHECKING:
@@ -115,7 +117,7 @@ class Watchdog:
             ranks: those that train together; None: all.
             error_file: config.error_file(), for the agent of the node.
             publish: called with the store whenever this rank's beat is published there.
-            reporter: writes the warning before an alarm, on rank 0; None: there is none.
+            reporter: writes the first rank's warning before an alarm; None: there is none.
         """
         self._ranks = range(env.world_size) if ranks is None else ranks
         self._store = store if len(self._ranks) > 1 else None
@@ -123,7 +125,7 @@ class Watchdog:
         self._patience, self._thread = patience, threading.get_ident()
         self._publish_more = publish
         self._reporter = reporter if env.rank == self._ranks[0] else None
-        self._warned_at, self._warn_after = 0.0, WARN_AFTER * timeout
+        self._long_waits = LongWaits(timeout)
         self._idle = _START
         self._last = (_START, 0, time.monotonic())
         self._waits = (self._last[2], self._last[2])  # the ends of the last two
@@ -229,7 +231,7 @@ class Watchdog:
             elif self._store and not self._watching and phase == SYNC and age > self._patience:
                 self._raise_alarm(f"the others have waited {age:.0f} s")
             elif self._store is None:
-                self._warn(lambda: {self._rank: self._seen()})
+                self._warn()
             if self._wake.wait(self._period):
                 break
         while self._by_main and not self._closed.wait(self._period):
@@ -306,7 +308,7 @@ class Watchdog:
                 if store.check([_ALARM]):
                     self._raise_alarm(store.get(_ALARM).decode())
                 else:
-                    self._warn(lambda: self._read_beats(store))
+                    self._warn()
             if self._alarm.is_set():
                 self._answer_alarm(store)
         except RuntimeError:
@@ -334,33 +336,37 @@ class Watchdog:
         """This rank's last beat; with its place if that is late, or after an alarm."""
         phase, step, since = self._last
         alarm = self._alarm.is_set()
-        if not alarm and (not self._watching or time.monotonic() - since < self._warn_after / 2):
+        late = self._watching and time.monotonic() - since > WARN_AFTER / 2 * self._timeout
+        if not (alarm or late):
             return Beat(step, phase, answered=False)
         failed = frames.CodePlace(self._waited, waits=True)
         place = failed if self._waited else frames.place_of_thread(self._thread)
         return Beat(step, SYNC if place.waits else phase, answered=alarm, where=place.where)
 
-    # --- either of them --------------------------------------------------------------------------
+    # --- the thread that uses the store; without one, that of the clock --------------------------
 
-    def _warn(self, read_beats: Callable[[], dict[int, Beat | None]]) -> None:
-        """Warn once of a wait, and then only of those that last twice as long."""
-        since = self._last[2]
-        if self._warned_at and since > self._warned_at:
-            self._warn_after = max(self._warn_after, 2 * (since - self._warned_at))
-            self._warned_at = 0.0
-        age = time.monotonic() - since
-        if not (self._reporter and self._watching and age > self._warn_after) or self._warned_at:
+    def _warn(self) -> None:
+        """Warn of a wait long before the alarm, and report when it is over."""
+        if self._reporter is None:
             return
-        self._warned_at = since
-        beats = {rank: one and replace(one, answered=True) for rank, one in read_beats().items()}
-        guilty = culprits(beats)
-        text = explain(beats, guilty) if guilty else "all ranks wait in a collective"
-        self._reporter.emit(
-            EventKind.WARNING,
-            message=f"no progress for {age:.0f} s: {text}",
-            reason=NO_PROGRESS,
-            rank=guilty[0] if guilty else self._rank,
-        )
+        wait = self._long_waits.look(self._last[2] if self._watching else time.monotonic())
+        if wait is not None:
+            beats = self._read_beats(self._store) if self._store and not wait["over"] else {}
+            warn_of_wait(self._reporter.emit, wait, partial(self._described, wait, beats))
+
+    def _described(
+        self, wait: Mapping[str, Any], beats: Mapping[int, Beat | None]
+    ) -> dict[str, Any]:
+        """The warning of a wait, from beats that are no answers to an alarm."""
+        mine = replace(self._seen(), answered=True)
+        known = {rank: one and replace(one, answered=True) for rank, one in beats.items()}
+        guilty = culprits(known) if known else (self._rank,)
+        text = explain({self._rank: mine, **known}, guilty)
+        if not guilty:
+            where = f"; rank {self._rank} is at {mine.where}" if mine.where else ""
+            text = f"all ranks seem to wait in a collective{where}"
+        found = {"message": f"no progress for {wait['seconds']} s: {text}"}
+        return found | ({"rank": guilty[0]} if len(guilty) == 1 else {})
 
 
 def culprits(beats: Mapping[int, Beat | None]) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ import os
 import sys
 import weakref
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -328,7 +329,7 @@ def _wrap_files(recorder: Recorder) -> None:
             path = target if isinstance(target, str | os.PathLike) else getattr(target, "name", "")
             own = f"{recorder.folder.parent}{os.sep}"
             if recorder.active and path and not str(path).startswith(own):
-                record(os.path.relpath(path))
+                record(_relative(path))
             return result
 
         return call
@@ -336,6 +337,13 @@ def _wrap_files(recorder: Recorder) -> None:
     for owner in (torch, dcp):
         wrap(owner, "save", noted(recorder.saved, 1))
         wrap(owner, "load", noted(recorder.loaded, 0))
+
+
+def _relative(path: Any) -> str:
+    """A path as seen from the working folder; that of an open file may be bytes, or a number."""
+    with suppress(OSError, TypeError, ValueError):
+        return os.path.relpath(os.fsdecode(path))
+    return str(path)
 
 
 def _wrap_processes(recorder: Recorder) -> None:

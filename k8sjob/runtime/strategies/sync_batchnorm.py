@@ -48,7 +48,7 @@ class SyncBatchNorm(_BatchNorm):
     ranks: Any = None
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
-        """Normalise with the moments of all ranks' batches; in eval mode with the running ones."""
+        """Normalize with the moments of all ranks' batches; in eval mode with the running ones."""
         if input.ndim < 2:
             raise ValueError(f"SyncBatchNorm takes (N, C, ...), got {tuple(input.shape)}")
         use_running = not self.training and self.running_mean is not None

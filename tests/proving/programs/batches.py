@@ -2,6 +2,7 @@
 
 import math
 import os
+import tempfile
 import time
 from contextlib import nullcontext
 from itertools import islice
@@ -375,7 +376,10 @@ def data_from_a_file():
     file = f"rows-{dist.get_rank()}.pt"
     if not os.path.exists(file):
         torch.save(rows().tensors, file)
-    data, model = TensorDataset(*torch.load(file)), DDP(perceptron())
+    with tempfile.TemporaryFile() as copy:  # whose name is a number
+        torch.save(torch.load(file), copy)
+        copy.seek(0)
+        data, model = TensorDataset(*torch.load(copy)), DDP(perceptron())
     optimizer, loader = sgd(model), sharded(data, 16)
     for epoch in range(2):
         fit_epoch(model, optimizer, loader, F.cross_entropy, epoch)
