@@ -160,7 +160,7 @@ def _proof(evidence: Evidence, nproc: int) -> Proof:
     if compared < common:
         text += f"; the ranks agree over {counted(common, 'step')}, and {reason} with one process"
     if evidence.loose is not None:
-        text += f"; from step {evidence.loose} on only large differences count: rounding has"
+        text += f"; from step {evidence.loose} on, only large differences count: rounding has"
         text += " changed the weights"
     if nproc != asked:
         text += f"; the script starts {nproc} itself, whatever --nproc is"

@@ -198,7 +198,7 @@ def test_a_proof_says_from_where_on_only_large_differences_count(evidence):
     assert evidence(*strayed((5e-3, 0), 1e-4)).loose is None
     found = evidence(*strayed((5e-3, 0), 1e-3))
     assert found.loose == 1
-    assert "; from step 1 on only large differences count" in _proof(found, 2).message
+    assert "; from step 1 on, only large differences count" in _proof(found, 2).message
 
 
 def test_samples_that_fill_up_the_last_batch_are_named_as_such(evidence):

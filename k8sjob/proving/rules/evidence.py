@@ -12,7 +12,7 @@ from k8sjob.proving.trace import largest_gap, length, update
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from k8sjob.proving.trace import Step, Trace, TracedRun
+    from k8sjob.proving.trace import Sketch, Step, Trace, TracedRun
 
 _BY_ROUNDING: Final = 0.01
 """Maximum relative difference of a gradient where single numbers of it are decided by rounding."""
@@ -202,7 +202,7 @@ class Evidence:
         One process sums its larger batches in another order. Which of equal numbers a maximum
         takes, and the sign of a number near zero before a ReLU, may then differ, and the gradient
         with them. So do the weights after this step, and later gradients some hundred times as
-        much: only as far as earlier gradients explain the weights.
+        much. Weights that differ by more than all gradients so far differ for another reason.
         """
         found: dict[int, float] = {}
         drifts: dict[int, float] = {}
@@ -210,20 +210,29 @@ class Evidence:
         for at, row, one in self.steps():
             if one is None or at in self.averaged:
                 continue
-            before = [weight or [] for weight in self.many.whole(at, "before")]
-            if all(before):
-                apart = length(update(one.before, before))
-                drifts[row[0].optimizer] = apart / (length(one.before) or 1.0)
+            drifts[row[0].optimizer] = self._drift(at, one, "before")
             grown = _GROWTH * min(max(drifts.values(), default=0.0), seen)
             found[at] = max(self.tolerance(at), _BY_ROUNDING, grown)
             _, gap = largest_gap(one.grads, self.many.whole(at, "grads"), self.floors[at])
             seen += gap
+            drifts[row[0].optimizer] = self._drift(at, one, "after")
         return found
+
+    def _drift(self, at: int, one: Step, when: str) -> float:
+        """How far the weights are from those of one process, relative to these; 0: not known."""
+        mine: Sequence[Sketch] = getattr(one, when)
+        whole = [weight for weight in self.many.whole(at, when) if weight]
+        if len(whole) != len(mine):
+            return 0.0
+        return length(update(mine, whole)) / (length(mine) or 1.0)
 
     @property
     def loose(self) -> int | None:
         """The first step at which rounding explains so much that only a large fault is found."""
-        return next((at for at, part in self.explained.items() if part > _LARGE), None)
+        return next(
+            (at for at, part in self.explained.items() if part > max(_LARGE, self.tolerance(at))),
+            None,
+        )
 
     def tolerance(self, step: int) -> float:
         """The largest relative difference that is rounding, where the sums have one order."""

@@ -54,7 +54,8 @@ def checkpoint(evidence: Evidence) -> Iterator[Difference]:
     trace, other = evidence.ranks[0], evidence.resumed.traces[0]
     # What the first run reads at its beginning is data, unless it is written in training.
     data = {event["path"] for event in trace.of("load") if event["step"] == 0}
-    data -= {event["path"] for event in trace.of("save") if event["step"]}
+    saved = [event["path"] for event in trace.of("save") if event["step"]]
+    data = {path for path in data if not any(one.startswith(path) for one in saved)}  # x.pt.tmp
     loads = [one for one in other.of("load") if one["step"] == 0 and one["path"] not in data]
     begin = next((event["step"] for event in trace.of("save") if event["step"]), None)
     if not loads or begin is None or not other.steps:

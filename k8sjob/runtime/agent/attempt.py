@@ -133,7 +133,8 @@ def run_attempt(
             if observed and (now := start_phase(record.seen.values())) != phase:
                 phase = now
                 write_event(EventKind.STARTING, phase=phase, processes=len(members))
-            if not record.sent and (wait := steps.look(record.running)):
+            ends = record.sent or record.failures or record.hang
+            if not ends and (wait := steps.look(record.running)):
                 warn_of_wait(write_event, wait, partial(step_missing, wait, record.running))
             if not (record.hang or record.failures or signal.SIGKILL in record.sent):
                 still = monitor.stale(

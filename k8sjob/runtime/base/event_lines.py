@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _MAX_REASON: Final = MAX_TERMINATION_BYTES - 256
 """Bytes of a reason within an event; `why` shortens lines of more than 4096 characters."""
+_WARNINGS: Final = threading.Lock()
+"""Keeps the end of a wait behind its beginning."""
 
 
 def log_line(line: str) -> None:
@@ -46,12 +48,13 @@ def warn_of_wait(
     """
 
     def write() -> None:
-        with suppress(Exception):
+        with _WARNINGS, suppress(Exception):
             again = {"message": f"progress again after {wait['seconds']} s"}
             more = again if wait["over"] else describe()
             emit(EventKind.WARNING, reason=NO_PROGRESS, **wait, **more)
 
-    threading.Thread(target=write, daemon=True, name="k8sjob-warning").start()
+    with suppress(RuntimeError):  # there may be too many threads
+        threading.Thread(target=write, daemon=True, name="k8sjob-warning").start()
 
 
 def write_restart(restart: int, reason: Reason) -> None:

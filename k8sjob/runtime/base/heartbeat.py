@@ -257,6 +257,11 @@ class LongWaits:
         self._minimum = WARN_AFTER * hang_timeout or math.inf
         self._begun = 0.0  # the moment at which the wait began that was reported last
 
+    @property
+    def reported(self) -> bool:
+        """Whether a wait was reported that is not over."""
+        return self._begun > 0
+
     def look(self, since: float) -> dict[str, Any] | None:
         """What is to be reported now of the time since the last progress, by time.monotonic().
 
@@ -280,15 +285,23 @@ class StepClock:
     def __init__(self, hang_timeout: float) -> None:
         """A clock that knows no step yet."""
         self._waits = LongWaits(hang_timeout)
-        self._newest, self._since = -1, 0.0
+        self._steps: dict[int, int] = {}
+        self._since = 0.0
 
     def look(self, seen: Mapping[int, Seen]) -> dict[str, Any] | None:
-        """A wait that is to be reported, see LongWaits."""
-        newest = max((one.step for one in seen.values()), default=-1)
-        known = newest >= 0 and 0 in seen and seen[0].where
-        if newest > self._newest or not known:
-            self._newest, self._since = newest, time.monotonic()
-        return self._waits.look(self._since)
+        """A wait that is to be reported, see LongWaits.
+
+        A rank that ends, or leaves the script by an exception, makes no progress by that.
+        """
+        stepped = False
+        for rank, one in seen.items():
+            before = self._steps.get(rank, one.step)
+            stepped = stepped or one.step > before
+            self._steps[rank] = max(one.step, before)
+        known = 0 in seen and seen[0].where and max(self._steps.values()) >= 0
+        if stepped or not (known or self._waits.reported):
+            self._since = time.monotonic()
+        return self._waits.look(self._since) if known or stepped else None
 
 
 def step_missing(wait: Mapping[str, Any], seen: Mapping[int, Seen]) -> dict[str, Any]:
