@@ -159,8 +159,8 @@ def _proof(evidence: Evidence, nproc: int) -> Proof:
     text = f"equal over {counted(compared, 'step')} on 1 and on {nproc} processes"
     if compared < common:
         text += f"; the ranks agree over {counted(common, 'step')}, and {reason} with one process"
-    if evidence.loose is not None:
-        text += f"; from step {evidence.loose} on, only large differences count: rounding has"
+    if (loose := evidence.loose) is not None:
+        text += f"; from step {loose} on, only large differences count: rounding has"
         text += " changed the weights"
     if nproc != asked:
         text += f"; the script starts {nproc} itself, whatever --nproc is"

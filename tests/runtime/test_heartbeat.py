@@ -19,11 +19,9 @@ from k8sjob.contract import ExitCode
 from k8sjob.runtime.base.event_lines import start_phase
 from k8sjob.runtime.base.heartbeat import (
     HeartbeatMonitor,
-    LongWaits,
     Observer,
     Seen,
     StallClock,
-    StepClock,
     _is_watched,
     decode_ranks,
     encode_ranks,
@@ -195,54 +193,6 @@ def test_steps_count_on_from_the_checkpoint_that_was_resumed(monkeypatch):
     assert seer.look().step == -1
     optimizer.step()
     assert seer.look().step == 40
-
-
-class TestLongWaits:
-    @pytest.fixture
-    def clock(self, monkeypatch):
-        now = types.SimpleNamespace(seconds=1000.0)
-        own = types.SimpleNamespace(monotonic=lambda: now.seconds)
-        monkeypatch.setattr("k8sjob.runtime.base.heartbeat.time", own)
-        return now
-
-    def test_a_wait_is_reported_once_and_shorter_ones_no_more(self, clock):
-        waits = LongWaits(100)
-
-        def look(now, since):
-            clock.seconds = 1000.0 + now
-            found = waits.look(1000.0 + since)
-            return found and (found["seconds"], found["over"])
-
-        assert look(9, 0) is None
-        assert look(11, 0) == (11, False)
-        assert look(20, 0) is None
-        assert look(31, 30) == (30, True)
-        assert look(85, 30) is None, "not twice as long"
-        assert look(91, 30) == (61, False)
-
-    def test_a_script_waits_for_a_step_of_any_rank(self, clock):
-        steps = StepClock(100)
-
-        def look(seconds, *counts):
-            clock.seconds += seconds
-            at = {"where": "main.py:9 in test", "ranks": 2}
-            found = steps.look({rank: Seen(step=step, **at) for rank, step in counts})
-            return found and (found["seconds"], found["over"])
-
-        assert look(0, (0, -1), (1, -1)) is None
-        assert look(50, (0, -1), (1, -1)) is None, "before the first step"
-        assert look(1, (0, 0), (1, 900)) is None
-        assert look(9, (0, 1), (1, 900)) is None
-        assert look(9, (0, 2), (1, 900)) is None, "the one that is behind steps"
-        assert look(12, (0, 2), (1, 900)) == (12, False)
-        assert look(5, (1, 900)) is None, "rank 0 has ended"
-        assert look(5, (0, -1), (1, 900)) is None, "its file could not be read"
-        assert look(1, (0, 3), (1, 900)) == (23, True)
-
-    def test_there_is_none_without_a_timeout(self, clock):
-        waits = LongWaits(0)
-        clock.seconds += 1e6
-        assert waits.look(1000.0) is None
 
 
 class TestHeartbeat:

@@ -36,6 +36,7 @@ _COLLECTED: Final = frozenset({"foregroundDeletion", "orphan"})
 _CLEAN_UP: Final = timedelta(seconds=15)
 """Maximum time that the Pods of an ended job take to end, or the operator to remove them."""
 _NO_STEPS: Final = frozenset({EventKind.WARNING, EventKind.STOPPING, EventKind.CHECKPOINT})
+"""Events that a group which waits may write, too."""
 _HELD: Final = frozenset({JobState.SUSPENDED, JobState.QUEUED})
 
 

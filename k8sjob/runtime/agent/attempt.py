@@ -19,16 +19,10 @@ from k8sjob.contract import EventKind, ExitCode, Reason
 from k8sjob.runtime.agent.worker_group import Exit, Member, WorkerGroup, kill_children
 from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.errors import EnvError, ranks_in_words
-from k8sjob.runtime.base.event_lines import start_phase, warn_of_wait, write_event
+from k8sjob.runtime.base.event_lines import start_phase, write_event
 from k8sjob.runtime.base.frames import fatal_place, users_threads
-from k8sjob.runtime.base.heartbeat import (
-    HeartbeatMonitor,
-    Seen,
-    StepClock,
-    hang_of,
-    read_seen,
-    step_missing,
-)
+from k8sjob.runtime.base.heartbeat import HeartbeatMonitor, Seen, hang_of, read_seen
+from k8sjob.runtime.base.long_waits import StepClock, step_missing, warn_of_wait
 from k8sjob.runtime.base.termination import by_rank, read_reason, read_stacks, seen_file
 
 if TYPE_CHECKING:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import math
 import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from k8sjob.contract import MAX_TERMINATION_BYTES, NO_PROGRESS, Event, EventKind, counted
+from k8sjob.contract import MAX_TERMINATION_BYTES, Event, EventKind, counted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 
 _MAX_REASON: Final = MAX_TERMINATION_BYTES - 256
 """Bytes of a reason within an event; `why` shortens lines of more than 4096 characters."""
-_WARNINGS: Final = threading.Lock()
-"""Keeps the end of a wait behind its beginning."""
 
 
 def log_line(line: str) -> None:
@@ -37,24 +34,6 @@ def write_event(kind: EventKind, **data: object) -> None:
     with suppress(OSError, ValueError):
         sys.stdout.write(Event(kind, data, time.time()).encode() + "\n")
         sys.stdout.flush()
-
-
-def warn_of_wait(
-    emit: Callable[..., None], wait: Mapping[str, Any], describe: Callable[[], Mapping[str, Any]]
-) -> None:
-    """Write a warning of a wait, see LongWaits, with more that describes it.
-
-    From a thread of its own: a log that is full, or a disk that is away, may be what waits.
-    """
-
-    def write() -> None:
-        with _WARNINGS, suppress(Exception):
-            again = {"message": f"progress again after {wait['seconds']} s"}
-            more = again if wait["over"] else describe()
-            emit(EventKind.WARNING, reason=NO_PROGRESS, **wait, **more)
-
-    with suppress(RuntimeError):  # there may be too many threads
-        threading.Thread(target=write, daemon=True, name="k8sjob-warning").start()
 
 
 def write_restart(restart: int, reason: Reason) -> None:

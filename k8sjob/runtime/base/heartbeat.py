@@ -38,8 +38,6 @@ _WITHOUT_PEERS: Final = (
     f"{_TORCH}futures{os.sep}",
 )
 _MAX_SHOWN: Final = 8
-WARN_AFTER: Final = 0.1
-"""The part of hang_timeout after which there is a warning of a wait."""
 _SETTLES: Final = 5
 """Settling times that the agent waits: the rank's watchdog knows more and acts first."""
 
@@ -245,70 +243,6 @@ class HeartbeatMonitor:
         return tuple(i for i, (_, since) in self._seen.items() if now - since > self._limit)
 
 
-class LongWaits:
-    """The waits for progress that are worth a warning: a hang begins like them.
-
-    They last a tenth of hang_timeout, and twice as long as one that was reported before: an
-    evaluation in each epoch is reported once.
-    """
-
-    def __init__(self, hang_timeout: float) -> None:
-        """hang_timeout 0: there are none."""
-        self._minimum = WARN_AFTER * hang_timeout or math.inf
-        self._begun = 0.0  # the moment at which the wait began that was reported last
-
-    @property
-    def reported(self) -> bool:
-        """Whether a wait was reported that is not over."""
-        return self._begun > 0
-
-    def look(self, since: float) -> dict[str, Any] | None:
-        """What is to be reported now of the time since the last progress, by time.monotonic().
-
-        Returns:
-            seconds, and over: whether a wait that was reported is over. None: nothing.
-        """
-        seconds = time.monotonic() - since
-        if self._begun and since > self._begun:
-            seconds, self._begun = since - self._begun, 0.0
-            self._minimum = max(self._minimum, 2 * seconds)
-            return {"seconds": round(seconds), "over": True}
-        if self._begun or seconds < self._minimum:
-            return None
-        self._begun = since
-        return {"seconds": round(seconds), "over": False}
-
-
-class StepClock:
-    """The time since the last optimizer step of ranks that have no session, among them rank 0."""
-
-    def __init__(self, hang_timeout: float) -> None:
-        """A clock that knows no step yet."""
-        self._waits = LongWaits(hang_timeout)
-        self._steps: dict[int, int] = {}
-        self._since = 0.0
-
-    def look(self, seen: Mapping[int, Seen]) -> dict[str, Any] | None:
-        """A wait that is to be reported, see LongWaits.
-
-        A rank that ends, or leaves the script by an exception, makes no progress by that.
-        """
-        stepped = False
-        for rank, one in seen.items():
-            before = self._steps.get(rank, one.step)
-            stepped = stepped or one.step > before
-            self._steps[rank] = max(one.step, before)
-        known = 0 in seen and seen[0].where and max(self._steps.values()) >= 0
-        if stepped or not (known or self._waits.reported):
-            self._since = time.monotonic()
-        return self._waits.look(self._since) if known or stepped else None
-
-
-def step_missing(wait: Mapping[str, Any], seen: Mapping[int, Seen]) -> dict[str, Any]:
-    """The warning of such a wait; on GPUs it is not seen which ranks wait, so all have a place."""
-    return {"message": f"no optimizer step for {wait['seconds']} s: {_places(seen, tuple(seen))}"}
-
-
 def read_seen(file: Path | None) -> Seen:
     """The state that an observer wrote; the default where it wrote none."""
     try:
@@ -356,9 +290,9 @@ def hang_of(seen: Mapping[int, Seen]) -> Reason | None:
     )
     message = f"rank {late} has waited {seen[late].waited} s in a collective, {seen[late].where}"
     if guilty:
-        message = f"{_places(seen, guilty)}; {message}"
+        message = f"{places(seen, guilty)}; {message}"
     elif len({one.where for one in seen.values()}) > 1:
-        message += f"; so have all others, in different lines: {_places(seen, tuple(seen))}"
+        message += f"; so have all others, in different lines: {places(seen, tuple(seen))}"
     elif len(seen) > 1:
         message += "; so have all others, in the same line: their calls there differ, in kind,"
         message += " source or shape, or one rank has made more of them before"
@@ -377,7 +311,8 @@ def hang_of(seen: Mapping[int, Seen]) -> Reason | None:
     )
 
 
-def _places(seen: Mapping[int, Seen], ranks: tuple[int, ...]) -> str:
+def places(seen: Mapping[int, Seen], ranks: tuple[int, ...]) -> str:
+    """Where the ranks are in the user's code, in words; of many, the first."""
     known = [(rank, seen[rank].where) for rank in ranks[:_MAX_SHOWN]]
     return ", ".join(
         f"rank {rank} is at {where}" if where else f"rank {rank} is in no known line"

@@ -34,8 +34,8 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.contract import ExitCode, Reason
 from k8sjob.runtime.base import frames
 from k8sjob.runtime.base.config import TIMEOUTS
-from k8sjob.runtime.base.event_lines import warn_of_wait
-from k8sjob.runtime.base.heartbeat import WARN_AFTER, LongWaits, Observer, settle
+from k8sjob.runtime.base.heartbeat import Observer, settle
+from k8sjob.runtime.base.long_waits import WARN_AFTER, LongWaits, warn_of_wait
 from k8sjob.runtime.base.termination import by_rank, write_reason
 
 if TYPE_CHECKING:
