@@ -1259,6 +1259,22 @@ def test_a_wait_is_reported_until_training_continues():
     assert "no-progress" not in [one.cause for one in found(*stays, pods=crashed)]
 
 
+def test_in_an_elastic_group_the_replica_that_wrote_last_has_rank_0():
+    def line(kind, at, **data):
+        return Event(kind, data, NOW.timestamp() - at).encode()
+
+    waits = line("warning", 30, message="no progress for 60 s", reason="no-progress")
+    starts = [line("starting", 10, phase="running")]
+    logs = {"master-0": [line("progress", 90, step=3), *starts], "worker-0": [waits]}
+    seen = snapshot("Running", pods=running(*ALL), deadline=None)
+    assert diagnose(seen, logs, now=NOW) == []
+    seen.job["spec"]["elasticPolicy"] = {"minReplicas": 1, "maxReplicas": 3}
+    (finding,) = diagnose(seen, logs, now=NOW)
+    assert finding.cause == "no-progress"
+    logs["master-0"].append(line("progress", 20, step=4))  # rank 0 is there now
+    assert diagnose(seen, logs, now=NOW) == []
+
+
 def claim(phase="Pending", **annotations):
     return {
         "kind": "PersistentVolumeClaim",

@@ -37,6 +37,8 @@ _CLEAN_UP: Final = timedelta(seconds=15)
 """Maximum time that the Pods of an ended job take to end, or the operator to remove them."""
 _NO_STEPS: Final = frozenset({EventKind.WARNING, EventKind.STOPPING, EventKind.CHECKPOINT})
 """Events that a group which waits may write, too."""
+_BY_AGENTS: Final = frozenset({EventKind.STARTING, EventKind.RESTARTING})
+"""Events that each replica's agent writes; others are written where rank 0 is."""
 _HELD: Final = frozenset({JobState.SUSPENDED, JobState.QUEUED})
 
 
@@ -250,7 +252,7 @@ def left_early(facts: Facts) -> Iterator[Diagnosis]:
     """Replicas that have ended with exit code 0 while others run: these may wait forever."""
     running = [pod for pod in facts.pods if pod.training]
     first = next(iter(facts.ranks), "")
-    if facts.status.state.finished or not running or _reporter(facts) != first:
+    if facts.status.state.finished or not running or reporting_replica(facts.snapshot.job) != first:
         return  # workers of a parameter server end each at its time
     left = {
         pod.replica: pod.trained_until
@@ -372,4 +374,14 @@ def left_over(facts: Facts) -> Iterator[Diagnosis]:
 
 
 def _reporter(facts: Facts) -> str:
-    return reporting_replica(facts.snapshot.job) if facts.ranks else ""
+    """The replica of rank 0; of an elastic group, in which any may have it, the last that wrote."""
+    job = facts.snapshot.job
+    if not facts.target.is_elastic(job):
+        return reporting_replica(job) if facts.ranks else ""
+    written = {
+        replica: event.time
+        for replica in facts.logs
+        for event in filter(None, map(Event.decode, facts.tail(replica)))
+        if event.kind not in _BY_AGENTS
+    }
+    return max(written, key=written.__getitem__, default="")
