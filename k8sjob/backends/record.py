@@ -18,10 +18,11 @@ import shlex
 import stat
 import zipfile
 import zlib
-from collections import deque
+from collections import Counter, deque
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, NoReturn
 
@@ -32,7 +33,7 @@ from k8sjob.backends.local.state_folder import Store
 from k8sjob.contract import __version__
 from k8sjob.errors import BackendError, JobNotFound, K8sJobError, field_path
 from k8sjob.files import whole_file
-from k8sjob.kube.objects import Object, Pod
+from k8sjob.kube.objects import Object, Pod, containers
 from k8sjob.targets.field_types import ANY, fit
 from k8sjob.targets.jobs import replica_names, replica_of, target_of
 
@@ -141,6 +142,7 @@ def _read(found: Json) -> tuple[Snapshot, list[Json]]:
         meta = Object(one).part("details" if one.get("kind") == "Status" else "metadata")
         names = [meta.get(key) or "" for key in ("name", "namespace", "uid")]
         names.append(Object(one).spec.get("nodeName") or "")
+        names += [each.get("name") or "" for each in containers(Object(one).spec)]
         for name in names:
             if not (isinstance(name, str) and _NAME.fullmatch(name)):
                 raise ValueError(f"{name!a} is not a valid name in Kubernetes")
@@ -247,12 +249,20 @@ class Records:
         (self._root / UNSENT / name).unlink(missing_ok=True)
 
     def keep(self, backend: Backend, ref: JobRef, snapshot: Snapshot | None = None) -> Path:
-        """Keep a brief record of a job, as write_record does; the oldest records give way."""
+        """Keep a brief record of a job, as write_record does; the oldest records give way.
+
+        First those of the namespace that has most, so that no team can remove another's.
+        """
         path = self._made(self.path(ref))
         with whole_file(path) as out:
             write_record(backend, ref, out, lambda *_: None, brief=True, snapshot=snapshot)
-        size = 0
-        for number, (_, kept) in enumerate(self._newest("*", "*")):
+        size, counts = 0, Counter[Path]()
+        order = []
+        for _, kept in self._newest("*", "*"):
+            counts[kept.parent] += 1
+            order.append((counts[kept.parent], kept))
+        order.sort(key=itemgetter(0))  # the newest of each namespace, then the second of each
+        for number, (_, kept) in enumerate(order):
             with suppress(FileNotFoundError):
                 size += kept.stat().st_size
                 if number >= self._most or (size > self._most_bytes and number):

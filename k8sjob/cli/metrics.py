@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import threading
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -15,7 +15,12 @@ from k8sjob.cli.options import selector_option
 from k8sjob.cli.output import line, print_status, text
 from k8sjob.errors import K8sJobError
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
 _LISTEN: Final = re.compile(r"(?:(?P<host>[\w.-]+|\[[0-9a-fA-F:]+\]):)?(?P<port>[0-9]{1,5})")
+_LOCAL: Final = re.compile(r"(?:localhost|127\.[0-9.]+|\[::1\])(?::[0-9]+)?")
 
 
 @click.command("metrics")
@@ -55,6 +60,24 @@ def metrics_command(labels: str, listen: str | None, place: Place) -> None:
         raise K8sJobError(
             f"--listen {listen}: {error.strerror or error}; choose another address or port"
         ) from error
+    if _LOCAL.fullmatch(host) and (app := server.get_app()):
+        server.set_app(_refusing_other_names(app))
     line(f"http://{host}:{server.server_port}/metrics")
     print_status("Ctrl-C ends it; the jobs continue.")
     threading.Event().wait()
+
+
+def _refusing_other_names(app: WSGIApplication) -> WSGIApplication:
+    """An application that answers only under the names of this machine's loopback addresses.
+
+    A web page may give such an address a name of its own, and would then read what is served.
+    """
+
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        host = environ.get("HTTP_HOST", "")
+        if _LOCAL.fullmatch(host):
+            return app(environ, start_response)
+        start_response("403 Forbidden", [("Content-Type", "text/plain; charset=utf-8")])
+        return [f"{host!a} is not localhost; use --listen HOST:PORT for other names\n".encode()]
+
+    return answer

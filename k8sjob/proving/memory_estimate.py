@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -162,7 +161,13 @@ def gpu_memory(product: str) -> int | None:
 
 
 def largest_batch(
-    first: Measured, second: Measured | None, strategy: str, ranks: int, room: int
+    first: Measured,
+    second: Measured | None,
+    strategy: str,
+    ranks: int,
+    room: int,
+    *,
+    reshard: bool = True,
 ) -> int | None:
     """The largest batch of a rank that fits, at most 2**20; 0: none does; None: not known."""
     if second is None:
@@ -170,7 +175,7 @@ def largest_batch(
     low, high = 0, _LARGEST
     while low < high:
         middle = (low + high + 1) // 2
-        fits = peak(first.at(middle, second), strategy, ranks)["total"] <= room
+        fits = peak(first.at(middle, second), strategy, ranks, reshard=reshard)["total"] <= room
         low, high = (middle, high) if fits else (low, middle - 1)
     return low
 
@@ -181,7 +186,6 @@ def fit(
     batch_sizes: Sequence[int] = (),
     memory: int | None = None,
     folder: str | Path | None = None,
-    forks: Forks | None = None,
 ) -> dict[str, Any]:
     """The peak memory of a rank, from three steps of the script on this machine's CPU.
 
@@ -192,7 +196,6 @@ def fit(
         batch_sizes: samples of a rank in a batch; none: the script's, half and double.
         memory: bytes of the GPU; None: by resources.gpu_type.
         folder: what relative paths of the spec start from; None: that of the job.yaml.
-        forks: the process that starts the script, to be used several times; None: an own one.
 
     Returns:
         JSON data: ranks, optimizer, batch (the script's), gpu_memory and allowance (bytes), rows
@@ -222,8 +225,7 @@ def fit(
         target=DEFAULT.name,
     )
     plan = plan_run(alone, folder)
-    started = Forks() if forks is None else nullcontext(forks)
-    with TemporaryDirectory(prefix="k8sjob-fit-") as temporary, started as forking:
+    with TemporaryDirectory(prefix="k8sjob-fit-") as temporary, Forks() as forking:
         measured = [
             _run(
                 plan,
@@ -247,15 +249,20 @@ def fit(
     room = None if memory is None else memory - ALLOWANCE
     rows = []
     kinds, divided = ((strategy.kind,), 1) if whole else (STRATEGIES, ranks)
+    reshard = getattr(strategy, "reshard", True)
     for kind in kinds:
         for batch in sizes:
-            parts = peak(first.at(batch, other), kind, divided)
+            parts = peak(first.at(batch, other), kind, divided, reshard=reshard)
             total = parts.pop("total")
             rows.append({"strategy": kind, "batch": batch, "peak": total,
                          "fits": None if room is None else total <= room,
                          "largest": max(parts, key=parts.__getitem__), "parts": parts})  # fmt: skip
-    best = {kind: None if room is None else largest_batch(first, other, kind, divided, room)
-            for kind in kinds}  # fmt: skip
+    best = {
+        kind: None
+        if room is None
+        else largest_batch(first, other, kind, divided, room, reshard=reshard)
+        for kind in kinds
+    }
     return {"ranks": ranks, "optimizer": name, "batch": first.batch, "gpu_memory": memory,
             "allowance": ALLOWANCE, "rows": rows, "largest": best,
             "advice": _advice(rows, best, known=room is not None)}  # fmt: skip

@@ -238,7 +238,8 @@ def test_objects_that_kubernetes_would_not_write_are_refused(changes, message, t
     with pytest.raises(BackendError, match=re.escape(message)):
         RecordBackend(file)
     odd = {"kind": "Node", "metadata": {"name": "$(x)"}}
-    for related in (odd, {"kind": "Status", "details": "gone"}, {**NODE, "status": "Ready"}):
+    pod = {"kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": [{"name": "$(x)"}]}}
+    for related in (odd, pod, {"kind": "Status", "details": "gone"}, {**NODE, "status": "Ready"}):
         record = {**WELL, "job": SOUND, "related": [related]}
         file.write_bytes(zipped(record__json=json.dumps(record)))
         with pytest.raises(BackendError, match="cannot be read as a record"):
@@ -315,6 +316,14 @@ class TestRecordsThatAreKept:
         self.keep("large", most_bytes=1)
         kept = [path.stem for path in (tmp_path / "state/records/team").iterdir()]
         assert kept == ["large@12345678"]
+
+    def test_a_namespace_with_many_removes_no_others(self, tmp_path):
+        for number, namespace in enumerate(["small", *["many"] * 5]):
+            self.keep(f"job-{number}", namespace=namespace, most=3)
+            os.utime(Records().find(f"job-{number}"), (number, number))
+        records = sorted((tmp_path / "state/records").glob("*/*"))
+        kept = [f"{one.parent.name}/{one.stem.partition('@')[0]}" for one in records]
+        assert kept == ["many/job-4", "many/job-5", "small/job-0"]
 
     def test_they_are_whole_and_for_their_user_only(self):
         self.keep("digits")

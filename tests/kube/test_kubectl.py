@@ -10,6 +10,7 @@ import pytest
 from waiting import until
 
 from k8sjob.errors import BackendError
+from k8sjob.kube.api_resources import ObjectReference
 from k8sjob.kube.client.kubeconfig import IN_CLUSTER, Access, access
 from k8sjob.kube.client.kubectl import KubectlTransport
 from k8sjob.kube.client.transport import ApiError
@@ -125,8 +126,8 @@ def test_a_patch_is_a_request_to_the_object_itself(fake, kubeconfig):
     assert found == {"kind": "PyTorchJob"}
     ((argv, _, files),) = calls()
     assert argv == [
-        *("--context", "here", "patch", "pytorchjobs.v1.kubeflow.org", "one"),
-        *("--namespace", "team", "--type=merge", f"--patch={json.dumps(body)}", "--output=json"),
+        *("--context", "here", "patch", "--type=merge", f"--patch={json.dumps(body)}"),
+        *("--output=json", "--namespace", "team", "--", "pytorchjobs.v1.kubeflow.org", "one"),
     ]
     assert files == str(kubeconfig())
 
@@ -136,8 +137,17 @@ def test_no_contents_are_requested_of_an_object_that_only_has_to_exist(fake):
     found = transport.request("GET", "/api/v1/namespaces/team/secrets/hf-token", metadata_only=True)
     assert found == {"kind": "PartialObjectMetadata", "metadata": {"name": "hf-token"}}
     ((argv, _, _),) = calls()
-    assert argv[2:6] == ["get", "secrets", "hf-token", "--namespace"]
-    assert not [word for word in argv if word.startswith(("-o", "--output", "--raw"))]
+    asked = ["get", "--no-headers", "--namespace", "team", "--", "secrets", "hf-token"]
+    assert argv[2:] == asked
+
+
+def test_a_name_that_is_written_like_an_option_is_a_name(fake):
+    """Whoever creates a job chooses the names of its Secrets."""
+    transport, calls = fake()
+    path = ObjectReference("secret", "--server=https://elsewhere.example").path("team")
+    transport.request("GET", path, metadata_only=True)
+    ((argv, _, _),) = calls()
+    assert argv[-3:] == ["--", "secrets", "--server=https://elsewhere.example"]
 
 
 def test_what_is_sent_goes_to_its_standard_input(fake):

@@ -1275,6 +1275,13 @@ def test_in_an_elastic_group_the_replica_that_wrote_last_has_rank_0():
     assert diagnose(seen, logs, now=NOW) == []
 
 
+def test_a_name_from_a_message_is_quoted_in_the_command_that_is_to_be_pasted():
+    """Events may come from anybody: in a record, or in a namespace with several teams."""
+    message = 'pods "job-master-0" is forbidden: error: serviceaccount "x; ls #" not found'
+    finding = only("Created", events=[about_job("FailedCreatePod", f"Error creating: {message}")])
+    assert "(kubectl create serviceaccount 'x; ls #' -n" in finding.next_step
+
+
 def claim(phase="Pending", **annotations):
     return {
         "kind": "PersistentVolumeClaim",

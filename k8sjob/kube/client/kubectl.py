@@ -120,13 +120,8 @@ class KubectlTransport:
         if metadata_only:
             return self._existence(path, timeout)
         if method == "PATCH":
-            argv = [
-                "patch",
-                *_object_arguments(path),
-                "--type=merge",
-                f"--patch={json.dumps(body)}",
-            ]  # no --raw
-            argv.append("--output=json")
+            argv = ["patch", "--type=merge", f"--patch={json.dumps(body)}", "--output=json"]
+            argv += _object_arguments(path)  # no --raw
             body = None
         else:
             argv = [_RAW[method], "--raw", with_query(path, query)]
@@ -234,7 +229,7 @@ class KubectlTransport:
 
     def _existence(self, path: str, timeout: float) -> Json:
         """Only an object's name: for a table its contents are not even sent."""
-        self._run(["get", *_object_arguments(path), "--no-headers"], timeout)
+        self._run(["get", "--no-headers", *_object_arguments(path)], timeout)
         return {"kind": "PartialObjectMetadata", "metadata": {"name": ResourcePath.of(path).name}}
 
     # --- errors -----------------------------------------------------------------------------------
@@ -298,10 +293,13 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _object_arguments(path: str) -> list[str]:
-    """The object that a path names, as kubectl's arguments name it."""
+    """The object that a path names, as kubectl's last arguments name it.
+
+    A job may name a Secret "--server=...", and the API accepts some such names: no options follow.
+    """
     one = ResourcePath.of(path)
     resource = f"{one.resource}.{one.version}.{one.group}" if one.group else one.resource
-    return [resource, one.name, *(["--namespace", one.namespace] if one.namespace else [])]
+    return [*(["--namespace", one.namespace] if one.namespace else []), "--", resource, one.name]
 
 
 def _causes(text: str) -> list[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
@@ -195,10 +196,18 @@ class Rule:
     def explain(
         self, found: re.Match[str], facts: Mapping[str, str], *, local: bool = False
     ) -> Explanation:
-        """The explanation of a match, filled in."""
-        values = {**found.groupdict(""), **facts}
+        """The explanation of a match, filled in.
+
+        Groups are quoted in the next step, where commands to paste have them.
+        """
+        groups = found.groupdict("")
+        quoted = {name: text and shlex.quote(text) for name, text in groups.items()}
         step = (local and self.local_step) or self.next_step
-        return Explanation(self.cause, self.what.format_map(values), step.format_map(values))
+        return Explanation(
+            self.cause,
+            self.what.format_map({**groups, **facts}),
+            step.format_map({**quoted, **facts}),
+        )
 
 
 def first_match(rules: Iterable[Rule], text: str, **facts: str) -> Explanation | None:

@@ -8,6 +8,7 @@ pkg/scheduler/flavorassigner and pkg/controller/core/workload_controller.go.
 from __future__ import annotations
 
 import re
+import shlex
 from collections import defaultdict
 from datetime import timedelta
 from decimal import Decimal
@@ -131,7 +132,7 @@ def _closed(facts: Facts, queue: str) -> tuple[str, str] | None:
         found = [one for one in facts.of_kind("ClusterQueue") if Object(one).name == name]
         gone = ("clusterqueues", name) in facts.not_found
         if reason := closed(local, {} if gone else next(iter(found), None)):
-            look = f"(kubectl get clusterqueue {name})"
+            look = f"(kubectl get clusterqueue {shlex.quote(name)})"
             return reason, f"ask Kueue's administrator to correct it {look}"
     return None
 
