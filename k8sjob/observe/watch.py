@@ -19,7 +19,7 @@ from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.kube.client.listwatch import Kind
 from k8sjob.kube.objects import Object
 from k8sjob.observe.diagnose import Cause, diagnose
-from k8sjob.observe.logs import MOST_AT_ONCE, TAIL_LINES, excerpt
+from k8sjob.observe.logs import MOST_AT_ONCE, TAIL_LINES, Excerpt
 from k8sjob.observe.merge import Ended, Merge
 from k8sjob.observe.status import JobStatus, job_status
 from k8sjob.targets.api import JobState
@@ -250,7 +250,7 @@ class _Watcher:
     def line(self, line: LogLine) -> Event:
         """A runtime event where the line carries one, else the line."""
         if not line.gap:
-            self._tails[line.replica].append(excerpt(line.text))
+            self._tails[line.replica].append(Excerpt.of(line))
         event = Event.decode(line.text, line.replica)
         if event:
             return event

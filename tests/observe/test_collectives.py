@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from observed import ended, make_pod, reported, running, snapshot
+from observed import PAIR, ended, make_pod, reported, running, snapshot, unplaced
 
 from k8sjob.contract import Event, Reason
 from k8sjob.observe.diagnose import diagnose
@@ -411,3 +411,91 @@ def test_a_next_step_on_this_machine_speaks_of_this_machine(detail, step, in_a_c
     assert in_a_cluster in there
     for word in ("image.pip", "base image", "pod", "NetworkPolicy", "nodes"):
         assert word not in here
+
+
+ABORTS = (
+    "[rank0]:[E1 ProcessGroupNCCL.cpp:1895] [PG ID 0 PG GUID 0 Rank 0] Process group watchdog"
+    " thread terminated with exception: NCCL error: remote process exited or there was a network"
+    " error, NCCL version 2.21.5"
+)
+REMOTE = (
+    "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting"
+)
+FRAMES = [f"frame #{n}: c10d::ProcessGroupNCCL::ncclCommWatchdog() + 0x{n}0" for n in range(9)]
+NCCL_ABORT = [
+    ABORTS,
+    f"{REMOTE} prematurely.",
+    "Last error:",
+    "socketProgress: Connection closed by remote peer job-worker-0.job.ns.svc<4711>",
+    "Exception raised from checkForNCCLErrorsInternal at ../ProcessGroupNCCL.cpp:2027",
+    *FRAMES,
+    "terminate called after throwing an instance of 'c10::DistBackendError'",
+    "  what():  [PG ID 0 PG GUID 0 Rank 0] Process group watchdog thread terminated",
+    *FRAMES,
+]
+BY_AGENT = "W1127 10:00:00.000000 7 torch/distributed/elastic/multiprocessing/api.py:900] Sending"
+SUMMARY = [
+    f"{BY_AGENT} process 9 closing signal SIGTERM",
+    *TORCHRUN[1:],
+    "-" * 60,
+    "Failures:",
+    "  <NO_OTHER_FAILURES>",
+    "-" * 60,
+    "Root Cause (first observed failure):",
+    "[0]:",
+    "  time      : 2026-01-01_00:05:00",
+    "  traceback : Signal 6 (SIGABRT) received by PID 9",
+    "=" * 60,
+]
+
+
+@pytest.mark.parametrize("time", ["04:58", "05:00", "05:03"])
+@pytest.mark.parametrize(("code", "more"), [(134, []), (1, SUMMARY)])
+def test_a_rank_that_nccl_aborts_after_its_peer_was_killed_is_not_the_cause(code, more, time):
+    killed = ended(137, reason="OOMKilled", time=time)
+    pods = [failed("master-0", ended(code)), failed("worker-0", killed)]
+    logs = {"master-0": ["epoch 1 step 7", *NCCL_ABORT, *more], "worker-0": ["epoch 1 step 7"]}
+    (finding,) = diagnose(snapshot("Failed:x:y", pods=pods), logs)
+    assert (finding.cause, finding.replica) == ("memory", "worker-0")
+
+
+def test_the_failure_that_a_rank_waited_for_in_vain_comes_first():
+    again = make_pod("worker-0", running={}, last=ended(137, reason="OOMKilled", time="00:10"))
+    waits = make_pod(
+        "master-0", waiting={"reason": "CrashLoopBackOff"}, last=ended(134, time="09:00")
+    )
+    logs = {"master-0": [WATCHDOG.format(0)], "worker-0": ["epoch 1"]}
+    seen = snapshot("Running", pods=[waits, again], deadline=None, replicas=PAIR)
+    (finding,) = diagnose(seen, logs)
+    assert (finding.cause, finding.replica) == ("memory", "worker-0")
+
+
+def test_ranks_that_waited_for_one_that_does_not_start_are_the_consequence():
+    pods = [make_pod("master-0", running={}), failed("worker-0", ended(1))]
+    pods.append(
+        unplaced("worker-1", "Unschedulable", "0/1 nodes are available: 1 Insufficient cpu.")
+    )
+    error = "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError"
+    logs = {"worker-0": ["Traceback (most recent call last):", '  File "x"', error]}
+    found = diagnose(snapshot("Running", pods=pods, deadline=None), logs)
+    assert [one.cause for one in found] == ["unschedulable", "rendezvous"]
+
+
+@pytest.mark.parametrize(
+    "end", [ended(255, reason="Unknown"), ended(137, reason="ContainerStatusUnknown")]
+)
+def test_a_container_that_its_node_lost_is_no_fault_of_the_script(end):
+    finding = why(end, ["epoch 1 loss 0.5"])
+    assert finding.cause == "node-lost"
+    assert finding.message == "worker-0: its node node-1 restarted, or lost its container"
+
+
+def test_a_pod_with_gpus_that_sees_none_is_not_told_to_request_them():
+    error = ["Traceback (most recent call last):", AT, "RuntimeError: No CUDA GPUs are available"]
+    pod = failed("worker-0")
+    assert why(ended(1), error).next_step.startswith("request GPUs")
+    limits = {"limits": {"nvidia.com/gpu": "8"}}
+    pod["spec"]["containers"] = [{"name": "pytorch", "resources": limits}]
+    (finding,) = diagnose(snapshot("Failed:x:y", pods=[pod]), {"worker-0": error})
+    assert finding.cause == "gpu-driver"
+    assert finding.next_step.startswith("its pod requests GPUs, and does not see them")

@@ -712,7 +712,8 @@ def test_the_pull_error_of_an_old_kubelet_is_in_an_event_only():
         ' image "r/x:1": failed to resolve reference "r/x:1": dial tcp: lookup r: no such host'
     )
     event = about("Pod", "job-worker-0", "Failed", note, uid="p")
-    finding = only("Created", pods=[pod], events=[event], replicas=WORKER)
+    repeated = about("Pod", "job-worker-0", "Failed", "Error: ImagePullBackOff", uid="p")
+    finding = only("Created", pods=[pod], events=[event, repeated], replicas=WORKER)
     assert finding.cause == "registry"
     assert finding.message.endswith("from its node: dial tcp: lookup r: no such host")
     other = about("Pod", "job-worker-0", "Failed", note, uid="of a pod before it")
@@ -829,6 +830,13 @@ def test_an_init_container_that_takes_long_is_named():
         ("node(s) didn't satisfy existing pods anti-affinity rules", "their anti-affinity"),
         ("node(s) didn't match pod anti-affinity rules", "correct `affinity`"),
         ("node(s) didn't match pod topology spread constraints", "`topology_spread`"),
+        ("node(s) had volume node affinity conflict", "another zone"),
+        ("node(s) exceed max volume count", "fewer volumes"),
+        ("node(s) were never heard of", "for the full message: kubectl describe"),
+        ("node(s) had untolerated taint {dedicated: gpu}", "add `tolerations`"),
+        ("node(s) had untolerated taint {node.kubernetes.io/not-ready: }", "wait, or have"),
+        ("node(s) had untolerated taint {node.kubernetes.io/disk-pressure: }", "wait, or have"),
+        ("node(s) had untolerated taint {karpenter.sh/disrupted: }", "wait, or have"),
     ],
 )
 def test_rules_about_other_pods_have_a_next_step(reason, step):
@@ -837,6 +845,99 @@ def test_rules_about_other_pods_have_a_next_step(reason, step):
     condition = {"type": "PodScheduled", "status": "False", "message": message}
     pod["status"]["conditions"] = [{**condition, "reason": "Unschedulable"}]
     assert step in only("Created", pods=[pod], replicas=WORKER).next_step
+
+
+ADDS = "pod triggered scale-up: [{gke-gpu-pool 0->1 (max: 4)}]"
+ADDS_NONE = "pod didn't trigger scale-up: 1 max node group size reached"
+
+
+@pytest.mark.parametrize(
+    ("reason", "note", "what", "step"),
+    [
+        ("TriggeredScaleUp", ADDS, "is adding a node ([{gke-gpu-pool 0->1 (max: 4)}])", "wait: a"),
+        ("Nominated", "Pod should schedule on: nodeclaim/x", "(Pod should schedule on", "wait: a"),
+        (
+            "NotTriggerScaleUp",
+            ADDS_NONE,
+            "adds no node: 1 max node group size reached",
+            "wait until",
+        ),
+    ],
+)
+def test_what_an_autoscaler_does_about_a_pod_is_said(reason, note, what, step):
+    """Where a pool has no nodes yet, no node offers its GPUs."""
+    short = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
+    pod = unplaced("worker-0", "Unschedulable", short)
+    pod["metadata"]["uid"] = "p"
+
+    def seen(time):
+        event = about("Pod", "job-worker-0", reason, note, uid="p", time=time)
+        return only("Created", pods=[pod], events=[event], replicas=WORKER, deadline=None)
+
+    now = seen("09:00")
+    assert now.cause == "unschedulable"
+    assert what in now.message
+    assert now.next_step.startswith(step)
+    finding = only(
+        "Created",
+        pods=[pod],
+        events=[about("Pod", "job-worker-0", reason, note, uid="p", time="00:00")],
+        replicas=WORKER,
+        deadline=None,
+        now=NOW + timedelta(minutes=6),
+    )
+    assert what not in finding.message
+
+
+def test_a_sidecar_that_runs_again_is_no_problem():
+    pod = with_init(make_pod("worker-0", running={}), "gcsfuse", running={})
+    crashed = {"terminated": ended(1)}
+    pod["status"]["initContainerStatuses"][0]["lastState"] = crashed
+    assert only("Running", pods=[pod], replicas=WORKER).cause == "init"
+    pod["spec"]["initContainers"][0]["restartPolicy"] = "Always"
+    assert why("Running", pods=[pod], replicas=WORKER, deadline=None) == []
+
+
+def test_an_init_container_that_ran_out_of_memory_is_reported_as_such():
+    pod = with_init(make_pod("worker-0", "Pending"), "prep", terminated=ended(137, "", "OOMKilled"))
+    finding = only("Created", pods=[pod], replicas=WORKER)
+    assert finding.message.startswith(
+        "worker-0: its init container 'prep' ended with exit code 137: out of memory"
+    )
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        'failed to reserve container name "x": name "x" is reserved for "1a2b"',
+        "context deadline exceeded",
+        "CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=0",
+    ],
+)
+def test_a_runtime_that_cannot_create_a_container_is_no_fault_of_the_job(message):
+    waiting = {"reason": "CreateContainerError", "message": message}
+    finding = only(
+        "Created", pods=[make_pod("worker-0", "Pending", waiting=waiting)], replicas=WORKER
+    )
+    assert finding.next_step.startswith("it is the node's container runtime: kubectl describe node")
+
+
+def test_a_pull_secret_that_does_not_exist_is_named():
+    note = "failed to authorize: failed to fetch oauth token: 401 Unauthorized"
+    waiting = {"reason": "ErrImagePull", "message": note}
+    pod = make_pod("worker-0", "Pending", waiting=waiting)
+    pod["spec"]["imagePullSecrets"] = [{"name": "regcred"}]
+    gone = {"kind": "Status", "details": {"kind": "secrets", "name": "regcred"}}
+    seen = {"pods": [pod], "replicas": WORKER}
+    assert "(it uses regcred);" in only("Created", **seen).next_step
+    finding = only("Created", related=[gone], **seen)
+    assert "it uses regcred; there is no regcred in namespace ns" in finding.next_step
+
+
+def test_a_pod_that_its_node_refuses_after_a_restart_is_no_crash():
+    pod = make_pod("worker-0", "Failed", terminated=ended(255, "", "Unknown"))
+    pod["status"] |= {"reason": "UnexpectedAdmissionError", "message": "no healthy devices present"}
+    assert causes("Running", pods=[pod], replicas=WORKER, deadline=None) == ["node-refused"]
 
 
 TAINT = gone("worker-0", "TaintManagerEviction", "Marking for deletion", "05:00")

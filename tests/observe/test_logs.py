@@ -2,12 +2,13 @@ import json
 from datetime import UTC, datetime
 
 import pytest
-from observed import REF, WORKER, Script, line, make_job, make_pod, running, snapshot
+from observed import REF, WORKER, Script, ended, line, make_job, make_pod, running, snapshot
 
 from k8sjob.backends.api import Snapshot
 from k8sjob.contract import CONFIG_ENV
 from k8sjob.errors import BackendError
 from k8sjob.observe import logs as observe_logs
+from k8sjob.observe.diagnose import diagnose
 from k8sjob.observe.logs import (
     MOST_AT_ONCE,
     TAIL_LINES,
@@ -138,6 +139,25 @@ def test_the_last_lines_of_those_that_failed_come_first(many):
     assert found["worker-300"] == ["worker-300 1", "worker-300 2"]
     with pytest.raises(BackendError, match=r"it has worker-0, .*worker-7 \.\.\. worker-319$"):
         select(job, ["master"])
+
+
+def test_the_output_before_a_restart_explains_it():
+    """However much the container has written since it runs again."""
+    error = ["Traceback (most recent call last):", '  File "x"', "KeyError: 'lr'"]
+    lines = [line("worker-0", text, 50) for text in error]
+    lines += [line("worker-0", f"epoch {n} loss 0.5", 55, 1) for n in range(TAIL_LINES)]
+    pod = make_pod("worker-0", running={}, last=ended(1, time="00:50"))
+    seen = snapshot("Running", pods=[pod], replicas=WORKER, deadline=None)
+    found = last_lines(Script([seen], lines), seen)
+    assert len(found["worker-0"]) == TAIL_LINES + 3
+    (finding,) = diagnose(seen, found)
+    assert "exit code 1: KeyError: 'lr'" in finding.message
+    (finding,) = diagnose(seen, {"worker-0": found["worker-0"][3:]})  # where it is not there
+    assert finding.message.startswith("worker-0: exit code 1, ")
+    few = last_lines(Script([seen], [*lines[:4]]), seen)
+    assert few["worker-0"] == [*error, "epoch 0 loss 0.5"]
+    (finding,) = diagnose(seen, few)
+    assert "exit code 1: KeyError: 'lr'" in finding.message
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
+from k8sjob.backends.api import LogLine
 from k8sjob.contract import Event, EventKind, Reason
-from k8sjob.observe.logs import excerpt
+from k8sjob.observe.logs import Excerpt
 from k8sjob.runtime.base.event_lines import Reporter, write_restart
 
 EXAMPLES = {
@@ -109,6 +110,7 @@ def test_stdout_is_looked_up_at_each_line(capsys):
 
 def test_a_restart_is_short_enough_for_why(capsys):
     write_restart(2, Reason(139, 1, "Signal", "é" * 5000, causes=("x" * 3000,)))
-    event = Event.decode(excerpt(capsys.readouterr().out.rstrip()))
+    written = capsys.readouterr().out.rstrip()
+    event = Event.decode(Excerpt.of(LogLine("master-0", 0, "2026-01-01T00:00:00Z", written)))
     assert (event.kind, event.data["restart"]) == (EventKind.RESTARTING, 2)
     assert Reason.decode(json.dumps(event.data["reason"])).exit_code == 139

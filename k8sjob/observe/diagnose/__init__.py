@@ -119,14 +119,26 @@ def _container_failed(facts: Facts) -> Iterator[Diagnosis]:
     if job.ended_by_deadline(facts):
         failed = [end for end in failed if end.exit_code not in _KILLED]
     failed = _of_the_last_failure(facts, failed)
-    # The present problem of a replica comes before those it survived.
+    # The present problem of a replica comes before those it survived, except of one that waited.
     first = min(
         failed,
-        key=lambda end: (is_consequence(facts, end), facts.runs_again(end.replica), end.time),
+        key=lambda end: (
+            is_consequence(facts, end) or _waited_for(facts, end, failed),
+            facts.runs_again(end.replica),
+            end.time,
+        ),
         default=None,
     )
     if first:
         yield _with_similar(facts, explain_end(facts, first), first, failed)
+
+
+def _waited_for(facts: Facts, end: Failure, failed: Sequence[Failure]) -> bool:
+    """Whether a rank waited in vain for others, one of which had failed by its own fault before."""
+    before = (one for one in failed if one.time < end.time and one.replica != end.replica)
+    return any(not is_consequence(facts, one) for one in before) and (
+        explain_end(facts, end).cause in _WAITED
+    )
 
 
 def _of_the_last_failure(facts: Facts, failed: list[Failure]) -> list[Failure]:

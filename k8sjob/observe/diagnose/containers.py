@@ -51,12 +51,23 @@ _PULL_RULES: Final = (
         "the image {image} is built for another processor architecture than its node's: {detail}",
         "build it for that platform (image.platform in job.yaml)",
     ),
+    Rule(
+        r"\b429\b|toomanyrequests",
+        Cause.REGISTRY,
+        "the registry of the image {image} limits how often its node may pull: {detail}",
+        "the kubelet retries; a pull secret (image.pull_secrets) or a mirror raises the limit",
+    ),
+    Rule(
+        r"x509:|certificate signed by",
+        Cause.REGISTRY,
+        "its node does not trust the registry of the image {image}: {detail}",
+        "the nodes must trust the registry's certificate authority; the kubelet retries",
+    ),
     # Before the refusal: a token that cannot be fetched "failed to authorize".
     Rule(
         r"no such host|connection (?:refused|reset|timed out)|i/o timeout|network is unreachable"
-        r"|no route to host|TLS handshake timeout|context deadline exceeded|x509:|request canceled"
-        r"|server gave HTTP response|\b429\b|toomanyrequests|\b50[0-4]\b|EOF|server misbehaving"
-        r"|Temporary failure in name",
+        r"|no route to host|TLS handshake timeout|context deadline exceeded|request canceled"
+        r"|server gave HTTP response|\b50[0-4]\b|EOF|server misbehaving|Temporary failure in name",
         Cause.REGISTRY,
         "the registry of the image {image} cannot be reached from its node: {detail}",
         "check that it runs and that the nodes reach it; the kubelet retries",
@@ -91,10 +102,12 @@ def bad_image(facts: Facts, pod: ReplicaPod) -> Explanation | None:
     if container is None:
         return None
     image = container.spec.get("image") or container.status.get("image", "")
-    # While the kubelet backs off, older ones have the error only in an Event.
+    # While the kubelet backs off, those before 1.32 have the error only in an Event, and repeat
+    # another Event, "Error: ImagePullBackOff".
     message = container.waiting.get("message", "")
     if "Back-off" in message and "Err" not in message:
-        message = pod.last_event("Failed").get("message", message)
+        failed = (e.get("message", "") for e in reversed(pod.events) if e.get("reason") == "Failed")
+        message = next((one for one in failed if not one.startswith("Error: ")), message)
     found = explain_pull(container.waiting["reason"], image, message)
     if container.name == facts.target.init_container:
         return Explanation(
@@ -106,6 +119,8 @@ def bad_image(facts: Facts, pod: ReplicaPod) -> Explanation | None:
     if found.cause is Cause.IMAGE_ACCESS:
         secrets = [s.get("name", "") for s in pod.spec.get("imagePullSecrets") or ()]
         uses = f"it uses {', '.join(secrets)}" if secrets else "it uses none"
+        if gone := [name for name in secrets if ("secrets", name) in facts.not_found]:
+            uses += f"; there is no {' or '.join(gone)} in namespace {facts.namespace}"
         more = (
             f" ({uses}); to create one from your login: kubectl create secret docker-registry NAME"
             f" -n {facts.namespace} --from-file=.dockerconfigjson=$HOME/.docker/config.json"
@@ -155,6 +170,9 @@ def bad_container(facts: Facts, pod: ReplicaPod) -> Explanation | None:
         )
     elif "no command specified" in message:
         step = "name a command in the job, or one in the image"
+    elif re.search(r"reserved for|context deadline|DeadlineExceeded|CDI device", message):
+        step = f"it is the node's container runtime: kubectl describe node {pod.node}; the kubelet"
+        step += " retries"
     else:
         step = "correct the job; the kubelet retries"
     what = f"its container {container.name!r} cannot be created: {one_line(message)}"
@@ -195,14 +213,19 @@ def bad_init(facts: Facts, pod: ReplicaPod) -> Explanation | None:
         ended = container.ended if container.ended.get("exitCode") else before
         if not ended.get("exitCode") or container.ended.get("exitCode") == 0:
             continue
+        if container.sidecar and "running" in container.state:
+            continue
         restarts = int(container.status.get("restartCount", 0))
         times = f", {restarts} times" if restarts > 1 else ""
         message = one_line(ended.get("message", ""))
+        step = f"see what it wrote: kubectl logs -n {facts.namespace} {POD} -c {container.name}"
+        if ended.get("reason") == "OOMKilled":
+            message, step = "out of memory", "raise that container's memory limit"
         return Explanation(
             Cause.INIT,
             f"its init container {container.name!r} ended with exit code {int(ended['exitCode'])}"
             f"{times}{f': {message}' * bool(message)}",
-            f"see what it wrote: kubectl logs -n {facts.namespace} {POD} -c {container.name}",
+            step,
             since=moment(ended.get("finishedAt")),
         )
     return None

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import EventKind, ExitCode
+from k8sjob.kube.capacity import counts_gpus, pod_requests
 from k8sjob.kube.objects import Object, event_time, moment
 from k8sjob.observe.diagnose.facts import GRACE_SECONDS, SIGKILLED
 from k8sjob.observe.diagnose.finding import SAME_STEPS, Cause, Diagnosis, Explanation, shortened
@@ -43,6 +44,16 @@ _KUBELETS_STEPS: Final = {
 }
 _CLOCK_TOLERANCE: Final = 1.0
 """Seconds by which the kubelet's clock, which rounds, and a container's own may differ."""
+_NO_GPU: Final = re.compile(
+    r"No CUDA GPUs are available|Found no NVIDIA driver|no CUDA-capable device|libcuda\.so\.1"
+)
+_SEES_NONE: Final = (
+    "its pod requests GPUs, and does not see them: check that NVIDIA's runtime is used"
+    " (runtime_class: nvidia, where it is not the default), that nothing changes"
+    " CUDA_VISIBLE_DEVICES, and the node: kubectl describe node {node}"
+)
+_IN_LOADER: Final = re.compile(r"\bCaught \w+ in DataLoader worker process \d+\.$")
+_SIGNAL_EXCEPTION: Final = re.compile(r"\bSignalException: Process \d+ got signal: (\d{1,2})$")
 _TORCHRUN_SIGNAL: Final = re.compile(r"^\s*traceback : Signal (\d{1,2}) \(SIG\w+\) received by PID")
 """How torchrun's summary names the signal that ended a process; torchrun itself exits with 1."""
 _EXEC_FORMAT: Final = re.compile(r"^exec \S+: exec format error$|: exec format error: unknown$")
@@ -67,7 +78,8 @@ def explain_end(facts: Facts, end: Failure) -> Diagnosis:
 
 def is_consequence(facts: Facts, end: Failure) -> bool:
     """Whether another failure, or a request, caused this one."""
-    return end.is_consequence or _output(facts, end).lost_a_peer
+    output = _output(facts, end)
+    return end.is_consequence or output.lost_a_peer or _torchruns_signal(output) == signal.SIGTERM
 
 
 def _output(facts: Facts, end: Failure) -> LastOutput:
@@ -184,6 +196,20 @@ def _out_of_memory(facts: Facts, end: Failure) -> Diagnosis | None:
     )
 
 
+def _lost_by_node(facts: Facts, end: Failure) -> Diagnosis | None:
+    """A container whose end its node did not see: containerd says so by 255 and "Unknown"."""
+    if (end.exit_code, end.why) != (255, "Unknown") and end.why != "ContainerStatusUnknown":
+        return None
+    node = next((pod.node for pod in facts.pods if pod.replica == end.replica), "")
+    return _finding(
+        end,
+        Cause.NODE_LOST,
+        f"its node{f' {node}' * bool(node)} restarted, or lost its container",
+        f"the job continues by itself, with checkpoints from the newest one; if it happens again,"
+        f" have the node checked: kubectl describe node {node or 'NODE'}",
+    )
+
+
 def _others_left(facts: Facts, end: Failure) -> Diagnosis | None:
     reported = end.reason is not None and end.reason.type == "Left"
     return _left_early(facts, end) if reported else None
@@ -196,6 +222,14 @@ def _explained_by_output(facts: Facts, end: Failure) -> Diagnosis | None:
             return left
         if explanation.cause is Cause.COLLECTIVE_TIMEOUT:
             explanation = replace(explanation, what=explanation.what + _absent_ranks(facts))
+    if explanation and explanation.cause is Cause.GPU_DRIVER and not facts.local:
+        pod = next((pod for pod in facts.pods if pod.replica == end.replica), None)
+        if (
+            pod
+            and _NO_GPU.search(explanation.what)
+            and any(map(counts_gpus, pod_requests(pod.spec)))
+        ):
+            explanation = replace(explanation, next_step=_SEES_NONE.format(node=pod.node))
     return _explained(end, explanation)
 
 
@@ -294,9 +328,17 @@ def _killed(facts: Facts, end: Failure) -> Diagnosis | None:
 def _signal(facts: Facts, end: Failure) -> int:
     """The signal that ended the container, or a process of torchrun's, by its summary."""
     output = _output(facts, end)
+    if number := _torchruns_signal(output):
+        return number
     lines = () if output.error else output.context
     found = next((found for line in lines if (found := _TORCHRUN_SIGNAL.search(line))), None)
     return int(found[1]) if found else end.exit_code - 128
+
+
+def _torchruns_signal(output: LastOutput) -> int:
+    """The signal that torchrun itself got, which it raises as an exception; 0 for none."""
+    found = _SIGNAL_EXCEPTION.search(output.error[0]) if output.error else None
+    return int(found[1]) if found else 0
 
 
 def _refused_checkpoint(facts: Facts, end: Failure) -> Diagnosis | None:
@@ -361,6 +403,8 @@ def _error(facts: Facts, end: Failure) -> str:
         return "; ".join((what, *end.reason.causes)) + where
     output = _output(facts, end)
     error = output.error or (output.last,)
+    if _IN_LOADER.search(error[0]):
+        error = error[-1:]  # where the exception of the loader's process is
     line = shortened(" ".join(error[: 2 if error[0].endswith(":") else 1]))
     return (f": {line}" if line else "") + where
 
@@ -379,6 +423,7 @@ _CAUSES: Final[tuple[Callable[[Facts, Failure], Diagnosis | None], ...]] = (
     _hung,
     _absent_from_rendezvous,
     _misconfigured,
+    _lost_by_node,
     _out_of_memory,
     _wrong_processor,
     _cannot_start,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import signal
 from collections import defaultdict
@@ -34,6 +35,8 @@ GRACE_SECONDS: Final = 120.0
 """Maximum seconds until a container that the kubelet stops has ended, for most grace periods."""
 _ONE_FAILURE_SECONDS: Final = 60.0
 """The agents of all nodes answer a failure within this time."""
+_SECOND: Final = 1.0
+"""The kubelet rounds the time of an end down to a second."""
 _STOPPED_SECONDS: Final = 900.0
 """A job that is stopped so soon after a restart in place may have been stopped because of it."""
 _PROBED: Final = re.compile("(?:Liveness|Startup) probe")
@@ -65,10 +68,14 @@ class PodContainer:
         self.ended: Json = self.state.get("terminated") or {}
 
     @property
+    def sidecar(self) -> bool:
+        """Whether it is an init container that runs beside the training."""
+        return self.init and self.spec.get("restartPolicy") == "Always"
+
+    @property
     def initializing(self) -> bool:
         """Whether it runs and the training starts only when it has ended."""
-        sidecar = self.spec.get("restartPolicy") == "Always"
-        return self.init and not sidecar and "running" in self.state
+        return self.init and not self.sidecar and "running" in self.state
 
 
 @dataclass(frozen=True)
@@ -369,17 +376,21 @@ class Facts:
         events = (Event.decode(line) for lines in self.logs.values() for line in lines)
         return [event for event in events if event and event.kind == kind]
 
-    def tail(self, replica: str) -> list[str]:
-        """The last lines of a replica that are not empty."""
-        lines = (line.rstrip() for line in self.logs.get(replica, ()))
-        return [line for line in lines if line]
+    def tail(self, replica: str, until: float = math.inf) -> list[str]:
+        """The last lines of a replica that are not empty, written until a moment."""
+        lines = self.logs.get(replica, ())
+        return [
+            text for one in lines if getattr(one, "time", 0) <= until and (text := one.rstrip())
+        ]
 
     def output_before(self, end: Failure) -> list[str]:
         """The last lines that a failure's replica wrote before it."""
         failure, lines = self._restarts.get(end.replica, (None, []))
         if failure and end.time <= failure.time + _ONE_FAILURE_SECONDS:
             return lines
-        return self.tail(end.replica)
+        before = (p for p in self.pods if p.replica == end.replica and p.training)
+        ended = next((moment(pod.terminated_before.get("finishedAt")) for pod in before), None)
+        return self.tail(end.replica, ended.timestamp() + _SECOND if ended else math.inf)
 
     @cached_property
     def ends(self) -> list[Failure]:

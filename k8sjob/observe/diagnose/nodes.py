@@ -6,6 +6,7 @@ import math
 import re
 from collections import defaultdict
 from dataclasses import replace
+from datetime import timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
@@ -13,7 +14,7 @@ from k8sjob.contract import counted
 from k8sjob.kube.capacity import as_text, nodes_of, pod_requests, requested_by_node, tolerates
 from k8sjob.kube.objects import Condition, Object, event_time, moment
 from k8sjob.observe.diagnose.facts import GRACE_SECONDS, SIGKILLED
-from k8sjob.observe.diagnose.finding import Cause, Explanation, grouped
+from k8sjob.observe.diagnose.finding import Cause, Explanation, grouped, one_line
 from k8sjob.observe.diagnose.volumes import unbound
 from k8sjob.targets.api import JobState
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from k8sjob.observe.diagnose.finding import Diagnosis
 
 _RECREATED: Final = "it is recreated; with checkpoints the job continues from the newest one"
+_SUBMIT_AGAIN: Final = "submit the job again; with checkpoints it continues from the newest one"
 _EVICTED: Final = frozenset({"Evicted", "NodeShutdown", "Shutdown", "Terminated"})
 _DISRUPTIONS: Final = {
     "EvictionByEvictionAPI": "its node was drained, or it was evicted by request",
@@ -43,16 +45,27 @@ _REASONS: Final = re.compile(r"(\d+) ((?:Insufficient|Too many|node\(s\)).*?)(?=
 _SHAPE: Final = ("schedulingGates", "tolerations", "nodeSelector", "affinity", "volumes")
 """Parts of a Pod's spec that decide where it may go."""
 _CORE: Final = frozenset({"cpu", "memory", "ephemeral-storage"})
+_SCALE_UP: Final = timedelta(minutes=15)
+"""Time in which a node that an autoscaler adds is there."""
+_TEMPORARY_TAINT: Final = re.compile(
+    r"\bnode\.kubernetes\.io/|node\.cloudprovider\.kubernetes\.io/|ToBeDeletedByClusterAutoscaler"
+    r"|\bkarpenter\.sh/"
+)
+"""Taints that Kubernetes and autoscalers set on nodes that are not ready, or have too little."""
 _AFFINITY: Final = "wait until other pods have ended, or correct `affinity` in the job"
 _SPREAD: Final = (
     "correct `topology_spread`: nodes need its topologyKey as a label (kubectl get nodes"
     " --show-labels), and whenUnsatisfiable: ScheduleAnyway only prefers it"
 )
+_OTHER_NODES: Final = (
+    "its volume is bound to other nodes or another zone; use a volume that every node reaches"
+)
 _STEPS: Final = {
     "node(s) didn't have free ports for the requested pod ports": "with host_network each node"
     " takes one replica of a port; use fewer replicas or no host_network",
-    "node(s) didn't match PersistentVolume's node affinity": "its volume is bound to other nodes"
-    " or another zone; use a volume that every node reaches",
+    "node(s) didn't match PersistentVolume's node affinity": _OTHER_NODES,
+    "node(s) had volume node affinity conflict": _OTHER_NODES,
+    "node(s) exceed max volume count": "wait until other pods have ended, or mount fewer volumes",
     "node(s) didn't satisfy existing pods anti-affinity rules": "wait until the pods that refuse"
     " others beside them have ended: it is their anti-affinity, not the job's",
     "node(s) didn't match pod anti-affinity rules": _AFFINITY,
@@ -72,7 +85,29 @@ def unschedulable(facts: Facts, pod: ReplicaPod) -> Explanation | None:
     key = repr([condition.message, *shape, pod_requests(pod.spec)])
     if key not in facts.unschedulable:
         facts.unschedulable[key] = _unschedulable(facts, pod, condition)
-    return replace(facts.unschedulable[key], since=condition.since)
+    return replace(_with_autoscaler(facts, pod, facts.unschedulable[key]), since=condition.since)
+
+
+def _with_autoscaler(facts: Facts, pod: ReplicaPod, found: Explanation) -> Explanation:
+    """The same with what an autoscaler of nodes says of the Pod, if it has looked at it lately.
+
+    The cluster autoscaler's Events, and Karpenter's "Nominated".
+    """
+    event = pod.last_event("TriggeredScaleUp", "Nominated", "NotTriggerScaleUp")
+    recent = bool(event) and facts.now - event_time(event) <= _SCALE_UP
+    if not recent or found.cause is not Cause.UNSCHEDULABLE:
+        return found
+    said = one_line(event.get("message", ""))
+    if event["reason"] == "NotTriggerScaleUp":
+        said = said.removeprefix("pod didn't trigger scale-up: ")
+        what = f"{found.what}; the autoscaler adds no node: {said}"
+        step = (
+            "wait until others have ended, or have the autoscaler's limits or node groups changed"
+        )
+        return replace(found, what=what, next_step=f"{step}; or request what a node group offers")
+    said = said.removeprefix("pod triggered scale-up: ")
+    what = f"{found.what}; the autoscaler is adding a node ({said})"
+    return replace(found, what=what, next_step="wait: a new node takes some minutes")
 
 
 def _unschedulable(facts: Facts, pod: ReplicaPod, condition: Condition) -> Explanation:
@@ -87,6 +122,7 @@ def _unschedulable(facts: Facts, pod: ReplicaPod, condition: Condition) -> Expla
     if claim := unbound(facts, pod, message):
         return claim
     what, steps = _explain(facts, pod, message)
+    steps = steps or [f"for the full message: {_describe(facts)}"]
     return Explanation(Cause.UNSCHEDULABLE, what, "; ".join(steps))
 
 
@@ -122,10 +158,11 @@ def _reason(facts: Facts, pod: ReplicaPod, count: int, reason: str) -> tuple[str
         return f"{count} {have} full of pods", "wait until other pods have ended"
     if "taint" in reason:
         taints = _taints(facts, pod) or reason.partition("taint")[2].strip(" (s)")
-        return (
-            f"{count} {has} a taint that it does not tolerate" + (f" ({taints})" if taints else ""),
-            "if the job may run there, add `tolerations` to it",
-        )
+        what = f"{count} {has} a taint that it does not tolerate"
+        step = "if the job may run there, add `tolerations` to it"
+        if _TEMPORARY_TAINT.search(reason):
+            step = "wait, or have these nodes checked: kubectl get nodes"
+        return what + (f" ({taints})" if taints else ""), step
     if "node affinity/selector" in reason:
         return (
             f"{count} lack{'s' * (count == 1)} the labels that it requires{_selector(pod)}",
@@ -225,7 +262,10 @@ def lost_or_displaced(facts: Facts) -> Iterator[Diagnosis]:
     preempted = {name for name, one in left.items() if one.cause is Cause.PREEMPTED}
     lost = {name: one for name, one in lost.items() if name not in preempted}
     newest = sorted(left.values(), key=_time, reverse=True)
-    found = (*lost.values(), *(one for one in newest if one.replica not in lost))
+    found = [*lost.values(), *(one for one in newest if one.replica not in lost)]
+    if facts.status.state.finished:
+        steps = (one.next_step.replace(_RECREATED, _SUBMIT_AGAIN) for one in found)
+        found = [replace(one, next_step=step) for one, step in zip(found, steps, strict=True)]
     yield from grouped(found, facts.now)
 
 
@@ -313,7 +353,8 @@ def _displaced(pod: ReplicaPod) -> Explanation | None:
     if target.true:
         what = f"{_DISRUPTIONS.get(target.reason, target.reason)}: {target.message}"
         return Explanation(Cause.EVICTED, what, _RECREATED, pod.replica, at=target.since)
-    if pod.phase == "Failed" and reason and not pod.status.get("containerStatuses"):
+    known = reason == "UnexpectedAdmissionError" or reason.startswith("OutOf")
+    if pod.phase == "Failed" and reason and (known or not pod.status.get("containerStatuses")):
         return Explanation(
             Cause.NODE_REFUSED,
             f"node {pod.node} rejected it: {reason}: {message}",

@@ -62,6 +62,11 @@ _PEER_LOST: Final = re.compile(
     r"|NCCL communicator was aborted",
     re.IGNORECASE,
 )
+_AFTERMATH: Final = re.compile(
+    r"\s|$|frame #\d|terminate called|Exception raised from|Traceback |[=-]{8}|Failures:|Root Cause"
+    r"|\S*ChildFailedError|\S+ FAILED$|[IWE]\d{4} \S+ .*torch/distributed/elastic"
+)
+"""A line of C++ frames or of torchrun's summary, which follow what ended a process."""
 _BETWEEN_RANKS: Final = re.compile(r"(?i:gloo|nccl|c10d)|Dist\w*Error|PeerLost")
 """In a text about a connection: it is one between ranks, and not one of the script's own."""
 _TORCH_ERROR: Final = re.compile(r"^[\w.]*(?:RuntimeError|Dist\w*Error|PeerLost)\b")
@@ -114,7 +119,8 @@ class LastOutput:
         """Whether the output says that it ended because another rank went away."""
         if self.error:
             return not self.reported and _is_lost_peer(self.error)
-        return any(_broke(line) for line in self.context[-8:])
+        said = [line for line in self.context if not _AFTERMATH.match(line)]
+        return any(_broke(line) for line in said[-8:])
 
 
 def is_bare_exit(reason: Reason) -> bool:

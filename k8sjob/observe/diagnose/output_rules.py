@@ -71,6 +71,42 @@ RULES: Final = (
         types="ImportError",
     ),
     Rule(
+        r"libcuda\.so\.1: cannot open shared object file",
+        Cause.GPU_DRIVER,
+        "it needs the GPU driver, and the container has none: {text}",
+        "request GPUs (resources.gpus), or use packages that are built for CPUs",
+        "run it on a machine with a GPU and its driver, or use packages that are built for CPUs",
+        exception_only=True,
+        types="ImportError|OSError",
+    ),
+    Rule(
+        r"(?P<library>lib[\w.+-]+\.so[\w.]*): cannot open shared object file",
+        Cause.MISSING_MODULE,
+        "there is no library {library}",
+        "add Debian's package that has it to image.apt (libGL.so.1: libgl1), or use a base image"
+        " with it",
+        "install the package that has it on this machine",
+        exception_only=True,
+        types="ImportError|OSError",
+    ),
+    Rule(
+        r"undefined symbol: _ZNK?(?:2at|3c10|5torch)\w*",
+        Cause.MISSING_MODULE,
+        "an extension was built for another version of torch: {text}",
+        "install the extension's build for the torch of the image, or build it in the image",
+        "install the extension's build for the torch that is installed here, or build it again",
+        exception_only=True,
+        types="ImportError|OSError",
+    ),
+    Rule(
+        r"Failed to find C compiler",
+        Cause.MISSING_MODULE,
+        "there is no C compiler, which torch.compile and Triton need",
+        "add gcc to image.apt, or use a base image with it",
+        "install gcc on this machine",
+        exception_only=True,
+    ),
+    Rule(
         r"(?i:CUDA(?: error:)? out of memory)|^[\w.]*OutOfMemoryError\b"
         r"|(?:CUBLAS|CUDNN|CUSOLVER|CUFFT)_STATUS_ALLOC_FAILED"
         r"|Failed to CUDA \w+(?: async)? \d+ bytes|Cuda failure \d+ 'out of memory'"
@@ -108,7 +144,9 @@ RULES: Final = (
     Rule(
         r"Error while creating shared memory segment|posix_fallocate failed|failed to extend"
         r" /dev/shm|out of shared memory|unable to (?:write to|mmap \d+ bytes from) file </torch"
-        r"|/dev/shm.*No space left|No space left on device: '/dev/shm",
+        r"|/dev/shm.*No space left|No space left on device: '/dev/shm"
+        r"|unable to allocate shared memory\(shm\) for file"
+        r"|unable to open shared memory object <[^>]*>.*No space left",
         Cause.SHARED_MEMORY,
         "its shared memory (/dev/shm) is full: {text}",
         "raise resources.shm: without it a container has a /dev/shm of 64 MiB (in a manifest: an"
@@ -119,6 +157,15 @@ RULES: Final = (
         Cause.MEMORY,
         "the kernel killed a data loader's process: the container's memory was used up",
         "raise resources.memory, or use fewer data loader workers",
+    ),
+    Rule(
+        r"Error 802: system not yet initialized|device\(s\) is/are busy or unavailable",
+        Cause.GPU_FAULT,
+        "a GPU of its node cannot be used: {text}",
+        "have the node checked: another process may hold the GPU, and with NVSwitch its fabric"
+        " manager must run; if it is cordoned (kubectl cordon NODE), the job continues on others",
+        "check which processes use this machine's GPU, and with NVSwitch its fabric manager:"
+        " nvidia-smi",
     ),
     Rule(
         r"driver version is insufficient|driver on your system is too old|Found no NVIDIA driver"
@@ -228,6 +275,20 @@ RULES: Final = (
         " run.collective_timeout",
     ),
     Rule(
+        r"retrieving ncclUniqueId from \[(?P<rank>\d+)\].*[Tt]ime(?:out|d out)",
+        Cause.COLLECTIVE_TIMEOUT,
+        "rank {rank} did not reach the first collective in time",
+        "see what rank {rank} was doing then: preparing data, or a collective of fewer ranks; if it"
+        " may take that long, raise run.collective_timeout",
+    ),
+    Rule(
+        r"Application timeout caused pair closure",
+        Cause.COLLECTIVE_TIMEOUT,
+        "it waited for another rank in a collective until its timeout: {text}",
+        "see what the other ranks were doing then; if it may take that long, raise"
+        " run.collective_timeout",
+    ),
+    Rule(
         r"Ranks? (?P<ranks>\d+(?:, ?\d+)*) (?:failed to pass|timed out in) monitoredBarrier",
         Cause.COLLECTIVE_TIMEOUT,
         "rank {ranks} did not reach a monitored_barrier in time: {text}",
@@ -256,6 +317,23 @@ RULES: Final = (
         "{here} of {all} processes joined the rendezvous within {s} s",
         "WORLD_SIZE must be the number of processes that actually start (nproc_per_node in each"
         " replica); then check why the others did not join",
+    ),
+    Rule(
+        r"^[\w.]*Rendezvous(?:Timeout|Connection|Closed)Error\b",
+        Cause.RENDEZVOUS,
+        "its rendezvous did not complete: {text}",
+        "check whether all replicas run, with the same number of nodes, id and endpoint for"
+        " torchrun; a NetworkPolicy or a sidecar may block the connection",
+        "check whether all of them run, with the same number of nodes, id and endpoint for torchrun",
+        exception_only=True,
+    ),
+    Rule(
+        r"connectFullMesh failed|pair\.cc:\d+\] connect \[",
+        Cause.RENDEZVOUS,
+        "gloo could not connect the ranks to each other: {text}",
+        "the ranks connect to the address of each one's host name: a NetworkPolicy may block it, or"
+        " the name may resolve to 127.0.x.x (then set GLOO_SOCKET_IFNAME in run.env)",
+        "this machine's name may resolve to 127.0.x.x: set GLOO_SOCKET_IFNAME in run.env",
     ),
     Rule(
         r"[Tt]he client socket has (?:timed out|failed) .*?connect(?:ing)? to [\[(]?"
