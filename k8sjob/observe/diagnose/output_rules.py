@@ -324,7 +324,7 @@ RULES: Final = (
         "its rendezvous did not complete: {text}",
         "check whether all replicas run, with the same number of nodes, id and endpoint for"
         " torchrun; a NetworkPolicy or a sidecar may block the connection",
-        "check whether all of them run, with the same number of nodes, id and endpoint for torchrun",
+        "check whether all of them run, with the same number of nodes, id and endpoint",
         exception_only=True,
     ),
     Rule(
