@@ -22,7 +22,6 @@ from collections import Counter, deque
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from operator import itemgetter
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, NoReturn
 
@@ -33,7 +32,7 @@ from k8sjob.backends.local.state_folder import Store
 from k8sjob.contract import __version__
 from k8sjob.errors import BackendError, JobNotFound, K8sJobError, field_path
 from k8sjob.files import whole_file
-from k8sjob.kube.objects import Object, Pod, containers
+from k8sjob.kube.objects import Object, Pod
 from k8sjob.targets.field_types import ANY, fit
 from k8sjob.targets.jobs import replica_names, replica_of, target_of
 
@@ -142,7 +141,6 @@ def _read(found: Json) -> tuple[Snapshot, list[Json]]:
         meta = Object(one).part("details" if one.get("kind") == "Status" else "metadata")
         names = [meta.get(key) or "" for key in ("name", "namespace", "uid")]
         names.append(Object(one).spec.get("nodeName") or "")
-        names += [each.get("name") or "" for each in containers(Object(one).spec)]
         for name in names:
             if not (isinstance(name, str) and _NAME.fullmatch(name)):
                 raise ValueError(f"{name!a} is not a valid name in Kubernetes")
@@ -249,26 +247,29 @@ class Records:
         (self._root / UNSENT / name).unlink(missing_ok=True)
 
     def keep(self, backend: Backend, ref: JobRef, snapshot: Snapshot | None = None) -> Path:
-        """Keep a brief record of a job, as write_record does; the oldest records give way.
+        """Keep a brief record of a job, as write_record does; older ones give way.
 
-        First those of the namespace that has most, so that no team can remove another's.
+        The namespace that has most gives way first, so that no team removes another's records.
         """
         path = self._made(self.path(ref))
         with whole_file(path) as out:
             write_record(backend, ref, out, lambda *_: None, brief=True, snapshot=snapshot)
-        size, counts = 0, Counter[Path]()
-        order = []
-        for _, kept in self._newest("*", "*"):
-            counts[kept.parent] += 1
-            order.append((counts[kept.parent], kept))
-        order.sort(key=itemgetter(0))  # the newest of each namespace, then the second of each
-        for number, (_, kept) in enumerate(order):
+        sizes: dict[Path, int] = {}
+        for _, kept in reversed(self._newest("*", "*")):
             with suppress(FileNotFoundError):
-                size += kept.stat().st_size
-                if number >= self._most or (size > self._most_bytes and number):
-                    kept.unlink()
-                    for mark in kept.parent.glob(f"{kept.stem}.*"):
-                        mark.unlink(missing_ok=True)
+                sizes[kept] = kept.stat().st_size
+        while len(sizes) > 1 and (
+            (many := len(sizes) > self._most) or sum(sizes.values()) > self._most_bytes
+        ):
+            weights = Counter[Path]()
+            for kept, size in sizes.items():
+                weights[kept.parent] += 1 if many else size
+            others = [kept for kept in sizes if kept != path]
+            heaviest = [kept for kept in others if weights[kept.parent] == max(weights.values())]
+            oldest = (heaviest or others)[0]
+            del sizes[oldest]
+            for file in (oldest, *oldest.parent.glob(f"{oldest.stem}.*")):
+                file.unlink(missing_ok=True)
         return path
 
     def _made(self, path: Path) -> Path:

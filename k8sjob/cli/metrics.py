@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import threading
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 _LISTEN: Final = re.compile(r"(?:(?P<host>[\w.-]+|\[[0-9a-fA-F:]+\]):)?(?P<port>[0-9]{1,5})")
-_LOCAL: Final = re.compile(r"(?:localhost|127\.[0-9.]+|\[::1\])(?::[0-9]+)?")
+_LOCAL: Final = re.compile(r"(?:|(?:localhost|127\.[0-9.]+|\[::1\])(?::[0-9]+)?)", re.IGNORECASE)
+"""What HTTP's Host may be on loopback; it is missing in HTTP/1.0, and no browser omits it."""
 
 
 @click.command("metrics")
@@ -60,7 +62,7 @@ def metrics_command(labels: str, listen: str | None, place: Place) -> None:
         raise K8sJobError(
             f"--listen {listen}: {error.strerror or error}; choose another address or port"
         ) from error
-    if _LOCAL.fullmatch(host) and (app := server.get_app()):
+    if ip_address(str(server.server_address[0])).is_loopback and (app := server.get_app()):
         server.set_app(_refusing_other_names(app))
     line(f"http://{host}:{server.server_port}/metrics")
     print_status("Ctrl-C ends it; the jobs continue.")
@@ -68,9 +70,9 @@ def metrics_command(labels: str, listen: str | None, place: Place) -> None:
 
 
 def _refusing_other_names(app: WSGIApplication) -> WSGIApplication:
-    """An application that answers only under the names of this machine's loopback addresses.
+    """An application that answers only under the names of loopback addresses.
 
-    A web page may give such an address a name of its own, and would then read what is served.
+    A web page may give such an address a name of its own (DNS rebinding) to read what is served.
     """
 
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:

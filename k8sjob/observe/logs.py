@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from k8sjob.backends.api import JobRef, LogLine
 from k8sjob.contract import counted
 from k8sjob.errors import BackendError, JobNotFound
-from k8sjob.kube.objects import Pod
 from k8sjob.observe.merge import Merge
 from k8sjob.observe.status import job_status, processes
-from k8sjob.targets.jobs import replica_names, replica_of
+from k8sjob.targets.jobs import replica_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -121,30 +120,24 @@ def _followed(
 def last_lines(backend: Backend, snapshot: Snapshot) -> dict[str, list[str]]:
     """The end of each replica's output, for `diagnose`; without those that cannot be read.
 
-    Of a job of more than MOST_AT_ONCE replicas so many are read, those that ended badly first. Of
-    one that runs again after it had ended badly, the output before that is read, too.
+    Of a job of more than MOST_AT_ONCE replicas so many are read, those that ended badly first.
     """
     ref, every = JobRef.of(snapshot.job), replica_names(snapshot.job)
     bad = [replica.name for replica in job_status(snapshot).replicas if replica.exit_code]
     chosen = list(dict.fromkeys([*bad, *every]))[:MOST_AT_ONCE]
-    again = {replica_of(one) for one in snapshot.pods if Pod(one).terminated_before.get("exitCode")}
 
     def read(replica: str) -> list[str] | None:
         with suppress(BackendError):
-            lines = tail_lines(backend, ref, replica)
-            if replica in again and len(lines) == TAIL_LINES:  # else these have the end of both
-                with suppress(BackendError):
-                    lines = [*tail_lines(backend, ref, replica, previous=True), *lines]
-            return lines
+            return tail_lines(backend, ref, replica)
         return None
 
     found = dict(zip(chosen, in_parallel(read, chosen), strict=True))
     return {name: lines for name in every if (lines := found.get(name)) is not None}
 
 
-def tail_lines(backend: Backend, ref: JobRef, replica: str, *, previous: bool = False) -> list[str]:
+def tail_lines(backend: Backend, ref: JobRef, replica: str) -> list[str]:
     """Excerpts of a replica's last lines, TAIL_LINES at most, without gaps."""
-    lines = backend.logs(ref, replica, previous=previous, tail=TAIL_LINES)
+    lines = backend.logs(ref, replica, tail=TAIL_LINES)
     return list(deque((Excerpt.of(line) for line in lines if not line.gap), maxlen=TAIL_LINES))
 
 

@@ -238,8 +238,7 @@ def test_objects_that_kubernetes_would_not_write_are_refused(changes, message, t
     with pytest.raises(BackendError, match=re.escape(message)):
         RecordBackend(file)
     odd = {"kind": "Node", "metadata": {"name": "$(x)"}}
-    pod = {"kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": [{"name": "$(x)"}]}}
-    for related in (odd, pod, {"kind": "Status", "details": "gone"}, {**NODE, "status": "Ready"}):
+    for related in (odd, {"kind": "Status", "details": "gone"}, {**NODE, "status": "Ready"}):
         record = {**WELL, "job": SOUND, "related": [related]}
         file.write_bytes(zipped(record__json=json.dumps(record)))
         with pytest.raises(BackendError, match="cannot be read as a record"):
@@ -324,6 +323,11 @@ class TestRecordsThatAreKept:
         records = sorted((tmp_path / "state/records").glob("*/*"))
         kept = [f"{one.parent.name}/{one.stem.partition('@')[0]}" for one in records]
         assert kept == ["many/job-4", "many/job-5", "small/job-0"]
+        room = sum(one.stat().st_size for one in records)
+        self.keep("job-6", namespace="many", most_bytes=room)
+        records = sorted((tmp_path / "state/records").glob("*/*"))
+        kept = [f"{one.parent.name}/{one.stem.partition('@')[0]}" for one in records]
+        assert kept == ["many/job-5", "many/job-6", "small/job-0"]
 
     def test_they_are_whole_and_for_their_user_only(self):
         self.keep("digits")

@@ -100,9 +100,11 @@ def test_each_request_reads_the_jobs_again(process, k8sjob, tmp_path):
     file.write_text("name: tiny\nimage: x:1\nrun: {command: ['true']}\n")
     assert k8sjob("run", file).code == 0
     assert states() == ["Succeeded"]
-    for host in ("rebound.example", "rebound.example:80", "127.0.0.1.example", ""):
+    for host in ("rebound.example", "rebound.example:80", "127.0.0.1.example", "localhost.evil"):
         answer = http.request("GET", address, headers={"Host": host}, timeout=20)
         assert (answer.status, b"tiny" in answer.data) == (403, False)
+    for host in ("LocalHost:9400", "[::1]:9400", "127.0.0.1"):
+        assert http.request("GET", address, headers={"Host": host}, timeout=20).status == 200
     http.clear()
 
 

@@ -470,6 +470,39 @@ def test_the_failure_that_a_rank_waited_for_in_vain_comes_first():
     assert (finding.cause, finding.replica) == ("memory", "worker-0")
 
 
+def test_a_hang_is_no_consequence_of_what_another_replica_survived():
+    again = make_pod("worker-0", running={}, last=ended(1, time="00:10"))
+    hung = make_pod(
+        "master-0",
+        waiting={"reason": "CrashLoopBackOff"},
+        last=reported(140, 0, "Hung", "rank 0 is in load", time="09:00", culprits=(0,)),
+    )
+    logs = {"worker-0": ["Traceback (most recent call last):", AT, "KeyError: 'lr'"]}
+    seen = snapshot("Running", pods=[hung, again], deadline=None, replicas=PAIR)
+    assert [one.cause for one in diagnose(seen, logs)] == ["hung"]
+
+
+@pytest.mark.parametrize(
+    ("end", "cause"),
+    [
+        (ended(137, reason="OOMKilled", time="05:02"), "memory"),
+        (ended(1, reason="OOMKilled", time="05:02"), "memory"),
+    ],
+)
+def test_who_was_killed_is_the_cause_whatever_its_other_ranks_wrote(end, cause):
+    pods = [failed("master-0", ended(134)), failed("worker-0", end)]
+    logs = {"master-0": ["epoch 1", *NCCL_ABORT], "worker-0": ["epoch 1", *NCCL_ABORT, *SUMMARY]}
+    (finding,) = diagnose(snapshot("Failed:x:y", pods=pods), logs)
+    assert (finding.cause, finding.replica) == (cause, "worker-0")
+
+
+def test_a_signal_is_no_loss_of_a_peer_that_was_survived_before():
+    lost = "RuntimeError: [gloo/pair.cc:534] Connection closed by peer [10.0.0.1]:9"
+    finding = why(ended(139), ["epoch 1", lost, "Fatal Python error: Segmentation fault"])
+    assert finding.cause == "killed"
+    assert "SIGSEGV" in finding.message
+
+
 def test_ranks_that_waited_for_one_that_does_not_start_are_the_consequence():
     pods = [make_pod("master-0", running={}), failed("worker-0", ended(1))]
     pods.append(
@@ -488,6 +521,7 @@ def test_a_container_that_its_node_lost_is_no_fault_of_the_script(end):
     finding = why(end, ["epoch 1 loss 0.5"])
     assert finding.cause == "node-lost"
     assert finding.message == "worker-0: its node node-1 restarted, or lost its container"
+    assert finding.next_step.startswith("submit the job again: with checkpoints")
 
 
 def test_a_pod_with_gpus_that_sees_none_is_not_told_to_request_them():
@@ -498,4 +532,4 @@ def test_a_pod_with_gpus_that_sees_none_is_not_told_to_request_them():
     pod["spec"]["containers"] = [{"name": "pytorch", "resources": limits}]
     (finding,) = diagnose(snapshot("Failed:x:y", pods=[pod]), {"worker-0": error})
     assert finding.cause == "gpu-driver"
-    assert finding.next_step.startswith("its pod requests GPUs, and does not see them")
+    assert finding.next_step.startswith("its pod requests GPUs, but the container sees none")

@@ -874,10 +874,15 @@ def test_what_an_autoscaler_does_about_a_pod_is_said(reason, note, what, step):
         event = about("Pod", "job-worker-0", reason, note, uid="p", time=time)
         return only("Created", pods=[pod], events=[event], replicas=WORKER, deadline=None)
 
-    now = seen("09:00")
+    now, alone = seen("09:00"), only("Created", pods=[pod], replicas=WORKER, deadline=None)
     assert now.cause == "unschedulable"
     assert what in now.message
-    assert now.next_step.startswith(step)
+    assert now.next_step.startswith(alone.next_step if step == "KEPT" else step)
+    nodes = [{"kind": "Node", "metadata": {"name": "cpu-1"}, "status": {"allocatable": {}}}]
+    event = about("Pod", "job-worker-0", reason, note, uid="p", time="09:00")
+    given = {"pods": [pod], "replicas": WORKER, "deadline": None, "related": nodes}
+    assert "device plugin" in only("Created", **given).next_step
+    assert "device plugin" not in only("Created", events=[event], **given).next_step
     finding = only(
         "Created",
         pods=[pod],
@@ -895,7 +900,14 @@ def test_a_sidecar_that_runs_again_is_no_problem():
     pod["status"]["initContainerStatuses"][0]["lastState"] = crashed
     assert only("Running", pods=[pod], replicas=WORKER).cause == "init"
     pod["spec"]["initContainers"][0]["restartPolicy"] = "Always"
+    assert only("Running", pods=[pod], replicas=WORKER).cause == "init"  # it may never be ready
+    pod["status"]["initContainerStatuses"][0]["started"] = True
     assert why("Running", pods=[pod], replicas=WORKER, deadline=None) == []
+
+
+def test_a_containers_name_is_quoted_in_a_command():
+    pod = with_init(make_pod("worker-0", "Pending"), "x; ls #", terminated=ended(1))
+    assert only("Created", pods=[pod], replicas=WORKER).next_step.endswith("-c 'x; ls #'")
 
 
 def test_an_init_container_that_ran_out_of_memory_is_reported_as_such():

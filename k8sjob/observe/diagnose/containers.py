@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
@@ -23,7 +24,7 @@ from k8sjob.observe.diagnose.volumes import AFTER_MOUNTS, missing_reference
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from k8sjob.observe.diagnose.facts import Facts, ReplicaPod
+    from k8sjob.observe.diagnose.facts import Facts, PodContainer, ReplicaPod
 
 _PULLING: Final = frozenset(
     {
@@ -213,12 +214,12 @@ def bad_init(facts: Facts, pod: ReplicaPod) -> Explanation | None:
         ended = container.ended if container.ended.get("exitCode") else before
         if not ended.get("exitCode") or container.ended.get("exitCode") == 0:
             continue
-        if container.sidecar and "running" in container.state:
+        if container.sidecar and container.status.get("started"):
             continue
         restarts = int(container.status.get("restartCount", 0))
         times = f", {restarts} times" if restarts > 1 else ""
         message = one_line(ended.get("message", ""))
-        step = f"see what it wrote: kubectl logs -n {facts.namespace} {POD} -c {container.name}"
+        step = f"see what it wrote: kubectl logs -n {facts.namespace} {POD} -c {_word(container)}"
         if ended.get("reason") == "OOMKilled":
             message, step = "out of memory", "raise that container's memory limit"
         return Explanation(
@@ -229,6 +230,11 @@ def bad_init(facts: Facts, pod: ReplicaPod) -> Explanation | None:
             since=moment(ended.get("finishedAt")),
         )
     return None
+
+
+def _word(container: PodContainer) -> str:
+    """A container's name in a command to paste; a record may come from anybody."""
+    return shlex.quote(container.name)
 
 
 def kept_by_sidecar(facts: Facts, pod: ReplicaPod) -> Explanation | None:
@@ -352,7 +358,7 @@ def slow(facts: Facts, pod: ReplicaPod) -> Explanation | None:
         if init.name == facts.target.init_container:
             return None  # see master_awaited
         what = f"its init container {init.name!r} runs"
-        step = f"wait; its output: kubectl logs -n {facts.namespace} {POD} -c {init.name}"
+        step = f"wait; its output: kubectl logs -n {facts.namespace} {POD} -c {_word(init)}"
         since = moment(Object(init.state).part("running").get("startedAt"))
     elif (event := pod.last_event("Pulling", "Pulled", "Scheduled")).get("reason") == "Pulling":
         image = event.get("message", "").partition('"')[2].partition('"')[0]

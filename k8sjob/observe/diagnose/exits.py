@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import signal
 from dataclasses import replace
+from itertools import dropwhile
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import EventKind, ExitCode
-from k8sjob.kube.capacity import counts_gpus, pod_requests
+from k8sjob.kube.capacity import pod_requests
 from k8sjob.kube.objects import Object, event_time, moment
 from k8sjob.observe.diagnose.facts import GRACE_SECONDS, SIGKILLED
 from k8sjob.observe.diagnose.finding import SAME_STEPS, Cause, Diagnosis, Explanation, shortened
@@ -48,7 +49,7 @@ _NO_GPU: Final = re.compile(
     r"No CUDA GPUs are available|Found no NVIDIA driver|no CUDA-capable device|libcuda\.so\.1"
 )
 _SEES_NONE: Final = (
-    "its pod requests GPUs, and does not see them: check that NVIDIA's runtime is used"
+    "its pod requests GPUs, but the container sees none: check that NVIDIA's runtime is used"
     " (runtime_class: nvidia, where it is not the default), that nothing changes"
     " CUDA_VISIBLE_DEVICES, and the node: kubectl describe node {node}"
 )
@@ -78,8 +79,18 @@ def explain_end(facts: Facts, end: Failure) -> Diagnosis:
 
 def is_consequence(facts: Facts, end: Failure) -> bool:
     """Whether another failure, or a request, caused this one."""
-    output = _output(facts, end)
-    return end.is_consequence or output.lost_a_peer or _torchruns_signal(output) == signal.SIGTERM
+    return (
+        end.is_consequence
+        or _lost_a_peer(facts, end)
+        or _torchruns_signal(_output(facts, end)) == signal.SIGTERM
+    )
+
+
+def _lost_a_peer(facts: Facts, end: Failure) -> bool:
+    """Whether its output says that another rank went away, and nothing else killed it."""
+    number = end.exit_code - 128 if end.reason else _signal(facts, end)
+    killed = number > 0 and number not in {signal.SIGABRT, signal.SIGTERM}
+    return not killed and end.why != "OOMKilled" and _output(facts, end).lost_a_peer
 
 
 def _output(facts: Facts, end: Failure) -> LastOutput:
@@ -201,11 +212,12 @@ def _lost_by_node(facts: Facts, end: Failure) -> Diagnosis | None:
     if (end.exit_code, end.why) != (255, "Unknown") and end.why != "ContainerStatusUnknown":
         return None
     node = next((pod.node for pod in facts.pods if pod.replica == end.replica), "")
+    again = "submit the job again" if facts.status.state.finished else "it is started again"
     return _finding(
         end,
         Cause.NODE_LOST,
         f"its node{f' {node}' * bool(node)} restarted, or lost its container",
-        f"the job continues by itself, with checkpoints from the newest one; if it happens again,"
+        f"{again}: with checkpoints the job continues from the newest one; if this happens again,"
         f" have the node checked: kubectl describe node {node or 'NODE'}",
     )
 
@@ -224,11 +236,8 @@ def _explained_by_output(facts: Facts, end: Failure) -> Diagnosis | None:
             explanation = replace(explanation, what=explanation.what + _absent_ranks(facts))
     if explanation and explanation.cause is Cause.GPU_DRIVER and not facts.local:
         pod = next((pod for pod in facts.pods if pod.replica == end.replica), None)
-        if (
-            pod
-            and _NO_GPU.search(explanation.what)
-            and any(map(counts_gpus, pod_requests(pod.spec)))
-        ):
+        asked = pod_requests(pod.spec).get("nvidia.com/gpu") if pod else None
+        if pod and asked and _NO_GPU.search(explanation.what):
             explanation = replace(explanation, next_step=_SEES_NONE.format(node=pod.node))
     return _explained(end, explanation)
 
@@ -244,7 +253,7 @@ def _absent_ranks(facts: Facts) -> str:
 
 
 def _lost_connection(facts: Facts, end: Failure) -> Diagnosis | None:
-    if not end.means(ExitCode.PEER_LOST) and not _output(facts, end).lost_a_peer:
+    if not end.means(ExitCode.PEER_LOST) and not _lost_a_peer(facts, end):
         return None
     between = "" if facts.local else ": a NetworkPolicy, a sidecar, the nodes' network"
     return _left_early(facts, end) or _finding(
@@ -403,8 +412,9 @@ def _error(facts: Facts, end: Failure) -> str:
         return "; ".join((what, *end.reason.causes)) + where
     output = _output(facts, end)
     error = output.error or (output.last,)
-    if _IN_LOADER.search(error[0]):
-        error = error[-1:]  # where the exception of the loader's process is
+    if _IN_LOADER.search(error[0]):  # the exception of the loader's process follows
+        inner = dropwhile(lambda one: not one.startswith("Original Traceback"), error)
+        error = tuple(one for one in [*inner][1:] if one[:1].strip()) or error
     line = shortened(" ".join(error[: 2 if error[0].endswith(":") else 1]))
     return (f": {line}" if line else "") + where
 

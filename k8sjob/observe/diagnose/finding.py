@@ -196,18 +196,24 @@ class Rule:
     def explain(
         self, found: re.Match[str], facts: Mapping[str, str], *, local: bool = False
     ) -> Explanation:
-        """The explanation of a match, filled in.
-
-        Groups are quoted in the next step, where commands to paste have them.
-        """
+        """The explanation of a match, filled in."""
         groups = found.groupdict("")
-        quoted = {name: text and shlex.quote(text) for name, text in groups.items()}
+        quoted = {name: _ShellWord(text) for name, text in groups.items()}
         step = (local and self.local_step) or self.next_step
         return Explanation(
             self.cause,
             self.what.format_map({**groups, **facts}),
             step.format_map({**quoted, **facts}),
         )
+
+
+class _ShellWord(str):
+    """A text that stands as one word in commands to paste: `{name}` quotes it, `{name!r}` not."""
+
+    __slots__ = ()
+
+    def __format__(self, spec: str) -> str:
+        return shlex.quote(self) if self else ""
 
 
 def first_match(rules: Iterable[Rule], text: str, **facts: str) -> Explanation | None:

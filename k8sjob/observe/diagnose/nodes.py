@@ -46,7 +46,9 @@ _SHAPE: Final = ("schedulingGates", "tolerations", "nodeSelector", "affinity", "
 """Parts of a Pod's spec that decide where it may go."""
 _CORE: Final = frozenset({"cpu", "memory", "ephemeral-storage"})
 _SCALE_UP: Final = timedelta(minutes=15)
-"""Time in which a node that an autoscaler adds is there."""
+"""Time within which a node that an autoscaler adds joins the cluster."""
+_ADDS_NONE: Final = "pod didn't trigger scale-up: "
+_CHECK_PLUGIN: Final = "have the device plugin"
 _TEMPORARY_TAINT: Final = re.compile(
     r"\bnode\.kubernetes\.io/|node\.cloudprovider\.kubernetes\.io/|ToBeDeletedByClusterAutoscaler"
     r"|\bkarpenter\.sh/"
@@ -91,23 +93,22 @@ def unschedulable(facts: Facts, pod: ReplicaPod) -> Explanation | None:
 def _with_autoscaler(facts: Facts, pod: ReplicaPod, found: Explanation) -> Explanation:
     """The same with what an autoscaler of nodes says of the Pod, if it has looked at it lately.
 
-    The cluster autoscaler's Events, and Karpenter's "Nominated".
+    The Events are those of the cluster autoscaler, and "Nominated" is Karpenter's.
     """
     event = pod.last_event("TriggeredScaleUp", "Nominated", "NotTriggerScaleUp")
     recent = bool(event) and facts.now - event_time(event) <= _SCALE_UP
     if not recent or found.cause is not Cause.UNSCHEDULABLE:
         return found
-    said = one_line(event.get("message", ""))
+    said, step = one_line(event.get("message", "")), "wait: a new node takes some minutes"
     if event["reason"] == "NotTriggerScaleUp":
-        said = said.removeprefix("pod didn't trigger scale-up: ")
-        what = f"{found.what}; the autoscaler adds no node: {said}"
-        step = (
-            "wait until others have ended, or have the autoscaler's limits or node groups changed"
-        )
-        return replace(found, what=what, next_step=f"{step}; or request what a node group offers")
-    said = said.removeprefix("pod triggered scale-up: ")
-    what = f"{found.what}; the autoscaler is adding a node ({said})"
-    return replace(found, what=what, next_step="wait: a new node takes some minutes")
+        said = f"adds no node: {said.removeprefix(_ADDS_NONE)}"
+        # Whether nodes that it could add have devices, its own message says.
+        step = "have its limits raised" if _CHECK_PLUGIN in found.next_step else found.next_step
+    elif event["reason"] == "TriggeredScaleUp":
+        said = f"is adding a node ({said.removeprefix('pod triggered scale-up: ')})"
+    else:
+        said = f"has found a place for it ({said})"
+    return replace(found, what=f"{found.what}; the autoscaler {said}", next_step=step)
 
 
 def _unschedulable(facts: Facts, pod: ReplicaPod, condition: Condition) -> Explanation:
@@ -190,7 +191,7 @@ def _insufficient(facts: Facts, pod: ReplicaPod, count: int, resource: str) -> t
         return short, f"lower {field}, or wait until others have ended"
     step = f"wait until others have ended, or request less (show all: {_describe(facts)})"
     if nodes and not largest:
-        step = f"have the device plugin of {resource} checked, or correct resources.gpu_resource"
+        step = f"{_CHECK_PLUGIN} of {resource} checked, or correct resources.gpu_resource"
         if resource.startswith("hugepages-"):
             step = "request none, or have nodes reserve huge pages"
         return f"no node offers any {resource} ({asks})", step
@@ -344,7 +345,7 @@ def _unreachable(pod: ReplicaPod, ready: Condition) -> tuple[str, datetime | Non
 
 def _displaced(pod: ReplicaPod) -> Explanation | None:
     """Why a Pod that is still there had to leave its node."""
-    reason, message = pod.status.get("reason", ""), pod.status.get("message", "")
+    reason, message = pod.status.get("reason") or "", pod.status.get("message") or ""
     target = pod.condition("DisruptionTarget")
     if target.reason == "PreemptionByScheduler":
         return replace(_preempted(pod.replica, target.message), at=target.since)

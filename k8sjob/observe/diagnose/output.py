@@ -63,10 +63,10 @@ _PEER_LOST: Final = re.compile(
     re.IGNORECASE,
 )
 _AFTERMATH: Final = re.compile(
-    r"\s|$|frame #\d|terminate called|Exception raised from|Traceback |[=-]{8}|Failures:|Root Cause"
-    r"|\S*ChildFailedError|\S+ FAILED$|[IWE]\d{4} \S+ .*torch/distributed/elastic"
+    r"$|frame #\d|terminate called|\s+what\(\)|Exception raised from"
+    r"|[IWE]\d{4} \S+ .*torch/distributed/elastic|E\d+ failed \(exitcode"
 )
-"""A line of C++ frames or of torchrun's summary, which follow what ended a process."""
+"""A line that C++ or torchrun writes after what ended a process."""
 _BETWEEN_RANKS: Final = re.compile(r"(?i:gloo|nccl|c10d)|Dist\w*Error|PeerLost")
 """In a text about a connection: it is one between ranks, and not one of the script's own."""
 _TORCH_ERROR: Final = re.compile(r"^[\w.]*(?:RuntimeError|Dist\w*Error|PeerLost)\b")
@@ -119,8 +119,17 @@ class LastOutput:
         """Whether the output says that it ended because another rank went away."""
         if self.error:
             return not self.reported and _is_lost_peer(self.error)
-        said = [line for line in self.context if not _AFTERMATH.match(line)]
+        said = [line for line in _before_summary(self.context) if not _AFTERMATH.match(line)]
         return any(_broke(line) for line in said[-8:])
+
+
+def _before_summary(lines: Sequence[str]) -> Sequence[str]:
+    """The lines before torchrun's summary, which ends the output of all its processes."""
+    summary = next((n for n, line in enumerate(lines) if _TORCHRUN_SUMMARY.match(line)), None)
+    if summary is None:
+        return lines
+    starts = (n for n in reversed(range(summary)) if lines[n].startswith(_TRACEBACK))
+    return lines[: next(starts, summary)]
 
 
 def is_bare_exit(reason: Reason) -> bool:

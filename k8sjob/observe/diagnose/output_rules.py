@@ -71,7 +71,7 @@ RULES: Final = (
         types="ImportError",
     ),
     Rule(
-        r"libcuda\.so\.1: cannot open shared object file",
+        r"lib(?:cuda|nvidia-ml)\.so\.1: cannot open shared object file",
         Cause.GPU_DRIVER,
         "it needs the GPU driver, and the container has none: {text}",
         "request GPUs (resources.gpus), or use packages that are built for CPUs",
@@ -80,7 +80,17 @@ RULES: Final = (
         types="ImportError|OSError",
     ),
     Rule(
-        r"(?P<library>lib[\w.+-]+\.so[\w.]*): cannot open shared object file",
+        r"(?<![\w.+-])(?P<library>lib(?:cu|nccl|nvrtc|nvToolsExt|torch|c10)[\w.+-]*): cannot open"
+        " shared object file",
+        Cause.MISSING_MODULE,
+        "there is no library {library}: a package was built for another CUDA or torch",
+        "install the package's build for the torch of the image, and import torch before it",
+        "install the package's build for the torch that is installed, and import torch before it",
+        exception_only=True,
+        types="ImportError|OSError",
+    ),
+    Rule(
+        r"(?<![\w.+-])(?P<library>lib[\w.+-]+): cannot open shared object file",
         Cause.MISSING_MODULE,
         "there is no library {library}",
         "add Debian's package that has it to image.apt (libGL.so.1: libgl1), or use a base image"
@@ -166,6 +176,8 @@ RULES: Final = (
         " manager must run; if it is cordoned (kubectl cordon NODE), the job continues on others",
         "check which processes use this machine's GPU, and with NVSwitch its fabric manager:"
         " nvidia-smi",
+        exception_only=True,
+        types=_OF_TORCH,
     ),
     Rule(
         r"driver version is insufficient|driver on your system is too old|Found no NVIDIA driver"
