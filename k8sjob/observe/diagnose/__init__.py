@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import takewhile
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
@@ -121,31 +120,31 @@ def _container_failed(facts: Facts) -> Iterator[Diagnosis]:
     if job.ended_by_deadline(facts):
         failed = [end for end in failed if end.exit_code not in _KILLED]
     failed = _of_the_last_failure(facts, failed)
-    follows = [is_consequence(facts, end) for end in failed]
-    own = [end for end, other in zip(failed, follows, strict=True) if not other]
-    own.sort(key=attrgetter("time"))
-
-    def order(index: int) -> tuple[bool, bool, float]:
-        """A replica's present problem comes first, unless it only waited for another replica."""
-        end = failed[index]
-        waited = not follows[index] and _waited_for(facts, end, own)
-        return follows[index] or waited, facts.runs_again(end.replica), end.time
-
-    first = failed[min(range(len(failed)), key=order)] if failed else None
+    # The present problem of a replica comes before those it survived.
+    first = min(
+        failed,
+        key=lambda end: (is_consequence(facts, end), facts.runs_again(end.replica), end.time),
+        default=None,
+    )
+    first = first and _awaited(facts, first, failed)
     if first:
         yield _with_similar(facts, explain_end(facts, first), first, failed)
 
 
-def _waited_for(facts: Facts, end: Failure, own: Sequence[Failure]) -> bool:
-    """Whether a rank waited in vain for one that had failed before by its own fault.
-
-    `own` are such failures, the earliest first.
-    """
+def _awaited(facts: Facts, end: Failure, failed: Sequence[Failure]) -> Failure:
+    """The failure that a rank waited for in vain, of a replica that may run again; or `end`."""
     culprits = {facts.replica_of(rank) for rank in end.reason.culprits} if end.reason else set()
-    before = takewhile(lambda one: one.time < end.time, own)
-    return any(
-        one.replica != end.replica and one.replica in (culprits or {one.replica}) for one in before
-    ) and (explain_end(facts, end).cause in _WAITED)
+    before = [
+        one
+        for one in failed
+        if one.time < end.time
+        and one.replica != end.replica
+        and (not culprits or one.replica in culprits)
+    ]
+    if not before or explain_end(facts, end).cause not in _WAITED:
+        return end
+    own = (one for one in sorted(before, key=attrgetter("time")) if not is_consequence(facts, one))
+    return next((one for one in own if explain_end(facts, one).cause not in _WAITED), end)
 
 
 def _of_the_last_failure(facts: Facts, failed: list[Failure]) -> list[Failure]:

@@ -388,9 +388,14 @@ class Facts:
         failure, lines = self._restarts.get(end.replica, (None, []))
         if failure and end.time <= failure.time + _ONE_FAILURE_SECONDS:
             return lines
-        before = (p for p in self.pods if p.replica == end.replica and p.training)
-        ended = next((moment(pod.terminated_before.get("finishedAt")) for pod in before), None)
-        return self.tail(end.replica, ended.timestamp() + _SECOND if ended else math.inf)
+        return self.tail(end.replica, self._ended_before.get(end.replica, math.inf))
+
+    @cached_property
+    def _ended_before(self) -> dict[str, float]:
+        """When the containers that run again had ended, by replica."""
+        again = [pod for pod in self.pods if pod.training and pod.terminated_before]
+        ended = {pod.replica: moment(pod.terminated_before.get("finishedAt")) for pod in again}
+        return {name: time.timestamp() + _SECOND for name, time in ended.items() if time}
 
     @cached_property
     def ends(self) -> list[Failure]:
