@@ -103,8 +103,8 @@ def bad_image(facts: Facts, pod: ReplicaPod) -> Explanation | None:
     if container is None:
         return None
     image = container.spec.get("image") or container.status.get("image", "")
-    # While the kubelet backs off, those before 1.32 have the error only in an Event, and repeat
-    # another Event, "Error: ImagePullBackOff".
+    # While a kubelet before 1.32 backs off, only an Event has the error, and another one follows it
+    # again and again: "Error: ImagePullBackOff".
     message = container.waiting.get("message", "")
     if "Back-off" in message and "Err" not in message:
         failed = (e.get("message", "") for e in reversed(pod.events) if e.get("reason") == "Failed")

@@ -102,7 +102,7 @@ def _with_autoscaler(facts: Facts, pod: ReplicaPod, found: Explanation) -> Expla
     said, step = one_line(event.get("message", "")), "wait: a new node takes some minutes"
     if event["reason"] == "NotTriggerScaleUp":
         said = f"adds no node: {said.removeprefix(_ADDS_NONE)}"
-        # Whether nodes that it could add have devices, its own message says.
+        # The nodes that it could add may have the devices.
         step = "have its limits raised" if _CHECK_PLUGIN in found.next_step else found.next_step
     elif event["reason"] == "TriggeredScaleUp":
         said = f"is adding a node ({said.removeprefix('pod triggered scale-up: ')})"

@@ -64,7 +64,7 @@ _PEER_LOST: Final = re.compile(
 )
 _AFTERMATH: Final = re.compile(
     r"$|frame #\d|terminate called|\s+what\(\)|Exception raised from"
-    r"|[IWE]\d{4} \S+ .*torch/distributed/elastic|E\d+ failed \(exitcode"
+    r"|[IWE]\d{4} \S+ .*torch/distributed/elastic"
 )
 """A line that C++ or torchrun writes after what ended a process."""
 _BETWEEN_RANKS: Final = re.compile(r"(?i:gloo|nccl|c10d)|Dist\w*Error|PeerLost")
