@@ -410,6 +410,24 @@ RULES: Final = (
         types="OSError|RuntimeError|SafetensorError",
     ),
     Rule(
+        r"Too many open files",
+        Cause.CRASH,
+        "it had too many open files: {text}",
+        "close files in the dataset, use fewer data loader workers, or call"
+        " torch.multiprocessing.set_sharing_strategy('file_system') before they start",
+        exception_only=True,
+        types="OSError|RuntimeError",
+    ),
+    Rule(
+        r"Stale file handle",
+        Cause.DISK,
+        "a file of its volume was replaced or removed while it was in use: {text}",
+        "do not change the data of a running job: write new files beside the old ones; if nobody"
+        " did, have the volume's server checked",
+        exception_only=True,
+        types="OSError",
+    ),
+    Rule(
         r"requires at least one CUDA device|only supported with GPUs, no GPUs found",
         Cause.GPU_DRIVER,
         "the backend of its process group needs a GPU, and the process has none: {text}",
