@@ -37,7 +37,7 @@ from k8sjob.targets.field_types import ANY, fit
 from k8sjob.targets.jobs import replica_names, replica_of, target_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from threading import Event
 
     from k8sjob.backends.api import Backend
@@ -258,19 +258,26 @@ class Records:
         for _, kept in reversed(self._newest("*", "*")):
             with suppress(FileNotFoundError):
                 sizes[kept] = kept.stat().st_size
-        while len(sizes) > 1 and (
-            (many := len(sizes) > self._most) or sum(sizes.values()) > self._most_bytes
-        ):
-            weights = Counter[Path]()
-            for kept, size in sizes.items():
-                weights[kept.parent] += 1 if many else size
-            others = [kept for kept in sizes if kept != path]
-            heaviest = [kept for kept in others if weights[kept.parent] == max(weights.values())]
-            oldest = (heaviest or others)[0]
-            del sizes[oldest]
-            for file in (oldest, *oldest.parent.glob(f"{oldest.stem}.*")):
+        while surplus := self._surplus(sizes, path):
+            del sizes[surplus]
+            for file in surplus.parent.glob(f"{surplus.stem}.*"):  # and its marks
                 file.unlink(missing_ok=True)
         return path
+
+    def _surplus(self, sizes: Mapping[Path, int], new: Path) -> Path | None:
+        """The record to remove next, which is never the new one; None while there is room.
+
+        `sizes` has the records with their bytes, the oldest first.
+        """
+        too_many = len(sizes) > self._most
+        if not (too_many or sum(sizes.values()) > self._most_bytes):
+            return None
+        weights = Counter[Path]()
+        for kept, size in sizes.items():
+            weights[kept.parent] += 1 if too_many else size
+        most, others = max(weights.values()), [kept for kept in sizes if kept != new]
+        heaviest = (kept for kept in others if weights[kept.parent] == most)
+        return next(heaviest, next(iter(others), None))
 
     def _made(self, path: Path) -> Path:
         """A path of these, whose folder is made."""

@@ -145,11 +145,16 @@ class Excerpt(str):
     """A line as a diagnosis reads it: the beginning and the end of a very long one.
 
     Attributes:
-        time: seconds since the epoch at which it was written.
+        timestamp: when it was written, as that of a LogLine.
     """
 
-    __slots__ = ("time",)
-    time: float
+    __slots__ = ("timestamp",)
+    timestamp: str
+
+    @property
+    def time(self) -> float:
+        """Seconds since the epoch at which it was written."""
+        return datetime.fromisoformat(self.timestamp).timestamp()
 
     @classmethod
     def of(cls, line: LogLine) -> Excerpt:
@@ -158,7 +163,7 @@ class Excerpt(str):
         if len(text) > _EXCERPT:
             text = f"{text[: _EXCERPT // 2]} ... {text[-_EXCERPT // 2 :]}"
         made = cls(text)
-        made.time = line.time
+        made.timestamp = line.timestamp
         return made
 
 

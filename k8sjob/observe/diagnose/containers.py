@@ -24,7 +24,7 @@ from k8sjob.observe.diagnose.volumes import AFTER_MOUNTS, missing_reference
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from k8sjob.observe.diagnose.facts import Facts, PodContainer, ReplicaPod
+    from k8sjob.observe.diagnose.facts import Facts, ReplicaPod
 
 _PULLING: Final = frozenset(
     {
@@ -219,7 +219,8 @@ def bad_init(facts: Facts, pod: ReplicaPod) -> Explanation | None:
         restarts = int(container.status.get("restartCount", 0))
         times = f", {restarts} times" if restarts > 1 else ""
         message = one_line(ended.get("message", ""))
-        step = f"see what it wrote: kubectl logs -n {facts.namespace} {POD} -c {_word(container)}"
+        output = f"kubectl logs -n {facts.namespace} {POD} -c {shlex.quote(container.name)}"
+        step = f"see what it wrote: {output}"
         if ended.get("reason") == "OOMKilled":
             message, step = "out of memory", "raise that container's memory limit"
         return Explanation(
@@ -230,11 +231,6 @@ def bad_init(facts: Facts, pod: ReplicaPod) -> Explanation | None:
             since=moment(ended.get("finishedAt")),
         )
     return None
-
-
-def _word(container: PodContainer) -> str:
-    """A container's name in a command to paste; a record may come from anybody."""
-    return shlex.quote(container.name)
 
 
 def kept_by_sidecar(facts: Facts, pod: ReplicaPod) -> Explanation | None:
@@ -304,7 +300,7 @@ def _master(facts: Facts) -> tuple[str, str]:
     """Why the Master's name cannot be found, and the next step."""
     name = f"{facts.name}-master-0"
     what = f"its init container waits until the name {name} resolves"
-    master = next((pod for pod in facts.pods if pod.replica == "master-0"), None)
+    master = facts.pod("master-0")
     if master is None:
         return f"{what}; the Master has no pod", _WAIT
     ready = master.condition("Ready")
@@ -358,7 +354,9 @@ def slow(facts: Facts, pod: ReplicaPod) -> Explanation | None:
         if init.name == facts.target.init_container:
             return None  # see master_awaited
         what = f"its init container {init.name!r} runs"
-        step = f"wait; its output: kubectl logs -n {facts.namespace} {POD} -c {_word(init)}"
+        step = (
+            f"wait; its output: kubectl logs -n {facts.namespace} {POD} -c {shlex.quote(init.name)}"
+        )
         since = moment(Object(init.state).part("running").get("startedAt"))
     elif (event := pod.last_event("Pulling", "Pulled", "Scheduled")).get("reason") == "Pulling":
         image = event.get("message", "").partition('"')[2].partition('"')[0]

@@ -79,18 +79,17 @@ def explain_end(facts: Facts, end: Failure) -> Diagnosis:
 
 def is_consequence(facts: Facts, end: Failure) -> bool:
     """Whether another failure, or a request, caused this one."""
-    return (
-        end.is_consequence
-        or _lost_a_peer(facts, end)
-        or _torchruns_signal(_output(facts, end)) == signal.SIGTERM
-    )
+    if end.is_consequence:
+        return True
+    output = _output(facts, end)
+    return _lost_a_peer(end, output) or _torchruns_signal(output) == signal.SIGTERM
 
 
-def _lost_a_peer(facts: Facts, end: Failure) -> bool:
+def _lost_a_peer(end: Failure, output: LastOutput) -> bool:
     """Whether its output says that another rank went away, and nothing else killed it."""
-    number = end.exit_code - 128 if end.reason else _signal(facts, end)
+    number = _signal(end, output)
     killed = number > 0 and number not in {signal.SIGABRT, signal.SIGTERM}
-    return not killed and end.why != "OOMKilled" and _output(facts, end).lost_a_peer
+    return not killed and end.why != "OOMKilled" and output.lost_a_peer
 
 
 def _output(facts: Facts, end: Failure) -> LastOutput:
@@ -211,7 +210,8 @@ def _lost_by_node(facts: Facts, end: Failure) -> Diagnosis | None:
     """A container whose end its node did not see: containerd says so by 255 and "Unknown"."""
     if (end.exit_code, end.why) != (255, "Unknown") and end.why != "ContainerStatusUnknown":
         return None
-    node = next((pod.node for pod in facts.pods if pod.replica == end.replica), "")
+    pod = facts.pod(end.replica)
+    node = pod.node if pod else ""
     again = "submit the job again" if facts.status.state.finished else "it is started again"
     return _finding(
         end,
@@ -235,7 +235,7 @@ def _explained_by_output(facts: Facts, end: Failure) -> Diagnosis | None:
         if explanation.cause is Cause.COLLECTIVE_TIMEOUT:
             explanation = replace(explanation, what=explanation.what + _absent_ranks(facts))
     if explanation and explanation.cause is Cause.GPU_DRIVER and not facts.local:
-        pod = next((pod for pod in facts.pods if pod.replica == end.replica), None)
+        pod = facts.pod(end.replica)
         asked = pod_requests(pod.spec).get("nvidia.com/gpu") if pod else None
         if pod and asked and _NO_GPU.search(explanation.what):
             explanation = replace(explanation, next_step=_SEES_NONE.format(node=pod.node))
@@ -253,7 +253,7 @@ def _absent_ranks(facts: Facts) -> str:
 
 
 def _lost_connection(facts: Facts, end: Failure) -> Diagnosis | None:
-    if not end.means(ExitCode.PEER_LOST) and not _lost_a_peer(facts, end):
+    if not end.means(ExitCode.PEER_LOST) and not _lost_a_peer(end, _output(facts, end)):
         return None
     between = "" if facts.local else ": a NetworkPolicy, a sidecar, the nodes' network"
     return _left_early(facts, end) or _finding(
@@ -316,7 +316,7 @@ def _ended_by_kubelet(facts: Facts, end: Failure) -> Diagnosis | None:
 
 
 def _killed(facts: Facts, end: Failure) -> Diagnosis | None:
-    number = end.exit_code - 128 if end.reason else _signal(facts, end)
+    number = _signal(end, _output(facts, end))
     name = next((s.name for s in signal.Signals if s == number), "")
     if not name or end.chosen_by_script:
         return None
@@ -334,12 +334,14 @@ def _killed(facts: Facts, end: Failure) -> Diagnosis | None:
     return _finding(end, Cause.KILLED, f"ended by {name}{_error(facts, end)}", step)
 
 
-def _signal(facts: Facts, end: Failure) -> int:
-    """The signal that ended the container, or a process of torchrun's, by its summary."""
-    output = _output(facts, end)
-    if number := _torchruns_signal(output):
+def _signal(end: Failure, output: LastOutput) -> int:
+    """The signal that ended the container, or torchrun or one of its processes, by what it wrote.
+
+    Not positive where none did.
+    """
+    if not end.reason and (number := _torchruns_signal(output)):
         return number
-    lines = () if output.error else output.context
+    lines = () if end.reason or output.error else output.context
     found = next((found for line in lines if (found := _TORCHRUN_SIGNAL.search(line))), None)
     return int(found[1]) if found else end.exit_code - 128
 

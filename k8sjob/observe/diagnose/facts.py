@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import signal
 from collections import defaultdict
@@ -183,7 +182,8 @@ class Facts:
 
     Attributes:
         snapshot: the job and its objects.
-        logs: the last lines of each replica's output, by its name; replicas may be missing.
+        logs: the last lines of each replica's output, by its name; replicas may be missing. Lines
+            are those of observe.logs, which know when they were written, or plain text.
         related: objects beside the job's own; see Backend.related.
         now: the present moment.
     """
@@ -326,6 +326,10 @@ class Facts:
             pods.append(ReplicaPod(one.raw, replica, tuple(own)))
         return tuple(pods)
 
+    def pod(self, replica: str) -> ReplicaPod | None:
+        """The first Pod of a replica; None if there is none."""
+        return next((pod for pod in self.pods if pod.replica == replica), None)
+
     def runs_again(self, replica: str) -> bool:
         """Whether a replica runs now, whatever has happened to it before."""
         return not self.status.state.finished and any(
@@ -376,19 +380,19 @@ class Facts:
         events = (Event.decode(line) for lines in self.logs.values() for line in lines)
         return [event for event in events if event and event.kind == kind]
 
-    def tail(self, replica: str, until: float = math.inf) -> list[str]:
-        """The last lines of a replica that are not empty, written until a moment."""
+    def tail(self, replica: str, until: float | None = None) -> list[str]:
+        """The last lines of a replica that are not empty; those written until a moment."""
         lines = self.logs.get(replica, ())
-        return [
-            text for one in lines if getattr(one, "time", 0) <= until and (text := one.rstrip())
-        ]
+        if until is not None:
+            lines = [one for one in lines if getattr(one, "time", 0.0) <= until]
+        return [text for one in lines if (text := one.rstrip())]
 
     def output_before(self, end: Failure) -> list[str]:
         """The last lines that a failure's replica wrote before it."""
         failure, lines = self._restarts.get(end.replica, (None, []))
         if failure and end.time <= failure.time + _ONE_FAILURE_SECONDS:
             return lines
-        return self.tail(end.replica, self._ended_before.get(end.replica, math.inf))
+        return self.tail(end.replica, self._ended_before.get(end.replica))
 
     @cached_property
     def _ended_before(self) -> dict[str, float]:

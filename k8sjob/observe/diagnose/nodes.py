@@ -47,6 +47,7 @@ _SHAPE: Final = ("schedulingGates", "tolerations", "nodeSelector", "affinity", "
 _CORE: Final = frozenset({"cpu", "memory", "ephemeral-storage"})
 _SCALE_UP: Final = timedelta(minutes=15)
 """Time within which a node that an autoscaler adds joins the cluster."""
+_ADDS: Final = "pod triggered scale-up: "
 _ADDS_NONE: Final = "pod didn't trigger scale-up: "
 _CHECK_PLUGIN: Final = "have the device plugin"
 _TEMPORARY_TAINT: Final = re.compile(
@@ -91,24 +92,24 @@ def unschedulable(facts: Facts, pod: ReplicaPod) -> Explanation | None:
 
 
 def _with_autoscaler(facts: Facts, pod: ReplicaPod, found: Explanation) -> Explanation:
-    """The same with what an autoscaler of nodes says of the Pod, if it has looked at it lately.
+    """The explanation together with what a node autoscaler has recently reported about the Pod.
 
-    The Events are those of the cluster autoscaler, and "Nominated" is Karpenter's.
+    The Events are those of the cluster autoscaler; "Nominated" is Karpenter's.
     """
     event = pod.last_event("TriggeredScaleUp", "Nominated", "NotTriggerScaleUp")
     recent = bool(event) and facts.now - event_time(event) <= _SCALE_UP
     if not recent or found.cause is not Cause.UNSCHEDULABLE:
         return found
-    said, step = one_line(event.get("message", "")), "wait: a new node takes some minutes"
+    message, step = one_line(event.get("message", "")), "wait: a new node takes some minutes"
     if event["reason"] == "NotTriggerScaleUp":
-        said = f"adds no node: {said.removeprefix(_ADDS_NONE)}"
+        action = f"adds no node: {message.removeprefix(_ADDS_NONE)}"
         # The nodes that it could add may have the devices.
         step = "have its limits raised" if _CHECK_PLUGIN in found.next_step else found.next_step
     elif event["reason"] == "TriggeredScaleUp":
-        said = f"is adding a node ({said.removeprefix('pod triggered scale-up: ')})"
+        action = f"is adding a node ({message.removeprefix(_ADDS)})"
     else:
-        said = f"has found a place for it ({said})"
-    return replace(found, what=f"{found.what}; the autoscaler {said}", next_step=step)
+        action = f"has found a place for it ({message})"
+    return replace(found, what=f"{found.what}; the autoscaler {action}", next_step=step)
 
 
 def _unschedulable(facts: Facts, pod: ReplicaPod, condition: Condition) -> Explanation:
@@ -282,7 +283,7 @@ def displaced(facts: Facts) -> dict[str, Explanation]:
 
 def ended_by_displacement(facts: Facts, end: Failure, left: Mapping[str, Explanation]) -> bool:
     """Whether a container ended since its Pod had to leave, or was deleted."""
-    pod = next((pod for pod in facts.pods if pod.replica == end.replica), None)
+    pod = facts.pod(end.replica)
     # When a job has ended, its controller deletes the Pods that do not count as ended.
     deleted_before = pod and pod.deleting and not facts.status.state.finished
     if pod and (deleted_before or _displaced(pod) or _ended_by_deletion(pod, end)):

@@ -119,8 +119,8 @@ class LastOutput:
         """Whether the output says that it ended because another rank went away."""
         if self.error:
             return not self.reported and _is_lost_peer(self.error)
-        said = [line for line in _before_summary(self.context) if not _AFTERMATH.match(line)]
-        return any(_broke(line) for line in said[-8:])
+        lines = [line for line in _before_summary(self.context) if not _AFTERMATH.match(line)]
+        return any(_broke(line) for line in lines[-8:])
 
 
 def _before_summary(lines: Sequence[str]) -> Sequence[str]:
