@@ -29,11 +29,11 @@ from k8sjob.observe.diagnose.nodes import (
     displaced,
     ended_by_displacement,
     lost_or_displaced,
-    unschedulable,
 )
 from k8sjob.observe.diagnose.output import explain_lines, library_lines, since_training
 from k8sjob.observe.diagnose.pod_creation import creation_refused
 from k8sjob.observe.diagnose.queue import queued
+from k8sjob.observe.diagnose.scheduling import unschedulable
 from k8sjob.observe.diagnose.volumes import not_mounted, unprovisioned
 from k8sjob.targets.api import JobState
 

@@ -1,0 +1,235 @@
+"""Replicas for which the scheduler finds no node."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.contract import counted
+from k8sjob.kube.capacity import as_text, nodes_of, pod_requests, requested_by_node, tolerates
+from k8sjob.kube.objects import Condition, Object, event_time
+from k8sjob.observe.diagnose.finding import Cause, Explanation, one_line
+from k8sjob.observe.diagnose.volumes import unbound
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from k8sjob.kube.capacity import Node
+    from k8sjob.kube.objects import Json
+    from k8sjob.observe.diagnose.facts import Facts, ReplicaPod
+
+_NODES: Final = re.compile(r"^\d+/(\d+) nodes are available: ?")
+_REASONS: Final = re.compile(r"(\d+) ((?:Insufficient|Too many|node\(s\)).*?)(?=, \d+ |\.? *$)")
+_SHAPE: Final = ("schedulingGates", "tolerations", "nodeSelector", "affinity", "volumes")
+"""Parts of a Pod's spec that decide where it may go."""
+_CORE: Final = frozenset({"cpu", "memory", "ephemeral-storage"})
+_SCALE_UP: Final = timedelta(minutes=15)
+"""Time within which a node that an autoscaler adds joins the cluster."""
+_ADDS: Final = "pod triggered scale-up: "
+_ADDS_NONE: Final = "pod didn't trigger scale-up: "
+_CHECK_PLUGIN: Final = "have the device plugin"
+_TEMPORARY_TAINT: Final = re.compile(
+    r"\bnode\.kubernetes\.io/|node\.cloudprovider\.kubernetes\.io/|ToBeDeletedByClusterAutoscaler"
+    r"|\bkarpenter\.sh/"
+)
+"""Taints that Kubernetes and autoscalers set on nodes that are not ready, or have too little."""
+_AFFINITY: Final = "wait until other pods have ended, or correct `affinity` in the job"
+_SPREAD: Final = (
+    "correct `topology_spread`: nodes need its topologyKey as a label (kubectl get nodes"
+    " --show-labels), and whenUnsatisfiable: ScheduleAnyway only prefers it"
+)
+_OTHER_NODES: Final = (
+    "its volume is bound to other nodes or another zone; use a volume that every node reaches"
+)
+_STEPS: Final = {
+    "node(s) didn't have free ports for the requested pod ports": "with host_network each node"
+    " takes one replica of a port; use fewer replicas or no host_network",
+    "node(s) didn't match PersistentVolume's node affinity": _OTHER_NODES,
+    "node(s) had volume node affinity conflict": _OTHER_NODES,
+    "node(s) exceed max volume count": "wait until other pods have ended, or mount fewer volumes",
+    "node(s) didn't satisfy existing pods anti-affinity rules": "wait until the pods that refuse"
+    " others beside them have ended: it is their anti-affinity, not the job's",
+    "node(s) didn't match pod anti-affinity rules": _AFFINITY,
+    "node(s) didn't match pod affinity rules": _AFFINITY,
+    "node(s) didn't match pod topology spread constraints": _SPREAD,
+    "node(s) didn't match pod topology spread constraints (missing required label)": _SPREAD,
+}
+
+
+def unschedulable(facts: Facts, pod: ReplicaPod) -> Explanation | None:
+    """Why the scheduler finds no node."""
+    condition = pod.condition("PodScheduled")
+    if not (pod.live and condition.false):
+        return None
+    # A thousand Pods of one template with the same scheduler message are examined once.
+    shape = [pod.spec.get(field) for field in _SHAPE]
+    key = repr([condition.message, *shape, pod_requests(pod.spec)])
+    if key not in facts.unschedulable:
+        facts.unschedulable[key] = _unschedulable(facts, pod, condition)
+    return replace(_with_autoscaler(facts, pod, facts.unschedulable[key]), since=condition.since)
+
+
+def _with_autoscaler(facts: Facts, pod: ReplicaPod, found: Explanation) -> Explanation:
+    """The explanation together with what a node autoscaler has recently reported about the Pod.
+
+    The Events are those of the cluster autoscaler; "Nominated" is Karpenter's.
+    """
+    event = pod.last_event("TriggeredScaleUp", "Nominated", "NotTriggerScaleUp")
+    recent = bool(event) and facts.now - event_time(event) <= _SCALE_UP
+    if not recent or found.cause is not Cause.UNSCHEDULABLE:
+        return found
+    message, step = one_line(event.get("message", "")), "wait: a new node takes some minutes"
+    if event["reason"] == "NotTriggerScaleUp":
+        action = f"adds no node: {message.removeprefix(_ADDS_NONE)}"
+        # The nodes that it could add may have the devices.
+        step = "have its limits raised" if _CHECK_PLUGIN in found.next_step else found.next_step
+    elif event["reason"] == "TriggeredScaleUp":
+        action = f"is adding a node ({message.removeprefix(_ADDS)})"
+    else:
+        action = f"has found a place for it ({message})"
+    return replace(found, what=f"{found.what}; the autoscaler {action}", next_step=step)
+
+
+def _unschedulable(facts: Facts, pod: ReplicaPod, condition: Condition) -> Explanation:
+    if condition.reason == "SchedulingGated":
+        gates = [gate.get("name", "") for gate in pod.spec.get("schedulingGates") or ()]
+        return Explanation(
+            Cause.UNSCHEDULABLE,
+            f"scheduling gates hold it back: {', '.join(gates)}",
+            "whoever set the gate (a queue, a topology controller) must remove it",
+        )
+    message = condition.message
+    if claim := unbound(facts, pod, message):
+        return claim
+    what, steps = _explain(facts, pod, message)
+    steps = steps or [f"for the full message: {_describe(facts)}"]
+    return Explanation(Cause.UNSCHEDULABLE, what, "; ".join(steps))
+
+
+def _explain(facts: Facts, pod: ReplicaPod, message: str) -> tuple[str, list[str]]:
+    found = _NODES.match(message)
+    # After the first sentence the scheduler speaks of preemption.
+    rest = message[found.end() :] if found else ""
+    first = re.split(r"\. (?:preemption:|no new claims)|, no new claims", rest)[0]
+    reasons = [(int(count), reason) for count, reason in _REASONS.findall(first)]
+    if not found or not reasons:
+        what = first.rstrip(".") if found else message
+        return f"no node accepts it: {what}", [f"for the full message: {_describe(facts)}"]
+    explained = [_reason(facts, pod, count, reason) for count, reason in reasons]
+    steps = list(dict.fromkeys(step for _, step in explained if step))
+    running = sum(one.phase == "Running" for one in facts.pods)
+    if running and any("Insufficient" in reason for _, reason in reasons):
+        hold, have = ("s hold", "they have") if running > 1 else (" holds", "it has")
+        steps.append(
+            f"meanwhile {running} replica{hold} what {have}: kueue_queue or gang in the job starts"
+            " all of them or none"
+        )
+    whole = int(found[1])
+    none = f"none of {whole} nodes accepts it" if whole != 1 else "the only node does not accept it"
+    return f"{none}: {'; '.join(what for what, _ in explained)}", steps
+
+
+def _reason(facts: Facts, pod: ReplicaPod, count: int, reason: str) -> tuple[str, str]:
+    """One reason of the scheduler's in plain words, and the step that removes it."""
+    has, have = ("has", "is") if count == 1 else ("have", "are")
+    if found := re.match(r"Insufficient (\S+)", reason):
+        return _insufficient(facts, pod, count, found[1].rstrip(".,"))
+    if reason.startswith("Too many pods"):
+        return f"{count} {have} full of pods", "wait until other pods have ended"
+    if "taint" in reason:
+        taints = _taints(facts, pod) or reason.partition("taint")[2].strip(" (s)")
+        what = f"{count} {has} a taint that it does not tolerate"
+        step = "if the job may run there, add `tolerations` to it"
+        if _TEMPORARY_TAINT.search(reason):
+            step = "wait, or have these nodes checked: kubectl get nodes"
+        return what + (f" ({taints})" if taints else ""), step
+    if "node affinity/selector" in reason:
+        return (
+            f"{count} lack{'s' * (count == 1)} the labels that it requires{_selector(pod)}",
+            "correct node_selector, gpu_type or affinity: kubectl get nodes --show-labels",
+        )
+    if "unschedulable" in reason:
+        return f"{count} {have} cordoned", "wait, or have it uncordoned: kubectl uncordon NODE"
+    return f"{count} {reason}", _STEPS.get(reason, "")
+
+
+def _insufficient(facts: Facts, pod: ReplicaPod, count: int, resource: str) -> tuple[str, str]:
+    wanted = pod_requests(pod.spec).get(resource, Decimal())
+    asks = f"it requests {as_text(resource, wanted) if wanted else '?'}"
+    has = "has" if count == 1 else "have"
+    nodes = nodes_of(facts.of_kind("Node"), requested_by_node(facts.of_kind("Pod")))
+    # If nodes may not be read, it is unknown whether they have any at all.
+    short = f"{count} {has} too little {resource}{' free' if nodes else ''} ({asks})"
+    largest = max((node.offers.get(resource, Decimal()) for node in nodes), default=wanted)
+    if resource in _CORE:
+        field = f"resources.{resource}" if resource != "ephemeral-storage" else "its request"
+        if wanted > largest:
+            most = as_text(resource, largest)
+            never = f"{count} {has} too little {resource} ({asks}, and the largest node has {most})"
+            return never, f"waiting will not help: lower {field}, or use more, smaller replicas"
+        return short, f"lower {field}, or wait until others have ended"
+    step = f"wait until others have ended, or request less (show all: {_describe(facts)})"
+    if nodes and not largest:
+        step = f"{_CHECK_PLUGIN} of {resource} checked, or correct resources.gpu_resource"
+        if resource.startswith("hugepages-"):
+            step = "request none, or have nodes reserve huge pages"
+        return f"no node offers any {resource} ({asks})", step
+    if not nodes:
+        return short, step
+    if wanted > largest:
+        step = (
+            f"no node has that many: request at most {largest:f} per replica, and use more replicas"
+        )
+    return f"{short}: {_offers(facts, nodes, resource)}", step
+
+
+def _offers(facts: Facts, nodes: Iterable[Node], resource: str) -> str:
+    """The amounts that kinds of nodes offer, and how much is free.
+
+    How much is free is known only where the Pods of all namespaces could be read.
+    """
+    kinds: defaultdict[tuple[str, Decimal], list[Node]] = defaultdict(list)
+    for node in nodes:
+        if each := node.offers.get(resource):
+            kinds[node.product or resource, each].append(node)
+    table = []
+    for (kind, each), alike in sorted(kinds.items()):
+        of_kind = f"{counted(len(alike), 'node')} of {kind} with {each:f}"
+        free = sum(node.free(resource) for node in alike)
+        table.append(of_kind + (f", {free:f} free in all" if facts.of_kind("Pod") else ""))
+    is_one = sum(map(len, kinds.values())) == 1
+    return f"there {'is' if is_one else 'are'} {'; '.join(table)}"
+
+
+def _taints(facts: Facts, pod: ReplicaPod) -> str:
+    """The taints of the nodes that the Pod does not tolerate."""
+    found = {
+        _taint(taint)
+        for node in facts.of_kind("Node")
+        for taint in Object(node).spec.get("taints") or ()
+        if not tolerates(pod.spec, taint)
+    }
+    return ", ".join(sorted(found)[:5])
+
+
+def _taint(taint: Json) -> str:
+    key = str(taint.get("key", ""))
+    if key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"):
+        return "not ready"
+    return f"{key}={taint['value']}" if taint.get("value") else key
+
+
+def _selector(pod: ReplicaPod) -> str:
+    labels = pod.spec.get("nodeSelector") or {}
+    asked = [f"{key}={value}" for key, value in labels.items()]
+    if pod.part("spec", "affinity").get("nodeAffinity") is not None:
+        asked.append("its node affinity")
+    return f" ({', '.join(asked)})" if asked else ""
+
+
+def _describe(facts: Facts) -> str:
+    return f"kubectl describe {facts.pods_argument}"
