@@ -66,9 +66,20 @@ class Buildah:
 
     def build(self, context, tag):
         """Build a context as its reader would, with the machine's certificates as a secret."""
-        secret = ["--secret", f"id=ca,src={CERTIFICATES}"] if CERTIFICATES.exists() else []
-        self("bud", "--isolation", "chroot", "--layers", "--force-rm", *secret, "-t", tag, context)
+        self._bud("--layers", "--force-rm", "-t", tag, context)
         return tag
+
+    def client_image(self):
+        """The image of packaging/Dockerfile upon the base image."""
+        tag, root = "localhost/k8sjob-test-itself", Path(__file__).resolve().parents[1]
+        base = f"BASE={self.base_image()}"
+        with once("client-image"):
+            self._bud("--build-arg", base, "-f", root / "packaging/Dockerfile", "-t", tag, root)
+        return tag
+
+    def _bud(self, *args):
+        secret = ["--secret", f"id=ca,src={CERTIFICATES}"] if CERTIFICATES.exists() else []
+        self("bud", "--isolation", "chroot", *secret, *args)
 
     def push(self, image, reference):
         """Push to a registry on plain HTTP; returns the digest.

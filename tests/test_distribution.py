@@ -115,11 +115,7 @@ def test_the_krew_plugin_with_nothing_there(plugin, tmp_path):
 @pytest.mark.skipif(bool(missing_tools()), reason=str(missing_tools()))
 def test_the_image_runs_as_another_user_than_root():
     buildah = Buildah()
-    tag, base = "localhost/k8sjob-test-itself", buildah.base_image()
-    certificates = Path("/etc/ssl/certs/ca-certificates.crt")
-    secret = ["--secret", f"id=ca,src={certificates}"] if certificates.exists() else []
-    file = ["--build-arg", f"BASE={base}", "-f", ROOT / "packaging/Dockerfile"]
-    buildah("bud", "--isolation", "chroot", *secret, *file, "-t", tag, ROOT)
+    tag = buildah.client_image()
     assert buildah.config(tag)["User"] == "1000:1000"
     container = buildah("from", "--pull-never", tag)
     try:

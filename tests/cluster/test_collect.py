@@ -1,6 +1,7 @@
 """`k8sjob collect` in a real cluster, with the rights and the rules of manifests/collector."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from baseimage import Buildah, missing_tools
 from serving import Handler, Server
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,20 +111,51 @@ def test_jobs_that_nobody_watched(either, collect, messages, eventually):
     assert "\nwhy: " in message
 
 
-def test_the_manifest_is_accepted_by_the_strictest_namespace(cluster):
-    """kubectl prints a warning where a Deployment's Pods would be refused."""
-    parts = yaml.safe_load_all(MANIFEST.read_text())
-    others = [one for one in parts if one["kind"] != "Namespace"]
-    level = {"pod-security.kubernetes.io/enforce": "restricted"}
-    space = {
-        "apiVersion": "v1",
-        "kind": "Namespace",
-        "metadata": {"name": "k8sjob", "labels": level},
-    }
-    cluster.kubectl("apply", "-f", "-", stdin=json.dumps(space))
-    try:
-        for one in others:
-            done = cluster.kubectl("apply", "--dry-run=server", "-f", "-", stdin=json.dumps(one))
-            assert "Warning" not in done.stderr
-    finally:
-        cluster.kubectl("delete", "namespace", "k8sjob")
+@pytest.fixture
+def installation(cluster, namespace):
+    """The manifest with other names, in its namespace; it applies it: the Deployment's name.
+
+    Its volume is a folder of root, to which the kubelet gives the Pod's fsGroup.
+    """
+    name = f"{namespace}-collector"
+    image = cluster.push(buildah := Buildah(), buildah.client_image())
+    # Cluster roles of this name, and the namespace k8sjob, may belong to an installation.
+    manifest = MANIFEST.read_text().replace("IMAGE", image).replace("k8sjob-collector", name)
+    manifest = re.sub(r"(?m)(name(?:space)?): k8sjob$", rf"\1: {name}", manifest)
+    applied = cluster.kubectl("apply", "-f", "-", stdin=manifest)
+    assert "would violate PodSecurity" not in applied.stderr
+    if folder := cluster.node_folder:  # the cluster of KUBECONFIG has a storage class
+        (folder / name).mkdir(mode=0o755)
+        linux = {"key": "kubernetes.io/os", "operator": "In", "values": ["linux"]}
+        nodes = {"nodeSelectorTerms": [{"matchExpressions": [linux]}]}
+        spec = {
+            "accessModes": ["ReadWriteOnce"],
+            "capacity": {"storage": "100Gi"},
+            "local": {"path": f"/tmp/{name}"},  # a hostPath gets no fsGroup
+            "nodeAffinity": {"required": nodes},
+            "claimRef": {"namespace": name, "name": "k8sjob-records"},
+        }
+        cluster.create({"kind": "PersistentVolume", "metadata": {"name": name}, "spec": spec})
+    yield name
+    for kind in ("namespace", "clusterrole", "clusterrolebinding"):
+        cluster.kubectl("delete", "--wait=false", kind, name)
+    if folder:
+        cluster.delete("persistentvolumes", name)
+
+
+@pytest.mark.timeout(900)  # the image of k8sjob may have to be built
+@pytest.mark.skipif(bool(missing_tools()), reason=str(missing_tools()))
+def test_the_manifest_collects_on_a_volume_of_root(
+    cluster, namespace, installation, created, eventually
+):
+    inside = ("exec", "-n", installation, f"deploy/{installation}", "--", "k8sjob")
+    why = (*inside, "why", f"{namespace}/breaks")
+    backend, ref = created("breaks", ["sh", "-c", "echo the last words; exit 7"])
+    eventually(lambda: "exit code 7" in cluster.kubectl(*why, check=False).stdout, "the collector")
+    records = ("exec", "-n", installation, f"deploy/{installation}", "--", "find", "/records")
+    eventually(lambda: "/breaks@" in cluster.kubectl(*records).stdout, "the record")
+    backend.delete(ref)
+    eventually(lambda: not cluster.read("pytorchjobs", "breaks", namespace), "its deletion")
+    answer = cluster.kubectl(*why)
+    assert "exit code 7: the last words" in answer.stdout
+    assert "this is its record" in answer.stderr

@@ -236,9 +236,12 @@ class Store:
         except OSError as error:
             raise BackendError(os_error_message("use", self.root, error)) from error
         if owner != os.getuid():
+            # A volume of a Pod belongs to root; by fsGroup its user may write into it.
+            writable = os.access(self.root, os.W_OK | os.X_OK)
+            choice = f"a new folder below it, {self.root}/k8sjob" if writable else "your own folder"
             raise BackendError(
                 f"state folder {self.root} belongs to user {owner}, not to you ({os.getuid()}); "
-                f"set {STATE} to a folder of your own"
+                f"set {STATE} to {choice}"
             )
 
     def folder(self, name: str, uid: str) -> JobFolder:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import ssl
 import threading
 import time
 from contextlib import contextmanager, suppress
@@ -224,7 +225,24 @@ class PythonTransport:
                 raise self._access.unusable(str(error)) from None
         if self._access.plugin and not settings.api_key and not settings.cert_file:
             raise self._access.without_credentials(" ".join(heard) or "no reason is given")
-        return settings, client.ApiClient(settings).rest_client.pool_manager
+        pool = client.ApiClient(settings).rest_client.pool_manager
+        pool.connection_pool_kw["ssl_context"] = _tls_context(pool.connection_pool_kw)
+        return settings, pool
+
+
+def _tls_context(options: Mapping[str, Any]) -> ssl.SSLContext:
+    """The TLS settings for a pool of these options, which accept the certificates kubectl accepts.
+
+    From Python 3.13 on, the defaults refuse a CA without a key identifier or a key usage, as some
+    providers' clusters and private CAs have it.
+    """
+    from urllib3.util.ssl_ import create_urllib3_context  # noqa: PLC0415 - comes with the client
+
+    context = create_urllib3_context(cert_reqs=options["cert_reqs"])
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    if not (options.get("ca_certs") or options.get("ca_cert_data")):
+        context.load_default_certs()  # urllib3 does this for a context that it creates itself
+    return context
 
 
 @contextmanager
