@@ -79,3 +79,24 @@ def test_replicas_that_never_met_say_so(end):
     events = [Event.decode(line) for line in logs["alone-master-0"].splitlines()]
     (unmet,) = [event for event in events if event and event.kind == "unmet"]
     assert (unmet.data["world_size"], unmet.data["replicas"]) == (2, 2)
+
+
+@pytest.mark.parametrize(("max_restarts", "clean"), [(0, "Running"), (3, "None")])
+def test_the_deadline_ends_a_job_in_which_nothing_else_changes(
+    desk, eventually, max_restarts, clean
+):
+    script = "trap 'echo saved; exit 143' TERM; sleep 600 & wait"
+    policy = {"active_deadline": "10s", "termination_grace": "20s", "clean_pod_policy": clean}
+    file = desk.file(script, name="late", policy={**policy, "max_restarts": max_restarts})
+    desk.call("submit", file)
+    eventually(lambda: desk.status("late").state.finished, "its deadline", deadline=90)
+    assert desk.status("late").state == "Failed"
+    findings = json.loads(desk.call("why", "late", "-n", desk.namespace, "-o", "json")[0])
+    assert [finding["cause"] for finding in findings] == ["deadline"]
+
+    def running():
+        return [p for p in desk.objects("pods").values() if p["status"]["phase"] == "Running"]
+
+    eventually(lambda: not running(), "the end of its pods")
+    logs = ["".join(desk.cluster.logs(pod, desk.namespace)) for pod in desk.objects("pods")]
+    assert logs == (["saved\n"] * 2 if clean == "None" else logs)

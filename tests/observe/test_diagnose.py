@@ -701,6 +701,12 @@ def test_the_cause_of_a_deadline_comes_first():
     assert causes(TOO_LATE, pods=pods, now=just_now) == ["image-missing", "deadline"]
     killed = make_pod("master-0", "Failed", terminated=ended(143))
     assert causes(TOO_LATE, pods=[killed]) == ["deadline"]
+    # Its kubelet's clock is ahead of the operator's, or the backoffLimit is 0.
+    killed["status"]["reason"] = "DeadlineExceeded"
+    for limit, expected in ((540, ["deadline"]), (60, ["killed"])):
+        killed["spec"]["activeDeadlineSeconds"] = limit
+        failed = f"{PAST} it has reached the specified backoff limit"
+        assert causes(failed, pods=[killed], deadline=540) == expected
 
 
 def test_the_pull_error_of_an_old_kubelet_is_in_an_event_only():

@@ -40,7 +40,7 @@ _FIELD: Final = re.compile(
 _KUBELETS_STEPS: Final = {
     "Unhealthy": "correct the probe, or remove it: a rank that computes responds late",
     "FailedPostStartHook": "correct the container's lifecycle.postStart, or remove it",
-    "DeadlineExceeded": "raise activeDeadlineSeconds of the pod, or remove it:"
+    "DeadlineExceeded": "raise activeDeadlineSeconds of the pod, or remove it;"
     " policy.active_deadline limits the time of the whole job",
 }
 _CLOCK_TOLERANCE: Final = 1.0

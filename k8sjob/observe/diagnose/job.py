@@ -95,9 +95,17 @@ def deleting(facts: Facts) -> Iterator[Diagnosis]:
 
 
 def ended_by_deadline(facts: Facts) -> bool:
-    """Whether the operator failed the job for its deadline."""
-    status = facts.status
-    return status.state is JobState.FAILED and any(one in status.message for one in _DEADLINE)
+    """Whether the operator, or a kubelet by the same deadline of a Pod, ended the job."""
+    if facts.status.state is not JobState.FAILED:
+        return False
+    # A kubelet whose clock is ahead ends its Pod before the operator's deadline, and with a
+    # backoffLimit of 0 a failed Pod counts first: then the condition names another reason.
+    by_kubelet = any(
+        pod.status.get("reason") == "DeadlineExceeded"
+        and pod.spec.get("activeDeadlineSeconds") == _deadline(facts)
+        for pod in facts.pods
+    )
+    return by_kubelet or any(text in facts.status.message for text in _DEADLINE)
 
 
 def _deadline(facts: Facts) -> int | None:
@@ -118,7 +126,9 @@ def limits(facts: Facts) -> Iterator[Diagnosis]:
 def restart_limit(facts: Facts) -> Iterator[Diagnosis]:
     """The job was restarted as often as allowed, and nothing shows why."""
     message = facts.status.message
-    if facts.status.state is JobState.FAILED and any(one in message for one in _LIMIT_REACHED):
+    if facts.status.state is not JobState.FAILED or ended_by_deadline(facts):
+        return
+    if any(text in message for text in _LIMIT_REACHED):
         step = "remove the cause of the restarts; policy.max_restarts allows more of them"
         if not facts.pods and not facts.ends and not facts.local:
             policies = {one.restart_policy for one in facts.target.replicas(facts.snapshot.job)}

@@ -145,6 +145,25 @@ def _restarts_for_ever(job: ManifestJob) -> Iterator[Hit]:
 
 
 @RULES.warning
+def _deadline_not_noticed(job: ManifestJob) -> Iterator[Hit]:
+    """The operator looks at activeDeadlineSeconds only when something changes in the job."""
+    # Its timer goes to a queue that nobody reads (training-operator 1.9.4, AddAfter in
+    # pytorchjob_controller.go). A Pod that its kubelet ends at the same time is such a change.
+    path = ("spec", "runPolicy", "activeDeadlineSeconds")
+    limit = job.get(*path)
+    if limit and not any(replica.pod.get("activeDeadlineSeconds") for replica in job.replicas):
+        yield job.at(
+            path,
+            f"activeDeadlineSeconds {limit} has no effect while all Pods run: the operator looks"
+            " at it only when something changes; "
+            + job.step(
+                f"set activeDeadlineSeconds: {limit} also in the Pod templates",
+                "leave activeDeadlineSeconds to policy.active_deadline, which also sets the Pods'",
+            ),
+        )
+
+
+@RULES.warning
 def _backoff_limit_too_small(job: ManifestJob) -> Iterator[Hit]:
     """The backoffLimit counts restarts of all pods; the peers of a lost replica restart, too."""
     path = ("spec", "runPolicy", "backoffLimit")

@@ -316,7 +316,11 @@ class PyTorchJobReader:
         for replica in replicas.values():
             replica.setdefault("replicas", 1)
             replica.setdefault("restartPolicy", "OnFailure")
-            _default_port(training(at_path(replica, "template", "spec", "containers")))
+            pod = at_path(replica, "template", "spec") or {}
+            _default_port(training(pod.get("containers")))
+            if deadline := policy.get("activeDeadlineSeconds"):
+                # As k8sjob renders it: the operator's own deadline has no timer (see lint).
+                pod.setdefault("activeDeadlineSeconds", deadline)
         if elastic is not None:  # the operator fills in an empty one, too
             _settle_elastic(elastic, at_path(replicas, Role.WORKER, "replicas"))
 
