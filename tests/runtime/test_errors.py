@@ -5,10 +5,19 @@ They were recorded with torch 2.15; test_agent_dist.py provokes them again.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch.distributed as dist
 
-from k8sjob.runtime.base.errors import PeerLost, lateness, peer_loss
+from k8sjob.runtime.base.errors import (
+    PeerLost,
+    causes,
+    first_leaf,
+    lateness,
+    linked,
+    peer_loss,
+)
 
 PAIR = "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:545] "
 LOST = [
@@ -81,10 +90,48 @@ def test_a_subclass_of_the_users_is_not_a_lost_peer():
     assert not peer_loss(MineError(f"{PAIR}Connection closed by peer"))
 
 
-def test_a_cycle_of_causes_ends():
-    one, two = ValueError("1"), ValueError("2")
-    one.__cause__, two.__cause__ = two, one
-    assert not peer_loss(one)
+def looped(*links):
+    """The first of several errors, each raised from the next one, and the last from itself."""
+    for error, cause in pairwise([*links, links[-1]]):
+        after(error, cause=cause)
+    return links[0]
+
+
+def circle(*links):
+    """The first of several errors, of which the last is raised from the first again."""
+    for error, cause in pairwise([*links, links[0]]):
+        after(error, cause=cause)
+    return links[0]
+
+
+CYCLES = {
+    "from itself": looped(ValueError("0")),
+    "from itself, behind another": looped(ValueError("0"), KeyError("1")),
+    "from each other": circle(ValueError("0"), KeyError("1"), OSError("2")),
+    "while it was handled": after(ValueError("0"), context=looped(KeyError("1"), OSError("2"))),
+    "in a group": ExceptionGroup("g", [looped(ValueError("0"), KeyError("1"))]),
+    "from its own group": ValueError("0"),
+}
+CYCLES["from its own group"].__cause__ = ExceptionGroup("g", [CYCLES["from its own group"]])
+
+
+@pytest.mark.parametrize("error", CYCLES.values(), ids=CYCLES)
+def test_a_cycle_of_causes_ends(error):
+    """`raise e from e` once held all ranks for ever."""
+    assert (peer_loss(error), lateness(error)) == (None, None)
+    links = [link for _, link in linked(error)]
+    assert len(links) == len(set(map(id, links)))
+    assert len(causes(error)) == len(links) - 1
+    assert first_leaf(error).args == ("0",)
+
+
+def test_a_group_and_a_message_that_cannot_be_printed():
+    class Opaque:
+        def __repr__(self):
+            raise ValueError
+
+    assert peer_loss(ExceptionGroup("g", [LOST[0]]))
+    assert peer_loss(RuntimeError("lost", Opaque())) is None
 
 
 LATE = RuntimeError("[gloo/transport/tcp/buffer.cc:78] Timed out waiting 4000ms for recv operation")

@@ -288,7 +288,7 @@ def _captured_log() -> Iterator[list[str]]:
         root.removeHandler(handler)
 
 
-def _why(error: BaseException) -> str:
+def _why(error: BaseException, outer: tuple[BaseException, ...] = ()) -> str:
     """The message of the innermost error, without the objects that urllib3 prints around it."""
     from urllib3 import exceptions  # noqa: PLC0415 - comes with the client
 
@@ -298,8 +298,8 @@ def _why(error: BaseException) -> str:
     if isinstance(error, exceptions.ReadTimeoutError):
         return "it does not respond in time"
     inner = next((arg for arg in error.args if isinstance(arg, BaseException)), error.__cause__)
-    if inner is not None:
-        return _why(inner)
+    if inner is not None and inner not in (*outer, error):  # an error may be its own cause
+        return _why(inner, (*outer, error))
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__

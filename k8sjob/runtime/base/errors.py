@@ -7,6 +7,7 @@ the store a DistNetworkError or DistStoreError. One table here lists their messa
 from __future__ import annotations
 
 import re
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import ExitCode
@@ -84,31 +85,35 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
 
-def causes(error: BaseException) -> tuple[str, ...]:
-    """The exceptions behind one, the last one first; see Reason.causes."""
-    found: list[str] = []
-    seen = {id(error)}
-    link: BaseException | None = error
-    while link is not None and len(found) < _MAX_CAUSES:
+def linked(error: BaseException) -> Iterator[tuple[str, BaseException]]:
+    """An exception and those behind it, each with its relation to the one before it.
+
+    The relation is "" for the exception itself, "first" within a group, "from" or "while handling".
+    """
+    passed: set[int] = set()
+    relation, link = "", error
+    # `raise e from e` makes an exception its own cause; Python prevents only cycles of contexts.
+    while id(link) not in passed:
+        passed.add(id(link))
+        yield relation, link
         if isinstance(link, BaseExceptionGroup):
             relation, link = "first", link.exceptions[0]
         elif link.__cause__ is not None:
             relation, link = "from", link.__cause__
-        else:
-            context = None if link.__suppress_context__ else link.__context__
-            relation, link = "while handling", context
-        if link is None or id(link) in seen:
-            break
-        seen.add(id(link))
-        found.append(f"{relation} {first_line(link)[:_MAX_CAUSE]}")
-    return tuple(found)
+        elif link.__context__ is not None and not link.__suppress_context__:
+            relation, link = "while handling", link.__context__
+
+
+def causes(error: BaseException) -> tuple[str, ...]:
+    """The exceptions behind one, the last one first; see Reason.causes."""
+    behind = islice(linked(error), 1, 1 + _MAX_CAUSES)
+    return tuple(f"{relation} {first_line(link)[:_MAX_CAUSE]}" for relation, link in behind)
 
 
 def first_leaf(error: BaseException) -> BaseException:
     """The first exception in a group that is no group; the exception itself where it is none."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+    leaves = (link for _, link in linked(error) if not isinstance(link, BaseExceptionGroup))
+    return next(leaves, error)
 
 
 def ranks_in_words(ranks: Iterable[int]) -> str:
@@ -130,7 +135,7 @@ def peer_loss(error: BaseException) -> str | None:
     Returns:
         The message without torch's source lines and general advice; None: no rank went away.
     """
-    for link in _chain(error):
+    for _, link in linked(error):
         if isinstance(link, PeerLost):
             return str(link)
         if _matches(link):
@@ -146,20 +151,20 @@ def lateness(error: BaseException) -> str | None:
     Returns:
         As peer_loss(); None: it was something else.
     """
-    link: BaseException | None = error
-    while link is not None:
+    for relation, link in linked(error):
+        if relation == "while handling":
+            break
         if isinstance(link, PeerLost) and link.late:
             return str(link)
         # A store's timeout may be that of a store that the script made.
         stores = type(link).__name__.startswith(("DistStore", "DistNetwork"))
-        if _matches(link) and not stores and _LATE.search(str(link)):
+        if _matches(link) and not stores and _LATE.search(message_of(link)):
             return _core_message(link)
-        link = link.__cause__
     return None
 
 
 def _core_message(error: BaseException) -> str:
-    first = str(error).strip().partition("\n")[0]
+    first = message_of(error).partition("\n")[0]
     text = re.sub(r"^\[[^]]*\.(cc|cpp|h):\d+\] ", "", first)
     return text.partition(". This is typically")[0].partition(" (this error originated")[0]
 
@@ -170,16 +175,6 @@ def _matches(error: BaseException) -> bool:
     if kind.__module__.partition(".")[0] not in {"builtins", "torch", "jax", "jaxlib"}:
         return False
     return any(
-        kind.__name__ == name and re.search(pattern, str(error), re.DOTALL)
+        kind.__name__ == name and re.search(pattern, message_of(error), re.DOTALL)
         for name, pattern in _SIGNS
     )
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The exception and what it came from, as a traceback shows them; a cycle ends the chain."""
-    seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
-        yield link
-        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
