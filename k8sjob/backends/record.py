@@ -53,6 +53,8 @@ _MOST_OBJECTS: Final = 1 << 28
 _MOST_OUTPUT: Final = 1 << 30
 """Bytes of one replica's output, as JSON, that are written or read."""
 _MOST_LINE: Final = 1 << 24
+_MOST_TAIL: Final = 1 << 24
+"""Bytes of the last lines of much output; they are in memory while a record is written."""
 _KEPT_OUTPUT: Final = 1 << 25
 """Bytes of one replica's output in a record that is kept without being asked for."""
 _KEPT_REPLICAS: Final = 32
@@ -81,8 +83,8 @@ def write_record(
     """Write the record of a job.
 
     The file can seek. `unread` is called with a replica and the reason where its output cannot be
-    read. A `brief` record has the output of few replicas of a large job, and not the end of much
-    output.
+    read. A `brief` record has the output of few replicas of a large job, and less of the middle of
+    much output.
 
     Raises:
         BackendError: the job cannot be read.
@@ -157,15 +159,56 @@ def _launched(given: Any) -> Launched | None:
 
 
 def _write_lines(lines: Iterator[LogLine], out: IO[bytes], most: int) -> None:
-    size = 0
-    for line in lines:
-        text = json.dumps(_encoded(line)).encode() + b"\n"
-        size += len(text)
-        if size > most or len(text) > _MOST_LINE:
-            note = replace(line, text="the record has no more of this output", gap=True, raw=b"")
-            out.write(json.dumps(_encoded(note)).encode() + b"\n")
-            return
-        out.write(text)
+    """Write the first and the last lines of an output, and how much is left out between them.
+
+    A program that fails says why at the end. That is also kept where the rest cannot be read.
+    """
+    tail = _Tail(min(most // 2, _MOST_TAIL))
+    room = most - tail.room
+    try:
+        for line in lines:
+            row = _row(line)
+            if len(row) > _MOST_LINE:
+                note = f"a line of {len(line.text)} characters is too long for the record"
+                row = _row(replace(line, text=note, gap=True, raw=b""))
+            if len(row) <= room:
+                room -= len(row)
+                out.write(row)
+            else:
+                room = 0  # a shorter line must not overtake this one
+                tail.add(line, row)
+    finally:
+        out.writelines(tail.rows())
+
+
+class _Tail:
+    """The last lines of an output, and the size of those before them that have no room."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self._kept: deque[tuple[bytes, int]] = deque()
+        self._bytes = self._lost = self._lost_bytes = 0
+        self._first: LogLine | None = None
+
+    def add(self, line: LogLine, row: bytes) -> None:
+        self._first = self._first or line
+        self._kept.append((row, len(line.raw or line.text.encode(errors="replace"))))
+        self._bytes += len(row)
+        while self._bytes > self.room:
+            row, size = self._kept.popleft()
+            self._bytes -= len(row)
+            self._lost, self._lost_bytes = self._lost + 1, self._lost_bytes + size
+
+    def rows(self) -> Iterator[bytes]:
+        if self._lost and self._first:
+            size = f"{self._lost:,} lines ({self._lost_bytes / (1 << 20):,.1f} MiB)"
+            note = f"{size} of this output are not in the record"
+            yield _row(replace(self._first, text=note, gap=True, raw=b""))
+        yield from (row for row, _ in self._kept)
+
+
+def _row(line: LogLine) -> bytes:
+    return json.dumps(_encoded(line)).encode() + b"\n"
 
 
 def _encoded(line: LogLine) -> list[Any]:

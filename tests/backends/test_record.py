@@ -114,16 +114,59 @@ def test_output_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     assert list(RecordBackend(tmp_path / "a.k8sjob").logs(None, "master-0"))
 
 
-def test_output_is_limited(tmp_path, monkeypatch):
-    lines = [LogLine("master-0", 0, STAMP, "x" * 100) for _ in range(50)]
-    monkeypatch.setattr("k8sjob.backends.record._MOST_OUTPUT", 1000)
-    kept = list(written(recorded(), tmp_path / "job.k8sjob", lines).logs(None, "master-0"))
-    assert 1 < len(kept) < 10
-    assert (kept[-1].gap, kept[-1].text) == (True, "the record has no more of this output")
+TRACEBACK = ["Traceback (most recent call last):", "ValueError: no such class: 11"]
+
+
+@pytest.mark.parametrize("brief", [False, True])
+@pytest.mark.parametrize("length", [10, 900])
+def test_both_ends_of_much_output_are_kept(tmp_path, monkeypatch, brief, length):
+    """The traceback is at the end; what is left out is counted."""
+    monkeypatch.setattr("k8sjob.backends.record._MOST_OUTPUT", 50_000)
+    monkeypatch.setattr("k8sjob.backends.record._KEPT_OUTPUT", 10_000)
+    monkeypatch.setattr("k8sjob.backends.record._MOST_LINE", 1_500)
+    texts = [f"line {n} {'x' * length}" for n in range(2000)]
+    texts.insert(1999, "too long" * 500)
+    lines = [LogLine("master-0", 0, STAMP, text) for text in [*texts, *TRACEBACK]]
+    file = tmp_path / "job.k8sjob"
+    with file.open("wb") as out:
+        job = Seen({**recorded(), "logs": {}}, lines)
+        write_record(job, None, out, lambda *_: None, brief=brief)
+    kept = list(RecordBackend(file).logs(None, "master-0"))
+    ends = [line for line in kept if not line.gap]
+    (middle, *long) = [line for line in kept if line.gap and "too long" not in line.text]
+    count, size = re.match(r"([\d,]+) lines \(([\d.]+) MiB\)", middle.text).groups()
+    assert not long
+    assert kept.index(middle) > 1
+    assert [line.text for line in ends[-2:]] == TRACEBACK
+    assert int(count.replace(",", "")) + len(kept) - 1 == len(lines)
+    whole, shown = (sum(len(line.text.encode()) for line in part) for part in (lines, ends))
+    assert float(size) == pytest.approx((whole - shown) / (1 << 20), abs=0.06)  # it is rounded
+
+
+def test_the_end_is_kept_where_output_stops_to_be_readable(tmp_path, monkeypatch):
+    monkeypatch.setattr("k8sjob.backends.record._MOST_OUTPUT", 2000)
+
+    class Breaks(Seen):
+        def logs(self, _ref, replica):
+            yield from (LogLine(replica, 0, STAMP, f"line {n}") for n in range(500))
+            raise BackendError("the node is gone")
+
+    unread = []
+    with (tmp_path / "a.k8sjob").open("wb") as out:
+        write_record(Breaks(recorded()), None, out, lambda *what: unread.append(what))
+    kept = list(RecordBackend(tmp_path / "a.k8sjob").logs(None, "master-0"))
+    assert (kept[0].text, kept[-1].text) == ("line 0", "line 499")
+    assert ("master-0", "the node is gone") in unread
+
+
+def test_a_record_with_too_much_output_is_refused(tmp_path, monkeypatch):
+    record = written(
+        recorded(), tmp_path / "job.k8sjob", [LogLine("master-0", 0, STAMP, "x" * 900)]
+    )
     monkeypatch.setattr("k8sjob.backends.record._MOST_OUTPUT", 100)
     monkeypatch.setattr("k8sjob.backends.record._MOST_LINE", 200)
     with pytest.raises(K8sJobError, match="has over"):
-        list(RecordBackend(tmp_path / "job.k8sjob").logs(None, "master-0"))
+        list(record.logs(None, "master-0"))
 
 
 def test_the_last_lines_are_read_without_the_others(tmp_path):
