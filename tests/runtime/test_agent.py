@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
 import sys
 import time
+from contextlib import contextmanager
 
 import pytest
 
@@ -250,6 +252,52 @@ class TestStop:
         node.send(signal.SIGTERM)
         result = node.finish()
         assert (result.code, result.reason.message) == (1, "first")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs ptrace of Linux")
+class TestUnkillable:
+    """A rank in state D: here one that its tracer does not let go."""
+
+    @staticmethod
+    @contextmanager
+    def held(pid):
+        """SIGKILL does not end this process meanwhile."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.ptrace.argtypes = [ctypes.c_long] * 4
+        seize, trace_exit, detach = 0x4206, 0x40, 17
+        if libc.ptrace(seize, pid, 0, trace_exit):
+            pytest.skip(f"ptrace is not allowed: {os.strerror(ctypes.get_errno())}")
+        try:
+            yield
+        finally:
+            libc.ptrace(detach, pid, 0, 0)
+
+    @pytest.mark.parametrize(
+        ("end", "code"),
+        [("pass", ExitCode.STOPPED), ("1 / 0", 1), ("os.kill(os.getpid(), signal.SIGSEGV)", 139)],
+    )
+    def test_the_agent_leaves_and_says_what_stays(self, start, tmp_path, end, code):
+        script = f"""
+            if os.environ["RANK"] == "1":
+                while not os.path.exists("go"):
+                    time.sleep(0.01)
+                {end}
+            else:
+                pathlib.Path("pid").write_text(str(os.getpid()))
+                time.sleep(600)
+        """
+        script = ["import os, pathlib, signal, time", TestRestart.COUNT, script]
+        node = start(script, nproc=2, max_restarts=3, stop_grace=1.0, timeouts={"unkillable": 0.5})
+        pid = node.until("pid")
+        with self.held(int(pid)):
+            (tmp_path / "go").touch()
+            if code == ExitCode.STOPPED:
+                node.send(signal.SIGTERM)
+            node.process.wait(30)
+        result = node.finish()
+        assert result.code == code
+        assert f"rank 0 (process {pid} in state t" in result.reason.message
+        assert len(list(tmp_path.glob("start-*"))) == 2, "it holds its GPU: no other start"
 
 
 class TestOrphans:

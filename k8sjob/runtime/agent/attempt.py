@@ -61,6 +61,8 @@ class Attempt:
     places: dict[int, str] = field(default_factory=dict)
     # by rank, the last state from its observer
     seen: Mapping[int, Seen] = field(default_factory=dict)
+    # by rank, the processes that SIGKILL does not end, in words
+    unkillable: Mapping[int, str] = field(default_factory=dict)
     # ranks that had written a reason before the agent's first signal, and so failed by themselves;
     # their exit codes do not matter
     early: frozenset[int] = frozenset()
@@ -94,7 +96,7 @@ def run_attempt(
     leave: Callable[[Attempt], float | None] | None = None,
     hang: Callable[[Attempt], Reason | None] = lambda record: hang_of(record.running),
 ) -> Attempt:
-    """Start the node's processes once and wait until all are gone.
+    """Start the node's processes once and wait until all are gone, or cannot be killed.
 
     Of the config stop_grace and hang_timeout are used; the inbox is entered already. `leave` is
     called repeatedly, and gives the seconds that the processes have to stop as at a signal, or
@@ -123,6 +125,10 @@ def run_attempt(
             if grace is not None:
                 record.leave_time, record.leave_grace = time.monotonic(), grace
             if group.gone:
+                break
+            if time.monotonic() >= record.sent.get(signal.SIGKILL, _NEVER) + TIMEOUTS.unkillable:
+                # A dead file server or a driver's error may hold it in the kernel for days.
+                record.unkillable = {members[i].rank: group.describe(i) for i in group.alive}
                 break
             if observed and (now := start_phase(record.seen.values())) != phase:
                 phase = now
@@ -195,8 +201,22 @@ def verdict(record: Attempt, stop: signal.Signals | None) -> Reason | None:
     The first failure counts, by the time that the process itself wrote, if it wrote one. A rank
     that only lost its peer counts last: its failure may be seen before the peer's.
 
-    The record has all exits; `stop` is the signal that requested a stop, where stop_time is finite.
+    The record has the exits of all but unkillable processes; `stop` is the signal that requested a
+    stop, where stop_time is finite.
     """
+    reason = _cause(record, stop)
+    if reason is None or not record.unkillable:
+        return reason
+    processes = ", ".join(f"rank {rank} ({text})" for rank, text in record.unkillable.items())
+    message = (
+        f"{reason.message}; SIGKILL has not ended {processes} within {TIMEOUTS.unkillable:g} s, so"
+        " it waits in the kernel, for storage or for a device: if it stays, restart the node"
+    )
+    return replace(reason, message=message)
+
+
+def _cause(record: Attempt, stop: signal.Signals | None) -> Reason | None:
+    """The verdict without what is left behind."""
     if record.hang:
         return record.hang
     reasons = {rank: _reason(rank, end, record) for rank, end in record.failures.items()}
@@ -210,7 +230,11 @@ def verdict(record: Attempt, stop: signal.Signals | None) -> Reason | None:
         return cause
     if ended == _NEVER:
         return None
-    if not any(end.code for end in record.exits.values()) and record.exits:
+    if (
+        not any(end.code for end in record.exits.values())
+        and record.exits
+        and not record.unkillable
+    ):
         return None
     if stop:
         why = f"by {stop.name}"
@@ -253,9 +277,9 @@ def _enforce(
     if now >= min(term, kill) and not record.sent:
         record.early = frozenset(_read_reasons(members))
     if now >= kill:
-        record.sent.setdefault(signal.SIGKILL, now)
+        killed = record.sent.setdefault(signal.SIGKILL, now)
         group.kill()
-        return _NEVER
+        return killed + TIMEOUTS.unkillable - now
     if now >= term and signal.SIGTERM not in record.sent:
         record.sent[signal.SIGTERM] = now
         group.send(signal.SIGTERM)

@@ -94,7 +94,8 @@ def run_elastic(
             if reason is None and record.leave_time == float("inf"):
                 rendezvous.finish(inbox)
                 return None
-            if inbox.stopping() or (reason and not retryable(reason.exit_code)):
+            stays = record.unkillable or (reason and not retryable(reason.exit_code))
+            if inbox.stopping() or stays:
                 return reason
             if time.monotonic() - began >= TIMEOUTS.settled:
                 failures = losses = 0

@@ -67,7 +67,8 @@ def run_agent(
         )
         reason = verdict(record, inbox.stop)
         coordinator.note(record)
-        if inbox.stopping():
+        # A process that cannot be killed keeps its GPU's memory and its ports from another start.
+        if inbox.stopping() or record.unkillable:
             return reason, False
         last = coordinator.last(record, reason)
         if last is not None:

@@ -82,8 +82,7 @@ class WorkerGroup:
                 )
         except OSError:
             self.kill()
-            while not self.gone:
-                self.poll()
+            kill_children()
             raise
 
     @property
@@ -118,6 +117,17 @@ class WorkerGroup:
         """Whether a process is stopped, as by SIGSTOP (Linux; elsewhere: not known)."""
         pid = self._held.get(index)
         return any(fields[0] == b"T" for _, fields in _stats(str(pid)))
+
+    def describe(self, index: int) -> str:
+        """A living process's number and state, and the function of the kernel in which it waits."""
+        pid = self._held[index]
+        threads = [(thread, fields[0].decode()) for thread, fields in _stats(f"{pid}/task/*")]
+        place = ""
+        for thread, state in sorted(threads, key=lambda pair: pair[1] != "D")[:1]:
+            place = f" in state {state}"
+            with suppress(OSError):
+                place += f", {Path(f'/proc/{pid}/task/{thread}/wchan').read_text()}"
+        return f"process {pid}{place.removesuffix(', 0')}"
 
     def send(self, number: int) -> None:
         """Signal each living process, without its children.

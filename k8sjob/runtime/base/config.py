@@ -209,6 +209,8 @@ class Timeouts:
     # connections
     agree: float = 2.5
     answer: float = 5.0  # for nodes within reach to report where their ranks are
+    # for SIGKILL to end a process; it must fit into what stop_grace leaves of the pod's grace
+    unkillable: float = 10.0
     leftover_grace: float = 2.0  # for the processes that a finished one left in its group
     kernel: float = 2.0  # for the kernel to remove killed processes; one may be deep in a driver
     restart_max: float = 2.0  # the longest pause before a restart; the first are shorter
