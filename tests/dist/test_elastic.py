@@ -3,9 +3,11 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -25,7 +27,7 @@ LIMIT_S = 240
 class Node:
     """One agent with its ranks."""
 
-    def __init__(self, folder, number, *, port, settings, bounds, processes):
+    def __init__(self, folder, number, *, endpoint, settings, bounds, processes):
         self.output = folder / f"output-{number}"
         self.words = folder / f"words-{number}"
         settings = {
@@ -42,7 +44,7 @@ class Node:
             "PET_NNODES": bounds,
             "PET_NPROC_PER_NODE": str(processes),
             "PET_RDZV_BACKEND": "c10d",
-            "PET_RDZV_ENDPOINT": f"127.0.0.1:{port}",
+            "PET_RDZV_ENDPOINT": endpoint,
             contract.CONFIG_ENV: contract.RuntimeConfig(**settings).encode(),
             contract.TERMINATION_LOG_ENV: str(self.words),
         }
@@ -73,9 +75,9 @@ def nodes(tmp_path):
     with reserve("127.0.0.1") as reserved:
         port = reserved.getsockname()[1]
 
-        def start(*, bounds="1:3", processes=1, **settings):
+        def start(*, bounds="1:3", processes=1, host="127.0.0.1", **settings):
             how = {"settings": settings, "bounds": bounds, "processes": processes}
-            node = Node(tmp_path, len(running), port=port, **how)
+            node = Node(tmp_path, len(running), endpoint=f"{host}:{port}", **how)
             running.append(node)
             return node
 
@@ -194,3 +196,20 @@ def test_a_batch_that_could_not_be_shared_by_all_who_may_come(nodes):
 def test_only_what_fails_here_counts_against_the_restarts(code, culprits, loss):
     node = NodeEnv(node_rank=1, nnodes=2, nproc_per_node=2, master_addr="a", master_port=1)
     assert is_loss(Reason(code, culprits=culprits, time=1), node) is loss
+
+
+def own_address():
+    """The address of this machine's interface to others; where it has none, that of loopback."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as towards, suppress(OSError):
+        towards.connect(("198.51.100.1", 9))
+        return towards.getsockname()[0]
+    return "127.0.0.1"
+
+
+@pytest.mark.parametrize("host", [own_address(), socket.gethostname()], ids=["address", "name"])
+def test_nodes_meet_where_the_endpoint_is_not_their_own_name(nodes, host):
+    """On the nodes' network no pod has the name of the endpoint; here both have its address."""
+    first, second = (nodes(bounds="2:2", host=host) for _ in range(2))
+    nodes.finish()
+    assert (first.wait(), second.wait()) == (0, 0), (first.text, second.text)
+    assert worlds(first, second) == [2]

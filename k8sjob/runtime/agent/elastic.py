@@ -233,8 +233,8 @@ class _Rendezvous:
         )
 
     def _connected(self) -> DynamicRendezvousHandler:
-        self._addr = _own_address(self._env)
-        store = self._store()
+        self._addr, hosts = _own_address(self._env)
+        store = self._store(hosts=hosts)
         store.set_timeout(timedelta(seconds=TIMEOUTS.elastic_store))
         backend = C10dRendezvousBackend(store, self._env.run_id)
         how = api.RendezvousParameters(
@@ -253,15 +253,16 @@ class _Rendezvous:
         handler: DynamicRendezvousHandler = create_handler(store, backend, how)
         return handler
 
-    def _store(self) -> Store:
+    def _store(self, *, hosts: bool) -> Store:
         """The store of all rounds; the first of several nodes on one machine hosts it."""
         host, port = self._env.host, self._env.port
         if self._hosted is None and is_loopback(host):
             with suppress(OSError):
                 listener = listen(host, port)
                 self._hosted = tcp_store(host, port, is_master=True, listener=listener)
-        elif self._hosted is None and self._env.hosts:
-            self._hosted = tcp_store(host, port, is_master=True)
+        elif self._hosted is None and hosts:
+            with suppress(dist.DistNetworkError):
+                self._hosted = tcp_store(host, port, is_master=True)
         if self._hosted is not None:
             return self._hosted
         # torch's client is slow and loud
@@ -300,11 +301,15 @@ class _Rendezvous:
                 self._grace = self._stop_grace
 
 
-def _own_address(env: ElasticEnv) -> str:
-    """The address by which the other nodes reach this one."""
+def _own_address(env: ElasticEnv) -> tuple[str, bool]:
+    """The address by which the other nodes reach this one, and whether this node hosts the store.
+
+    A pod on its node's network has the node's name, so the endpoint's address shows it as well.
+    """
     if is_loopback(env.host):
-        return env.host
+        return env.host, True
     family, kind, _, _, address = socket.getaddrinfo(env.host, env.port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as towards:
         towards.connect(address)  # sends nothing: it chooses the interface
-        return str(towards.getsockname()[0])
+        own = str(towards.getsockname()[0])
+    return own, env.hosts or own == address[0]

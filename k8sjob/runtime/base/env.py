@@ -121,7 +121,8 @@ class ElasticEnv:
 
     host: str  # name or address of the node that hosts the store
     port: int
-    hosts: bool  # whether that is this node; on loopback it is whichever node comes first
+    # whether that is this node by its name; by its address, see k8sjob.runtime.agent.elastic
+    hosts: bool
     run_id: str  # distinguishes the rendezvous from others in the same store
     min_nodes: int  # the fewest nodes that train
     max_nodes: int  # the most nodes that train
