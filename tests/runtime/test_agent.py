@@ -79,6 +79,22 @@ class TestEnvironment:
             assert LIFELINE_ENV not in seen, "a child of the script would take it for its own"
             assert "libtorch" not in seen["parent"], "the agent costs 0.5 GB with torch"
 
+    @pytest.mark.parametrize("seed", [None, "7"])
+    def test_the_hash_seed_is_the_same_in_all_ranks_nodes_and_starts(self, group, tmp_path, seed):
+        script = """
+            import os, signal
+            name = "{RANK}-{TORCHELASTIC_RESTART_COUNT}".format_map(os.environ)
+            open(f"hash-{name}", "w").write(f"{os.environ['PYTHONHASHSEED']} {hash('query')}")
+            if name.endswith("0"):
+                os.kill(os.getpid(), signal.SIGKILL)
+        """
+        nodes = group(script, nproc=2, max_restarts=1, environ={"PYTHONHASHSEED": seed})
+        assert [node.finish().code for node in nodes] == [0, 0]
+        texts = [path.read_text() for path in tmp_path.glob("hash-*-*")]
+        assert len(texts) == 8
+        assert {text.split()[0] for text in texts} == {seed or "0"}
+        assert len(set(texts)) == 1
+
     def test_a_group_with_a_master_is_a_fixed_one_whatever_its_bounds(self, run, tmp_path):
         """The operator gives it bounds under an elasticPolicy, and starts it at its full size."""
         group = {"PET_NNODES": "1:8", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}

@@ -183,6 +183,9 @@ def training_program(
         own = node.process(local, restart)
         variables = {
             "PYTHONUNBUFFERED": "1",
+            # Else a set of strings has another order in each process, and ranks that register
+            # parameters in that order mix them up. No job's own number: its successor resumes them.
+            "PYTHONHASHSEED": "0",
             **environ,
             **own,
             contract.ERROR_FILE_ENV: str(error),
