@@ -163,48 +163,33 @@ def _write_lines(lines: Iterator[LogLine], out: IO[bytes], most: int) -> None:
 
     A program that fails says why at the end. That is also kept where the rest cannot be read.
     """
-    tail = _Tail(min(most // 2, _MOST_TAIL))
-    room = most - tail.room
+    tail: deque[tuple[bytes, int]] = deque()
+    tail_room = min(most // 2, _MOST_TAIL)
+    head_room = most - tail_room
+    count, size, middle = 0, 0, None
     try:
         for line in lines:
             row = _row(line)
             if len(row) > _MOST_LINE:
                 note = f"a line of {len(line.text)} characters is too long for the record"
                 row = _row(replace(line, text=note, gap=True, raw=b""))
-            if len(row) <= room:
-                room -= len(row)
+            if len(row) <= head_room:
+                head_room -= len(row)
                 out.write(row)
-            else:
-                room = 0  # a shorter line must not overtake this one
-                tail.add(line, row)
+                continue
+            head_room = 0  # a shorter line must not overtake this one
+            middle = middle or line
+            tail.append((row, len(line.raw or line.text.encode(errors="replace"))))
+            tail_room -= len(row)
+            while tail_room < 0:
+                row, length = tail.popleft()
+                tail_room, count, size = tail_room + len(row), count + 1, size + length
     finally:
-        out.writelines(tail.rows())
-
-
-class _Tail:
-    """The last lines of an output, and the size of those before them that have no room."""
-
-    def __init__(self, room: int) -> None:
-        self.room = room
-        self._kept: deque[tuple[bytes, int]] = deque()
-        self._bytes = self._lost = self._lost_bytes = 0
-        self._first: LogLine | None = None
-
-    def add(self, line: LogLine, row: bytes) -> None:
-        self._first = self._first or line
-        self._kept.append((row, len(line.raw or line.text.encode(errors="replace"))))
-        self._bytes += len(row)
-        while self._bytes > self.room:
-            row, size = self._kept.popleft()
-            self._bytes -= len(row)
-            self._lost, self._lost_bytes = self._lost + 1, self._lost_bytes + size
-
-    def rows(self) -> Iterator[bytes]:
-        if self._lost and self._first:
-            size = f"{self._lost:,} lines ({self._lost_bytes / (1 << 20):,.1f} MiB)"
-            note = f"{size} of this output are not in the record"
-            yield _row(replace(self._first, text=note, gap=True, raw=b""))
-        yield from (row for row, _ in self._kept)
+        if middle and count:
+            lost = f"{count:,} lines ({size / (1 << 20):,.1f} MiB)"
+            text = f"{lost} of this output are not in the record"
+            out.write(_row(replace(middle, text=text, gap=True, raw=b"")))
+        out.writelines(row for row, _ in tail)
 
 
 def _row(line: LogLine) -> bytes:
