@@ -254,9 +254,10 @@ class Reason:
     Attributes:
         exit_code: the container's exit code; see ExitCode.
         rank: the process rank that failed first on this node; -1 when it concerns the whole node.
-        type: the exception's class, "Signal", "Hang", "PeerLost", "Stopped", "EnvError"; "Left"
-            where the rank waited for culprits that had ended with exit code 0; "Unmet", with
-            exit_code 0, see EventKind.UNMET.
+        type: the exception's class, "Signal", "Hang", "PeerLost", "Stopped", "EnvError"; "Late"
+            where the others waited too long for a rank that works; "Left" where the rank waited
+            for culprits that had ended with exit code 0; "Unmet", with exit_code 0, see
+            EventKind.UNMET.
         message: the last error, one paragraph.
         where: "file:line" of the last frame, or empty.
         time: seconds since the epoch at which it was seen.
@@ -341,7 +342,8 @@ class RuntimeConfig:
         rendezvous_timeout: seconds until all ranks must have come.
         collective_timeout: seconds until a collective counts as failed.
         hang_timeout: seconds without progress, or of a wait in a collective where there is no
-            session, after which the group is ended; 0: never.
+            session, after which the group is ended; 0: never; None: see session_hang_timeout, and
+            without a session as long as torch's gloo waits.
         stop_grace: seconds between SIGTERM and SIGKILL inside the pod; under the pod's own grace.
         tracking: tracker -> its settings, as in the spec's `tracking`.
     """
@@ -359,9 +361,14 @@ class RuntimeConfig:
     restart_policy: str = "OnFailure"
     rendezvous_timeout: float = 600.0
     collective_timeout: float = 600.0
-    hang_timeout: float = 600.0
+    hang_timeout: float | None = None
     stop_grace: float = 45.0
     tracking: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def session_hang_timeout(self) -> float:
+        """hang_timeout in a session; by default as long as torch's NCCL waits."""
+        return 600.0 if self.hang_timeout is None else self.hang_timeout
 
     def encode(self) -> str:
         """Compact JSON; equal settings give equal text."""

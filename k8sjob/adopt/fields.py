@@ -212,7 +212,7 @@ def _runtime_settings(wanted: Json) -> Json:
                 **config["options"],
             },
             "run": {
-                **{name: int(config[name]) for name in times},
+                **{name: config[name] and int(config[name]) for name in times},
                 "local_rank_arg": config["local_rank_arg"],
             },
             "policy": {"max_restarts": config["max_restarts"]},

@@ -186,8 +186,7 @@ def _write_lines(lines: Iterator[LogLine], out: IO[bytes], most: int) -> None:
                 tail_room, count, size = tail_room + len(row), count + 1, size + length
     finally:
         if middle and count:
-            lost = f"{count:,} lines ({size / (1 << 20):,.1f} MiB)"
-            text = f"{lost} of this output are not in the record"
+            text = f"{count:,} lines ({size / (1 << 20):,.1f} MiB) of it are not in the record"
             out.write(_row(replace(middle, text=text, gap=True, raw=b"")))
         out.writelines(row for row, _ in tail)
 

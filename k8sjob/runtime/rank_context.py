@@ -89,7 +89,7 @@ class RankContext:
             joined.again() if joined else None,
             env,
             ranks=range(first, env.world_size),
-            timeout=config.hang_timeout,
+            timeout=config.session_hang_timeout,
             patience=config.collective_timeout,
             error_file=settings.error_file(),
             publish=self.calls.publish,

@@ -320,7 +320,7 @@ class JobSpec(Part, HasCard):
             restart_policy=self.restart_policy,
             rendezvous_timeout=float(run.rendezvous_timeout),
             collective_timeout=float(run.collective_timeout),
-            hang_timeout=float(run.hang_timeout),
+            hang_timeout=None if run.hang_timeout is None else float(run.hang_timeout),
             stop_grace=self.policy.termination_grace * 0.75,
             tracking=self.tracking.settings,
         )

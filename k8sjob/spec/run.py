@@ -122,12 +122,13 @@ class Run(Part):
     collective_timeout: Duration = doc(
         "How long a collective may take before it fails.", "10m", unit="time", default=600
     )
-    hang_timeout: Duration = doc(
+    hang_timeout: Duration | None = doc(
         "How long a rank may make no progress (in a script without session(): wait in a"
-        " collective) before all ranks end with exit code 140; 0: no limit.",
+        " collective) before all ranks end with exit code 140; 0: no limit; null: 10m (without"
+        " session(): as long as torch's gloo waits, 30m).",
         "10m",
         unit="time",
-        default=600,
+        default=None,
     )
 
     def rules(self) -> Iterator[Broken]:

@@ -234,6 +234,11 @@ def left_with(code):
             "hung | ranks 2, 3 hung: no beat for 9 s",
         ),
         (
+            reported(140, 1, "Late", "rank 1 works at main.py:5 in load", culprits=(1,)),
+            [],
+            "hung | waited too long for it: rank 1 works at main.py:5 in load",
+        ),
+        (
             reported(138, 1, "PeerLost", "2 of 3 came", culprits=(1,)),
             [],
             "rendezvous | rank 1 did not join the rendezvous: 2 of 3 came",

@@ -47,7 +47,8 @@ def nodes(group):
     def run(script, nnodes, nproc=1, limit=60, meet=MEET, **settings):
         environ = {"LIMIT": str(limit), "GLOO_SOCKET_IFNAME": "lo"}
         how = {"environ": environ, "timeouts": {"kill_grace": 3.0}, **settings}
-        ends = [node.finish(300) for node in group([meet, script], nnodes, nproc, **how)]
+        parts = [script] if isinstance(script, str) else script
+        ends = [node.finish(300) for node in group([meet, *parts], nnodes, nproc, **how)]
         return [(end.code, end.err, end.reason) for end in ends]
 
     return run
@@ -246,7 +247,7 @@ def test_a_collective_that_one_rank_does_not_reach(nodes, tmp_path, nnodes):
 
 
 RAW = """
-    import os, signal, time, torch
+    import os, signal, sys, time, torch
     import torch.distributed as dist
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -288,6 +289,42 @@ class TestScriptWithoutSession:
             assert f"{why.where} in prepare; rank 0 has waited" in why.message
             file, _, line = why.where.rpartition(":")
             assert "# here" in Path(file).read_text().splitlines()[int(line) - 1]
+
+    PREPARE = """
+        import subprocess
+        def compute(seconds):
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                torch.ones(9).sum()
+        def in_a_child(seconds):
+            code = f"import time\\nwhile time.process_time() < {seconds / 2}: pass\\ntime.sleep(1)"
+            subprocess.run([sys.executable, "-c", code])
+    """
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="reads CPU times in /proc")
+    @pytest.mark.parametrize(
+        ("work", "limits", "patience", "end"),
+        [
+            ("compute(5)", 2.0, 60, (0, None)),
+            ("in_a_child(8)", 2.0, 60, (0, None)),
+            ("compute(60)", 1.0, 4, (ExitCode.HUNG, "Late")),
+            ("time.sleep(60)", None, 4, (ExitCode.HUNG, "Hang")),
+            ("time.sleep(5)", None, 60, (0, None)),
+        ],
+    )
+    def test_a_rank_that_prepares_data(self, raw, work, limits, patience, end):
+        """While it works the others wait as long as under torchrun; so they do by default."""
+        script = f"""
+            if rank == 0:
+                {work}
+            dist.barrier()
+        """
+        timeouts = {"kill_grace": 3.0, "busy": 1.0, "patience": patience}
+        for code, err, why in raw(
+            [self.PREPARE, script], 2, hang_timeout=limits, timeouts=timeouts
+        ):
+            assert (code, why and why.type) == end, err
+            assert why is None or why.culprits == (0,)
 
     @pytest.mark.skipif(sys.platform != "linux", reason="tells a stopped process by /proc")
     def test_a_rank_that_is_stopped_while_it_waits_is_named(self, raw):

@@ -24,7 +24,7 @@ CONFIGS = st.builds(
     checkpoint_dir=st.none() | st.text(min_size=1),
     checkpoint_every=st.just("epoch") | st.integers(1),
     max_restarts=st.integers(0),
-    hang_timeout=st.floats(0, 1e6),
+    hang_timeout=st.none() | st.floats(0, 1e6),
 )
 
 

@@ -9,6 +9,7 @@ import os
 import sys
 import time
 import types
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from unittest.mock import Mock
@@ -16,6 +17,7 @@ from unittest.mock import Mock
 import pytest
 
 from k8sjob.contract import ExitCode
+from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.event_lines import start_phase
 from k8sjob.runtime.base.heartbeat import (
     HeartbeatMonitor,
@@ -100,6 +102,7 @@ def test_a_full_disk_is_no_hang(monkeypatch, tmp_path):
 STUCK = Seen(torch=True, ranks=3, step=7, where="main.py:9 in train", waited=600, stuck=True)
 WAITS = Seen(torch=True, ranks=3, step=7, where="main.py:9 in train", waited=20)
 WORKS = Seen(torch=True, ranks=3, step=7, where="main.py:5 in load")
+BUSY = replace(WORKS, works=True)
 
 
 class TestHangOf:
@@ -110,6 +113,7 @@ class TestHangOf:
             {0: Seen(), 1: Seen()},
             {0: WAITS, 1: WORKS},
             {0: STUCK, 1: Seen(ranks=3, step=90, where="main.py:5 in load", steps_on=True)},
+            {0: STUCK, 1: BUSY, 2: WORKS},
         ],
     )
     def test_none(self, seen):
@@ -123,6 +127,14 @@ class TestHangOf:
             "rank 1 is at main.py:5 in load;"
             " rank 0 has waited 600 s in a collective, main.py:9 in train"
         )
+
+    def test_a_rank_that_works_is_waited_for_as_long_as_torch_would(self):
+        from torch.distributed.constants import default_pg_timeout
+
+        assert 0.95 < TIMEOUTS.patience / default_pg_timeout.total_seconds() < 1
+        why = hang_of({0: replace(STUCK, waited=1790), 1: BUSY})
+        assert (why.exit_code, why.type, why.culprits) == (ExitCode.HUNG, "Late", (1,))
+        assert why.message.startswith("rank 1 works at main.py:5 in load; rank 0 has waited 1790 s")
 
     def test_all_wait(self):
         why = hang_of({0: STUCK, 1: WAITS})

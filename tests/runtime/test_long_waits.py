@@ -5,7 +5,7 @@ import types
 import pytest
 
 from k8sjob.runtime.base.heartbeat import Seen
-from k8sjob.runtime.base.long_waits import LongWaits, StepClock
+from k8sjob.runtime.base.long_waits import LongWaits, StepClock, step_missing
 
 
 @pytest.fixture
@@ -50,6 +50,23 @@ def test_a_script_waits_for_a_step_of_any_rank(clock):
     assert look(5, (1, 900)) is None, "rank 0 has ended"
     assert look(5, (0, -1), (1, 900)) is None, "its file could not be read"
     assert look(1, (0, 3), (1, 900)) == (23, True)
+
+
+def test_before_the_first_step_others_wait_for_a_rank_that_prepares(clock):
+    steps = StepClock(100)
+    prepares, waits = Seen(where="main.py:5 in load", works=True), Seen(where="main.py:9", waited=9)
+    assert steps.look({0: prepares, 1: prepares}) is None
+    clock.seconds += 50
+    assert steps.look({0: prepares, 1: prepares}) is None
+    assert steps.look({0: prepares, 1: waits}) is None
+    clock.seconds += 11
+    wait = steps.look({0: prepares, 1: waits})
+    assert (wait["seconds"], wait["over"]) == (11, False)
+    message = step_missing(wait, {0: prepares, 1: waits})["message"]
+    assert (
+        message
+        == "no optimizer step for 11 s: rank 0 works at main.py:5 in load, rank 1 is at main.py:9"
+    )
 
 
 def test_there_is_none_without_a_timeout(clock):

@@ -23,7 +23,7 @@ def test_a_signature_has_the_fields_as_one_writes_them():
     assert shown.startswith("(*, name: str, image: str | Image, run: Run, namespace: str | None =")
     assert "volumes: Sequence[Volume] = ()" in shown
     assert "policy: Policy = Policy()" in shown
-    assert "hang_timeout: int | str = 600" in str(inspect.signature(k8sjob.spec.Run))
+    assert "collective_timeout: int | str = 600" in str(inspect.signature(k8sjob.spec.Run))
     assert str(inspect.signature(Checkpoint)) == (
         "(*, dir: str = '/checkpoints', every: Literal['epoch'] | int = 'epoch', keep: int = 3,"
         " format: Literal['auto', 'full', 'sharded'] = 'auto')"

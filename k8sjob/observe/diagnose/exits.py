@@ -107,6 +107,13 @@ def _explained(end: Failure, explanation: Explanation | None) -> Diagnosis | Non
     return _finding(end, explanation.cause, explanation.what + where, explanation.next_step)
 
 
+_AFTER_WAIT: Final = {
+    "Hung": "if the others may wait that long, raise run.collective_timeout",  # see watchdog.py
+    "Late": "prepare data before init_process_group, or give that a longer timeout= and restart",
+}
+"""The next step by the type of the Reason, where ranks have waited for one that came too late."""
+
+
 def _hung(facts: Facts, end: Failure) -> Diagnosis | None:
     if not end.means(ExitCode.HUNG):
         return None
@@ -114,18 +121,16 @@ def _hung(facts: Facts, end: Failure) -> Diagnosis | None:
         return left
     culprits = end.reason.culprits if end.reason else ()
     where = f" --rank {culprits[0]}" if culprits else ""
-    others_waited = end.reason is not None and end.reason.type == "Hung"  # see watchdog.py
-    if others_waited:
-        step = "if the others may wait that long, raise run.collective_timeout"
-    else:
-        step = "if a step may take that long, raise run.hang_timeout"
+    kind = end.reason.type if end.reason else ""
+    verb = "works, and the others waited too long for it" if kind == "Late" else "hung"
+    step = _AFTER_WAIT.get(kind, "if a step may take that long, raise run.hang_timeout")
     if end.reason and not culprits:  # all wait, and would forever
         step = (
             "all ranks must make the same calls in the same order, with tensors of the same shape"
         )
     return Diagnosis(
         Cause.HUNG,
-        f"{_ranks(culprits) or end.source} hung{_reported(end)}",
+        f"{_ranks(culprits) or end.source} {verb}{_reported(end)}",
         f"see the Python stacks in the output: k8sjob logs {facts.output_argument}{where}; {step}",
         end.replica,
     )

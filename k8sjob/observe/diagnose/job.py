@@ -302,9 +302,9 @@ def no_progress(facts: Facts) -> Iterator[Diagnosis]:
                 Cause.NO_PROGRESS,
                 one_line(str(event.data.get("message", "")))
                 + f" (reported {age(datetime.fromtimestamp(event.time, UTC), facts.now)} ago)",
-                "if this is an evaluation, a compilation, a checkpoint or work after training,"
-                " wait; a hang in a collective ends by itself after run.hang_timeout or torch's"
-                " own timeout",
+                "if this is an evaluation, a compilation, a checkpoint or work before or after"
+                " training, wait; a hang in a collective ends by itself after run.hang_timeout or"
+                " torch's own timeout",
                 facts.replica_of(rank) if type(rank) is int and rank >= 0 else "",
             )
         if waits or event.kind not in _NO_STEPS:

@@ -111,8 +111,8 @@ def run_attempt(
         members = program(restart, Path(folder))
         group = WorkerGroup(members)
         files = [seen_file(member.error_file) for member in members]
-        monitor = HeartbeatMonitor(files, config.hang_timeout)
-        steps = StepClock(config.hang_timeout)
+        monitor = HeartbeatMonitor(files, config.session_hang_timeout)
+        steps = StepClock(config.session_hang_timeout)
         observed = any(member.error_file for member in members)
         phase, record = "", Attempt()
         while True:
@@ -230,11 +230,8 @@ def _cause(record: Attempt, stop: signal.Signals | None) -> Reason | None:
         return cause
     if ended == _NEVER:
         return None
-    if (
-        not any(end.code for end in record.exits.values())
-        and record.exits
-        and not record.unkillable
-    ):
+    failed = record.unkillable or any(end.code for end in record.exits.values())
+    if record.exits and not failed:
         return None
     if stop:
         why = f"by {stop.name}"
@@ -344,6 +341,8 @@ def _look(members: Sequence[Member], group: WorkerGroup | None = None) -> dict[i
         one = seen[member.rank]
         if group and one.waited and group.stopped(index):
             seen[member.rank] = replace(one, waited=0, stuck=False)
+        elif group and index in group.busy():
+            seen[member.rank] = replace(one, works=not one.waited)
     return seen
 
 

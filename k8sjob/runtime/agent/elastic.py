@@ -130,7 +130,7 @@ class _Rendezvous:
         export("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
         logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)
         self._env, self._timeout = env, config.rendezvous_timeout
-        self._stop_grace = max(config.stop_grace, config.hang_timeout)
+        self._stop_grace = max(config.stop_grace, config.session_hang_timeout)
         self._hosted: Store | None = None
         self._handler: Any = None
         self._addr = ""

@@ -212,8 +212,8 @@ class Coordinator:
                 self._roster.report(ranks="")
             return None
         self._stuck_since = min(self._stuck_since, time.monotonic())
-        if not own.ranks:
-            self._roster.report(ranks=encode_ranks(record.running))
+        if (ranks := encode_ranks(record.running)) != own.ranks:
+            self._roster.report(ranks=ranks)
         complete = len(reports) == self._node.nnodes - 1 or not self._roster.active
         if not complete and time.monotonic() - self._stuck_since < TIMEOUTS.answer:
             return None

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 _RANK_MAIN: Final = (sys.executable, "-P", "-m", "k8sjob.runtime.agent.rank_main")
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
+_BUSY: Final = 0.02
+"""Part of a core that a process uses which works: its observer uses less than a thousandth."""
 _RESET: Final = [
     getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ", "SIGINT") if hasattr(signal, name)
 ]
@@ -74,6 +77,7 @@ class WorkerGroup:
         """
         self.exits: dict[int, Exit] = {}
         self._held: dict[int, int] = {}
+        self._cpu, self._busy, self._looked = Counter[int](), frozenset[int](), 0.0
         try:
             for index, member in enumerate(members):
                 argv, environ = list(member.argv), dict(member.environ)
@@ -117,6 +121,21 @@ class WorkerGroup:
         """Whether a process is stopped, as by SIGSTOP (Linux; elsewhere: not known)."""
         pid = self._held.get(index)
         return any(fields[0] == b"T" for _, fields in _stats(str(pid)))
+
+    def busy(self) -> frozenset[int]:
+        """The processes that, with their children, have used CPU time lately (Linux)."""
+        passed = time.monotonic() - self._looked
+        if passed >= TIMEOUTS.busy:
+            before, self._cpu, self._looked = self._cpu, Counter(), self._looked + passed
+            for _, fields in _stats():  # with the children that have ended, in ticks
+                self._cpu[int(fields[3])] += sum(map(int, fields[11:15]))
+            enough = _BUSY * passed * os.sysconf("SC_CLK_TCK")
+            self._busy = frozenset(
+                index
+                for index, pid in self._held.items()
+                if pid in before and self._cpu[pid] - before[pid] > enough
+            )
+        return self._busy
 
     def describe(self, index: int) -> str:
         """A living process's number and state, and the function of the kernel in which it waits."""

@@ -21,7 +21,7 @@ TIMEOUTS_ENV: Final = "K8SJOB_TIMEOUTS"
 """JSON with some of Timeouts, for tests."""
 _SHARED: Final = Path("/dev/shm")  # noqa: S108 - the pod's
 
-_DEFAULTS: Final = asdict(RuntimeConfig())
+_DEFAULTS: Final = asdict(RuntimeConfig(hang_timeout=0.0))
 
 
 def runtime_config(environ: Mapping[str, str] = os.environ) -> RuntimeConfig:
@@ -165,6 +165,8 @@ def _decode(text: str) -> RuntimeConfig:
 def _wanted(key: str, value: Any) -> str:
     """The expected value of a field; empty if it is valid."""
     default = _DEFAULTS[key]
+    if key == "hang_timeout" and value is None:
+        return ""
     if key == "checkpoint_every":
         good, wanted = value == "epoch", '"epoch" or a number of steps'
         good = good or (type(value) is int and value > 0)
@@ -208,6 +210,9 @@ class Timeouts:
     # for the agents of all nodes to see the same hang, since the first end breaks the others'
     # connections
     agree: float = 2.5
+    # for a rank without which a script's others wait: shortly before torch's gloo ends that wait
+    patience: float = 1780.0
+    busy: float = 30.0  # between two looks at the CPU time of the ranks with their children
     answer: float = 5.0  # for nodes within reach to report where their ranks are
     # for SIGKILL to end a process; it must fit into what stop_grace leaves of the pod's grace
     unkillable: float = 10.0

@@ -121,8 +121,7 @@ class ElasticEnv:
 
     host: str  # name or address of the node that hosts the store
     port: int
-    # whether that is this node by its name; by its address, see k8sjob.runtime.agent.elastic
-    hosts: bool
+    hosts: bool  # whether that is this node's name; agent/elastic.py compares the addresses, too
     run_id: str  # distinguishes the rendezvous from others in the same store
     min_nodes: int  # the fewest nodes that train
     max_nodes: int  # the most nodes that train

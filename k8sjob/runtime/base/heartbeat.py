@@ -58,6 +58,7 @@ class Seen:
     stuck: bool = False  # whether that is too long
     steps_on: bool = False  # whether it has done a step within hang_timeout
     watched: bool = False  # see Observer
+    works: bool = False  # as its agent sees it: it uses the CPU, and does not wait in a collective
 
 
 class Observer:
@@ -74,7 +75,7 @@ class Observer:
     watched: ClassVar[bool] = False
     _running: ClassVar[Observer | None] = None
 
-    def __init__(self, file: Path | None, world_size: int, hang_timeout: float) -> None:
+    def __init__(self, file: Path | None, world_size: int, hang_timeout: float | None) -> None:
         """An observer, for an agent that reads the file; None: there is no agent.
 
         `world_size` is that of a group which was made and destroyed between two looks, unless the
@@ -178,10 +179,11 @@ class StallClock:
         where: its place in the user's code, as file:line in function.
     """
 
-    def __init__(self, hang_timeout: float) -> None:
+    def __init__(self, hang_timeout: float | None) -> None:
         """A clock that knows nothing before the second look(); hang_timeout 0: it never runs."""
-        self._limit, self._thread = hang_timeout, threading.main_thread().ident or 0
-        self._clock = _cpu_clock(self._thread) if hang_timeout else None
+        self._limit = TIMEOUTS.patience if hang_timeout is None else hang_timeout
+        self._thread = threading.main_thread().ident or 0
+        self._clock = _cpu_clock(self._thread) if self._limit else None
         self._ran, self._looked, self._waited = -1, time.monotonic(), 0.0
         self._steps, self._idle = 0, 0.0
         self.where = ""
@@ -288,6 +290,9 @@ def hang_of(seen: Mapping[int, Seen]) -> Reason | None:
             if not one.waited and (one.ranks > 1 or rank < seen[late].ranks)
         )
     )
+    works = any(seen[rank].works for rank in guilty)
+    if works and seen[late].waited < TIMEOUTS.patience:
+        return None  # it prepares data: torch would let the others wait, too
     message = f"rank {late} has waited {seen[late].waited} s in a collective, {seen[late].where}"
     if guilty:
         message = f"{places(seen, guilty)}; {message}"
@@ -302,7 +307,7 @@ def hang_of(seen: Mapping[int, Seen]) -> Reason | None:
     return Reason(
         exit_code=ExitCode.HUNG,
         rank=guilty[0] if guilty else late,
-        type="Hang",
+        type="Late" if works else "Hang",
         message=message,
         where=first.where.partition(" ")[0],
         time=time.time(),
@@ -313,10 +318,10 @@ def hang_of(seen: Mapping[int, Seen]) -> Reason | None:
 
 def places(seen: Mapping[int, Seen], ranks: tuple[int, ...]) -> str:
     """Where the ranks are in the user's code, in words; of many, the first."""
-    known = [(rank, seen[rank].where) for rank in ranks[:_MAX_SHOWN]]
+    states = [(rank, seen[rank].where, seen[rank].works) for rank in ranks[:_MAX_SHOWN]]
     return ", ".join(
-        f"rank {rank} is at {where}" if where else f"rank {rank} is in no known line"
-        for rank, where in known
+        f"rank {rank} {'works' if works else 'is'} {f'at {where}' if where else 'in no known line'}"
+        for rank, where, works in states
     )
 
 

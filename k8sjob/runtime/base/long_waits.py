@@ -75,7 +75,8 @@ class StepClock:
             before = self._steps.get(rank, one.step)
             stepped = stepped or one.step > before
             self._steps[rank] = max(one.step, before)
-        known = 0 in seen and seen[0].where and max(self._steps.values()) >= 0
+        begun = max(self._steps.values(), default=-1) >= 0 or any(r.waited for r in seen.values())
+        known = begun and 0 in seen and seen[0].where
         if stepped or not (known or self._waits.reported):
             self._since = time.monotonic()
         return self._waits.look(self._since) if known or stepped else None
