@@ -294,17 +294,14 @@ class TestUnkillable:
     )
     def test_the_agent_leaves_and_says_what_stays(self, start, tmp_path, end, code):
         script = f"""
-            if os.environ["RANK"] == "1":
-                while not os.path.exists("go"):
-                    time.sleep(0.01)
-                {end}
-            else:
-                pathlib.Path("pid").write_text(str(os.getpid()))
-                time.sleep(600)
+            pathlib.Path("pid-" + os.environ["RANK"]).write_text(str(os.getpid()))
+            while os.environ["RANK"] == "0" or not os.path.exists("go"):
+                time.sleep(0.01)
+            {end}
         """
         script = ["import os, pathlib, signal, time", TestRestart.COUNT, script]
         node = start(script, nproc=2, max_restarts=3, stop_grace=1.0, timeouts={"unkillable": 0.5})
-        pid = node.until("pid")
+        pid, _ = node.until("pid-0"), node.until("pid-1")
         with self.held(int(pid)):
             (tmp_path / "go").touch()
             if code == ExitCode.STOPPED:
