@@ -25,6 +25,7 @@ from k8sjob.observe.diagnose.containers import (
 from k8sjob.observe.diagnose.exits import explain_end, is_consequence
 from k8sjob.observe.diagnose.facts import SIGKILLED, Facts
 from k8sjob.observe.diagnose.finding import Cause, Diagnosis, Explanation, ago, grouped
+from k8sjob.observe.diagnose.gone_pods import with_gone_pods
 from k8sjob.observe.diagnose.nodes import (
     displaced,
     ended_by_displacement,
@@ -227,6 +228,10 @@ def _ended_or_did_not_start(facts: Facts) -> Iterator[Diagnosis]:
         found.sort(
             key=lambda one: one.cause is Cause.POD_DELETED and not blocked.isdisjoint(one.replicas)
         )
+    # Ranks that lost another one, or waited for it, are no cause where that one's Pod is gone.
+    if facts.status.state is JobState.FAILED and all(one.cause in _WAITED for one in found):
+        before_deletion = with_gone_pods(facts)
+        found = [*(_did_not_start_or_failed(before_deletion) if before_deletion else ()), *found]
     yield from found or job.restart_limit(facts)
 
 

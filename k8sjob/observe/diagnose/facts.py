@@ -321,7 +321,8 @@ class Facts:
             events[subject.get("name", ""), subject.get("uid", "")].append(event)
         pods = []
         for one in map(objects.Pod, self.snapshot.pods):
-            replica = replica_of(one.raw) or one.name.removeprefix(f"{self.name}-")
+            named = replica_of(one.raw) or self.target.replica_named(self.snapshot.job, one.name)
+            replica = named or one.name.removeprefix(f"{self.name}-")
             own = events[one.name, one.uid]  # earlier Pods had other uids
             pods.append(ReplicaPod(one.raw, replica, tuple(own)))
         return tuple(pods)
