@@ -447,6 +447,10 @@ class Target(Protocol):
         """The kind and the name of each object that controllers make of a job; see `made`."""
         return {(one.kind, f"{Object(job).name}{one.suffix}") for one in self.made}
 
+    def restarts_all(self, event: Json) -> bool:  # noqa: ARG002 - a controller restarts single Pods
+        """Whether an Event says that the controller deletes all Pods, to create them again."""
+        return False
+
     def recorded_ends(self, job: Json, events: Iterable[Json]) -> Iterator[RecordedEnd]:  # noqa: ARG002 - a Pod that failed stays
         """The failures of replicas that Events keep, in the order of the Events."""
         yield from ()

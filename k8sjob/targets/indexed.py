@@ -363,6 +363,11 @@ class Indexed(Target):
             for key in ("active", "ready", "succeeded")
         }
 
+    def restarts_all(self, event: Json) -> bool:
+        """RestartJobSet and the like, as the JobSet controller's failure policies call them."""
+        reason = str(event.get("reason", ""))
+        return reason.startswith("Restart") and reason.endswith("FailurePolicyAction")
+
     def is_training(self, job: Json) -> bool:
         """Whether its Pods have indexes, and no other object has made it."""
         owners = Object(job).part("metadata").get("ownerReferences") or ()

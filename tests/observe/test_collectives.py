@@ -533,3 +533,34 @@ def test_a_pod_with_gpus_that_sees_none_is_not_told_to_request_them():
     (finding,) = diagnose(snapshot("Failed:x:y", pods=[pod]), {"worker-0": error})
     assert finding.cause == "gpu-driver"
     assert finding.next_step.startswith("its pod requests GPUs, but the container sees none")
+
+
+FROM = "The above exception was the direct cause of the following exception:"
+WHILE = "During handling of the above exception, another exception occurred:"
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+RDZV = "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: See inner exception."
+
+
+def chain(*parts):
+    """A traceback of exceptions, with the line that stands between each two."""
+    for part in parts:
+        yield from (["", part, ""] if part in {FROM, WHILE} else [TRACEBACK, AT, part])
+
+
+@pytest.mark.parametrize(
+    ("parts", "cause", "words"),
+    [
+        ((OOM, FROM, "RuntimeError: epoch 3 failed"), "gpu-memory", "out of memory"),
+        ((OOM, FROM, "ValueError: a", FROM, "RuntimeError: b"), "gpu-memory", "out of memory"),
+        ((OOM, WHILE, "ValueError: no file"), "crash", "ValueError: no file"),
+        (("OSError: [Errno 9] Bad", FROM, RDZV), "crash", "OSError: [Errno 9] Bad"),
+        ((OOM, FROM, "KeyError: 'x'", FROM, RDZV), "gpu-memory", "out of memory"),
+        ((RDZV,), "rendezvous", "did not complete"),
+        ((OOM, "ValueError: another rank's"), "crash", "another rank's"),
+    ],
+)
+def test_an_exception_has_its_cause_where_it_was_raised_from(parts, cause, words):
+    pods = [make_pod("master-0", "Failed", terminated=ended(1))]
+    finding = diagnose(snapshot("Failed", pods=pods), {"master-0": [*chain(*parts)]})[0]
+    assert finding.cause == cause
+    assert words in finding.message

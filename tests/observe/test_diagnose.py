@@ -681,6 +681,15 @@ def test_a_job_that_its_jobset_has_made_after_all_is_no_problem(note):
     assert {finding.cause for finding in made} <= {"waiting", "operator-silent"}
 
 
+def test_an_object_in_the_way_is_named_as_it_is_called():
+    """The name is not always that of a replica: this is a Job of a JobSet of several."""
+    message = 'job "job-a-1" creation failed with error: jobs.batch "job-a-1" already exists'
+    finding = only(events=[refused(message)])
+    assert finding.cause == "name-taken"
+    assert ": job-a-1 already exists" in finding.message
+    assert "kubectl get jobs.batch job-a-1 -n ns" in finding.next_step
+
+
 def test_refusals_that_differ_by_the_replica_s_name_are_one_finding():
     note = 'pods "job-worker-{}" is forbidden: no PriorityClass with name p'
     events = [refused(note.format(n)) for n in range(9)]

@@ -193,6 +193,11 @@ def _matters(facts: Facts, event: Json) -> bool:
     by_operator = status.state in (JobState.SUSPENDED, JobState.QUEUED) or (
         status.finished is not None and at >= status.finished
     )
+    by_operator |= any(
+        facts.target.restarts_all(one)
+        and 0 <= (at - event_time(one)).total_seconds() + _STAMP_SECONDS <= GRACE_SECONDS
+        for one in facts.job_events
+    )
     return not (facts.local or by_operator)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Final
 
@@ -22,6 +22,10 @@ _NO_EXCEPTION: Final = frozenset({"", "Signal"})
 _RANK: Final = re.compile(r"^\[\w+\]:\s?")
 """The rank that torch and torchrun put in front of a line."""
 _TRACEBACK: Final = "Traceback (most recent call last)"
+_DIRECT_CAUSE: Final = "The above exception was the direct cause of the following exception:"
+"""The line between the traceback of an exception and that of one that was raised from it."""
+_INWARD: Final = re.compile(r"\b[Ss]ee (?:the )?inner exception")
+"""An exception's text that says nothing but where the reason is: torch's rendezvous does so."""
 _ERROR: Final = re.compile(
     r"[\w.]*(?:[Ee]rror|Exception|Interrupt|Exit)\b|\S+\.py: error: |\S*python[\d.]*: "
 )
@@ -146,7 +150,7 @@ def last_output(end: Failure, lines: Sequence[str], *, ranks: int) -> LastOutput
     if end.reason and end.reason.type not in _NO_EXCEPTION and not is_bare_exit(end.reason):
         text = ": ".join(filter(None, (end.reason.type, end.reason.message)))
         error = tuple(text.splitlines())
-        return LastOutput(error, context, reported=True, causes=_roots(end.reason))
+        return _pointed_to(LastOutput(error, context, reported=True, causes=_roots(end.reason)))
     written = [_RANK.sub("", line) for line in lines if _is_text(line)]
     if end.message and not end.reason:  # from the script, or taken from the log by the kubelet
         left = [_RANK.sub("", line) for line in end.message.splitlines() if line.strip()]
@@ -155,7 +159,17 @@ def last_output(end: Failure, lines: Sequence[str], *, ranks: int) -> LastOutput
     if end.exit_code > 128:  # a signal ended it, and no exception
         return LastOutput((), context, last)
     unframed = ARGUMENTS_REFUSED if end.chosen_by_script else _ERROR
-    return LastOutput(_exception(context, unframed, several=ranks > 1), context, last)
+    chain = _exceptions(context, several=ranks > 1) or [_unframed(context, unframed)]
+    causes = tuple("\n".join(error) for error in chain[:-1])
+    return _pointed_to(LastOutput(chain[-1], context, last, causes=causes))
+
+
+def _pointed_to(output: LastOutput) -> LastOutput:
+    """The output with the exception that the outer one only points to in its place."""
+    if not output.causes or not any(_INWARD.search(line) for line in output.error):
+        return output
+    inner = tuple(output.causes[-1].splitlines())
+    return _pointed_to(replace(output, error=inner, causes=output.causes[:-1]))
 
 
 def _roots(reason: Reason) -> tuple[str, ...]:
@@ -188,28 +202,30 @@ def _is_text(line: str) -> bool:
     return not (_NO_REASON.match(line) or _AT_EXIT.match(line) or Event.decode(line))
 
 
-def _exception(
-    lines: Sequence[str], unframed: re.Pattern[str], *, several: bool
-) -> tuple[str, ...]:
-    """The last exception; of several ranks' the last one that is not the loss of another rank.
+def _exceptions(lines: Sequence[str], *, several: bool) -> list[tuple[str, ...]]:
+    """The last exception, after those that it was raised from, the first one first.
 
-    `unframed` is how an error may begin that no traceback comes before: a script that leaves by
-    itself has handled whatever it wrote before.
+    Of several ranks' it is the last one that is not the loss of another rank. An exception during
+    whose handling another was raised may not matter.
     """
     starts = [n for n, line in enumerate(lines) if line.startswith(_TRACEBACK)]
-    blocks = (lines[begin:end] for begin, end in pairwise([*starts, len(lines)]))
-    raised = [error for block in blocks if (error := _raised(block))]
-    raised = [error for error in raised if not _TORCHRUN_SUMMARY.match(error[0])]
-    firsthand = [error for error in raised if not _is_lost_peer(error)] if several else []
-    if raised:
-        return (firsthand or raised)[-1]
-    return _unframed(lines, unframed)
+    chains: list[list[tuple[str, ...]]] = []
+    for begin, end in pairwise([*starts, len(lines)]):
+        before = next((line for line in reversed(lines[:begin]) if line), "")
+        if not (error := _raised(lines[begin:end])):
+            continue
+        error = tuple(line for line in error if line != _DIRECT_CAUSE)
+        chains.append([*(chains.pop() if before == _DIRECT_CAUSE and chains else ()), error])
+    chains = [chain for chain in chains if not _TORCHRUN_SUMMARY.match(chain[-1][0])]
+    firsthand = [chain for chain in chains if not _is_lost_peer(chain[-1])] if several else []
+    return (firsthand or chains or [[]])[-1]
 
 
 def _unframed(lines: Sequence[str], start: re.Pattern[str]) -> tuple[str, ...]:
     """An error without the beginning of its traceback: the last line, or one below a frame.
 
-    Another line that reads like an error was written by a script that handled it.
+    `start` is how such an error may begin: a script that leaves by itself has handled whatever it
+    wrote before. Another line that reads like an error was written by a script that handled it.
     """
     last = lines[-_MAX_UNFRAMED:]
     found = [

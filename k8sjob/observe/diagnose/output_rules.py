@@ -331,6 +331,14 @@ RULES: Final = (
         " replica); then check why the others did not join",
     ),
     Rule(
+        r"use_libuv was requested but PyTorch was buil[dt] without libuv",
+        Cause.CONFIGURATION,
+        "its torch is built without libuv, which the store of a process group uses by default",
+        "use a base image whose torch has libuv; USE_LIBUV=0 in run.env is enough for a script, but"
+        " torchrun's own store ignores it",
+        exception_only=True,
+    ),
+    Rule(
         r"^[\w.]*Rendezvous(?:Timeout|Connection|Closed)Error\b",
         Cause.RENDEZVOUS,
         "its rendezvous did not complete: {text}",

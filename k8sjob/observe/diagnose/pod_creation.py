@@ -99,10 +99,10 @@ _RULES: Final = (
         " (kubectl get pods -n {namespace}); if its node is lost, delete it by force",
     ),
     Rule(
-        r"already exists",
+        r"""(?P<resource>[\w.]+) ["'](?P<object>[^"']+)["'] already exists""",
         Cause.NAME_TAKEN,
         "{object} already exists and does not belong to this job",
-        "see what it is (kubectl get pod,service {object} -n {namespace}) and delete it, or give"
+        "see what it is (kubectl get {resource} {object} -n {namespace}) and delete it, or give"
         " the job another name",
     ),
     Rule(
@@ -128,7 +128,7 @@ def creation_refused(facts: Facts) -> Iterator[Diagnosis]:
     for event in facts.job_events:
         missed = companion is not None and companion.is_missed(event.get("message", ""))
         message = event.get("message", "").removeprefix("Error creating: ")
-        if event.get("reason") in refusals and not missed and not _is_there(facts, message):
+        if event.get("reason") in refusals and not missed and not _is_there(facts, message, event):
             explanation = _explain(facts, message)
             newest[_named(facts, message), explanation.cause] = explanation, event
     same: defaultdict[object, list[tuple[str, Explanation]]] = defaultdict(list)
@@ -167,12 +167,25 @@ def _named(facts: Facts, message: str) -> str:
     return next(filter(None, quoted), "")
 
 
-def _is_there(facts: Facts, message: str) -> bool:
-    """Whether a message names the object between the job and its Pods, and that is there now.
+def _is_there(facts: Facts, message: str, refusal: Json) -> bool:
+    """Whether a message names an object between the job and its Pods, and that is there now.
 
-    The JobSet controller may try to create it twice, and Kueue's webhook refuse it at first.
+    The JobSet controller creates a Job twice when it restarts a set, since the old one's deletion
+    takes a moment, and Kueue's webhook refuses it at first. The Job then has Pods, or Events: those
+    about Jobs tell the second, those about JobSets the microsecond.
     """
-    return Object(facts.job.part("child")).name in _QUOTED.findall(message)
+    begun = event_time(refusal).replace(microsecond=0)
+    subjects = (
+        about
+        for event in facts.job_events
+        if event.get("reason") == "SuccessfulCreate"
+        and event_time(event) >= begun
+        and (about := Object(event).part("involvedObject")).get("kind") == "Job"
+    )
+    owners = (owner for pod in facts.pods for owner in pod.owners)
+    there = {str(one.get("name")) for one in (*owners, *subjects)}
+    there.add(Object(facts.job.part("child")).name)
+    return not there.isdisjoint(_QUOTED.findall(message))
 
 
 def _created_since(facts: Facts, replica: str, refusal: Json) -> bool:
@@ -204,7 +217,6 @@ def _explain(facts: Facts, message: str) -> Explanation:
         message,
         message=message,
         namespace=facts.namespace,
-        object=f"{facts.name}-{_named(facts, message)}",
         amounts=amounts,
     )
     assert explanation  # noqa: S101 - the last rule matches everything
