@@ -173,6 +173,7 @@ class InMemory:
 
     context = "fake"
     server = "https://fake"
+    skew = 0.0
 
     def __init__(self, api, namespace="blue"):
         self.api, self.namespace = api, namespace

@@ -97,6 +97,7 @@ class HealthyCluster:
     """
 
     context, namespace, server = "lab", "team", "https://lab.example:6443"
+    skew = 0.0
 
     def __init__(self):
         self.answers = healthy()

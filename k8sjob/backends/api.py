@@ -8,7 +8,7 @@ written once for all back ends.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, Protocol
 
 from k8sjob.html_card import HasCard
@@ -111,6 +111,7 @@ class Snapshot:
         events: the Events of the job and of its pods, oldest first.
         at: the moment, where it was not just now.
         record: the record that it was read from, as a shell takes its name; empty if from none.
+        skew: seconds by which the clock of its stamps is ahead of this machine's.
     """
 
     job: Json
@@ -118,6 +119,12 @@ class Snapshot:
     events: Sequence[Json] = field(default_factory=tuple)
     at: datetime | None = None
     record: str = ""
+    skew: float = 0.0
+
+    @property
+    def now(self) -> datetime:
+        """The moment to which its ages are counted, by the clock of its stamps."""
+        return self.at or datetime.now(UTC) + timedelta(seconds=self.skew)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ import zlib
 from collections import Counter, deque
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, NoReturn
 
@@ -95,7 +95,7 @@ def write_record(
     objects = {
         "format": _FORMAT,
         "k8sjob": __version__,
-        "at": (snapshot.at or datetime.now(UTC)).isoformat(),
+        "at": snapshot.now.isoformat(),
         "job": snapshot.job,
         "pods": list(snapshot.pods),
         "events": list(snapshot.events),

@@ -35,6 +35,7 @@ _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _NAME: Final = re.compile(r"[A-Za-z0-9]([-.A-Za-z0-9]*[A-Za-z0-9])?(@[0-9a-f]{8,})?")
 GLANCE_SECONDS: Final = 3.0
 """How long a cluster is asked for a job that may also be on this machine."""
+_TOLERATED_SECONDS: Final = 5.0
 COMPLETION_SECONDS: Final = 1.0
 """How long it is asked for the words that complete one."""
 
@@ -265,6 +266,16 @@ def find_all(
 ) -> list[tuple[Backend, JobRef]]:
     """All of the jobs, before anything is done to one: a wrong name stops everything."""
     return [find(job, place, recorded=recorded) for job in dict.fromkeys(jobs)]
+
+
+def warn_of_clock(snapshot: Snapshot) -> None:
+    """Say that this machine's clock and the cluster's differ by more than a few seconds."""
+    if abs(snapshot.skew) > _TOLERATED_SECONDS:
+        order = "behind" if snapshot.skew > 0 else "ahead of"
+        warn(
+            f"this machine's clock is {abs(snapshot.skew):.0f} s {order} the cluster's, by which"
+            " ages are counted; correct it: certificates and tokens depend on it, too"
+        )
 
 
 def keep_record(backend: Backend, ref: JobRef) -> None:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
 from k8sjob.backends.api import LOCAL, Backend, JobRef, Snapshot
-from k8sjob.cli.find_job import Place, jobs_here, local_backend, place_options
+from k8sjob.cli.find_job import Place, jobs_here, local_backend, place_options, warn_of_clock
 from k8sjob.cli.options import format_option, selector_option
 from k8sjob.cli.output import document, fail, line, print_status, table
 from k8sjob.cli.status import times
 from k8sjob.errors import BackendError
 from k8sjob.observe.status import JobStatus, job_status
 from k8sjob.view.json_output import image, job_document, progress_of
-
-if TYPE_CHECKING:
-    from k8sjob.kube.objects import Json
 
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
@@ -61,7 +58,7 @@ def list_command(labels: str, output: str, place: Place) -> int:
                 [
                     _named(status.ref, runs),
                     *[status.ref.kind] * mixed,
-                    *_row(status, snapshot.job, wide=wide),
+                    *_row(status, snapshot, wide=wide),
                     *[trains.get(status.ref, "")] * bool(trains),
                 ]
                 for status, snapshot, _ in found
@@ -92,6 +89,8 @@ def all_jobs(labels: str, place: Place) -> tuple[list[tuple[Backend, Snapshot]],
             raise
         fail(str(error))
         return found, True, ""
+    for snapshot in there[:1]:
+        warn_of_clock(snapshot)
     found += [(cluster, one) for one in there]
     return found, False, "" if place.all_namespaces else cluster.namespace
 
@@ -113,10 +112,10 @@ def _named(ref: JobRef, runs: Counter[str]) -> str:
     return f"{ref}@{ref.uid[:8]}" if ref.namespace == LOCAL and runs[str(ref)] > 1 else str(ref)
 
 
-def _row(status: JobStatus, job: Json, *, wide: bool) -> list[object]:
+def _row(status: JobStatus, snapshot: Snapshot, *, wide: bool) -> list[object]:
     counts = ", ".join(f"{count} {what}" for what, count in status.counts.items()) or "none"
-    row: list[object] = [status.state, counts, *times(status)]
+    row: list[object] = [status.state, counts, *times(status, snapshot.now)]
     if wide:
         restarts = sum(replica.restarts for replica in status.replicas)
-        row += [restarts, image(job) or "", status.ref.uid]
+        row += [restarts, image(snapshot.job) or "", status.ref.uid]
     return row

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
 
-from k8sjob.cli.find_job import Place, find, job_argument, place_options
+from k8sjob.cli.find_job import Place, find, job_argument, place_options, warn_of_clock
 from k8sjob.cli.options import format_option
 from k8sjob.cli.output import document, line, table
 from k8sjob.contract import counted
@@ -28,6 +27,7 @@ from k8sjob.view.json_output import (
 from k8sjob.view.lines import duration, last_line
 
 if TYPE_CHECKING:
+    from datetime import datetime
     from pathlib import Path
 
     from k8sjob.backends.api import Backend, Snapshot
@@ -46,6 +46,7 @@ def status_command(job: str, output: str, exit_code: bool, place: Place) -> int:
 
     backend, ref = find(job, place)
     snapshot = backend.snapshot(ref)
+    warn_of_clock(snapshot)
     status = job_status(snapshot)
     trains = None if output == "name" else progress_of([(backend, snapshot)]).get(status.ref)
     saved = backend.checkpoints(ref) if isinstance(backend, LocalBackend) else None
@@ -65,7 +66,8 @@ def status_command(job: str, output: str, exit_code: bool, place: Place) -> int:
 def _show(
     status: JobStatus, snapshot: Snapshot, checkpoints: Path | None, progress: JobProgress | None
 ) -> None:
-    table(["NAME", "STATE", "AGE", "TIME"], [[status.ref, status.state, *times(status)]])
+    row = [status.ref, status.state, *times(status, snapshot.now)]
+    table(["NAME", "STATE", "AGE", "TIME"], [row])
     if status.message:
         click.echo()
         table([status.reason or "MESSAGE"], [[status.message]])
@@ -127,9 +129,8 @@ def _made_of(job: Json) -> list[str]:
     return [*lines, f"  {'base':12}  {made_of.base or 'unknown'}"]
 
 
-def times(status: JobStatus) -> tuple[str, str]:
+def times(status: JobStatus, now: datetime) -> tuple[str, str]:
     """How long ago the job was created, and how long it has been running or has run."""
-    now = datetime.now(UTC)
     age = duration((now - status.created).total_seconds()) if status.created else ""
     if not status.started:
         return age, ""

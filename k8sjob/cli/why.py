@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 from rich.text import Text
 
-from k8sjob.cli.find_job import Place, find, job_argument, place_options
+from k8sjob.cli.find_job import Place, find, job_argument, place_options, warn_of_clock
 from k8sjob.cli.options import format_option
 from k8sjob.cli.output import document, line, table
 from k8sjob.contract import Event, EventKind
@@ -49,6 +49,7 @@ def why_command(job: str, timed: bool, output: str, place: Place) -> None:
     """
     backend, ref = find(job, place)
     snapshot = backend.snapshot(ref)
+    warn_of_clock(snapshot)
     if timed:
         took = read_timing(backend, snapshot)
         if output == "table":

@@ -6,6 +6,7 @@ import shutil
 import ssl
 import subprocess
 import threading
+import time
 from collections import deque
 
 import pytest
@@ -18,6 +19,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
     """Answers one request by the server's next answer."""
 
     protocol_version = "HTTP/1.1"
+
+    def date_time_string(self, timestamp=None):
+        return super().date_time_string(time.time() + self.server.ahead)
 
     def log_message(self, *args):
         pass
@@ -82,6 +86,7 @@ class Apiserver(http.server.ThreadingHTTPServer):
         )
         self.answers = deque()
         self.asked = []
+        self.ahead = 0.0  # its clock, in seconds
         self.url = f"https://127.0.0.1:{self.server_port}"
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 

@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 from waiting import until
 
-from k8sjob.kube.client.transport import MAX_LINE, ApiError, lines
+from k8sjob.kube.client.transport import MAX_LINE, ApiError, lines, skew_by
 
 PODS = "/api/v1/namespaces/team/pods"
 STATUS = {
@@ -47,6 +47,19 @@ def test_requests_and_responses(transport, apiserver):
     assert method == "GET"
     assert asked_for(path) == (PODS, {"labelSelector": "a in (b,c)", "limit": "5"})
     assert headers["Authorization"] == "Bearer first-token"
+
+
+@pytest.mark.parametrize("ahead", [0, -900, 3600])
+def test_the_servers_clock_is_that_of_its_answers(transport, apiserver, ahead):
+    apiserver.on((200, {"kind": "PodList", "items": []}))
+    apiserver.ahead, there = ahead, transport()
+    there.request("GET", PODS)
+    assert there.skew == pytest.approx(ahead, abs=60 if ahead else 0)
+
+
+@pytest.mark.parametrize("date", [None, "", "yesterday", "Sat, 99 Nov 2026 03:00:00 GMT"])
+def test_an_answer_without_a_usable_date_leaves_the_clock_alone(date):
+    assert skew_by(date) == 0
 
 
 @pytest.mark.parametrize("method", ["POST", "DELETE"])

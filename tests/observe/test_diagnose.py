@@ -26,7 +26,9 @@ from observed import (
 )
 
 from k8sjob.backends.api import Snapshot
+from k8sjob.cli.find_job import warn_of_clock
 from k8sjob.contract import Event, Reason
+from k8sjob.kube.objects import stamp
 from k8sjob.observe.diagnose import Cause, diagnose
 from k8sjob.observe.diagnose.finding import without_replica
 from k8sjob.observe.diagnose.output import since_training
@@ -1523,3 +1525,17 @@ def test_a_failure_reported_by_the_master_is_that_of_its_rank(nproc, replica):
     master = make_pod("master-0", "Failed", terminated=crash)
     finding = why("Failed:x:y", pods=[master], replicas=PAIR, nproc=nproc)[0]
     assert (finding.replica, finding.replicas) == (replica, (replica,))
+
+
+@pytest.mark.parametrize(("skew", "causes"), [(0.0, ["deadline"]), (-900.0, [])])
+def test_a_deadline_is_by_the_clock_of_the_cluster(skew, causes, capsys):
+    """A laptop whose clock is 15 minutes ahead; its user was advised to delete a healthy job."""
+    begun = stamp(datetime.now(UTC) - timedelta(seconds=960))
+    pods = running("master-0")
+    seen = snapshot("Running", pods=pods, deadline=300, replicas=MASTER, startTime=begun)
+    seen = replace(seen, skew=skew)
+    findings = diagnose(seen, {})
+    assert [finding.cause for finding in findings] == causes
+    assert not any("delete" in finding.next_step for finding in findings)
+    warn_of_clock(seen)
+    assert ("900 s ahead of the cluster's" in capsys.readouterr().err) == bool(skew)

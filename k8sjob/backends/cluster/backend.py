@@ -109,7 +109,9 @@ class ClusterBackend(Creation):
             its_own = theirs.get((label, of.namespace, of.name), ())
             names = {f"{of.name}{made.suffix}" for made in target_of(job).made}
             made = [one for name in names for one in below.get((of.namespace, name), ())]
-            snapshots.append(Snapshot(with_child(job, made), own_pods(job, its_own, made)))
+            pods_now = own_pods(job, its_own, made)
+            shown = Snapshot(with_child(job, made), pods_now, skew=self.transport.skew)
+            snapshots.append(shown)
         return snapshots
 
     def _jobs(self, namespace: str, selector: str) -> list[Json]:

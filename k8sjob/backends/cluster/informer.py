@@ -66,14 +66,15 @@ def snapshot(transport: Transport, job: Json) -> Snapshot:
     of_job = {"labelSelector": target.selector(name)}
     with ThreadPoolExecutor(5) as pool:
         pods = pool.submit(list_all, transport, path("pods", namespace), of_job)
-        own = pool.submit(events, f"involvedObject.uid={own_job.uid}")
+        about = pool.submit(events, f"involvedObject.uid={own_job.uid}")
         selectors = ("involvedObject.kind=Pod", *events_below(target, name))
         theirs = [pool.submit(events, selector) for selector in selectors]
         asked = [pool.submit(made, one) for one in target.made]
     below = (event for found in theirs for event in found.result() if is_below(job, event))
     there = [one for answer in asked for one in answer.result()]
-    own_events = in_time([*own.result(), *below])
-    return Snapshot(with_child(job, there), own_pods(job, pods.result().items, there), own_events)
+    own_events = in_time([*about.result(), *below])
+    own = own_pods(job, pods.result().items, there)
+    return Snapshot(with_child(job, there), own, own_events, skew=transport.skew)
 
 
 def snapshots(
@@ -182,7 +183,8 @@ class _Informer:
         events = in_time([*found["the job's events"], *below])
         made = [one for name in self._made for one in found[name]]
         pods = own_pods(job, found["pods"], made)
-        return Snapshot(with_child(job, made), pods, (*events, *notices))
+        found_events = (*events, *notices)
+        return Snapshot(with_child(job, made), pods, found_events, skew=self._transport.skew)
 
     def _ready(self) -> bool:
         needed = {name for name in self._unsynced if not self._sources[name].optional}

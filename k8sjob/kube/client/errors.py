@@ -101,6 +101,11 @@ class ExplainedErrors:
         self.context, self.namespace = transport.context, transport.namespace
         self.server = transport.server
 
+    @property
+    def skew(self) -> float:
+        """See Transport.skew."""
+        return self._transport.skew
+
     def request(self, method: str, path: str, **options: Any) -> Json:
         """One request; see Transport.request."""
         with self._explaining(method, path):

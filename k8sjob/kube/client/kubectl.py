@@ -20,12 +20,13 @@ import tempfile
 import time
 import weakref
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from typing import IO, TYPE_CHECKING, Final
 
 from k8sjob.environment import variables
 from k8sjob.errors import BackendError, redacted
 from k8sjob.kube.api_resources import ResourcePath, with_query
-from k8sjob.kube.client.transport import ApiError, lines
+from k8sjob.kube.client.transport import ApiError, lines, skew_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -59,6 +60,7 @@ _OF_SERVER: Final = re.compile(
     r"Error from server(?: \((?P<reason>\w+)\))?: (?P<message>.*)", re.DOTALL
 )
 _INVALID: Final = re.compile(r"The (?P<what>.+?) is invalid(?:: ?(?P<causes>.*))?$", re.DOTALL)
+_DATE: Final = re.compile(r"\bDate: (\w{3}, [^\n]*? GMT)")
 _LOGGED: Final = re.compile(r"^(?:[EWIF]\d{4} |Warning: )")
 _LOGGED_OUT: Final = re.compile(r"must be logged in to the server|Unauthorized")
 _PLUGIN: Final = re.compile(r"(?P<before>.*?)[^\n]*getting credentials: (?P<why>[^\n]*)", re.DOTALL)
@@ -151,9 +153,21 @@ class KubectlTransport:
                 stderr.seek(0)
                 raise self._error(stderr.read().decode(errors="replace"))
 
+    @cached_property
+    def skew(self) -> float:
+        """By the headers of one small answer, which kubectl prints at this verbosity."""
+        with suppress(BackendError):
+            printed = self._run(["get", "--raw", "/version", "--v=8"], 10.0, log=True)
+            if date := _DATE.search(printed):
+                return skew_by(date[1])
+        return 0.0
+
     # --- processes --------------------------------------------------------------------------------
 
-    def _run(self, argv: Sequence[str], timeout: float, body: Json | None = None) -> str:
+    def _run(
+        self, argv: Sequence[str], timeout: float, body: Json | None = None, *, log: bool = False
+    ) -> str:
+        """What kubectl prints, or what it writes to its log."""
         # With --request-timeout kubectl does not find a pod's own account any more.
         timeout += LOGIN_SECONDS if self._access.plugin else 0.0
         sent = b"" if body is None else json.dumps(body).encode()
@@ -167,7 +181,7 @@ class KubectlTransport:
             if _PASSWORD_PROMPT in printed:
                 raise self._access.rejected()
             raise self._error(stderr.decode(errors="replace"))
-        return printed.decode(errors="replace")
+        return (stderr if log else printed).decode(errors="replace")
 
     @contextmanager
     def _started(self, argv: Sequence[str], stderr: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.errors import BackendError
 from k8sjob.kube.api_resources import with_query
 from k8sjob.kube.client.kubeconfig import IN_CLUSTER
-from k8sjob.kube.client.transport import ApiError, lines, refusal
+from k8sjob.kube.client.transport import ApiError, lines, refusal, skew_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -51,6 +51,7 @@ class PythonTransport:
 
     def __init__(self, access: Access) -> None:
         self.context, self.namespace, self.server = access.context, access.namespace, access.server
+        self.skew = 0.0
         self._access = access
         self._lock = threading.Lock()
         self._settings, self._pool = self._load()
@@ -157,13 +158,15 @@ class PythonTransport:
         )
         with self._network_errors():
             try:
-                return send()
+                answer = send()
             except urllib3.exceptions.ProtocolError:
                 # A kept connection that the server closed in this moment. A request that changes
                 # something may have been carried out.
                 if method != "GET":
                     raise
-                return send()
+                answer = send()
+        self.skew = skew_by(answer.headers.get("Date"))
+        return answer
 
     def _check(self, headers: Mapping[str, str]) -> None:
         """Refuse what http.client refuses by an error that repeats the value, even a token."""

@@ -6,6 +6,8 @@ kubeconfig, or from the pod that they run in.
 
 from __future__ import annotations
 
+import time
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Final, Protocol
 
 from k8sjob.errors import BackendError
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
     from k8sjob.kube.objects import Json
 
+_SAME_TIME: Final = 2.0
+"""Seconds: a Date has no fraction, and an answer takes a moment."""
 Cause = tuple[str, str]
 """A field's path and what is wrong with it, as in a Status' details.causes."""
 
@@ -54,6 +58,10 @@ class Transport(Protocol):
     """The namespace where none is named."""
     server: str
     """The apiserver's URL, for messages."""
+
+    @property
+    def skew(self) -> float:
+        """Seconds by which the server's clock is ahead of this machine's; 0 if not known."""
 
     def request(
         self,
@@ -101,6 +109,15 @@ class Transport(Protocol):
             ApiError: the server refuses; with code 0 where the connection breaks. A clean end of
                 the answer ends the iteration.
         """
+
+
+def skew_by(date: str | None) -> float:
+    """The skew by the Date of an answer that has just come; see Transport.skew."""
+    try:
+        ahead = parsedate_to_datetime(date or "").timestamp() - time.time()
+    except ValueError:
+        return 0.0
+    return ahead if abs(ahead) > _SAME_TIME else 0.0
 
 
 def refusal(code: int, answer: Json | str) -> ApiError:

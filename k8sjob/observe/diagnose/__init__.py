@@ -66,7 +66,7 @@ def diagnose(
 
     For the parameters see Facts; `now` is by default the moment of the snapshot.
     """
-    facts = Facts(snapshot, logs, related, now or snapshot.at or datetime.now(UTC))
+    facts = Facts(snapshot, logs, related, now or snapshot.now)
     state = facts.status.state
     if state is JobState.DELETING or facts.namespace_deleted:  # no controller works on it any more
         return [finding for cause in _WHILE_DELETING for finding in cause(facts)]

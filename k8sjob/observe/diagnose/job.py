@@ -173,7 +173,7 @@ def _overdue(facts: Facts) -> Iterator[Diagnosis]:
             f"its deadline of {seconds} s passed {age(end, facts.now)} ago, and the operator has"
             " not acted on it since",
             f"any change triggers it: kubectl label {facts.kubectl_name} --overwrite"
-            f" k8sjob/look=now; or k8sjob delete {facts.job_argument}",
+            " k8sjob/look=now",
         )
 
 

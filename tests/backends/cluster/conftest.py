@@ -18,6 +18,7 @@ class Script:
     """
 
     context, namespace, server = "there", "team", "https://there:6443"
+    skew = 0.0
 
     def __init__(self):
         self.answers = defaultdict(deque)
