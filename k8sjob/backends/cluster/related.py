@@ -38,6 +38,10 @@ MAX_NODES: Final = 16
 """How many nodes are looked up by name: of larger jobs the first ones."""
 _DIAGNOSED: Final = frozenset({"claim", "secret", "pull secret", "config map"})
 """The references of a job that its diagnosis needs."""
+_VOLCANO: Final = "scheduling.volcano.sh/v1beta1"
+_COSCHEDULING: Final = "scheduling.x-k8s.io/v1alpha1"
+_GROUP: Final = "scheduling.k8s.io/group-name"
+_COSCHEDULED: Final = "scheduling.x-k8s.io/pod-group"
 _ADMITTED: Final = "status.admission.clusterQueue"
 _VISIBILITY: Final = "visibility.kueue.x-k8s.io/v1beta2"
 _SECONDS: Final = 10.0
@@ -65,7 +69,9 @@ def related(transport: Transport, snapshot: Snapshot) -> tuple[Json, ...]:
         users = pool.submit(_pods_with_devices, transport, _unschedulable_devices(snapshot))
         queue = pool.submit(_queue, transport, snapshot.job)
         found = pool.map(lambda one: _read_related(transport, one), lookups)
-        return (*(item for items in found for item in items), *users.result(), *queue.result())
+        gang = pool.submit(_gang, transport, snapshot)
+        beside = (*users.result(), *queue.result(), *gang.result())
+        return (*(item for items in found for item in items), *beside)
 
 
 def _lookups(snapshot: Snapshot) -> Iterator[_Lookup]:
@@ -122,6 +128,26 @@ def _queue(transport: Transport, job: Json) -> list[Json]:
         pending = _page(transport, (namespace,), f"{_ADMITTED}=")
     unique = {Object(one).uid: one for one in (*holders, *pending, *own)}
     return [*local, *clusters, *unique.values()]
+
+
+def _gang(transport: Transport, snapshot: Snapshot) -> list[Json]:
+    """Its PodGroups with their Events, and Volcano's Queue of each."""
+    job, pods = Object(snapshot.job), map(Object, snapshot.pods)
+    groups = {pod.annotations.get(_GROUP) or pod.labels.get(_COSCHEDULED, "") for pod in pods}
+    if target_of(job.raw).gang(job.raw) is not None:
+        groups.add(job.name)
+    found: list[Json] = []
+    for name in groups - {""}:
+        for version in (_VOLCANO, _COSCHEDULING):
+            one = _Lookup("podgroups", job.namespace, name, api_version=version)
+            found += _read_related(transport, one)
+        about = {"fieldSelector": f"involvedObject.kind=PodGroup,involvedObject.name={name}"}
+        found += _read_related(transport, _Lookup("events", job.namespace, query=about))
+    queues = {Object(one).spec.get("queue") for one in found if one.get("kind") == "PodGroup"}
+    for name in queues - {None, ""}:
+        one = _Lookup("queues", name=name, needed=True, api_version=_VOLCANO)
+        found += _read_related(transport, one)
+    return found
 
 
 def _page(transport: Transport, namespaces: Iterable[str], selector: str) -> list[Json]:

@@ -119,6 +119,7 @@ def _viewer_rules() -> Iterator[ResourceRule]:
 
 
 _KUEUE: Final = "kueue.x-k8s.io"
+_VOLCANO: Final = "scheduling.volcano.sh"
 _PENDING: Final = ("visibility.kueue.x-k8s.io", "localqueues/pendingworkloads")
 _WEBHOOKS: Final = ("admissionregistration.k8s.io", "validatingwebhookconfigurations")
 _VIEWER, _WIDE, _CAPACITY = Grant.VIEWER, Grant.CLUSTER_VIEWER, Grant.CAPACITY
@@ -137,6 +138,9 @@ RULES: Final = (
     ResourceRule(_VIEWER, _KUEUE, "workloads", ("list",), "why"),
     ResourceRule(_VIEWER, _KUEUE, "localqueues", ("get",), "submit, why, doctor job.yaml"),
     ResourceRule(_VIEWER, *_PENDING, ("get",), "why: the place in a queue"),
+    ResourceRule(_VIEWER, _VOLCANO, "podgroups", ("get",), "why: a gang that waits"),
+    ResourceRule(_VIEWER, "scheduling.x-k8s.io", "podgroups", ("get",), "why: a gang that waits"),
+    ResourceRule(_WIDE, _VOLCANO, "queues", ("get",), "why: a gang that waits"),
     ResourceRule(_WIDE, _KUEUE, "clusterqueues", ("get", "list"), "submit, why, doctor job.yaml"),
     ResourceRule(
         _WIDE, _KUEUE, "workloadpriorityclasses", ("get",), "submit, why, doctor job.yaml"

@@ -25,6 +25,7 @@ from k8sjob.observe.diagnose.containers import (
 from k8sjob.observe.diagnose.exits import explain_end, is_consequence
 from k8sjob.observe.diagnose.facts import SIGKILLED, Facts
 from k8sjob.observe.diagnose.finding import Cause, Diagnosis, Explanation, ago, grouped
+from k8sjob.observe.diagnose.gang import gang_waits
 from k8sjob.observe.diagnose.gone_pods import with_gone_pods
 from k8sjob.observe.diagnose.nodes import (
     displaced,
@@ -82,7 +83,8 @@ def diagnose(
 
 
 def _not_created(facts: Facts) -> Iterator[Diagnosis]:
-    yield from list(creation_refused(facts)) or job.operator_silent(facts)
+    causes = (creation_refused, gang_waits, job.operator_silent)
+    yield from next(filter(None, (list(cause(facts)) for cause in causes)), ())
 
 
 def _for_each_pod(

@@ -13,6 +13,7 @@ from k8sjob.contract import counted
 from k8sjob.kube.capacity import as_text, nodes_of, pod_requests, requested_by_node, tolerates
 from k8sjob.kube.objects import Condition, Object, event_time
 from k8sjob.observe.diagnose.finding import Cause, Explanation, one_line
+from k8sjob.observe.diagnose.gang import OF_GANG, own_reason
 from k8sjob.observe.diagnose.volumes import unbound
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from k8sjob.kube.objects import Json
     from k8sjob.observe.diagnose.facts import Facts, ReplicaPod
 
-_NODES: Final = re.compile(r"^\d+/(\d+) nodes are available: ?")
+_NODES: Final = re.compile(r"^\d+/(\d+) nodes are (?:un)?available: ?")
 _REASONS: Final = re.compile(r"(\d+) ((?:Insufficient|Too many|node\(s\)).*?)(?=, \d+ |\.? *$)")
 _SHAPE: Final = ("schedulingGates", "tolerations", "nodeSelector", "affinity", "volumes")
 """Parts of a Pod's spec that decide where it may go."""
@@ -65,6 +66,11 @@ def unschedulable(facts: Facts, pod: ReplicaPod) -> Explanation | None:
     condition = pod.condition("PodScheduled")
     if not (pod.live and condition.false):
         return None
+    if OF_GANG.search(condition.message):
+        reason = own_reason(facts)
+        if not reason and facts.of_kind("PodGroup"):
+            return None  # see gang_waits
+        condition = replace(condition, message=reason or condition.message)
     # A thousand Pods of one template with the same scheduler message are examined once.
     shape = [pod.spec.get(field) for field in _SHAPE]
     key = repr([condition.message, *shape, pod_requests(pod.spec)])
