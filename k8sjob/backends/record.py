@@ -79,9 +79,11 @@ def write_record(
     *,
     brief: bool = False,
     snapshot: Snapshot | None = None,
+    earlier: Callable[[JobRef], RecordBackend] | None = None,
 ) -> None:
     """Write the record of a job.
 
+    `earlier` opens its record before this one, which may have the output of Pods that are gone.
     The file can seek. `unread` is called with a replica and the reason where its output cannot be
     read. A `brief` record has the output of few replicas of a large job, and less of the middle of
     much output.
@@ -90,7 +92,9 @@ def write_record(
         BackendError: the job cannot be read.
         OSError: the file cannot be written.
     """
-    snapshot = snapshot or backend.snapshot(ref)
+    snapshot, before = snapshot or backend.snapshot(ref), None
+    with suppress(BackendError):
+        before = earlier and earlier(ref)
     related = list(backend.related(snapshot))
     objects = {
         "format": _FORMAT,
@@ -117,7 +121,8 @@ def write_record(
         for replica in replicas:
             with archive.open(f"logs/{replica}", "w", force_zip64=True) as out:
                 try:
-                    _write_lines(backend.logs(ref, replica), out, most)
+                    lines = _or_earlier(backend.logs(ref, replica), before, replica)
+                    _write_lines(lines, out, most)
                 except BackendError as error:
                     unread(replica, str(error))
 
@@ -193,6 +198,22 @@ def _write_lines(lines: Iterator[LogLine], out: IO[bytes], most: int) -> None:
 
 def _row(line: LogLine) -> bytes:
     return json.dumps(_encoded(line)).encode() + b"\n"
+
+
+def _or_earlier(
+    lines: Iterator[LogLine], before: RecordBackend | None, replica: str
+) -> Iterator[LogLine]:
+    """The output of a replica; where nothing is left of it, that of the record before."""
+    gaps = list[LogLine]()
+    for line in lines:
+        if not line.gap:
+            yield from (*gaps, line)
+            yield from lines
+            return
+        gaps.append(line)
+    with suppress(BackendError):
+        yield from before.logs(JobRef("", ""), replica) if before else ()
+    yield from gaps
 
 
 def _encoded(line: LogLine) -> list[Any]:
@@ -280,7 +301,9 @@ class Records:
         """
         path = self._made(self.path(ref))
         with whole_file(path) as out:
-            write_record(backend, ref, out, lambda *_: None, brief=True, snapshot=snapshot)
+            write_record(
+                backend, ref, out, lambda *_: None, brief=True, snapshot=snapshot, earlier=self.open
+            )
         sizes: dict[Path, int] = {}
         for _, kept in reversed(self._newest("*", "*")):
             with suppress(FileNotFoundError):

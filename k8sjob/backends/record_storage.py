@@ -63,7 +63,9 @@ class StoredRecords:
     def keep(self, backend: Backend, ref: JobRef, snapshot: Snapshot | None = None) -> str:
         """Keep a brief record of a job, as write_record does; it is there whole or not at all."""
         with tempfile.NamedTemporaryFile(prefix="k8sjob-") as out:
-            write_record(backend, ref, out, lambda *_: None, brief=True, snapshot=snapshot)
+            write_record(
+                backend, ref, out, lambda *_: None, brief=True, snapshot=snapshot, earlier=self.open
+            )
             out.flush()
             with _explained(self._url):
                 path = f"{self._root}/{_name(ref, SUFFIX)}"

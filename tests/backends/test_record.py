@@ -392,6 +392,22 @@ class TestRecordsThatAreKept:
             records.drop_message("one")
             assert records.messages() == {}
 
+    def test_output_of_a_pod_that_is_gone_stays_from_the_record_before(self):
+        """At the backoff limit the operator deletes the Pods, and their output goes with them."""
+        seen, ref = recorded("leftover"), JobRef("digits", "team", "12345678")
+        name, *_ = replica_names(seen["job"])
+        lost = LogLine(name, 0, STAMP, "the pod is gone", gap=True)
+        Records().keep(Seen(seen, [lost]), ref)
+        assert [line.text for line in Records().open(ref).logs(ref, name)] == ["the pod is gone"]
+        Records().keep(Seen(seen, [LogLine(name, 0, STAMP, "ValueError: bad shard")]), ref)
+        for _ in range(2):
+            Records().keep(Seen(seen, [lost]), ref)
+            kept = [line.text for line in Records().open(ref).logs(ref, name)]
+            assert kept[0] == "ValueError: bad shard"
+        Records().keep(Seen(seen, [lost, LogLine(name, 1, STAMP, "epoch 2")]), ref)
+        kept = [line.text for line in Records().open(ref).logs(ref, name)]
+        assert kept == ["the pod is gone", "epoch 2"]
+
     def test_of_a_large_job_the_output_of_what_failed_is_kept(self, monkeypatch):
         monkeypatch.setattr("k8sjob.backends.record._KEPT_REPLICAS", 1)
         seen = recorded("leftover")
