@@ -310,10 +310,10 @@ def _find_anywhere(name: str, place: Place) -> tuple[Backend, JobRef]:
         return cluster, there
     if here:
         return local, here
-    raise JobNotFound(
-        f"no job {name!r} on this machine or in namespace {cluster.namespace!r} of the cluster;"
-        " `k8sjob list` shows the jobs"
-    )
+    try:
+        return cluster, cluster.find(name)
+    except JobNotFound as error:  # it may know an object of that name that is no training job
+        raise JobNotFound(f"no job {name!r} on this machine; in the cluster: {error}") from error
 
 
 def _within(seconds: float, look: Callable[[], _Seen]) -> _Seen:

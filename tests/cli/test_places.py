@@ -45,7 +45,7 @@ def test_a_name_is_looked_for_in_both_places(here, there, k8sjob):
     assert k8sjob("status", "ours", "-o", "name").out == "blue/ours\n"
     done = k8sjob("status", "nobodys")
     assert done.code == 102
-    assert "no job 'nobodys' on this machine or in namespace 'blue' of the cluster" in done.err
+    assert "no job 'nobodys' on this machine; in the cluster: no job 'nobodys' in" in done.err
 
 
 def test_a_name_in_both_places_is_ambiguous(here, there, k8sjob):

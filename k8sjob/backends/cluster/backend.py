@@ -388,7 +388,7 @@ class ClusterBackend(Creation):
         return by_others
 
     def _of_name(self, ref: JobRef) -> Iterator[Json]:
-        unserved, found = None, False
+        unserved, found, ignored = None, False, ""
         for target in (of_kind(ref.kind),) if ref.kind else TARGETS:
             try:
                 job = without_managed_fields(
@@ -402,10 +402,17 @@ class ClusterBackend(Creation):
                         unserved = error
                 continue
             if not ref.kind and not target.is_training(job):
+                ignored = ignored or target.kind
                 continue
             if not ref.uid or Object(job).uid == ref.uid:
                 found = True
                 yield {"apiVersion": target.api_version, "kind": target.kind, **job}
+        if ignored and not found:
+            raise JobNotFound(
+                f"{ref} is a {ignored}, but no training job that k8sjob follows: its pods have no"
+                " indexes (completionMode: Indexed) and so no ranks, or another object has made it;"
+                f" see it with kubectl describe {ignored.lower()} {ref.name} -n {ref.namespace}"
+            )
         if unserved and not found:
             raise unserved
 

@@ -829,3 +829,15 @@ def test_what_is_not_there_of_kueue(backend, there, listed, error, note):
     found = backend.related(backend.snapshot(JobRef("one", "team")))
     missing = {tuple(item["details"].values()) for item in found if item["kind"] == "Status"}
     assert missing == {queue}
+
+
+@pytest.mark.parametrize("owners", [[], [{"kind": "CronJob", "name": "c", "controller": True}]])
+def test_an_object_that_is_no_training_job_is_named(backend, script, owners):
+    """The name was said to be that of no job, and kubectl shows one."""
+    meta = {"name": "plain", "namespace": "team", "uid": "p", "ownerReferences": owners}
+    spec = {"completionMode": "Indexed"} if owners else {}
+    script.on("GET", f"{BATCH}/plain", {"metadata": meta, "spec": spec, "status": {}})
+    with pytest.raises(JobNotFound, match=r"team/plain is a Job, but no training job .* indexes"):
+        backend.find("plain")
+    with pytest.raises(JobNotFound, match="no job 'other' in namespace team"):
+        backend.find("other")
