@@ -1036,6 +1036,26 @@ def test_the_newest_displacement_comes_first():
     assert [one.replica for one in found] == ["worker-1", "worker-0"]
 
 
+def test_an_eviction_that_repeats_says_how_often_and_for_how_long():
+    """Each Pod of a replica is evicted once: a node whose disk is full takes it again and again."""
+    low = "The node was low on resource: ephemeral-storage. "
+    events = [
+        {**gone(f"worker-{n % 2}", "Evicted", low, f"0{n}:00"), "metadata": {"uid": f"e{n}"}}
+        for n in range(2, 10)
+    ]
+    for number, event in enumerate(events):
+        event["involvedObject"]["uid"] = f"pod-{number}"
+    [finding] = why(
+        "Running", pods=running("worker-0", "worker-1"), events=events, replicas={"Worker": 2}
+    )
+    assert (finding.cause, finding.replicas) == ("evicted", ("worker-1", "worker-0"))
+    assert ", 4 times in" in finding.message
+    once = why(
+        "Running", pods=running("worker-0", "worker-1"), events=events[:2], replicas={"Worker": 2}
+    )
+    assert " times in" not in once[0].message
+
+
 def test_pods_that_the_operator_deletes_are_no_problem():
     assert causes("Suspended", events=[KILLING, KILLED], replicas=WORKER) == ["suspended"]
     resumed = {"startTime": at("07:00"), "replicas": WORKER, "deadline": None}

@@ -27,10 +27,11 @@ _ORIGIN: Final = re.compile(r"Origin reason is \S+: (.+)", re.DOTALL)
 def own_reason(facts: Facts) -> str:
     """What the scheduler says of the first Pod that is not kept by the others of its gang."""
     for pod in facts.pods:
-        message = pod.condition("PodScheduled").message
+        condition = pod.condition("PodScheduled")
+        message = condition.message
         if origin := _ORIGIN.search(message):
             return origin[1]
-        if message and not OF_GANG.search(message):
+        if condition.reason == "Unschedulable" and message and not OF_GANG.search(message):
             return message
     return ""
 

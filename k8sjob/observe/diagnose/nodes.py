@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.kube.objects import Condition, Object, event_time, moment
 from k8sjob.observe.diagnose.facts import GRACE_SECONDS, SIGKILLED
-from k8sjob.observe.diagnose.finding import Cause, Explanation, grouped
+from k8sjob.observe.diagnose.finding import Cause, Explanation, age, grouped
 from k8sjob.targets.api import JobState
 
 if TYPE_CHECKING:
@@ -54,9 +54,15 @@ def displaced(facts: Facts) -> dict[str, Explanation]:
     """The newest reason why each replica left its node."""
     left: dict[str, Explanation] = {}
     present = (found for pod in facts.pods if (found := _displaced(pod)))
-    for one in (*_displaced_before(facts), *present):
+    every = [*_displaced_before(facts), *present]
+    for one in every:
         if one.replica not in left or _time(left[one.replica]) <= _time(one):
             left[one.replica] = replace(one, over=facts.runs_again(one.replica))
+    for replica, one in left.items():
+        moments = [x.at for x in every if x.at and (x.replica, x.cause) == (replica, one.cause)]
+        if len(moments) > 1:
+            since = age(min(moments), facts.now)
+            left[replica] = replace(one, what=f"{one.what}, {len(moments)} times in {since}")
     return left
 
 
