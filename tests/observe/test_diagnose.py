@@ -591,11 +591,13 @@ def test_a_gate_and_the_reasons_of_other_schedulers():
         unplaced("worker-1", "Unschedulable", cordoned),
     ]
     notes = [finding.message for finding in why("Created", pods=pods)]
+    full = "none of 2 nodes accepts it: 1 is full of pods; 1 is cordoned, for 60 s"
     assert notes == [
         "master-0: scheduling gates hold it back: queue.example/topology, for 60 s",
-        "worker-0: no node accepts it: 3/4 tasks in gang unschedulable, for 60 s",
-        "worker-1: none of 2 nodes accepts it: 1 is full of pods; 1 is cordoned, for 60 s",
+        f"worker-0 and worker-1: {full}",
     ]
+    alone = why("Created", pods=pods[:2])[-1].message  # of others of its gang nothing is known
+    assert alone == "worker-0: no node accepts it: 3/4 tasks in gang unschedulable, for 60 s"
 
 
 def test_a_silent_operator():

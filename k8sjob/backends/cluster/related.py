@@ -42,6 +42,7 @@ _VOLCANO: Final = "scheduling.volcano.sh/v1beta1"
 _COSCHEDULING: Final = "scheduling.x-k8s.io/v1alpha1"
 _GROUP: Final = "scheduling.k8s.io/group-name"
 _COSCHEDULED: Final = "scheduling.x-k8s.io/pod-group"
+_NO_NAMES: Final = frozenset({"", ".", ".."})
 _ADMITTED: Final = "status.admission.clusterQueue"
 _VISIBILITY: Final = "visibility.kueue.x-k8s.io/v1beta2"
 _SECONDS: Final = 10.0
@@ -133,21 +134,22 @@ def _queue(transport: Transport, job: Json) -> list[Json]:
 def _gang(transport: Transport, snapshot: Snapshot) -> list[Json]:
     """Its PodGroups with their Events, and Volcano's Queue of each."""
     job, pods = Object(snapshot.job), map(Object, snapshot.pods)
-    groups = {pod.annotations.get(_GROUP) or pod.labels.get(_COSCHEDULED, "") for pod in pods}
+    names = {pod.annotations.get(_GROUP) or pod.labels.get(_COSCHEDULED, "") for pod in pods}
     if target_of(job.raw).gang(job.raw) is not None:
-        groups.add(job.name)
-    found: list[Json] = []
-    for name in groups - {""}:
-        for version in (_VOLCANO, _COSCHEDULING):
-            one = _Lookup("podgroups", job.namespace, name, api_version=version)
-            found += _read_related(transport, one)
+        names.add(job.name)
+    lookups = []
+    for name in sorted(names - _NO_NAMES):
         about = {"fieldSelector": f"involvedObject.kind=PodGroup,involvedObject.name={name}"}
-        found += _read_related(transport, _Lookup("events", job.namespace, query=about))
-    queues = {Object(one).spec.get("queue") for one in found if one.get("kind") == "PodGroup"}
-    for name in queues - {None, ""}:
-        one = _Lookup("queues", name=name, needed=True, api_version=_VOLCANO)
-        found += _read_related(transport, one)
-    return found
+        lookups += [
+            _Lookup("podgroups", job.namespace, name, api_version=_VOLCANO),
+            _Lookup("podgroups", job.namespace, name, api_version=_COSCHEDULING),
+            _Lookup("events", job.namespace, query=about),
+        ]
+    items = [item for lookup in lookups for item in _read_related(transport, lookup)]
+    for queue in sorted({str(Object(item).spec.get("queue", "")) for item in items} - _NO_NAMES):
+        lookup = _Lookup("queues", name=queue, needed=True, api_version=_VOLCANO)
+        items += _read_related(transport, lookup)
+    return items
 
 
 def _page(transport: Transport, namespaces: Iterable[str], selector: str) -> list[Json]:

@@ -47,19 +47,20 @@ def gang_waits(facts: Facts) -> Iterator[Diagnosis]:
 
 def _explained(facts: Facts, group: Object) -> Diagnosis:
     queue, size = str(group.spec.get("queue") or "default"), group.spec.get("minMember")
-    found = next((q for q in map(Object, facts.of_kind("Queue")) if q.name == queue), Object({}))
+    queues = {Object(item).name: Object(item) for item in facts.of_kind("Queue")}
+    room = queues.get(queue, Object({}))
     step = f"change gang.queue in the job; kubectl describe queues.scheduling.volcano.sh {queue}"
-    needs, most = amounts(group.spec.get("minResources")), amounts(found.spec.get("capability"))
+    needs, most = amounts(group.spec.get("minResources")), amounts(room.spec.get("capability"))
     limited = sorted(needs.keys() & most.keys())
     short = [name for name in limited if needs[name] > most[name]]
-    used = amounts(found.status.get("allocated"))
+    used = amounts(room.status.get("allocated"))
     table = "; ".join(
         f"{as_text(name, needs[name])} {name} needed, {as_text(name, used.get(name, Decimal()))} of"
         f" {as_text(name, most[name])} in use"
         for name in (short or limited)
     )
     never = f"its {size} pods need more than the queue {queue!r} may have: {table}" if short else ""
-    if (state := found.status.get("state") or "Open") != "Open":
+    if (state := room.status.get("state") or "Open") != "Open":
         never = f"the queue {queue!r} is {state}"
     if ("queues", queue) in facts.not_found:
         never = f"there is no queue {queue!r}"

@@ -22,12 +22,7 @@ if TYPE_CHECKING:
 
 _FIELD: Final = re.compile(r"spec\.(?P<kind>initContainers|containers)\{(?P<name>[^}]+)\}")
 _START_FAILED: Final = re.compile(r"unable to start container process|failed to create \w+ task")
-_START_ERROR: Final = 128
-"""The exit code that the kubelet gives a container whose process did not start."""
-_WAITING: Final = {
-    "InspectFailed": "InvalidImageName",
-    "ErrImageNeverPull": "ErrImageNeverPull",
-}
+_WAITING: Final = {"InspectFailed": "InvalidImageName", "ErrImageNeverPull": "ErrImageNeverPull"}
 """The reason for which a container waits, by that of its Event."""
 
 
@@ -73,17 +68,12 @@ def _pod(facts: Facts, replica: str, metadata: Json, events: Sequence[Json]) -> 
             states[key] = _state(event, states[key])
     if kill := facts.kubelet_kills.get(metadata["uid"]):
         killed = {"exitCode": SIGKILLED, "reason": "Error", "finishedAt": stamp(event_time(kill))}
-        states["containers", _ended(spec, kill)] = {"terminated": killed}
+        trains = str(training(spec.get("containers")).get("name", ""))
+        states["containers", trains] = {"terminated": killed}
     for (kind, name), state in states.items():
-        key = f"{kind.removesuffix('s')}Statuses"
-        status.setdefault(key, []).append({"name": name, "state": state})
+        statuses = status.setdefault(f"{kind.removesuffix('s')}Statuses", [])
+        statuses.append({"name": name, "state": state})
     return {"metadata": metadata, "spec": spec, "status": status}
-
-
-def _ended(spec: Json, kill: Json) -> str:
-    """The name of the container that the kubelet ended; of a whole Pod, the one that trains."""
-    field = _FIELD.fullmatch(Object(kill).part("involvedObject").get("fieldPath") or "")
-    return field["name"] if field else str(training(spec.get("containers")).get("name", ""))
 
 
 def _state(event: Json, before: Json) -> Json:
@@ -97,7 +87,8 @@ def _state(event: Json, before: Json) -> Json:
     if reason != "Failed" or re.fullmatch(r"\w+", error):  # "Error: ImagePullBackOff" says no more
         return before
     if _START_FAILED.search(error):
-        end = {"exitCode": _START_ERROR, "reason": "StartError", "message": error}
+        # The kubelet's own code for a container whose process did not start.
+        end = {"exitCode": 128, "reason": "StartError", "message": error}
         return {"terminated": {**end, "finishedAt": stamp(event_time(event))}}
     pull = error.startswith("Failed to pull image")
     why = "ErrImagePull" if pull else "CreateContainerConfigError"
