@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from k8sjob.checks.lint import lint_manifest
 from k8sjob.cli.jobfile import JobFile, set_option
 from k8sjob.cli.options import format_option, source_name
 from k8sjob.cli.output import document, fail, line, warn
 from k8sjob.contract import counted
 from k8sjob.errors import SpecError
 from k8sjob.jobs.plan import image_warnings
-from k8sjob.rendering import check_script, manifest, remarks
+from k8sjob.rendering import check_script, remarks, render
 from k8sjob.spec import schema
 from k8sjob.yamldoc import JOB_FILE, job_file
 
@@ -48,13 +49,16 @@ def _checked(job: JobFile) -> tuple[dict[str, Any], str]:
     try:
         spec = job.load()
         with job.located():
-            manifest(spec)  # whether an overlay fits shows only in the manifest
+            rendered = render(spec)  # whether an overlay fits shows only in the manifest
             check_script(spec, job.folder)
     except SpecError as error:
         result.update(valid=False, problems=[asdict(problem) for problem in error.problems])
         return result, str(error)
     result["job"] = {"name": spec.name, "nodes": spec.nnodes, "processes": spec.world_size}
     result["warnings"] = [*remarks(spec), *image_warnings(spec, spec.image_reference)]
+    if "hostNetwork: true" in rendered:  # of the few jobs that have it
+        of_dns = (one for one in lint_manifest(rendered) if one.id == "host-network-dns")
+        result["warnings"] += [finding.message for finding in of_dns]
     size = f"{counted(spec.nnodes, 'pod')}, {counted(spec.world_size, 'process', 'es')}"
     return result, f"{source_name(job.path)}: valid: {spec.name}, {size}"
 

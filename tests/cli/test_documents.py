@@ -164,3 +164,14 @@ def test_a_manifest_is_utf_8_whatever_the_terminal(job_file):
     ).stdout
     pods = yaml.safe_load(out.decode())["spec"]["pytorchReplicaSpecs"]["Master"]["template"]
     assert pods["metadata"]["annotations"]["note"] == "한글 🚀"
+
+
+def test_validate_warns_of_pods_that_resolve_no_names(tmp_path, k8sjob):
+    text = "name: a\nimage: registry.example/a:1\nrun: {command: [a]}\nreplicas: {workers: 1}\n"
+    file = tmp_path / "job.yaml"
+    file.write_text(f"{text}pod_template: {{spec: {{hostNetwork: true}}}}\n")
+    done = k8sjob("validate", file)
+    assert done.code == 0
+    assert "dnsPolicy" in done.err
+    file.write_text(f"{text}host_network: true\n")
+    assert k8sjob("validate", file).err == ""

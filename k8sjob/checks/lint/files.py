@@ -10,7 +10,13 @@ from importlib.util import decode_source
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.checks.lint import manifest_pods, script_collectives, script_data, script_process_group
+from k8sjob.checks.lint import (
+    manifest_pods,
+    script_collectives,
+    script_data,
+    script_order,
+    script_process_group,
+)
 from k8sjob.checks.lint.finding import UNKNOWN_IGNORE, Finding, findings
 from k8sjob.checks.lint.script_facts import Script, Setting
 from k8sjob.checks.lint.script_modules import parse_module, program
@@ -47,7 +53,12 @@ _SYNTAX: Final = Check(
 )
 _MANIFEST_RULES: Final = (manifest_pods.RULES, *filter(None, (kind.rules for kind in TARGETS)))
 _JOB_RULES: Final = Rules["_JobFile"]("manifest")
-_SCRIPT_RULES: Final = (script_process_group.RULES, script_collectives.RULES, script_data.RULES)
+_SCRIPT_RULES: Final = (
+    script_process_group.RULES,
+    script_collectives.RULES,
+    script_data.RULES,
+    script_order.RULES,
+)
 
 
 def lint(path: str | Path, changes: Sequence[Change] = ()) -> list[Finding]:
@@ -154,17 +165,18 @@ def _ids(several: Iterable[Rules[Any]]) -> Iterator[str]:
     return (check.id for rules in several for check in rules.checks)
 
 
-def _invalid(error: SpecError, source: str) -> list[Finding]:
-    return [
-        Finding.of(
-            _INVALID,
-            f"{problem.field}: {problem.message}" if problem.field else problem.message,
-            source,
-            problem.line or 1,
-            problem.column or 1,
-        )
-        for problem in error.problems
-    ]
+def _invalid(error: SpecError, source: str, document: Document | None = None) -> list[Finding]:
+    """The problems as findings; one of rendering has its place in the document by its field."""
+    found = []
+    for problem in error.problems:
+        text = f"{problem.field}: {problem.message}" if problem.field else problem.message
+        line, column = problem.line, problem.column
+        if document and problem.field and not line:
+            from k8sjob.spec.changes import steps  # noqa: PLC0415 - see _lint_job
+
+            line, column = document.place(steps(problem.field))
+        found.append(Finding.of(_INVALID, text, source, line or 1, column or 1))
+    return found
 
 
 def _jobs_in(documents: list[Document]) -> Iterator[ManifestJob]:
@@ -212,6 +224,7 @@ def _lint_job(text: str, source: str, folder: Path, changes: Sequence[Change]) -
     from k8sjob.spec import JobSpec  # noqa: PLC0415 - see above
     from k8sjob.spec.changes import changed, job_document  # noqa: PLC0415 - see above
 
+    document = None
     try:
         document = changed(job_document(text, source), changes)
         spec = JobSpec.model_validate(document.data, context=document)
@@ -220,7 +233,7 @@ def _lint_job(text: str, source: str, folder: Path, changes: Sequence[Change]) -
             alike: dict[str, Any] = {"target": DEFAULT.name, "overlay": {}}
             rendered = render(spec.model_copy(update=alike))
     except SpecError as error:
-        return _invalid(error, source)
+        return _invalid(error, source, document)
     manifest = next(_jobs_in([parse(rendered)]))
     manifest.place = lambda path: _place(document, path)
     manifest.rendered, manifest.base = True, getattr(spec.image, "base", None) or ""
@@ -309,6 +322,20 @@ def _image_too_old(job: _JobFile) -> Iterator[Hit]:
     image = getattr(job.spec.image, "base", "") or job.spec.image_reference
     if job.spec.uses_agent and (why := manifest_pods.too_old(image)):
         yield job.at("image", f"{image} has {why}; use a newer image")
+
+
+@_JOB_RULES.warning
+def _checkpoint_not_shared(job: _JobFile) -> Iterator[Hit]:
+    """A pod that is created again may be on another node, where such a folder is empty."""
+    spec, volume = job.spec, job.spec.checkpoint_volume
+    local = volume is None or volume.empty_dir is not None or volume.host_path is not None
+    if spec.checkpoint and spec.nnodes > 1 and local:
+        where = "no volume" if volume is None else f"{volume.name!r}, which each pod or node has"
+        yield job.at(
+            "checkpoint",
+            f"checkpoint.dir {spec.checkpoint.dir} is on {where}: with {spec.nnodes} pods a restart"
+            " may find no checkpoint, or another pod's; mount a pvc that all pods share there",
+        )
 
 
 def _lint_script_of(job: _JobFile, manifest: ManifestJob, script: Path) -> list[Finding]:

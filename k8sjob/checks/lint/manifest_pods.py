@@ -87,6 +87,26 @@ def _no_shared_memory(job: ManifestJob) -> Iterator[Hit]:
             )
 
 
+@RULES.error
+def _host_network_dns(job: ManifestJob) -> Iterator[Hit]:
+    """A pod on the host's network asks the node's name server, which knows no name of a cluster."""
+    of_runtime = job.get("spec", "mlPolicy", "numNodes")
+    for replica in job.replicas:
+        pod, parallel = replica.pod, job.get(*map(str, replica.path[:-1]), "parallelism")
+        nodes = [count for count in (job.nodes, parallel, of_runtime) if isinstance(count, int)]
+        resolves = pod.get("dnsPolicy") in ("ClusterFirstWithHostNet", "None")
+        if pod.get("hostNetwork") is True and max(nodes) > 1 and not resolves:
+            yield job.at(
+                (*replica.path, "spec", "hostNetwork"),
+                f"hostNetwork of the {replica.role} without dnsPolicy ClusterFirstWithHostNet: it "
+                "cannot resolve the names of the other pods, so the processes never meet; "
+                + job.step(
+                    "set dnsPolicy: ClusterFirstWithHostNet beside it",
+                    "set host_network: true, which sets the policy, too, or add dnsPolicy",
+                ),
+            )
+
+
 @RULES.warning
 def _istio_annotation_misplaced(job: ManifestJob) -> Iterator[Hit]:
     """Injection looks at the pods, and the operator copies no metadata of the job to them."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.checks.lint.script_code import keyword
+from k8sjob.checks.lint.script_code import constant, keyword
 from k8sjob.checks.lint.script_facts import MAKES_GROUP
 from k8sjob.checks.lint.script_modules import Function
 from k8sjob.checks.lint.script_ranks import RANKS
@@ -243,3 +243,70 @@ def _forward_on_one_rank(script: Script) -> Iterator[Hit]:
                 "buffers, the call waits for the other ranks; call model.module there, or evaluate "
                 "on every rank",
             )
+
+
+@RULES.error
+def _group_differs_by_rank(script: Script) -> Iterator[Hit]:
+    """All ranks call new_group in one order with the same list, whether they are in it or not."""
+    calls = [] if script.setting.processes == 1 else script.torch_calls("new_group")
+    lonely = {place.call for place, _ in _one_sided(script)} if calls else set()
+    for call in calls:
+        ranks = keyword(call, "ranks", 0)
+        # Groups of one rank have nobody to confuse; local synchronization is made for such lists.
+        alone = isinstance(ranks, ast.List) and len(ranks.elts) == 1
+        if call in lonely or alone or keyword(call, "use_local_synchronization"):
+            continue
+        if ranks is not None and script.ranks.made_of_rank(ranks):
+            seen = f"`{ast.unparse(ranks)}` is another list on other ranks"
+        elif guard := _selecting(script, call):
+            seen = f"only the ranks come here that `{ast.unparse(guard)}` selects"
+        else:
+            continue
+        yield script.at(
+            call,
+            f"new_group is called by every rank with the same list, and {seen}: the groups are "
+            "mixed up or wait for each other until a timeout; create each group on all ranks, in "
+            "the same order, and keep the one that has this rank",
+        )
+
+
+def _selecting(script: Script, call: ast.Call) -> ast.expr | None:
+    """The condition on a call that holds on some ranks, perhaps on both rank 0 and rank 1."""
+    for guard in script.guards(call):
+        match guard.test:
+            case ast.Compare(left=left, ops=[op], comparators=[right]) if script.ranks.reads(left):
+                bound = constant(right)  # `rank >= 0` and `rank != -1` ask whether there is a group
+                listed = len(right.elts) if isinstance(right, ast.List | ast.Tuple) else 0
+                of_list = isinstance(op, ast.In | ast.NotIn)
+                if of_list and not (listed and listed == script.setting.processes):
+                    return guard.test
+                if isinstance(bound, int) and bound > 0:
+                    return guard.test
+            case _:
+                pass
+    return None
+
+
+_ROOTS: Final[Mapping[str, tuple[str, int]]] = {
+    **dict.fromkeys(("broadcast", "broadcast_object_list"), ("src", 1)),
+    **dict.fromkeys(("scatter", "scatter_object_list"), ("src", 2)),
+    **dict.fromkeys(("gather", "gather_object"), ("dst", 2)),
+    "reduce": ("dst", 1),
+}
+"""Collectives with one rank that sends or receives, and where that argument is."""
+
+
+@RULES.error
+def _root_differs_by_rank(script: Script) -> Iterator[Hit]:
+    """All ranks name the same source or destination; its own rank is another one on each."""
+    for name, call in script.calls if script.setting.processes != 1 else ():
+        argument, position = _ROOTS.get(name.removeprefix("torch.distributed."), ("", 0))
+        root = keyword(call, argument, position) if argument else None
+        if root is None or not script.ranks.reads(root) or script.ranks.only_some_reach(call):
+            continue
+        yield script.at(
+            root,
+            f"{argument}={ast.unparse(root)} is this process's own rank, so every rank names "
+            "another one: the ranks wait for each other, or each keeps its own value; name one "
+            f"rank for all, such as {argument}=0",
+        )

@@ -11,7 +11,7 @@ from k8sjob.checks.lint.script_facts import MANAGED, Script
 from k8sjob.rules import Hit, Rules
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 RULES: Final = Rules["Script"]("script")
 
@@ -108,6 +108,44 @@ def _sampler_in_evaluation(script: Script) -> Iterator[Hit]:
                 "of pods; give each rank a share, Subset(data, range(rank, len(data), world)), and "
                 "reduce sums and counts",
             )
+
+
+_SHARES: Final[Mapping[str, tuple[tuple[str, int], ...]]] = {
+    "DistributedSampler": (("num_replicas", 1), ("rank", 2)),
+    "split_dataset_by_node": (("rank", 1), ("world_size", 2)),
+    "shard": (("num_shards", 0), ("index", 1)),
+}
+"""What divides data between ranks, with the arguments that say how many and which of them."""
+_SHARE: Final = (("num_replicas", None), ("rank", None))
+"""The arguments of any other sampler, by name."""
+
+
+@RULES.warning
+def _sampler_by_local_rank(script: Script) -> Iterator[Hit]:
+    """LOCAL_RANK counts the processes of one pod; the data is divided between those of all."""
+    if script.setting.nodes == 1 or script.setting.processes == 1:
+        return
+    for name, call in script.calls:
+        last = name.rpartition(".")[2]
+        arguments = _SHARES.get(last, _SHARE if last.endswith("Sampler") else ())
+        for argument, position in arguments:
+            value = keyword(call, argument, position)
+            if value is not None and _is_local(script, value):
+                yield script.at(
+                    value,
+                    f"{argument}={ast.unparse(value)} counts within one pod: every pod trains on "
+                    "the same share of the data, silently; use RANK and WORLD_SIZE, or the "
+                    "sampler's defaults, which are those of the process group",
+                )
+
+
+def _is_local(script: Script, value: ast.expr) -> bool:
+    """Whether a value certainly is a rank, or a number of processes, of one pod."""
+    if any(script.ranks.reads(value, name) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
+        return True
+    names = {script.last_name(origin) for origin in script.values.origins(value)}
+    counts = {"device_count"} if not script.spawns else set()  # where it is the whole world
+    return bool(names) and names <= {"local_rank", "local_process_index", *counts}
 
 
 @RULES.warning
@@ -241,13 +279,19 @@ def _keras_not_training(script: Script) -> Iterator[Hit]:
     """Outside of fit, Keras calls a model for inference unless training=True is passed."""
     if script.has_runtime or "keras" not in script.modules:
         return
-    trained = {
-        script.last_name(node.value)
+    weights = [
+        node.value
         for node in script.nodes
         if isinstance(node, ast.Attribute) and _is_optimized(script, node)
-    }
+    ]
+    trained = {script.last_name(owner) for owner in weights} - {""}
+    models = {model for owner in weights for model in script.unwrapped(owner)}
     steps = {loop for call in script.method_calls("backward") for loop in script.loops(call)}
-    for call in (call for name, call in script.calls if name.rpartition(".")[2] in trained - {""}):
+    for _, call in script.calls:
+        if script.last_name(call.func) not in trained and not models.intersection(
+            script.unwrapped(call.func)
+        ):
+            continue
         given = any(one.arg in (None, "training") for one in call.keywords)
         if given or not steps.intersection(script.loops(call)[:1]):
             continue
@@ -274,7 +318,7 @@ def _is_optimized(script: Script, weights: ast.Attribute) -> bool:
 def _modes(script: Script, model: ast.expr) -> set[str]:
     """The layers of _MODES that a model seems to have, unless it sets their mode by itself."""
     found: set[str] = set()
-    for made in script.values.origins(model):
+    for made in script.unwrapped(model):
         listed = isinstance(made, ast.Call) and made.args and isinstance(made.args[0], ast.List)
         whole = made if listed else script.function(made) or script.module(made).tree
         text = ast.unparse(script.instance(made) or whole)

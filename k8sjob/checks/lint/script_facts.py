@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.checks.lint.script_code import constant
 from k8sjob.checks.lint.script_paths import Paths, is_main_guard
 from k8sjob.checks.lint.script_ranks import Ranks
-from k8sjob.checks.lint.script_values import Values
+from k8sjob.checks.lint.script_values import SAME, Values
 from k8sjob.rules import Hit
 
 if TYPE_CHECKING:
@@ -166,8 +166,8 @@ class Script(Paths):
         ]
 
     def is_keras_model(self, node: ast.expr) -> bool:
-        """Whether a value is always a model of Keras, or of a subclass."""
-        values = self.values.origins(node)
+        """Whether a value is always a model of Keras, or of a subclass, wrapped or not."""
+        values = self.unwrapped(node)
 
         def is_keras(value: ast.expr) -> bool:
             made = self.instance(value)
@@ -175,3 +175,18 @@ class Script(Paths):
             return any(_KERAS_MODEL.fullmatch(self.name(base)) for base in bases)
 
         return bool(values) and all(map(is_keras, values))
+
+    def unwrapped(self, node: ast.expr) -> list[ast.expr]:
+        """Where a model comes from, whatever DistributedDataParallel or `.to()` is around it."""
+        origins, models = list(self.values.origins(node)), list[ast.expr]()
+        for origin in origins:
+            match origin:
+                case ast.Call(func=ast.Attribute(value=inner, attr=name)) if name in SAME:
+                    pass
+                case ast.Call(args=[inner, *_]) if self.values.kind(origin) in ("ddp", "fsdp"):
+                    pass
+                case _:
+                    models.append(origin)
+                    continue
+            origins += [one for one in self.values.origins(inner) if one not in origins]
+        return models

@@ -63,6 +63,19 @@ def _makes_own_world(script: Script) -> bool:
     return given or any(name in ("RANK", "WORLD_SIZE") for name, _ in _environ_writes(script))
 
 
+def _spawns_one(script: Script, count: ast.expr | None) -> bool:
+    """Whether mp.spawn starts one process in each pod, which then has the pod's rank."""
+    if count is None:
+        return True  # its default
+    numbers = {
+        script.setting.gpus if script.last_name(origin) == "device_count" else constant(origin)
+        for origin in script.values.origins(count)
+    }
+    name = getattr(count, "attr", "")
+    options = {constant(value) for option, value in script.ranks.defaults if option == name}
+    return numbers == {1} or options - {None} == {1}
+
+
 @RULES.warning
 def _spawn_in_every_pod(script: Script) -> Iterator[Hit]:
     """mp.spawn counts the processes of its own pod; the environment has one rank for each pod."""
@@ -73,10 +86,10 @@ def _spawn_in_every_pod(script: Script) -> Iterator[Hit]:
                 "mp.spawn counts from 0 in each pod, so with several pods every rank exists several"
                 " times: they train side by side, or collide at the rendezvous"
             )
-        elif constant(keyword(call, "nprocs", 2)) != 1:
+        elif not _spawns_one(script, keyword(call, "nprocs", 2)):
             seen = (
                 "the processes of mp.spawn create their group from the environment, where all of a "
-                "pod find the same RANK: the group cannot be created"
+                "pod find the same RANK: with more than one of them the group cannot be created"
             )
         else:
             continue
@@ -85,6 +98,60 @@ def _spawn_in_every_pod(script: Script) -> Iterator[Hit]:
             f"{seen}; remove mp.spawn, set replicas.nproc_per_node (or use torchrun), and read "
             "RANK, WORLD_SIZE and LOCAL_RANK from the environment",
         )
+
+
+_STARTS: Final = re.compile(
+    r"subprocess\.(run|call|check_call|check_output|Popen|getoutput|getstatusoutput)"
+    r"|os\.(system|popen|exec\w+|spawn\w+|posix_spawnp?)|runpy\.run_module"
+    r"|asyncio\.create_subprocess_\w+"
+)
+_LAUNCHES: Final = re.compile(
+    r"(^|[;&|]\s*|/)(\w+=\S*\s+)*(torchrun|deepspeed|horovodrun|mpirun|mpiexec)\b"
+    r"|\btorch\.distributed\.(run|launch)\b|\baccelerate(\.commands\.launch|\s+launch)\b"
+)
+"""A launcher at the beginning of a command, or as a module."""
+_IN_PROCESS: Final = re.compile(
+    r"torch\.distributed\.(run\.(main|run)|launch\.main|launcher\.(api\.)?\w+)"
+    r"|accelerate\.(notebook|debug)_launcher|accelerate\.commands\.launch\.\w+"
+)
+
+
+@RULES.warning
+def _own_launcher(script: Script) -> Iterator[Hit]:
+    """Each process of the job would start all processes of its own training once more."""
+    # A program that a plain python starts, and that only launches others, is right to do so.
+    launched = (script.setting.launcher or "none") != "none"
+    trains = script.setting.launcher is None and (script.makes_group or script.trains)
+    if script.setting.processes == 1 or not (launched or trains):
+        return
+    for name, call in script.calls:
+        text = _IN_PROCESS.fullmatch(name) and name
+        if _STARTS.fullmatch(name):
+            launcher = _LAUNCHES.search(_words(script, call))
+            text = launcher and launcher[0].strip("/;&| ")
+        if text and not script.always(call, lambda place: _asks_rank(script, place)):
+            yield script.at(
+                call,
+                f"this starts the launcher {text} in every process of the job, whose variables it "
+                "inherits: the launchers wait for each other, or each trains by itself; remove it "
+                "and set replicas.nproc_per_node, or start it by run.command",
+            )
+
+
+def _asks_rank(script: Script, place: ast.AST) -> bool:
+    return any(script.ranks.mentioned_in(guard.test) for guard in script.guards(place))
+
+
+def _words(script: Script, node: ast.AST) -> str:
+    """The texts in a command, those of its variables included."""
+    words: list[str] = []
+    for part in ast.walk(node):
+        if isinstance(part, ast.Constant):
+            words.append(str(part.value))
+        elif isinstance(part, ast.Name):
+            origins = [one for one in script.values.origins(part) if one is not part]
+            words += [str(constant(text)) for one in origins for text in ast.walk(one)]
+    return " ".join(word for word in words if word != "None")
 
 
 @RULES.error
@@ -266,7 +333,7 @@ def _device_by_global_rank(script: Script) -> Iterator[Hit]:
         return
     for call in (call for _, call in script.calls):
         for device in _devices(script, call):
-            if _is_global_rank(script, device):
+            if script.ranks.reads(device):
                 yield script.at(
                     device,
                     f"`{ast.unparse(device)}` is the rank over all pods, used as the index of a "
@@ -294,19 +361,3 @@ def _devices(script: Script, call: ast.Call) -> Iterator[ast.expr]:
                 yield rank
             case _:
                 yield candidate
-
-
-def _is_global_rank(script: Script, node: ast.expr) -> bool:
-    """get_rank() or int(os.environ["RANK"]), directly or by a variable that is nothing else."""
-    origins = script.values.origins(node)
-    return bool(origins) and all(_reads_rank(script, origin) for origin in origins)
-
-
-def _reads_rank(script: Script, node: ast.expr) -> bool:
-    match node:
-        case ast.Call(func=ast.Name(id="int"), args=[inner]):
-            return script.ranks.variable(inner) == "RANK"
-        case ast.Call(func=function, args=[]):
-            return script.name(function) == "torch.distributed.get_rank"
-        case _:
-            return False

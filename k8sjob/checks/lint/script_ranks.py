@@ -89,6 +89,7 @@ class Ranks:
         self._code, self._values = code, values
         self._known: dict[ast.AST | None, OnRanks] = {}
         self._about_rank: dict[ast.expr, bool] = {}
+        self._made_of_rank: dict[ast.expr, bool] = {}
         self._guards: dict[ast.AST, list[Guard]] = {}
 
     def truth(self, test: ast.AST | None) -> Truth:
@@ -172,10 +173,14 @@ class Ranks:
         return not (found and found.unknown)
 
     @cached_property
+    def defaults(self) -> Sequence[tuple[str, ast.expr | None]]:
+        """Names of parameters, attributes and options, with their defaults."""
+        return [pair for node in self._code.nodes for pair in _with_defaults(node)]
+
+    @cached_property
     def _sizes(self) -> frozenset[str]:
         """Names that get a number which no rank has by default: `rank=8` is a matrix's."""
-        given = (pair for node in self._code.nodes for pair in _with_defaults(node))
-        return frozenset(name for name, value in given if _is_size(constant(value)))
+        return frozenset(name for name, value in self.defaults if _is_size(constant(value)))
 
     def variable(self, node: ast.expr) -> str:
         """The environment variable that an expression reads; empty if it is none."""
@@ -187,6 +192,32 @@ class Ranks:
             case _:
                 return ""
         return name if reads else ""
+
+    def reads(self, node: ast.expr, variable: str = "RANK") -> bool:
+        """Whether a value is certainly that of an environment variable; get_rank() is RANK."""
+        origins = self._values.origins(node)
+        return bool(origins) and all(self._reads(origin, variable) for origin in origins)
+
+    def _reads(self, node: ast.expr, variable: str) -> bool:
+        match node:
+            case ast.Call(func=ast.Name(id="int"), args=[inner]):
+                return self.variable(inner) == variable
+            case ast.Call(func=function, args=[]) if variable == "RANK":
+                return self._code.name(function) == "torch.distributed.get_rank"
+            case _:
+                return self.variable(node) == variable
+
+    def made_of_rank(self, node: ast.expr) -> bool:
+        """Whether an expression certainly has the rank in it, directly or through variables."""
+        if node not in self._made_of_rank:
+            self._made_of_rank[node] = False  # for one that is made of itself
+            names = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
+            parts = [part for part in ast.walk(node) if isinstance(part, names)]
+            origins = [o for part in parts for o in self._values.origins(part) if o is not part]
+            with suppress(RecursionError):
+                made = any(map(self.reads, parts)) or any(map(self.made_of_rank, origins))
+                self._made_of_rank[node] = made
+        return self._made_of_rank[node]
 
     def guards(self, node: ast.AST) -> list[Guard]:
         """The conditions on a node, decorators like `@rank_zero_only` included."""

@@ -39,7 +39,7 @@ _PARAMETERS: Final = {
     "run": ("k8sjob", "run"),
 }
 """Names of parameters with the library that has such objects, and their kind."""
-_SAME: Final = frozenset({"to", "cuda", "cpu", "train", "eval", "float", "half", "bfloat16"})
+SAME: Final = frozenset({"to", "cuda", "cpu", "train", "eval", "float", "half", "bfloat16"})
 """Methods of a model that give the model."""
 
 
@@ -169,7 +169,7 @@ class Values:
         if isinstance(call.func, ast.Attribute) and (owner := self.kind(call.func.value)):
             if owner == "session" and call.func.attr == "prepare":
                 return "run"
-            return owner if call.func.attr in _SAME else ""
+            return owner if call.func.attr in SAME else ""
         return self._first(self._code.assigned(call))
 
     def _parameter(self, function: Function, name: str) -> str:

@@ -100,6 +100,18 @@ class PyTorchJob(Target):
 
     # --- from a spec to an object
 
+    def refusals(self, spec: JobSpec) -> Iterator[Problem]:
+        """A rendezvous that is not the agent's: it would leave at its start, or wait for ever."""
+        policy = at_path(spec.overlay, "spec", "elasticPolicy")
+        step = "remove it, or let torchrun start the job (run.command)"
+        for field, pattern, words in (
+            ("rdzvBackend", "c10d", "k8sjob's agent joins by c10d"),
+            ("rdzvHost", rf"{spec.name}-worker-\d+(\..*)?", "k8sjob's agent joins at a pod"),
+        ):
+            value = at_path(policy, field)
+            if spec.uses_agent and value is not None and not re.fullmatch(pattern, str(value)):
+                yield Problem(f"overlay.spec.elasticPolicy.{field}", f"{value!r}: {words}; {step}")
+
     def values(self, spec: JobSpec) -> dict[str, Any]:
         """The template's values, beside those that all kinds have."""
         return {

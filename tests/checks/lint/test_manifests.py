@@ -359,3 +359,73 @@ def test_the_overlay_of_another_kind_is_read(tmp_path):
     file = tmp_path / "job.yaml"
     file.write_text(dump({**spec, "target": "job", "overlay": overlay}))
     assert "image-host" in [one.id for one in lint(file)]
+
+
+@pytest.mark.parametrize(
+    ("pod", "workers", "found"),
+    [
+        ({"hostNetwork": True}, 1, True),
+        ({"hostNetwork": True, "dnsPolicy": "ClusterFirst"}, 1, True),
+        ({"hostNetwork": True, "dnsPolicy": "Default"}, 1, True),
+        ({"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}, 1, False),
+        ({"hostNetwork": True, "dnsPolicy": "None"}, 1, False),
+        ({"hostNetwork": True}, 0, False),
+        ({"hostNetwork": False}, 1, False),
+    ],
+)
+def test_pods_on_the_network_of_their_node(pytorchjob, pod, workers, found):
+    job = pytorchjob(workers=workers)
+    replicas = job["spec"]["pytorchReplicaSpecs"]
+    for replica in replicas.values():
+        replica["template"]["spec"] |= pod
+    assert ids(job) == ["host-network-dns"] * found * len(replicas)
+    template = replicas["Master"]["template"]
+    indexed = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "a"}}
+    indexed["spec"] = {"parallelism": workers + 1, "template": template}
+    assert ("host-network-dns" in ids(indexed)) is found
+
+
+OVERLAID = """\
+name: digits
+image: registry.example/digits:1
+run: {run}
+replicas: {{workers: 3, elastic: {{min: 2, max: 4}}}}
+overlay:
+  spec:
+    elasticPolicy: {policy}
+"""
+
+
+@pytest.mark.parametrize(
+    ("run", "policy", "field"),
+    [
+        ("{script: main.py}", "{rdzvBackend: etcd}", "rdzvBackend"),
+        ("{module: train}", "{rdzvBackend: etcd-v2}", "rdzvBackend"),
+        ("{script: main.py}", "{rdzvHost: etcd, rdzvPort: 2379}", "rdzvHost"),
+        ("{script: main.py}", "{rdzvBackend: c10d, rdzvHost: digits-worker-0}", None),
+        ("{script: main.py}", "{rdzvHost: digits-worker-0.team.svc}", None),
+        ("{command: [torchrun, main.py]}", "{rdzvBackend: etcd, rdzvHost: etcd}", None),
+    ],
+)
+def test_a_rendezvous_that_the_agent_does_not_join(tmp_path, run, policy, field):
+    file = tmp_path / "job.yaml"
+    file.write_text(OVERLAID.format(run=run, policy=policy))
+    refused = [finding for finding in lint(file) if finding.id == "invalid-document"]
+    assert [one.line for one in refused] == [7] * bool(field)
+    assert all(f"overlay.spec.elasticPolicy.{field}" in one.message for one in refused)
+
+
+@pytest.mark.parametrize(
+    ("volume", "workers", "found"),
+    [
+        ("pvc: data", 1, False),
+        ("empty_dir: {}", 1, True),
+        ("host_path: /data", 1, True),
+        ("host_path: /data", 0, False),
+    ],
+)
+def test_checkpoints_on_a_folder_of_one_node(tmp_path, volume, workers, found):
+    text = "name: a\nimage: registry.example/a:1\nrun: {script: a.py}\ncheckpoint: {dir: /c/d}\n"
+    text += f"replicas: {{workers: {workers}}}\nvolumes: [{{name: c, mount: /c, {volume}}}]\n"
+    (tmp_path / "job.yaml").write_text(text)
+    assert [finding.id for finding in lint(tmp_path)] == ["checkpoint-not-shared"] * found

@@ -184,6 +184,8 @@ mp.spawn(train, args=(2,), nprocs={})
         ("dist.init_process_group('gloo')", "2", "find the same RANK"),
         ("dist.init_process_group('gloo')", "n", "find the same RANK"),
         ("dist.init_process_group('gloo')", "1", None),
+        ("dist.init_process_group('gloo')", "args.n); p.add_argument('-n', default=1", None),
+        ("dist.init_process_group('gloo')", "torch.cuda.device_count()", "find the same RANK"),
         ("dist.init_process_group('gloo', rank=i + 2 * int(os.environ['RANK']))", "2", None),
     ],
 )
@@ -351,6 +353,12 @@ def test_a_local_rank_that_shares_no_gpu(setting):
     assert ids(text, setting, group=False) == []
 
 
+def test_a_spawn_of_one_process_in_each_pod():
+    text = SPAWN.format("dist.init_process_group('gloo')", "torch.cuda.device_count()")
+    assert lint_script(text, setting=Setting(nodes=2, processes=2, gpus=1)) == []
+    assert lint_script(text.replace(", nprocs=torch.cuda.device_count()", "")) == []
+
+
 KERAS = "import keras\nmodel = keras.Sequential([keras.layers.Dropout(0.5)])\n"
 LOOP = "optimizer = torch.optim.SGD(model.parameters())\nfor x, y in data:\n    "
 
@@ -392,6 +400,21 @@ def test_a_keras_model_in_a_loop_of_ones_own(step, found):
     text = f"{KERAS}{others}{LOOP}{step}\n    optimizer.step()\n    optimizer.zero_grad()\n"
     assert ids(f"import torch\n{text}", group=False) == (["keras-not-training"] if found else [])
     assert ids(text.replace("Dropout(0.5)", "Dense(2)"), group=False) == []
+
+
+@pytest.mark.parametrize("weights", ["model", "ddp"])
+@pytest.mark.parametrize("called", ["ddp(x)", "ddp.to(0)(x)"])
+def test_a_keras_model_inside_of_ddp(weights, called):
+    text = (
+        f"import torch\n{KERAS}model = model.to(0)\n"
+        "ddp = torch.nn.parallel.DistributedDataParallel(model)\n"
+        f"optimizer = torch.optim.SGD({weights}.parameters())\n"
+        f"for x in data:\n    {called}.sum().backward()\n    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+    )
+    found = ids(text, Setting(nodes=1, processes=1), group=False)
+    assert "keras-not-training" in found
+    assert "keras-not-training" not in ids(text.replace("x)", "x, training=True)"), group=False)
 
 
 @pytest.mark.parametrize(
