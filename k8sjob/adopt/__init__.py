@@ -27,8 +27,16 @@ from k8sjob.rendering.manifest import companion, manifest
 from k8sjob.rendering.overlay import leaves, merge
 from k8sjob.spec import JobSpec
 from k8sjob.spec.changes import steps
-from k8sjob.targets.jobs import READERS, is_job, is_suspended, keyed, reader_of, sent
-from k8sjob.yamldoc import Document, objects, parse_all
+from k8sjob.targets.jobs import (
+    READERS,
+    is_job,
+    is_suspended,
+    keyed,
+    reader_of,
+    sent,
+    wrapped_job,
+)
+from k8sjob.yamldoc import Document, objects, parse_all, refuse_template
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,13 +55,14 @@ _Place = tuple[Document, "FieldPath", Json]
 """An object: its document, where it is in that, and what it says."""
 
 
-def _read(text: str | bytes, source: str) -> tuple[Json, list[str]]:
+def _read(text: str | bytes, source: str, name: str | None) -> tuple[Json, list[str]]:
     """The job as its author wrote it, in the layout that k8sjob renders, and notes.
 
     Raises:
         SpecError: not YAML, not exactly one job, or one that a cluster or k8sjob refuses.
     """
-    found, beside = _only_job(parse_all(text, source), source)
+    refuse_template(text, source)
+    found, beside = _only_job(parse_all(text, source), source, name)
     others = [item for _, _, item in beside]
     job, dropped = _without_generated_fields(found[2])
     reader = reader_of(job)
@@ -82,13 +91,16 @@ def _placed(problem: Problem, job: _Place, beside: list[_Place]) -> Problem:
     return replace(problem, line=line, column=column)
 
 
-def _only_job(documents: list[Document], source: str) -> tuple[_Place, list[_Place]]:
+def _only_job(
+    documents: list[Document], source: str, name: str | None
+) -> tuple[_Place, list[_Place]]:
     jobs, beside = list[_Place](), list[_Place]()
     for document, place, given in objects(documents):
         item = _without_nulls(given)
         (jobs if is_job(item) else beside).append((document, place, item))
-    if len(jobs) == 1:
-        return jobs[0], beside
+    chosen = [job for job in jobs if name in (None, Object(job[2]).name)]
+    if len(chosen) == 1:
+        return chosen[0], [*beside, *(job for job in jobs if job is not chosen[0])]
     others = [item for _, _, item in beside]
     if not jobs:
         alike = [one.target.kind for one in READERS]  # Volcano has Jobs, too
@@ -96,13 +108,15 @@ def _only_job(documents: list[Document], source: str) -> tuple[_Place, list[_Pla
         called = (f"{_called(one)}{of}" for one, of in zip(others, versions, strict=True))
         seen = ", ".join(called) or "nothing"
         kinds = [f"{one.target.kind} of {one.target.api_version}" for one in READERS]
-        message = f"found {seen}; specify a file with one of {', '.join(kinds)}"
+        wraps = next(filter(None, map(wrapped_job, others)), "")
+        step = wraps or f"specify a file with one of {', '.join(kinds)}"
+        message = f"found {seen}; {step}"
         raise SpecError([Problem("", message)], source)
     names = ", ".join(_called(job) for _, _, job in jobs)
-    message = (
-        f"{names} are several jobs, and a job.yaml describes one; adopt each from its own file"
-    )
-    raise SpecError([Problem("", message, jobs[1][0].line, 1)], source)
+    message = f"{names} are several jobs, and a job.yaml describes one; choose it by --name NAME"
+    if not chosen and name is not None:
+        message = f"there is no job {name!r} among {names}; choose one by --name NAME"
+    raise SpecError([Problem("", message, jobs[-1][0].line, 1)], source)
 
 
 def _without_nulls(value: Any) -> Any:
@@ -148,23 +162,34 @@ class Adopted:
     notes: tuple[str, ...]
 
 
-def adopt(text: str | bytes, source: str = "") -> Adopted:
+def adopt(text: str | bytes, source: str = "", name: str | None = None) -> Adopted:
     """The job spec that renders the same job as a manifest.
 
     Args:
         text: YAML or JSON with exactly one job of a kind that is a target, and what belongs to it;
             other documents are not part of the job.
         source: the file's name, for messages.
+        name: of the job, where the text has several.
 
     Raises:
         SpecError: no job or several, one that its controller refuses, or one that no job spec can
             express, with each such field.
     """
-    original, notes = _read(text, source)
+    original, notes = _read(text, source, name)
     try:
         return _adopted(original, notes)
     except SpecError as error:
-        raise SpecError(error.problems, source) from None
+        raise SpecError([_of_manifest(problem) for problem in error.problems], source) from None
+
+
+def _of_manifest(problem: Problem) -> Problem:
+    """A problem of the overlay that was to be made, in terms of the manifest, which has none."""
+    field = problem.field.removeprefix("overlay.")
+    if field == problem.field:
+        return problem
+    what = problem.message.partition(";")[0]
+    step = f"move or remove it (`k8sjob lint` says where {field} belongs)"
+    return replace(problem, field=field, message=f"{what}; {step}")
 
 
 def _adopted(original: Json, notes: list[str]) -> Adopted:

@@ -67,6 +67,7 @@ def fields(wanted: Json) -> Json:
         "policy": _given(
             {**of_kind["policy"], "termination_grace": lead["terminationGracePeriodSeconds"]}
         ),
+        "gang": _gang(of_kind.get("gang"), all_pods),
         "kueue_queue": queue,
         "kueue_priority_class": queue and job.labels.get(PRIORITY),
         "kueue_topology": topology,
@@ -247,6 +248,11 @@ def _scheduling(all_pods: list[Json], lead: Json) -> Json:
         if theirs in lead and all(same(pod.get(theirs), lead[theirs]) for pod in all_pods)
     }
     return {**made, "node_selector": _shared([pod.get("nodeSelector", {}) for pod in all_pods])}
+
+
+def _gang(gang: Json | None, all_pods: list[Json]) -> Json | None:
+    schedulers = {pod.get("schedulerName") for pod in all_pods}
+    return gang and {**gang, "scheduler": schedulers.pop() if len(schedulers) == 1 else None}
 
 
 def _volumes(all_pods: list[Json], lead: Json) -> list[Json]:

@@ -111,14 +111,15 @@ def _write(files: Mapping[str, str], folder: Path, step: str) -> None:
 
 @click.command("adopt")
 @click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
-def adopt_command(file: Path) -> None:
+@click.option("--name", metavar="NAME", help="The job to adopt, if FILE has several.")
+def adopt_command(file: Path, name: str | None) -> None:
     """Print a job.yaml that renders the same job as a manifest: FILE, or - for standard input.
 
     FILE has one job of a supported kind and the objects that belong to it. Anything without a field
     in job.yaml goes to its pod_template or overlay; nothing is dropped. Notes about it go to
     standard error, so that k8sjob adopt pytorchjob.yaml > job.yaml works.
     """
-    adopted = adopt(content(file), source_name(file))
+    adopted = adopt(content(file), source_name(file), name)
     text(adopted.spec.to_yaml())
     for note in adopted.notes:
         print_status(f"note: {note}")

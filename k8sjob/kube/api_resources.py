@@ -43,6 +43,8 @@ class Controller:
         init_image: the image of the init container that it adds to some Pods.
         image_flag: its flag for another one.
         template_flag: its flag for a template of that container.
+        target: the name of the kind as a target, where doctor examines another by default.
+        companions: the resource of the objects that stand beside those of the kind.
     """
 
     kind: str
@@ -55,6 +57,8 @@ class Controller:
     init_image: str = ""
     image_flag: str = ""
     template_flag: str = ""
+    target: str = ""
+    companions: str = ""
 
 
 def path(

@@ -118,7 +118,8 @@ def check_script(spec: JobSpec, folder: Path, *, here: bool = False) -> None:
     context, name = folder / shown, script.removeprefix(f"{WORKDIR}/")
     if not spec.builds_image and name.startswith("/"):
         return
-    if not ((context / name).is_file() or (context / name / "__main__.py").is_file()):
+    inside = not name.startswith("/")  # an absolute path of this machine is none in the image
+    if not inside or not ((context / name).is_file() or (context / name / "__main__.py").is_file()):
         message = (
             f"{script!r} is not in the context {shown!r}, from which the image is built; write a"
             " path inside it, or set image.context"

@@ -520,6 +520,7 @@ class IndexedJob(Indexed):
         namespace="",
         missing="every cluster has it: look at the apiserver",
         delay=600,  # from 10 s on, doubled for each Pod that has failed
+        target="job",
     )
     template = "job.yaml.j2"
     file = "indexed-job.yaml"

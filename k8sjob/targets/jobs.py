@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import Role
+from k8sjob.errors import field_path
 from k8sjob.kube.api_resources import ObjectReference, path, references_of
 from k8sjob.kube.objects import PRIORITY, QUEUE, Object, event_time, moment
 from k8sjob.targets.indexed import IndexedJob
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from k8sjob.kube.objects import Json
+    from k8sjob.kube.pod_security import FieldPath
     from k8sjob.targets.api import Companion, LocalController, Made, ManifestReader, Target
 
 DEFAULT: Final[Target] = PyTorchJob()
@@ -69,6 +71,16 @@ def is_job(item: Json) -> bool:
     target = target_of(item)
     group = target.api_version.partition("/")[0]
     return item.get("kind") == target.kind and str(item.get("apiVersion")).startswith(f"{group}/")
+
+
+def wrapped_job(item: Any, path: FieldPath = ()) -> str:
+    """What to do with an object that only has a job in it, such as an AppWrapper; else empty."""
+    if isinstance(item, dict) and path and is_job(item):
+        inside = f"{item['kind']} {Object(item).name}"
+        return f"it wraps {inside} at {field_path(path)}; write that into another file"
+    inner = item.items() if isinstance(item, dict) else enumerate(item)
+    several = [(step, value) for step, value in inner if isinstance(value, dict | list)]
+    return next(filter(None, (wrapped_job(value, (*path, step)) for step, value in several)), "")
 
 
 def job_path(target: Target, namespace: str = "", name: str = "") -> str:

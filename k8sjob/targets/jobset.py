@@ -60,6 +60,7 @@ class JobSet(Indexed):
         namespace="jobset-system",
         missing="ask for it (v0.12)",
         delay=600,  # of the Job controller, which replaces the Pods
+        target="jobset",
     )
     creations = (
         *Indexed.creations,

@@ -94,6 +94,8 @@ class TrainJob(Indexed):
         namespace="kubeflow-system",
         missing="ask for it (2.3), with JobSet",
         delay=600,  # the Job controller's, see IndexedJob
+        target="trainjob",
+        companions="trainingruntimes",
     )
     creations = (
         *JobSet.creations,
@@ -300,7 +302,8 @@ class TrainJobReader(IndexedReader):
 
     def authored(self, job: Json, others: Sequence[Json]) -> Authored:
         """With its runtime as `runtime`, and the whole of its process there."""
-        spec = job["spec"] = self.target.written(job)
+        given, spec = Object(job).spec, self.target.written(job)
+        job["spec"] = spec
         reference = spec.get("runtimeRef") or {}
         kind, name = reference.get("kind") or _KIND, reference.get("name")
         if not name:
@@ -325,6 +328,8 @@ class TrainJobReader(IndexedReader):
         own = kind == "TrainingRuntime" and name == Object(job).name
         became = f"the {kind} {name} became a TrainingRuntime of the job's name, without its labels"
         notes = [] if own else [became]
+        if len(spec.get("runtimePatches") or ()) < len(given.get("runtimePatches") or ()):
+            notes.append(f"left out, since Kueue sets it again: the runtimePatches of {_KUEUE}")
         job["spec"] = {
             **spec,
             "runtimeRef": {

@@ -11,6 +11,7 @@ from k8sjob.yamldoc.reading import (
     only,
     parse,
     parse_all,
+    refuse_template,
 )
 from k8sjob.yamldoc.writing import dump, flow, scalar
 
@@ -27,5 +28,6 @@ __all__ = [
     "only",
     "parse",
     "parse_all",
+    "refuse_template",
     "scalar",
 ]

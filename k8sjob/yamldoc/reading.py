@@ -281,6 +281,29 @@ def objects(documents: list[Document]) -> Iterator[tuple[Document, FieldPath, di
             yield document, (), data
 
 
+_PLACEHOLDER: Final = re.compile(
+    r"^\s*(?=\{\{-)(?P<line>\{\{.*?\}\})|(?:^|[{,]|- )\s*[\w./]*?"
+    r"(?:name|namespace|image|gpu|cpu|memory|[rR]eplicas|numNodes): "
+    r"[^#\n,}\]]*?(?P<part>\{\{.*?\}\}|\$\{\w+\}|<[A-Z][A-Z_ -]+>)",
+    re.MULTILINE,
+)
+"""A part that a template leaves open, in a field where Kubernetes expands nothing."""
+
+
+def refuse_template(text: str | bytes, source: str = "") -> None:
+    """Refuse an unfilled template of Helm, envsubst or the like, whatever else is wrong in it.
+
+    Raises:
+        SpecError: it is one.
+    """
+    given = text.decode(errors="replace") if isinstance(text, bytes) else text
+    if found := _PLACEHOLDER.search(given):
+        part, line = found["line"] or found["part"], given.count("\n", 0, found.end()) + 1
+        step = "`helm template`" if part.startswith("{{") else "such as by `envsubst < FILE`"
+        message = f"{part}: this is a template that is not filled in; fill it in first, {step}"
+        raise SpecError([Problem("", message, line, 1)], source)
+
+
 def parse(text: str | bytes, source: str = "") -> Document:
     """The one document in a text; its data is None if the text is empty.
 

@@ -175,3 +175,21 @@ def test_validate_warns_of_pods_that_resolve_no_names(tmp_path, k8sjob):
     assert "dnsPolicy" in done.err
     file.write_text(f"{text}host_network: true\n")
     assert k8sjob("validate", file).err == ""
+
+
+def test_the_path_of_a_script_on_this_machine_is_none_in_an_image(tmp_path, k8sjob):
+    script = tmp_path / "train.py"
+    script.write_text("print(1)\n")
+    file = tmp_path / "job.yaml"
+    for name, code in ((script, 1), ("/app/train.py", 0), ("train.py", 0)):
+        file.write_text(f"name: a\n{BUILT}\nrun: {{script: {name}}}\n")
+        assert k8sjob("validate", file).code == code
+
+
+def test_lint_of_a_script_takes_the_fields_of_its_job(tmp_path, k8sjob):
+    script = tmp_path / "train.py"
+    script.write_text("import torch\nloss.backward()\n")
+    assert k8sjob("lint", script).out == ""
+    found = k8sjob("lint", "--set", "replicas.workers=1", script)
+    assert "training-not-distributed" in found.out
+    assert k8sjob("lint", "--set", "replicas.worker=1", script).code == 1

@@ -104,4 +104,7 @@ def examine(facts: ClusterFacts) -> Report:
 def examine_needs(facts: ClusterFacts) -> list[CheckResult]:
     """Check for objects that a job names and the cluster lacks: the job would wait for them."""
     found = [check for look in _NEEDS for check in look(facts)]
-    return [check for check in found if check.verdict in {Verdict.PROBLEM, Verdict.WARNING}]
+    needed = [check for check in found if check.verdict in {Verdict.PROBLEM, Verdict.WARNING}]
+    # The operator's init container is left to doctor, which reads the operator's settings.
+    security = cluster.pod_security(facts)
+    return needed + [check for check in security if check.verdict is Verdict.PROBLEM]

@@ -155,6 +155,9 @@ def _ask_needs(
         str(one): pool.submit(_read_reference, transport, one, namespace, timeout) for one in named
     }
     target = target_of(job or {})
+    if job is not None:
+        where = resource_path("namespaces", name=namespace)
+        questions["namespace"] = pool.submit(_ask, transport, "GET", where, timeout=timeout)
     if job is None or not (QUEUE in Object(job).labels or target.gang(job)):
         return questions
     questions["apis"] = pool.submit(_ask, transport, "GET", "/apis", timeout=timeout)
@@ -163,8 +166,6 @@ def _ask_needs(
         # After the LocalQueue, which is asked for before it, so that it never waits in vain.
         local = questions[str(queue)]
         questions["cluster queue"] = pool.submit(_cluster_queue, transport, local, timeout)
-        where = resource_path("namespaces", name=namespace)
-        questions["namespace"] = pool.submit(_ask, transport, "GET", where, timeout=timeout)
         body = _in_namespace(_started(job), namespace)
         query = {"dryRun": "All"}
         questions["queue dry run"] = pool.submit(

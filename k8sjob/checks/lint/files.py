@@ -23,9 +23,9 @@ from k8sjob.checks.lint.script_modules import parse_module, program
 from k8sjob.contract import closest
 from k8sjob.errors import Problem, SpecError
 from k8sjob.rules import Check, Hit, Rules, Severity
-from k8sjob.targets.jobs import DEFAULT, TARGETS, keyed
+from k8sjob.targets.jobs import DEFAULT, TARGETS, keyed, wrapped_job
 from k8sjob.targets.manifest_facts import ManifestJob, launcher_of
-from k8sjob.yamldoc import content, job_file, objects, parse, parse_all
+from k8sjob.yamldoc import content, job_file, objects, parse, parse_all, refuse_template
 from k8sjob.yamldoc.reading import MAX_BYTES, Document
 
 if TYPE_CHECKING:
@@ -74,6 +74,12 @@ def lint(path: str | Path, changes: Sequence[Change] = ()) -> list[Finding]:
     """
     file = Path(path) if str(path) == "-" else job_file(Path(path))
     source = "<stdin>" if str(path) == "-" else str(file)
+    if changes and source.endswith(".py"):
+        from k8sjob.spec import load  # noqa: PLC0415 - see _lint_job
+
+        spec = load(file, changes, here=True)
+        setting = Setting(spec.nnodes, spec.world_size, spec.resources.gpus, "k8sjob")
+        return lint_script(read_text(file, source), source, setting, roots=[file.parent])
     return _lint_text(read_text(file, source), source, file.parent, changes)
 
 
@@ -84,6 +90,8 @@ def _lint_text(
         return lint_script(text, source, roots=[folder])
     is_yaml = source.endswith((".yaml", ".yml", ".json"))
     try:
+        if is_yaml:
+            refuse_template(text, source)
         documents = parse_all(text, source)
     except SpecError as error:
         return _invalid(error, source) if is_yaml else _lint_unnamed(text, source, folder)
@@ -142,7 +150,9 @@ def lint_manifest(text: str, source: str = "") -> list[Finding]:
         The findings in the order of the file; those on a line with `# k8sjob: ignore[id]` left out.
     """
     try:
-        jobs = list(_jobs_in(parse_all(text, source)))
+        refuse_template(text, source)
+        documents = parse_all(text, source)
+        jobs = list(_jobs_in(documents))
     except SpecError as error:
         return _invalid(error, source)
     if not jobs:
@@ -150,6 +160,8 @@ def lint_manifest(text: str, source: str = "") -> list[Finding]:
         message = (
             f"there is no job in it ({kinds}); specify a file with one, a job.yaml or a script"
         )
+        if wraps := next(filter(None, (wrapped_job(o) for _, _, o in objects(documents))), ""):
+            message = f"there is no job in it by itself: {wraps}"
         return [Finding.of(_INVALID, message, source)]
     hits = (hit for job in jobs for hit in _manifest_hits(job))
     return findings(hits, {source: text}, {_INVALID.id, *_ids(_MANIFEST_RULES)})
@@ -245,6 +257,8 @@ def _lint_job(text: str, source: str, folder: Path, changes: Sequence[Change]) -
             job_of_kind.place = manifest.place
             more = manifest_pods.RULES.hits(job_of_kind)
             hits += [(check, hit) for check, hit in more if (check.id, *hit[:2]) not in seen]
+    if "/dev/shm" in str(spec.overlay):  # noqa: S108 - a mount, such as that of runtimePatches
+        hits = [(check, hit) for check, hit in hits if check.id != "no-shared-memory"]
     known = {_INVALID.id, *_ids((*_MANIFEST_RULES, _JOB_RULES))}
     found = findings(hits, {source: text}, known)
     if script := job.script:

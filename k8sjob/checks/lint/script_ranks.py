@@ -89,7 +89,7 @@ class Ranks:
         self._code, self._values = code, values
         self._known: dict[ast.AST | None, OnRanks] = {}
         self._about_rank: dict[ast.expr, bool] = {}
-        self._made_of_rank: dict[ast.expr, bool] = {}
+        self._made_of_rank: dict[ast.AST, bool] = {}
         self._guards: dict[ast.AST, list[Guard]] = {}
 
     def truth(self, test: ast.AST | None) -> Truth:
@@ -207,7 +207,7 @@ class Ranks:
             case _:
                 return self.variable(node) == variable
 
-    def made_of_rank(self, node: ast.expr) -> bool:
+    def made_of_rank(self, node: ast.AST) -> bool:
         """Whether an expression certainly has the rank in it, directly or through variables."""
         if node not in self._made_of_rank:
             self._made_of_rank[node] = False  # for one that is made of itself

@@ -157,7 +157,11 @@ def explained(
     webhook = words.get("webhook", "")
     known = (one for one in controllers.values() if one.webhooks)
     owners = (one.name for one in known if webhook.endswith(one.webhooks))
-    doctor = f"`k8sjob doctor{f' -n {namespace}' if namespace else ''}` shows what is missing"
+    beside = (one for one in controllers.values() if one.companions == target.resource)
+    kind = controller or next(beside, None)
+    options = f" -n {namespace}" if namespace else ""
+    options += f" --target {kind.target}" if kind and kind.target else ""
+    doctor = f"`k8sjob doctor{options}` shows what is missing"
     message = text.format_map(
         {
             "attempt": f"cannot {'create' if method == 'POST' else method.lower()} {target}",

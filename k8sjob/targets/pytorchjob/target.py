@@ -340,8 +340,11 @@ class PyTorchJobReader:
         """The fields from nprocPerNode, elasticPolicy and runPolicy."""
         spec = job["spec"]
         policy, replicas = spec["runPolicy"], spec["pytorchReplicaSpecs"]
+        gang = policy.get("schedulingPolicy") or {}
+        ours = {"min_available": gang.get("minAvailable"), "queue": gang.get("queue")}
         return {
             "replicas": _replicas(spec),
+            "gang": ours if gang else None,
             "policy": {
                 "restart_policy": next(iter(replicas.values()))["restartPolicy"],
                 "max_restarts": _max_restarts(spec),

@@ -307,6 +307,14 @@ def test_what_may_not_be_read_is_no_warning(cluster, job, refused):
     assert examine_needs(gather_needs(cluster, "team", job)) == []
 
 
-def test_a_job_that_names_nothing_costs_no_request(cluster, make_job):
+def test_a_job_that_names_nothing_costs_one_request(cluster, make_job):
     assert examine_needs(gather_needs(cluster, "team", make_job())) == []
-    assert cluster.asked == []
+    assert [path for _, path, *_ in cluster.asked] == ["/api/v1/namespaces/team"]
+
+
+@pytest.mark.parametrize("level", ["restricted", "baseline", ""])
+def test_a_namespace_that_refuses_the_jobs_pods(cluster, make_job, level):
+    labels = {"pod-security.kubernetes.io/enforce": level} if level else {}
+    cluster.answers["/api/v1/namespaces/team"] = {"metadata": {"name": "team", "labels": labels}}
+    topics = [one.topic for one in examine_needs(gather_needs(cluster, "team", make_job()))]
+    assert topics == ["pod-security"] * (level == "restricted")

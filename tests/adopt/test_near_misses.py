@@ -1,0 +1,90 @@
+"""Files that are nearly a manifest of one job: what they are, and the next command."""
+
+from pathlib import Path
+
+import pytest
+
+from k8sjob.adopt import adopt
+from k8sjob.checks.lint import lint, lint_manifest
+from k8sjob.errors import SpecError
+
+NEAR = Path(__file__).parent / "near_misses"
+JOB = """\
+apiVersion: batch/v1
+kind: Job
+metadata: {name: NAME}
+spec:
+  completionMode: Indexed
+  template:
+    spec:
+      restartPolicy: Never
+      containers: [{name: pytorch, image: "r.example/a:1", command: [sh, -c, "echo ${HOME}"]}]
+"""
+UNFILLED = [
+    JOB.replace("NAME", "{{ .Values.name }}"),
+    JOB.replace("NAME", "'${NAME}-train'"),
+    JOB.replace("NAME", "<YOUR_NAME>"),
+    JOB.replace("r.example/a:1", "${REGISTRY}/a:{{ tag }}"),
+    JOB.replace("spec:\n", "spec:\n  replicas: ${N}\n", 1),
+    f"{{{{- if .Values.on }}}}\n{JOB.replace('NAME', '{{ .Release.Name }}')}{{{{- end }}}}\n",
+]
+
+
+def refused(text, source="old.yaml", name=None):
+    with pytest.raises(SpecError) as caught:
+        adopt(text, source, name)
+    return caught.value.problems
+
+
+@pytest.mark.parametrize(
+    "text", [*UNFILLED, *((NEAR / n).read_text() for n in ("helm.yaml", "template.yaml"))]
+)
+def test_an_unfilled_template_is_one_error(text):
+    (problem,) = refused(text)
+    assert "template that is not filled in" in problem.message
+    (finding,) = lint_manifest(text, "old.yaml")
+    assert (finding.id, finding.line) == ("invalid-document", problem.line)
+
+
+def test_a_variable_of_a_shell_is_no_template():
+    assert adopt(JOB.replace("NAME", "digits")).spec.name == "digits"
+
+
+def test_a_job_inside_of_another_object_is_named_with_its_place(tmp_path):
+    file = NEAR / "appwrapper.yaml"
+    (problem,) = refused(file.read_text())
+    (finding,) = lint(file)
+    for message in (problem.message, finding.message):
+        assert "PyTorchJob digits at spec.components[0].template" in message
+
+
+@pytest.mark.parametrize("text", ["\n---\n".join(JOB.replace("NAME", name) for name in "ab")])
+def test_one_job_of_several_is_chosen_by_its_name(text):
+    assert "--name" in refused(text)[0].message
+    adopted = adopt(text, name="b")
+    assert adopted.spec.name == "b"
+    assert any("Job a" in note for note in adopted.notes)
+    assert "'c'" in refused(text, name="c")[0].message
+
+
+def test_a_misplaced_field_is_not_called_the_overlays():
+    problems = refused((NEAR / "deadline.yaml").read_text())
+    assert [one.field for one in problems] == ["spec.activeDeadlineSeconds", "spec.suspend"]
+    assert not any("pod_template" in one.message for one in problems)
+
+
+def test_volcanos_scheduling_is_a_gang():
+    spec = adopt((NEAR / "volcano-gang.yaml").read_text()).spec
+    assert (spec.gang.scheduler, spec.gang.min_available, spec.gang.queue) == (
+        "volcano",
+        3,
+        "research",
+    )
+    assert "schedulerName" not in str(spec.pod_template)
+
+
+def test_what_kueue_patches_is_left_out_with_a_note(tmp_path):
+    adopted = adopt((NEAR / "trainjob-kueue-patch.yaml").read_text())
+    assert any("kueue.x-k8s.io/manager" in note for note in adopted.notes)
+    (tmp_path / "job.yaml").write_text(adopted.spec.to_yaml())
+    assert lint(tmp_path) == []  # the patch of others mounts /dev/shm
