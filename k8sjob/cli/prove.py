@@ -44,10 +44,10 @@ def prove_command(job: JobFile, steps: int | None, quiet: bool, output: str) -> 
         return 2
     if output != "table":
         document(proof.as_dict(), output)
-    elif proof.equal:
-        if not quiet:
-            line(proof.message)
-    else:
+        return 0 if proof.equal else 1
+    if proof.equal and not quiet:
+        line(proof.message)
+    elif not proof.equal:
         where = [
             part
             for part in (
@@ -62,10 +62,15 @@ def prove_command(job: JobFile, steps: int | None, quiet: bool, output: str) -> 
         line(f"  {proof.message}")
         if proof.values is not None:
             line(
-                f"  on 1 process: {_number(proof.values[0])}; on {proof.processes}:"
+                f"  on 1 process: {_number(proof.values[0])}; on {proof.layout}:"
                 f" {_number(proof.values[1])}"
             )
         line(f"  next: {proof.next}")
+    if not (proof.equal and quiet):
+        for note in proof.notes:
+            line(f"  note: {note}")
+        if proof.not_compared:
+            line(f"  not compared: {'; '.join(proof.not_compared)}")
     return 0 if proof.equal else 1
 
 

@@ -11,7 +11,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self
 
 from k8sjob.backends.local.prepare import Places, prepare
 from k8sjob.backends.local.state_folder import Store
@@ -19,12 +19,20 @@ from k8sjob.contract import AGENT, counted
 from k8sjob.environment import variables
 from k8sjob.errors import BackendError, Problem, SpecError
 from k8sjob.jobs.plan import load_spec, plan_run
-from k8sjob.proving.rules import NEXT, Evidence, first_difference
+from k8sjob.proving.rules import (
+    NEXT,
+    Evidence,
+    first_difference,
+    not_compared,
+    notes,
+    repeats,
+)
 from k8sjob.proving.trace import Trace, TracedRun
+from k8sjob.proving.volumes import private
 from k8sjob.targets.jobs import DEFAULT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from k8sjob.backends.api import Plan
     from k8sjob.spec import JobSpec
@@ -39,6 +47,31 @@ _SILENT_SECONDS: Final = 100.0
 _LIMIT: Final = 300.0
 """Seconds of one run."""
 _DATA_PARALLEL: Final = frozenset({"ddp", "fsdp"})
+_MAX_PROCESSES: Final = 8
+"""Of a job with more, two nodes of two processes are run; see Layout."""
+
+
+class Layout(NamedTuple):
+    """The nodes of a run, and the processes on each."""
+
+    nodes: int
+    processes: int
+
+    @property
+    def size(self) -> int:
+        """All processes."""
+        return self.nodes * self.processes
+
+    def __str__(self) -> str:
+        return f"{counted(self.nodes, 'node')} x {counted(self.processes, 'process', 'es')}"
+
+    @classmethod
+    def of(cls, spec: JobSpec, nproc: int | None) -> Layout:
+        """The layout to be run for a job: its own, or a smaller one with nodes and processes."""
+        layout = cls(spec.nnodes, nproc or spec.nproc_per_node)
+        if layout.size > _MAX_PROCESSES:
+            layout = cls(min(layout.nodes, 2), nproc or min(layout.processes, 2))
+        return cls(1, 2) if layout.size == 1 and nproc is None else layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +90,9 @@ class Proof:
         next: how to correct it.
         steps: optimizer steps that were compared with one process.
         processes: of the run with several.
+        layout: its nodes and processes: the job's own, unless `not_compared` has another one.
+        notes: what is no difference and may be worth a change.
+        not_compared: what was not compared, and why.
     """
 
     equal: bool
@@ -70,6 +106,9 @@ class Proof:
     next: str = ""
     steps: int = 0
     processes: int = 2
+    layout: str = ""
+    notes: tuple[str, ...] = ()
+    not_compared: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """The proof as JSON data."""
@@ -89,7 +128,8 @@ def prove(
 
     Args:
         spec: a JobSpec, or the path of a job.yaml, of its folder, or of a script.
-        nproc: processes of the run with several; None: replicas.nproc_per_node, at least 2.
+        nproc: processes of each node of the run with several; None: those of the job, and two for
+            a job of one process.
         steps: optimizer steps to compare at most; None: 200, or as many as fit in 25 seconds.
         folder: what relative paths of the spec start from; None: that of the job.yaml.
         progress: called with a line before each run.
@@ -100,32 +140,28 @@ def prove(
         BackendError: it cannot be started here.
     """
     spec, folder = load_spec(spec, folder, here=True)
-    nproc = max(spec.replicas.nproc_per_node or 2, 2) if nproc is None else nproc
-    _check(spec, nproc)
-    shape: dict[str, Any] = {"workers": 0, "nproc_per_node": nproc, "elastic": None}
-    spec = spec.with_(replicas=shape, resources={"gpus": 0}, target=DEFAULT.name)
-    plan = plan_run(spec, folder)
-    if Places(plan, Path(), Path(), Store()).checkpoints_are_the_users:
-        # The job resumes from that folder; nothing of a comparison may be in it.
-        plan = plan_run(spec.with_(checkpoint={"dir": "/k8sjob-prove"}), folder)
+    layout = Layout.of(spec, nproc)
+    _check(spec, layout)
     started = Forks() if forks is None else nullcontext(forks)
     with TemporaryDirectory(prefix="k8sjob-prove-") as temporary, started as forking:
-        runs = _Runs(plan, Path(temporary), forking, steps or _STEPS, progress)
-        return _proof(runs.evidence(nproc), nproc)
+        runs = _Runs((spec, folder), Path(temporary), forking, steps or _STEPS, progress)
+        return _proof(runs.evidence(layout), Layout(spec.nnodes, spec.nproc_per_node), layout)
 
 
 _LINES: Final = {
-    "many": "training on {} processes",
-    "one": "training on {} process with the same batches",
-    "single": "training on {} process with the ranks' batches one after another",
-    "again": "training on {} processes once more",
-    "resumed": "training on {} processes from the first checkpoint",
+    "many": "training on {}",
+    "one": "training on {} with the same batches",
+    "single": "training on {} with the ranks' batches one after another",
+    "again": "training on {} once more, with other seeds of hashes",
+    "repeated": "training on {} once more",
+    "resumed": "training on {} from the first checkpoint",
+    "moved": "training on {} from the same checkpoint",
 }
 
 
-def _check(spec: JobSpec, nproc: int) -> None:
-    if nproc < 2:
-        message = f"--nproc {nproc}: one process is compared with several; give at least 2"
+def _check(spec: JobSpec, layout: Layout) -> None:
+    if layout.size < 2:
+        message = f"--nproc {layout.size}: one process is compared with several; give at least 2"
         raise SpecError([Problem("", message)])
     check_script(spec, "prove")
     if spec.strategy.kind not in _DATA_PARALLEL:
@@ -143,28 +179,37 @@ def check_script(spec: JobSpec, command: str) -> None:
         raise SpecError([Problem("run.command", f"{command} needs {message}")])
 
 
-def _proof(evidence: Evidence, nproc: int) -> Proof:
-    found = first_difference(evidence)
-    asked, nproc = nproc, evidence.size  # a script with mp.spawn starts as many as it likes
+def _proof(evidence: Evidence, job: Layout, layout: Layout) -> Proof:
+    difference = first_difference(evidence)
     common, (compared, reason) = evidence.common, evidence.compared
-    if found is not None:
-        advice = found.next or NEXT[found.cause]
-        fields = found._asdict() | {"cause": str(found.cause), "next": advice}
-        return Proof(equal=False, **fields, steps=compared, processes=nproc)
+    size = evidence.size  # a script that starts processes itself starts as many as it likes
+    ran = Layout(layout.nodes, size // layout.nodes)
+    answer: dict[str, Any] = {
+        "steps": compared,
+        "processes": size,
+        "layout": str(ran),
+        "notes": tuple(notes(evidence)),
+        "not_compared": tuple(not_compared(evidence)),
+    }
+    if job.size > layout.size:
+        reduced = f"the job's own layout, {job} (it is run as {layout})"
+        answer["not_compared"] = (reduced, *answer["not_compared"])
+    if difference is not None:
+        advice = difference.next or NEXT[difference.cause]
+        fields = difference._asdict() | {"cause": str(difference.cause), "next": advice}
+        return Proof(equal=False, **fields, **answer)
     if not compared:
-        message = (
-            f"the {nproc} ranks agree over {counted(common, 'step')}, and none can be compared"
-        )
+        message = f"the {size} ranks agree over {counted(common, 'step')}, and none can be compared"
         raise BackendError(f"{message} with one process: {reason}")
-    text = f"equal over {counted(compared, 'step')} on 1 and on {nproc} processes"
+    text = f"equal over {counted(compared, 'step')} on 1 process and on {ran}"
     if compared < common:
         text += f"; the ranks agree over {counted(common, 'step')}, and {reason} with one process"
     if (loose := evidence.loose) is not None:
         text += f"; from step {loose} on, only large differences count: rounding has"
         text += " changed the weights"
-    if nproc != asked:
-        text += f"; the script starts {nproc} itself, whatever --nproc is"
-    return Proof(equal=True, message=text, steps=compared, processes=nproc)
+    if ran != layout:
+        text += f"; the script starts {ran.processes} itself, whatever --nproc is"
+    return Proof(equal=True, message=text, **answer)
 
 
 def _accumulates_for_all(one: Trace, many: TracedRun) -> bool:
@@ -179,50 +224,67 @@ class _Runs:
     """The runs of one script, each in a folder of its own."""
 
     def __init__(
-        self, plan: Plan, root: Path, forks: Forks, steps: int, progress: Callable[[str], object]
+        self,
+        job: tuple[JobSpec, str | Path],
+        root: Path,
+        forks: Forks,
+        steps: int,
+        progress: Callable[[str], object],
     ) -> None:
-        self._plan, self._root, self._forks = plan, root, forks
+        spec, self._folder = job
+        # With as many processes as the GPUs would give, where the spec does not name a number.
+        shape = {"nproc_per_node": spec.nproc_per_node, "elastic": None}
+        resources = {"gpus": 0, "gpu_type": None, "master": None}
+        self._spec = spec.with_(replicas=shape, resources=resources, target=DEFAULT.name)
+        self._root, self._forks = root, forks
         self._steps, self._progress = steps, progress
+        # The agent gives all ranks one seed of hashes; another launcher does not.
+        self._hashes = "PYTHONHASHSEED" not in spec.run.env
 
-    def evidence(self, nproc: int) -> Evidence:
+    def evidence(self, layout: Layout) -> Evidence:
         """The traces of the runs; none follows one that fails."""
-        many = self._run("many", nproc, save=True, snapshot=True)
-        if many.answer["hung"] or any(trace.end["how"] == "error" for trace in many.traces):
+        many = self._run("many", layout, save=True, snapshot=True)
+        if many.fails:
             return Evidence(many)
         done = min(len(trace.steps) for trace in many.traces)
         if not max(len(trace.steps) for trace in many.traces):
-            run, ended = self._plan.spec.run, ""
+            run, ended = self._spec.run, ""
             if many.answer["places"]:  # it was ended
                 rank, place = next(iter(many.answer["places"].items()))
                 ended = f" in {_SILENT_SECONDS:.0f} seconds, and rank {rank} still runs ({place})"
             raise BackendError(
                 f"{run.script or run.module}: no optimizer step was seen{ended}; prove needs a"
-                " script that trains with an optimizer of torch.optim"
+                " script that trains with an optimizer of torch.optim, and has not ended its"
+                " training in a checkpoint on a volume"
             )
         records = str(self._root / "records" / "many")
         limit = done if many.traces[0].end["how"] == "enough" else self._steps
         options: dict[str, Any] = {"replay": records, "parts": len(many.traces), "steps": limit}
-        one = self._run("one", 1, **options)
+        single = Layout(1, 1)
+        one = self._run("one", single, **options)
         if _accumulates_for_all(one.traces[0], many):
-            one = self._run("single", 1, **options, joined=False)
-        again = self._run("again", nproc)
-        resumed = None
-        kept = next(iter(many.traces[0].of("snapshot")), None)
-        if kept is not None:
-            resumed = self._run("resumed", nproc, files=Path(kept["folder"]))
-        return Evidence(many, one, again, resumed)
+            one = self._run("single", single, **options, joined=False)
+        again, hashed = self._run("again", layout, hashes=self._hashes), None
+        if self._hashes and not repeats(many, again):
+            again, hashed = self._run("repeated", layout), again
+        files = [Path(event["folder"]) for trace in many.traces for event in trace.of("snapshot")]
+        if not files:
+            return Evidence(many, one, again, hashed=hashed)
+        resumed = self._run("resumed", layout, files=files)
+        moved = self._run("moved", single, files=files, steps=1)
+        return Evidence(many, one, again, resumed, moved, hashed)
 
     def _run(
-        self, name: str, ranks: int, *, files: Path | None = None, **options: Any
+        self, name: str, layout: Layout, *, files: Sequence[Path] = (), **options: Any
     ) -> TracedRun:
-        self._progress(_LINES[name].format(ranks))
+        self._progress(_LINES[name].format(layout if layout.size > 1 else "1 process"))
         folder = self._root / "records" / name
         limits = {"quiet": _QUIET, "silent": _SILENT_SECONDS, "limit": _LIMIT}
         options = {"steps": self._steps, "seconds": _SECONDS, **options}
-        request = {"folder": str(folder), "ranks": ranks, "options": options, **limits}
-        return TracedRun.read(
-            folder, self._forks.start(self._plan, self._root / name, request, files)
-        )
+        request = {"folder": str(folder), "ranks": layout.size, "options": options, **limits}
+        shape = {"workers": layout.nodes - 1, "nproc_per_node": layout.processes}
+        plan = plan_run(self._spec.with_(replicas=shape), self._folder)
+        return TracedRun.read(folder, self._forks.start(plan, self._root / name, request, files))
 
 
 class Forks:
@@ -252,15 +314,24 @@ class Forks:
             self._process.communicate()
 
     def start(
-        self, plan: Plan, root: Path, request: Mapping[str, Any], files: Path | None = None
+        self, plan: Plan, root: Path, request: Mapping[str, Any], files: Sequence[Path] = ()
     ) -> dict[str, Any]:
-        """Run the script of a plan in a new folder, with copies of these files; see `run`."""
-        places = Places(plan, root, root / "checkpoints", Store())
-        launch = prepare(places, places.job).launches["master-0"]
-        if files is not None:
-            shutil.copytree(files, launch.cwd, dirs_exist_ok=True)
-        argv = launch.argv[len(AGENT) :]
-        return self.run({"argv": argv, "env": launch.env, "cwd": launch.cwd, **request})
+        """Run the script of a plan on all its nodes in a new folder, with copies of its volumes.
+
+        `files` are folders to lay over the new one, as another run has kept them; see `run`.
+        """
+        root.mkdir(parents=True)
+        places = Places(private(plan, root), root, root / "checkpoints", Store())
+        launches = prepare(places, places.job).launches.values()
+        for folder in files:
+            shutil.copytree(folder, root, dirs_exist_ok=True)
+        nodes = [
+            {"argv": launch.argv[len(AGENT) :], "env": launch.env, "cwd": launch.cwd}
+            for launch in launches
+        ]
+        answer = self.run({"nodes": nodes, "root": str(root), **request})
+        shutil.rmtree(root / "volumes", ignore_errors=True)
+        return answer
 
     def run(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Run a script; see k8sjob.runtime.prover.

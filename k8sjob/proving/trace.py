@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field, replace
+from signal import Signals
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -255,6 +256,22 @@ class TracedRun:
         """The run whose records are in a folder."""
         traces = [Trace(folder / f"trace-{rank}.jsonl") for rank in range(answer["ranks"])]
         return cls(traces, answer)
+
+    @property
+    def fails(self) -> bool:
+        """Whether a rank fails, is killed, or waits for ever."""
+        ended = any(trace.end["how"] == "error" for trace in self.traces)
+        return ended or bool(self.answer["hung"] or self.answer.get("failed"))
+
+    @property
+    def killed(self) -> dict[int, str]:
+        """The ranks that ended in the middle of what they did, and how."""
+        codes = {int(rank): code for rank, code in self.answer.get("failed", {}).items()}
+        return {
+            rank: f"is killed by {Signals(-code).name}" if code < 0 else f"exits with {code}"
+            for rank, code in sorted(codes.items())
+            if rank < len(self.traces) and self.traces[rank].end["how"] == "killed"
+        }
 
     @property
     def sharded(self) -> bool:

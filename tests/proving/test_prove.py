@@ -223,7 +223,8 @@ def test_checkpoints_of_a_job_are_neither_read_nor_written(local, tmp_path):
 def test_a_script_that_works_and_records_nothing_is_ended(tmp_path):
     (tmp_path / "main.py").write_text("while True:\n    pass\n")
     options = {"steps": 5, "seconds": 5.0}
-    request = {"argv": ["main.py"], "env": {}, "cwd": str(tmp_path), "ranks": 2}
+    node = {"argv": ["main.py"], "env": {}, "cwd": str(tmp_path)}
+    request = {"nodes": [node], "ranks": 2, "root": str(tmp_path)}
     limits = {"quiet": 60.0, "silent": 2.0, "limit": 60.0}
     with Forks() as forks:
         answer = forks.run(

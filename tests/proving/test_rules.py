@@ -5,8 +5,8 @@ import json
 import pytest
 
 from k8sjob.errors import BackendError
-from k8sjob.proving.proof import _accumulates_for_all, _proof
-from k8sjob.proving.rules import Evidence, first_difference
+from k8sjob.proving.proof import Layout, _accumulates_for_all, _proof
+from k8sjob.proving.rules import Evidence, first_difference, notes
 from k8sjob.proving.rules.evaluation import _printed
 from k8sjob.proving.trace import Evaluation, TracedRun
 
@@ -198,27 +198,34 @@ def test_a_proof_says_from_where_on_only_large_differences_count(evidence):
     assert evidence(*strayed((5e-3, 0), 1e-4)).loose is None
     found = evidence(*strayed((5e-3, 0), 1e-3))
     assert found.loose == 1
-    assert "; from step 1 on, only large differences count" in _proof(found, 2).message
+    proof = _proof(found, Layout(1, 2), Layout(1, 2))
+    assert "; from step 1 on, only large differences count" in proof.message
 
 
-def test_samples_that_fill_up_the_last_batch_are_named_as_such(evidence):
+def test_samples_that_fill_up_the_last_batch_are_a_note_beside_a_difference(evidence):
     ranks = many(shards=([0, 2, 4, 6], [1, 3, 5, 0]))
     for events in ranks:  # a loop that knows how many batches there are asks for no more
         events[1] = begin(batches=1, length=7)
         events.remove(over())
-    difference = first_difference(evidence(ranks, one()))
-    assert difference.message.startswith(
-        "the sampler repeats samples so that all ranks have equally many"
-    )
-    assert "drop_last=True" in difference.next
+    repeated = evidence(ranks, one())
+    assert first_difference(repeated) is None
+    assert "drop_last=True" in next(notes(repeated))
     for events in ranks:
         events[1] |= {"sampler": "ShardSampler"}
-    assert 'tail="short"' in first_difference(evidence(ranks, one())).next
+    assert 'tail="short"' in next(notes(evidence(ranks, one())))
+    faulty = evidence(ranks, one(scaled(MEAN, 2), loss=2.0))
+    assert first_difference(faulty).cause == "loss-scaling"
+    assert [*notes(faulty)]
+    for events in ranks:  # a sample is on no rank, so it is no padding
+        events[1] |= {"length": 8}
+    assert first_difference(evidence(ranks, one())).cause == "sampler-overlap"
 
 
 def test_weights_that_differ_when_training_begins(cause):
     ranks = many()
     ranks[1][0] = model(vector(1.0, 1.0, 2.0))
+    assert cause(ranks, one()) is None  # made equal since, as by DDP after a first pass
+    ranks[1][-3]["before"] = [vector(1.0, 1.0, 2.0)]
     assert cause(ranks, one()) == "model-init-differs"
 
 
@@ -381,7 +388,7 @@ def test_times_are_no_results_of_an_evaluation(many, one, differing):
 
 def test_a_proof_of_nothing_is_none(evidence):
     with pytest.raises(BackendError, match="none can be compared with one process: there are 0"):
-        _proof(evidence(many(), [[model(), DONE]]), 2)
+        _proof(evidence(many(), [[model(), DONE]]), Layout(1, 2), Layout(1, 2))
 
 
 def test_ranks_that_draw_with_replacement_may_have_the_same_sample(cause):
@@ -446,8 +453,8 @@ def test_one_of_two_gradients_that_is_divided_once_more(cause):
 
 
 def test_a_script_that_starts_another_number_of_processes(evidence):
-    proof = _proof(evidence(many(), one()), 3)
-    assert (proof.equal, proof.processes) == (True, 2)
+    proof = _proof(evidence(many(), one()), Layout(1, 3), Layout(1, 3))
+    assert (proof.equal, proof.processes, proof.layout) == (True, 2, "1 node x 2 processes")
     assert "the script starts 2 itself" in proof.message
 
 
@@ -455,6 +462,7 @@ def test_a_proof_says_which_steps_were_compared(evidence):
     ranks = many()
     for events in ranks:
         events[-1:] = [backward(), step(1, MEAN, MEAN), DONE]
-    proof = _proof(evidence(ranks, one()), 2)
+    proof = _proof(evidence(ranks, one()), Layout(16, 8), Layout(1, 2))
     assert (proof.equal, proof.steps) == (True, 1)
+    assert "16 nodes x 8 processes" in proof.not_compared[0]
     assert "the ranks agree over 2 steps, and there are 1 steps with one process" in proof.message

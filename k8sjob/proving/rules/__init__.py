@@ -8,15 +8,18 @@ gradient, weight.
 from __future__ import annotations
 
 import math
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.proving.rules import data, evaluation, gradients, runs
 from k8sjob.proving.rules.evidence import NEXT, Difference, Evidence, Fault
+from k8sjob.proving.rules.runs import repeats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["NEXT", "Difference", "Evidence", "Fault", "first_difference"]
+__all__ = ["NEXT", "Difference", "Evidence", "Fault", "first_difference", "not_compared", "notes",
+           "repeats"]  # fmt: skip
 
 _RULES: Final[tuple[Callable[[Evidence], Iterator[Difference]], ...]] = (
     data.not_sharded,
@@ -44,6 +47,8 @@ _RULES: Final[tuple[Callable[[Evidence], Iterator[Difference]], ...]] = (
     gradients.gradient,
     gradients.weights_after,
     evaluation.result,
+    runs.ignored_state,
+    runs.failed_restart,
     runs.checkpoint,
     runs.hang,
     runs.error,
@@ -58,3 +63,16 @@ def first_difference(evidence: Evidence) -> Difference | None:
     return min(
         found, key=lambda one: math.inf if one.step is None else one.step, default=None
     )  # the first of equal ones
+
+
+def notes(evidence: Evidence) -> Iterator[str]:
+    """What is no difference of the job's own run, and may be worth a change."""
+    return chain(data.padded(evidence), runs.other_seeds(evidence), runs.moved(evidence))
+
+
+def not_compared(evidence: Evidence) -> Iterator[str]:
+    """What the runs do not show, by name."""
+    if not evidence.many.fails:
+        yield from runs.not_compared(evidence)
+        yield from data.not_compared(evidence)
+        yield from evaluation.not_compared(evidence)

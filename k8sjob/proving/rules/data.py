@@ -104,14 +104,12 @@ def overlap(evidence: Evidence) -> Iterator[Difference]:
         if _drawn(kind, samples, rows):
             continue
         if kind == "ids" and (_shared(samples) or (twice and not inside)):
-            text, advice = "the ranks' parts of the data overlap", ""
-            whole = complete or all(len(row.batches) == about["batches"] for row in rows)
-            if whole and twice < evidence.size and about["length"]:
-                text = "the sampler repeats samples so that all ranks have equally many"
-                advice = _UNPADDED[about["sampler"] == "ShardSampler"]
+            if unique == about["length"] and _pads(evidence, rows, twice):
+                continue
+            text = "the ranks' parts of the data overlap"
             text += f"; used twice in a pass: {twice} of {about['length']}"
             at, pair = _first_repeated(samples, rows), (0, twice)
-            yield Difference(Fault.OVERLAP, at, "input", text, values=pair, next=advice)
+            yield Difference(Fault.OVERLAP, at, "input", text, values=pair)
         length = about["length"] if kind == "ids" and not about["iterable"] else None
         chosen = about["sampler"] == "RandomSampler" or "Subset" in str(about["sampler"])
         if not complete or not length or twice or chosen:
@@ -124,6 +122,36 @@ def overlap(evidence: Evidence) -> Iterator[Difference]:
         if missing > length % evidence.size and not (incomplete and missing < batch):
             text = f"{missing} of {length} samples are on no rank in a pass"
             yield Difference(Fault.OVERLAP, rows[0].step, "input", text, values=(0, missing))
+
+
+def _pads(evidence: Evidence, rows: Sequence[Pass], twice: int) -> bool:
+    """Whether samples are repeated only to fill up the last part of a pass."""
+    about = rows[0].about
+    ended = all(row.complete or len(row.batches) == about["batches"] for row in rows)
+    return ended and twice < evidence.size
+
+
+def padded(evidence: Evidence) -> Iterator[str]:
+    """Samples that a sampler repeats by design: the steps are equal to those of one process."""
+    for kind, samples, rows in _shards(evidence):
+        about, unique = rows[0].about, len({sample for rank in samples for sample in rank})
+        twice = sum(map(len, samples)) - unique
+        whole = kind == "ids" and unique == about["length"]
+        if whole and twice and _pads(evidence, rows, twice):
+            yield (
+                f"the sampler repeats {twice} of {about['length']} samples in a pass so that all"
+                f" ranks have equally many; {_UNPADDED[about['sampler'] == 'ShardSampler']}"
+            )
+            return
+
+
+def not_compared(evidence: Evidence) -> Iterator[str]:
+    """What a short run does not show of the data."""
+    passes = [row for row in evidence.ranks[0].passes.values() if row.trained]
+    if not passes:
+        yield "the samples of the ranks (they come from no DataLoader of torch)"
+    elif len(passes) == len({row.about["loader"] for row in passes}):
+        yield "the order of a second pass over the data (there was one)"
 
 
 def same_in_workers(evidence: Evidence) -> Iterator[Difference]:

@@ -28,18 +28,38 @@ def result(evidence: Evidence) -> Iterator[Difference]:
     by_step = {one.step: one for one in single}
     for many in evidence.ranks[0].evaluations:
         one = by_step.get(many.step)
-        found = None if one is None else _miscounted(evidence, many, one)
+        # Of next(iter(loader)) ranks rightly see other samples than one process.
+        partial = many.passes and not _whole(evidence.ranks, many)
+        found = None if one is None or partial else _miscounted(evidence, many, one)
         if found is not None:
             text, pair = found
             rank = None if many.reductions else 0
             yield Difference(Fault.EVALUATION, many.step, "evaluation", text, None, rank, pair)
 
 
+def not_compared(evidence: Evidence) -> Iterator[str]:
+    """Evaluations that there were not, or that were not whole."""
+    ran = evidence.ranks[0].evaluations
+    for one in [many for many in ran if many.passes and not _whole(evidence.ranks, many)][:1]:
+        yield f"the evaluation after step {one.step} (it does not read its data to the end)"
+    if not ran:
+        yield "an evaluation (there was none)"
+
+
+def _whole(ranks: Sequence[Trace], evaluation: Evaluation) -> list[tuple[int, int]]:
+    """Its passes over all of a loader."""
+    return [
+        key
+        for key in evaluation.passes
+        if all(trace.passes[key].complete for trace in ranks if key in trace.passes)
+    ]
+
+
 def _miscounted(
     evidence: Evidence, many: Evaluation, one: Evaluation
 ) -> tuple[str, tuple[float, float]] | None:
     samples: list[list[int]] = []
-    for key in many.passes:
+    for key in _whole(evidence.ranks, many):
         samples += identified([t.passes[key] for t in evidence.ranks if key in t.passes])[1]
     total = sum(map(len, samples))
     unique = len({sample for rank in samples for sample in rank})

@@ -110,12 +110,16 @@ class Evidence:
         one: on one process, with the same batches; None if it could not be run.
         again: as many, once more.
         resumed: as many, restarted from the files of its first checkpoint.
+        moved: one process, started from the same files.
+        hashed: as many, with different seeds of hashes, where it is not equal to `many`.
     """
 
     many: TracedRun
     one: TracedRun | None = None
     again: TracedRun | None = None
     resumed: TracedRun | None = None
+    moved: TracedRun | None = None
+    hashed: TracedRun | None = None
 
     @property
     def ranks(self) -> list[Trace]:

@@ -36,10 +36,19 @@ def model_init(evidence: Evidence) -> Iterator[Difference]:
             mine_of, its = ({**m["weights"], **m.get("buffers", {})} for m in (first, model))
             for name, mine in mine_of.items():
                 other = its.get(name)
-                if other is not None and changed(mine, other):
+                if other is not None and changed(mine, other) and not _equalized(evidence, name):
                     text = f"{name} of rank {rank} is not that of rank 0 when training begins"
                     pair = norm(mine), norm(other)
                     yield Difference(Fault.MODEL_INIT, 0, "weight", text, name, rank, pair)
+
+
+def _equalized(evidence: Evidence, name: str) -> bool:
+    """Whether it is equal on all ranks at their first step: DDP may be made after a first pass."""
+    steps = [trace.steps[0] for trace in evidence.ranks if trace.steps]
+    values = [dict(zip(step.names, step.before, strict=True)) | step.buffers for step in steps]
+    return bool(values) and all(
+        name in value and not changed(values[0][name], value[name]) for value in values
+    )
 
 
 def random_numbers(evidence: Evidence) -> Iterator[Difference]:

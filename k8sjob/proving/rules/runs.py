@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from k8sjob.proving.rules.data import training
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from k8sjob.proving.rules.evidence import Evidence
-    from k8sjob.proving.trace import Step, Trace
+    from k8sjob.proving.trace import Step, Trace, TracedRun
 
     _Pair = tuple[Any, Any]
 
@@ -28,6 +29,27 @@ def determinism(evidence: Evidence) -> Iterator[Difference]:
                 " come from a seed"
             )
             yield Difference(Fault.NON_DETERMINISM, step, tensor, text, name, rank, pair)
+
+
+def repeats(many: TracedRun, again: TracedRun) -> bool:
+    """Whether a run is equal to the first one."""
+    pairs = zip(many.traces, again.traces, strict=False)
+    return not again.fails and not any(any(_unrepeated(*pair)) for pair in pairs)
+
+
+def other_seeds(evidence: Evidence) -> Iterator[str]:
+    """Ranks with different seeds of hashes train otherwise; the agent gives them one."""
+    hashed, again = evidence.hashed, evidence.again
+    if hashed is None or again is None or not repeats(evidence.many, again):
+        return
+    text = next((f"rank {rank} fails: {failure}" for rank, failure in _failures(hashed)), "")
+    for rank, pair in enumerate(zip(evidence.ranks, hashed.traces, strict=False)):
+        for tensor, step, name, _ in _unrepeated(*pair):
+            text = text or f"the {name or tensor} of rank {rank} is another one at step {step}"
+    yield (
+        "k8sjob gives all ranks one PYTHONHASHSEED; with different ones, as of torchrun,"
+        f" {text}: sorted() makes an order independent of it"
+    )
 
 
 def _unrepeated(trace: Trace, other: Trace) -> Iterator[tuple[str, int, str | None, _Pair | None]]:
@@ -49,17 +71,10 @@ def _unrepeated(trace: Trace, other: Trace) -> Iterator[tuple[str, int, str | No
 
 def checkpoint(evidence: Evidence) -> Iterator[Difference]:
     """A restart from the first checkpoint is not as the run that was not interrupted."""
-    if evidence.resumed is None:
+    if evidence.resumed is None or not _reads_checkpoint(evidence):
         return
     trace, other = evidence.ranks[0], evidence.resumed.traces[0]
-    # What the first run reads at its beginning is data, unless it is written in training.
-    data = {event["path"] for event in trace.of("load") if event["step"] == 0}
-    saved = [event["path"] for event in trace.of("save") if event["step"]]
-    data = {path for path in data if not any(one.startswith(path) for one in saved)}  # x.pt.tmp
-    loads = [one for one in other.of("load") if one["step"] == 0 and one["path"] not in data]
-    begin = next((event["step"] for event in trace.of("save") if event["step"]), None)
-    if not loads or begin is None or not other.steps:
-        return
+    begin = _begin(evidence)
     pairs = zip(evidence.ranks, evidence.resumed.traces, strict=False)
     ranks = [zip(mine.steps[begin:], its.steps, strict=False) for mine, its in pairs]
     for at, row in enumerate(zip(*ranks, strict=False)):
@@ -70,13 +85,76 @@ def checkpoint(evidence: Evidence) -> Iterator[Difference]:
                 text = f"restarted from the checkpoint of step {begin}, {text}"
                 yield Difference(Fault.CHECKPOINT, begin + at, tensor, text, name, rank, pair)
     expected, done = len(trace.steps) - begin, len(other.steps)
-    if trace.end["how"] == other.end["how"] == "done" and done > expected:
+    ended = trace.end["how"] == other.end["how"] == "done"
+    if ended and (done > expected or not done):
         text = (
             f"restarted from the checkpoint of step {begin}, {done} steps are done in place of"
             f" {expected}: the epoch is not restored"
         )
         at, pair = begin + expected, (expected, done)
         yield Difference(Fault.CHECKPOINT, at, "weight", text, None, 0, pair)
+
+
+def _begin(evidence: Evidence) -> int:
+    """The step of the checkpoint of which the files were kept."""
+    return next((event["step"] for event in evidence.ranks[0].of("snapshot")), 0)
+
+
+def _reads_checkpoint(evidence: Evidence) -> bool:
+    """Whether the restarted run reads what the first one has written."""
+    if evidence.resumed is None:
+        return False
+    trace, resumed = evidence.ranks[0], evidence.resumed.traces[0]
+    # What the first run reads at its beginning is data, unless it is written in training.
+    inputs = {event["path"] for event in trace.of("load") if event["step"] == 0}
+    saved = [event["path"] for event in trace.of("save") if event["step"]]
+    inputs = {p for p in inputs if not any(path.startswith(p) for path in saved)}  # x.pt.tmp
+    return any(e["step"] == 0 and e["path"] not in inputs for e in resumed.of("load"))
+
+
+def ignored_state(evidence: Evidence) -> Iterator[Difference]:
+    """load_state_dict(strict=False) leaves out weights for the prefix of their names."""
+    for run, begin in ((evidence.many, 0), (evidence.resumed, _begin(evidence))):
+        for event in run.traces[0].of("ignored") if run else ():
+            name, at = event["name"], begin + event["step"]
+            text = f"load_state_dict(strict=False) ignores {event['saved']}: the model has {name}"
+            advice = "save model.module.state_dict(), and load it with strict=True"
+            yield Difference(Fault.CHECKPOINT, at, "weight", text, name, next=advice)
+
+
+def failed_restart(evidence: Evidence) -> Iterator[Difference]:
+    """A restart from the first checkpoint fails."""
+    begin = _begin(evidence)
+    for rank, failure in _failures(evidence.resumed) if evidence.resumed else ():
+        text = f"restarted from the checkpoint of step {begin}, rank {rank} fails: {failure}"
+        advice = "make the script start from the files that it has written"
+        yield Difference(Fault.CHECKPOINT, begin, None, text, rank=rank, next=advice)
+
+
+def moved(evidence: Evidence) -> Iterator[str]:
+    """A restart on another number of processes fails, where one on as many does not."""
+    # Some scripts cannot run on one process at all.
+    if evidence.moved and evidence.single and evidence.single.end["how"] != "error":
+        for _, failure in islice(_failures(evidence.moved), not any(failed_restart(evidence))):
+            yield f"restarted from its checkpoint on 1 process, the script fails: {failure}"
+
+
+def not_compared(evidence: Evidence) -> Iterator[str]:
+    """Runs that there were not, or that did not show anything."""
+    compared, reason = evidence.compared
+    if compared < evidence.common:
+        yield f"one process from step {compared} on ({reason})"
+    if evidence.again is not None and evidence.again.fails:
+        _, failure = next(_failures(evidence.again), (0, "it ends early"))
+        yield f"a second equal run ({failure})"
+    saves = [event for event in evidence.ranks[0].of("save") if event["step"]]
+    if evidence.resumed is None:
+        reason = "no checkpoint was written between two steps"
+        if any(event["step"] < len(evidence.ranks[0].steps) for event in saves):
+            reason = "the checkpoint is outside of the working folder and the volumes, or too large"
+        yield f"a restart ({reason})"
+    elif not evidence.resumed.fails and not _reads_checkpoint(evidence):
+        yield "a restart (the script reads no checkpoint with torch.load before its first step)"
 
 
 def _restarted(
@@ -103,6 +181,8 @@ def _restarted(
 def hang(evidence: Evidence) -> Iterator[Difference]:
     """The ranks wait for each other."""
     answer, ends = evidence.many.answer, [trace.end for trace in evidence.ranks]
+    if evidence.many.killed:
+        return
     steps = min(len(trace.steps) for trace in evidence.ranks)
     failed = [end for end in ends if end["how"] == "error"]
     if not answer["hung"]:
@@ -140,19 +220,37 @@ def _unequal(evidence: Evidence) -> str:
 
 
 def error(evidence: Evidence) -> Iterator[Difference]:
-    """A rank raises an exception; that it lost the others comes after what made those end."""
-    if evidence.many.answer["hung"]:
+    """A rank is killed, or raises an exception."""
+    if evidence.many.answer["hung"] and not evidence.many.killed:
         return
-    failed = [
+    for rank, text in _failures(evidence.many):
+        advice = ""
+        if rank in evidence.many.killed:
+            advice = "see what ends this rank: its memory (`k8sjob fit`), a library or the script"
+        steps = min(len(trace.steps) for trace in evidence.ranks)
+        yield Difference(Fault.ERROR, steps, None, text, rank=rank, next=advice)
+
+
+def _failures(run: TracedRun) -> Iterator[tuple[int, str]]:
+    """The ranks that fail, and how: a cause before what it has done to the other ranks."""
+    for rank, how in run.killed.items():
+        trace = run.traces[rank]
+        lines = [] if "SIGKILL" in how else trace.end["message"].strip().splitlines()
+        yield rank, ": ".join([f"it {how} after step {len(trace.steps)}", *lines[-1:]])
+    errors = [
         (_lost(trace.end["message"]), rank)
-        for rank, trace in enumerate(evidence.ranks)
+        for rank, trace in enumerate(run.traces)
         if trace.end["how"] == "error"
     ]
-    for _, rank in sorted(failed):
-        trace = evidence.ranks[rank]
-        first = (trace.end["message"].strip().splitlines() or [""])[0]
-        text = f"{trace.end['type']}: {first} at {trace.end['where']}"
-        yield Difference(Fault.ERROR, len(trace.steps), None, text, rank=rank)
+    for _, rank in sorted(errors):
+        end = run.traces[rank].end
+        lines = [line.strip() for line in end["message"].strip().splitlines()] or [""]
+        # As of load_state_dict: the first line only announces the others.
+        message = " ".join(lines[: 2 if lines[0].endswith(":") else 1])
+        yield rank, f"{end['type']}: {message} at {end['where']}"
+    for rank, place in run.answer["places"].items():
+        if run.answer["hung"]:
+            yield int(rank), f"it waits at {place or 'no line of the script'}"
 
 
 def failed_alike(evidence: Evidence) -> bool:

@@ -33,12 +33,15 @@ def run_group(request: dict[str, Any]) -> dict[str, Any]:
     """Run a script in several processes, and wait for their end.
 
     Args:
-        request: argv, env, cwd, folder, ranks; options, see Recorder; quiet (seconds without a
-            record and without work after which the group hangs), silent (seconds without a record
-            after which it is ended), limit (seconds in all).
+        request: nodes (argv, env, cwd); ranks (of all nodes); root, the folder of all of the run's
+            files; folder, of its record; options, see Recorder, and hashes (ranks have their own
+            seeds of hashes); quiet (seconds without a record and without work after which the
+            group hangs), silent (seconds without a record after which it is ended), limit
+            (seconds in all).
 
     Returns:
-        ranks (their number), hung, and the places in the script where those are that did not end.
+        ranks (their number), hung, the places in the script where those are that did not end, and
+        the exit codes of those that failed (of a signal: negative).
     """
     folder, ranks = Path(request["folder"]), request["ranks"]
     folder.mkdir(parents=True, exist_ok=True)
@@ -61,6 +64,10 @@ def run_group(request: dict[str, Any]) -> dict[str, Any]:
 def _run_rank(request: dict[str, Any], rank: int, port: int) -> None:
     code = 1
     try:
+        if rank and request["options"].pop("hashes", False):  # a process has one seed all its life
+            export("PYTHONHASHSEED", str(rank))
+            line = [sys.executable, "-P", "-m", "k8sjob.runtime.prover"]
+            os.execv(line[0], [*line, json.dumps([request, rank, port])])  # noqa: S606 - as it is
         os.setsid()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         die_with_parent(signal.SIGKILL)
@@ -69,35 +76,40 @@ def _run_rank(request: dict[str, Any], rank: int, port: int) -> None:
         for stream, name in ((1, "out"), (2, "err")):
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
             os.dup2(os.open(folder / f"{name}-{rank}", flags, 0o600), stream)
+        nodes, options = request["nodes"], request["options"]
+        index, local_rank = divmod(rank, request["ranks"] // len(nodes))
+        node = nodes[index]
         env = {
-            **request["env"],
-            "PET_NPROC_PER_NODE": str(request["ranks"]),
+            **node["env"],
+            "PET_NPROC_PER_NODE": str(request["ranks"] // len(nodes)),
             "WORLD_SIZE": str(request["ranks"]),
-            "RANK": "0",
+            "RANK": str(index),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
         }
-        env |= {name: "1" for name in ("PET_NNODES",) if name in env}
-        own = node_env(env).process(rank)
-        for name, value in {**env, **own}.items():
+        env |= {name: str(len(nodes)) for name in ("PET_NNODES",) if name in env}
+        env |= {name: str(index) for name in ("PET_NODE_RANK",) if name in env}
+        for name, value in {**env, **node_env(env).process(local_rank)}.items():
             export(name, value)
         faulthandler.register(
             signal.SIGUSR2, (folder / f"stack-{rank}").open("w"), all_threads=False
         )
-        os.chdir(request["cwd"])
+        os.chdir(node["cwd"])
         torch.set_num_threads(1)
         rng.seed_all(SEED, rank)
-        if "memory" in request["options"]:
+        if "memory" in options:
             from k8sjob.runtime.prover.memory import measure
 
             file = folder / f"memory-{rank}.json"
-            options = request["options"]["memory"]
-            code = measure(file, options, lambda: run_as_main(request["argv"]))
+            code = measure(file, options["memory"], lambda: run_as_main(node["argv"]))
             return
-        recorder = Recorder(folder, rank, request["options"])
+        if options.get("snapshot"):  # the ranks of a node have the same files
+            volumes = f"{request['root']}/volumes"
+            options["snapshot"] = [] if local_rank else [node["cwd"], *[volumes][index:]]
+        recorder = Recorder(folder, rank, {**options, "root": request["root"]})
         recorder.event("start", rank=rank)
         install(recorder)
-        code = recorder.run(lambda: run_as_main(request["argv"]))
+        code = recorder.run(lambda: run_as_main(node["argv"]))
     finally:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
@@ -106,14 +118,14 @@ def _run_rank(request: dict[str, Any], rank: int, port: int) -> None:
 
 
 def _watch(children: dict[int, int], folder: Path, request: dict[str, Any]) -> dict[str, Any]:
-    alive, failed, hung, seen = dict(children), False, False, (0, 0)
+    alive, failed, hung, seen = dict(children), dict[int, int](), False, (0, 0)
     begun = quiet_since = looked = recorded = time.monotonic()
     while True:
         for rank, pid in list(alive.items()):
-            found, status = os.waitpid(pid, os.WNOHANG)
-            if found:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
                 del alive[rank]
-                failed = failed or status != 0
+                failed |= {rank: os.waitstatus_to_exitcode(status)} if status else {}
         now = time.monotonic()
         if not alive or now - begun > request["limit"] or now - recorded > request["silent"]:
             break
@@ -134,8 +146,8 @@ def _watch(children: dict[int, int], folder: Path, request: dict[str, Any]) -> d
             os.killpg(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     spawned = folder / "spawned"
-    count = int(spawned.read_text()) if spawned.exists() else len(children)
-    return {"hung": hung, "places": places, "ranks": count}
+    count = int(spawned.read_text()) if spawned.exists() else request["ranks"]
+    return {"hung": hung, "places": places, "failed": failed, "ranks": count}
 
 
 def _is_active(pid: int) -> bool:
@@ -190,4 +202,6 @@ def _warm() -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:]:
+        _run_rank(*json.loads(sys.argv[1]))
     serve()

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 from torch.utils import data
 
 from k8sjob.runtime.agent.rank_main import exit_code, reason_of
@@ -78,7 +79,8 @@ class Recorder:
             rank: of this process.
             options: steps (the most), seconds (of training), replay (folder of another run),
                 parts (its ranks), joined (give their batches joined, not one after another), save
-                (keep batches for such a run), snapshot (keep files).
+                (keep batches for such a run), snapshot (folders of which to keep the new files),
+                root (the folder that has all files of the run).
         """
         self.folder, self.rank, self.options = folder, rank, options
         self._open()
@@ -319,7 +321,9 @@ class Recorder:
         if mode != self._mode:
             self._mode = mode
             self.event("mode", grad=mode[1])
-        trains = any(mode) and any(p.requires_grad for p in module.parameters())
+        parameters = [*module.parameters()]
+        trains = any(mode) and any(p.requires_grad for p in parameters)
+        trains = trains and not any(map(is_lazy, parameters))  # this pass makes them
         if trains and id(module) not in self._roots:
             self._meet(module)
 
@@ -511,13 +515,20 @@ class Recorder:
         """A checkpoint is read, or other tensors."""
         self.event("load", step=self.steps, path=path)
 
+    def unmatched(self, keys: Any) -> None:
+        """A state is loaded: its names may differ from a model's only by a prefix."""
+        missing = {_plain(name): name for name in getattr(keys, "missing_keys", ())}
+        for name in getattr(keys, "unexpected_keys", ()):
+            if _plain(name) in missing:
+                self.event("ignored", step=self.steps, name=missing[_plain(name)], saved=name)
+
     def _snapshot(self) -> None:
         """Keep the files of the first checkpoint, once training continues after it."""
-        if not self._unsaved or not self.options.pop("snapshot", False):
+        if not self._unsaved or not (folders := self.options.pop("snapshot", [])):
             return
-        here, kept = Path.cwd(), self.folder / f"files-{self.rank}"
+        here, kept = Path(self.options["root"]), self.folder / f"files-{self.rank}"
         size = 0
-        for file in here.rglob("*"):
+        for file in (file for folder in folders for file in Path(folder).rglob("*")):
             stat = file.lstat()
             if not file.is_file() or file.is_symlink() or stat.st_mtime < self._started - 1:
                 continue

@@ -28,6 +28,7 @@ from torch.utils.data._utils import worker
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
+from k8sjob.runtime.base.env import dist_env
 from k8sjob.runtime.prover.recorder import Fetched
 from k8sjob.runtime.prover.sketch import digest
 
@@ -115,6 +116,13 @@ def _wrap_modules(recorder: Recorder) -> None:
 
     modules.register_module_forward_pre_hook(before)
     modules.register_module_forward_hook(after, always_call=True)
+
+    def load(original: Any, *args: Any, **options: Any) -> Any:
+        keys = original(*args, **options)
+        recorder.unmatched(keys)
+        return keys
+
+    wrap(nn.Module, "load_state_dict", load)
     wrap(torch.autograd, "backward", backward)
     wrap(torch.autograd, "grad", grad)
     wrap(
@@ -352,33 +360,43 @@ def _wrap_processes(recorder: Recorder) -> None:
     forked = staticmethod(context.ForkProcess._Popen)  # noqa: SLF001 - there is no public form
     context.SpawnProcess._Popen = forked  # noqa: SLF001 - likewise
 
-    def spawn(
+    context.ForkServerProcess._Popen = forked  # noqa: SLF001 - likewise
+
+    def start(
         original: Any, fn: Any, args: Any = (), nprocs: int = 1, *more: Any, **options: Any
     ) -> Any:
-        if recorder.rank:
-            os._exit(0)  # rank 0's process starts them all
-        (recorder.folder / "spawned").write_text(str(nprocs))
+        first = recorder.rank
+        if nprocs > 1:
+            node = dist_env()
+            if node.local_rank:
+                os._exit(0)  # the first process of a node starts all of them
+            first = node.rank // node.local_world_size * nprocs
+            nodes = node.world_size // node.local_world_size
+            (recorder.folder / "spawned").write_text(str(nodes * nprocs))
+            if recorder.replay:
+                args = _alone(fn, tuple(args), {nprocs, nodes * nprocs})
+                nprocs = 1
         recorder.leave()
-        if recorder.replay:
-            args, nprocs = _alone(fn, tuple(args), nprocs), 1
 
-        def run(rank: int, *given: Any) -> None:
-            recorder.set_rank(rank)
-            code = recorder.run(lambda: fn(rank, *given))
+        def run(index: int, *given: Any) -> None:
+            recorder.set_rank(first + index)
+            code = recorder.run(lambda: fn(index, *given))
             if code:
                 sys.exit(code)
 
         return original(run, tuple(args), nprocs, *more, **options)
 
-    wrap((torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"]), "spawn", spawn)
+    # spawn() calls it, too.
+    spawning = sys.modules["torch.multiprocessing.spawn"]
+    wrap((torch.multiprocessing, spawning), "start_processes", start)
 
 
-def _alone(fn: Any, args: tuple[Any, ...], size: int) -> tuple[Any, ...]:
-    """The arguments of a function that one process runs in place of `size`; also its globals."""
+def _alone(fn: Any, args: tuple[Any, ...], sizes: set[int]) -> tuple[Any, ...]:
+    """The arguments of a function that one process runs in place of several; also its globals."""
 
     def is_size(name: str, value: Any) -> bool:
         named = any(part in name.lower() for part in _SIZES) and "batch" not in name.lower()
-        return type(value) is int and value == size and named
+        return type(value) is int and value in sizes and named
 
     for name, value in list(vars(sys.modules[fn.__module__]).items()):
         if is_size(name, value):

@@ -1,0 +1,142 @@
+"""No run of `prove` or `fit` writes into a folder of the user, whatever a volume leads to."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from k8sjob.backends.local.prepare import Places
+from k8sjob.backends.local.state_folder import Store
+from k8sjob.errors import BackendError
+from k8sjob.jobs.plan import plan_run
+from k8sjob.proving import volumes
+from k8sjob.spec import JobSpec
+
+CLAIM = {"name": "c", "mount": "/c", "pvc": "c"}
+
+
+def contents(*folders):
+    """All files below folders, and where links lead."""
+    return {
+        path: str(path.readlink()) if path.is_symlink() else path.is_file() and path.read_bytes()
+        for folder in folders
+        for path in [folder, *folder.rglob("*")]
+    }
+
+
+def plan_of(folder, **volume):
+    (folder / "main.py").touch()
+    return plan_run(
+        JobSpec(name="j", image="n:1", run={"script": "main.py"}, volumes=[CLAIM | volume]), folder
+    )
+
+
+def seen(plan, root):
+    return Path(Places(plan, root, root / "checkpoints", Store()).of("worker-0")["/c"])
+
+
+@pytest.fixture
+def mine(tmp_path):
+    """A folder with what people have in theirs, and another one that its links lead to."""
+    folder, outside = tmp_path / "mine", tmp_path / "outside"
+    (folder / "runs/1").mkdir(parents=True)
+    (outside / "deep").mkdir(parents=True)
+    for path in (folder / "a.pt", folder / "runs/1/b.pt", outside / "deep/d.pt", outside / "e.pt"):
+        path.write_text(path.name)
+    (folder / "fixed.pt").write_text("fixed")
+    (folder / "fixed.pt").chmod(0o444)
+    (folder / "latest").symlink_to("runs/1")
+    (folder / "best.pt").symlink_to((folder / "runs/1/b.pt").absolute())
+    (folder / "data").symlink_to(outside)
+    (folder / "pretrained.pt").symlink_to(outside / "e.pt")
+    (folder / "next.pt").symlink_to(outside / "not-yet.pt")
+    (outside / "back").symlink_to(folder / "runs")
+    os.mkfifo(folder / "pipe")
+    return folder, outside
+
+
+def scribble(folder):
+    """Write to each file under a folder, through links too, and make new ones."""
+    for parent, _, files in [*os.walk(folder, followlinks=True)]:
+        for name in [*files, "next.pt", "new.pt"]:
+            Path(parent, name).write_text("new")
+
+
+def test_a_script_that_writes_through_a_volume_changes_no_folder_of_the_user(mine, tmp_path):
+    root = tmp_path / "run"
+    root.mkdir()
+    plan = volumes.private(plan_of(tmp_path, local="mine"), root)
+    copy = seen(plan, root)
+    names = ("latest/b.pt", "best.pt", "data/deep/d.pt", "pretrained.pt", "fixed.pt")
+    texts = [(copy / name).read_text() for name in names]
+    assert texts == ["b.pt", "b.pt", "d.pt", "e.pt", "fixed"]
+    before = contents(*mine)
+    scribble(copy)
+    assert contents(*mine) == before
+
+
+@pytest.mark.parametrize("volume", [{"local": "mine/a.pt"}, {"local": "mine", "sub_path": "runs"}])
+def test_a_file_or_a_part_of_a_volume_is_copied_alone(volume, mine, tmp_path):
+    root = tmp_path / "run"
+    root.mkdir()
+    plan = volumes.private(plan_of(tmp_path, **volume), root)
+    copy = seen(plan, root)
+    assert copy.is_relative_to(root)
+    source = mine[0] / ("runs" if "sub_path" in volume else "a.pt")
+    assert [*contents(copy).values()] == [*contents(source).values()]
+
+
+def test_the_folder_of_a_claim_that_jobs_on_this_machine_share(tmp_path, monkeypatch):
+    monkeypatch.setenv("K8SJOB_HOME", str(tmp_path / "state"))
+    root = tmp_path / "run"
+    root.mkdir()
+    empty = volumes.private(plan_of(tmp_path), root)
+    assert seen(empty, root).is_dir()
+    claim = Store().claim("c")
+    assert not claim.exists()
+    claim.mkdir(parents=True)
+    (claim / "last.pt").write_text("4")
+    other = tmp_path / "other"
+    other.mkdir()
+    plan = volumes.private(plan_of(tmp_path), other)
+    assert seen(plan, other).is_relative_to(other)
+    assert (seen(plan, other) / "last.pt").read_text() == "4"
+
+
+@pytest.mark.parametrize(
+    ("limit", "link"), [("MAX_BYTES", None), ("MAX_FILES", None), ("MAX_FILES", ".")]
+)
+def test_a_large_folder_is_refused_by_its_name(limit, link, mine, tmp_path, monkeypatch):
+    monkeypatch.setattr(volumes, limit, 200 if link else 5)
+    if link:  # a folder without an end
+        (mine[0] / "loop").symlink_to(link)
+        (mine[0] / "runs/loop").symlink_to("..")
+    (tmp_path / "run").mkdir()
+    with pytest.raises(BackendError, match=f"volume 'c': {mine[0]} has more than"):
+        volumes.private(plan_of(tmp_path, local="mine"), tmp_path / "run")
+
+
+SCRIPT = Path(__file__).with_name("programs") / "volume.py"
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("command", ["prove", "fit"])
+def test_a_checkpoint_on_a_volume_of_the_user(command, tmp_path):
+    (tmp_path / "main.py").write_text(SCRIPT.read_text())
+    (tmp_path / "ckpt").mkdir()
+    (tmp_path / "ckpt/last.txt").write_text("4")
+    (tmp_path / "job.yaml").write_text(
+        "name: j\nimage: n:1\nreplicas: {workers: 1}\nrun: {script: main.py, args: [/ckpt]}\n"
+        "volumes: [{name: ckpt, mount: /ckpt, pvc: ckpt, local: ./ckpt}]\n"
+    )
+    before = contents(tmp_path / "ckpt")
+    words = [sys.executable, "-m", "k8sjob", command, "-o", "json"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert contents(tmp_path / "ckpt") == before
+    if command == "prove":
+        proof = json.loads(done.stdout)
+        assert (proof["equal"], proof["layout"]) == (True, "2 nodes x 1 process")
+        assert not any("restart" in part for part in proof["not_compared"])
