@@ -87,7 +87,8 @@ def judge(tmp_path_factory):
     def one(program):
         folder = tmp_path_factory.mktemp(program.name)
         program.write(folder)
-        spec = JobSpec(name="case", image="none:1", run={"script": "main.py"})
+        run = {"script": "main.py", "env": {"PYTHONHASHSEED": "0"}}  # with others: 3 s more
+        spec = JobSpec(name="case", image="none:1", run=run)
         spec = spec.with_(strategy=program.strategy)
         forks = idle.get()
         try:
@@ -174,6 +175,30 @@ def test_batches_of_any_shape_and_what_is_made_of_their_number(judge):
     faults, right = divided("batches")
     assert not judge(right)
     assert not judge(faults)
+
+
+@pytest.mark.timeout(600)
+def test_programs_as_others_write_them(judge):
+    faults, right = divided("foreign")
+    assert not judge(right)
+    assert [line.partition(":")[0] for line in judge(faults)] == ["sampler_of_the_local_rank"]
+
+
+@pytest.mark.parametrize(
+    ("program", "cause", "note"),
+    [
+        ("sampler_of_the_local_rank", "sampler-not-sharded", ""),
+        ("order_of_a_set", None, "PYTHONHASHSEED"),
+    ],
+)
+def test_two_nodes_and_two_seeds_of_hashes(program, cause, note, tmp_path):
+    programs("foreign")[program].write(tmp_path)
+    spec = JobSpec(name="j", image="n:1", run={"script": "main.py"}, replicas={"workers": 1})
+    with WarmForks() as forks:
+        proof = prove(spec, folder=tmp_path, forks=forks)
+    assert (proof.cause, proof.layout) == (cause, "2 nodes x 1 process")
+    assert note in "".join(proof.notes)
+    assert any("evaluation" in part for part in proof.not_compared)
 
 
 @contextmanager

@@ -1,14 +1,16 @@
 """The causes, from records that are written by hand: what two ranks and one process did."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from k8sjob.errors import BackendError
 from k8sjob.proving.proof import Layout, _accumulates_for_all, _proof
-from k8sjob.proving.rules import Evidence, first_difference, notes
+from k8sjob.proving.rules import Evidence, first_difference, not_compared, notes
 from k8sjob.proving.rules.evaluation import _printed
 from k8sjob.proving.trace import Evaluation, TracedRun
+from k8sjob.spec import JobSpec
 
 RATE = 0.1
 
@@ -200,6 +202,58 @@ def test_a_proof_says_from_where_on_only_large_differences_count(evidence):
     assert found.loose == 1
     proof = _proof(found, Layout(1, 2), Layout(1, 2))
     assert "; from step 1 on, only large differences count" in proof.message
+
+
+@pytest.mark.parametrize(
+    ("replicas", "nproc", "ran"),
+    [
+        ({}, None, "1 node x 2 processes"),
+        ({}, 3, "1 node x 3 processes"),
+        ({"workers": 1}, None, "2 nodes x 1 process"),
+        ({"workers": 3, "nproc_per_node": 2}, None, "4 nodes x 2 processes"),
+        ({"workers": 15, "nproc_per_node": 8}, None, "2 nodes x 2 processes"),
+        ({"workers": 15}, None, "2 nodes x 1 process"),
+        ({"nproc_per_node": 16}, None, "1 node x 2 processes"),
+        ({"nproc_per_node": 16}, 12, "1 node x 12 processes"),
+    ],
+)
+def test_the_layout_of_a_job_is_its_own_or_a_smaller_one_of_the_same_kind(replicas, nproc, ran):
+    spec = JobSpec(name="j", image="n:1", run={"script": "main.py"}, replicas=replicas)
+    assert str(Layout.of(spec, nproc)) == ran
+
+
+LOST = {"how": "error", "type": "RuntimeError", "message": "Connection closed", "where": "m.py:9"}
+
+
+def test_a_killed_rank_comes_before_those_that_lost_it(evidence):
+    ranks = many()
+    for events, end in zip(ranks, ([{"kind": "end"} | LOST], []), strict=True):
+        events[-1:] = end
+    difference = first_difference(evidence(ranks, failed={"1": -9}))
+    assert (difference.cause, difference.rank, difference.step) == ("error", 1, 1)
+    assert "SIGKILL" in difference.message
+
+
+@pytest.mark.parametrize(("resumed", "moved"), [(True, True), (False, False), (True, False)])
+def test_a_restart_that_fails(evidence, tmp_path, resumed, moved):
+    ranks = many()
+    ranks[0][-1:] = [{"kind": "snapshot", "step": 1, "folder": ""}, DONE]
+    raised = {"kind": "end", "how": "error", "type": "KeyError", "message": "x", "where": "m.py:2"}
+    runs = {}
+    for name, size, ends in (("resumed", 2, resumed), ("moved", 1, moved)):
+        (tmp_path / name).mkdir()
+        for rank in range(size):
+            text = json.dumps(DONE if ends else raised) + "\n"
+            (tmp_path / name / f"trace-{rank}.jsonl").write_text(text)
+        answer = {"ranks": size, "hung": False, "places": {}}
+        runs[name] = TracedRun.read(tmp_path / name, answer)
+    found = replace(evidence(ranks, one(), many()), **runs)
+    difference = first_difference(found)
+    where = difference and (difference.cause, difference.step, difference.rank)
+    assert where == (None if resumed else ("checkpoint-incomplete", 1, 0))
+    assert any("KeyError" in text for text in notes(found)) is (resumed and not moved)
+    restart = [part for part in not_compared(found) if "restart" in part]
+    assert bool(restart) is resumed  # it reads no checkpoint
 
 
 def test_samples_that_fill_up_the_last_batch_are_a_note_beside_a_difference(evidence):

@@ -16,6 +16,7 @@ from common import (
     right,
     sentences,
     sharded,
+    train,
 )
 from torch import nn
 from torch.nn import functional as F
@@ -147,14 +148,15 @@ def no_ddp():
             torch.save(model.state_dict(), "model.pt")
 
 
-@fault("last-batch", "sampler-overlap")
+@fault("sampler-not-reseeded")
 def padded_sampler():
-    """99 samples for two ranks: the sampler repeats one, and it counts twice."""
+    """99 samples for two ranks: the sampler repeats one, and always has the same order."""
     x = torch.randn(99, 6)
     data = TensorDataset(x, x.abs().sum(1, keepdim=True))
     model = DDP(nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
-    fit(model, optimizer, sharded(data, 8), F.mse_loss)
+    loader = sharded(data, 8)
+    train(model, optimizer, [*loader, *loader], F.mse_loss)
 
 
 @fault("accumulation", "gradient-averaged-twice")

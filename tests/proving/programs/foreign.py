@@ -1,0 +1,130 @@
+"""Programs as others write them: processes of their own, looks at data, restarts."""
+
+import os
+import signal
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from common import epochs, fault, fit, right, rows, sgd, sharded, train
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+
+def joined(rank, size, **options):
+    """A training in a process that the program has started."""
+    dist.init_process_group("gloo", rank=rank, world_size=size, **options)
+    torch.manual_seed(0)
+    model = DDP(nn.Linear(6, 2))
+    fit(model, sgd(model), sharded(rows(64), 8), F.cross_entropy)
+    dist.destroy_process_group()
+
+
+def by_environment(local):
+    joined(int(os.environ["RANK"]) + local, int(os.environ["WORLD_SIZE"]))
+
+
+def by_file(local, size):
+    joined(local, size, init_method=f"file://{Path('meeting').absolute()}")
+
+
+@right(group=False)
+def one_process_of_its_own():
+    """As the PyTorchJob tutorial does; the rank is that of the environment."""
+    mp.spawn(by_environment, nprocs=1)
+
+
+@right(group=False)
+def processes_of_its_own():
+    mp.start_processes(by_file, args=(2,), nprocs=2, start_method="forkserver")
+
+
+@right(seed=None)
+def first_looks():
+    """A batch makes the lazy layers, before DDP makes them equal; others are only shown."""
+    torch.manual_seed(5)
+    loader = sharded(rows(), 16)
+    torch.manual_seed(5 + dist.get_rank())
+    net = nn.Sequential(nn.LazyLinear(16), nn.ReLU(), nn.Linear(16, 2))
+    net(next(iter(loader))[0])
+    net(next(iter(loader))[0])
+    model = DDP(net)
+    optimizer = sgd(model)
+    for epoch in range(2):
+        loader.sampler.set_epoch(epoch)
+        train(model, optimizer, loader, F.cross_entropy)
+        with torch.no_grad():
+            inputs, targets = next(iter(loader))
+            loss = F.cross_entropy(net(inputs), targets)
+        print("a sample:", loss.item())
+        dist.all_reduce(loss)
+        print("mean:", loss.item() / dist.get_world_size())
+
+
+def checkpointed(saved, load):
+    """Two epochs that write checkpoints, and begin with one if it is there."""
+    net = nn.Linear(6, 2)
+    if Path("last.pt").exists():
+        load(net, torch.load("last.pt"))
+    model, loader = DDP(net), sharded(rows(64), 8)
+    for epoch in range(2):
+        loader.sampler.set_epoch(epoch)
+        train(model, sgd(model), loader, F.cross_entropy)
+        if dist.get_rank() == 0:
+            torch.save(saved(model), "last.pt")
+        dist.barrier()
+
+
+@fault("checkpoint-incomplete")
+def restart_that_raises():
+    checkpointed(lambda model: model.state_dict(), lambda net, state: net.load_state_dict(state))
+
+
+@fault("checkpoint-incomplete")
+def restart_with_another_key():
+    checkpointed(lambda _: {"epoch": 1}, lambda _, state: state["epochs"])
+
+
+@fault("checkpoint-incomplete")
+def pretrained_state_with_a_prefix():
+    """It is the same on all ranks, and none of it is used."""
+    net = nn.Linear(6, 2)
+    state = {f"module.{name}": value * 2 for name, value in net.state_dict().items()}
+    net.load_state_dict(state, strict=False)
+    model = DDP(net)
+    fit(model, sgd(model), sharded(rows(64), 8), F.cross_entropy)
+
+
+@fault("error")
+def killed_in_the_second_epoch():
+    model, loader = DDP(nn.Linear(6, 2)), sharded(rows(64), 8)
+    for at, (inputs, targets) in enumerate(epochs(loader)):
+        if at == 5 and dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        F.cross_entropy(model(inputs), targets).backward()
+
+
+@fault("sampler-not-sharded")
+def sampler_of_the_local_rank():
+    """It is that of the group on one node, and 0 on each of several nodes."""
+    local = int(os.environ["LOCAL_RANK"])
+    sampler = DistributedSampler(rows(64), dist.get_world_size(), local)
+    model = DDP(nn.Linear(6, 2))
+    fit(model, sgd(model), DataLoader(rows(64), 8, sampler=sampler), F.cross_entropy)
+
+
+@right()
+def order_of_a_set():
+    """Right as long as all ranks have one seed of hashes."""
+    net = nn.Module()
+    names = {"query", "key", "value", "gate", "output", "norm"}
+    for name in names:
+        setattr(net, name, nn.Parameter(torch.zeros(6, 2)))
+    weights = {name: float(len(name)) for name in sorted(names)}
+    net.forward = lambda x: sum(w * (x @ getattr(net, name)) for name, w in weights.items())
+    model = DDP(net)
+    fit(model, sgd(model), sharded(rows(64), 8), F.cross_entropy)
