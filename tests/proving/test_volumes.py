@@ -2,11 +2,13 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from k8sjob.backends.local.prepare import Places
 from k8sjob.backends.local.state_folder import Store
@@ -119,15 +121,18 @@ def test_a_large_folder_is_refused_by_its_name(limit, link, mine, tmp_path, monk
         volumes.private(plan_of(tmp_path, local="mine"), tmp_path / "run")
 
 
-SCRIPT = Path(__file__).with_name("programs") / "volume.py"
+PROGRAMS = Path(__file__).with_name("programs")
 
 
 @pytest.mark.dist
 @pytest.mark.parametrize("command", ["prove", "fit"])
 def test_a_checkpoint_on_a_volume_of_the_user(command, tmp_path):
-    (tmp_path / "main.py").write_text(SCRIPT.read_text())
+    for name in ("common.py", "foreign.py"):
+        shutil.copy(PROGRAMS / name, tmp_path)
+    (tmp_path / "main.py").write_text("from foreign import on_a_volume as main\n\nmain()\n")
     (tmp_path / "ckpt").mkdir()
-    (tmp_path / "ckpt/last.txt").write_text("4")
+    state = {"model": torch.nn.Linear(6, 2).state_dict(), "epoch": 1}
+    torch.save(state, tmp_path / "ckpt/last.pt")
     (tmp_path / "job.yaml").write_text(
         "name: j\nimage: n:1\nreplicas: {workers: 1}\nrun: {script: main.py, args: [/ckpt]}\n"
         "volumes: [{name: ckpt, mount: /ckpt, pvc: ckpt, local: ./ckpt}]\n"

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import torch
@@ -66,27 +67,40 @@ def first_looks():
 
 
 def checkpointed(saved, load):
-    """Two epochs that write checkpoints, and begin with one if it is there."""
+    """Epochs that write checkpoints, and begin with one if it is there; `load` gives its epoch."""
     net = nn.Linear(6, 2)
-    if Path("last.pt").exists():
-        load(net, torch.load("last.pt"))
+    begin = load(net, torch.load("last.pt")) if Path("last.pt").exists() else 0
     model, loader = DDP(net), sharded(rows(64), 8)
-    for epoch in range(2):
+    for epoch in range(begin, 4):
         loader.sampler.set_epoch(epoch)
         train(model, sgd(model), loader, F.cross_entropy)
         if dist.get_rank() == 0:
-            torch.save(saved(model), "last.pt")
+            torch.save({"model": saved(model).state_dict(), "epoch": epoch + 1}, "last.pt")
         dist.barrier()
 
 
 @fault("checkpoint-incomplete")
 def restart_that_raises():
-    checkpointed(lambda model: model.state_dict(), lambda net, state: net.load_state_dict(state))
+    checkpointed(lambda model: model, lambda net, state: net.load_state_dict(state["model"]))
 
 
 @fault("checkpoint-incomplete")
 def restart_with_another_key():
-    checkpointed(lambda _: {"epoch": 1}, lambda _, state: state["epochs"])
+    checkpointed(lambda model: model.module, lambda _, state: state["epochs"])
+
+
+def on_a_volume():
+    """Right; its checkpoints are in the folder that is its argument."""
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    os.chdir(sys.argv[1])
+    Path("begun").touch()
+
+    def load(net, state):
+        net.load_state_dict(state["model"])
+        return state["epoch"]
+
+    checkpointed(lambda model: model.module, load)
 
 
 @fault("checkpoint-incomplete")
