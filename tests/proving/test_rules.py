@@ -212,7 +212,6 @@ def test_a_proof_says_from_where_on_only_large_differences_count(evidence):
         ({"workers": 1}, None, "2 nodes x 1 process"),
         ({"workers": 3, "nproc_per_node": 2}, None, "4 nodes x 2 processes"),
         ({"workers": 15, "nproc_per_node": 8}, None, "2 nodes x 2 processes"),
-        ({"workers": 15}, None, "2 nodes x 1 process"),
         ({"nproc_per_node": 16}, None, "1 node x 2 processes"),
         ({"nproc_per_node": 16}, 12, "1 node x 12 processes"),
     ],
