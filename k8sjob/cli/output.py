@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
 _COLUMN_GAP: Final = 3
+_SHOWN: Final = 10
+"""Contents that look like credentials that are named at most."""
 INTERRUPTED: Final = 130
 """Exit code after Ctrl-C (128 + SIGINT), as shells show it."""
 
@@ -95,6 +97,14 @@ def print_status(message: str) -> None:
 def warn(message: str) -> None:
     """Print a warning on stderr."""
     _labeled("warning:", "yellow", message)
+
+
+def warn_of_secrets(findings: Sequence[object], step: str) -> None:
+    """Warn of contents of an image that look like credentials, and say what to do about them."""
+    for finding in findings[:_SHOWN]:
+        warn(f"{finding}: it goes into the image; {step}")
+    if len(findings) > _SHOWN:
+        warn(f"and {len(findings) - _SHOWN} more contents that look like credentials")
 
 
 def fail(message: str) -> None:

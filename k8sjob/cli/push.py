@@ -14,7 +14,7 @@ import click
 
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
 from k8sjob.cli.options import build_option, onto_option, plain_http_option
-from k8sjob.cli.output import document, first_names, line, print_status, warn
+from k8sjob.cli.output import document, first_names, line, print_status, warn, warn_of_secrets
 from k8sjob.contract import counted
 from k8sjob.image.build_context import shown_size
 from k8sjob.image.push import Pushed, push
@@ -34,7 +34,7 @@ _FIRST: Final = 1.0
 _REPORT_SECONDS: Final = {True: 0.2, False: 10.0}
 """Seconds between such lines: in a terminal, where one replaces the other, and elsewhere."""
 _SHOWN: Final = 10
-"""Left-out files, and contents that look like credentials, that are named at most."""
+"""Left-out files that are named at most."""
 
 
 def _output(_ctx: click.Context, _option: click.Parameter, value: str) -> str | Path:
@@ -174,10 +174,7 @@ def report_push(pushed: Pushed, *, dry_run: bool = False, mounts: bool = True) -
             f"left out, since they may hold credentials: {first_names(pushed.private, _SHOWN)}; a"
             f" line '!{pushed.private[0]}' in .dockerignore includes one"
         )
-    for finding in pushed.findings[:_SHOWN]:
-        warn(f"{finding}: it goes into the image; --strict refuses it")
-    if len(pushed.findings) > _SHOWN:
-        warn(f"and {len(pushed.findings) - _SHOWN} more contents that look like credentials")
+    warn_of_secrets(pushed.findings, "--strict refuses it")
     if pushed.unchanged:
         print_status("unchanged: the image already exists")
     else:

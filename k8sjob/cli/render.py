@@ -8,7 +8,7 @@ import click
 
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
 from k8sjob.cli.options import AUTO, target_option
-from k8sjob.cli.output import print_status, text, warn
+from k8sjob.cli.output import print_status, text, warn, warn_of_secrets
 from k8sjob.rendering import dockerfile, remarks, render, write_context
 from k8sjob.spec import Image
 
@@ -60,7 +60,15 @@ def render_command(  # noqa: PLR0917 - click hands them over by name
             text(render(spec, image))
         else:
             context = spec.image.context if isinstance(spec.image, Image) else "."
-            for path in write_context(spec, job.folder / context, folder, image=image):
+            source = job.folder / context
+            for path in write_context(spec, source, folder, image=image):
                 print_status(f"wrote {path}")
+            if spec.builds_image:
+                # Layers and registries take longer to import than a manifest to render.
+                from k8sjob.image.build_context import read_context  # noqa: PLC0415
+                from k8sjob.image.layers import find_secrets  # noqa: PLC0415
+
+                secrets = find_secrets(read_context(source))
+                warn_of_secrets(secrets, "remove it, or exclude the file in .dockerignore")
     for remark in remarks(spec):
         warn(remark)

@@ -93,7 +93,7 @@ def pack_code(
             packed += len(block)
             progress(packed, context.size)
             yield block
-        findings.extend(sorted(scanner.findings))
+        findings.extend(scanner.finish())
 
     def members() -> Iterator[tuple[tarfile.TarInfo, Iterable[bytes]]]:
         yield from _runtime_members(alone=alone)
@@ -107,6 +107,22 @@ def pack_code(
 
     layer = write_layer(members())
     return CodeLayer(layer.content, layer.diff_id, tuple(findings))
+
+
+def find_secrets(context: Context) -> list[Secret]:
+    """What looks like a credential in code that is not packed here.
+
+    Raises:
+        ImageError: a file cannot be read, or changes meanwhile.
+    """
+    findings: list[Secret] = []
+    for file in context.entries:
+        if stat.S_ISREG(file.state.st_mode):
+            scanner = SecretScanner(file.name)
+            for block in _blocks(file):
+                scanner.feed(block)
+            findings.extend(scanner.finish())
+    return findings
 
 
 def _runtime_members(*, alone: bool) -> Iterator[tuple[tarfile.TarInfo, Iterable[bytes]]]:

@@ -130,9 +130,12 @@ def test_render_prints_the_dockerfile_or_writes_a_folder(k8sjob, job_file, tmp_p
     file.write_text(file.read_text().replace("image: team/tiny:1", BUILT))
     assert k8sjob("render", "--dockerfile", file).out == dockerfile(load(file))
     (tmp_path / "main.py").write_text("print()")
+    (tmp_path / "ci.yml").write_text("key: AK" + "IAQ7ZP2M4T6W8Y3B5D\n")
     done = k8sjob("render", file, "-d", tmp_path / "out")
     assert done.out == ""
-    written = {line.removeprefix("wrote ") for line in done.err.splitlines()}
+    *lines, warning = done.err.splitlines()
+    assert warning.startswith("warning: ci.yml:1: an AWS access key: it goes into the image")
+    written = {line.removeprefix("wrote ") for line in lines}
     assert written == {
         str(tmp_path / "out" / name) for name in ("pytorchjob.yaml", "Dockerfile", ".dockerignore")
     }

@@ -4,7 +4,9 @@ import gzip
 import hashlib
 import io
 import os
+import random
 import re
+import string
 import subprocess
 import sys
 import tarfile
@@ -20,7 +22,7 @@ from k8sjob.errors import ImageError
 from k8sjob.image.build_context import read_context, shown_size
 from k8sjob.image.inventory import Inventory
 from k8sjob.image.layer_tar import entry, write_layer, zstd
-from k8sjob.image.layers import pack_code, pack_packages
+from k8sjob.image.layers import find_secrets, pack_code, pack_packages
 from k8sjob.image.secrets import SecretScanner
 from k8sjob.rendering.dockerfile import write_context
 
@@ -373,44 +375,71 @@ def test_sizes_for_people():
     assert [*map(shown_size, sizes)] == ["0 bytes", "999 bytes", "12.3 kB", "3.4 GB", "2,000 GB"]
 
 
-# Put together here, so that this file does not look as if it held any.
-TOKENS = {
-    "an AWS access key": "AK" + "IA" + "ABCDEFGH12345678",
-    "a GitHub token": "gh" + "p_" + "a1B2" * 9,
-    "a GitLab token": "gl" + "pat-" + "a1B2c3D4e5F6g7H8i9J0",
-    "a Hugging Face token": "h" + "f_" + "aB" * 17,
-    "an API key": "s" + "k-proj-" + "a1B2" * 10,
-    "a Slack token": "xo" + "xb-" + "123456789012-abcdefgh",
-    "a Google API key": "AI" + "za" + "a1B2c" * 7,
-    "a PyPI token": "py" + "pi-AgE" + "a1B2c" * 12,
-    "a W&B key": "WANDB_API_" + "KEY=" + "0a1b2c3d" * 5,
-    "a private key": "-----BEGIN RSA PRIV" + "ATE KEY-----",
-    "a netrc entry": "machine reg.example login me pass" + "word s3cret",
-    "a registry login": '"au' + 'th": "bWU6c2VjcmV0"',
-    "a JSON web token": "ey" + "JhbGciOiJIUzI1" + ".ey" + "JzdWIiOiIxMjM0." + "c2lnbmF0dXJl",
-}
+def alphabet(name):
+    letters = string.ascii_lowercase
+    return {
+        "hex": string.digits + "abcdef",
+        "digit": string.digits,
+        "upper": letters.upper() + string.digits,
+        "alpha": letters + letters.upper(),
+        "alnum": string.digits + letters + letters.upper(),
+        "base64": string.digits + letters + letters.upper() + "+/",
+        "url": string.digits + letters + letters.upper() + "_-",
+    }[name]
 
 
-@pytest.mark.parametrize("what", TOKENS)
-def test_contents_that_look_like_credentials_are_shown_by_line(code, what):
-    (code / "conf.txt").write_text(f"# one\n\nvalue = {TOKENS[what]}\nend\n")
-    with closing(pack_code(read_context(code))) as layer:
-        (finding,) = layer.findings
-    assert str(finding) == f"conf.txt:3: {what}"
+def value(form):
+    """A line of secrets.tsv with its made-up values: <alnum:36> is 36 random letters and digits."""
+    values = random.Random(form)
+    return re.sub(
+        r"<(\w+):(\d+)>",
+        lambda hole: "".join(values.choices(alphabet(hole[1]), k=int(hole[2]))),
+        form,
+    )
 
 
-def test_a_form_across_two_blocks_is_found_once():
-    scanner = SecretScanner("x")
-    text = b"a\n" * 40_000 + TOKENS["a GitHub token"].encode() + b"\nend"
-    for at in range(0, len(text), 80_010):
-        scanner.feed(text[at : at + 80_010])
-    assert [(finding.line, finding.what) for finding in scanner.findings] == [
-        (40_001, "a GitHub token")
-    ]
+def corpus(name):
+    _, *lines = (Path(__file__).parent / name).read_text().splitlines()
+    return [line.encode().decode("unicode_escape") for line in lines]
 
 
-def test_ordinary_code_holds_none():
-    for file in (Path(__file__), *Path(tarfile.__file__).parent.glob("*.py")):
-        scanner = SecretScanner(file.name)
-        scanner.feed(file.read_bytes())
-        assert not scanner.findings
+def findings(*blocks):
+    scanner = SecretScanner("conf")
+    for block in blocks:
+        scanner.feed(block)
+    return [(finding.line, finding.what) for finding in scanner.finish()]
+
+
+@pytest.mark.parametrize("line", corpus("secrets.tsv"))
+def test_real_shapes_of_credentials(line):
+    """As a whole file, and in the middle of one that comes in blocks."""
+    kind, form = line.split("\t")
+    content = value(form).encode()
+    for blocks in ([content], [b"# first\n\n", content, b"\nend\n"]):
+        assert {what for _, what in findings(*blocks)} == {kind}
+
+
+def test_innocent_files():
+    files = [*Path(tarfile.__file__).parent.glob("*.py"), Path(__file__)]
+    contents = [file.read_bytes() for file in files]
+    contents += [line.encode() for line in corpus("innocent.txt")]
+    assert len(contents) > 200
+    assert [(content[:60], findings(content)) for content in contents if findings(content)] == []
+
+
+@given(cut=st.integers(1, 80_041), more=st.sampled_from(["", "x", "_1"]))
+def test_blocks_neither_hide_nor_make_a_token(cut, more):
+    """A word that is longer than a token is none, also where a block ends or the overlap begins."""
+    token = value("h" + "f_<alnum:34>")
+    text = (b"a\n" * 40_000) + f"{token}{more}\nend".encode()
+    expected = [] if more else [(40_001, "a Hugging Face token")]
+    assert findings(text[:cut], text[cut:]) == expected
+    assert findings(text[:cut], text[cut : cut + 40], text[cut + 40 :]) == expected
+
+
+def test_a_push_and_a_rendered_context_name_the_line(code):
+    (code / "settings.sh").write_text(f"# one\n\n{value('gl' + 'pat-<url:20>')}\nend\n")
+    context = read_context(code)
+    with closing(pack_code(context)) as layer:
+        assert [*map(str, layer.findings)] == ["settings.sh:3: a GitLab token"]
+    assert find_secrets(context) == [*layer.findings]
