@@ -327,7 +327,7 @@ def _within(seconds: float, look: Callable[[], _Seen]) -> _Seen:
     def run() -> None:
         try:
             done.set_result(look())
-        except BackendError as error:
+        except Exception as error:  # noqa: BLE001 - a thread would print it with its traceback
             done.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()

@@ -1,12 +1,16 @@
 """Which cluster is meant: contexts, lists of files, pods; and what can be wrong with the files."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import yaml
 
 from k8sjob.errors import BackendError
 from k8sjob.kube.client.kubeconfig import access, configured, contexts
+
+_, *CASES = yaml.safe_load_all((Path(__file__).parent / "kubeconfigs.yaml").read_text())
 
 
 def config(name="one", *, current=True, user=None, **context):
@@ -116,6 +120,18 @@ def test_what_is_wrong_with_a_file_is_reported_with_its_name(write, content, ask
         access(asked)
     assert words in str(told.value)
     assert str(path) in str(told.value)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["of"])
+def test_real_shapes(write, case):
+    write(case["config"])
+    if "wrong" in case:
+        with pytest.raises(BackendError, match=re.escape(case["wrong"])):
+            access()
+        assert contexts() == []
+        return
+    way = access()
+    assert [way.server, way.namespace, way.plugin, [*map(list, way.headers)]] == case["read"]
 
 
 def test_no_cluster_at_all(write, tmp_path):

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from importlib import metadata, util
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
 from k8sjob import environment
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 _PROCESSES: Final = 32
 """Processes that may run on any machine, however few its cores."""
 _PROCESSES_PER_CORE: Final = 4
+_GPU: Final = re.compile(r"\+?\d|GPU-|MIG-")
+"""How an entry of CUDA_VISIBLE_DEVICES begins."""
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 
@@ -33,8 +36,10 @@ def visible_gpus() -> tuple[str, ...]:
     """
     chosen = environment.visible_gpus()
     if chosen is not None:
+        # As CUDA reads it: the first invalid entry ends the list, and a repeated one empties it.
         names = [name.strip() for name in chosen.split(",")]
-        return tuple(name for name in names if name and not name.startswith("-"))
+        valid = tuple(takewhile(_GPU.match, names))
+        return valid if len(set(valid)) == len(valid) else ()
     try:
         answer = subprocess.run(
             ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],  # noqa: S607 - on PATH

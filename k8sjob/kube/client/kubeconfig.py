@@ -11,22 +11,28 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
 from k8sjob import environment
 from k8sjob.contract import did_you_mean
 from k8sjob.errors import BackendError, redacted
 from k8sjob.kube.client.transport import ApiError
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 IN_CLUSTER: Final = "in-cluster"
 """The name of the context of a pod's own service account."""
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where the kubelet puts a pod's token, CA and namespace."""
-_TEXT_FIELDS: Final = (
+_TEXTS: Final = (
     "server proxy-url tls-server-name certificate-authority certificate-authority-data token"
-    " tokenFile client-certificate client-certificate-data client-key client-key-data as"
+    " tokenFile client-certificate client-certificate-data client-key client-key-data as as-uid"
+    " username password cluster user namespace"
 )
-"""Fields of a cluster and of a user that are text; kubectl refuses anything else, too."""
+"""Fields of clusters, users and contexts that are text; kubectl refuses anything else, too."""
+_ENTRIES: Final = (("clusters", "cluster"), ("users", "user"), ("contexts", "context"))
 
 _Config = dict[str, Any]
 
@@ -190,21 +196,10 @@ def _of_context(
             )
     cluster = _part(config, "clusters", meant.get("cluster", ""), "cluster")
     user = _part(config, "users", meant.get("user", ""), "user")
-    for part, content in (("cluster", cluster), ("user", user)):
-        for key in sorted({*_TEXT_FIELDS.split()} & content.keys()):
-            if not isinstance(content[key], str | None):
-                raise BackendError(
-                    f"{where}: {key} of the {part} {meant[part]!r} is not text; put it in quotes,"
-                    " or correct it"
-                )
     server = cluster.get("server")
     if not server:
         raise BackendError(f"{where}: context {name!r} has no cluster with a server; add it")
     plugin = user.get("exec") or {}
-    if not isinstance(plugin, dict):
-        raise BackendError(
-            f"{where}: exec of the user {meant['user']!r} is not a mapping; correct it"
-        )
     return Access(
         context=name,
         server=str(server).rstrip("/"),
@@ -218,10 +213,13 @@ def _of_context(
 
 def _impersonation(user: _Config) -> tuple[tuple[str, str], ...]:
     """The headers of the user's `as`: the Python client ignores it, and would act without it."""
-    if not user.get("as"):
-        return ()
-    groups = (("Impersonate-Group", str(group)) for group in user.get("as-groups") or ())
-    return (("Impersonate-User", str(user["as"])), *groups)
+    headers = [("Impersonate-User", user.get("as")), ("Impersonate-Uid", user.get("as-uid"))]
+    headers += [("Impersonate-Group", group) for group in user.get("as-groups") or ()]
+    for key, values in (user.get("as-user-extra") or {}).items():
+        # A header's name holds fewer characters than a key; client-go escapes the same ones.
+        name = "Impersonate-Extra-" + quote(key, safe="!#$&'*+^`|")
+        headers += [(name, value) for value in values]
+    return tuple((name, value) for name, value in headers if value)
 
 
 def _of_pod(service_account: Path, namespace: str | None = None) -> Access | None:
@@ -274,7 +272,49 @@ def _file(path: Path) -> _Config:
         raise BackendError(f"kubeconfig {path}{at}: {why}; correct the file") from None
     if content is not None and not isinstance(content, dict):
         raise BackendError(f"kubeconfig {path}: a mapping is expected; correct the file")
+    if wrong := next(_mistakes(content or {}), ""):
+        raise BackendError(f"kubeconfig {path}: {wrong}; correct the file")
     return content or {}
+
+
+def _mistakes(config: _Config) -> Iterator[str]:
+    """What kubectl refuses to read, in any entry of a file, used or not."""
+    for key, inner in _ENTRIES:
+        entries = config.get(key) or []
+        if not isinstance(entries, list):
+            yield f"{key} is not a list"
+            continue
+        for number, entry in enumerate(entries):
+            if not isinstance(entry, dict) or not isinstance(entry.get(inner) or {}, dict):
+                yield f"{key}[{number}] is not a mapping with name and {inner}"
+            elif not isinstance(entry.get("name"), str | None):
+                yield f"{key}[{number}]: the name is not text; put it in quotes"
+            else:
+                where = f"of the {inner} {entry.get('name')!r}"
+                fields = (entry.get(inner) or {}).items()
+                for name, value in fields:
+                    if mistake := _mistake(name, value):
+                        yield f"{name} {where} {mistake}"
+
+
+def _mistake(name: str, value: object) -> str:
+    """What is wrong with the type of a field; empty: nothing."""
+    valid, mistake = True, ""
+    if name in _TEXTS.split():
+        valid, mistake = isinstance(value, str), "is not text; put it in quotes"
+    elif name == "as-groups":
+        valid, mistake = _is_texts(value), "is not a list of texts"
+    elif name == "as-user-extra" and isinstance(value, dict):
+        valid, mistake = all(map(_is_texts, value.values())), "has a value that is no list of texts"
+    elif name in {"exec", "auth-provider", "as-user-extra"}:
+        valid, mistake = isinstance(value, dict), "is not a mapping"
+    elif name == "insecure-skip-tls-verify":  # in Python, "false" in quotes would count as true
+        valid, mistake = isinstance(value, bool), "is neither true nor false; remove the quotes"
+    return "" if valid or value is None else mistake
+
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
 def _named(config: _Config, key: str) -> list[str]:

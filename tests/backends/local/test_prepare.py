@@ -46,7 +46,16 @@ def prepared(tmp_path):
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [("0,2", ("0", "2")), ("", ()), ("-1", ()), (" GPU-a , GPU-b", ("GPU-a", "GPU-b"))],
+    [
+        ("0,2", ("0", "2")),
+        ("", ()),
+        ("-1", ()),
+        ("0,-1,1", ("0",)),
+        ("0,1,none,2", ("0", "1")),
+        ("1,1", ()),
+        (" GPU-a , GPU-b", ("GPU-a", "GPU-b")),
+        ("MIG-a,,MIG-b", ("MIG-a",)),
+    ],
 )
 def test_visible_devices_are_respected(value, expected, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
