@@ -110,11 +110,7 @@ def pack_code(
 
 
 def find_secrets(context: Context) -> list[Secret]:
-    """What looks like a credential in code that is not packed here.
-
-    Raises:
-        ImageError: a file cannot be read, or changes meanwhile.
-    """
+    """What looks like a credential in code that is not packed here."""
     findings: list[Secret] = []
     for file in context.entries:
         if stat.S_ISREG(file.state.st_mode):
