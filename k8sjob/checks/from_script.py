@@ -11,12 +11,14 @@ import os
 import re
 import shlex
 import sys
+import tokenize
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from importlib import metadata
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from k8sjob.checks.distributions import distribution_of, pinned, table
 from k8sjob.checks.lint.files import read_text
 from k8sjob.checks.lint.script_code import constant, keyword
 from k8sjob.checks.lint.script_facts import LOCAL_RANK_OPTIONS, MANAGED, Script, Setting
@@ -32,16 +34,6 @@ if TYPE_CHECKING:
 
 _IN_BASE: Final = frozenset({"k8sjob", "numpy", "torch", "torchaudio", "torchvision"})
 """Top-level modules that need no installation: of the base, and what k8sjob adds."""
-_DISTRIBUTIONS: Final = {
-    "PIL": "pillow",
-    "cv2": "opencv-python-headless",
-    "dotenv": "python-dotenv",
-    "hydra": "hydra-core",
-    "skimage": "scikit-image",
-    "sklearn": "scikit-learn",
-    "yaml": "pyyaml",
-}
-"""Distributions that are called otherwise than their module, where that is not installed."""
 _USUAL_NAMES: Final = ("train.py", "main.py", "run.py", "finetune.py")
 _MAX_AROUND: Final = 4
 """Folders around the job's in which the rest of a repository is looked for."""
@@ -176,10 +168,27 @@ def _python(cell: str) -> str:
         return cell
     if cell.startswith("%%") and not _CELLS_OF_PYTHON.match(cell):
         return "\n".join(f"# {line}" for line in lines)
-    found = [(line, _FOR_IPYTHON.fullmatch(line)) for line in lines]
-    return "\n".join(
-        f"{one[1]}{'pass  ' if one[1] else ''}# {one[2]}" if one else line for line, one in found
-    )
+    code, statement, is_continued = [], list[str](), False
+    for line in lines:
+        is_open = _is_open(statement)
+        magic = None if is_open else _FOR_IPYTHON.fullmatch(line)
+        if magic or is_continued:
+            indent, text = magic.groups() if magic else ("", line)
+            code.append(f"{indent}{'pass  ' if indent else ''}# {text}")
+            is_continued = line.endswith("\\")
+        else:
+            statement = [*statement, line] if is_open else [line]
+            code.append(line)
+    return "\n".join(code)
+
+
+def _is_open(statement: list[str]) -> bool:
+    """Whether the next line goes on with a statement, such as one in brackets."""
+    try:
+        list(tokenize.generate_tokens(iter(f"{line}\n" for line in statement).__next__))
+    except tokenize.TokenError:
+        return True
+    return bool(statement) and statement[-1].endswith("\\")
 
 
 class _Start(NamedTuple):
@@ -380,12 +389,16 @@ class _Job:
 
     def _packages(self) -> list[str]:
         needed = self._libraries[0] - self._outside.keys()
-        known, found = self._installed, dict[str, None]()
-        for module in sorted(needed, key=str.lower):
-            name = known[module][0] if module in known else _DISTRIBUTIONS.get(module, module)
-            version = metadata.version(name).partition("+")[0] if module in known else ""
-            found[f"{name}=={version}" if version else name] = None
-        return list(found)
+        imports = {
+            name
+            for node in self._script.nodes
+            if isinstance(node, ast.Import | ast.ImportFrom) and not self._is_optional(node)
+            for name in _imported(node, whole=True)
+            if name.partition(".")[0] in needed
+        }
+        names = {distribution_of(name, self._installed) for name in imports}
+        names |= {name for use, name in table("use").items() if self._names(re.compile(use))}
+        return [pinned(name) for name in sorted(names, key=str.lower)]
 
     def _is_optional(self, node: ast.AST) -> bool:
         """Whether the import may fail, or is only for type checkers."""
@@ -393,6 +406,7 @@ class _Job:
             (isinstance(parent, ast.Try) and child in parent.body and bool(parent.handlers))
             or (
                 isinstance(parent, ast.If)
+                and child in parent.body
                 and self._script.last_name(parent.test) == "TYPE_CHECKING"
             )
             for child, parent in self._script.ancestors(node)
@@ -465,7 +479,10 @@ def _some(options: Iterable[str]) -> str:
     return " ".join([*found[:_MOST], *(["..."] if found[_MOST:] else [])])
 
 
-def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
+def _imported(node: ast.Import | ast.ImportFrom, *, whole: bool = False) -> list[str]:
+    """The modules of an import; whole: with the names that are taken from them."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
-    return [node.module] if node.module and not node.level else []
+    if not node.module or node.level:
+        return []
+    return [f"{node.module}.{alias.name}" for alias in node.names] if whole else [node.module]

@@ -2,6 +2,9 @@
 
 import json
 import os
+import re
+from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -61,7 +64,7 @@ def test_how_a_script_is_started(text, workers, processes, reason, tmp_path):
     ("text", "there", "not_there"),
     [
         ("import yaml, os, torch, numpy\n", 'pip: ["PyYAML==', "numpy"),
-        ("import cv2, nosuch\n", '"opencv-python-headless", "nosuch"]', "=="),
+        ("import cv2, nosuch\n", '"nosuch", "opencv-python-headless"]', "=="),
         ("try:\n    import wandb\nexcept ImportError:\n    wandb = None\n", "base:", "wandb"),
         ("from helper import x\nimport yaml\n", "PyYAML", "helper"),
         (f"{PARSED}p.add_argument('--data', required=True)\n", "# args: it needs --data", "takes"),
@@ -80,6 +83,47 @@ def test_what_it_needs(text, there, not_there, tmp_path):
     JobSpec.from_yaml(text)
     assert there in text
     assert not_there not in text
+
+
+def distributions(folder, text):
+    spec = JobSpec.from_yaml(made(folder, text).files["job.yaml"])
+    names = (requirement.partition("==")[0] for requirement in spec.image.pip)
+    return {re.sub(r"[-_.]+", "-", name).lower() for name in names}
+
+
+def test_imports_of_real_packages(tmp_path, monkeypatch):
+    """None of them is installed, as on a laptop that only submits."""
+    monkeypatch.setattr(metadata, "packages_distributions", dict)
+    _, *rows = (Path(__file__).parent / "imports.tsv").read_text().splitlines()
+    wrong = []
+    for row in rows:
+        text, expected = row.split("\t")
+        names = distributions(tmp_path, text.replace("\\n", "\n"))
+        if names != {re.sub(r"[-_.]+", "-", name).lower() for name in expected.split()}:
+            wrong.append((text, names))
+    assert wrong == []
+    assert len(rows) > 200
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("from space.blue import thing\n", {"space-blue"}),
+        ("import space.red.deep\nfrom space.blue import f\n", {"space-blue", "space-red"}),
+        ("from space import red\n", {"space-red"}),
+    ],
+)
+def test_a_namespace_of_several_installed_distributions(text, expected, tmp_path, monkeypatch):
+    site = tmp_path / "site"
+    for color in ("red", "blue"):
+        (site / f"space_{color}-1.0.dist-info").mkdir(parents=True)
+        (site / f"space_{color}-1.0.dist-info/METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: space-{color}\nVersion: 1.0\n"
+        )
+        record = f"space/{color}/__init__.py,,\nspace/{color}/deep.py,,\n"
+        (site / f"space_{color}-1.0.dist-info/RECORD").write_text(record)
+    monkeypatch.syspath_prepend(str(site))
+    assert distributions(tmp_path, text) == expected
 
 
 def test_requirements_and_arguments_of_the_user_count(tmp_path):
@@ -220,6 +264,13 @@ def test_data_beside_its_folder_is_a_volume(path, volumes, tmp_path):
         ("torch.nn?\n?torch\nx = 1", "# torch.nn?\n# ?torch\nx = 1"),
         ("%%time\nx = 1", "# %%time\nx = 1"),
         ("%%bash\nls -l\ncd x", "# %%bash\n# ls -l\n# cd x"),
+        ("!pip install \\\n  a\nx = 1\n!ls", "# !pip install \\\n#   a\nx = 1\n# !ls"),
+        ("x = 5 \\\n  % 3\n!ls", "x = 5 \\\n  % 3\n# !ls"),
+        ("f(a\n  % b,\n  c)\ny = '''\n%x\n'''\n%x", "f(a\n  % b,\n  c)\ny = '''\n%x\n'''\n# %x"),
+        (
+            "def f():\n    if x:\n        !ls\n    return (1\n    % 2)\n?f",
+            "def f():\n    if x:\n        pass  # !ls\n    return (1\n    % 2)\n# ?f",
+        ),
         ("x = (5\n% 3)\ny = '''\n!\u2028'''", "x = (5\n% 3)\ny = '''\n!\u2028'''"),
     ],
 )
