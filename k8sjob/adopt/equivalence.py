@@ -287,13 +287,29 @@ _ORDERED: Final = frozenset({"initContainers", "command", "args", "envFrom"})
 
 def same_meaning(one: Json, other: Json) -> bool:
     """Whether two jobs make their controller do the same, k8sjob's own marks left aside."""
+    return same(*normal_pair(one, other))
+
+
+def normal_pair(one: Json, other: Json) -> tuple[Json, Json]:
+    """Two jobs in normal form, with K8SJOB_CONFIG where both have it."""
     config = config_of(one) is not None and config_of(other) is not None
-    return same(normal(one, config=config), normal(other, config=config))
+    return normal(one, config=config), normal(other, config=config)
 
 
 def same(one: Any, other: Any) -> bool:
     """Whether two values in normal form mean the same."""
     return difference(one, other) is SAME
+
+
+def aligned(base: Any, wanted: Any, name: str = "") -> Any:
+    """The first of two values in normal form, written as the second where both mean the same."""
+    if difference(base, wanted, name) is SAME:
+        return wanted
+    if isinstance(base, dict) and isinstance(wanted, dict):
+        return {k: aligned(v, wanted[k], k) if k in wanted else v for k, v in base.items()}
+    if isinstance(base, list) and isinstance(wanted, list) and len(base) == len(wanted):
+        return [aligned(*pair) for pair in zip(base, wanted, strict=True)]
+    return base
 
 
 def difference(base: Any, wanted: Any, name: str = "") -> Any:

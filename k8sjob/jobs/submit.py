@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
+from k8sjob.adopt.equivalence import aligned, normal_pair
 from k8sjob.backends.api import JobRef, Plan, Snapshot
 from k8sjob.backends.record import keep_record_of
 from k8sjob.errors import BackendError, JobExists, JobNotFound
 from k8sjob.jobs.plan import plan_job
-from k8sjob.kube.objects import Object, is_ours, same_manifest
+from k8sjob.kube.objects import MANIFEST_DIGEST, Object, is_ours, same_manifest
 from k8sjob.observe.status import job_status
 from k8sjob.rendering import check_script
 from k8sjob.rendering.diff import ManifestDiff, difference
@@ -144,7 +145,13 @@ def submit_plan(
 def compare(plan: Plan, backend: ClusterBackend) -> ManifestDiff:
     """The differences if the planned job replaced the existing one of its name."""
     existing = _existing(backend, plan.manifest) or backend.of_another_kind(plan.manifest)
-    return difference(existing, _with_defaults(backend, plan.manifest))
+    wanted = _with_defaults(backend, plan.manifest)
+    if existing is not None and MANIFEST_DIGEST not in Object(existing).annotations:
+        # Written by others: an apiserver fills no defaults into the pods of a custom resource, and
+        # keeps a quantity as it was written.
+        existing, wanted = normal_pair(existing, wanted)
+        existing = aligned(existing, wanted)
+    return difference(existing, wanted)
 
 
 class _Submission:

@@ -241,6 +241,7 @@ def dockerfile(spec: JobSpec) -> str:
         platform=image.platform,
         runtime_home=RUNTIME_HOME,
         runtime_source=RUNTIME_SOURCE,
+        compiled=spec.uses_agent,  # a base for run.command may have an older Python, or none
         command=[*command, *args],
     )
 

@@ -180,6 +180,45 @@ def test_the_difference_has_the_exit_codes_of_kubectl(k8sjob, api, file):
     assert len(api.jobs) == 1
 
 
+APPLIED = """\
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata: {name: tiny, namespace: blue}
+spec:
+  pytorchReplicaSpecs:
+    Master: &replica
+      replicas: 1
+      restartPolicy: OnFailure
+      template:
+        spec:
+          containers:
+          - name: pytorch
+            image: team/digits:1
+            imagePullPolicy: IfNotPresent
+            command: [python, main.py, --lr, "0.1"]
+            resources: {limits: {cpu: 4, memory: 16Gi, nvidia.com/gpu: 1}}
+            env: [{name: B, value: "1"}, {name: A, value: "2"}]
+            volumeMounts: [{name: dshm, mountPath: /dev/shm}]
+          volumes: [{name: dshm, emptyDir: {medium: Memory}}]
+    Worker: *replica
+"""
+
+
+def test_a_job_that_was_adopted_does_not_differ(k8sjob, api, tmp_path):
+    """kubectl apply stores a manifest without the defaults of pods, and quantities as written."""
+    manifest, job = tmp_path / "applied.yaml", tmp_path / "job.yaml"
+    manifest.write_text(APPLIED)
+    job.write_text(k8sjob("adopt", manifest).out)
+    api.jobs["blue", "tiny"] = stored = yaml.safe_load(APPLIED)
+    stored["metadata"] |= {"uid": "uid-1", "resourceVersion": "1"}
+    assert k8sjob("diff", job) == (0, "", "")
+    job.write_text(job.read_text().replace('cpu: "4"', 'cpu: "5"'))
+    done = k8sjob("diff", job)
+    changed = {line[1:].strip() for line in done.out.splitlines() if line[:1] in "+-"}
+    assert {line for line in changed if ":" in line} == {'cpu: "4"', 'cpu: "5"'}
+    assert done.code == 1
+
+
 def test_text_of_a_cluster_is_harmless(k8sjob, api, file):
     k8sjob("submit", file)
     api.jobs["blue", "tiny"]["metadata"]["labels"]["x"] = "\x1b]0;title\x07\u202eevil"

@@ -35,6 +35,14 @@ def test_nothing_that_is_not_requested(built):
     assert text.count("COPY") == 2
 
 
+def test_only_the_python_of_the_agent_compiles_the_runtime(built):
+    """A base for another program may have Python 3.6, which lacks the options, or none."""
+    assert "compileall" in dockerfile(built())
+    text = dockerfile(built(run={"command": ["./train"]}))
+    assert "compileall" not in text
+    assert 'COPY [".k8sjob", "/opt/k8sjob"]' in text
+
+
 def test_platform_and_index(built):
     image = {
         "platform": "linux/arm64",
