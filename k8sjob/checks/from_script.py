@@ -318,9 +318,9 @@ class _Job:
                 f"its process group, if any, is created in {names}, not in the folder", 0
             )
         else:
-            page = "from-keras.md" if "keras" in script.modules else "from-ddp.md"
+            page = "Keras's guides" if "keras" in script.modules else "torch's DDP tutorials"
             alone = "it creates no process group, so several processes would each train separately"
-            found = _Start(f"{alone}; see docs/how-to/{page}", 0)
+            found = _Start(f'{alone}; see "From {page} to job.yaml" in the documentation', 0)
         return found
 
     def _manages(self, library: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -111,7 +112,16 @@ class JobCommand(click.Command):
         if "--" in args:
             at = args.index("--")
             args, ctx.meta[_ARGS] = args[:at], args[at + 1 :]
-        return super().parse_args(ctx, args)
+        words = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if not any(word.endswith((".py", ".ipynb")) for word in words):
+                raise
+            at = next(at for at, word in enumerate(words) if word.startswith(error.option_name))
+            line = f"{ctx.command_path} {shlex.join([*words[:at], '--', *words[at:]])}"
+            message = f"no such option {error.option_name}; if it is the script's: {line}"
+            raise click.UsageError(message, ctx) from None
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         """The usage line."""

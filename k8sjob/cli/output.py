@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import traceback
 from contextlib import contextmanager
@@ -58,9 +59,12 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
 
     cells = [[safe_line(str(cell)) for cell in row] for row in (header, *rows)]
     widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
+    if sys.stdout.isatty():  # one long name goes over the edge alone, and wraps no other row
+        spare = shutil.get_terminal_size().columns - sum(widths) - _COLUMN_GAP * (len(widths) - 1)
+        widths[0] = max(cell_len(cells[0][0]), widths[0] + min(spare, 0))
     for row in cells:
         padded = (
-            cell + " " * (width - cell_len(cell) + _COLUMN_GAP)
+            cell + " " * (max(width - cell_len(cell), 0) + _COLUMN_GAP)
             for cell, width in zip(row, widths, strict=True)
         )
         click.echo("".join(padded).rstrip())

@@ -101,7 +101,8 @@ def run_here(
         return None
     shown = (lambda _event: None) if quiet else cast("Output", output)
     logs = not (no_logs or quiet)
-    done = run_plan(plan, backend, partial(follow, output=shown, logs=logs, verbose=verbose))
+    show = partial(follow, output=shown, logs=logs, verbose=verbose, outlives_reader=True)
+    done = run_plan(plan, backend, show)
     if quiet and done.code in {JobState.FAILED.exit_code, JobState.STOPPED.exit_code}:
         done.result(check=True)
     return done

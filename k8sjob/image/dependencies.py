@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.errors import ImageError, redacted
 from k8sjob.image.layers import append_packages
 from k8sjob.image.registry.repository import transfer
+from k8sjob.spec.image import requirement_lines, requirements_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +33,6 @@ _OTHER_FILE: Final = re.compile(
     r"|\.{0,2}/|[^#]*\bfile:"
 )
 """A line of requirements that leads to another file of this machine."""
-_COMMENT: Final = re.compile(r"(?:^|(?<=\s))#.*")
 _OPTION: Final = re.compile(
     r"--(?:no-index|pre|prefer-binary|require-hashes)"
     r"|(?:-i|-f|--index-url|--extra-index-url|--find-links)[\s=]++https?://\S++"
@@ -116,20 +116,20 @@ class Dependencies:
     def _located_lines(self) -> Iterator[tuple[str, str]]:
         for number, value in enumerate(self.pip):
             yield f"image.pip[{number}]", value
-        for number, line in _logical_lines(self.requirements or ""):
+        for number, line in requirement_lines(self.requirements or ""):
             yield f"image.requirements:{number}", line
 
 
 def _requirements(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = requirements_text(path)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise ImageError(
             f"image.requirements: {path}: cannot be read: {reason}; specify a file inside the"
             " context"
         ) from None
-    for number, line in _logical_lines(text):
+    for number, line in requirement_lines(text):
         shown = f"{path}:{number}: {redacted(line)!r}"
         if _OTHER_FILE.match(line):
             raise ImageError(
@@ -142,20 +142,6 @@ def _requirements(path: Path) -> str:
                 " included, to the host of the address; remove it"
             )
     return text
-
-
-def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """The lines of a requirements file as pip joins them, numbered, without comments."""
-    parts: list[str] = []
-    first = 1
-    lines = text.removeprefix("\ufeff").splitlines()
-    for number, line in enumerate(lines, 1):
-        continued = line.endswith("\\") and not line.lstrip().startswith("#")
-        parts.append(line[:-1] if continued else line)
-        if not continued or number == len(lines):
-            if whole := _COMMENT.sub("", "".join(parts)).strip():
-                yield first, whole
-            parts, first = [], number + 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,6 +150,8 @@ def _unknown(root: type[Part], loc: Loc) -> str:
         places = " or ".join(field_path(path) for path in elsewhere[:3])
         return f"no such field here; it belongs to {places}"
     step = did_you_mean(snake, here, f"valid fields: {', '.join(here)}")
+    if snake == "limits" and "gpus" in here:  # as in a manifest of Kubernetes
+        step = "write the limits themselves here: gpus: 1, cpu: 4, memory: 16Gi"
     return f"no such field; {step}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -74,7 +75,10 @@ def _document(path: str | Path) -> Document:
     if file.suffix == _SCRIPT:
         return _of_script(file)
     if file.suffix in (".pyw", ".ipynb", ".sh"):
-        message = "a script, not a job.yaml, whose `run` names it; `k8sjob init DIR` writes one"
+        step = "write `run: {command: [sh, " + file.name + "]}` into a job.yaml"
+        if file.suffix == ".ipynb":
+            step = f"k8sjob init --from {shlex.quote(str(file))} writes the job.yaml and the script"
+        message = f"not a job.yaml; {step}"
         raise SpecError([Problem("", message)], str(file))
     return job_document(text, str(file))
 

@@ -8,11 +8,13 @@ own; the main thread draws, ten times a second, and counts interrupts instead of
 from __future__ import annotations
 
 import io
+import os
 import signal
 import sys
 import threading
 import time
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Final, Self, TextIO, TypeVar
 
 from k8sjob.backends.api import JobRef
@@ -50,6 +52,7 @@ def follow(
     files: Path | None = None,
     seen: Callable[[Event], object] = lambda _event: None,
     factor: float | None = None,
+    outlives_reader: bool = False,
 ) -> int:
     """Show a job to its end.
 
@@ -64,6 +67,7 @@ def follow(
         files: where the job's files are on this machine; the report names it.
         seen: called with each event that is shown.
         factor: the job has ended, and is shown again, so many times as fast.
+        outlives_reader: go on, without output, when a pipe is closed by its reader, as by head.
 
     Returns:
         The exit code: 130, 143 or 129 where it was interrupted, else that of the job's outcome.
@@ -78,9 +82,18 @@ def follow(
         Interrupts() as interrupts,
     ):
         answered = 0
+
+        def write(shown: Callable[[], object]) -> None:
+            try:
+                shown()
+            except BrokenPipeError:
+                if not outlives_reader:
+                    raise
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
         events = replay(backend, ref, factor) if factor else watch(backend, ref, logs=logs)
         for batch in batches(events):
-            view.show(batch)
+            write(partial(view.show, batch))
             for event in batch:
                 seen(event)
             while answered < interrupts.count:
@@ -90,7 +103,8 @@ def follow(
                     return interrupts.exit_code
                 view.show([Event(EventKind.WARNING, {"message": answer}, time.time())])
         record = backend.snapshot(ref).record if backend.recorded else ""
-        close_with_report(view, more=_further(view.summary, record or ref, files))
+        more = _further(view.summary, record or ref, files)
+        write(lambda: close_with_report(view, more=more))
     return interrupts.exit_code or view.summary.exit_code or 0
 
 

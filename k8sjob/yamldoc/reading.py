@@ -375,6 +375,8 @@ def _decode(text: str | bytes, source: str) -> str:
     except UnicodeDecodeError as error:
         line = text[: error.start].count(b"\n") + 1
         message = f"byte 0x{text[error.start]:02x} is not UTF-8; save the file as UTF-8"
+        if text.startswith(b"PK\3\4"):
+            message = "an archive, such as a job's record, which status, logs and why read"
         raise SpecError([Problem("", message, line)], source) from None
 
 

@@ -92,3 +92,20 @@ def test_damaged_output_in_a_record_does_not_pass_for_none(
     assert f"{records[0]} cannot be read as a record of a job: logs/master-0: " in done.err
     assert "Traceback" not in done.err
     assert {path.suffix for path in tmp_path.iterdir()} <= {".k8sjob"}
+
+
+def test_hints_for_a_script_in_the_place_of_a_job(k8sjob, tmp_path):
+    """Arguments without `--`, a notebook, a shell's script, and a record."""
+    done = k8sjob("run", tmp_path / "train.py", "--workers", "1", "--lr", "0.1")
+    assert done.code == 2
+    assert f"k8sjob run {tmp_path}/train.py --workers 1 -- --lr 0.1" in done.err
+    assert "did you mean" in k8sjob("run", tmp_path / "job.yaml", "--freshh").err.lower()
+    hints = {"a.ipynb": "k8sjob init --from", "a.sh": "[sh, a.sh]", "a.k8sjob": "why read"}
+    for name, hint in hints.items():
+        (tmp_path / name).write_bytes(b"PK\3\4\xff\xff")
+        assert hint in k8sjob("validate", tmp_path / name).err
+
+
+def test_limits_of_a_manifest_are_fields_of_resources(k8sjob, job_file):
+    done = k8sjob("validate", job_file("resources: {limits: {nvidia.com/gpu: 1}}"))
+    assert ": resources.limits: no such field; write the limits themselves" in done.err

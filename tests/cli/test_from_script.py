@@ -48,8 +48,8 @@ def made(folder, text, name="train.py", **options):
         ("import torch\nimport transformers as t\nt.Seq2SeqTrainer()\n", 1, 1, "transformers c"),
         ("from ignite.engine import Engine\nEngine(print)\n", 0, 1, "each train separately"),
         ("import ignite.distributed as idist\nidist.get_rank()\n", 1, 1, "ignite creates the"),
-        ("import keras\nkeras.Sequential().fit()\n", 0, 1, "separately; see docs/how-to"),
-        ("import torch\ntorch.ones(2)\n", 0, 1, "separately; see docs/how-to/from-ddp.md"),
+        ("import keras\nkeras.Sequential().fit()\n", 0, 1, 'separately; see "From Keras'),
+        ("import torch\ntorch.ones(2)\n", 0, 1, 'separately; see "From torch'),
     ],
 )  # fmt: skip
 def test_how_a_script_is_started(text, workers, processes, reason, tmp_path):

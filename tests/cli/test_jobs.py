@@ -3,6 +3,8 @@
 import json
 import re
 import signal
+import subprocess
+import sys
 
 import pytest
 from waiting import until
@@ -365,3 +367,18 @@ def test_a_file_that_cannot_be_completed_leaves_what_was_there(job, k8sjob, tmp_
     assert k8sjob("archive", "tiny", "--force").code == 130
     assert sorted(tmp_path.iterdir()) == before
     assert (tmp_path / "tiny.k8sjob").read_text() == "before"
+
+
+def test_a_closed_pipe_does_not_stop_the_job(tmp_path):
+    """As `k8sjob run | head -1`: the job outlives the reader of its output."""
+    lines = "for _ in range(20): print(1, flush=True); time.sleep(0.05)"
+    program = f"import time\n{lines}\nopen({str(tmp_path / 'end')!r}, 'w')"
+    command = json.dumps([sys.executable, "-c", program])
+    text = f"name: x\nimage: a/b:1\nrun: {{command: {command}}}\n"
+    (tmp_path / "job.yaml").write_text(text)
+    argv = [sys.executable, "-m", "k8sjob", "run", str(tmp_path / "job.yaml")]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        running.stdout.readline()
+        running.stdout.close()
+        assert running.wait(timeout=60) == 0, running.stderr.read()
+    assert (tmp_path / "end").exists()

@@ -20,6 +20,16 @@ def test_tables_and_lines_are_harmless(capsys):
     assert capsys.readouterr().out == "ok   B\nok   ok\na    b\njob ok\n"
 
 
+def test_one_long_name_wraps_no_other_row(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    table(["NAME", "STATE"], [["x" * 38, "Running"], ["short", "Running"]])
+    header, long, short = capsys.readouterr().out.splitlines()
+    assert max(len(header), len(short)) <= 40
+    assert header.index("STATE") == short.index("Running")
+    assert long == "x" * 38 + "   Running"
+
+
 def test_a_traceback_is_harmless(capsys):
     with pytest.raises(SystemExit), reported({"traceback"}):
         raise BackendError(HOSTILE)

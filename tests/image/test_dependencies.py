@@ -1,14 +1,18 @@
 """What a job installs has one key, which follows from all that is installed and nothing else."""
 
 import re
+from pathlib import Path
 
 import pytest
+import yaml
 from registries import job
 
 from k8sjob.errors import ImageError
 from k8sjob.image.dependencies import Dependencies
 from k8sjob.image.registry.manifest import ImageReference
+from k8sjob.spec.image import required_names
 
+REAL = Path(__file__).parent / "requirements.yaml"
 BASE = "sha256:" + "1" * 64
 IMAGE = {"apt": ["git"], "pip": ["tqdm"], "requirements": "requirements.txt"}
 
@@ -22,6 +26,14 @@ def wanted(code):
         return Dependencies.of(spec.image, code)
 
     return make
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [pytest.param(text, names, id=of) for of, text, names in yaml.safe_load(REAL.read_text())],
+)
+def test_real_requirements(text, names):
+    assert required_names(text) == names
 
 
 def test_a_key_says_what_is_installed(wanted):

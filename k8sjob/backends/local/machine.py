@@ -15,6 +15,7 @@ from k8sjob import environment
 from k8sjob.contract import counted
 from k8sjob.errors import BackendError
 from k8sjob.spec import Image
+from k8sjob.spec.image import required_names, requirements_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +27,6 @@ _PROCESSES: Final = 32
 _PROCESSES_PER_CORE: Final = 4
 _GPU: Final = re.compile(r"\+?\d|GPU-|MIG-")
 """How an entry of CUDA_VISIBLE_DEVICES begins."""
-_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 
 def visible_gpus() -> tuple[str, ...]:
@@ -91,15 +91,15 @@ def check_packages(spec: JobSpec, context: Path) -> None:
     if spec.image.requirements:
         file = context / spec.image.requirements
         try:
-            lines = file.read_text(encoding="utf-8").splitlines()
-        except OSError as error:
+            missing = _missing(requirements_text(file))
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
             raise BackendError(
-                f"image.requirements: {file} cannot be read: {error.strerror}; correct the path"
+                f"image.requirements: {file} cannot be read: {reason}; correct it"
             ) from error
-        missing = _missing(lines)
         arguments = ["-r", str(file)] if missing else []
     for line in spec.image.pip:
-        if lacking := _missing([line]):
+        if lacking := _missing(line):
             missing += lacking
             arguments.append(line)
     if missing:
@@ -109,18 +109,15 @@ def check_packages(spec: JobSpec, context: Path) -> None:
         )
 
 
-def _missing(lines: list[str]) -> list[str]:
+def _missing(requirements: str) -> list[str]:
     """The packages of some requirements that are not installed."""
-    found = []
-    for line in lines:
-        requirement = line.partition("#")[0].strip()
-        name = _NAME.match(requirement)
-        if name and ";" not in requirement and "://" not in requirement:
-            try:
-                metadata.distribution(name.group())
-            except metadata.PackageNotFoundError:
-                found.append(name.group())
-    return found
+    names = []
+    for name in required_names(requirements):
+        try:
+            metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            names.append(name)
+    return names
 
 
 def _pip(*arguments: str) -> str:

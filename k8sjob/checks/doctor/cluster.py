@@ -83,7 +83,7 @@ def _init_container(facts: ClusterFacts, seen: str) -> CheckResult:
         topic,
         f"{seen}: Workers are refused unless the operator's init container drops its privileges",
         f"have an init container template set for the operator ({template_flag}, or the file that"
-        " it looks for: docs/how-to/set-up-a-cluster.md), or run only Workers (replicas.elastic)",
+        " it looks for), or run only Workers (replicas.elastic)",
     )
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _OTHER: Final = PREFERRED[1]
 """The kind that a cluster without the default one may have."""
 _DENIED: Final = re.compile(r'admission webhook "(?P<webhook>[^"]+)" denied the request')
-_INSTALL: Final = "see docs/how-to/set-up-a-cluster.md"
+_INSTALL: Final = 'see "Set up a cluster for jobs" in the documentation'
 _SLEEP: Final = re.compile(r"\bsleep (\d+(?:\.\d+)?)\b")
 _LONG_SLEEP: Final = 1.0
 """Seconds; a Master's name is there about one second after its worker first asks for it."""

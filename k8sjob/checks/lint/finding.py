@@ -113,7 +113,7 @@ def findings(
     for source, lines in silenced.items():
         for line, names in lines.items():
             for name in (name for name in names if name not in ids):
-                step = did_you_mean(name, ids, "see docs/reference/lint.md")
+                step = did_you_mean(name, ids, f"there are: {', '.join(sorted(ids))}")
                 what = f"ignore[{name}]: there is no check of that name, so nothing is suppressed"
                 found.append(Finding.of(UNKNOWN_IGNORE, f"{what}; {step}", source, line))
     return sorted(

@@ -31,7 +31,14 @@ _TEXTS: Final = (
     " tokenFile client-certificate client-certificate-data client-key client-key-data as as-uid"
     " username password cluster user namespace"
 )
-"""Fields of clusters, users and contexts that are text; kubectl refuses anything else, too."""
+_TYPES: Final = (
+    (_TEXTS, str, "is not text; put it in quotes"),
+    ("as-groups", list, "is not a list"),
+    ("exec auth-provider as-user-extra", dict, "is not a mapping"),
+    # In Python, "false" in quotes would count as true.
+    ("insecure-skip-tls-verify", bool, "is neither true nor false; remove the quotes"),
+)
+"""Fields of clusters, users and contexts with their types; kubectl refuses others, too."""
 _ENTRIES: Final = (("clusters", "cluster"), ("users", "user"), ("contexts", "context"))
 
 _Config = dict[str, Any]
@@ -218,8 +225,8 @@ def _impersonation(user: _Config) -> tuple[tuple[str, str], ...]:
     for key, values in (user.get("as-user-extra") or {}).items():
         # A header's name holds fewer characters than a key; client-go escapes the same ones.
         name = "Impersonate-Extra-" + quote(key, safe="!#$&'*+^`|")
-        headers += [(name, value) for value in values]
-    return tuple((name, value) for name, value in headers if value)
+        headers += [(name, value) for value in (values if isinstance(values, list) else [values])]
+    return tuple((name, str(value)) for name, value in headers if value)
 
 
 def _of_pod(service_account: Path, namespace: str | None = None) -> Access | None:
@@ -299,36 +306,16 @@ def _mistakes(config: _Config) -> Iterator[str]:
 
 def _mistake(name: str, value: object) -> str:
     """What is wrong with the type of a field; empty: nothing."""
-    valid, mistake = True, ""
-    if name in _TEXTS.split():
-        valid, mistake = isinstance(value, str), "is not text; put it in quotes"
-    elif name == "as-groups":
-        valid, mistake = _is_texts(value), "is not a list of texts"
-    elif name == "as-user-extra" and isinstance(value, dict):
-        valid, mistake = all(map(_is_texts, value.values())), "has a value that is no list of texts"
-    elif name in {"exec", "auth-provider", "as-user-extra"}:
-        valid, mistake = isinstance(value, dict), "is not a mapping"
-    elif name == "insecure-skip-tls-verify":  # in Python, "false" in quotes would count as true
-        valid, mistake = isinstance(value, bool), "is neither true nor false; remove the quotes"
-    return "" if valid or value is None else mistake
-
-
-def _is_texts(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(text, str) for text in value)
+    for names, kind, mistake in _TYPES:
+        if name in names.split() and not isinstance(value, kind | None):
+            return mistake
+    return ""
 
 
 def _named(config: _Config, key: str) -> list[str]:
-    items = config.get(key)
-    return [
-        str(item["name"])
-        for item in (items if isinstance(items, list) else [])
-        if isinstance(item, dict) and item.get("name")
-    ]
+    return [entry["name"] for entry in config.get(key) or [] if entry.get("name")]
 
 
 def _part(config: _Config, key: str, name: str, inner: str) -> _Config:
-    for item in config.get(key) or []:
-        if isinstance(item, dict) and item.get("name") == name:
-            part = item.get(inner)
-            return part if isinstance(part, dict) else {}
-    return {}
+    entries = config.get(key) or []
+    return next((entry.get(inner) or {} for entry in entries if entry.get("name") == name), {})

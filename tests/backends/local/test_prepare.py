@@ -228,6 +228,15 @@ def test_missing_packages_are_one_error_with_the_command(tmp_path, monkeypatch):
         check_packages(made, tmp_path)
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be"])
+def test_files_and_encodings_of_requirements(encoding, tmp_path):
+    text = "vendor/no-such.whl\r\nno-such-1.0-py3-none-any.whl\r\nno-such-package\r\n"
+    bom = "\ufeff" if encoding == "utf-16-be" else ""
+    (tmp_path / "requirements.txt").write_bytes(f"{bom}{text}".encode(encoding))
+    with pytest.raises(BackendError, match=r"image's requirements: no-such-package; "):
+        check_packages(spec(image=image(requirements="requirements.txt")), tmp_path)
+
+
 def test_a_missing_requirements_file_is_named(tmp_path):
     with pytest.raises(BackendError, match=r"image\.requirements: .*nothing\.txt cannot be read"):
         check_packages(spec(image=image(requirements="nothing.txt")), tmp_path)
