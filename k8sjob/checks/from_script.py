@@ -183,7 +183,7 @@ def _python(cell: str) -> str:
 
 
 def _is_open(statement: list[str]) -> bool:
-    """Whether the next line goes on with a statement, such as one in brackets."""
+    """Whether the next line continues a statement, such as one in brackets."""
     try:
         list(tokenize.generate_tokens(iter(f"{line}\n" for line in statement).__next__))
     except tokenize.TokenError:

@@ -67,7 +67,7 @@ def follow(
         files: where the job's files are on this machine; the report names it.
         seen: called with each event that is shown.
         factor: the job has ended, and is shown again, so many times as fast.
-        outlives_reader: go on, without output, when a pipe is closed by its reader, as by head.
+        outlives_reader: continue without output when a pipe is closed by its reader, as by head.
 
     Returns:
         The exit code: 130, 143 or 129 where it was interrupted, else that of the job's outcome.
