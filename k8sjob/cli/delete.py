@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
     callback=ago,
     help="With -l or --all: only jobs that ended at least this long ago, such as 12h or 7d.",
 )
+@click.option(
+    "-y", "--yes", is_flag=True, help="Do not ask before files that the job wrote are deleted."
+)
 @place_options()
 def delete_command(  # noqa: PLR0917 - click hands them over by name
     jobs: tuple[str, ...],
@@ -53,9 +57,13 @@ def delete_command(  # noqa: PLR0917 - click hands them over by name
     everything: bool,
     checkpoints: bool,
     before: datetime | None,
+    yes: bool,
     place: Place,
 ) -> None:
     """Stop jobs and remove them with their logs; checkpoints stay, unless --checkpoints is given.
+
+    Files that a job wrote into its folders on this machine are named first; in a terminal the
+    command asks before it deletes them.
 
     With -l or --all instead of names, --local or -n must be given: nothing is deleted in a
     place that was not specified.
@@ -69,6 +77,7 @@ def delete_command(  # noqa: PLR0917 - click hands them over by name
         raise click.UsageError(
             "--checkpoints is for jobs on this machine; in a cluster checkpoints are on volumes"
         )
+    _confirm_files(chosen, yes=yes)
     for backend, ref in chosen:
         try:
             _delete(backend, ref, checkpoints=checkpoints)
@@ -78,6 +87,19 @@ def delete_command(  # noqa: PLR0917 - click hands them over by name
             continue  # it was deleted since it was selected
     if not chosen:
         print_status("nothing to delete")
+
+
+def _confirm_files(chosen: Sequence[tuple[Backend, JobRef]], *, yes: bool) -> None:
+    """Name the files that go with the jobs; in a terminal ask whether they may."""
+    from k8sjob.backends.local import LocalBackend  # noqa: PLC0415 - as in _delete
+    from k8sjob.backends.local.outputs import listed, written_files  # noqa: PLC0415 - the same
+
+    folders = [backend.folder(ref) for backend, ref in chosen if isinstance(backend, LocalBackend)]
+    files = [path for folder in folders for path in written_files(folder)]
+    if files:
+        print_status(f"files that the job wrote are deleted with it:\n{listed(files)}")
+        if not yes and sys.stdin.isatty():
+            click.confirm("Delete them?", abort=True, err=True)
 
 
 def _delete(backend: Backend, ref: JobRef, *, checkpoints: bool) -> None:

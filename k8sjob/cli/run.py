@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
 
 from k8sjob.backends.local import LocalBackend
+from k8sjob.backends.local.outputs import copy_written
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
 from k8sjob.cli.options import view_options
-from k8sjob.cli.output import line, print_status
+from k8sjob.cli.output import line, print_status, warn
 from k8sjob.errors import JobNotFound
 from k8sjob.observe.status import job_status
 from k8sjob.targets.api import JobState
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from k8sjob.backends.api import JobRef, Plan
     from k8sjob.jobs.run import LocalRun
     from k8sjob.view.views import Output
+
+_KEEPS: Final = "the same command resumes from the newest checkpoint, if there is one"
 
 
 def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -43,35 +47,56 @@ def run_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--oversubscribe", is_flag=True, help="Allow more than 4 processes per core (and more than 32)."
 )
+@click.option(
+    "--copy-to",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="At the end copy the files that the job wrote to DIR, never over a file.",
+)
 @run_options
-def run_command(job: JobFile, fresh: bool, resume: str, oversubscribe: bool, **shown: Any) -> int:
+def run_command(
+    job: JobFile, fresh: bool, resume: str, oversubscribe: bool, copy_to: Path | None, **shown: Any
+) -> int:
     """Run the job in FILE (default: job.yaml) on this machine and follow it to its end.
 
     FILE may also be a Python script, for example: k8sjob run train.py --nproc 2 -- --lr 0.1.
     Arguments after `--` are passed to the script.
 
-    Ctrl-C stops it after a checkpoint; Ctrl-C again kills it. The same command then resumes from
-    the newest checkpoint of the last run of this job and folder, unless that run succeeded. The
-    exit code is 0 if it succeeded, 100 if it failed, 130 after Ctrl-C.
+    A relative path that it writes is in a copy of the job's folder; the end of the output lists
+    these files, and `k8sjob delete` removes them.
+
+    Ctrl-C stops it, after a checkpoint if the job has `checkpoint`; Ctrl-C again kills it. The same
+    command then resumes from the newest checkpoint of the last run of this job and folder, unless
+    that run succeeded. The exit code is 0 if it succeeded, 100 if it failed, 130 after Ctrl-C.
     """
     from k8sjob.cli.lint import show_lint_errors  # noqa: PLC0415 - once the options are right
     from k8sjob.jobs.plan import plan_run  # noqa: PLC0415 - the same
+    from k8sjob.jobs.run import NO_CHECKPOINT  # noqa: PLC0415 - the same
 
     check_shown(**shown)
+    if copy_to and shown["detach"]:
+        raise click.UsageError(
+            "--copy-to copies at the job's end, which --detach does not wait for"
+        )
     if fresh and resume:
         raise click.UsageError("--fresh ignores checkpoints and --resume uses some; give only one")
     spec = job.load(here=True)
     with job.located():
         plan = plan_run(spec, job.folder)
     show_lint_errors(job)
+    script = plan.context / (spec.run.script or "")
+    # Of any other script it is not known whether it saves checkpoints of its own.
+    trains_here = script.is_file() and "runtime.session(" in script.read_text(errors="replace")
+    if trains_here and not (spec.checkpoint or shown["quiet"]):
+        print_status(NO_CHECKPOINT)
     backend = LocalBackend(
         fresh=fresh, resume=resume, oversubscribe=oversubscribe, detached=shown["detach"]
     )
-    done = run_here(plan, backend, **shown)
+    done = run_here(plan, backend, copy_to=copy_to, **shown)
     if done is None:
         return 0
-    if done.code > 128 and spec.checkpoint and _was_stopped(backend, done.ref):
-        print_status("the same command resumes from the newest checkpoint, if there is one")
+    if done.code > 128 and _was_stopped(backend, done.ref):
+        print_status(_KEEPS if spec.checkpoint else NO_CHECKPOINT)
     return done.code
 
 
@@ -90,6 +115,7 @@ def run_here(
     output: str,
     verbose: bool,
     no_logs: bool,
+    copy_to: Path | None = None,
 ) -> LocalRun | None:
     """Run a job as these options say, and show it to its end; None: it is left running."""
     from k8sjob.jobs.run import run_plan  # noqa: PLC0415 - once the options are right
@@ -103,6 +129,8 @@ def run_here(
     logs = not (no_logs or quiet)
     show = partial(follow, output=shown, logs=logs, verbose=verbose, outlives_reader=True)
     done = run_plan(plan, backend, show)
+    if copy_to and done.snapshot and (existing := copy_written(backend.folder(done.ref), copy_to)):
+        warn(f"not copied, as these files exist: {', '.join(map(str, existing))}")
     if quiet and done.code in {JobState.FAILED.exit_code, JobState.STOPPED.exit_code}:
         done.result(check=True)
     return done

@@ -43,28 +43,32 @@ if TYPE_CHECKING:
 def status_command(job: str, output: str, exit_code: bool, place: Place) -> int:
     """Show the state of one job and of each of its replicas."""
     from k8sjob.backends.local import LocalBackend  # noqa: PLC0415 - of no use for a list
+    from k8sjob.backends.local.outputs import listed, written_files  # noqa: PLC0415 - the same
 
     backend, ref = find(job, place)
     snapshot = backend.snapshot(ref)
     warn_of_clock(snapshot)
     status = job_status(snapshot)
     trains = None if output == "name" else progress_of([(backend, snapshot)]).get(status.ref)
-    saved = backend.checkpoints(ref) if isinstance(backend, LocalBackend) else None
+    saved: Path | None = None
+    written: list[Path] = []
+    if isinstance(backend, LocalBackend):
+        saved, written = backend.checkpoints(ref), written_files(backend.folder(ref))
     match output:
         case "name":
             line(status.ref)
         case "json" | "yaml":
-            document(
-                {**job_document(snapshot, trains), "checkpoints": saved and str(saved)}, output
-            )
+            places = {"checkpoints": saved and str(saved), "written": list(map(str, written))}
+            document({**job_document(snapshot, trains), **places}, output)
         case _:
-            _show(status, snapshot, saved, trains)
+            files = {"CHECKPOINTS": str(saved or ""), "WRITTEN": listed(written)}
+            _show(status, snapshot, files, trains)
             _explain(backend, status, snapshot)
     return status.exit_code if exit_code else 0
 
 
 def _show(
-    status: JobStatus, snapshot: Snapshot, checkpoints: Path | None, progress: JobProgress | None
+    status: JobStatus, snapshot: Snapshot, files: dict[str, str], progress: JobProgress | None
 ) -> None:
     row = [status.ref, status.state, *times(status, snapshot.now)]
     table(["NAME", "STATE", "AGE", "TIME"], [row])
@@ -79,9 +83,10 @@ def _show(
     reference = image(snapshot.job) or ""
     runs = [f"  runs as {digest}" for digest in digests if digest not in reference]
     table(["IMAGE"], [[line] for line in (reference, *runs, *_made_of(snapshot.job))])
-    if checkpoints:
-        click.echo()
-        table(["CHECKPOINTS"], [[checkpoints]])
+    for title, paths in files.items():
+        if paths:
+            click.echo()
+            table([title], [[path] for path in paths.splitlines()])
     if status.replicas:
         click.echo()
         header = ["REPLICA", "PHASE", "RESTARTS", "EXIT CODE", "NODE", "REASON", "MESSAGE"]

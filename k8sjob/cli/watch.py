@@ -90,7 +90,7 @@ def attach(
     factor: float | None = None,
 ) -> int:
     """Follow a job that continues when its reader leaves; the exit code."""
-    files = backend.folder(ref).path if isinstance(backend, LocalBackend) else None
+    files = backend.folder(ref) if isinstance(backend, LocalBackend) else None
     kind = cast("Output", output)
     code = follow(backend, ref, output=kind, logs=logs, verbose=verbose, files=files, factor=factor)
     if code > 128:

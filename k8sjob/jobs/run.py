@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from k8sjob.errors import JobNotFound
 from k8sjob.jobs.result import Reached, deleted, result
@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from k8sjob.backends.api import JobRef, Plan, Snapshot
     from k8sjob.backends.local import LocalBackend
     from k8sjob.jobs.result import RunResult
+
+NO_CHECKPOINT: Final = (
+    "the job has no `checkpoint`: unless its script saves and loads its own, the next run starts"
+    " from the beginning; --set checkpoint.dir=/checkpoints keeps the progress of `run.epochs`"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +65,14 @@ def run_plan(plan: Plan, backend: LocalBackend, follow: Callable[..., int]) -> L
         JobFailed: it was deleted before it could be shown.
     """
     ref = backend.create(plan)
+    keeps = plan.spec.checkpoint is not None
     reached, snapshot = Reached(), None
     try:
         code = follow(
             backend,
             ref,
-            interrupted=_stop_on_interrupt(backend, ref),
-            files=backend.folder(ref).path,
+            interrupted=_stop_on_interrupt(backend, ref, keeps=keeps),
+            files=backend.folder(ref),
             seen=reached.add,
         )
         with suppress(JobNotFound):
@@ -78,8 +84,10 @@ def run_plan(plan: Plan, backend: LocalBackend, follow: Callable[..., int]) -> L
     return LocalRun(backend, ref, code, reached, snapshot)
 
 
-def _stop_on_interrupt(backend: LocalBackend, ref: JobRef) -> Callable[[int], str | None]:
-    """Handle interrupts: the first stops the job, the second kills it."""
+def _stop_on_interrupt(
+    backend: LocalBackend, ref: JobRef, *, keeps: bool
+) -> Callable[[int], str | None]:
+    """Handle interrupts: the first stops the job, the second kills it; `keeps` its progress."""
 
     def stop(times: int) -> str | None:
         if times > 2:
@@ -87,6 +95,7 @@ def _stop_on_interrupt(backend: LocalBackend, ref: JobRef) -> Callable[[int], st
         backend.stop(ref, now=times == 2, message="Ctrl-C or SIGTERM")
         if times == 2:
             return "killing the job"
-        return "stopping after a checkpoint; press Ctrl-C again to kill the job"
+        how = "stopping after a checkpoint" if keeps else "stopping the job"
+        return f"{how}; press Ctrl-C again to kill it"
 
     return stop

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.backends.api import LOCAL
 from k8sjob.backends.local import LocalBackend
+from k8sjob.backends.local.outputs import listed, written_files
 from k8sjob.backends.record import keep_record_of
 from k8sjob.contract import Event
 from k8sjob.errors import BackendError
@@ -62,8 +63,16 @@ def status(entry: JobEntry, snapshot: Snapshot) -> dict[str, Any]:
         **job_document(snapshot),
         "names": list(replica_names(snapshot.job)),
         "can": can(entry),
+        "written": _written(entry),
         "at": moment(entry.backend, snapshot),
     }
+
+
+def _written(entry: JobEntry) -> str:
+    """The files that a job on this machine wrote, which its deletion removes."""
+    if not isinstance(entry.backend, LocalBackend):
+        return ""
+    return listed(written_files(entry.backend.folder(entry.ref)))
 
 
 def can(entry: JobEntry) -> list[str]:

@@ -57,10 +57,12 @@ def report(
     if summary.checkpoint:
         rows["checkpoint"] = summary.checkpoint
     rows.update(more or {})
+    rows = {label: value for label, value in rows.items() if value != ""}
     margin = min(max([10, *map(len, rows)]), _WIDEST_LABEL)
     lines += [
-        Text("  ").append(f"{label:{margin}}", style="dim").append(f"  {value}")
+        Text("  ").append(f"{label if not at else '':{margin}}", style="dim").append(f"  {line}")
         for label, value in rows.items()
+        for at, line in enumerate(str(value).splitlines())
     ]
     return lines
 

@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Self, TextIO, TypeVar
 
 from k8sjob.backends.api import JobRef
+from k8sjob.backends.local.outputs import listed, written_files
 from k8sjob.contract import Event, EventKind
 from k8sjob.observe.merge import Ended, Merge
 from k8sjob.observe.watch import replay, watch
@@ -26,10 +27,10 @@ from k8sjob.view.views import Format, Output, board, close_with_report, viewer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
     from types import FrameType
 
     from k8sjob.backends.api import Backend
+    from k8sjob.backends.local.state_folder import JobFolder
     from k8sjob.view.summary import JobSummary
 
 T = TypeVar("T")
@@ -49,7 +50,7 @@ def follow(
     logs: bool = True,
     verbose: bool = False,
     interrupted: Callable[[int], str | None] = lambda _times: None,
-    files: Path | None = None,
+    files: JobFolder | None = None,
     seen: Callable[[Event], object] = lambda _event: None,
     factor: float | None = None,
     outlives_reader: bool = False,
@@ -64,7 +65,7 @@ def follow(
         verbose: show tracebacks with the frames of libraries.
         interrupted: called at each SIGINT, SIGTERM or SIGHUP with how many there were; acts on it
             and returns a message, or None if the reader detaches from the job, as by default.
-        files: where the job's files are on this machine; the report names it.
+        files: the job's folder on this machine; the report names it, and what the job wrote.
         seen: called with each event that is shown.
         factor: the job has ended, and is shown again, so many times as fast.
         outlives_reader: continue without output when a pipe is closed by its reader, as by head.
@@ -126,12 +127,14 @@ def follow_all(events: Iterable[Event], *, output: Format = "auto") -> int:
     return interrupts.exit_code
 
 
-def _further(summary: JobSummary, job: JobRef | str, files: Path | None) -> dict[str, str]:
+def _further(summary: JobSummary, job: JobRef | str, files: JobFolder | None) -> dict[str, str]:
     """The next commands to look with; none for a job that is gone."""
     if summary.state == JobState.DELETED:
         return {}
     if files and isinstance(job, JobRef):
-        return {"files": str(files), "logs": f"k8sjob logs {job.name}"}
+        logs = f"k8sjob logs {job.name}"
+        written = listed(written_files(files))
+        return {"files": str(files.path), "written": written, "logs": logs}
     return {"logs": f"k8sjob logs {job}"}
 
 

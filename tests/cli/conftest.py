@@ -103,7 +103,7 @@ def on_a_terminal(monkeypatch):
     for name in ("CI", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
 
-    def run(*args):
+    def run(*args, typed=""):
         keeper, terminal = pty.openpty()
         child = subprocess.Popen(
             [sys.executable, "-m", "k8sjob", *map(str, args)],
@@ -113,6 +113,7 @@ def on_a_terminal(monkeypatch):
             stderr=terminal,
         )
         os.close(terminal)
+        os.write(keeper, typed.encode())
         seen = b""
         with contextlib.suppress(OSError):  # Linux' way of saying that the other end is closed
             while part := os.read(keeper, 65536):

@@ -67,6 +67,7 @@ def test_a_job_that_ends_well(job, k8sjob, tmp_path):
     assert [replica["name"] for replica in status["replicas"]] == ["master-0", "worker-0"]
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", status["finished"])
     assert status.pop("checkpoints") is None  # that is in status alone
+    assert status.pop("written") == []
     assert json.loads(k8sjob("list", "-o", "json").out) == [status]
     assert "REPLICA" in k8sjob("status", "tiny").out
     assert k8sjob("status", "tiny", "--exit-code").code == 0
@@ -262,8 +263,10 @@ def test_another_terminal(job, k8sjob, process, tmp_path):
     until(lambda: state() == "Running")
 
     running.send_signal(signal.SIGINT)
-    out, _ = running.communicate(timeout=60)
+    out, err = running.communicate(timeout=60)
     assert running.returncode == 130
+    assert "after a checkpoint" not in out
+    assert "--set checkpoint.dir=/checkpoints" in err
     states = [
         event["data"]["state"] for event in map(json.loads, out.splitlines())
         if event["kind"] == "job"
@@ -382,3 +385,51 @@ def test_a_closed_pipe_does_not_stop_the_job(tmp_path):
         running.stdout.close()
         assert running.wait(timeout=60) == 0, running.stderr.read()
     assert (tmp_path / "end").exists()
+
+
+def test_what_a_script_writes_is_listed_copied_and_named_before_it_is_deleted(
+    job, k8sjob, on_a_terminal, tmp_path
+):
+    file = job("end", "replicas: {workers: 1}")
+    (tmp_path / "program.py").write_text(
+        "import os, sys\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    open('model.pt', 'w').write(os.environ['RANK'])\n"
+        "sys.exit(3 * (sys.argv[1] == 'fail'))\n"
+    )
+    done = k8sjob("run", file, "--copy-to", tmp_path / "results")
+    (model,) = re.findall(r"^ +written +(.*/master-0/work/model.pt)$", done.out, re.MULTILINE)
+    assert (tmp_path / "results/model.pt").read_text() == "0"
+    assert model in k8sjob("status", "tiny").out.partition("WRITTEN\n")[2]
+    failing = job("fail", "policy: {restart_policy: Never}")
+    again = k8sjob("run", "-q", failing, "--copy-to", tmp_path / "results")
+    assert again.code == 100
+    assert str(tmp_path / "results/model.pt") in again.err
+    assert k8sjob("run", file, "--detach", "--copy-to", tmp_path).code == 2
+
+    for answer, code in (("n", 130), ("y", 0)):
+        ended, shown = on_a_terminal("delete", "--local", "--all", typed=f"{answer}\n")
+        assert (ended, model in shown) == (code, True)
+        assert bool(k8sjob("list").out) == (answer == "n")
+    k8sjob("run", file)
+    assert "/work/model.pt" in k8sjob("delete", "tiny").err
+
+
+@pytest.mark.parametrize(
+    ("lines", "script", "warned"),
+    [
+        ([], "from k8sjob import runtime\nif 0: runtime.session()", True),
+        (
+            ["checkpoint: /checkpoints"],
+            "from k8sjob import runtime\nif 0: runtime.session()",
+            False,
+        ),
+        ([], "print('saves its own')", False),
+    ],
+)
+def test_that_no_progress_is_kept_is_said_before_the_start(lines, script, warned, job_file, k8sjob):
+    file = job_file(*lines)
+    (file.parent / "main.py").write_text(script)
+    refused = k8sjob("run", file, "--workers", 1000)
+    assert ("no `checkpoint`" in refused.err) == warned
+    assert "no `checkpoint`" not in k8sjob("run", "-q", file, "--workers", 1000).err

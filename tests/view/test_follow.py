@@ -8,6 +8,7 @@ import time
 import pytest
 
 from k8sjob.backends.api import JobRef, Snapshot
+from k8sjob.backends.local.state_folder import JobFolder
 from k8sjob.view.follow import Interrupts, batches, follow
 
 REF = JobRef("job", "ns", "u")
@@ -45,9 +46,15 @@ def test_a_job_is_shown_to_its_end_with_a_summary(capsys, tmp_path):
     assert "k8sjob   | Running" in shown
     assert "job Succeeded after 0:09" in shown
     assert shown[-1].split() == ["logs", "k8sjob", "logs", "ns/job"]
-    follow(Jobs(), REF, files=tmp_path)
-    *_, files, logs = capsys.readouterr().out.splitlines()
+    model = tmp_path / "replicas" / "master-0" / "work" / "model.pt"
+    model.parent.mkdir(parents=True)
+    (tmp_path / "launch.json").touch()
+    os.utime(tmp_path / "launch.json", (0, 0))
+    model.touch()
+    follow(Jobs(), REF, files=JobFolder(tmp_path))
+    *_, files, written, logs = capsys.readouterr().out.splitlines()
     assert files.split() == ["files", str(tmp_path)]
+    assert written.split() == ["written", str(model)]
     assert logs.split() == ["logs", "k8sjob", "logs", "job"]
 
 

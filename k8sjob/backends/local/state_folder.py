@@ -169,7 +169,8 @@ class JobFolder:
         left = _KEPT_COPIES
         with suppress(FileNotFoundError):
             copied = self.launch.stat().st_mtime_ns
-            for size, path in sorted(_unchanged(self.path.glob("replicas/*/work"), copied)):
+            copies = _copies(self.path.glob("replicas/*/work"), copied)
+            for size, path in sorted(copies):
                 left -= size
                 if left < 0:
                     path.unlink(missing_ok=True)
@@ -183,7 +184,7 @@ class JobFolder:
         """The SHA-256 of each file of the code by its name, except what `trim` removes."""
         copied = self.launch.stat().st_mtime_ns
         found, left = {}, _KEPT_COPIES
-        for size, path in sorted(_unchanged([self.work], copied)):
+        for size, path in sorted(_copies([self.work], copied)):
             left -= size
             if left >= 0 and not path.is_symlink():
                 with open_file(path) as file:
@@ -313,15 +314,21 @@ class Store:
             os.close(file)
 
 
-def _unchanged(works: Iterable[Path], since: int) -> Iterator[tuple[int, Path]]:
-    """Size and path of each file in some folders that was not changed since a moment, in ns."""
-    for work in works:
-        for folder, _, names in os.walk(work):
-            for path in (Path(folder, name) for name in names):
+def files_in(folders: Iterable[Path]) -> Iterator[tuple[os.stat_result, Path]]:
+    """Each file in some folders, without what Python itself writes there."""
+    for folder in folders:
+        for parent, below, names in os.walk(folder):
+            below[:] = [name for name in below if name != "__pycache__"]
+            for path in (Path(parent, name) for name in names):
                 with suppress(OSError):
-                    seen = path.lstat()
-                    if seen.st_ctime_ns <= since:
-                        yield seen.st_size, path
+                    yield path.lstat(), path
+
+
+def _copies(works: Iterable[Path], since: int) -> Iterator[tuple[int, Path]]:
+    """Size and path of each file that was not changed since a moment, in ns."""
+    for state, path in files_in(works):
+        if state.st_ctime_ns <= since:
+            yield state.st_size, path
 
 
 def open_file(path: Path) -> BinaryIO:

@@ -177,7 +177,11 @@ export function jobView(view, key, { state, place }) {
   }
 
   async function act(name) {
-    const [title, text] = ACTIONS[name];
+    let [title, text] = ACTIONS[name];
+    if (name === "delete") {
+      try { facts = await read(jobPath(key, "status")); } catch (error) { return notice(error.message); }
+      if (facts.written) text += ` These files that it wrote are deleted, too:\n${facts.written}`;
+    }
     if (!(await confirmed(`${title} ${facts.name}?`, text, title))) return;
     try {
       const { done } = await change(jobPath(key, name));
