@@ -137,6 +137,6 @@ def _made_of(job: Json) -> list[str]:
 def times(status: JobStatus, now: datetime) -> tuple[str, str]:
     """How long ago the job was created, and how long it has been running or has run."""
     age = duration((now - status.created).total_seconds()) if status.created else ""
-    if not status.started:
+    if not status.started or status.state in (JobState.SUSPENDED, JobState.QUEUED):
         return age, ""
     return age, duration(((status.finished or now) - status.started).total_seconds())

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 POSITION: Final = frozenset({"time", "epoch", "epochs", "step", "steps", "eta_s", "slowest"})
 """Keys of a row of a history that say where the training was, and are no curves."""
+_OWN: Final = frozenset({"time", "epoch", "step"})
 MAX_ROWS: Final = 100_000
 """Rows of a history that are kept; of more every second one."""
 
@@ -93,7 +94,13 @@ class Reached:
         elif event.kind == EventKind.METRICS:
             row = _numbers(event.data)
             self.metrics |= row
-            self._add(event, row)
+            latest = self.history[-1] if self._now[0] and self.history else {}
+            logged = {name: value for name, value in row.items() if name not in _OWN}
+            # Curves of a table break where a row lacks their value, so there are no rows without.
+            if latest and latest.keys().isdisjoint(logged):
+                latest |= logged
+            else:
+                self._add(event, {"loss": latest["loss"], **row} if "loss" in latest else row)
         elif event.kind in {EventKind.CHECKPOINT, EventKind.RESUMED}:
             self.checkpoint = text(event.data.get("path"))
         elif event.kind == EventKind.STARTED:
@@ -132,9 +139,10 @@ class RunResult(JobStatus):
             ran elsewhere.
         checkpoint: the newest checkpoint; None if there is none. Of a job in a cluster the path
             in its containers.
-        history: a row for each report of the training and each `job.log(...)`, in their order:
-            `time` (seconds since the epoch), `epoch` (from 1), `step` (of the epoch), `loss`,
-            `epoch_loss` at the end of an epoch, and so on, or the names that were logged.
+        history: a row for each report of the training, in their order: `time` (seconds since the
+            epoch), `epoch` (from 1), `step` (of the epoch), `loss`, `epoch_loss` at the end of an
+            epoch, and so on, and the names that `job.log(...)` was given since. What was logged
+            twice between two reports, or without any, has a row of its own.
             `pandas.DataFrame(result.history)` makes a table of it. Steps that a restart repeated
             are there once. Of more than 100,000 rows every second one is kept.
         logs: what each replica wrote, by its name, as `result.logs["worker-0"]`.

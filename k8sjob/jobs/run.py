@@ -75,12 +75,13 @@ def run_plan(plan: Plan, backend: LocalBackend, follow: Callable[..., int]) -> L
             files=backend.folder(ref),
             seen=reached.add,
         )
-        with suppress(JobNotFound):
-            snapshot = backend.snapshot(ref)
     except JobNotFound:
         raise deleted(ref) from None
     finally:
         backend.finish(ref)
+    # Only now are all replicas down: until then a Pod that explains the end may be on its way out.
+    with suppress(JobNotFound):
+        snapshot = backend.snapshot(ref)
     return LocalRun(backend, ref, code, reached, snapshot)
 
 

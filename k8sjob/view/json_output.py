@@ -6,7 +6,7 @@ import math
 import re
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -115,11 +115,12 @@ class JobProgress:
 
     def __str__(self) -> str:
         """The reason why it does not train, else epoch, step, loss, pace, ETA; the age if old."""
-        now = self.summary
-        found = [now.starting] if now.starting else position(now.progress)
+        now, age = self.summary, time.time() - self.time
+        # A time left that was computed a minute ago is none.
+        progress = replace(now.progress, eta_s=None) if age >= _OLD_S else now.progress
+        found = [now.starting] if now.starting else position(progress)
         if not found and now.group:
             found = [started(now.group)]
-        age = time.time() - self.time
         return "  ".join([*found, f"({duration(age)} ago)"] if found and age >= _OLD_S else found)
 
     def as_dict(self) -> dict[str, Any]:

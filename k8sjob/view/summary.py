@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from k8sjob.contract import Event, EventKind
+from k8sjob.contract import NO_PROGRESS, Event, EventKind
 from k8sjob.observe.diagnose import Diagnosis
 from k8sjob.observe.status import ReplicaStatus
 from k8sjob.sanitize import flat, integer, real, safe_text, text
@@ -87,6 +87,7 @@ class JobSummary:
         raised: errors whose tracebacks were shown, see REPEATS.
         checkpoint: path of the newest one.
         phases: of the replicas that have not reached the user's code, see STARTING.
+        reported: when the group was formed, or its progress was written, seconds since the epoch.
         waiting: the replica that waits for other processes to join, and the line about them.
     """
 
@@ -108,12 +109,14 @@ class JobSummary:
     checkpoint: str = ""
     findings: list[Diagnosis] = field(default_factory=list)
     stopping: bool = False
+    reported: float = 0.0
     phases: dict[str, str] = field(default_factory=dict)
     waiting: tuple[str, str] = ("", "")
 
     def add(self, event: Event) -> None:  # noqa: C901 - one case a kind
         """Take in one event; kinds that are not known are passed over."""
         data = event.data
+        self._forget_earlier_start(event)
         match event.kind:
             case EventKind.JOB:
                 self._job(data)
@@ -121,6 +124,8 @@ class JobSummary:
                 self._replica(text(event.replica), data)
             case EventKind.STARTING:
                 self._starting(text(event.replica), data)
+            case EventKind.WARNING if data.get("reason") == NO_PROGRESS:
+                self.progress = replace(self.progress, eta_s=None)
             case EventKind.STARTED:
                 self.group = flat(data)
                 self._has_started()
@@ -165,6 +170,14 @@ class JobSummary:
         self._forget_start(replica)
         if phase in STARTING:
             self.phases[replica] = phase
+
+    def _forget_earlier_start(self, event: Event) -> None:
+        """Forget what does not hold for another start; replicas are read one after the other."""
+        if event.kind in {EventKind.STARTED, EventKind.PROGRESS}:
+            self.reported = event.time
+        starts = event.kind == EventKind.STARTING and event.data.get("phase") == "python"
+        if (starts or event.kind == EventKind.RESTARTING) and event.time >= self.reported:
+            self.stopping, self.group, self.progress = False, {}, Progress()
 
     def _forget_start(self, replica: str) -> None:
         self.phases.pop(replica, None)

@@ -227,6 +227,7 @@ class TestUnmet:
 
 KILLED = Reason(137, rank=1, type="Signal", step=40)
 CRASHED = Reason(139, rank=1, type="Signal", where="main.py:3")
+ABORTED = Reason(134, rank=0, type="Signal", where="main.py:3")
 HUNG = Reason(ExitCode.HUNG, rank=0, where="main.py:3", culprits=(1,), step=7)
 
 
@@ -241,6 +242,8 @@ HUNG = Reason(ExitCode.HUNG, rank=0, where="main.py:3", culprits=(1,), step=7)
         (replace(KILLED, step=-1), replace(KILLED, step=-1), False),
         (CRASHED, CRASHED, True),
         (CRASHED, replace(CRASHED, where=""), False),
+        (ABORTED, replace(ABORTED, rank=1), True),
+        (ABORTED, replace(ABORTED, rank=1, where="main.py:4"), False),
         (replace(KILLED, step=-1, where="main.py:3"),) * 2 + (False,),
         (Reason(255, type="Exit", where="main.py:3"),) * 2 + (True,),
         (replace(KILLED, exit_code=138), replace(KILLED, exit_code=138), True),

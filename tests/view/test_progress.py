@@ -73,7 +73,9 @@ def test_what_keeps_it_from_training_is_shown():
 
 
 def test_old_numbers_have_their_age_and_a_script_that_tells_nothing_has_none(progress):
-    assert str(only(progress(1, 5, time=time.time() - 125))).endswith("(2:05 ago)")
+    old = str(only(progress(1, 5, time=time.time() - 125)))
+    assert old.endswith("(2:05 ago)")
+    assert "ETA" not in old
     assert only("a line", "another") is None
 
 

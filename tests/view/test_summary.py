@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from k8sjob.contract import Event, EventKind
@@ -38,6 +40,23 @@ def test_stopping_ends_with_the_next_state():
     stopping = Event(EventKind.STOPPING, {"signal": "SIGTERM"})
     assert summary_of([stopping]).stopping
     assert not summary_of([stopping, Event(EventKind.JOB, {"state": "Stopped"})]).stopping
+
+
+@pytest.mark.parametrize("kind", [EventKind.STARTING, EventKind.RESTARTING])
+def test_another_start_shows_nothing_of_the_earlier_one(progress, kind):
+    again = Event(kind, {"phase": "python", "restart": 1}, 9.0, "master-0")
+    before = [Event(EventKind.JOB, {"state": "Running"}), replace(progress(1, 5), time=8.0)]
+    before.append(Event(EventKind.STOPPING, {"signal": "SIGTERM"}, 8.5))
+    now = summary_of([*before, again])
+    assert (now.shown_state, now.progress.epoch, now.progress.eta_s) == ("Running", 0, None)
+    late = summary_of([*before, replace(again, time=7.0, replica="worker-0")])
+    assert (late.shown_state, late.progress.epoch) == ("Stopping", 2)
+
+
+def test_a_group_that_waits_has_no_time_left(progress):
+    warning = Event(EventKind.WARNING, {"reason": "no-progress", "seconds": 60.0})
+    now = summary_of([progress(1, 5), warning]).progress
+    assert (now.epoch, now.eta_s) == (2, None)
 
 
 def starting(phase, replica="master-0", **data):

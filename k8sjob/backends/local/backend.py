@@ -235,7 +235,10 @@ class LocalBackend:
         if previous:
             earlier = attempts(logs)[:-1]
             if not earlier:
-                raise BackendError(f"{ref}: {replica} was started only once; omit --previous")
+                raise BackendError(
+                    f"{ref}: the container of {replica} was started only once, and its output also"
+                    " has the earlier starts of its processes; omit --previous"
+                )
             return read(logs, replica, earlier[-1])
         if tail is not None and not follow:
             return iter(read_last(logs, replica, tail))

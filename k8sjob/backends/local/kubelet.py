@@ -41,6 +41,7 @@ class _Slot:
     start_at: float = 0.0
     end: ContainerEnd | None = None
     """How the last container ended, until something follows from it."""
+    halted: bool = False
 
     @property
     def deleting(self) -> bool:
@@ -106,10 +107,17 @@ class Kubelet:
             grace: seconds until SIGKILL, where the Pods' own grace period is longer.
         """
         self._halted = True
-        for slot in self._slots.values():
+        for name in self._slots:
+            self.halt_pod(name, grace)
+
+    def halt_pod(self, name: str, grace: float | None = None) -> None:
+        """Stop a Pod's container for good; the Pod stays, with how it ended."""
+        slot = self._slots[name]
+        if not (slot.halted and grace is None):
             self._stop(slot, grace)
-            if slot.container is None and slot.starts and Pod(slot.pod).live and slot.end:
-                container_ended(slot.pod, slot.starts - 1, slot.end, final=True)
+        slot.halted = True
+        if slot.container is None and slot.starts and Pod(slot.pod).live and slot.end:
+            container_ended(slot.pod, slot.starts - 1, slot.end, final=True)
 
     def sync(self) -> None:
         """Check every container once: which have ended, which are to be started."""
@@ -123,7 +131,7 @@ class Kubelet:
                     self._ended(slot, end)
             elif slot.deleting:
                 del self._slots[name]
-            elif Pod(slot.pod).live and not self._halted:
+            elif Pod(slot.pod).live and not (self._halted or slot.halted):
                 self._start(slot)
 
     def wait(self, seconds: float) -> None:
@@ -158,7 +166,7 @@ class Kubelet:
         slot.container, slot.end = None, end
         policy = Object(slot.pod).spec["restartPolicy"]
         again = policy == "Always" or (policy == "OnFailure" and end.exit_code != 0)
-        stopping = slot.deleting or self._halted
+        stopping = slot.deleting or self._halted or slot.halted
         if end.exit_code and not stopping:
             self.failures[replica_of(slot.pod)] += 1
         container_ended(slot.pod, slot.starts - 1, end, final=stopping or not again)

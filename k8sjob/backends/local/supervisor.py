@@ -148,13 +148,15 @@ class Supervisor:
             status = LOCAL_CONTROLLER.fail(
                 Object(self._job).status, LocalReason.STOPPED, message, now
             )
-        self._job["status"] = status
+        self._job["status"], failed = status, is_true(status, "Failed")
         for action in () if self._stopping else actions:
             if isinstance(action, CreatePod):
                 where = action.role, action.index, now, socket.gethostname()
                 self._kubelet.create(LOCAL_CONTROLLER.new_pod(self._job, *where))
             elif isinstance(action, DeletePod):
-                self._kubelet.delete(action.name)
+                # The operator deletes it, and its end with it; that of a failed job is shown here.
+                end = self._kubelet.halt_pod if failed else self._kubelet.delete
+                end(action.name)
             elif isinstance(action, RecordEvent):
                 self._record(self._job, action)
 

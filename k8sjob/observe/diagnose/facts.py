@@ -456,7 +456,8 @@ class Facts:
     def _ends_of_pods(self) -> Iterator[Failure]:
         for pod in self.pods:
             ended = pod.terminated or pod.terminated_before
-            if ended.get("exitCode"):
+            # On this machine a replica that was stopped with its job keeps its Pod.
+            if ended.get("exitCode") and ended.get("reason") != "Stopped":
                 yield _end(
                     pod.replica,
                     int(ended["exitCode"]),

@@ -139,6 +139,7 @@ class RestartCount:
 def repeats(before: Reason | None, now: Reason) -> bool:
     """Whether a failure is the one before it again: the same ranks, the same place, the same step.
 
+    Of ranks whose calls do not match, another one may abort each time: there the place decides.
     Only for failures whose cause is in the group itself: not for a lost peer, which another rank
     caused, and a connection may break twice in the line where all the time is spent. A signal may
     come from outside, so its step must be known, unless it is one that a process causes itself; a
@@ -148,12 +149,13 @@ def repeats(before: Reason | None, now: Reason) -> bool:
         return False
     own = now.type == "Exit" or now.exit_code - 128 in _OWN_SIGNALS
     known = now.step >= 0 or now.means(ExitCode.HUNG) or (own and now.where)
+    aborted = now.exit_code - 128 == signal.SIGABRT and now.where
     # Which of the ranks reports a hang first is chance.
-    one, two = (
-        (reason.exit_code, reason.culprits or (reason.rank,), reason.where, reason.step)
+    first, second = (
+        (reason.exit_code, aborted or reason.culprits or reason.rank, reason.where, reason.step)
         for reason in (before, now)
     )
-    return bool(known) and one == two
+    return bool(known) and first == second
 
 
 class Coordinator:

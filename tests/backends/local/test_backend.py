@@ -217,8 +217,11 @@ def test_max_restarts_ends_a_job_that_fails_again_and_again(
     assert (status.state, status.exit_code) == (JobState.FAILED, 100)
     assert len(wait.lines(ref, "worker-0")) == 2 * starts  # its keeper adds a line
     backend.finish(ref)
-    assert not pods(backend, ref)  # cleanPodPolicy Running, and a crashing pod runs
-    assert job_status(backend.snapshot(ref)).counts == {}
+    # The operator deletes both, as cleanPodPolicy is Running, and a crashing pod runs.
+    replicas = {
+        one.name: (one.phase, one.exit_code) for one in job_status(backend.snapshot(ref)).replicas
+    }
+    assert replicas == {"master-0": ("Stopped", 143), "worker-0": ("Failed", 1)}
 
 
 def test_restart_policy_never_fails_the_job_and_leaves_the_others_under_clean_pod_policy_none(
