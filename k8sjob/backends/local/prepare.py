@@ -103,6 +103,7 @@ def prepare(places: Places, draft: Path, *, fresh: bool = False, resume: bool = 
             f"queue {plan.spec.kueue_queue!r} exists only in the cluster: the job starts at once",
         )
     check_packages(plan.spec, plan.context)
+    _note_fixed_paths(places, prepared)
     _check_checkpoints(places, prepared, fresh=fresh, resume=resume)
     replicas = dict(_replicas(prepared.job))
     gpus = _gpus(plan, list(replicas), prepared)
@@ -114,6 +115,24 @@ def prepare(places: Places, draft: Path, *, fresh: bool = False, resume: bool = 
         prepared.notice("LargeContext", advice)
     _make_folders(places, list(replicas), draft)
     return prepared
+
+
+def _note_fixed_paths(places: Places, prepared: Prepared) -> None:
+    """Name the mounts whose paths stand in a script, where nothing can replace them."""
+    run = places.plan.spec.run
+    replaced = " ".join([*run.args, *run.env.values()])
+    mounts = {mount: folder for mount, folder in places.of("master-0").items() if mount != folder}
+    for name in (run.script, *(run.command or ())):
+        file = places.plan.context / (name or "")
+        code = file.read_text(errors="replace") if file.suffix == ".py" and file.is_file() else ""
+        for mount in mounts.keys() - {WORKDIR, RUNTIME_HOME}:
+            if mount not in replaced and re.search(rf"[\"']{re.escape(mount)}[\"'/]", code):
+                prepared.notice(
+                    "PathNotMapped",
+                    f"{name} has the path {mount}, which is {mounts[mount]} on this machine and is"
+                    " replaced only in run.args and run.env: pass it there, or write"
+                    f" {os.path.relpath(mount, WORKDIR)}, which leads there in both places",
+                )
 
 
 def _check_checkpoints(places: Places, prepared: Prepared, *, fresh: bool, resume: bool) -> None:

@@ -263,6 +263,25 @@ def test_relative_paths_lead_to_the_mounts(tmp_path):
     assert [file.name for file in (tmp_path / "data").iterdir()] == ["here"]
 
 
+@pytest.mark.parametrize(
+    ("code", "run", "named"),
+    [
+        ("torch.load('/keep/last.pt')", {}, True),
+        ('folder = "/keep"', {}, True),
+        ("open('/keeper/x'); open('../keep/last.pt')", {}, False),
+        ("parser.add_argument('--keep', default='/keep')", {"args": ["--keep=/keep"]}, False),
+        ("os.environ.get('KEEP', '/keep')", {"env": {"KEEP": "/keep"}}, False),
+    ],
+)
+def test_a_path_of_the_cluster_in_the_script_is_named(prepared, tmp_path, code, run, named):
+    (tmp_path / "context").mkdir()
+    (tmp_path / "context/main.py").write_text(code)
+    volumes = [{"name": "keep", "mount": "/keep", "pvc": "claim", "local": str(tmp_path)}]
+    _, notices = prepared(spec(volumes=volumes, run={"command": ["python", "main.py"], **run}))
+    assert ("PathNotMapped" in notices) == named
+    assert not named or "write ../keep," in notices["PathNotMapped"]
+
+
 # --- the context ----------------------------------------------------------------------------------
 
 
