@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 NO_CHECKPOINT: Final = (
     "the job has no `checkpoint`: unless its script saves and loads its own, the next run starts"
-    " from the beginning; --set checkpoint.dir=/checkpoints keeps the progress of `run.epochs`"
+    " from the beginning; --set checkpoint.dir=/checkpoints keeps the progress of a session"
 )
 
 
