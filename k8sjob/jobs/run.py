@@ -97,6 +97,6 @@ def _stop_on_interrupt(
         if times == 2:
             return "killing the job"
         how = "stopping after a checkpoint" if keeps else "stopping the job"
-        return f"{how}; press Ctrl-C again to kill it"
+        return f"{how}; press Ctrl-C again to kill the job"
 
     return stop
