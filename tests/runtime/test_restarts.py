@@ -214,12 +214,44 @@ class TestUnmet:
         assert (reason.exit_code, reason.type) == (0, "Unmet")
         assert "each trained separately" in reason.message
 
+    SPAWNED = """
+        import multiprocessing, torch
+        if __name__ == "__main__":
+            child = multiprocessing.get_context({!r}).Process(target=print)
+            child.start()
+            child.join()
+    """
+    RPC = """
+        import sys, types, torch
+        names = types.SimpleNamespace(_ALL_WORKER_NAMES={"coordinator", "server0"})
+        sys.modules["torch.distributed.rpc.api"] = names
+    """
+    LOADER = """
+        import os, torch
+        loader = compile("child = os.fork()", f"/x/torch/utils/data/dataloader.py", "exec")
+        exec(loader)
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+    """
+
+    def test_workers_of_a_data_loader_form_no_group(self, outcome):
+        (event,), _ = outcome(self.LOADER)
+        assert event.kind == EventKind.UNMET
+
     @pytest.mark.parametrize(
         ("script", "nnodes"),
-        [("pass", 2), ("import torch", 1)],
-        ids=["a program without torch", "one process alone"],
+        [
+            ("pass", 2),
+            ("import torch", 1),
+            (RPC, 2),
+            (SPAWNED.format("spawn"), 2),
+            (SPAWNED.format("fork"), 2),
+            (SPAWNED.format("forkserver"), 2),
+        ],
+        ids=["a program without torch", "one process alone", "RPC", "spawn", "fork", "forkserver"],
     )
-    def test_not_where_it_would_be_noise(self, outcome, script, nnodes, tmp_path):
+    def test_not_where_it_would_be_noise_or_false(self, outcome, script, nnodes, tmp_path):
         (tmp_path / "node-0").mkdir()
         (tmp_path / "node-0" / "words").touch()
         assert outcome(script, nnodes=nnodes) == ([], None)

@@ -326,7 +326,10 @@ class Coordinator:
     def _unmet(self) -> Reason | None:
         nodes = [self._roster.own, *self._roster.others()]
         world = self._node.world_size
-        if world == 1 or any(one.grouped for one in nodes) or not any(one.torch for one in nodes):
+        # Whether processes that a rank started (mp.spawn) formed a group is not known.
+        if any(state.grouped or state.started for state in nodes):
+            return None
+        if world == 1 or not any(state.torch for state in nodes):
             return None
         replicas = self._node.nnodes
         message = (
@@ -345,13 +348,14 @@ class Coordinator:
         own = self._roster.own
         grouped = own.grouped or self._spans(record) or self._connected()
         torch = own.torch or any(seen.torch for seen in record.seen.values())
-        if (grouped, torch) != (own.grouped, own.torch):
-            self._roster.report(grouped=grouped, torch=torch)
+        started = own.started or any(seen.started for seen in record.seen.values())
+        if (grouped, torch, started) != (own.grouped, own.torch, own.started):
+            self._roster.report(grouped=grouped, torch=torch, started=started)
 
     def _spans(self, record: Attempt) -> bool:
-        """Whether a process group spans several nodes; where there is one node, several ranks."""
+        """Whether a group, or RPC, spans several nodes; where there is one node, several ranks."""
         alone = self._node.processes if self._node.nnodes > 1 else 1
-        return any(seen.ranks > alone for seen in record.seen.values())
+        return any(max(seen.ranks, seen.called) > alone for seen in record.seen.values())
 
     def _connected(self) -> bool:
         """Whether a process of this pod has a connection through the rendezvous' port.

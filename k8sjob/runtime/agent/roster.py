@@ -48,6 +48,7 @@ class NodeState:
     restarts: int = 0  # how often its processes have been started again
     # whether a process group spanned the nodes, or one of them was connected to node 0
     grouped: bool = False
+    started: bool = False  # whether its processes started others, which may have formed a group
     torch: bool = False  # whether its processes used torch
     reason: str = ""  # encoded, where it failed
     ranks: str = ""  # the states of its ranks, encoded, once a rank of any node is stuck

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from k8sjob.contract import ExitCode, Reason
 from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.env import world_size_or
-from k8sjob.runtime.base.frames import caller, place_of_thread
+from k8sjob.runtime.base.frames import caller, is_called_from, place_of_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -37,6 +37,10 @@ _WITHOUT_PEERS: Final = (
     f"{_TORCH}distributed{os.sep}rpc{os.sep}",  # waits for work, as a server does
     f"{_TORCH}futures{os.sep}",
 )
+_RPC: Final = "torch.distributed.rpc.api"
+_LOADER: Final = f"{_TORCH}utils{os.sep}data{os.sep}dataloader.py"
+_BY_EXEC: Final = {"multiprocessing.popen_spawn_posix", "multiprocessing.popen_forkserver"}
+"""Modules that multiprocessing imports when it first starts a process in this way."""
 _MAX_SHOWN: Final = 8
 _SETTLES: Final = 5
 """Settling times that the agent waits: the rank's watchdog knows more and acts first."""
@@ -50,6 +54,8 @@ class Seen:
     torch: bool = False  # whether it has imported torch, or begun to
     importing: bool = False  # whether it is importing torch now
     ranks: int = 0  # size of the largest process group that it was in; 0 before the first
+    called: int = 0  # processes that RPC connects, itself included; 0: it has not used RPC
+    started: bool = False  # whether it started processes that may train, and have no observer
     # optimizer steps done, also those of a checkpoint that a session resumed; -1 before the first
     # of this process
     step: int = -1
@@ -84,7 +90,7 @@ class Observer:
         self._stall = StallClock(hang_timeout)
         self._file, self._world_size = file, world_size
         self._written, self._writing = Seen(), threading.Lock()
-        self._largest, self._steps, self._counting = 0, 0, False
+        self._largest, self._steps, self._counting, self._forked = 0, 0, False, False
 
     @classmethod
     def expect(cls, *, progress: bool) -> None:
@@ -97,7 +103,7 @@ class Observer:
         """Look until the process ends."""
         if self._file is not None:
             Observer._running = self
-            os.register_at_fork(after_in_child=self._forget)
+            os.register_at_fork(after_in_child=self._forget, after_in_parent=self._note_fork)
             threading.Thread(target=self._watch, daemon=True, name="k8sjob-observer").start()
 
     def write(self) -> None:
@@ -120,6 +126,9 @@ class Observer:
     def _forget(cls) -> None:
         cls._running = None  # its thread is not in the child, and may have held the lock
 
+    def _note_fork(self) -> None:
+        self._forked = self._forked or not is_called_from(_LOADER)  # workers load data only
+
     def _watch(self) -> None:
         tick = threading.Event()
         while True:
@@ -140,6 +149,9 @@ class Observer:
             torch=torch is not None,
             importing=importing,
             ranks=self._largest,
+            # torch leaves these names in place after rpc.shutdown().
+            called=len(getattr(sys.modules.get(_RPC), "_ALL_WORKER_NAMES", ())),
+            started=self._forked or not _BY_EXEC.isdisjoint(sys.modules),
             step=self.resumed + self._steps - 1 if self._steps else -1,
             where=self._stall.where,
             waited=waited,
