@@ -42,7 +42,7 @@ def make_job(*conditions, replicas=None, nproc="1", labels=None, deadline=60, **
             "namespace": "ns",
             "uid": "u",
             "creationTimestamp": at("00:00"),
-            "labels": labels or {},
+            "labels": {"app.kubernetes.io/managed-by": "k8sjob", **(labels or {})},
         },
         "spec": {
             "nprocPerNode": nproc,

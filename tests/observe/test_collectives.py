@@ -130,8 +130,9 @@ TORCHRUN = [
     "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
     "train.py FAILED",
 ]
-BY_SIGNAL = "  traceback : Signal 9 (SIGKILL) received by PID 45"
-KILLED = [TRACEBACK, AT, *TORCHRUN[2:], BY_SIGNAL, "===="]
+ROOT = ["Root Cause (first observed failure):", "  rank      : 0 (local_rank: 0)"]
+BY_SIGNAL = "  exitcode  : -9 (pid: 45)  (SIGKILL)"
+KILLED = [TRACEBACK, AT, *TORCHRUN[2:], *ROOT, BY_SIGNAL, "===="]
 KEY_ERROR = [TRACEBACK, AT, "KeyError: 'lr'"]
 OUT_OF_MEMORY = [TRACEBACK, AT, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"]
 WANDB = ["wandb: Run summary:", "wandb:     epoch 3", "wandb:      loss 0.4", "wandb: "]

@@ -63,9 +63,12 @@ class TestRefusals:
             (["-m"], {}, "nothing to run"),
             (["--help"], {}, "usage: python -m k8sjob.runtime"),
             (["--exec", "no-such-program"], {}, "cannot start 'no-such-program'"),
+            (["--exec", "./crlf.sh"], {}, r"b'#!/bin/sh\r\n', names a missing interpreter"),
         ],
     )
-    def test_one_line_and_the_code_for_it(self, run, argv, environ, seen):
+    def test_one_line_and_the_code_for_it(self, run, tmp_path, argv, environ, seen):
+        (tmp_path / "crlf.sh").write_bytes(b"#!/bin/sh\r\ntrue\r\n")
+        (tmp_path / "crlf.sh").chmod(0o755)
         result = run("", argv=argv, environ=environ)
         assert result.code == ExitCode.CONFIG
         assert seen in result.err

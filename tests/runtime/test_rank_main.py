@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import zipfile
@@ -306,6 +307,11 @@ NESTED = ("first ExceptionGroup: no (1 sub-exception)", "first KeyError: 'x'")
 
 
 class TestReason:
+    def test_a_name_that_does_not_resolve_is_in_the_message(self):
+        with pytest.raises(socket.gaierror) as caught:
+            socket.create_connection(("no-such-host.invalid", 1))
+        assert reason_of(caught.value, 1).message.endswith(": no-such-host.invalid")
+
     @pytest.mark.parametrize(
         ("error", "code"),
         [

@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import ExitCode, counted
+from k8sjob.kube.objects import is_ours
 from k8sjob.observe.diagnose import job
 from k8sjob.observe.diagnose.containers import (
     bad_container,
@@ -27,6 +28,7 @@ from k8sjob.observe.diagnose.facts import SIGKILLED, Facts
 from k8sjob.observe.diagnose.finding import Cause, Diagnosis, Explanation, ago, grouped
 from k8sjob.observe.diagnose.gang import gang_waits
 from k8sjob.observe.diagnose.gone_pods import with_gone_pods
+from k8sjob.observe.diagnose.next_steps import in_manifest
 from k8sjob.observe.diagnose.nodes import (
     displaced,
     ended_by_displacement,
@@ -79,6 +81,8 @@ def diagnose(
         found += [*job.no_pods_yet(facts), *_for_each_pod(unprovisioned, slow)(facts)]
     explained = any("master-0" in finding.replicas for finding in found)
     found += master_awaited(facts, explained=explained)
+    if not (facts.local or is_ours(snapshot.job)):
+        found = [replace(one, next_step=in_manifest(one.next_step)) for one in found]
     return sorted(found, key=lambda finding: finding.over)
 
 
@@ -186,8 +190,10 @@ def _with_similar(
     message, step = finding.message, finding.next_step
     status = next((one for one in facts.status.replicas if one.name == first.replica), None)
     if status and status.situation == "CrashLoopBackOff":
-        message += f" (restarted {counted(status.restarts, 'time')}; the next start"
-        message += " is at most five minutes away)"
+        again = (
+            "" if facts.status.state.finished else "; the next start is at most five minutes away"
+        )
+        message += f" (restarted {counted(status.restarts, 'time')}{again})"
     same = [
         end
         for end in failed

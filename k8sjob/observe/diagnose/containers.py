@@ -169,6 +169,12 @@ def bad_container(facts: Facts, pod: ReplicaPod) -> Explanation | None:
             "the image must set a numeric user other than root (USER 1000 in its Dockerfile), or"
             " overlay must set securityContext.runAsUser; an image that k8sjob builds has a user"
         )
+        if container.init:
+            whose = "operator's " * (container.name == facts.target.init_container)
+            step = (
+                f"set runAsUser in the pod's securityContext, which holds for the {whose}init"
+                " container, too; runAsUser of a container holds for that one alone"
+            )
     elif "no command specified" in message:
         step = "name a command in the job, or one in the image"
     elif re.search(r"reserved for|context deadline|DeadlineExceeded|CDI device", message):

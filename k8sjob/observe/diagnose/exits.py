@@ -12,7 +12,8 @@ from k8sjob.contract import EventKind, ExitCode
 from k8sjob.kube.capacity import pod_requests
 from k8sjob.kube.objects import Object, event_time, moment
 from k8sjob.observe.diagnose.facts import GRACE_SECONDS, SIGKILLED
-from k8sjob.observe.diagnose.finding import SAME_STEPS, Cause, Diagnosis, Explanation, shortened
+from k8sjob.observe.diagnose.finding import Cause, Diagnosis, Explanation, shortened
+from k8sjob.observe.diagnose.next_steps import equal_steps
 from k8sjob.observe.diagnose.output import (
     ARGUMENTS_REFUSED,
     LastOutput,
@@ -55,10 +56,20 @@ _SEES_NONE: Final = (
 )
 _IN_LOADER: Final = re.compile(r"\bCaught \w+ in DataLoader worker process \d+\.$")
 _SIGNAL_EXCEPTION: Final = re.compile(r"\bSignalException: Process \d+ got signal: (\d{1,2})$")
-_TORCHRUN_SIGNAL: Final = re.compile(r"^\s*traceback : Signal (\d{1,2}) \(SIG\w+\) received by PID")
-"""How torchrun's summary names the signal that ended a process; torchrun itself exits with 1."""
+_TORCHRUN_ROOT: Final = re.compile(
+    r"^Root Cause\b.*?^\s*rank\s*: (?P<rank>\d+) .*?^\s*exitcode\s*: (?P<code>-?\d+) ",
+    re.DOTALL | re.MULTILINE,
+)
+"""The rank that failed first in torchrun's summary, and its exit code; torchrun exits with 1."""
 _EXEC_FORMAT: Final = re.compile(r"^exec \S+: exec format error$|: exec format error: unknown$")
 """The kernel's refusal in a container's output, and in the container runtime's message."""
+_NO_INTERPRETER: Final = re.compile(
+    r"\^M\b|\\r['\u2019]?: (?:No such file|command not found)|bad interpreter"
+    r"|names a missing interpreter"
+    r"|exec /?\S+(?: failed)?: [Nn]o such file or directory(?:: unknown)?$"
+    r"|exec user process caused:? \"?no such file or directory"
+)
+"""An exec that did not find what the script's first line names; the script itself is there."""
 _STATE_REFUSED: Final = re.compile(
     r"Error\(s\) in loading state_dict for|^\s*size mismatch for \S+:"
     r"|loaded state dict (?:has a different number of parameter groups|contains a parameter group)"
@@ -173,6 +184,21 @@ def _wrong_processor(facts: Facts, end: Failure) -> Diagnosis | None:
     )
 
 
+def _no_interpreter(facts: Facts, end: Failure) -> Diagnosis | None:
+    lines = [*end.message.splitlines(), *_output(facts, end).context]
+    line = next((line for line in lines if _NO_INTERPRETER.search(line)), "")
+    if not line or (end.reason and not is_bare_exit(end.reason)):
+        return None
+    return _finding(
+        end,
+        Cause.START,
+        f"a script names an interpreter that does not exist: {shortened(line)}",
+        "most often its lines end as on Windows (CRLF): sed -i 's/\\r$//' SCRIPT, and a"
+        " .gitattributes with `*.sh text eol=lf`; else install what its first line names, or the C"
+        " library that its program was built for",
+    )
+
+
 def _cannot_start(facts: Facts, end: Failure) -> Diagnosis | None:
     where = "on this machine" if facts.local else "in the image"
     step = f"correct run.command, or install the program {where}"
@@ -284,7 +310,7 @@ def _left_early(facts: Facts, end: Failure) -> Diagnosis | None:
         Cause.LEFT_EARLY,
         f"{' and '.join(left)} had ended with exit code 0, and {end.source} still waited for"
         f" {'it' if len(left) == 1 else 'them'}{at}{error}",
-        SAME_STEPS,
+        equal_steps(facts),
         replicas[0],
         replicas,
     )
@@ -346,9 +372,17 @@ def _signal(end: Failure, output: LastOutput) -> int:
     """
     if not end.reason and (number := _torchruns_signal(output)):
         return number
-    lines = () if end.reason or output.error else output.context
-    found = next((found for line in lines if (found := _TORCHRUN_SIGNAL.search(line))), None)
-    return int(found[1]) if found else end.exit_code - 128
+    root = None if end.reason or output.error else _torchruns_root(output)
+    return -root[1] if root else end.exit_code - 128
+
+
+def _torchruns_root(output: LastOutput) -> tuple[int, int] | None:
+    """The rank that failed first, and its exit code (negative: a signal), by torchrun's summary.
+
+    The other failures in it are mostly ranks that torchrun itself ended by SIGTERM.
+    """
+    root = _TORCHRUN_ROOT.search("\n".join(output.context))
+    return (int(root["rank"]), int(root["code"])) if root else None
 
 
 def _torchruns_signal(output: LastOutput) -> int:
@@ -393,10 +427,13 @@ def _crashed(facts: Facts, end: Failure) -> Diagnosis:
             )
     elif end.exit_code == ExitCode.CONFIG:
         step += ", or its arguments (run.args)"
+    what = f"exit code {end.exit_code}"
+    if root := None if end.reason else _torchruns_root(_output(facts, end)):
+        what = f"rank {root[0]} ended with exit code {root[1]}"
     return _finding(
         end,
         Cause.CRASH,
-        f"exit code {end.exit_code}{_error(facts, end)}",
+        f"{what}{_error(facts, end)}",
         f"{_field_to_change(end) or step}; its output:"
         f" k8sjob logs {facts.output_argument} -r {end.replica}",
     )
@@ -443,6 +480,7 @@ _CAUSES: Final[tuple[Callable[[Facts, Failure], Diagnosis | None], ...]] = (
     _lost_by_node,
     _out_of_memory,
     _wrong_processor,
+    _no_interpreter,
     _cannot_start,
     _explained_by_output,
     _lost_connection,

@@ -25,11 +25,6 @@ _REPLICA_IDENTIFIERS: Final = re.compile(
 )
 _MAX_LINES: Final = 5
 _MAX_LINE: Final = 500
-SAME_STEPS: Final = (
-    "make all ranks take the same number of steps, in the same order: run.batches() and a"
-    " DistributedSampler give each as many batches; torch's Join handles ranks that have finished"
-)
-"""The next step where a rank was done before the others."""
 POD: Final = "{pod}"
 """In the next step of an Explanation: the Pod of the first of the replicas that share it."""
 

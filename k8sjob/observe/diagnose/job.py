@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.contract import Event, EventKind, Reason, counted
 from k8sjob.kube.capacity import counts_gpus, pod_requests
 from k8sjob.kube.objects import Object, event_time, moment
-from k8sjob.observe.diagnose.finding import SAME_STEPS, Cause, Diagnosis, age, ago, listed, one_line
+from k8sjob.observe.diagnose.finding import Cause, Diagnosis, age, ago, listed, one_line
+from k8sjob.observe.diagnose.next_steps import equal_steps
 from k8sjob.observe.status import deletion, reporting_replica
 from k8sjob.targets.api import JobState, LocalReason
 
@@ -280,7 +281,7 @@ def left_early(facts: Facts) -> Iterator[Diagnosis]:
             f"{ago(max(left.values()), facts.now)}, and {others} still"
             f" {'run' if len(running) > 1 else 'runs'}: a collective would wait forever",
             f"where {others} only evaluates or saves, wait; else see the last lines of all:"
-            f" k8sjob logs {facts.output_argument}; {SAME_STEPS}",
+            f" k8sjob logs {facts.output_argument}; {equal_steps(facts)}",
             replicas[0],
             replicas,
         )

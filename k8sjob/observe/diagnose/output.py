@@ -71,6 +71,11 @@ _AFTERMATH: Final = re.compile(
     r"|[IWE]\d{4} \S+ .*torch/distributed/elastic"
 )
 """A line that C++ or torchrun writes after what ended a process."""
+_OF_TORCHRUN: Final = re.compile(
+    r"[*=-]*$|(?:.*torch/distributed/run.*\] )?Setting OMP_NUM_THREADS"
+    r"|[IWE]\d{4} \S+ .*torch/distributed/elastic"
+)
+"""A line that torchrun writes itself."""
 _BETWEEN_RANKS: Final = re.compile(r"(?i:gloo|nccl|c10d)|Dist\w*Error|PeerLost")
 """In a text about a connection: it is one between ranks, and not one of the script's own."""
 _TORCH_ERROR: Final = re.compile(r"^[\w.]*(?:RuntimeError|Dist\w*Error|PeerLost)\b")
@@ -82,7 +87,7 @@ _KIND: Final = re.compile(r"(?:\w+\.)*(\w+)(?::|$)")
 """The class at the beginning of an exception's first line."""
 _UNSPECIFIC: Final = re.compile(
     r"NCCL|nccl|gloo|c10d|ProcessGroup|Dist\w*Error|DataLoader worker \(\S+ [\d, ]+\) exited"
-    r"|device-side assert"
+    r"|device-side assert|ProcessExitedException|process \d+ terminated with exit code"
 )
 """In an exception's text: what NCCL, gloo, a GPU or its cause wrote before it may say more."""
 _NCCL: Final = re.compile(
@@ -155,7 +160,8 @@ def last_output(end: Failure, lines: Sequence[str], *, ranks: int) -> LastOutput
     if end.message and not end.reason:  # from the script, or taken from the log by the kubelet
         left = [_RANK.sub("", line) for line in end.message.splitlines() if line.strip()]
         context, written = (*context, *left), left or written
-    last = next((line for line in reversed(written) if not _OWN_LINE.match(line)), "")
+    own = [line for line in _before_summary(written) if not _OWN_LINE.match(line)]
+    last = next((line for line in reversed(own) if not _OF_TORCHRUN.match(line)), "")
     if end.exit_code > 128:  # a signal ended it, and no exception
         return LastOutput((), context, last)
     unframed = ARGUMENTS_REFUSED if end.chosen_by_script else _ERROR

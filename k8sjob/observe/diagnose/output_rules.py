@@ -5,9 +5,14 @@ The texts are those of NCCL 2.7 to 2.28 and torch 2.0 to 2.15, as they appear in
 
 from __future__ import annotations
 
-from typing import Final
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from k8sjob.observe.diagnose.finding import Cause, Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _OF_TORCH: Final = r"\w*(?:Runtime|OutOfMemory|Accelerator|ResourceExhausted)Error|Dist\w*Error"
 """The classes of exceptions that torch, or jax, raises for what fails below it."""
@@ -26,6 +31,15 @@ DOWNLOAD: Final = Rule(
     r"|OfflineModeIsEnabled|FileNotFoundError|OSError|RuntimeError",
 )
 """A failed download; what the error was raised from says less."""
+
+
+def _of_scripts() -> Iterator[Rule]:
+    text = Path(__file__).with_name("script_errors.toml").read_text(encoding="utf-8")
+    for fields in tomllib.loads(text)["rule"]:
+        cause = Cause(fields.pop("cause", Cause.CRASH))
+        yield Rule(cause=cause, **{"exception_only": True, **fields})
+
+
 RULES: Final = (
     Rule(
         r"No module named '?k8sjob\b",
@@ -373,15 +387,6 @@ RULES: Final = (
         "check the name, and whether this machine can resolve it",
     ),
     Rule(
-        r"(?:Name or service not known|Temporary failure in name resolution|nodename nor servname)",
-        Cause.RENDEZVOUS,
-        "a host's name could not be resolved: {text}",
-        "a replica's name resolves while its pod is ready: check whether the Master runs, and the"
-        " cluster's DNS; for a host outside the cluster, check whether pods may reach it",
-        "check the name, and whether this machine can resolve it",
-        exception_only=True,
-    ),
-    Rule(
         r"Address already in use|EADDRINUSE",
         Cause.ADDRESS_IN_USE,
         "a port that it tried to listen on is in use: {text}",
@@ -418,24 +423,6 @@ RULES: Final = (
         types="OSError|RuntimeError|SafetensorError",
     ),
     Rule(
-        r"Too many open files",
-        Cause.CRASH,
-        "it had too many open files: {text}",
-        "close files in the dataset, use fewer data loader workers, or call"
-        " torch.multiprocessing.set_sharing_strategy('file_system') before they start",
-        exception_only=True,
-        types="OSError|RuntimeError",
-    ),
-    Rule(
-        r"Stale file handle",
-        Cause.DISK,
-        "a file of its volume was replaced or removed while it was in use: {text}",
-        "do not change the data of a running job: write new files beside the old ones; if nobody"
-        " did, have the volume's server checked",
-        exception_only=True,
-        types="OSError",
-    ),
-    Rule(
         r"requires at least one CUDA device|only supported with GPUs, no GPUs found",
         Cause.GPU_DRIVER,
         "the backend of its process group needs a GPU, and the process has none: {text}",
@@ -445,4 +432,5 @@ RULES: Final = (
         " init_process_group('nccl' if torch.cuda.is_available() else 'gloo')",
         exception_only=True,
     ),
+    *_of_scripts(),
 )

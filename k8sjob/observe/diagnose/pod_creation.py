@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.kube.objects import Object, event_time
+from k8sjob.kube.objects import Object, event_time, training
 from k8sjob.observe.diagnose.finding import (
     Cause,
     Diagnosis,
@@ -19,7 +20,7 @@ from k8sjob.observe.diagnose.finding import (
     listed,
     without_replica,
 )
-from k8sjob.targets.jobs import DEFAULT, TARGETS
+from k8sjob.targets.jobs import DEFAULT, TARGETS, pod_specs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -35,6 +36,10 @@ _QUOTA: Final = re.compile(
 _POD_SECURITY: Final = "namespace {namespace} enforces the pod security level {level!r}: {detail}"
 _RESTRICTED: Final = (
     "set `security: restricted` in job.yaml (a container that is not root, no privileges)"
+)
+_REMAINING: Final = (
+    "the job's container is restricted already: remove the field that the message names, such as a"
+    " hostPath volume, a host port or another container's privileges"
 )
 _RULES: Final = (
     Rule(
@@ -220,7 +225,18 @@ def _explain(facts: Facts, message: str) -> Explanation:
         amounts=amounts,
     )
     assert explanation  # noqa: S101 - the last rule matches everything
+    if explanation.next_step.startswith(_RESTRICTED) and _is_restricted(facts):
+        step = explanation.next_step.removeprefix(_RESTRICTED).removeprefix("; ")
+        return replace(explanation, next_step=step or _REMAINING)
     return explanation
+
+
+def _is_restricted(facts: Facts) -> bool:
+    """Whether the containers that train have what `security: restricted` gives them."""
+    trains = (Object(training(spec.get("containers"))) for _, _, spec in pod_specs(facts.job.raw))
+    return all(
+        one.part("securityContext").get("allowPrivilegeEscalation") is False for one in trains
+    )
 
 
 def _amounts(text: str) -> dict[str, str]:

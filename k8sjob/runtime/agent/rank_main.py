@@ -17,7 +17,9 @@ import importlib.machinery
 import importlib.util
 import io
 import os
+import shutil
 import signal
+import socket
 import sys
 import threading
 import time
@@ -123,6 +125,8 @@ def reason_of(error: BaseException, code: int) -> Reason:
     place = where(first_leaf(error)) or where(error)
     behind = () if _is_k8sjobs(error) else causes(error)
     remote = error.__cause__ if type(error.__cause__).__name__ in _REMOTE else None
+    if isinstance(error, socket.gaierror):
+        message += _unresolved_host(error)
     if inner := embedded(message if remote is None else str(remote)):
         kind, message, place, behind = inner.kind, inner.message, inner.where or place, ()
     elif isinstance(error, SystemExit):
@@ -142,6 +146,13 @@ def reason_of(error: BaseException, code: int) -> Reason:
         culprits=tuple(getattr(error, "culprits", ())) if _is_k8sjobs(error) else (),
         causes=tuple(map(with_user_paths, behind)),
     )
+
+
+def _unresolved_host(error: BaseException) -> str:
+    """`: NAME`, the name that the resolver was asked for; empty where it is not known."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    host = frames[-1].f_locals.get("host") if frames else None
+    return f": {host}" if isinstance(host, str) else ""
 
 
 def _asserted(error: BaseException) -> str:
@@ -236,7 +247,12 @@ def _exec(argv: Sequence[str]) -> NoReturn:
     try:
         os.execvp(argv[0], list(argv))  # noqa: S606 - the user's own command, without a shell
     except OSError as error:
-        print(f"k8sjob: cannot start {argv[0]!r}: {error.strerror}", file=sys.stderr)  # noqa: T201
+        why = error.strerror
+        file = shutil.which(argv[0])
+        if isinstance(error, FileNotFoundError) and file:  # its interpreter is what is missing
+            with open(file, "rb") as script:  # noqa: PTH123 - see run_as_main
+                why = f"its first line, {script.readline(200)!r}, names a missing interpreter"
+        print(f"k8sjob: cannot start {argv[0]!r}: {why}", file=sys.stderr)  # noqa: T201
         os._exit(ExitCode.CONFIG)
 
 
