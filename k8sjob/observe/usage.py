@@ -23,7 +23,8 @@ from k8sjob.backends.api import TOO_FEW_GPUS, JobRef
 from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError
 from k8sjob.kube.capacity import asked_by, counts_gpus
-from k8sjob.kube.objects import Object, Pod, moment, training
+from k8sjob.kube.objects import Object, Pod, training
+from k8sjob.observe.holding import cut, held_nothing, holding
 from k8sjob.observe.logs import replica_of_rank
 from k8sjob.observe.status import job_status, reporting_replica
 from k8sjob.observe.suspension import last_suspension, read_related
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.api import Backend, LogLine, Snapshot
     from k8sjob.kube.objects import Json
-    from k8sjob.observe.suspension import Suspension
+    from k8sjob.observe.holding import Holding
 
 _SILENT: Final = 10.0
 """A stall: this multiple of the usual time between reports, and at least this many seconds."""
@@ -75,10 +76,6 @@ NEXT_STEPS: Final = {
     Use.IDLE: "end the script when its training is done",
 }
 """The next step for each use that could be less."""
-_LONGEST_END: Final = 60.0
-"""Seconds from the last line of output to the end of a suspended Pod, which are not worth a use."""
-_RESOLUTION: Final = 1.0
-"""Seconds by which two times of a cluster may differ though nothing lay between: they are whole."""
 _NOTABLE: Final = 0.05
 """A smaller part of the whole is not worth a note."""
 
@@ -237,23 +234,25 @@ def usage(
     begin = max(created, since.timestamp()) if since else created
     sessions = list(_sessions(lines))
     spans = list(_spans(sessions, now, ended=status.state.finished))
-    lost = _lost(last_suspension(snapshot, related), sessions, created)
-    if status.state.finished and not sessions and not snapshot.pods:
-        lost = status.started.timestamp() if status.started else created, now
+    present = max((snapshot.at or datetime.now(UTC)).timestamp(), now)
+    starts = [(session.begin, session.end) for session in sessions]
+    paused = last_suspension(snapshot, related)
+    nothing = held_nothing(snapshot, status, paused, starts, present)
+    finished = now if status.finished else math.inf
     device, held_by = _devices(snapshot)
     seconds: dict[Use, float] = defaultdict(float)
     nodes: dict[str, dict[Use, float]] = defaultdict(lambda: defaultdict(float))
     waited: dict[int | None, float] = defaultdict(float)  # for a rank
-    pods = {replica_of(pod): Pod(pod) for pod in snapshot.pods}
-    on = {name: pod.node for name, pod in pods.items()}
+    pods: defaultdict[str, list[Pod]] = defaultdict(list)
+    for item in snapshot.pods:
+        pods[replica_of(item)].append(Pod(item))
+    on = {name: items[-1].node for name, items in pods.items()}
 
     @cache  # of large jobs most replicas are alike
-    def one_device(
-        held: tuple[tuple[float, float], ...], end: float
-    ) -> tuple[dict[Use, float], dict[int | None, float]]:
+    def one_device(times: Holding) -> tuple[dict[Use, float], dict[int | None, float]]:
         uses: dict[Use, float] = defaultdict(float)
         slow: dict[int | None, float] = defaultdict(float)
-        for span in _replica_spans(held, spans, lost, created, end):
+        for span in _replica_spans(times, spans, created, finished):
             long = max(span.end - max(span.begin, begin), 0.0)
             uses[span.use] += long * (1 - span.waits)
             uses[Use.WAITING] += long * span.waits
@@ -261,12 +260,9 @@ def usage(
         return uses, slow
 
     for name, amount in held_by.items():
-        held = list(_held(pods.get(name), created, now))
-        # The Pods' data may have expired; if the group trained, it had devices.
-        held += [(one.begin, one.end) for one in sessions]
-        over = status.state.finished or (name in pods and not pods[name].live)
-        end = min(max((end for _, end in held), default=now), now) if over else now
-        uses, slow = one_device(tuple(held), end)
+        end = now if status.finished else None
+        times = holding(snapshot, pods[name], nothing, starts, present=present, finished=end)
+        uses, slow = one_device(times)
         for use, long in uses.items():
             if long and amount:
                 seconds[use] += long * amount
@@ -394,70 +390,19 @@ def _patience(reports: Sequence[_Report]) -> float:
 # --- what a replica held --------------------------------------------------------------------------
 
 
-def _held(pod: Pod | None, created: float, now: float) -> Iterator[tuple[float, float]]:
-    """When a replica's Pod had its node, as far as the Pod tells."""
-    if pod is None:
-        return
-    bound = pod.condition("PodScheduled")
-    ended = pod.terminated.get("finishedAt") if not pod.live else None
-    bound_at, end = (bound.since if bound.true else None) or moment(pod.created), moment(ended)
-    begin = bound_at.timestamp() if bound_at else created
-    if begin - created <= _RESOLUTION:
-        begin = created
-    if pod.node:
-        yield begin, end.timestamp() if end else now
-
-
-def _lost(
-    paused: Suspension | None, sessions: Iterable[_Session], created: float
-) -> tuple[float, float]:
-    """The time before the last suspension of which nothing is known; perhaps none."""
-    if paused is None or paused.first:
-        return created, created
-    end = paused.begin or paused.end or created
-    begin = created if paused.ran is None else max(end - paused.ran, created)
-    # A back end that keeps the output of earlier Pods has all of them.
-    if before := [one.end for one in sessions if one.begin < end]:
-        begin = max(begin, *before)
-        begin = end if end - begin < _LONGEST_END else begin
-    return begin, end
-
-
 def _replica_spans(
-    held: Iterable[tuple[float, float]],
-    spans: Sequence[_Span],
-    lost: tuple[float, float],
-    created: float,
-    end: float,
+    times: Holding, spans: Sequence[_Span], created: float, finished: float
 ) -> Iterator[_Span]:
     """The uses of a replica's devices, from the job's creation to the replica's end."""
-    at = created
-    for begin, stop in _joined(held):
-        if begin > at:
-            yield from _not_held(at, min(begin, end), lost)
-        yield from _used(max(begin, at), min(stop, end), spans)
-        at = max(at, stop)
-    if at < end:
-        yield from _not_held(at, end, lost)
-
-
-def _not_held(begin: float, end: float, lost: tuple[float, float]) -> Iterator[_Span]:
-    """The spans of a time in which nothing shows that a replica held its devices."""
-    first, last = (min(max(one, begin), end) for one in lost)
-    yield _Span(begin, first, Use.QUEUED)
-    yield _Span(first, last, Use.UNKNOWN)
-    yield _Span(last, end, Use.QUEUED)
-
-
-def _joined(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The same times, in order, without overlaps."""
-    joined: list[tuple[float, float]] = []
-    for begin, end in sorted(intervals):
-        if joined and begin <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(joined[-1][1], end)
-        else:
-            joined.append((begin, end))
-    return joined
+    for begin, end, held in cut(created, times.end, times.held):
+        if not held:
+            for first, last, empty in cut(begin, end, times.empty):
+                yield _Span(first, last, Use.QUEUED if empty else Use.UNKNOWN)
+            continue
+        for first, last, waits in cut(begin, min(end, finished), times.unstarted):
+            yield from [_Span(first, last, Use.STARTING)] if waits else _used(first, last, spans)
+        if end > finished:
+            yield _Span(max(begin, finished), end, Use.IDLE)
 
 
 def _used(begin: float, end: float, spans: Sequence[_Span]) -> Iterator[_Span]:

@@ -1,7 +1,9 @@
 """Where the hours of a job went; in each case the uses sum to the whole."""
 
+import json
 import time
-from datetime import timedelta
+from datetime import datetime, timedelta
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -100,7 +102,10 @@ def test_an_older_checkpoint_repeats_what_all_starts_before_did():
 
 def test_a_job_that_is_suspended_waits_until_now():
     lines = [line(0), met(10), step(20, 1), step(120, 2)]
-    found = split(job(workers=0), [], lines)
+    made = job(workers=0)
+    condition = {"type": "Suspended", "status": "True", "lastTransitionTime": at(125)}
+    made["status"]["conditions"] = [condition]
+    found = split(made, [], lines)
     assert found == {"starting": 20, "training": 100, "queued": 880}
 
 
@@ -163,9 +168,10 @@ class TestSuspension:
         made = resumed(job(end=1000, workers=0), 600)
         lines = [line(10), met(20), step(30, 1), step(430, 4)]
         found = self.split(made, lines=lines, events=[deleted(440)])
-        assert found == {"queued": 10 + 170, "starting": 20 + 20, "training": 400 + 380}
+        used = {"starting": 20 + 20, "training": 400 + 380}
+        assert found == {"unknown": 10, "queued": 170, **used}
         lost = self.split(made, lines=lines, events=[deleted(530)])
-        assert lost == {**found, "queued": 10 + 70, "unknown": 100}
+        assert lost == {**found, "queued": 70, "unknown": 10 + 100}
 
     def test_the_workload_of_a_job_that_was_never_evicted(self):
         made = resumed(job(end=1000, workers=0), 600, generation=4)
@@ -253,7 +259,7 @@ def test_without_output_only_the_pods_are_known():
 def test_where_pods_are_gone_the_output_tells_what_was_held():
     lines = [line(40), met(50), step(60, 1), step(70, 2), finished(80)]
     found = split(job(end=100, workers=0), [], lines)
-    assert found == {"queued": 40, "starting": 20, "training": 20}
+    assert found == {"unknown": 40, "starting": 20, "training": 20}
 
 
 def test_only_the_time_since_a_moment():
@@ -285,6 +291,125 @@ def test_the_largest_avoidable_part_is_named_with_what_helps():
     assert not usage(Snapshot(job(end=100, workers=0), [pod("master-0", 0, 100)]), fine).note
 
 
+SPANS = json.loads(Path(__file__).with_name("recorded_usage.json").read_text())
+"""Device seconds by use of the jobs in recorded/, computed by hand from their Pods' times."""
+
+
+@pytest.mark.parametrize("name", sorted(SPANS))
+def test_a_recorded_job_without_its_output(name):
+    seen = json.loads(Path(__file__).with_name("recorded").joinpath(f"{name}.json").read_text())
+    now = datetime.fromisoformat(seen["now"])
+    snapshot = Snapshot(seen["job"], seen.get("pods", []), seen.get("events", []), at=now)
+    assert usage(snapshot, []).seconds == SPANS[name]
+
+
+def started(made, seconds, before=()):
+    """A Pod whose container has started, perhaps after another start, from and to such seconds."""
+    (status,) = made["status"]["containerStatuses"]
+    for state in status["state"].values():
+        state["startedAt"] = at(seconds)
+    if before:
+        times = {"startedAt": at(before[0]), "finishedAt": at(before[1])}
+        status |= {"restartCount": 1, "lastState": {"terminated": times}}
+    return made
+
+
+def made_at(seconds, made):
+    made["metadata"]["creationTimestamp"] = at(seconds)
+    return made
+
+
+def never_started(made):
+    waiting = {"waiting": {"reason": "ImagePullBackOff"}}
+    made["status"] |= {"phase": "Pending"}
+    made["status"]["containerStatuses"][0]["state"] = waiting
+    return made
+
+
+EVICTED = pod("master-0", 0, 100)
+EVICTED["status"] |= {"phase": "Failed", "containerStatuses": []}
+EVICTED["status"]["conditions"].append({"type": "Ready", "lastTransitionTime": at(300)})
+
+
+@pytest.mark.parametrize(
+    ("pods", "lines", "end", "expected"),
+    [
+        # Both Pods were replaced at 900, and what was before is gone with them.
+        (
+            [made_at(900, started(pod("master-0", 902), 910))],
+            [],
+            None,
+            {"unknown": 900, "queued": 2, "starting": 8, "running": 90},
+        ),
+        # As before; the output of the first Pod is there.
+        (
+            [made_at(900, started(pod("master-0", 900), 910))],
+            [
+                line(10),
+                met(20),
+                step(30, 1),
+                line(910, attempt=1),
+                step(930, 2, 1),
+                step(990, 3, 1),
+            ],
+            None,
+            {"unknown": 10 + 870, "starting": 20 + 10 + 20, "training": 60 + 10},
+        ),
+        # A Job keeps a Pod that failed beside the one that replaces it.
+        (
+            [pod("master-0", 0, 400), made_at(410, started(pod("master-0", 420), 430))],
+            [],
+            None,
+            {"running": 400 + 570, "queued": 10 + 10, "starting": 10},
+        ),
+        (
+            [started(pod("master-0", 0), 600, before=(10, 200))],
+            [],
+            None,
+            {"starting": 10 + 400, "running": 190 + 400},
+        ),
+        ([never_started(pod("master-0", 5))], [], None, {"queued": 5, "starting": 995}),
+        ([never_started(pod("master-0", 5))], [], 700, {"queued": 5, "starting": 695, "idle": 300}),
+        ([EVICTED], [], None, {"running": 300}),
+        # Left running after the end, with and without the output.
+        ([pod("master-0", 0)], [], 400, {"running": 400, "idle": 600}),
+        (
+            [pod("master-0", 0)],
+            [line(0), met(0), step(0, 1), finished(390)],
+            400,
+            {"training": 390, "idle": 610},
+        ),
+        # Ended after the job, by its clean-up.
+        ([pod("master-0", 0, 430)], [], 400, {"running": 400, "idle": 30}),
+    ],
+)
+def test_spans_of_pods_that_are_there(pods, lines, end, expected):
+    found = split(job(end=end, workers=0), pods, lines)
+    assert found == expected
+
+
+def test_a_worker_that_never_started_does_not_run_because_another_replica_does():
+    pods = [pod("master-0", 0), never_started(pod("worker-0", 0))]
+    assert split(job(), pods, [line(0)]) == {"running": 1000, "starting": 1000}
+
+
+def test_workers_that_the_clean_up_removed_are_not_known_to_have_waited():
+    assert split(job(end=400), [pod("master-0", 0, 400)], []) == {"running": 400, "unknown": 400}
+
+
+def test_pods_that_are_refused_are_queued():
+    refused = {"reason": "FailedCreatePod", "firstTimestamp": at(1), "lastTimestamp": at(900)}
+    pods = [pod("master-0", 0), made_at(900, pod("worker-0", 900))]
+    seen = Snapshot(job(), pods, [refused], at=BEGIN + timedelta(seconds=1000))
+    assert usage(seen, []).seconds == {Use.RUNNING: 1100, Use.QUEUED: 900}
+
+
+def test_no_advice_rests_on_what_is_not_known():
+    replaced = [made_at(900, pod("master-0", 900))]
+    snapshot = Snapshot(job(workers=0), replaced, at=BEGIN + timedelta(seconds=1000))
+    assert (usage(snapshot, []).avoidable, usage(snapshot, []).held) == (None, 100)
+
+
 moments = st.integers(0, 1000)
 event_lines = st.tuples(
     moments,
@@ -310,7 +435,7 @@ def test_every_second_has_exactly_one_use(said, times, end, since):
         event = "text" if kind == "text" else Event(kind, data, 1.0)
         lines.append(line(moment, event, attempts))
     pods = [
-        pod(name, min(pair), max(pair) if end else None)
+        pod(name, min(pair), max(pair) + 1 if end else None)
         for name, pair in zip(("master-0", "worker-0"), times, strict=True)
     ]
     made = job(end=end) if end else job()
@@ -318,11 +443,12 @@ def test_every_second_has_exactly_one_use(said, times, end, since):
     begin = BEGIN + timedelta(seconds=since) if since is not None else None
     found = usage(Snapshot(made, pods, at=now), lines, since=begin)
     assert all(seconds > 0 for seconds in found.seconds.values())
-    longest = 2 * max((now - max(begin or BEGIN, BEGIN)).total_seconds(), 0)
+    last = max(now, BEGIN + timedelta(seconds=1001)) if end else now
+    longest = 2 * max((last - max(begin or BEGIN, BEGIN)).total_seconds(), 0)
     assert found.total <= longest + 1e-6
     by_node = sum(sum(uses.values()) for uses in found.nodes.values())
     assert by_node == pytest.approx(found.total)
-    held_ends = [min(max(pair), end) if end else 1000 for pair in times]
+    held_ends = [max(pair) + 1 if end else 1000 for pair in times]
     if not lines and since is None:
         assert found.total == pytest.approx(sum(held_ends))
 
