@@ -5,8 +5,8 @@ What neither shows is not known: the times of a Pod are gone when another replac
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+import math
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from k8sjob.kube.objects import event_time, moment
 from k8sjob.targets.api import JobState
@@ -31,16 +31,27 @@ _PROMPT: Final = 30.0
 """Seconds in which a controller that runs has created the Pods of a new job."""
 
 
-@dataclass(frozen=True, slots=True)
-class Holding:
-    """The times of one replica.
+class JobTimes(NamedTuple):
+    """What holds for all replicas; moments are seconds since the epoch.
 
     Attributes:
-        held: in which its Pods had a node.
-        unstarted: the parts of them in which its container waited for an image, or a restart.
-        empty: in which it surely held nothing.
-        end: when it ended; the present for one that has not.
+        since: when the first Pod of those that are there may have been made.
+        empty: when no replica held anything.
+        refused: when the apiserver first refused a Pod; infinite: never.
+        sessions: the starts of the group, as its output shows them.
+        finished: infinite for a job that goes on.
     """
+
+    since: float
+    empty: Sequence[Interval]
+    refused: float
+    sessions: Sequence[Interval]
+    present: float
+    finished: float
+
+
+class Holding(NamedTuple):
+    """The times of one replica: with a node, before a start on it, surely without one; its end."""
 
     held: tuple[Interval, ...]
     unstarted: tuple[Interval, ...]
@@ -61,77 +72,63 @@ def cut(
         yield begin, end, False
 
 
-def held_nothing(
+def job_times(
     snapshot: Snapshot,
     status: JobStatus,
     paused: Suspension | None,
     sessions: Sequence[Interval],
     present: float,
-) -> tuple[float, list[Interval]]:
-    """Since when the Pods that are there may exist, and when no replica held anything before.
-
-    Of `sessions`, the starts of the group, the output tells.
-    """
-    created = status.created.timestamp() if status.created else present
-    if paused is None:
-        started = status.started.timestamp() if status.started else created
-        never = status.state in {JobState.CREATED, JobState.QUEUED} and not sessions
-        until = present if never else started if status.state.finished else created
-        return created, [(created, until)] if not snapshot.pods else []
-    end = present if paused.end is None else paused.end
-    lost = paused.begin if paused.begin is not None else end
-    begin = created if paused.ran is None else max(lost - paused.ran, created)
-    # A back end that keeps the output of earlier Pods has all of them.
-    before = [last for first, last in sessions if first < lost]
-    last = max(before, default=-_LONGEST_END)
-    empty = [(last if 0 <= lost - last < _LONGEST_END else lost, end)]
-    return end, [*empty, (created, begin)]
-
-
-def holding(
-    snapshot: Snapshot,
-    pods: Iterable[Pod],
-    nothing: tuple[float, list[Interval]],
-    sessions: Sequence[Interval],
-    *,
-    present: float,
-    finished: float | None,
-) -> Holding:
-    """The times of the replica that these Pods are; for `nothing` see held_nothing()."""
+) -> JobTimes:
+    """What holds for all replicas of a job, which was `paused` last."""
     refusals = {refusal for refusal, _, _ in target_of(snapshot.job).creations}
-    refused = [
-        (moment(event.get("firstTimestamp")) or event_time(event)).timestamp()
-        for event in snapshot.events
-        if event.get("reason") in refusals
-    ]
-    since, empty = nothing[0], [*nothing[1]]
-    ordered = sorted(pods, key=lambda pod: pod.created)
-    held, unstarted, at, ends = list[Interval](), list[Interval](), since, list[float]()
-    for pod in ordered:
-        made = max(_seconds(moment(pod.created), at), since)
+    events = [event for event in snapshot.events if event.get("reason") in refusals]
+    firsts = (moment(event.get("firstTimestamp")) or event_time(event) for event in events)
+    refused = min((first.timestamp() for first in firsts), default=math.inf)
+    finished = _seconds(status.finished, math.inf)
+    since = created = _seconds(status.created, min(present, finished))
+    if paused:
+        since = present if paused.end is None else paused.end
+        lost = since if paused.begin is None else paused.begin
+        # A back end that keeps the output of earlier Pods has all of them.
+        last = max((end for begin, end in sessions if begin < lost), default=created)
+        quiet = last if 0 <= lost - last < _LONGEST_END and last > created else lost
+        begun = created if paused.ran is None else max(lost - paused.ran, created)
+        empty = [(created, begun), (quiet, since)]
+    elif snapshot.pods or sessions:
+        empty = []
+    elif status.state in {JobState.CREATED, JobState.QUEUED}:
+        empty = [(created, present)]
+    else:
+        empty = [(created, _seconds(status.started, created))] * status.state.finished
+    return JobTimes(since, empty, refused, sessions, present, finished)
+
+
+def holding(job: JobTimes, pods: Iterable[Pod]) -> Holding:
+    """The times of the replica that these Pods are."""
+    held, unstarted, empty = list[Interval](), list[Interval](), [*job.empty]
+    at = first = job.since
+    for pod in sorted(pods, key=lambda pod: pod.created):
+        made = max(_seconds(moment(pod.created), at), job.since)
         # Of several Pods that are there none is missing between; a refused one cannot have been.
-        if ends or min([made, *refused]) - at <= _PROMPT:
+        if held or min(made, job.refused) - at <= _PROMPT:
             empty.append((at, made))
-        elif refused:
-            empty.append((min(refused), made))
-        end = present if pod.live else _end(pod, made)
+        empty.append((min(job.refused, made), made))
+        at = job.present if pod.live else _end(pod, made)
         scheduled = pod.condition("PodScheduled")
-        bound = _seconds(scheduled.since if scheduled.true else None, made) if pod.node else end
+        bound = _seconds(scheduled.since if scheduled.true else None, made) if pod.node else at
         empty.append((made, bound))
-        bound = since if bound - since <= _RESOLUTION else bound
-        held.append((bound, end))
-        unstarted += _unstarted(pod, bound, end, known=bool(sessions))
-        at = end
-        ends.append(end)
-    if not ordered and refused:
-        empty.append((min(refused), present))
-    # The Pods tell of the time since their creation; before that, a group that trained had devices.
-    first = min((max(_seconds(moment(pod.created), since), since) for pod in ordered), default=None)
-    earlier = [(begin, end if first is None else min(end, first)) for begin, end in sessions]
-    held += [(begin, end) for begin, end in earlier if begin < end]
-    over = bool(ordered) or finished is not None
-    last = max((end for _, end in held), default=present if finished is None else finished)
-    return Holding(tuple(held), tuple(unstarted), tuple(empty), last if over else present)
+        bound = job.since if bound - job.since <= _RESOLUTION else bound
+        first = first if held else made
+        held.append((bound, at))
+        unstarted += _unstarted(pod, bound, at, known=bool(job.sessions))
+    if not held:
+        empty.append((job.refused, job.present))
+        first = math.inf
+    # The Pods tell of the time since the first; before that, a group that trained had devices.
+    held += [(begin, min(end, first)) for begin, end in job.sessions if begin < first]
+    ends = [end for _, end in held] if first < math.inf or job.finished < math.inf else []
+    end = max(ends, default=min(job.present, job.finished))
+    return Holding(tuple(held), tuple(unstarted), tuple(empty), end)
 
 
 def _seconds(time: datetime | None, default: float) -> float:

@@ -24,7 +24,7 @@ from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError
 from k8sjob.kube.capacity import asked_by, counts_gpus
 from k8sjob.kube.objects import Object, Pod, training
-from k8sjob.observe.holding import cut, held_nothing, holding
+from k8sjob.observe.holding import cut, holding, job_times
 from k8sjob.observe.logs import replica_of_rank
 from k8sjob.observe.status import job_status, reporting_replica
 from k8sjob.observe.suspension import last_suspension, read_related
@@ -236,9 +236,7 @@ def usage(
     spans = list(_spans(sessions, now, ended=status.state.finished))
     present = max((snapshot.at or datetime.now(UTC)).timestamp(), now)
     starts = [(session.begin, session.end) for session in sessions]
-    paused = last_suspension(snapshot, related)
-    nothing = held_nothing(snapshot, status, paused, starts, present)
-    finished = now if status.finished else math.inf
+    times = job_times(snapshot, status, last_suspension(snapshot, related), starts, present)
     device, held_by = _devices(snapshot)
     seconds: dict[Use, float] = defaultdict(float)
     nodes: dict[str, dict[Use, float]] = defaultdict(lambda: defaultdict(float))
@@ -249,10 +247,10 @@ def usage(
     on = {name: items[-1].node for name, items in pods.items()}
 
     @cache  # of large jobs most replicas are alike
-    def one_device(times: Holding) -> tuple[dict[Use, float], dict[int | None, float]]:
+    def one_device(replica: Holding) -> tuple[dict[Use, float], dict[int | None, float]]:
         uses: dict[Use, float] = defaultdict(float)
         slow: dict[int | None, float] = defaultdict(float)
-        for span in _replica_spans(times, spans, created, finished):
+        for span in _replica_spans(replica, spans, created, times.finished):
             long = max(span.end - max(span.begin, begin), 0.0)
             uses[span.use] += long * (1 - span.waits)
             uses[Use.WAITING] += long * span.waits
@@ -260,9 +258,7 @@ def usage(
         return uses, slow
 
     for name, amount in held_by.items():
-        end = now if status.finished else None
-        times = holding(snapshot, pods[name], nothing, starts, present=present, finished=end)
-        uses, slow = one_device(times)
+        uses, slow = one_device(holding(times, pods[name]))
         for use, long in uses.items():
             if long and amount:
                 seconds[use] += long * amount
