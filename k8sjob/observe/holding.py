@@ -39,7 +39,7 @@ class JobTimes(NamedTuple):
         empty: when no replica held anything.
         refused: when the apiserver first refused a Pod; infinite: never.
         sessions: the starts of the group, as its output shows them.
-        finished: infinite for a job that goes on.
+        finished: infinite for a job that has not ended.
     """
 
     since: float
