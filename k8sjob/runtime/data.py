@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
+from k8sjob.runtime.comm import rng
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sized
 
@@ -70,6 +72,7 @@ class ShardSampler(DistributedSampler[int]):
         tail: Tail = "pad",
         in_blocks: bool = False,
         max_ranks: int = 0,
+        sampler: Any = None,
     ) -> None:
         """Shards of a data set.
 
@@ -86,6 +89,7 @@ class ShardSampler(DistributedSampler[int]):
             in_blocks: the ranks' samples of a batch, put one behind the other, are in the order of
                 one process; for batches that divide by the ranks. Else they take turns.
             max_ranks: so many ranks may come to divide the global batch; 0: as many as now.
+            sampler: draws the indices of all ranks for an epoch, instead of `shuffle`.
 
         Raises:
             ValueError: a size or the tail is invalid, or they leave no batch.
@@ -101,7 +105,8 @@ class ShardSampler(DistributedSampler[int]):
         super().__init__(
             cast("Any", dataset), num_replicas=world_size, rank=rank, shuffle=shuffle, seed=seed
         )
-        self.accumulate, self.tail, self.samples = accumulate, tail, len(dataset)
+        self.accumulate, self.tail, self._sampler = accumulate, tail, sampler
+        self.samples = len(dataset) if sampler is None else len(sampler)
         if tail == "drop" and self.samples < self.global_batch:
             raise ValueError(
                 f'tail="drop" leaves no batch: the data set has {self.samples} samples, and all '
@@ -215,12 +220,33 @@ class ShardSampler(DistributedSampler[int]):
 
     def _permutation(self) -> torch.Tensor:
         order = torch.arange(self.samples)
-        if self.shuffle:
+        if self._sampler is not None:
+            order = _drawn(self._sampler, self.seed, self.epoch)
+        elif self.shuffle:
             generator = torch.Generator().manual_seed(self.seed + self.epoch)
             order = torch.randperm(self.samples, generator=generator)
         short = self._end() - self.samples
         # Like torch's sampler: repeated from the beginning, several times if need be.
         return order if short <= 0 else order[torch.arange(self.samples + short) % self.samples]
+
+
+def _drawn(sampler: Any, seed: int, epoch: int) -> torch.Tensor:
+    """A sampler's indices: with the same random numbers on all ranks, and after a resume."""
+    if hasattr(sampler, "set_epoch"):
+        sampler.set_epoch(epoch)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    before = rng.capture(device)
+    rng.seed_all(seed + epoch)
+    if isinstance(generator := getattr(sampler, "generator", None), torch.Generator):
+        generator.manual_seed(seed + epoch)
+    indices = list(sampler)
+    rng.restore(before, device)
+    if isinstance(sampler, DistributedSampler) or not all(isinstance(i, int) for i in indices):
+        raise TypeError(
+            f"sampler={type(sampler).__name__}: it must draw single indices, those of all ranks;"
+            " run.batches() divides them, and makes the batches"
+        )
+    return torch.tensor(indices)
 
 
 def strided(dataset: Sized, rank: int, world_size: int, batch_size: int) -> list[list[int]]:
@@ -243,7 +269,7 @@ def check_dataset(dataset: Sized) -> None:
     except TypeError:
         raise TypeError(
             f"{type(dataset).__name__} has no length, so it cannot be divided among the ranks; give"
-            " a map-style data set (with __len__ and __getitem__)"
+            " a map-style data set (with __len__ and __getitem__), or list(...) of it"
         ) from None
     if samples == 0:
         raise ValueError(f"the data set ({type(dataset).__name__}) is empty: check its path")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from k8sjob.runtime.data import ShardSampler, Tail
 from k8sjob.runtime.rank_context import mapped_path
@@ -51,11 +51,13 @@ class Job:
         build: Callable[[], nn.Module] | nn.Module,
         *,
         loss: Callable[..., Tensor],
-        optimizer: tuple[Callable[..., Optimizer], Mapping[str, Any]] | Callable[[Any], Optimizer],
+        optimizer: tuple[Callable[..., Optimizer], Mapping[str, Any]]
+        | Callable[[Any], Optimizer]
+        | Optimizer,
         scheduler: tuple[Callable[..., Any], Mapping[str, Any]]
         | Callable[[Optimizer], Any]
         | None = None,
-        schedule_by: Literal["epoch", "step"] = "epoch",
+        schedule_by: str = "epoch",
     ) -> Run:
         """A training run under the job's strategy.
 
@@ -64,9 +66,12 @@ class Job:
                 all ranks. A finished module will do.
             loss: loss(output, *targets) -> the mean over the batch, a scalar.
             optimizer: (class, arguments), or a function of the parameters; for a Keras model also
-                one of Keras's.
-            scheduler: (class, arguments), or a function of the optimizer.
-            schedule_by: when the scheduler steps.
+                one of Keras's. A finished one will do where the model is finished too, and the
+                strategy keeps its parameters (ddp).
+            scheduler: (class, arguments), or a function of the optimizer; or a finished one.
+            schedule_by: when the scheduler steps, "epoch" or "step". ReduceLROnPlateau judges an
+                epoch by the loss of its last run.evaluate(), or else by run.loss; or by the number
+                of this name, as "eval_accuracy".
 
         Raises:
             ValueError: the model has nothing to train.
@@ -92,6 +97,8 @@ class Job:
         callbacks: Sequence[Any] = (),
         shuffle: bool = True,
         tail: Tail = "pad",
+        class_weight: Mapping[int, float] | None = None,
+        validation_split: float = 0.0,
         **loader_options: Any,
     ) -> Any:
         """`model.fit` of Keras on all ranks, as one process would do it with the global batch.
@@ -111,10 +118,12 @@ class Job:
                 every rank, where they see the same numbers.
             shuffle: a new order each epoch.
             tail: what happens to samples that do not divide: "pad" or "drop", see ShardSampler.
+            class_weight: class -> weight of its samples; of targets that are class numbers.
+            validation_split: this part of `train`, at its end, is for the validation.
             loader_options: for DataLoader: num_workers, collate_fn, ...
 
         Returns:
-            Keras's History of the epochs of this start, the same on all ranks.
+            Keras's History of all epochs, also of earlier starts, the same on all ranks.
 
         Raises:
             ValueError: the model or the job's settings cannot be trained this way.
@@ -133,6 +142,8 @@ class Job:
             callbacks=callbacks,
             shuffle=shuffle,
             tail=tail,
+            class_weight=class_weight,
+            validation_split=validation_split,
             loader_options=loader_options,
         )
 

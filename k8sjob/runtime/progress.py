@@ -115,7 +115,7 @@ class ProgressReporter:
     def __init__(self, group: Group, reporter: Reporter, waiting: Waiting) -> None:
         self._group, self._reporter, self._waiting = group, reporter, waiting
         self._pending = torch.zeros((), dtype=sum_dtype(group.device), device=group.device)
-        self._pending_count = 0
+        self._pending_weight, self._pending_count = 0.0, 0
         self._distance = 1
         self._warm = False  # the first step also loads kernels, or compiles: no pace to go by
         self.begin(0, 1, 0, 0)
@@ -125,8 +125,8 @@ class ProgressReporter:
     ) -> None:
         """Begin an epoch, counted from 0, or continue one.
 
-        `step` of its `steps` optimizer steps are done, with `count` samples over all ranks, whose
-        losses sum up to `loss`.
+        `step` of its `steps` optimizer steps (0: not known) are done, with samples of the weight
+        `count` over all ranks, whose losses sum up to `loss`.
         """
         self._epoch, self._epochs, self._steps, self._step = epoch, epochs, steps, step
         self._total, self._count = loss, count
@@ -140,14 +140,16 @@ class ProgressReporter:
 
     @property
     def sums(self) -> tuple[float, float]:
-        """(sum of losses, samples) of the epoch so far, over all ranks; what begin() takes."""
+        """(sum of losses, of weights) of the epoch so far, over all ranks; what begin() takes."""
         return self._total, self._count
 
-    def add(self, loss: Tensor, count: int) -> None:
-        """Add a batch: its mean loss over this rank's `count` samples."""
-        if count:
-            self._pending.add_(loss, alpha=count)
-            self._pending_count += count
+    def add(self, loss: Tensor, count: int, weight: float | None = None) -> None:
+        """Add a batch of `count` samples: its mean loss over these, or over `weight` tokens."""
+        weight = count if weight is None else weight
+        self._pending_count += count
+        if weight:
+            self._pending.add_(loss, alpha=weight)
+            self._pending_weight += weight
 
     @property
     def due(self) -> bool:
@@ -161,6 +163,13 @@ class ProgressReporter:
         if due:
             self._report(grad_norm)
 
+    def finish(self) -> int:
+        """Report the end of an epoch whose length was not known; returns its steps."""
+        if self._step != self._steps:
+            self._steps = self._step
+            self._report(None)
+        return self._step
+
     def settle(self) -> None:
         """Reduce what is pending. All ranks call it at the same step."""
         self._reduce()
@@ -168,30 +177,32 @@ class ProgressReporter:
     def _mark(self, now: float) -> None:
         self._since, self._from_step = now, self._step
         self._waiting.reset()
-        self._recent, self._recent_count = 0.0, 0.0
+        self._recent, self._recent_weight, self._recent_count = 0.0, 0.0, 0.0
 
     def _reduce(self) -> list[list[float]]:
         """Add up what is pending; by rank: seconds since the mark, its own, bytes of memory."""
-        pending = float(self._pending), float(self._pending_count)  # waits for the GPU's steps
+        loss = float(self._pending)  # waits for the GPU's steps
         elapsed = time.monotonic() - self._since
         own = elapsed - self._waiting.seconds
-        rows = self._group.table([*pending, elapsed, own, peak_memory(self._group.device)])
+        numbers = [loss, self._pending_weight, self._pending_count, elapsed, own]
+        rows = self._group.table([*numbers, peak_memory(self._group.device)])
         self._pending.zero_()
-        self._pending_count = 0
-        loss, count = (sum(row[at] for row in rows) for at in (0, 1))
-        self._total, self._count = self._total + loss, self._count + count
-        self._recent, self._recent_count = self._recent + loss, self._recent_count + count
-        return [row[2:] for row in rows]
+        self._pending_weight, self._pending_count = 0.0, 0
+        loss, weight, count = (sum(row[at] for row in rows) for at in (0, 1, 2))
+        self._total, self._count = self._total + loss, self._count + weight
+        self._recent, self._recent_weight = self._recent + loss, self._recent_weight + weight
+        self._recent_count += count
+        return [row[3:] for row in rows]
 
     def _report(self, grad_norm: Tensor | None) -> None:
         elapsed, own, memory = zip(*self._reduce(), strict=True)
         seconds = max(sum(elapsed) / len(elapsed), 1e-9)
-        done = self._step - self._from_step
+        done = max(1, self._step - self._from_step)
         pace = done / seconds
         left = self._steps - self._step + (self._epochs - self._epoch - 1) * self._steps
-        loss = self._recent / self._recent_count if self._recent_count else math.nan
+        loss = self._recent / self._recent_weight if self._recent_weight else math.nan
         more: dict[str, float] = {"memory_bytes": int(max(memory))}
-        if self._warm:
+        if self._warm and self._steps >= self._step:
             more["eta_s"] = left / pace
         self._warm = True
         if len(own) > 1:

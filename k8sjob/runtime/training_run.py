@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -17,7 +17,10 @@ from k8sjob.runtime.evaluation import evaluate
 from k8sjob.runtime.keras import model as keras_model
 from k8sjob.runtime.progress import ProgressReporter
 from k8sjob.runtime.rank_context import RankContext, Stopped
+from k8sjob.runtime.recipes import end_epoch, ignores, loss_remark, make_optimizer, make_scheduler
 from k8sjob.runtime.strategies import strategy
+from k8sjob.runtime.strategies.step import scale_gradients
+from k8sjob.runtime.stream import StreamFeed, is_stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -51,7 +54,7 @@ class Run:
         loss: Callable[..., Tensor],
         optimizer: Any,
         scheduler: Any,
-        schedule_by: Literal["epoch", "step"],
+        schedule_by: str,
     ) -> None:
         """See Job.prepare."""
         config = context.config
@@ -70,26 +73,23 @@ class Run:
         if row.warning:
             context.reporter.warn(f"strategy.kind: {kind}: {row.warning}")
         prepared = strategy(kind, model, loss, context.group, options)
-        made = keras_model.adopt(optimizer, model) or _construct(
-            optimizer, prepared.model.parameters()
-        )
-        if scheduler is not None and isinstance(made, keras_model.KerasOptimizer):
-            raise ValueError(
-                "scheduler: an optimizer of Keras has its own; give it learning_rate="
-                "keras.optimizers.schedules...., or use one of torch.optim"
-            )
+        self.model, self.optimizer = prepared.model, make_optimizer(optimizer, prepared.model)
         if prepared.parts is None and config.checkpoint_format == "sharded":
             raise ValueError(
                 f"checkpoint.format: sharded, but under strategy.kind: {kind} no rank has some of"
                 " the state; leave checkpoint.format at auto"
             )
-        prepared.ready(made)
-        self.scheduler = None if scheduler is None else _construct(scheduler, made)
+        prepared.ready(self.optimizer)
+        self.scheduler = make_scheduler(scheduler, self.optimizer, schedule_by)
+        if remark := loss_remark(loss):
+            context.reporter.warn(
+                f"a step would depend on the number of ranks: the loss has {remark}"
+            )
         # From here on ranks differ: each part of the data has its own dropout masks.
         rng.seed_all(context.seed, prepared.rng_stream)
         self._context, self._strategy, self._loss = context, prepared, loss
-        self.model, self.optimizer = prepared.model, made
-        self._schedule_by = schedule_by
+        self._schedule_by, self._numbers = schedule_by, dict[str, float]()
+        self._by_samples = kind == "parameter_server" or "micro_batches" in options
         self._accumulate, self._largest_norm = options["accumulate"], options.get("clip_norm")
         self.epoch, self.steps, self.state = 0, 0, dict[str, Any]()
         self._progress = ProgressReporter(context.group, context.reporter, context.waiting)
@@ -97,6 +97,8 @@ class Run:
         self._feed: Feed | None = None
         self._position: dict[str, Any] = {"epoch": 0, "offset": 0}
         self._shard: BatchShard | None = None
+        self._weights: list[float | None] = []  # of the batches of this step
+        self._warns, self._stream_steps = True, 0
         self._begun = False
         self._saved_at: tuple[int, int] | None = None
 
@@ -161,16 +163,24 @@ class Run:
         global_batch: int | None = None,
         shuffle: bool = True,
         tail: Tail = "pad",
+        drop_last: bool = False,
+        sampler: Any = None,
+        sharded: bool = False,
         **loader_options: Any,
     ) -> Iterator[Any]:
         """This rank's batches of the epoch, on its device; once in each epoch.
 
         Args:
-            dataset: a map-style data set, the same on all ranks.
+            dataset: a map-style data set, the same on all ranks; or an iterable of samples, of
+                which each rank takes its part; or, without a size, an iterable of batches.
             batch_size: samples of one process in one batch; or
             global_batch: samples of all processes in one batch.
             shuffle: a new order each epoch.
-            tail: what happens to samples that do not divide: see data.ShardSampler.
+            tail: what happens to samples that do not divide: see data.ShardSampler; those of an
+                iterable are never repeated.
+            drop_last: tail="drop", in DataLoader's words.
+            sampler: draws the indices of an epoch, those of all ranks.
+            sharded: an iterable has only this rank's samples, and may end before the others'.
             loader_options: for DataLoader: num_workers, collate_fn, pin_memory, ...
 
         Yields:
@@ -185,8 +195,26 @@ class Run:
             )
         self._begun = True
         sizes = {"batch_size": batch_size, "global_batch": global_batch}
-        options = {"shuffle": shuffle, "tail": tail, "loader_options": loader_options}
-        feed = self._feed_for(dataset, max_ranks=self._context.max_ranks, **sizes, **options)
+        tail = "drop" if drop_last else tail
+        if is_stream(dataset):
+            if sampler is not None or "batch_sampler" in loader_options:
+                raise TypeError("a sampler draws indices, which an iterable has not: leave it out")
+            settings = {"sharded": sharded, "drops": tail == "drop"}
+            batches = self._from_stream(dataset, sizes | loader_options, **settings)
+        else:
+            options = {"shuffle": shuffle, "tail": tail, "sampler": sampler}
+            options |= {"max_ranks": self._context.max_ranks, "loader_options": loader_options}
+            batches = self._from_feed(self._feed_for(dataset, **sizes, **options))
+        for self._shard, batch in batches:
+            self._context.beat(self.steps)
+            yield move(batch, self._context.device)
+            if self._shard is not None:
+                raise RuntimeError(
+                    "a batch was not given to run.step(): call it once for each batch, on every "
+                    "rank, or the ranks wait for each other forever"
+                )
+
+    def _from_feed(self, feed: Feed) -> Iterator[tuple[BatchShard, Any]]:
         sampler = feed.sampler
         shown = f"{sampler.samples} samples, {sampler.global_batch} in a batch of all ranks"
         self._context.calls.check("run.batches", shown)
@@ -197,34 +225,66 @@ class Run:
             if opening:
                 self._between_steps()
             opening = shard.closes
-            batch = next(batches)
-            self._shard = shard
-            self._context.beat(self.steps)
-            yield move(batch, self._context.device)
-            if self._shard is not None:
-                raise RuntimeError(
-                    "a batch was not given to run.step(): call it once for each batch, on every "
-                    "rank, or the ranks wait for each other forever"
-                )
+            yield shard, next(batches)
 
-    def step(self, inputs: Any, *targets: Any) -> Tensor:
+    def _from_stream(
+        self, source: Any, options: dict[str, Any], *, sharded: bool, drops: bool
+    ) -> Iterator[tuple[BatchShard, Any]]:
+        seed = self._context.seed + self.epoch
+        options = {"pin_memory": self._context.device.type == "cuda", **options}
+        if hasattr(source, "set_epoch"):
+            source.set_epoch(self.epoch)
+        mesh = self._strategy.mesh
+        feed = StreamFeed(source, mesh, options, sharded=sharded, drops=drops, seed=seed)
+        self._context.calls.check("run.batches", f"batches of {feed.form}")
+        if self._position["offset"] and self._position.get("form") != feed.form:
+            self._restart_epoch("saved within an epoch of other data, or of other batches")
+        self._position |= {"samples": 0, "seed": self._context.seed, "form": feed.form}
+        offset = self._position["offset"]
+        self._begin_progress(self._stream_steps, -(-offset // self._accumulate))
+        normalizes = any(isinstance(module, _BatchNorm) for module in self.model.modules())
+        for window in feed.windows(offset, self._accumulate):
+            if normalizes and not all(shard.count for shard, _ in window):
+                raise ValueError(
+                    "this rank has no sample in this step, and the model has batch normalization,"
+                    ' which needs one: use tail="drop"'
+                )
+            self._between_steps()
+            yield from window
+        self._stream_steps = self._progress.finish()
+
+    def step(self, inputs: Any, *targets: Any, weight: float | Tensor | None = None) -> Tensor:
         """Train on one batch: forward, backward, and the optimizer when its window is full.
 
         Args:
             inputs: what the model takes: a tensor, a tuple of arguments or a dict of them.
             targets: what the loss takes after the model's output.
+            weight: over how much the loss is a mean, such as the batch's tokens that count; None:
+                over its samples. The batches of a step, on all ranks, are weighted by this.
 
         Returns:
             This rank's mean loss over the batch, detached, on its device.
         """
         shard = self._shard
         if shard is None:
-            raise RuntimeError("run.step() belongs inside run.batches(), once for each batch")
+            raise RuntimeError(
+                "run.step() belongs inside run.batches(), once for each batch; batches made on the"
+                " fly come from a generator: run.batches(my_batches(), sharded=True)"
+            )
         self._context.calls.note("run.step")
-        loss = self._strategy.backward(inputs, targets, scale=shard.scale, sync=shard.closes)
+        units = None if weight is None else float(weight) if shard.count else 0.0
+        self._weigh(units, targets)
+        scale = shard.scale if units is None else units
+        loss = self._strategy.backward(inputs, targets, scale=scale, sync=shard.closes)
         self._shard = None
-        self._progress.add(loss, shard.count if self._strategy.counts else 0)
+        if self._strategy.counts:
+            self._progress.add(loss, shard.count, units)
         if shard.closes:
+            if self._weights[0] is not None:
+                mesh, own = self._strategy.mesh, sum(filter(None, self._weights))
+                total = self._context.group.sums([own])[0] / mesh.model_size
+                scale_gradients(self.optimizer, mesh.data_size / total if total else 0.0)
+            self._weights.clear()
             norm = None
             if self._largest_norm is not None or self._progress.due:
                 norm = self._strategy.clip(self.optimizer, self._largest_norm)
@@ -236,6 +296,21 @@ class Run:
             self._position["offset"] = shard.end
             self._progress.step(norm)
         return loss
+
+    def _weigh(self, weight: float | None, targets: tuple[Any, ...]) -> None:
+        """Keep the weight of a batch; warn once where one is missing."""
+        self._weights.append(weight)
+        if weight is not None and self._by_samples:
+            raise ValueError("run.step(weight=) is not for this strategy.kind; use another")
+        if (weight is None) != (self._weights[0] is None):
+            raise ValueError("run.step(weight=) must be given for all batches of a step, or none")
+        looks = self._warns and weight is None and (not self.steps or self._progress.due)
+        if looks and self._context.group.world_size > 1 and ignores(self._loss, targets):
+            self._warns = False
+            self._context.reporter.warn(
+                "the loss passes over targets (ignore_index), so a step depends on the number of"
+                " ranks; write run.step(x, labels, weight=(labels != ignore_index).sum())"
+            )
 
     def evaluate(
         self,
@@ -272,7 +347,9 @@ class Run:
             between=self._point,
             **loader_options,
         )
-        return {f"{prefix}{name}": value for name, value in found.items()}
+        numbers = {f"{prefix}{name}": value for name, value in found.items()}
+        self._numbers |= {**numbers, "epoch": found["loss"]}
+        return numbers
 
     # --- between the steps ----------------------------------------------------------------------
 
@@ -295,23 +372,28 @@ class Run:
         try:
             sampler.load_state_dict({**sampler.state_dict(), **self._position, "epoch": self.epoch})
         except ValueError as error:
-            self._context.reporter.warn(f"{error}; epoch {self.epoch} starts again")
-            self._position = {"epoch": self.epoch, "offset": 0}
+            self._restart_epoch(str(error))
             sampler.load_state_dict({**sampler.state_dict(), **self._position})
         self._position |= {"samples": sampler.samples, "seed": sampler.seed}
-        loss, count = self._position.pop("loss", 0.0), self._position.pop("count", 0.0)
         steps = sampler.steps(0)
-        done = steps - sampler.steps()
-        self._progress.begin(self.epoch, self._epochs or 1, steps, done, loss=loss, count=count)
+        self._begin_progress(steps, steps - sampler.steps())
         shards = list(sampler.shards())
         if sampler.leaves_out() and any(isinstance(m, _BatchNorm) for m in self.model.modules()):
             raise ValueError(
                 f'tail="{sampler.tail}" leaves some ranks without a sample in the last step, and '
                 'the model has batch normalization, which needs one: use tail="pad" or "drop"'
             )
+        return shards
+
+    def _restart_epoch(self, reason: str) -> None:
+        self._context.reporter.warn(f"{reason}; epoch {self.epoch} starts again")
+        self._position = {"epoch": self.epoch, "offset": 0}
+
+    def _begin_progress(self, steps: int, done: int) -> None:
+        loss, count = self._position.pop("loss", 0.0), self._position.pop("count", 0.0)
+        self._progress.begin(self.epoch, self._epochs or 1, steps, done, loss=loss, count=count)
         if not self.model.training:
             self.model.train()
-        return shards
 
     def _between_steps(self) -> None:
         """The point between two steps, where a checkpoint may be saved."""
@@ -321,8 +403,9 @@ class Run:
         self._point()
 
     def _end_epoch(self) -> None:
-        if self.scheduler is not None and self._schedule_by == "epoch":
-            self.scheduler.step()
+        numbers = {"epoch": self.loss, "loss": self.loss, **self._numbers}
+        end_epoch(self.scheduler, self._schedule_by, numbers)
+        self._numbers = {}
         self._position = {"epoch": self.epoch + 1, "offset": 0}
         if self._context.config.checkpoint_every == "epoch":
             self._save()
@@ -417,11 +500,3 @@ def _kind_for(model: nn.Module, config: RuntimeConfig) -> str:
     if alien:
         raise ValueError(f"strategy.{min(alien)}: not for a Keras model ({name}); leave it out")
     return "keras"
-
-
-def _construct(recipe: Any, subject: Any) -> Any:
-    """The result of (class, arguments) or of a function for a subject."""
-    if isinstance(recipe, tuple):
-        maker, arguments = recipe
-        return maker(subject, **arguments)
-    return recipe(subject)

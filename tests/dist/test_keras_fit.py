@@ -17,6 +17,8 @@ ALIKE = {  # 100 samples in batches of 32: the last one has 4
     "clipped": {"optimizer": ["AdamW", {"learning_rate": 3e-3, "global_clipnorm": 0.5}]},
     "accumulated": {"batch": 25, "optimizer": ["Adam", {"gradient_accumulation_steps": 2}]},
     "weighted": {"weighted": True},
+    "weighted by class": {"class_weight": True},
+    "split": {"samples": 120, "fit": {"validation_split": 0.2}},
     "uneven": {"samples": 101, "batch": 26, "tail": "short"},  # the last one has 23: 12 and 11
     "a layer in two places": {"model": "shared"},
     "an unpicklable loss": {"unpicklable": True},
@@ -44,6 +46,9 @@ WRONG = {
     ),
     "a small batch": ({"batch": 1}, "global_batch=1 is below the number of ranks, 2: some would"),
     "a backup": ({"callbacks": ["backup"]}, "job.fit() saves and resumes by itself; remove it"),
+    "a generator": ({"data": "generator"}, "takes arrays, or a data set whose items are samples"),
+    "steps": ({"fit": {"steps_per_epoch": 3}}, "job.fit(steps_per_epoch=): an epoch is all of"),
+    "an epoch": ({"fit": {"initial_epoch": 1}}, "job.fit(initial_epoch=): it resumes by itself"),
     "two optimizers": ({"model": "two"}, "differs between the ranks: something other"),
 }
 
@@ -103,6 +108,11 @@ def test_dropout_differs_between_ranks_and_not_between_runs(two):
     assert two["conv again"] == two["conv"]
 
 
+def test_weights_of_classes_are_those_of_samples(two, alone):
+    for name, values in alone["weighted"]["history"].items():
+        assert two["weighted by class"]["history"][name] == pytest.approx(values, abs=TOLERANCE)
+
+
 def test_a_metric_of_ones_own_is_aggregated_as_it_says(two):
     assert two["ranked"]["history"]["ranked"] == [300 + 15 + 1] * 2
     assert two["ranked"]["history"]["val_ranked"] == [300 + 15 + 1] * 2
@@ -145,8 +155,7 @@ def test_a_fit_that_was_stopped_continues_from_the_last_epoch(run_ranks, start_r
     run_ranks(case(2), **parts)
     rest = run_ranks(case(4), **parts)
     assert rest.told("resumed")[0]["epoch"] == 2
-    tail = {name: values[2:] for name, values in whole["history"].items()}
-    assert rest.result["case"]["history"] == tail
+    assert rest.result["case"]["history"] == whole["history"]  # of all four epochs
     for what in ("marks", "states", "drawn"):
         assert rest.result["case"][what] == whole[what]
 

@@ -297,6 +297,122 @@ def test_inputs_may_be_several(settings):
         assert run.steps == 2
 
 
+class Plateau(torch.optim.lr_scheduler.ReduceLROnPlateau):
+    def step(self, metrics):
+        self.judged = [*getattr(self, "judged", []), metrics]
+        super().step(metrics)
+
+
+@pytest.mark.parametrize(
+    ("by", "settings_of", "evaluates", "number"),
+    [
+        ("epoch", {}, False, "loss"),
+        ("epoch", {}, True, "eval_loss"),
+        ("eval_accuracy", {"mode": "max"}, True, "eval_accuracy"),
+        ("loss", {}, True, "loss"),
+    ],
+)
+def test_a_plateau_is_judged_by_a_number_of_the_epoch(settings, by, settings_of, evaluates, number):
+    settings()
+    numbers = []
+    with runtime.session() as job:
+        run = prepare(job, scheduler=(Plateau, settings_of), schedule_by=by)
+        for _ in run.epochs(2):
+            for batch in run.batches(data(), batch_size=10):
+                run.step(*batch)
+            results = run.evaluate(data()) if evaluates else {}
+            numbers.append({**results, "loss": run.loss}[number])
+    assert run.scheduler.judged == numbers
+
+
+def test_what_tutorials_pass_is_taken(settings, told):
+    settings()
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    with runtime.session() as job:
+        run = prepare(job, model, optimizer=optimizer, scheduler=schedule)
+        loop(run, epochs=2, drop_last=True, batch_size=12)
+    assert (run.optimizer, run.scheduler, run.steps) == (optimizer, schedule, 6)
+    assert schedule.get_last_lr() == [0.025]
+    assert not told("warning")
+
+
+ALIEN = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+PLATEAU = torch.optim.lr_scheduler.ReduceLROnPlateau
+
+
+@pytest.mark.parametrize(
+    ("recipe", "error", "message"),
+    [
+        ({"optimizer": ALIEN}, ValueError, r"give optimizer=\(torch.optim.SGD, \{...\}\)"),
+        ({"optimizer": [SGD, SGD]}, TypeError, "for several, as of a GAN, write your own loop"),
+        ({"optimizer": (torch.optim.SGD, 0.1)}, TypeError, r"give \(class, \{arguments\}\)"),
+        ({"optimizer": torch.optim.LBFGS}, ValueError, "LBFGS needs the loss several times"),
+        ({"scheduler": (PLATEAU, {}), "schedule_by": "step"}, ValueError, "a name of run.evaluate"),
+        ({"scheduler": (PLATEAU, {"mode": "max"})}, ValueError, "eval_accuracy"),
+        ({"scheduler": (PLATEAU, {}), "schedule_by": "f1"}, ValueError, "has only epoch, loss"),
+    ],
+)
+def test_a_recipe_that_cannot_work_is_refused(settings, recipe, error, message):
+    settings()
+    with runtime.session() as job, pytest.raises(error, match=message):
+        loop(prepare(job, **recipe))
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (nn.CrossEntropyLoss(reduction="sum"), 'reduction="sum"'),
+        (partial(functional.cross_entropy, reduction="sum"), 'reduction="sum"'),
+        (lambda o, t: functional.cross_entropy(o, t, reduction="sum"), 'reduction="sum"'),
+        (lambda o, t: functional.cross_entropy(o, t, reduction="mean"), ""),
+        (nn.CrossEntropyLoss(weight=torch.ones(2)), "weight=class_weights"),
+        (nn.CrossEntropyLoss(), ""),
+    ],
+)
+def test_a_loss_that_depends_on_the_ranks_is_told(settings, told, loss, message):
+    settings()
+    with runtime.session() as job:
+        prepare(job, loss=loss)
+    warnings = [each["message"] for each in told("warning")]
+    assert message in warnings[0] if message else not warnings
+
+
+@pytest.mark.parametrize("weight", [None, 3])
+def test_a_stream_resumes_within_an_epoch(settings, tmp_path, weight):
+    def train(stop_after):
+        with runtime.session() as job:
+            run = prepare(job)
+            for _ in run.epochs(2):
+                for batch in run.batches(iter(data()), global_batch=10):
+                    run.step(*batch, weight=weight)
+                    if run.steps == stop_after:
+                        os.kill(os.getpid(), signal.SIGTERM)
+        return run
+
+    settings(checkpoint_dir=str(tmp_path / "saves"))
+    with pytest.raises(SystemExit):
+        train(6)
+    resumed = train(0)
+    settings(checkpoint_dir=str(tmp_path / "other"))
+    undisturbed = train(0)
+    assert resumed.steps == undisturbed.steps == 8
+    assert torch.equal(resumed.model.weight, undisturbed.model.weight)
+    assert resumed.loss == pytest.approx(undisturbed.loss, rel=1e-6)
+
+
+def test_a_stream_tells_where_its_epochs_end(settings, told):
+    settings()
+    with runtime.session() as job:
+        run = prepare(job)
+        for _ in run.epochs(2):
+            for batch in run.batches(iter(data()), batch_size=10):
+                run.step(*batch)
+    ends = [(e["epoch"], e["step"]) for e in told("progress") if "epoch_loss" in e]
+    assert ends == [(0, 4), (1, 4)]
+
+
 def two_loops(run):
     next(run.epochs(1))
     next(run.epochs(1))
@@ -305,7 +421,11 @@ def two_loops(run):
 @pytest.mark.parametrize(
     ("misuse", "error", "message"),
     [
-        (lambda run: run.step(torch.ones(1, 4), torch.ones(1)), RuntimeError, "inside run.batches"),
+        (
+            lambda run: run.step(torch.ones(1, 4), torch.ones(1)),
+            RuntimeError,
+            r"run.batches\(my_batches\(\), sharded=True\)",
+        ),
         (lambda run: next(run.batches(data(), batch_size=1)), RuntimeError, "inside `for epoch"),
         (lambda run: next(run.epochs(0)), ValueError, "at least one"),
         (partial(loop, steps=0), RuntimeError, "was not given to run.step"),
@@ -319,6 +439,16 @@ def two_loops(run):
         ),
         (partial(loop, sets=2), RuntimeError, "called before in epoch 0"),
         (partial(loop, dataset=[]), ValueError, "is empty"),
+        (
+            partial(loop, dataset=torch.utils.data.DataLoader(data())),
+            TypeError,
+            "give it loader.dataset",
+        ),
+        (
+            partial(loop, sampler=torch.utils.data.BatchSampler(range(9), 3, drop_last=False)),
+            TypeError,
+            "it must draw single indices",
+        ),
     ],
 )
 def test_misuse_is_reported(settings, misuse, error, message):

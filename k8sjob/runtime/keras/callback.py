@@ -103,6 +103,7 @@ class JobCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
 
     Attributes:
         asks: whether another one looks at batches.
+        history: Keras's, of all epochs, also of earlier starts.
     """
 
     def __init__(
@@ -128,6 +129,8 @@ class JobCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
         self._progress = ProgressReporter(context.group, context.reporter, context.waiting)
         self.asks = any(_looks_at_batches(other) for other in others)
         self._steps = saved.step if saved else 0
+        earlier = saved.state.get("history", {}) if saved else {}
+        self.history: dict[str, list[Any]] = {name: list(earlier[name]) for name in earlier}
         self._shards: list[BatchShard] = []
         self._seen, self._reported, self._sum = 0, 0, 0.0
 
@@ -178,6 +181,9 @@ class JobCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
         self._placement.check()
         numbers = {name: value for name, value in (logs or {}).items() if isinstance(value, float)}
         self._context.log(epoch=epoch + 1, **numbers)
+        for name, value in (logs or {}).items():
+            plain = value.item() if hasattr(value, "item") else value
+            self.history.setdefault(name, []).append(plain)
         self._save(epoch + 1)
 
     # --- evaluation -----------------------------------------------------------------------------
@@ -227,7 +233,7 @@ class JobCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
         checkpointer.save(
             KIND,
             self._steps,
-            {"epoch": epoch},
+            {"epoch": epoch, "history": self.history},
             whole=lambda: model_state.whole(parts, keep=self._context.is_main),
             parts=lambda: parts,
             sharded=self._placement.sharded,

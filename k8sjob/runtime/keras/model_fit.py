@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import keras
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 from k8sjob import strategies
 from k8sjob.contract import EventKind
@@ -48,10 +48,21 @@ def fit(
     callbacks: Sequence[Any],
     shuffle: bool,
     tail: Tail,
+    class_weight: Mapping[int, float] | None,
+    validation_split: float,
     loader_options: Mapping[str, Any],
 ) -> Any:
     """See Job.fit; `sizes` are its batch_size and global_batch."""
     _check(context, model, callbacks)
+    for name in sorted(_INSTEAD.keys() & loader_options.keys()):
+        raise TypeError(f"job.fit({name}=): {_INSTEAD[name]}")
+    train = _dataset(train)
+    if validation_split:
+        first = int(len(train) * (1 - validation_split))  # as Keras rounds
+        validation = Subset(train, range(first, len(train)))
+        train = Subset(train, range(first))
+    if class_weight:
+        train = _Weighted(train, class_weight)
     placement = _placement(context, model)
     settings = {
         **sizes,
@@ -61,7 +72,7 @@ def fit(
         "loader_options": loader_options,
     }
     feed = Feed(
-        _dataset(train),
+        train,
         settings,
         rank=placement.mesh.data_rank,
         world_size=placement.mesh.data_size,
@@ -101,6 +112,8 @@ def fit(
         context.end()
     finally:
         context.pause()  # a save is not waited for: of a rank that is lost nothing comes
+    history.epoch, history.history = list(range(epochs)), callback.history
+    history.epoch = history.epoch[: max(map(len, callback.history.values()), default=0)]
     return history
 
 
@@ -126,10 +139,44 @@ def _resume(context: RankContext, saved: Any, epochs: int) -> int:
     return epoch
 
 
+_INSTEAD: Final = {
+    "initial_epoch": "it resumes by itself, from checkpoint.dir; leave it out",
+    "sample_weight": "make it the third part of the data: train=(x, y, sample_weight)",
+    "steps_per_epoch": "an epoch is all of `train`; for less, give torch.utils.data.Subset",
+    "validation_data": "it is called validation",
+    "validation_freq": "it validates after each epoch; leave it out",
+    "validation_steps": "it validates with all samples; leave it out",
+    "validation_batch_size": "it has no effect on the result; leave it out",
+    "verbose": "progress is reported by itself; leave it out",
+}
+"""Arguments of Keras's fit that job.fit does not have, and what to write."""
+
+
+class _Weighted(Dataset[Any]):
+    """A data set of (inputs, targets) with the weights of the targets' classes."""
+
+    def __init__(self, data: Any, weights: Mapping[int, float]) -> None:
+        self._data, self._weights = data, weights
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, index: int) -> Any:
+        inputs, target = self._data[index]
+        return inputs, target, torch.tensor(self._weights.get(int(target), 1.0))
+
+
 def _dataset(data: Any) -> Any:
     """A map-style data set; arrays become one."""
     if isinstance(data, tuple | list) and all(hasattr(part, "shape") for part in data):
         return TensorDataset(*(torch.as_tensor(part) for part in data))
+    batches = isinstance(data, keras.utils.PyDataset)
+    if batches or not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+        raise TypeError(
+            f"job.fit() takes arrays, or a data set whose items are samples, not a"
+            f" {type(data).__name__}; give (x, y), such as numpy.stack of all samples, or write"
+            " your own loop: job.prepare and run.batches take iterables"
+        )
     return data
 
 

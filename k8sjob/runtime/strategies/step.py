@@ -92,7 +92,8 @@ def forward_backward(
     with autocast(next(model.parameters()).device, bf16=bf16):
         value = mean_loss(loss, call(model, inputs), targets)
     between()
-    scaled = value if scale == 1.0 else value * scale
+    # A mean over no tokens is nan, which times 0 would still be nan.
+    scaled = value if scale == 1.0 else (value * scale if scale else value.nan_to_num() * 0.0)
     scaled.backward()  # type: ignore[no-untyped-call]  # torch leaves it so
     return value.detach()
 
@@ -159,6 +160,14 @@ def synchronize(model: nn.Module, mesh: Mesh) -> None:
 def local(tensor: Tensor) -> Tensor:
     """This rank's part of a tensor that may be distributed."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def scale_gradients(optimizer: Optimizer, factor: float) -> None:
+    """Multiply all gradients, which are synchronised already, by a number."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                local(parameter.grad).mul_(factor)
 
 
 def clip_gradients(

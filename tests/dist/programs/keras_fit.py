@@ -21,6 +21,9 @@ OPTIONS = {
     "batch": 32,
     "tail": "pad",
     "weighted": False,
+    "class_weight": False,  # the same weights as those of "weighted"
+    "fit": {},  # more of job.fit
+    "data": "arrays",
     "callbacks": [],
     "folder": None,
     "ranked": False,
@@ -147,6 +150,11 @@ def train(job, case):
     data = (images[first], labels[first])
     if case["weighted"]:
         data += ((labels[first] % 3 + 0.5).astype("float32"),)
+    more = dict(case["fit"])
+    if case["class_weight"]:
+        more["class_weight"] = {label: label % 3 + 0.5 for label in range(10)}
+    if case["data"] == "generator":
+        data = (pair for pair in zip(*data, strict=True))
     history = job.fit(
         model,
         data,
@@ -155,6 +163,7 @@ def train(job, case):
         validation=(images[count], labels[count]),
         callbacks=[callback(name, case["folder"], model) for name in case["callbacks"]],
         tail=case["tail"],
+        **more,
     )
     marks = job.gather(torch.tensor(mark(variable.value for variable in model.weights)))
     state = mark(variable.value for variable in model.optimizer.variables)
