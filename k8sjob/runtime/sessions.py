@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -273,6 +274,16 @@ def _check_keras(config: RuntimeConfig) -> None:
     """Refuse a missing library before the others wait for this rank."""
     if config.strategy != "keras_mesh":
         return
+    if find_spec("triton") is not None and "triton" not in sys.modules:
+        # Both bring LLVM: the process aborts where triton comes after TensorFlow, which Keras
+        # imports when it saves a model.
+        if "tensorflow" in sys.modules:
+            raise EnvError(
+                "tensorflow was imported before triton, which torch needs later, and the process"
+                " would abort then; write `import triton` above `import tensorflow`"
+            )
+        if find_spec("tensorflow") is not None:
+            import_module("triton")
     if find_spec("keras") is None:
         raise EnvError(
             "Keras is not installed; install keras >= 3.11, or use another strategy.kind"

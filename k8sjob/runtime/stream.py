@@ -123,7 +123,7 @@ class StreamFeed:
             if not done and not min(lengths):
                 raise RuntimeError(
                     f"run.batches() got no sample for share {lengths.index(0)} of {len(rows)}: use"
-                    " fewer ranks; a generator has only one pass, make it anew in each epoch"
+                    " fewer ranks; a generator has only one pass, make it again in each epoch"
                 )
             count = min(lengths) if self._drops else max(lengths)
             if not count:

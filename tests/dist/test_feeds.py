@@ -25,7 +25,7 @@ ALIKE = {
 }
 WRONG = {
     "apart": ({"feed": "apart"}, "reads other data than share 0.*sharded=True"),
-    "used up": ({"feed": "used up"}, "only one pass, make it anew in each epoch"),
+    "used up": ({"feed": "used up"}, "only one pass, make it again in each epoch"),
 }
 
 

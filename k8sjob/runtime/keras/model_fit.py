@@ -58,9 +58,8 @@ def fit(
         raise TypeError(f"job.fit({name}=): {_INSTEAD[name]}")
     train = _dataset(train)
     if validation_split:
-        first = int(len(train) * (1 - validation_split))  # as Keras rounds
-        validation = Subset(train, range(first, len(train)))
-        train = Subset(train, range(first))
+        cut = int(len(train) * (1 - validation_split))  # as Keras rounds
+        train, validation = Subset(train, range(cut)), Subset(train, range(cut, len(train)))
     if class_weight:
         train = _Weighted(train, class_weight)
     placement = _placement(context, model)
@@ -100,7 +99,7 @@ def fit(
     context.begin()
     try:
         with placement.fitting(callback.due):
-            history = model.fit(
+            history: Any = model.fit(
                 feed.loader(list(feed.sampler.shards())),
                 epochs=epochs,
                 initial_epoch=_resume(context, saved, epochs),
@@ -112,8 +111,8 @@ def fit(
         context.end()
     finally:
         context.pause()  # a save is not waited for: of a rank that is lost nothing comes
-    history.epoch, history.history = list(range(epochs)), callback.history
-    history.epoch = history.epoch[: max(map(len, callback.history.values()), default=0)]
+    history.history = callback.history
+    history.epoch = list(range(len(callback.history.get("loss", ()))))
     return history
 
 
