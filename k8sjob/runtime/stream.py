@@ -1,8 +1,8 @@
 """Batches of a stream: of an IterableDataset, of a generator of samples, or of one of batches.
 
 Nobody knows a stream's length, and no rank may wait for one that has ended. So before each step the
-ranks tell each other how many samples they have, and go on until all have ended; one that has none
-computes with its last batch, at weight 0.
+ranks tell each other how many samples they have, and continue until all have ended; one that has
+none computes with its last batch, at weight 0.
 """
 
 from __future__ import annotations
