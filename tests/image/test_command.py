@@ -16,7 +16,7 @@ def test_only_the_reference_is_on_stdout(push, registry, base_image, write_job, 
     base = base_image(registry, "command/base:1")
     job = write_job(f"{registry.host}/command/app", base)
     (code / ".env").write_text("x")
-    (code / "conf.txt").write_text("-----BEGIN PRIV" + "ATE KEY-----\n")
+    (code / "conf.txt").write_text("-----BEGIN PRIV" + "ATE KEY-----\nMIIEvQIBADANBgkqhkiG9w0B\n")
     would = push(job, "--dry-run")
     assert re.search(r"would send \d+ kB", would.stderr)
     assert "of the base unless the registry mounts them" in would.stderr

@@ -101,7 +101,7 @@ def test_a_job_in_a_cell_is_one_card_that_is_drawn_again_and_a_result(cells):
     assert "&lt;img src=x onerror=alert(2)&gt; red" in shown[0]
     assert "&lt;script&gt;alert(1)&lt;/script&gt; déjà 한글" in shown[1]
     assert "nan" in shown[1]
-    assert "Succeeded 4" in written(last)
+    assert "Succeeded 3" in written(last)
 
 
 def test_a_job_that_fails_shows_its_cause_and_the_line_of_the_cell(cells):

@@ -13,7 +13,7 @@ PYPROJECT = Path(__file__).resolve().parents[3] / "pyproject.toml"
 def test_the_ranges_are_those_of_the_package():
     extras = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
     assert extras["cluster"][:1] == [f"kubernetes>={CLIENTS.start},<{CLIENTS.stop}"]
-    assert extras["run"] == [f"torch>={'.'.join(map(str, OLDEST_TORCH))}"]
+    assert extras["run"][:1] == [f"torch>={'.'.join(map(str, OLDEST_TORCH))}"]
 
 
 def test_this_machine():
