@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass
 from functools import wraps
@@ -116,11 +117,13 @@ class JobCommand(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            if not any(word.endswith((".py", ".ipynb")) for word in words):
+            name = error.option_name
+            pattern = re.compile(re.escape(name) + ("" if len(name) == 2 else "(=|$)"))
+            at = next((at for at, word in enumerate(words) if pattern.match(word)), 0)
+            if not any(word.endswith((".py", ".ipynb")) for word in words[:at]):
                 raise
-            at = next(at for at, word in enumerate(words) if word.startswith(error.option_name))
-            line = f"{ctx.command_path} {shlex.join([*words[:at], '--', *words[at:]])}"
-            message = f"no such option {error.option_name}; if it is the script's: {line}"
+            line = shlex.join([*words[:at], "--", *words[at:], *ctx.meta.get(_ARGS, ())])
+            message = f"no such option {name}; if it is the script's: {ctx.command_path} {line}"
             raise click.UsageError(message, ctx) from None
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:

@@ -99,7 +99,12 @@ def test_hints_for_a_script_in_the_place_of_a_job(k8sjob, tmp_path):
     done = k8sjob("run", tmp_path / "train.py", "--workers", "1", "--lr", "0.1")
     assert done.code == 2
     assert f"k8sjob run {tmp_path}/train.py --workers 1 -- --lr 0.1" in done.err
-    assert "did you mean" in k8sjob("run", tmp_path / "job.yaml", "--freshh").err.lower()
+    again = k8sjob("run", tmp_path / "a.py", "--output=json", "--out", "b", "--", "c")
+    assert f"k8sjob run {tmp_path}/a.py --output=json -- --out b c\n" in again.err
+    for options in (["a.py", "-qx"], ["--freshh", "a.py"], ["job.yaml", "--freshh"]):
+        done = k8sjob("run", *options)
+        assert (done.code, " -- " in done.err) == (2, False)
+    assert "did you mean" in done.err.lower()
     hints = {"a.ipynb": "k8sjob init --from", "a.sh": "[sh, a.sh]", "a.k8sjob": "why read"}
     for name, hint in hints.items():
         (tmp_path / name).write_bytes(b"PK\3\4\xff\xff")
