@@ -13,6 +13,7 @@ from k8sjob.kube.client.transport import ApiError
 from k8sjob.observe.diagnose import diagnose
 
 WAITS = json.loads(Path(__file__).with_name("recorded").joinpath("gang-queue.json").read_text())
+LOOK = "kubectl describe queues.scheduling.volcano.sh "
 QUOTA = "queue resource quota insufficient: insufficient nvidia.com/gpu"
 
 
@@ -58,6 +59,17 @@ def test_what_volcano_says_of_the_queue_comes_before_what_it_says_of_the_gang():
     assert QUOTA in finding.message
 
 
+def test_a_pod_group_of_the_coscheduling_plugin_has_no_queue():
+    [finding] = why(lambda group, _: group.update(apiVersion="scheduling.x-k8s.io/v1alpha1"))
+    assert "waits, for" in finding.message
+    assert "queue" not in finding.next_step
+
+
+def test_the_next_step_has_the_queue_as_one_word_and_the_field_of_a_manifest():
+    [finding] = why(lambda group, _: group["spec"].update(queue="a; reboot"))
+    assert finding.next_step.endswith(" change schedulingPolicy.queue; " + LOOK + "'a; reboot'")
+
+
 def test_an_admitted_pod_group_is_no_cause():
     admitted = why(lambda group, _: group["status"].update(phase="Inqueue"), events=())
     assert [finding.cause for finding in admitted] == ["operator-silent"]
@@ -86,6 +98,10 @@ def test_pod_groups_are_asked_for_and_what_cannot_be_read_is_left_out(code):
     nothing = Cluster({}, code)
     assert not [one for one in related(nothing, job) if "PodGroup" in json.dumps(one)]
     assert not any("queues" in path and "volcano" in path for path in nothing.asked)
+    label = "scheduling.x-k8s.io/pod-group"
+    pods = [{"metadata": {"name": f"p-{n}", "labels": {label: f"g-{n}"}}} for n in range(99)]
+    related(nothing := Cluster({}, code), Snapshot(WAITS["job"], pods))
+    assert sum("podgroups" in path for path in nothing.asked) < 10
     plain = copy.deepcopy(WAITS["job"])
     del plain["spec"]["runPolicy"]["schedulingPolicy"]
     related(nothing := Cluster({}, code), Snapshot(plain))

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 MAX_NODES: Final = 16
 """How many nodes are looked up by name: of larger jobs the first ones."""
+_MAX_GROUPS: Final = 3
+"""How many PodGroups are; Volcano makes one of each Job in a set."""
 _DIAGNOSED: Final = frozenset({"claim", "secret", "pull secret", "config map"})
 """The references of a job that its diagnosis needs."""
 _VOLCANO: Final = "scheduling.volcano.sh/v1beta1"
@@ -138,7 +140,7 @@ def _gang(transport: Transport, snapshot: Snapshot) -> list[Json]:
     if target_of(job.raw).gang(job.raw) is not None:
         names.add(job.name)
     lookups = []
-    for name in sorted(names - _NO_NAMES):
+    for name in sorted(names - _NO_NAMES)[:_MAX_GROUPS]:
         about = {"fieldSelector": f"involvedObject.kind=PodGroup,involvedObject.name={name}"}
         lookups += [
             _Lookup("podgroups", job.namespace, name, api_version=_VOLCANO),

@@ -7,6 +7,7 @@ admitted the PodGroup to its queue, so the operator is silent until then.
 from __future__ import annotations
 
 import re
+import shlex
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
@@ -49,7 +50,8 @@ def _explained(facts: Facts, group: Object) -> Diagnosis:
     queue, size = str(group.spec.get("queue") or "default"), group.spec.get("minMember")
     queues = {Object(item).name: Object(item) for item in facts.of_kind("Queue")}
     room = queues.get(queue, Object({}))
-    step = f"change gang.queue in the job; kubectl describe queues.scheduling.volcano.sh {queue}"
+    look = f"kubectl describe queues.scheduling.volcano.sh {shlex.quote(queue)}"
+    step = f"change gang.queue in the job; {look}"
     needs, most = amounts(group.spec.get("minResources")), amounts(room.spec.get("capability"))
     limited = sorted(needs.keys() & most.keys())
     short = [name for name in limited if needs[name] > most[name]]
@@ -75,8 +77,10 @@ def _explained(facts: Facts, group: Object) -> Diagnosis:
     of_queue = [message for message in said if not OF_GANG.search(message)]  # these say more
     reason = one_line(next(filter(None, (*reversed(of_queue), *reversed(said))), ""))
     since = moment(group.created)
-    message = f"its PodGroup of {size} pods waits in the queue {queue!r}"
+    has_queue = str(group.raw.get("apiVersion")).startswith("scheduling.volcano.sh/")
+    message = f"its PodGroup of {size} pods waits"
+    message += f" in the queue {queue!r}" if has_queue else ""
     message += f", for {age(since, facts.now)}" if since else ""
     message += ": " * bool(reason or table) + "; ".join(filter(None, (reason, table)))
-    start = "all of its pods start together when others end; earlier with fewer replicas, or"
-    return Diagnosis(Cause.QUEUED, message, f"{start} {step}")
+    start = "all of its pods start together when others end; earlier with fewer replicas"
+    return Diagnosis(Cause.QUEUED, message, f"{start}, or {step}" if has_queue else start)
