@@ -1,6 +1,7 @@
 """One table: the doctor asks for it, manifests/rbac grants it, the reference shows it."""
 
 import re
+from itertools import chain, product
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,21 @@ RBAC = ROOT / "manifests/rbac"
 @pytest.mark.parametrize("grant", Grant)
 def test_the_manifest_grants_the_table(grant):
     assert yaml.safe_load((RBAC / f"{grant}.yaml").read_text()) == role(grant)
+
+
+def test_the_collector_has_the_rights_of_all_who_look():
+    objects = yaml.safe_load_all((ROOT / "manifests/collector/collector.yaml").read_text())
+    shipped = next(item for item in objects if item["kind"] == "ClusterRole")
+    lookers = [role(grant) for grant in (Grant.VIEWER, Grant.CLUSTER_VIEWER, Grant.CAPACITY)]
+    rights, expected = (
+        {
+            right
+            for rule in chain.from_iterable(one["rules"] for one in roles)
+            for right in product(rule["apiGroups"], rule["resources"], rule["verbs"])
+        }
+        for roles in ([shipped], lookers)
+    )
+    assert rights == expected
 
 
 def test_the_binding_is_an_example_of_what_the_doctor_asks_for():
