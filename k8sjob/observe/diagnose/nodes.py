@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -54,15 +55,16 @@ def displaced(facts: Facts) -> dict[str, Explanation]:
     """The newest reason why each replica left its node."""
     left: dict[str, Explanation] = {}
     present = (found for pod in facts.pods if (found := _displaced(pod)))
-    every = [*_displaced_before(facts), *present]
-    for one in every:
+    moments: defaultdict[tuple[str, Cause], list[datetime]] = defaultdict(list)
+    for one in (*_displaced_before(facts), *present):
+        if one.at:
+            moments[one.replica, one.cause].append(one.at)
         if one.replica not in left or _time(left[one.replica]) <= _time(one):
             left[one.replica] = replace(one, over=facts.runs_again(one.replica))
-    for replica, one in left.items():
-        moments = [x.at for x in every if x.at and (x.replica, x.cause) == (replica, one.cause)]
-        if len(moments) > 1:
-            since = age(min(moments), facts.now)
-            left[replica] = replace(one, what=f"{one.what}, {len(moments)} times in {since}")
+    for replica, newest in left.items():
+        if len(times := moments[replica, newest.cause]) > 1:
+            since = age(min(times), facts.now)
+            left[replica] = replace(newest, what=f"{newest.what}, {len(times)} times in {since}")
     return left
 
 
