@@ -211,9 +211,11 @@ def _or_earlier(
             yield from lines
             return
         gaps.append(line)
-    with suppress(BackendError):
-        yield from before.logs(JobRef("", ""), replica) if before else ()
-    yield from gaps
+    last = None
+    with suppress(K8sJobError):  # it may lack this output, or be damaged
+        for last in before.logs(JobRef("", ""), replica) if before else ():
+            yield last
+    yield from () if last and last.gap else gaps  # else each record would add them again
 
 
 def _encoded(line: LogLine) -> list[Any]:

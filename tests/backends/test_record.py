@@ -8,6 +8,7 @@ import zipfile
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -392,7 +393,7 @@ class TestRecordsThatAreKept:
             records.drop_message("one")
             assert records.messages() == {}
 
-    def test_output_of_a_pod_that_is_gone_stays_from_the_record_before(self):
+    def test_output_of_a_pod_that_is_gone_stays_from_the_record_before(self, monkeypatch):
         """At the backoff limit the operator deletes the Pods, and their output goes with them."""
         seen, ref = recorded("leftover"), JobRef("digits", "team", "12345678")
         name, *_ = replica_names(seen["job"])
@@ -403,10 +404,13 @@ class TestRecordsThatAreKept:
         for _ in range(2):
             Records().keep(Seen(seen, [lost]), ref)
             kept = [line.text for line in Records().open(ref).logs(ref, name)]
-            assert kept[0] == "ValueError: bad shard"
+            assert kept == ["ValueError: bad shard", "the pod is gone"]
         Records().keep(Seen(seen, [lost, LogLine(name, 1, STAMP, "epoch 2")]), ref)
         kept = [line.text for line in Records().open(ref).logs(ref, name)]
         assert kept == ["the pod is gone", "epoch 2"]
+        damaged = K8sJobError("damaged")
+        monkeypatch.setattr(RecordBackend, "_lines", Mock(side_effect=damaged))
+        Records().keep(Seen(seen, [lost]), ref)
 
     def test_of_a_large_job_the_output_of_what_failed_is_kept(self, monkeypatch):
         monkeypatch.setattr("k8sjob.backends.record._KEPT_REPLICAS", 1)
