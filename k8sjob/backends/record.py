@@ -116,7 +116,9 @@ def write_record(
         replicas: Sequence[str] = replica_names(snapshot.job)
         if brief:
             failed = [replica_of(pod) for pod in snapshot.pods if Pod(pod).phase == "Failed"]
-            replicas = list(dict.fromkeys([*failed, *replicas]))[:_KEPT_REPLICAS]
+            # What an earlier record has may be gone from the cluster: the output of failed Pods.
+            before_gone = before.with_output if before else ()
+            replicas = list(dict.fromkeys([*failed, *before_gone, *replicas]))[:_KEPT_REPLICAS]
         most = _KEPT_OUTPUT if brief else _MOST_OUTPUT
         for replica in replicas:
             with archive.open(f"logs/{replica}", "w", force_zip64=True) as out:
@@ -433,6 +435,13 @@ class RecordBackend:
             f"{self.path} cannot be read as a record of a job: {part}{detail}; copy it again, or"
             " write another one with `k8sjob archive NAME`"
         )
+
+    @property
+    def with_output(self) -> list[str]:
+        """The replicas whose output it has, in their order."""
+        with self._opened() as archive:
+            names = [name for name in archive.namelist() if archive.getinfo(name).file_size]
+        return [name.removeprefix("logs/") for name in names if name.startswith("logs/")]
 
     def find(self, name: str) -> JobRef:
         """The job that the record is of, whatever its name."""

@@ -229,12 +229,12 @@ def usage(
     What was before `since` is left out; for `related` see last_suspension.
     """
     job, status = snapshot.job, job_status(snapshot)
-    now = (status.finished or snapshot.at or datetime.now(UTC)).timestamp()
+    now = (status.finished or snapshot.now).timestamp()
     created = status.created.timestamp() if status.created else now
     begin = max(created, since.timestamp()) if since else created
     sessions = list(_sessions(lines))
     spans = list(_spans(sessions, now, ended=status.state.finished))
-    present = max((snapshot.at or datetime.now(UTC)).timestamp(), now)
+    present = max(snapshot.now.timestamp(), now)
     starts = [(session.begin, session.end) for session in sessions]
     times = job_times(snapshot, status, last_suspension(snapshot, related), starts, present)
     device, held_by = _devices(snapshot)

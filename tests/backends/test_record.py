@@ -427,3 +427,7 @@ class TestRecordsThatAreKept:
         with pytest.raises(BackendError, match=f"has no output of {names[0]}"):
             list(record.logs(None, names[0]))
         assert list(last_lines(record, record.snapshot(None))) == [names[-1]]
+        # Its Pod is gone, and so is what made it one of the few.
+        seen["pods"].pop()
+        Records().keep(Seen(seen, lines[:-1]), JobRef("large", "team", "12345678"))
+        assert list(RecordBackend(Records().find("large")).logs(None, names[-1]))

@@ -75,6 +75,9 @@ def test_the_newest_gone_pod_of_a_replica_counts_and_one_that_is_there_does_not(
     for event in (events := [*told(SCHEDULED, PULL), *healthy]):
         event["involvedObject"]["name"] = "job-worker-0"
     assert why(snapshot(LIMIT, events=events))[0].cause == "restart-limit"
+    for event in (events := list(told(SCHEDULED, PULL))):  # of an earlier job of this name
+        event["lastTimestamp"] = "2025-12-31T23:59:00Z"
+    assert why(snapshot(LIMIT, events=events))[0].cause == "restart-limit"
     other = about_job("Error", "Error pod job-master-0 container pytorch exitCode: 1 terminated")
     assert why(snapshot(LIMIT, events=[other]))[0].cause == "restart-limit"
 

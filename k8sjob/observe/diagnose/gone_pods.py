@@ -33,7 +33,9 @@ def with_gone_pods(facts: Facts) -> Facts | None:
     by_uid: defaultdict[tuple[str, str], list[Json]] = defaultdict(list)
     for event in facts.snapshot.events:
         subject = Object(event).part("involvedObject")
-        if subject.get("kind") == "Pod":
+        # An earlier job of the same name may have had Pods of the same names.
+        older = facts.status.created and event_time(event) < facts.status.created
+        if subject.get("kind") == "Pod" and not older:
             by_uid[subject.get("name", ""), subject.get("uid", "")].append(event)
     for (name, uid), events in by_uid.items():  # the newest Pod of a replica has the last Events
         replica = facts.target.replica_named(facts.job.raw, name)
