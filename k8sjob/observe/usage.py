@@ -13,7 +13,6 @@ import statistics
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from enum import StrEnum
 from functools import cache
 from itertools import pairwise
@@ -33,6 +32,7 @@ from k8sjob.targets.jobs import pod_specs, replica_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from datetime import datetime
 
     from k8sjob.backends.api import Backend, LogLine, Snapshot
     from k8sjob.kube.objects import Json
