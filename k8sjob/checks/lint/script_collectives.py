@@ -8,11 +8,12 @@ comes to and the other does not is found, unless the other comes to the same one
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.checks.lint.script_code import constant, keyword
+from k8sjob.checks.lint.script_code import keyword
 from k8sjob.checks.lint.script_facts import MAKES_GROUP
 from k8sjob.checks.lint.script_modules import Function
 from k8sjob.checks.lint.script_ranks import RANKS
@@ -256,10 +257,11 @@ def _group_differs_by_rank(script: Script) -> Iterator[Hit]:
         alone = isinstance(ranks, ast.List) and len(ranks.elts) == 1
         if call in lonely or alone or keyword(call, "use_local_synchronization"):
             continue
+        guards = [guard for guard in script.guards(call) if _selects(script, guard.test)]
         if ranks is not None and script.ranks.made_of_rank(ranks):
             seen = f"`{ast.unparse(ranks)}` is another list on other ranks"
-        elif guard := _selecting(script, call):
-            seen = f"only the ranks come here that `{ast.unparse(guard)}` selects"
+        elif guards and not any(_meets(script, guards[0], call, twin) for twin in calls):
+            seen = f"only the ranks come here that `{ast.unparse(guards[0].test)}` selects"
         else:
             continue
         yield script.at(
@@ -270,43 +272,44 @@ def _group_differs_by_rank(script: Script) -> Iterator[Hit]:
         )
 
 
-def _selecting(script: Script, call: ast.Call) -> ast.expr | None:
-    """The condition on a call that holds on some ranks, perhaps on both rank 0 and rank 1."""
-    for guard in script.guards(call):
-        match guard.test:
-            case ast.Compare(left=left, ops=[op], comparators=[right]) if script.ranks.reads(left):
-                bound = constant(right)  # `rank >= 0` and `rank != -1` ask whether there is a group
-                listed = len(right.elts) if isinstance(right, ast.List | ast.Tuple) else 0
-                of_list = isinstance(op, ast.In | ast.NotIn)
-                if of_list and not (listed and listed == script.setting.processes):
-                    return guard.test
-                if isinstance(bound, int) and bound > 0:
-                    return guard.test
-            case _:
-                pass
-    return None
+def _selects(script: Script, test: ast.AST | None) -> bool:
+    """Whether a condition holds on some ranks, perhaps on both rank 0 and rank 1."""
+    match test:
+        case ast.Compare(left=left, ops=[ast.In() | ast.NotIn()], comparators=[right]):
+            listed = getattr(right, "elts", ())
+            selects = not listed or len(listed) != script.setting.processes
+        case ast.Compare(left=left, comparators=[ast.Constant(value=int(bound))]):
+            selects = bound > 0  # `rank >= 0` and `rank != -1` ask whether there is a group
+        case _:
+            return False
+    return selects and script.ranks.reads(left)
 
 
-_ROOTS: Final[Mapping[str, tuple[str, int]]] = {
-    **dict.fromkeys(("broadcast", "broadcast_object_list"), ("src", 1)),
-    **dict.fromkeys(("scatter", "scatter_object_list"), ("src", 2)),
-    **dict.fromkeys(("gather", "gather_object"), ("dst", 2)),
-    "reduce": ("dst", 1),
-}
-"""Collectives with one rank that sends or receives, and where that argument is."""
+def _meets(script: Script, guard: Guard, call: ast.Call, twin: ast.Call) -> bool:
+    """Whether the ranks that a condition keeps from a call make the same group elsewhere."""
+    same = ast.unparse(call) == ast.unparse(twin)
+    tests = [(one.test, one.holds) for one in script.guards(twin)] if same else ()
+    return (guard.test, not guard.holds) in tests
+
+
+_ROOTED: Final = re.compile(r"torch\.distributed\.(broadcast|gather|reduce|scatter)(_object\w*)?")
+"""Collectives with one rank that sends or receives: `src` or `dst`, before `group`."""
 
 
 @RULES.error
 def _root_differs_by_rank(script: Script) -> Iterator[Hit]:
     """All ranks name the same source or destination; its own rank is another one on each."""
-    for name, call in script.calls if script.setting.processes != 1 else ():
-        argument, position = _ROOTS.get(name.removeprefix("torch.distributed."), ("", 0))
-        root = keyword(call, argument, position) if argument else None
-        if root is None or not script.ranks.reads(root) or script.ranks.only_some_reach(call):
+    for path, call in script.calls if script.setting.processes != 1 else ():
+        if not _ROOTED.fullmatch(path):
             continue
-        yield script.at(
-            root,
-            f"{argument}={ast.unparse(root)} is this process's own rank, so every rank names "
-            "another one: the ranks wait for each other, or each keeps its own value; name one "
-            f"rank for all, such as {argument}=0",
-        )
+        name = script.last_name(call.func)
+        position = 1 if name == "reduce" else (_TORCH[name] or 0) - 1
+        root = keyword(call, "src", position) or keyword(call, "dst")
+        alone = _in_subgroup(name, call) or script.ranks.only_some_reach(call)
+        if root is not None and script.ranks.reads(root) and not alone:
+            yield script.at(
+                root,
+                f"`{ast.unparse(root)}` is this process's own rank, so every rank names another "
+                f"one to {name}: the ranks wait for each other, or each keeps its own value; name "
+                "one rank for all, such as 0",
+            )

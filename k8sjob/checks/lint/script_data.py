@@ -11,7 +11,7 @@ from k8sjob.checks.lint.script_facts import MANAGED, Script
 from k8sjob.rules import Hit, Rules
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
 RULES: Final = Rules["Script"]("script")
 
@@ -110,14 +110,9 @@ def _sampler_in_evaluation(script: Script) -> Iterator[Hit]:
             )
 
 
-_SHARES: Final[Mapping[str, tuple[tuple[str, int], ...]]] = {
-    "DistributedSampler": (("num_replicas", 1), ("rank", 2)),
-    "split_dataset_by_node": (("rank", 1), ("world_size", 2)),
-    "shard": (("num_shards", 0), ("index", 1)),
-}
-"""What divides data between ranks, with the arguments that say how many and which of them."""
-_SHARE: Final = (("num_replicas", None), ("rank", None))
-"""The arguments of any other sampler, by name."""
+_DIVIDERS: Final = re.compile(r"(?!Batch)\w*Sampler|split_dataset_by_node|shard")
+_SHARE: Final = frozenset({"num_replicas", "rank", "world_size", "num_shards", "index"})
+"""The arguments of what divides data that say how many shares there are, and which."""
 
 
 @RULES.warning
@@ -126,16 +121,16 @@ def _sampler_by_local_rank(script: Script) -> Iterator[Hit]:
     if script.setting.nodes == 1 or script.setting.processes == 1:
         return
     for name, call in script.calls:
-        last = name.rpartition(".")[2]
-        arguments = _SHARES.get(last, _SHARE if last.endswith("Sampler") else ())
-        for argument, position in arguments:
-            value = keyword(call, argument, position)
-            if value is not None and _is_local(script, value):
+        if not _DIVIDERS.fullmatch(name.rpartition(".")[2]):
+            continue
+        named = [option.value for option in call.keywords if option.arg in _SHARE]
+        for value in (*call.args, *named):
+            if _is_local(script, value):
                 yield script.at(
                     value,
-                    f"{argument}={ast.unparse(value)} counts within one pod: every pod trains on "
-                    "the same share of the data, silently; use RANK and WORLD_SIZE, or the "
-                    "sampler's defaults, which are those of the process group",
+                    f"`{ast.unparse(value)}` counts within one pod: every pod trains on the same "
+                    "share of the data, silently; use RANK and WORLD_SIZE, or the sampler's "
+                    "defaults, which are those of the process group",
                 )
 
 

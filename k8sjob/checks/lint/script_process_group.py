@@ -101,18 +101,17 @@ def _spawn_in_every_pod(script: Script) -> Iterator[Hit]:
 
 
 _STARTS: Final = re.compile(
-    r"subprocess\.(run|call|check_call|check_output|Popen|getoutput|getstatusoutput)"
-    r"|os\.(system|popen|exec\w+|spawn\w+|posix_spawnp?)|runpy\.run_module"
+    r"subprocess\.\w+|os\.(system|popen|exec\w+|spawn\w+|posix_spawnp?)|runpy\.run_module"
     r"|asyncio\.create_subprocess_\w+"
 )
 _LAUNCHES: Final = re.compile(
-    r"(^|[;&|]\s*|/)(\w+=\S*\s+)*(torchrun|deepspeed|horovodrun|mpirun|mpiexec)\b"
+    r"(^|[;&|]\s*|/)(\w+=\S*\s+)*(torchrun|deepspeed|horovodrun|mpirun|mpiexec)\b(?! --?[hVv])"
     r"|\btorch\.distributed\.(run|launch)\b|\baccelerate(\.commands\.launch|\s+launch)\b"
 )
 """A launcher at the beginning of a command, or as a module."""
 _IN_PROCESS: Final = re.compile(
-    r"torch\.distributed\.(run\.(main|run)|launch\.main|launcher\.(api\.)?\w+)"
-    r"|accelerate\.(notebook|debug)_launcher|accelerate\.commands\.launch\.\w+"
+    r"torch\.distributed\.(run\.(main|run)|launch\.main|launcher\.(api\.)?elastic_launch)"
+    r"|accelerate\.(notebook_launcher|commands\.launch\.\w+)"
 )
 
 
@@ -144,14 +143,10 @@ def _asks_rank(script: Script, place: ast.AST) -> bool:
 
 def _words(script: Script, node: ast.AST) -> str:
     """The texts in a command, those of its variables included."""
-    words: list[str] = []
-    for part in ast.walk(node):
-        if isinstance(part, ast.Constant):
-            words.append(str(part.value))
-        elif isinstance(part, ast.Name):
-            origins = [one for one in script.values.origins(part) if one is not part]
-            words += [str(constant(text)) for one in origins for text in ast.walk(one)]
-    return " ".join(word for word in words if word != "None")
+    parts = [part for part in ast.walk(node) if isinstance(part, ast.Name | ast.Constant)]
+    origins = [origin for part in parts for origin in script.values.origins(part)]
+    words = [constant(text) for origin in origins for text in ast.walk(origin)]
+    return " ".join(word for word in words if isinstance(word, str))
 
 
 @RULES.error
