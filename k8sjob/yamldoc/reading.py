@@ -281,10 +281,12 @@ def objects(documents: list[Document]) -> Iterator[tuple[Document, FieldPath, di
             yield document, (), data
 
 
+_BLOCK: Final = re.compile(r"^( *+)[^\n#]*[:-] [|>][-+\d]*\n(?:(?:\1 ++.*| *+)\n)+", re.MULTILINE)
+"""A block of text, such as a script, or the settings in a ConfigMap."""
 _PLACEHOLDER: Final = re.compile(
-    r"^\s*(?=\{\{-)(?P<line>\{\{.*?\}\})|(?:^|[{,]|- )\s*[\w./]*?"
+    r"^[ \t]*(?P<line>\{\{-[^{}\n]*\}\})|(?:^|[{,]|- )[ \t]*[\w./]{0,80}?"
     r"(?:name|namespace|image|gpu|cpu|memory|[rR]eplicas|numNodes): "
-    r"[^#\n,}\]]*?(?P<part>\{\{.*?\}\}|\$\{\w+\}|<[A-Z][A-Z_ -]+>)",
+    r"[^#\n,}\]{]*?(?P<part>\{\{[^{}\n]*\}\}|\$\{\w+\}|<[A-Z][A-Z_ -]+>)",
     re.MULTILINE,
 )
 """A part that a template leaves open, in a field where Kubernetes expands nothing."""
@@ -296,9 +298,10 @@ def refuse_template(text: str | bytes, source: str = "") -> None:
     Raises:
         SpecError: it is one.
     """
-    given = text.decode(errors="replace") if isinstance(text, bytes) else text
-    if found := _PLACEHOLDER.search(given):
-        part, line = found["line"] or found["part"], given.count("\n", 0, found.end()) + 1
+    manifest = text.decode(errors="replace") if isinstance(text, bytes) else text
+    manifest = _BLOCK.sub(lambda block: "\n" * block[0].count("\n"), manifest + "\n")
+    if match := _PLACEHOLDER.search(manifest):
+        part, line = match["line"] or match["part"], manifest.count("\n", 0, match.end()) + 1
         step = "`helm template`" if part.startswith("{{") else "such as by `envsubst < FILE`"
         message = f"{part}: this is a template that is not filled in; fill it in first, {step}"
         raise SpecError([Problem("", message, line, 1)], source)

@@ -46,8 +46,23 @@ def test_an_unfilled_template_is_one_error(text):
     assert (finding.id, finding.line) == ("invalid-document", problem.line)
 
 
-def test_a_variable_of_a_shell_is_no_template():
-    assert adopt(JOB.replace("NAME", "digits")).spec.name == "digits"
+SETTINGS = """\
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: settings}
+data:
+  hydra.yaml: |
+    model:
+
+      name: ${model}
+    {{- if this }} is text, too
+"""
+
+
+@pytest.mark.parametrize("beside", ["", SETTINGS, "\n" * 200_000])
+def test_a_variable_of_a_shell_or_in_a_text_is_no_template(beside):
+    assert adopt(JOB.replace("NAME", "digits") + beside).spec.name == "digits"
 
 
 def test_a_job_inside_of_another_object_is_named_with_its_place(tmp_path):

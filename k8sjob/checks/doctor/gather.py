@@ -139,6 +139,8 @@ def gather_needs(transport: Transport, namespace: str, job: Json) -> ClusterFact
     """
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         asked = _ask_needs(pool, transport, namespace, job, timeout=_NEEDS_TIMEOUT)
+        where = resource_path("namespaces", name=namespace)
+        asked["namespace"] = pool.submit(_ask, transport, "GET", where, timeout=_NEEDS_TIMEOUT)
         answers = {name: question.result() for name, question in asked.items()}
     kind = target_of(job)
     return ClusterFacts(
@@ -155,9 +157,6 @@ def _ask_needs(
         str(one): pool.submit(_read_reference, transport, one, namespace, timeout) for one in named
     }
     target = target_of(job or {})
-    if job is not None:
-        where = resource_path("namespaces", name=namespace)
-        questions["namespace"] = pool.submit(_ask, transport, "GET", where, timeout=timeout)
     if job is None or not (QUEUE in Object(job).labels or target.gang(job)):
         return questions
     questions["apis"] = pool.submit(_ask, transport, "GET", "/apis", timeout=timeout)
