@@ -480,12 +480,14 @@ def _remarks(spec: JobSpec) -> Iterator[Broken]:
     if warning := strategies.STRATEGIES[spec.strategy.kind].warning:
         yield Broken(("strategy", "kind"), f"{spec.strategy.kind}: {warning}")
     checkpoint, volume = spec.checkpoint, spec.checkpoint_volume
-    if checkpoint and (volume is None or volume.empty_dir is not None):
-        where = "no volume" if volume is None else f"{volume.name!r}, an empty_dir"
+    of_node = volume is not None and volume.host_path is not None and spec.nnodes > 1
+    if checkpoint and (volume is None or volume.empty_dir is not None or of_node):
+        kind = "a host_path" if of_node else "an empty_dir"
+        where = "no volume" if volume is None else f"{volume.name!r}, {kind}"
         yield Broken(
             ("checkpoint", "dir"),
             f"{checkpoint.dir} is on {where}: on a cluster its checkpoints survive a restart in the"
-            " pod, but are lost with the pod; mount a pvc there",
+            " pod, but are lost with the pod, or stay on its node; mount a pvc there",
         )
 
 

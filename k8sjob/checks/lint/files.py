@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
 from functools import partial
 from importlib.util import decode_source
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.checks.lint import (
+    job_files,
     manifest_pods,
     script_collectives,
     script_data,
@@ -20,7 +20,6 @@ from k8sjob.checks.lint import (
 from k8sjob.checks.lint.finding import UNKNOWN_IGNORE, Finding, findings
 from k8sjob.checks.lint.script_facts import Script, Setting
 from k8sjob.checks.lint.script_modules import parse_module, program
-from k8sjob.contract import closest
 from k8sjob.errors import Problem, SpecError
 from k8sjob.rules import Check, Hit, Rules, Severity
 from k8sjob.targets.jobs import DEFAULT, TARGETS, keyed, wrapped_job
@@ -31,7 +30,6 @@ from k8sjob.yamldoc.reading import MAX_BYTES, Document
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from k8sjob.spec import JobSpec
     from k8sjob.spec.changes import Change
     from k8sjob.targets.api import Target
     from k8sjob.yamldoc import FieldPath
@@ -52,7 +50,6 @@ _SYNTAX: Final = Check(
     "A file that Python cannot parse ends every replica at its first line.",
 )
 _MANIFEST_RULES: Final = (manifest_pods.RULES, *filter(None, (kind.rules for kind in TARGETS)))
-_JOB_RULES: Final = Rules["_JobFile"]("manifest")
 _SCRIPT_RULES: Final = (
     script_process_group.RULES,
     script_collectives.RULES,
@@ -249,8 +246,8 @@ def _lint_job(text: str, source: str, folder: Path, changes: Sequence[Change]) -
     manifest = next(_jobs_in([parse(rendered)]))
     manifest.place = lambda path: _place(document, path)
     manifest.rendered, manifest.base = True, getattr(spec.image, "base", None) or ""
-    job = _JobFile(spec, document, folder)
-    hits = [*_manifest_hits(manifest), *_JOB_RULES.hits(job)]
+    job = job_files.JobFile(spec, document, folder)
+    hits = [*_manifest_hits(manifest), *job_files.RULES.hits(job)]
     if spec.overlay and spec.target != DEFAULT.name:
         seen = {(check.id, *hit[:2]) for check, hit in hits}
         for job_of_kind in _jobs_in(parse_all(own)):
@@ -259,100 +256,14 @@ def _lint_job(text: str, source: str, folder: Path, changes: Sequence[Change]) -
             hits += [(check, hit) for check, hit in more if (check.id, *hit[:2]) not in seen]
     if "/dev/shm" in str(spec.overlay):  # noqa: S108 - a mount, such as that of runtimePatches
         hits = [(check, hit) for check, hit in hits if check.id != "no-shared-memory"]
-    known = {_INVALID.id, *_ids((*_MANIFEST_RULES, _JOB_RULES))}
+    known = {_INVALID.id, *_ids((*_MANIFEST_RULES, job_files.RULES))}
     found = findings(hits, {source: text}, known)
     if script := job.script:
         found += _lint_script_of(job, manifest, script)
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _JobFile:
-    """A valid job.yaml, for the checks of what is not in its manifest."""
-
-    spec: JobSpec
-    document: Document
-    folder: Path
-
-    def at(self, field: str, message: str) -> Hit:
-        return Hit(*self.document.place((field,), key=True), message)
-
-    @property
-    def context(self) -> Path:
-        return self.folder / getattr(self.spec.image, "context", ".")
-
-    @property
-    def script(self) -> Path | None:
-        """The script that the job starts, if it is in the context."""
-        run = self.spec.run
-        name = run.script or next((word for word in run.command or () if word.endswith(".py")), "")
-        module = (run.module or "").replace(".", "/")
-        name = module or name.removeprefix("/app/")
-        names = [f"{module}.py" if module else name, f"{name}/__main__.py"] if name else []
-        return next((file for name in names if (file := self.context / name).is_file()), None)
-
-
-@_JOB_RULES.error
-def _script_missing(job: _JobFile) -> Iterator[Hit]:
-    """An image that is built from the context contains only what is in the context."""
-    from k8sjob.rendering import check_script  # noqa: PLC0415 - see _lint_job
-
-    module = job.spec.run.module or ""
-    try:
-        if job.spec.builds_image:
-            check_script(job.spec, job.folder)
-    except SpecError as error:
-        yield job.at("run", error.problems[0].message)
-    else:
-        # A module of another package may be installed in the image.
-        here = module and (job.context / module.partition(".")[0]).is_dir()
-        if job.spec.builds_image and here and not job.script:
-            yield job.at(
-                "run",
-                f"{module!r} is not in the context {getattr(job.spec.image, 'context', '.')!r},"
-                " from which the image is built, though its package is; correct run.module",
-            )
-
-
-@_JOB_RULES.warning
-def _script_not_here(job: _JobFile) -> Iterator[Hit]:
-    """The image may have the script; where a file is nearly called that, it is misspelt."""
-    script = job.spec.run.script or ""
-    path = job.folder / script
-    if job.spec.builds_image or not script or script.startswith("/") or job.script:
-        return
-    if close := closest(path.name, (file.name for file in path.parent.glob("*.py"))):
-        meant = PurePosixPath(script).with_name(close)
-        yield job.at(
-            "run",
-            f"{script} is not beside the job.yaml, where {meant} is: unless the image has a file "
-            f"of that name, every replica ends at once; did you mean run.script: {meant}?",
-        )
-
-
-@_JOB_RULES.error
-def _image_too_old(job: _JobFile) -> Iterator[Hit]:
-    """The runtime of k8sjob, which starts the script, needs Python 3.11 and torch 2.6."""
-    image = getattr(job.spec.image, "base", "") or job.spec.image_reference
-    if job.spec.uses_agent and (why := manifest_pods.too_old(image)):
-        yield job.at("image", f"{image} has {why}; use a newer image")
-
-
-@_JOB_RULES.warning
-def _checkpoint_not_shared(job: _JobFile) -> Iterator[Hit]:
-    """A pod that is created again may be on another node, where such a folder is empty."""
-    spec, volume = job.spec, job.spec.checkpoint_volume
-    local = volume is None or volume.empty_dir is not None or volume.host_path is not None
-    if spec.checkpoint and spec.nnodes > 1 and local:
-        where = "no volume" if volume is None else f"{volume.name!r}, which each pod or node has"
-        yield job.at(
-            "checkpoint",
-            f"checkpoint.dir {spec.checkpoint.dir} is on {where}: with {spec.nnodes} pods a restart"
-            " may find no checkpoint, or another pod's; mount a pvc that all pods share there",
-        )
-
-
-def _lint_script_of(job: _JobFile, manifest: ManifestJob, script: Path) -> list[Finding]:
+def _lint_script_of(job: job_files.JobFile, manifest: ManifestJob, script: Path) -> list[Finding]:
     """Lint of a job's script, with the modules that Python would find beside it."""
     spec, run = job.spec, job.spec.run
     name = run.module or "__main__"
@@ -438,7 +349,7 @@ def lint_script(
 
 _ALL: Final = (
     _INVALID,
-    *(check for rules in (*_MANIFEST_RULES, _JOB_RULES) for check in rules.checks),
+    *(check for rules in (*_MANIFEST_RULES, job_files.RULES) for check in rules.checks),
     _SYNTAX,
     *(check for rules in _SCRIPT_RULES for check in rules.checks),
     UNKNOWN_IGNORE,

@@ -14,6 +14,7 @@ def test_nothing_is_changed(cluster, make_job):
         assert method in {"GET", "POST"}
         if method == "POST" and "selfsubject" not in path:
             assert query["dryRun"] == "All"
+    assert sum(path.endswith("/namespaces/team") for _, path, *_ in cluster.asked) == 1
 
 
 def test_every_permission_is_requested(cluster):

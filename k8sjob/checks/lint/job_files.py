@@ -1,0 +1,102 @@
+"""Checks of what a job.yaml says beside its manifest: its script, image and checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.checks.lint import manifest_pods
+from k8sjob.contract import closest
+from k8sjob.errors import SpecError
+from k8sjob.rules import Hit, Rules
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from k8sjob.spec import JobSpec
+    from k8sjob.yamldoc.reading import Document
+
+RULES: Final = Rules["JobFile"]("manifest")
+
+
+@dataclass(frozen=True, slots=True)
+class JobFile:
+    """A valid job.yaml with its folder."""
+
+    spec: JobSpec
+    document: Document
+    folder: Path
+
+    def at(self, field: str, message: str) -> Hit:
+        """A hit at a field."""
+        return Hit(*self.document.place((field,), key=True), message)
+
+    @property
+    def context(self) -> Path:
+        """The folder that the image is built from."""
+        return self.folder / getattr(self.spec.image, "context", ".")
+
+    @property
+    def script(self) -> Path | None:
+        """The script that the job starts, if it is in the context."""
+        run = self.spec.run
+        name = run.script or next((word for word in run.command or () if word.endswith(".py")), "")
+        module = (run.module or "").replace(".", "/")
+        name = module or name.removeprefix("/app/")
+        names = [f"{module}.py" if module else name, f"{name}/__main__.py"] if name else []
+        return next((file for name in names if (file := self.context / name).is_file()), None)
+
+
+@RULES.error
+def _script_missing(job: JobFile) -> Iterator[Hit]:
+    """An image that is built from the context contains only what is in the context."""
+    from k8sjob.rendering import check_script  # noqa: PLC0415 - with pydantic
+
+    module = job.spec.run.module or ""
+    try:
+        if job.spec.builds_image:
+            check_script(job.spec, job.folder)
+    except SpecError as error:
+        yield job.at("run", error.problems[0].message)
+    else:
+        # A module of another package may be installed in the image.
+        here = module and (job.context / module.partition(".")[0]).is_dir()
+        if job.spec.builds_image and here and not job.script:
+            yield job.at(
+                "run",
+                f"{module!r} is not in the context {getattr(job.spec.image, 'context', '.')!r},"
+                " from which the image is built, though its package is; correct run.module",
+            )
+
+
+@RULES.warning
+def _script_not_here(job: JobFile) -> Iterator[Hit]:
+    """The image may have the script; where a file is nearly called that, it is misspelt."""
+    script = job.spec.run.script or ""
+    path = job.folder / script
+    if job.spec.builds_image or not script or script.startswith("/") or job.script:
+        return
+    if close := closest(path.name, (file.name for file in path.parent.glob("*.py"))):
+        meant = PurePosixPath(script).with_name(close)
+        yield job.at(
+            "run",
+            f"{script} is not beside the job.yaml, where {meant} is: unless the image has a file "
+            f"of that name, every replica ends at once; did you mean run.script: {meant}?",
+        )
+
+
+@RULES.error
+def _image_too_old(job: JobFile) -> Iterator[Hit]:
+    """The runtime of k8sjob, which starts the script, needs Python 3.11 and torch 2.6."""
+    image = getattr(job.spec.image, "base", "") or job.spec.image_reference
+    if job.spec.uses_agent and (why := manifest_pods.too_old(image)):
+        yield job.at("image", f"{image} has {why}; use a newer image")
+
+
+@RULES.warning
+def _checkpoint_not_shared(job: JobFile) -> Iterator[Hit]:
+    """A pod that is created again may be on another node, where such a folder is empty."""
+    for remark in job.spec.remarks:
+        if remark.startswith("checkpoint.dir: ") and job.spec.nnodes > 1:
+            yield job.at("checkpoint", remark)
