@@ -113,9 +113,10 @@ def _only_job(
         message = f"found {seen}; {step}"
         raise SpecError([Problem("", message)], source)
     names = ", ".join(_called(job) for _, _, job in jobs)
-    message = f"{names} are several jobs, and a job.yaml describes one; choose it by --name NAME"
-    if not chosen and name is not None:
-        message = f"there is no job {name!r} among {names}; choose one by --name NAME"
+    step = "adopt each from its own file" if name and chosen else "choose one by --name NAME"
+    message = f"{names} are several jobs, and a job.yaml describes one; {step}"
+    if not chosen:
+        message = f"there is no job {name!r} among {names}; {step}"
     raise SpecError([Problem("", message, jobs[-1][0].line, 1)], source)
 
 

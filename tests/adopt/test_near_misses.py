@@ -80,6 +80,7 @@ def test_one_job_of_several_is_chosen_by_its_name(text):
     assert adopted.spec.name == "b"
     assert any("Job a" in note for note in adopted.notes)
     assert "'c'" in refused(text, name="c")[0].message
+    assert "--name" not in refused(f"{text}\n---\n{text}", name="b")[0].message
 
 
 def test_a_misplaced_field_is_not_called_the_overlays():

@@ -123,22 +123,22 @@ def _own_launcher(script: Script) -> Iterator[Hit]:
     trains = script.setting.launcher is None and (script.makes_group or script.trains)
     if script.setting.processes == 1 or not (launched or trains):
         return
+
+    def asks_rank(place: ast.AST) -> bool:
+        return any(script.ranks.mentioned_in(guard.test) for guard in script.guards(place))
+
     for name, call in script.calls:
         text = _IN_PROCESS.fullmatch(name) and name
         if _STARTS.fullmatch(name):
             launcher = _LAUNCHES.search(_words(script, call))
             text = launcher and launcher[0].strip("/;&| ")
-        if text and not script.always(call, lambda place: _asks_rank(script, place)):
+        if text and not script.always(call, asks_rank):
             yield script.at(
                 call,
                 f"this starts the launcher {text} in every process of the job, whose variables it "
                 "inherits: the launchers wait for each other, or each trains by itself; remove it "
                 "and set replicas.nproc_per_node, or start it by run.command",
             )
-
-
-def _asks_rank(script: Script, place: ast.AST) -> bool:
-    return any(script.ranks.mentioned_in(guard.test) for guard in script.guards(place))
 
 
 def _words(script: Script, node: ast.AST) -> str:
