@@ -258,10 +258,11 @@ def _group_differs_by_rank(script: Script) -> Iterator[Hit]:
         if call in lonely or alone or keyword(call, "use_local_synchronization"):
             continue
         guards = [guard for guard in script.guards(call) if _selects(script, guard.test)]
+        twins = [twin for twin in calls if ast.unparse(twin) == ast.unparse(call)]
         if ranks is not None and script.ranks.made_of_rank(ranks):
             seen = f"`{ast.unparse(ranks)}` is another list on other ranks"
-        elif guards and not any(_meets(script, guards[0], call, twin) for twin in calls):
-            seen = f"only the ranks come here that `{ast.unparse(guards[0].test)}` selects"
+        elif guards and not any(_is_elsewhere(script, guards[0], twin) for twin in twins):
+            seen = f"only the ranks come here that `{ast.unparse(guards[0].test or call)}` selects"
         else:
             continue
         yield script.at(
@@ -285,14 +286,14 @@ def _selects(script: Script, test: ast.AST | None) -> bool:
     return selects and script.ranks.reads(left)
 
 
-def _meets(script: Script, guard: Guard, call: ast.Call, twin: ast.Call) -> bool:
-    """Whether the ranks that a condition keeps from a call make the same group elsewhere."""
-    same = ast.unparse(call) == ast.unparse(twin)
-    tests = [(one.test, one.holds) for one in script.guards(twin)] if same else ()
-    return (guard.test, not guard.holds) in tests
+def _is_elsewhere(script: Script, guard: Guard, twin: ast.Call) -> bool:
+    """Whether the ranks that a condition keeps from a call come to its twin."""
+    return any(one.test is guard.test and one.holds != guard.holds for one in script.guards(twin))
 
 
-_ROOTED: Final = re.compile(r"torch\.distributed\.(broadcast|gather|reduce|scatter)(_object\w*)?")
+_ROOTED: Final = re.compile(
+    r"torch\.distributed\.(broadcast|gather|reduce|scatter)(_object|_object_list)?"
+)
 """Collectives with one rank that sends or receives: `src` or `dst`, before `group`."""
 
 
@@ -300,12 +301,15 @@ _ROOTED: Final = re.compile(r"torch\.distributed\.(broadcast|gather|reduce|scatt
 def _root_differs_by_rank(script: Script) -> Iterator[Hit]:
     """All ranks name the same source or destination; its own rank is another one on each."""
     for path, call in script.calls if script.setting.processes != 1 else ():
-        if not _ROOTED.fullmatch(path):
-            continue
         name = script.last_name(call.func)
+        if not _ROOTED.fullmatch(path) or name not in _TORCH:
+            continue
         position = 1 if name == "reduce" else (_TORCH[name] or 0) - 1
         root = keyword(call, "src", position) or keyword(call, "dst")
         alone = _in_subgroup(name, call) or script.ranks.only_some_reach(call)
+        # The rank that has a value sends it, and the others name that rank.
+        twins, guards = script.method_calls(name), script.guards(call)
+        alone |= any(_is_elsewhere(script, one, twin) for one in guards for twin in twins)
         if root is not None and script.ranks.reads(root) and not alone:
             yield script.at(
                 root,

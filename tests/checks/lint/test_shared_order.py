@@ -53,6 +53,7 @@ FIND = {
         ("for rank in range(world):\n    dist.broadcast(x, src=rank)", False),
         ("if rank == 2:\n    dist.broadcast(x, rank)\nelse:\n    dist.broadcast(x, 2)", False),
         ("def send(x, rank=0):\n    dist.broadcast(x, src=rank)\n\nsend(1)", False),
+        ("if has(x):\n    dist.broadcast(x, rank)\nelse:\n    dist.broadcast(y, x)", False),
         ("torch.gather(x, 1, rank)", False),
         ("dist.broadcast(x, rank, group=dist.new_group([rank]))", False),
     ],
