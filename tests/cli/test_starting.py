@@ -33,7 +33,13 @@ def test_a_folder_that_exists_gives_its_name_and_keeps_its_files(k8sjob, tmp_pat
 
 
 def test_what_init_writes_is_clean(k8sjob, tmp_path):
+    """But for what only its user knows: the volume of a cluster, named in a comment of the file."""
     k8sjob("init", tmp_path / "x")
+    (warning,) = k8sjob("lint", tmp_path / "x").out.splitlines()
+    assert "warning[checkpoint-not-shared]" in warning
+    job = tmp_path / "x/job.yaml"
+    text = job.read_text().replace("# volumes:", "volumes:").replace("#   - {name", "  - {name")
+    job.write_text(text)
     assert k8sjob("lint", tmp_path / "x", "--strict") == (0, "", "nothing found\n")
 
 
