@@ -80,9 +80,9 @@ def _matches(data: bytes) -> Iterator[tuple[str, re.Match[bytes]]]:
     for begin, kind, pattern in _forms()["token"]:
         start = data.find(begin)
         while start >= 0:
-            if match := re.compile(pattern).match(data, start):
+            if match := re.compile(pattern).match(data, start, start + _OVERLAP):
                 yield kind, match
-            start = data.find(begin, start + 1)
+            start = data.find(begin, match.end() if match else start + 1)
     lowered = data.lower()
     for part, kind, pattern in _forms()["named"]:
         if part in lowered:

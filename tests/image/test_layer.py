@@ -437,6 +437,12 @@ def test_blocks_neither_hide_nor_make_a_token(cut, more):
     assert findings(text[:cut], text[cut : cut + 40], text[cut + 40 :]) == expected
 
 
+@pytest.mark.parametrize("word", [b" ", b"-----BEGIN PRIVATE KEY", b"sk-" + b"proj-", b"SG."])
+def test_no_content_takes_more_than_seconds(word):
+    """These took hours: each place was tried with each end."""
+    assert findings(b"-----BEGIN PRIVATE KEY-----" + word * 200_000)[1:] == []
+
+
 def test_a_push_and_a_rendered_context_name_the_line(code):
     (code / "settings.sh").write_text(f"# one\n\n{value('gl' + 'pat-<url:20>')}\nend\n")
     context = read_context(code)
