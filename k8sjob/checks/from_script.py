@@ -12,6 +12,7 @@ import re
 import shlex
 import sys
 import tokenize
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from importlib import metadata
@@ -168,27 +169,28 @@ def _python(cell: str) -> str:
         return cell
     if cell.startswith("%%") and not _CELLS_OF_PYTHON.match(cell):
         return "\n".join(f"# {line}" for line in lines)
-    code, statement, is_continued = [], list[str](), False
-    for line in lines:
-        is_open = _is_open(statement)
-        magic = None if is_open else _FOR_IPYTHON.fullmatch(line)
+    code, is_continued = list[str](), False
+    while lines:
+        line, length = lines[0], 1
+        magic = _FOR_IPYTHON.fullmatch(line)
         if magic or is_continued:
             indent, text = magic.groups() if magic else ("", line)
             code.append(f"{indent}{'pass  ' if indent else ''}# {text}")
             is_continued = line.endswith("\\")
         else:
-            statement = [*statement, line] if is_open else [line]
-            code.append(line)
+            length = _length(lines)
+            code += lines[:length]
+        del lines[:length]
     return "\n".join(code)
 
 
-def _is_open(statement: list[str]) -> bool:
-    """Whether the next line continues a statement, such as one in brackets."""
-    try:
-        list(tokenize.generate_tokens(iter(f"{line}\n" for line in statement).__next__))
-    except tokenize.TokenError:
-        return True
-    return bool(statement) and statement[-1].endswith("\\")
+def _length(lines: list[str]) -> int:
+    """The lines of the first statement, which may be in brackets."""
+    tokens = tokenize.generate_tokens(iter(f"{line}\n" for line in lines).__next__)
+    ends = (token.end[0] for token in tokens if token.type == tokenize.NEWLINE)
+    with suppress(tokenize.TokenError, SyntaxError):
+        return next(ends, 1) if lines[0].strip()[:1] not in {"", "#"} else 1
+    return 1
 
 
 class _Start(NamedTuple):

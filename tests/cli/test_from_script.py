@@ -257,6 +257,9 @@ def test_data_beside_its_folder_is_a_volume(path, volumes, tmp_path):
     assert ("# line 2 reads ../data; " in files["job.yaml"]) == bool(volumes)
 
 
+LONG = "x = [\n" + "    1, 2, 3, 4,\n" * 5000 + "]\n"
+
+
 @pytest.mark.parametrize(
     ("cell", "text"),
     [
@@ -272,6 +275,7 @@ def test_data_beside_its_folder_is_a_volume(path, volumes, tmp_path):
             "def f():\n    if x:\n        pass  # !ls\n    return (1\n    % 2)\n# ?f",
         ),
         ("x = (5\n% 3)\ny = '''\n!\u2028'''", "x = (5\n% 3)\ny = '''\n!\u2028'''"),
+        pytest.param(f"{LONG}!ls", f"{LONG}# !ls", id="long"),
     ],
 )
 def test_only_what_python_cannot_read_becomes_a_comment(cell, text, tmp_path):
