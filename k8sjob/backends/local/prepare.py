@@ -124,7 +124,8 @@ def _note_fixed_paths(places: Places, prepared: Prepared) -> None:
     mounts = {mount: folder for mount, folder in places.of("master-0").items() if mount != folder}
     for name in (run.script, *(run.command or ())):
         file = places.plan.context / (name or "")
-        code = file.read_text(errors="replace") if file.suffix == ".py" and file.is_file() else ""
+        is_script = file.suffix == ".py" and os.path.isfile(file)  # noqa: PTH113 - no limit of length
+        code = file.read_text(errors="replace") if is_script else ""
         for mount in mounts.keys() - {WORKDIR, RUNTIME_HOME}:
             if mount not in replaced and re.search(rf"[\"']{re.escape(mount)}[\"'/]", code):
                 prepared.notice(

@@ -271,6 +271,7 @@ def test_relative_paths_lead_to_the_mounts(tmp_path):
         ("open('/keeper/x'); open('../keep/last.pt')", {}, False),
         ("parser.add_argument('--keep', default='/keep')", {"args": ["--keep=/keep"]}, False),
         ("os.environ.get('KEEP', '/keep')", {"env": {"KEEP": "/keep"}}, False),
+        ("", {"command": ["bash", "-c", f"echo {'long ' * 60} && python main.py"]}, False),
     ],
 )
 def test_a_path_of_the_cluster_in_the_script_is_named(prepared, tmp_path, code, run, named):
