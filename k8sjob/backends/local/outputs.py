@@ -50,15 +50,15 @@ def copy_written(folder: JobFolder, target: Path) -> list[Path]:
     """
     names = {}
     for path in written_files(folder):
-        *_, below = path.relative_to(folder.path).as_posix().partition("replicas/")
-        names[path] = Path(
-            (below or f"job/{path.relative_to(folder.path)}").replace("/work/", "/", 1)
-        )
+        place, *below = path.relative_to(folder.path).parts
+        if place == "replicas" and below[1] == "work":
+            del below[1]
+        names[path] = Path(*below) if place == "replicas" else Path("job", place, *below)
     single = len({name.parts[0] for name in names.values()}) == 1
     existing: list[Path] = []
     for path, name in names.items():
         copy = target.joinpath(*name.parts[single:])
-        if os.path.lexists(copy):
+        if os.path.lexists(copy) or any(parent.is_file() for parent in copy.parents):
             existing.append(copy)
             continue
         copy.parent.mkdir(parents=True, exist_ok=True)

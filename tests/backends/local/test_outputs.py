@@ -41,12 +41,17 @@ def test_new_and_changed_files_are_found_and_copied(
     first = target / "master-0" if workers else target
     first.mkdir(parents=True)
     (first / "model.pt").write_text("of an earlier run")
-    assert copy_written(folder, target) == [first / "model.pt"]
+    (first / "runs").write_text("a file where a folder would be")
+    assert copy_written(folder, target) == [first / "model.pt", first / "runs/events.1"]
     assert (first / "model.pt").read_text() == "of an earlier run"
     assert (first / "notes.txt").read_text() == "the user's more"
     assert str((first / "last.pt").readlink()) == "model.pt"
     assert (first / "volumes/scratch/cache.bin").exists()
     assert (target / "worker-0/model.pt").exists() == bool(workers)
+    (folder.path / "volumes/shared/replicas").mkdir(parents=True)
+    (folder.path / "volumes/shared/replicas/x").touch()
+    assert copy_written(folder, tmp_path / "all") == []
+    assert (tmp_path / "all/job/volumes/shared/replicas/x").exists()
 
 
 def test_a_long_list_is_cut(tmp_path):
