@@ -171,16 +171,14 @@ def _python(cell: str) -> str:
         return "\n".join(f"# {line}" for line in lines)
     code, is_continued = list[str](), False
     while lines:
-        line, length = lines[0], 1
-        magic = _FOR_IPYTHON.fullmatch(line)
+        magic = _FOR_IPYTHON.fullmatch(lines[0])
         if magic or is_continued:
+            line = lines.pop(0)
             indent, text = magic.groups() if magic else ("", line)
             code.append(f"{indent}{'pass  ' if indent else ''}# {text}")
             is_continued = line.endswith("\\")
         else:
-            length = _length(lines)
-            code += lines[:length]
-        del lines[:length]
+            code += [lines.pop(0) for _ in range(_length(lines))]
     return "\n".join(code)
 
 
