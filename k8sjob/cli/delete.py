@@ -98,7 +98,7 @@ def _confirm_files(chosen: Sequence[tuple[Backend, JobRef]], *, yes: bool) -> No
     files = [path for folder in folders for path in written_files(folder)]
     if files:
         print_status(f"files that the job wrote are deleted with it:\n{listed(files)}")
-        if not yes and sys.stdin.isatty():
+        if not yes and sys.stdin.isatty() and sys.stderr.isatty():
             click.confirm("Delete them?", abort=True, err=True)
 
 
