@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from k8sjob.errors import BackendError
+from k8sjob.image.builders.process import signals_as_exit
 from k8sjob.jobs.plan import load_spec, plan_run
 from k8sjob.proving.proof import Forks, check_script
 from k8sjob.targets.jobs import DEFAULT
@@ -225,7 +226,8 @@ def fit(
         target=DEFAULT.name,
     )
     plan = plan_run(alone, folder)
-    with TemporaryDirectory(prefix="k8sjob-fit-") as temporary, Forks() as forking:
+    folder_of_runs = TemporaryDirectory(prefix="k8sjob-fit-")
+    with signals_as_exit(), folder_of_runs as temporary, Forks() as forking:
         measured = [
             _run(
                 plan,

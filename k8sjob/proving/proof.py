@@ -18,6 +18,7 @@ from k8sjob.backends.local.state_folder import Store
 from k8sjob.contract import AGENT, counted
 from k8sjob.environment import variables
 from k8sjob.errors import BackendError, Problem, SpecError
+from k8sjob.image.builders.process import signals_as_exit
 from k8sjob.jobs.plan import load_spec, plan_run
 from k8sjob.proving.rules import (
     NEXT,
@@ -28,7 +29,7 @@ from k8sjob.proving.rules import (
     repeats,
 )
 from k8sjob.proving.trace import Trace, TracedRun
-from k8sjob.proving.volumes import private
+from k8sjob.proving.volumes import detach, private
 from k8sjob.targets.jobs import DEFAULT
 
 if TYPE_CHECKING:
@@ -143,7 +144,8 @@ def prove(
     layout = Layout.of(spec, nproc)
     _check(spec, layout)
     started = Forks() if forks is None else nullcontext(forks)
-    with TemporaryDirectory(prefix="k8sjob-prove-") as temporary, started as forking:
+    folder_of_runs = TemporaryDirectory(prefix="k8sjob-prove-")
+    with signals_as_exit(), folder_of_runs as temporary, started as forking:
         runs = _Runs((spec, folder), Path(temporary), forking, steps or _STEPS, progress)
         return _proof(runs.evidence(layout), Layout(spec.nnodes, spec.nproc_per_node), layout)
 
@@ -323,15 +325,14 @@ class Forks:
         root.mkdir(parents=True)
         places = Places(private(plan, root), root, root / "checkpoints", Store())
         launches = prepare(places, places.job).launches.values()
+        detach(root)
         for folder in files:
             shutil.copytree(folder, root, dirs_exist_ok=True)
         nodes = [
             {"argv": launch.argv[len(AGENT) :], "env": launch.env, "cwd": launch.cwd}
             for launch in launches
         ]
-        answer = self.run({"nodes": nodes, "root": str(root), **request})
-        shutil.rmtree(root / "volumes", ignore_errors=True)
-        return answer
+        return self.run({"nodes": nodes, "root": str(root), **request})
 
     def run(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Run a script; see k8sjob.runtime.prover.

@@ -6,11 +6,12 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.local.prepare import Places
 from k8sjob.backends.local.state_folder import Store
 from k8sjob.errors import BackendError
+from k8sjob.spec.replicas import Volume
 
 if TYPE_CHECKING:
     from k8sjob.backends.api import Plan
@@ -25,51 +26,63 @@ def private(plan: Plan, root: Path) -> Plan:
     Raises:
         BackendError: a volume has no counterpart on this machine, or is too large to be copied.
     """
-    folders = Places(plan, root, root / "checkpoints", Store()).of("master-0")
-    copies: dict[Path, Path] = {}
-    volumes = []
-    for volume in plan.spec.volumes:
+    spec, copies, volumes = plan.spec, dict[Path, Path](), list[Volume]()
+    # Without checkpoint.dir, which hides a volume of the same path.
+    bare = replace(plan, spec=spec.model_copy(update={"checkpoint": None}))
+    folders = Places(bare, root, root, Store()).of("master-0")
+    for volume in spec.volumes:
         source = Path(folders[volume.mount]).resolve()
         if not source.is_relative_to(root.resolve()):  # as an emptyDir is
             if source not in copies:
                 copies[source] = root / "volumes" / volume.name / source.name
-                _check(source, volume.name, free=shutil.disk_usage(root).free)
-                _copy(source, copies[source])
+                _copy(source, copies[source], f"volume {volume.name!r}")
             # What is copied is already the part at sub_path.
             update = {"local": str(copies[source]), "sub_path": None}
             volume = volume.model_copy(update=update)  # noqa: PLW2901 - the same volume
         volumes.append(volume)
-    changes: dict[str, Any] = {"volumes": volumes}
-    if checkpoint := plan.spec.checkpoint:  # empty, wherever the user has it
-        changes["checkpoint"] = checkpoint.model_copy(update={"dir": "/k8sjob-prove"})
-    return replace(plan, spec=plan.spec.model_copy(update=changes))
+    if spec.checkpoint:  # empty, wherever the user has it
+        (root / "checkpoints").mkdir()
+        local = {"mount": spec.checkpoint.dir, "local": str(root / "checkpoints")}
+        volumes.append(Volume(name="k8sjob-checkpoints", empty_dir={}, **local))
+    return replace(plan, spec=spec.model_copy(update={"volumes": volumes}))
 
 
-def _check(source: Path, volume: str, *, free: int) -> None:
+def detach(root: Path) -> None:
+    """Let links of the working folders lead to copies, too, where they lead out of the run."""
+    for link in [*(root / "replicas").rglob("*")]:
+        if link.is_symlink() and not (source := link.resolve()).is_relative_to(root.resolve()):
+            link.unlink()
+            if source.is_file() or source.is_dir():
+                _copy(source, link, f"link {link.name!r}")
+
+
+def _copy(source: Path, target: Path, label: str) -> None:
+    """Copy what the current user can read, with what links lead to."""
     size = count = 0
+    walk = os.walk(source, followlinks=True)
+    free = shutil.disk_usage(target.parents[2]).free
     # A link that leads back gives more and more files.
-    for parent, _, names in os.walk(source, followlinks=True):
+    for parent, _, names in walk if source.is_dir() else [(source.parent, [], [source.name])]:
         count += 1 + len(names)
-        size += sum(file.stat().st_size for n in names if (file := Path(parent, n)).is_file())
+        names = {*names} - {*_unreadable(parent, names)}  # noqa: PLW2901 - the same files
+        size += sum(Path(parent, name).stat().st_size for name in names)
         if size > min(MAX_BYTES, free) or count > MAX_FILES:
             raise BackendError(
-                f"volume {volume!r}: {source} has more than {MAX_BYTES >> 30} GiB or"
+                f"{label}: {source} has more than {min(MAX_BYTES, free) >> 20:,} MiB or"
                 f" {MAX_FILES:,} files, and the script gets a copy of it, so that it changes"
-                " nothing of yours; name a smaller folder in volumes[].local"
+                " nothing of yours; use a smaller folder, for a volume in volumes[].local"
             )
-
-
-def _copy(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_file():
         shutil.copy2(source, target)
-    elif source.is_dir():  # with what links lead to: through a link it would write there
-        shutil.copytree(source, target, ignore=_special)
+    elif source.is_dir():
+        shutil.copytree(source, target, ignore=_unreadable)
     else:  # the claim of a job that has not run here
         target.mkdir()
 
 
-def _special(folder: str, names: list[str]) -> list[str]:
-    """Pipes, sockets, devices, and links that lead nowhere."""
+def _unreadable(folder: str, names: list[str]) -> list[str]:
+    """Pipes, sockets, devices, links that lead nowhere, and what only others can read."""
     paths = (Path(folder, name) for name in names)
-    return [path.name for path in paths if not (path.is_file() or path.is_dir())]
+    readable = (path for path in paths if os.access(path, os.R_OK))
+    return [*{*names} - {path.name for path in readable if path.is_file() or path.is_dir()}]

@@ -270,17 +270,22 @@ while True:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -15), (signal.SIGKILL, -9)]
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
 )
-def test_no_process_outlives_the_command(number, code, tmp_path):
+def test_no_process_outlives_the_command_and_no_copy_of_a_volume(number, code, tmp_path):
     (tmp_path / "main.py").write_text(WAITS)
-    pids = tmp_path / "pids"
-    with proving("main.py", folder=tmp_path, env={**os.environ, "PIDS": str(pids)}) as command:
+    pids, copies = tmp_path / "pids", tmp_path / "tmp"
+    (tmp_path / "data").mkdir()
+    copies.mkdir()
+    words = ["--set", "volumes=[{name: d, mount: /d, pvc: d, local: data}]"]
+    env = {**os.environ, "PIDS": str(pids), "TMPDIR": str(copies)}
+    with proving("main.py", *words, folder=tmp_path, env=env) as command:
         until(lambda: pids.exists() and pids.read_text().count("\n") == 2)
         command.send_signal(number)
         assert command.wait(30) == code
     for pid in pids.read_text().split():
         until(lambda pid=pid: not _runs(pid), 15)
+    until(lambda: not [*copies.glob("*/*/volumes" if code == -9 else "k8sjob-*")], 15)
 
 
 def _runs(pid):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from k8sjob.backends.local.prepare import Places
+from k8sjob.backends.local.prepare import Places, prepare
 from k8sjob.backends.local.state_folder import Store
 from k8sjob.errors import BackendError
 from k8sjob.jobs.plan import plan_run
@@ -91,8 +91,46 @@ def test_a_file_or_a_part_of_a_volume_is_copied_alone(volume, mine, tmp_path):
     assert [*contents(copy).values()] == [*contents(source).values()]
 
 
+def test_links_of_the_code_lead_to_copies(mine, tmp_path):
+    context, root = tmp_path / "code", tmp_path / "run"
+    context.mkdir()
+    root.mkdir()
+    for name, target in {"saves": mine[0], "e.pt": mine[1] / "e.pt", "n.pt": mine[1] / "n"}.items():
+        (context / name).symlink_to(target)
+    plan = volumes.private(plan_of(context, local=str(mine[0])), root)
+    prepare(Places(plan, root, root / "checkpoints", Store()), root)
+    volumes.detach(root)
+    work, before = root / "replicas/master-0/work", contents(*mine)
+    assert (work / "saves/data/deep/d.pt").read_text() == "d.pt"
+    scribble(work)
+    (work / "n.pt").write_text("new")
+    assert contents(*mine) == before
+
+
+@pytest.mark.parametrize("volume", [[], [CLAIM], [CLAIM | {"local": "mine"}]])
+def test_the_path_of_checkpoints_leads_to_an_empty_folder(volume, mine, tmp_path):
+    (tmp_path / "main.py").touch()
+    root = tmp_path / "run"
+    root.mkdir()
+    script = {"script": "main.py", "args": ["--out=/c/x"]}
+    spec = JobSpec(name="j", image="n:1", run=script, volumes=volume, checkpoint={"dir": "/c"})
+    plan = volumes.private(plan_run(spec, tmp_path), root)
+    launch = prepare(Places(plan, root, root / "checkpoints", Store()), root).launches["master-0"]
+    assert launch.env["K8SJOB_CHECKPOINT_DIR"] == str(root / "checkpoints")
+    assert f"--out={root}/checkpoints/x" in launch.argv
+    assert not [*(root / "checkpoints").iterdir()]
+
+
+def test_a_folder_that_only_others_can_read_is_left_out(mine, tmp_path, monkeypatch):
+    """As lost+found at the root of a disk; tests may run as root, who can read all."""
+    (tmp_path / "run").mkdir()
+    monkeypatch.setattr(volumes.os, "access", lambda path, _mode: Path(path).name != "runs")
+    plan = volumes.private(plan_of(tmp_path, local="mine"), tmp_path / "run")
+    assert not (seen(plan, tmp_path / "run") / "runs").exists()
+
+
 def test_the_folder_of_a_claim_that_jobs_on_this_machine_share(tmp_path, monkeypatch):
-    monkeypatch.setenv("K8SJOB_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("K8SJOB_STATE", str(tmp_path / "state"))
     root = tmp_path / "run"
     root.mkdir()
     empty = volumes.private(plan_of(tmp_path), root)

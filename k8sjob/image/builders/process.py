@@ -56,7 +56,7 @@ def run(
         ImageError: it cannot be started.
     """
     last: deque[str] = deque(maxlen=_LAST_LINES)
-    with _signals_as_exit(), _started(argv, variables or {}) as process:
+    with signals_as_exit(), _started(argv, variables or {}) as process:
         assert process.stdout is not None  # noqa: S101 - a pipe, for mypy
         for line in process.stdout:
             if text := redacted(line.rstrip()):  # an index's address may hold a password
@@ -112,7 +112,7 @@ def _started(argv: Sequence[str], variables: Mapping[str, str]) -> Iterator[subp
 
 
 @contextmanager
-def _signals_as_exit() -> Iterator[None]:
+def signals_as_exit() -> Iterator[None]:
     """SIGTERM and SIGHUP end this process with SystemExit, so that it cleans up."""
 
     def stop(number: int, _frame: object) -> None:

@@ -7,6 +7,7 @@ import faulthandler
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import time
@@ -59,6 +60,8 @@ def run_group(request: dict[str, Any]) -> dict[str, Any]:
             for pid in children.values():
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)  # also workers that a rank has left
+            # Here, since the command that has made these copies may have been killed.
+            shutil.rmtree(Path(request["root"], "volumes"), ignore_errors=True)
 
 
 def _run_rank(request: dict[str, Any], rank: int, port: int) -> None:
