@@ -8,6 +8,7 @@ the number of ranks nor on where a run was interrupted; one global offset is the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import index
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -100,7 +101,7 @@ class ShardSampler(DistributedSampler[int]):
             raise ValueError(f'tail={tail!r}: it must be "pad", "short" or "drop"')
         if accumulate < 1:
             raise ValueError(f"accumulate={accumulate}: batches in a step, at least 1")
-        self.global_batch = _global_batch(batch_size, global_batch, world_size, max_ranks)
+        self.global_batch = global_size(batch_size, global_batch, world_size, max_ranks)
         # The stock sampler asks for a Dataset and uses only its length.
         super().__init__(
             cast("Any", dataset), num_replicas=world_size, rank=rank, shuffle=shuffle, seed=seed
@@ -241,7 +242,11 @@ def _drawn(sampler: Any, seed: int, epoch: int) -> torch.Tensor:
         generator.manual_seed(seed + epoch)
     indices = list(sampler)
     rng.restore(before, device)
-    if isinstance(sampler, DistributedSampler) or not all(isinstance(i, int) for i in indices):
+    try:  # numbers of numpy and of torch, too
+        indices = [] if isinstance(sampler, DistributedSampler) else [*map(index, indices)]
+    except TypeError:
+        indices = []
+    if not indices:
         raise TypeError(
             f"sampler={type(sampler).__name__}: it must draw single indices, those of all ranks;"
             " run.batches() divides them, and makes the batches"
@@ -275,9 +280,10 @@ def check_dataset(dataset: Sized) -> None:
         raise ValueError(f"the data set ({type(dataset).__name__}) is empty: check its path")
 
 
-def _global_batch(
+def global_size(
     batch_size: int | None, global_batch: int | None, world_size: int, max_ranks: int
 ) -> int:
+    """The samples of all ranks in one batch; ValueError unless one size is given, and is valid."""
     if (batch_size is None) == (global_batch is None):
         raise ValueError(
             f"batch_size={batch_size}, global_batch={global_batch}: give exactly one of the two, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dis import get_instructions
 from functools import partial
 from typing import Any
 
@@ -77,22 +78,32 @@ def _construct(field: str, recipe: Any, subject: Any) -> Any:
     raise TypeError(f"{field}: give (class, {{arguments}}) or a function, not {recipe!r}{several}")
 
 
-def loss_remark(loss: Any) -> str:
-    """What makes a step depend on the number of ranks, and what to write; empty if nothing does."""
-    constants = getattr(getattr(loss, "__code__", None), "co_consts", ())  # also names of arguments
+def is_sum(loss: Any) -> bool:
+    """Whether the loss is a sum over the batch that nothing divides."""
+    code = getattr(loss, "__code__", None)
+    constants = getattr(code, "co_consts", ())  # also names of arguments
     named = any("reduction" in names for names in constants if isinstance(names, tuple))
-    if (named and "sum" in constants) or _setting(loss, "reduction") == "sum":
-        return 'reduction="sum", and ranks average gradients; use the mean, with a larger lr'
-    if isinstance(_setting(loss, "weight", getattr(loss, "weight", None)), Tensor):  # of classes
-        return "weights of classes; write run.step(x, labels, weight=class_weights[labels].sum())"
-    return ""
+    if named and "sum" in constants:
+        return not any(each.argrepr.startswith("/") for each in get_instructions(code))
+    return bool(_setting(loss, "reduction") == "sum")
 
 
-def ignores(loss: Any, targets: tuple[Any, ...]) -> bool:
-    """Whether the loss passes over some of these targets; looks at the device's numbers."""
-    plain = loss in (functional.cross_entropy, functional.nll_loss)
+def missing_weight(loss: Any, targets: tuple[Any, ...]) -> str:
+    """What a loss is a mean over besides samples, and what to write; looks at device's numbers."""
+    function = loss.func if isinstance(loss, partial) else loss
+    plain = function in (functional.cross_entropy, functional.nll_loss)
+    weights = _setting(loss, "weight", getattr(loss, "weight", None))
+    # Other losses with weights divide by the samples.
+    if isinstance(weights, Tensor) and (
+        plain or isinstance(loss, nn.NLLLoss | nn.CrossEntropyLoss)
+    ):
+        return "has weights of classes; write run.step(..., weight=class_weights[labels].sum())"
     index = _setting(loss, "ignore_index", -100 if plain else None)
-    return index is not None and any(bool((target == index).any()) for target in targets[:1])
+    tensors = [target for target in targets[:1] if isinstance(target, Tensor)]
+    if index is not None and any(bool((target == index).any()) for target in tensors):
+        text = "run.step(x, labels, weight=(labels != ignore_index).sum())"
+        return f"passes over targets (ignore_index); write {text}"
+    return ""
 
 
 def _setting(loss: Any, name: str, default: Any = None) -> Any:

@@ -8,15 +8,17 @@ none computes with its last batch, at weight 0.
 from __future__ import annotations
 
 import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from k8sjob.runtime.comm import rng
-from k8sjob.runtime.data import BatchShard
+from k8sjob.runtime.data import BatchShard, global_size
 
 if TYPE_CHECKING:
     from k8sjob.runtime.comm.mesh import Mesh
@@ -36,10 +38,8 @@ def is_stream(source: Any) -> bool:
 
 def samples_in(batch: Any) -> int:
     """The length of the first tensor in a batch; 1 where there is none."""
-    if hasattr(batch, "shape"):
-        return int(batch.shape[0]) if len(batch.shape) else 1
-    parts = batch.values() if isinstance(batch, Mapping) else batch
-    return samples_in(next(iter(parts))) if isinstance(parts, list | tuple | Iterable) else 1
+    parts = tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
+    return next((int(part.shape[0]) for part in parts if getattr(part, "shape", ())), 1)
 
 
 def _digest(item: Any) -> int:
@@ -64,11 +64,12 @@ class _Parts(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[tuple[Any, int, int]]:
         worker, place, workers = get_worker_info(), 0, 1
-        if worker is not None and not self._sharded:
+        divides = self._sharded and isinstance(self._source, IterableDataset)
+        if worker is not None and not divides:
             # Each reads all, in the same order: a data set that divides itself among workers, as
             # most do, would be divided twice.
             torch.utils.data._utils.worker._worker_info = None  # noqa: SLF001 - no public form
-            rng.seed_all(self._seed)
+            rng.seed_all(self._seed, self._rank if self._sharded else None)
             place, workers = worker.id, worker.num_workers
         stream = iter(self._source)
         groups = iter(lambda: list(islice(stream, self._group)), [])
@@ -99,12 +100,11 @@ class StreamFeed:
     ) -> None:
         """`options` are the sizes of run.batches and DataLoader's; `settings` those of _Parts."""
         batch, total = options.pop("batch_size"), options.pop("global_batch")
-        if batch and total:
-            raise ValueError(f"batch_size={batch}, global_batch={total}: give one of the two")
-        group = total or (batch or 1) * mesh.data_size
-        if group < mesh.data_size or (sharded and group % mesh.data_size):
+        sized = (batch, total) != (None, None)
+        group = global_size(batch, total, mesh.data_size, 0) if sized else mesh.data_size
+        if sharded and group % mesh.data_size:
             raise ValueError(f"global_batch={group} must divide by the {mesh.data_size} ranks")
-        collate = options.pop("collate_fn", default_collate) if batch or total else None
+        collate = options.pop("collate_fn", default_collate) if sized else None
         self.form = f"{group} by {mesh.data_size}" if sharded else str(group)
         self._mesh, self._sharded, self._drops = mesh, sharded, settings["drops"]
         size = group // mesh.data_size if sharded else group
@@ -115,7 +115,9 @@ class StreamFeed:
 
     def windows(self, done: int, length: int) -> Iterator[list[tuple[BatchShard, Any]]]:
         """The batches of each step, up to `length`, after the first `done` batches of all ranks."""
-        parts, last = islice(self._loader, done, None), None
+        parts = iter(self._loader)
+        # One of an earlier start, if this rank has no more.
+        last, _, _ = next(iter(deque(islice(parts, done), maxlen=1)), (None, 0, 0))
         while True:
             window = list(islice(parts, length))
             rows = self._exchange(window, length)

@@ -17,7 +17,7 @@ from k8sjob.runtime.evaluation import evaluate
 from k8sjob.runtime.keras import model as keras_model
 from k8sjob.runtime.progress import ProgressReporter
 from k8sjob.runtime.rank_context import RankContext, Stopped
-from k8sjob.runtime.recipes import end_epoch, ignores, loss_remark, make_optimizer, make_scheduler
+from k8sjob.runtime.recipes import end_epoch, is_sum, make_optimizer, make_scheduler, missing_weight
 from k8sjob.runtime.strategies import strategy
 from k8sjob.runtime.strategies.step import scale_gradients
 from k8sjob.runtime.stream import StreamFeed, is_stream
@@ -81,9 +81,10 @@ class Run:
             )
         prepared.ready(self.optimizer)
         self.scheduler = make_scheduler(scheduler, self.optimizer, schedule_by)
-        if remark := loss_remark(loss):
+        if is_sum(loss):
             context.reporter.warn(
-                f"a step would depend on the number of ranks: the loss has {remark}"
+                'a step would depend on the number of ranks: the loss has reduction="sum", and'
+                " ranks average gradients; use the mean, with a larger lr"
             )
         # From here on ranks differ: each part of the data has its own dropout masks.
         rng.seed_all(context.seed, prepared.rng_stream)
@@ -98,7 +99,7 @@ class Run:
         self._position: dict[str, Any] = {"epoch": 0, "offset": 0}
         self._shard: BatchShard | None = None
         self._weights: list[float | None] = []  # of the batches of this step
-        self._warns, self._stream_steps = True, 0
+        self._warns, self._stream_steps = context.group.world_size > 1 and not self._by_samples, 0
         self._begun = False
         self._saved_at: tuple[int, int] | None = None
 
@@ -305,12 +306,9 @@ class Run:
         if (weight is None) != (self._weights[0] is None):
             raise ValueError("run.step(weight=) must be given for all batches of a step, or none")
         looks = self._warns and weight is None and (not self.steps or self._progress.due)
-        if looks and self._context.group.world_size > 1 and ignores(self._loss, targets):
+        if looks and (remark := missing_weight(self._loss, targets)):
             self._warns = False
-            self._context.reporter.warn(
-                "the loss passes over targets (ignore_index), so a step depends on the number of"
-                " ranks; write run.step(x, labels, weight=(labels != ignore_index).sum())"
-            )
+            self._context.reporter.warn(f"a step depends on the number of ranks: the loss {remark}")
 
     def evaluate(
         self,

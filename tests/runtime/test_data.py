@@ -1,5 +1,6 @@
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given
@@ -273,3 +274,15 @@ def test_prove_joins_padded_batches_beside_lists_of_samples(channels):
     joined = join([padded(samples[:4]), padded(samples[4:])], [4, 4], iter(pads))
     assert [*map(len, joined["pictures"])] == [channels] * 8
     assert torch.equal(joined["words"], padded(samples)["words"])
+
+
+@pytest.mark.parametrize("drawn", [[2, 0], np.array([2, 0]), torch.tensor([2, 0])])
+def test_a_sampler_draws_numbers_of_any_kind(drawn):
+    sampler = samplers(3, 1, batch_size=2, sampler=drawn)[0]
+    assert list(sampler) == [2, 0]
+
+
+@pytest.mark.parametrize("drawn", [[[2, 0]], torch.tensor([[2, 0]])])
+def test_a_sampler_of_batches_is_refused(drawn):
+    with pytest.raises(TypeError, match="must draw single indices"):
+        list(samplers(3, 1, batch_size=1, sampler=drawn)[0])

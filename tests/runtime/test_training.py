@@ -5,8 +5,9 @@ import os
 import platform
 import random
 import signal
-from collections import Counter
+from collections import Counter, UserDict
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from torch.nn import functional
 
 from k8sjob import runtime
 from k8sjob.contract import CHECKPOINT_DIR_ENV, CONFIG_ENV, PATHS_ENV, Event, RuntimeConfig
+from k8sjob.runtime import recipes, stream
 from k8sjob.runtime.base.errors import PeerLost
 
 SGD = (torch.optim.SGD, {"lr": 0.1})
@@ -367,7 +369,7 @@ def test_a_recipe_that_cannot_work_is_refused(settings, recipe, error, message):
         (partial(functional.cross_entropy, reduction="sum"), 'reduction="sum"'),
         (lambda o, t: functional.cross_entropy(o, t, reduction="sum"), 'reduction="sum"'),
         (lambda o, t: functional.cross_entropy(o, t, reduction="mean"), ""),
-        (nn.CrossEntropyLoss(weight=torch.ones(2)), "weight=class_weights"),
+        (lambda o, t: functional.cross_entropy(o, t, reduction="sum") / len(t), ""),
         (nn.CrossEntropyLoss(), ""),
     ],
 )
@@ -377,6 +379,61 @@ def test_a_loss_that_depends_on_the_ranks_is_told(settings, told, loss, message)
         prepare(job, loss=loss)
     warnings = [each["message"] for each in told("warning")]
     assert message in warnings[0] if message else not warnings
+
+
+CLASSES, UNKNOWN = {"weight": torch.ones(2)}, torch.tensor([0, -100])
+
+
+@pytest.mark.parametrize(
+    ("loss", "target", "message"),
+    [
+        (nn.CrossEntropyLoss(**CLASSES), UNKNOWN, "weight=class_weights"),
+        (partial(functional.cross_entropy, **CLASSES), UNKNOWN, "weight=class_weights"),
+        (nn.BCELoss(**CLASSES), UNKNOWN, ""),  # divides by the samples
+        (partial(functional.cross_entropy, label_smoothing=0.1), UNKNOWN, "ignore_index"),
+        (nn.CrossEntropyLoss(), {"labels": UNKNOWN}, ""),
+    ],
+)
+def test_a_weight_that_a_loss_needs_is_named(loss, target, message):
+    remark = recipes.missing_weight(loss, (target,))
+    assert message in remark if message else not remark
+
+
+@pytest.mark.parametrize(
+    ("batch", "count"),
+    [
+        ({"text": ["a", "b"], "labels": torch.ones(2, 3)}, 2),
+        (UserDict(text=["a"], labels=torch.ones(4)), 4),
+        ([[], torch.ones(5)], 5),
+        (["a", "b"], 1),
+        (torch.ones(()), 1),
+    ],
+)
+def test_the_samples_of_a_ready_batch(batch, count):
+    assert stream.samples_in(batch) == count
+
+
+def shares_of(mesh, source, options, done=0, length=1, **settings):
+    """What a rank of a stream is given: the batches and their numbers of samples."""
+    settings = {"sharded": True, "drops": False, "seed": 3} | settings
+    options = {"batch_size": 2, "global_batch": None, **options}
+    feed = stream.StreamFeed(source, mesh, options, **settings)
+    windows = feed.windows(done, length)
+    return [(batch.tolist(), shard.count) for window in windows for shard, batch in window]
+
+
+def test_a_rank_without_more_samples_resumes_with_one_of_before():
+    rows = iter([[[0.0, 0.0, 0.0], [1.0, 0.0, 2.0]], [[0.0] * 3] * 2])
+    longer = SimpleNamespace(table=lambda _mine: next(rows))
+    mesh = SimpleNamespace(data_rank=0, data_size=2, model_size=1, group=longer)
+    assert shares_of(mesh, iter(torch.arange(4)), {}, done=2) == [([2, 3], 0)]
+
+
+def test_workers_divide_a_plain_iterable_of_one_rank():
+    alone = SimpleNamespace(table=lambda own: [own])
+    mesh = SimpleNamespace(data_rank=0, data_size=1, model_size=1, group=alone)
+    given = shares_of(mesh, list(torch.arange(6)), {"num_workers": 2})
+    assert given == [([0, 1], 2), ([2, 3], 2), ([4, 5], 2)]
 
 
 @pytest.mark.parametrize("weight", [None, 3])

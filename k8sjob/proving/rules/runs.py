@@ -97,7 +97,8 @@ def checkpoint(evidence: Evidence) -> Iterator[Difference]:
 
 def _begin(evidence: Evidence) -> int:
     """The step of the checkpoint of which the files were kept."""
-    return next((event["step"] for event in evidence.ranks[0].of("snapshot")), 0)
+    kept = (event for trace in evidence.ranks for event in trace.of("snapshot"))
+    return next((event["step"] for event in kept), 0)
 
 
 def _reads_checkpoint(evidence: Evidence) -> bool:

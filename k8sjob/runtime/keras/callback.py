@@ -182,7 +182,7 @@ class JobCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras has 
         numbers = {name: value for name, value in (logs or {}).items() if isinstance(value, float)}
         self._context.log(epoch=epoch + 1, **numbers)
         for name, value in (logs or {}).items():
-            plain = value.item() if hasattr(value, "item") else value
+            plain = value.tolist() if hasattr(value, "tolist") else value  # of F1Score: a list
             self.history.setdefault(name, []).append(plain)
         self._save(epoch + 1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import weakref
 from contextlib import suppress
@@ -57,7 +58,7 @@ def fit(
     for name in sorted(_INSTEAD.keys() & loader_options.keys()):
         raise TypeError(f"job.fit({name}=): {_INSTEAD[name]}")
     train = _dataset(train)
-    if validation_split:
+    if validation_split and validation is None:  # as Keras decides
         cut = int(len(train) * (1 - validation_split))  # as Keras rounds
         train, validation = Subset(train, range(cut)), Subset(train, range(cut, len(train)))
     if class_weight:
@@ -152,7 +153,7 @@ _INSTEAD: Final = {
 
 
 class _Weighted(Dataset[Any]):
-    """A data set of (inputs, targets) with the weights of the targets' classes."""
+    """A data set whose samples have the weights of their classes, besides their own."""
 
     def __init__(self, data: Any, weights: Mapping[int, float]) -> None:
         self._data, self._weights = data, weights
@@ -161,8 +162,10 @@ class _Weighted(Dataset[Any]):
         return len(self._data)
 
     def __getitem__(self, index: int) -> Any:
-        inputs, target = self._data[index]
-        return inputs, target, torch.tensor(self._weights.get(int(target), 1.0))
+        inputs, target, *weights = self._data[index]
+        label = torch.as_tensor(target)
+        weight = self._weights.get(int(label.argmax() if label.numel() > 1 else label), 1.0)
+        return inputs, target, torch.tensor(math.prod(map(float, weights), start=weight))
 
 
 def _dataset(data: Any) -> Any:
