@@ -1,6 +1,9 @@
 """job.fit trains as model.fit does in one process, and leaves equal ranks behind."""
 
 import json
+import os
+import subprocess
+import sys
 import zipfile
 
 import pytest
@@ -174,3 +177,25 @@ def test_a_signal_stops_all_ranks(start_ranks, tmp_path):
     outcome = ranks.finish()
     assert outcome.codes == [143, 143]
     assert outcome.told("stopping")[0]["signal"] == "SIGTERM"
+
+
+PARTS = """
+from unittest.mock import MagicMock
+import torch
+from k8sjob.runtime.keras.callback import JobCallback
+from k8sjob.runtime.keras.model_fit import _Weighted
+one_hot = torch.eye(2)
+for targets in ((one_hot,), (torch.arange(2), torch.ones(2)), (one_hot, torch.full((2,), 0.5))):
+    data = torch.utils.data.TensorDataset(torch.zeros(2, 3), *targets)
+    print(float(_Weighted(data, {1: 3.0})[1][2]))
+callback = MagicMock(history={}, _context=MagicMock())
+JobCallback.on_epoch_end(callback, 0, {"f1": torch.tensor([0.5, 1.0]), "loss": 2.0})
+print(callback.history)
+"""
+
+
+def test_weights_of_classes_and_a_metric_of_several_numbers():
+    words, env = [sys.executable, "-c", PARTS], {**os.environ, **TORCH}
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:3] == ["3.0", "3.0", "1.5"]
+    assert done.stdout.split("\n")[3] == "{'f1': [[0.5, 1.0]], 'loss': [2.0]}"

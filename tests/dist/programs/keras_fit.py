@@ -160,7 +160,7 @@ def train(job, case):
         data,
         epochs=case["epochs"],
         global_batch=case["batch"],
-        validation=(images[count], labels[count]),
+        validation=None if "validation_split" in more else (images[count], labels[count]),
         callbacks=[callback(name, case["folder"], model) for name in case["callbacks"]],
         tail=case["tail"],
         **more,
