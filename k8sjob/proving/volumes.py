@@ -59,13 +59,14 @@ def detach(root: Path) -> None:
 def _copy(source: Path, target: Path, label: str) -> None:
     """Copy what the current user can read, with what links lead to."""
     size = count = 0
-    walk = os.walk(source, followlinks=True)
+    alone = [(str(source.parent), list[str](), [source.name])]
+    walk = os.walk(str(source), followlinks=True) if source.is_dir() else iter(alone)
     free = shutil.disk_usage(target.parents[2]).free
     # A link that leads back gives more and more files.
-    for parent, _, names in walk if source.is_dir() else [(source.parent, [], [source.name])]:
+    for parent, _, names in walk:
         count += 1 + len(names)
-        names = {*names} - {*_unreadable(parent, names)}  # noqa: PLW2901 - the same files
-        size += sum(Path(parent, name).stat().st_size for name in names)
+        readable = {*names} - {*_unreadable(parent, names)}
+        size += sum(Path(parent, name).stat().st_size for name in readable)
         if size > min(MAX_BYTES, free) or count > MAX_FILES:
             raise BackendError(
                 f"{label}: {source} has more than {min(MAX_BYTES, free) >> 20:,} MiB or"

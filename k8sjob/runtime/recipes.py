@@ -80,11 +80,10 @@ def _construct(field: str, recipe: Any, subject: Any) -> Any:
 
 def is_sum(loss: Any) -> bool:
     """Whether the loss is a sum over the batch that nothing divides."""
-    code = getattr(loss, "__code__", None)
-    constants = getattr(code, "co_consts", ())  # also names of arguments
+    constants = getattr(getattr(loss, "__code__", None), "co_consts", ())  # also names of arguments
     named = any("reduction" in names for names in constants if isinstance(names, tuple))
     if named and "sum" in constants:
-        return not any(each.argrepr.startswith("/") for each in get_instructions(code))
+        return not any(each.argrepr.startswith("/") for each in get_instructions(loss))
     return bool(_setting(loss, "reduction") == "sum")
 
 
