@@ -297,7 +297,7 @@ class TestScriptWithoutSession:
             while time.monotonic() < end:
                 torch.ones(9).sum()
         def in_a_child(seconds):
-            code = f"import time\\nwhile time.process_time() < {seconds / 2}: pass\\ntime.sleep(1)"
+            code = f"import time\\nwhile time.process_time() < {seconds / 2}: pass\\ntime.sleep(.2)"
             subprocess.run([sys.executable, "-c", code])
     """
 

@@ -224,27 +224,33 @@ class PythonTransport:
                 else:
                     files = self._access.kubeconfig
                     config.load_kube_config(files, self.context, client_configuration=settings)
+                pool = client.ApiClient(settings).rest_client.pool_manager
+                pool.connection_pool_kw["ssl_context"] = _tls_context(pool.connection_pool_kw)
             except (config.ConfigException, OSError, ValueError, KeyError, TypeError) as error:
                 raise self._access.unusable(str(error)) from None
         if self._access.plugin and not settings.api_key and not settings.cert_file:
             raise self._access.without_credentials(" ".join(heard) or "no reason is given")
-        pool = client.ApiClient(settings).rest_client.pool_manager
-        pool.connection_pool_kw["ssl_context"] = _tls_context(pool.connection_pool_kw)
         return settings, pool
 
 
-def _tls_context(options: Mapping[str, Any]) -> ssl.SSLContext:
-    """The TLS settings for a pool of these options, which accept the certificates kubectl accepts.
+def _tls_context(options: dict[str, Any]) -> ssl.SSLContext:
+    """The TLS settings of a pool, which accept the certificates that kubectl accepts.
 
     From Python 3.13 on, the defaults refuse a CA without a key identifier or a key usage, as some
-    providers' clusters and private CAs have it.
+    providers' clusters and private CAs have it. The files move from the options into the context:
+    else each connection loads them again, while others use it in their threads.
     """
     from urllib3.util.ssl_ import create_urllib3_context  # noqa: PLC0415 - comes with the client
 
     context = create_urllib3_context(cert_reqs=options["cert_reqs"])
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-    if not (options.get("ca_certs") or options.get("ca_cert_data")):
-        context.load_default_certs()  # urllib3 does this for a context that it creates itself
+    file, data = options.pop("ca_certs", None), options.pop("ca_cert_data", None)
+    if file or data:
+        context.load_verify_locations(file, cadata=data)
+    else:
+        context.load_default_certs()
+    if certificate := options.pop("cert_file", None):
+        context.load_cert_chain(certificate, options.pop("key_file", None))
     return context
 
 

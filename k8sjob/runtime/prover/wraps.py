@@ -191,7 +191,7 @@ def _wrap_loaders(recorder: Recorder) -> None:
 
         parts = recorder.replay.parts
 
-        def larger(original: Any, sampler: Any, *args: Any, **options: Any) -> None:
+        def larger(original: Any, sampler: Any, /, *args: Any, **options: Any) -> None:
             if options.get("batch_size") is not None:
                 options["batch_size"] *= parts
             original(sampler, *args, **options)
