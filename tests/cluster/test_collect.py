@@ -152,8 +152,11 @@ def test_the_manifest_collects_on_a_volume_of_root(
     why = (*inside, "why", f"{namespace}/breaks")
     backend, ref = created("breaks", ["sh", "-c", "echo the last words; exit 7"])
     eventually(lambda: "exit code 7" in cluster.kubectl(*why, check=False).stdout, "the collector")
-    records = ("exec", "-n", installation, f"deploy/{installation}", "--", "find", "/records")
-    eventually(lambda: "/breaks@" in cluster.kubectl(*records).stdout, "the record")
+    shell = (*inside[:-1], "sh", "-c", "k8sjob why /records/state/records/*/breaks@*.k8sjob")
+    eventually(
+        lambda: "exit code 7" in cluster.kubectl(*shell, check=False).stdout,
+        "the record of its end",
+    )
     backend.delete(ref)
     eventually(lambda: not cluster.read("pytorchjobs", "breaks", namespace), "its deletion")
     answer = cluster.kubectl(*why)
