@@ -22,6 +22,7 @@ from collections import Counter, deque
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, NoReturn
 
@@ -92,9 +93,14 @@ def write_record(
         BackendError: the job cannot be read.
         OSError: the file cannot be written.
     """
-    snapshot, before = snapshot or backend.snapshot(ref), None
-    with suppress(BackendError):
-        before = earlier and earlier(ref)
+    snapshot = snapshot or backend.snapshot(ref)
+
+    @cache  # opened only where output is missing: of a bucket it is a download
+    def before() -> RecordBackend | None:
+        with suppress(BackendError):
+            return earlier and earlier(ref)
+        return None
+
     related = list(backend.related(snapshot))
     objects = {
         "format": _FORMAT,
@@ -116,9 +122,10 @@ def write_record(
         replicas: Sequence[str] = replica_names(snapshot.job)
         if brief:
             failed = [replica_of(pod) for pod in snapshot.pods if Pod(pod).phase == "Failed"]
-            # What an earlier record has may be gone from the cluster: the output of failed Pods.
-            before_gone = before.with_output if before else ()
-            replicas = list(dict.fromkeys([*failed, *before_gone, *replicas]))[:_KEPT_REPLICAS]
+            if len(replicas) > _KEPT_REPLICAS and (record := before()):
+                # What it has may be gone from the cluster: the output of failed Pods.
+                failed += record.with_output
+            replicas = list(dict.fromkeys([*failed, *replicas]))[:_KEPT_REPLICAS]
         most = _KEPT_OUTPUT if brief else _MOST_OUTPUT
         for replica in replicas:
             with archive.open(f"logs/{replica}", "w", force_zip64=True) as out:
@@ -203,7 +210,7 @@ def _row(line: LogLine) -> bytes:
 
 
 def _or_earlier(
-    lines: Iterator[LogLine], before: RecordBackend | None, replica: str
+    lines: Iterator[LogLine], before: Callable[[], RecordBackend | None], replica: str
 ) -> Iterator[LogLine]:
     """The output of a replica; where nothing is left of it, that of the record before."""
     gaps = list[LogLine]()
@@ -215,7 +222,7 @@ def _or_earlier(
         gaps.append(line)
     last = None
     with suppress(K8sJobError):  # it may lack this output, or be damaged
-        for last in before.logs(JobRef("", ""), replica) if before else ():
+        for last in record.logs(JobRef("", ""), replica) if (record := before()) else ():
             yield last
     yield from () if last and last.gap else gaps  # else each record would add them again
 

@@ -73,9 +73,9 @@ def _explained(facts: Facts, group: Object) -> Diagnosis:
         for event in in_time([*facts.of_kind("Event"), *facts.snapshot.events])
         if Object(event).part("involvedObject").get("kind") == "PodGroup"
     )
-    said = [group.condition("Unschedulable").message, *events]
-    of_queue = [message for message in said if not OF_GANG.search(message)]  # these say more
-    reason = one_line(next(filter(None, (*reversed(of_queue), *reversed(said))), ""))
+    messages = [group.condition("Unschedulable").message, *events]
+    of_queue = [message for message in messages if not OF_GANG.search(message)]  # these say more
+    reason = one_line(next(filter(None, (*reversed(of_queue), *reversed(messages))), ""))
     since = moment(group.created)
     has_queue = str(group.raw.get("apiVersion")).startswith("scheduling.volcano.sh/")
     message = f"its PodGroup of {size} pods waits"
