@@ -96,16 +96,20 @@ def _is_sorted(script: Script, node: ast.expr) -> bool:
 
 def _holds(script: Script, node: ast.expr, makers: frozenset[str]) -> bool:
     """Whether a value is made of texts that some functions return, and not of numbers."""
-    names, parts = set[str](), list[ast.AST](ast.walk(node))
-    for part in parts:
+    names, parts, visited = set[str](), [*ast.walk(node)], set[ast.AST]()
+    while parts:
+        part = parts.pop()
+        if part in visited:
+            continue
+        visited.add(part)
         match part:
             case ast.Call():
                 names.add(script.last_name(part))
             case ast.JoinedStr() | ast.Set(elts=[ast.Constant(value=str()), *_]):
                 names.add("str")
             case ast.Name():
-                origins = script.values.origins(part)
-                parts += [n for one in origins for n in ast.walk(one) if n not in parts]
+                for origin in script.values.origins(part):
+                    parts += ast.walk(origin)
             case _:
                 pass
     return bool(names & makers) and not names & _NUMBERS
