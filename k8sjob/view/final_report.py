@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import replace
 from itertools import cycle, pairwise
 from typing import TYPE_CHECKING, Final
 
@@ -25,8 +24,6 @@ _OTHERS: Final = 2
 _MOST_METRICS: Final = 30
 _WIDEST_LABEL: Final = 30
 """Columns of a label; a longer one moves its value alone."""
-_LONG: Final = 80
-"""Characters of an error that is not repeated where a traceback above has it."""
 _FEW: Final = 8
 """Points from which their distribution counts."""
 Point = tuple[float, float]
@@ -42,11 +39,7 @@ def report(
     lines = _curves(summary, min(width, MAX_WIDTH))
     lines.append(_outcome(summary))
     for found in summary.findings:
-        message = found.message
-        for error in summary.raised:
-            if len(error) > _LONG:
-                message = message.replace(error, error.partition(":")[0])
-        lines += finding_lines(replace(found, message=message))
+        lines += finding_lines(found)
     logged = [name for name in summary.metrics if name not in {"epoch", "step"}]
     rows = {
         name: value if isinstance(value := summary.metrics[name], str) else number(value)

@@ -84,7 +84,6 @@ class JobSummary:
         curve: (epochs behind, loss), ascending; what a restart repeats is replaced.
         curves: by the name of a test metric the same of its values.
         metrics: the last values of what the script logged.
-        raised: errors whose tracebacks were shown, see REPEATS.
         checkpoint: path of the newest one.
         phases: of the replicas that have not reached the user's code, see STARTING.
         reported: when the group was formed, or its progress was written, seconds since the epoch.
@@ -105,7 +104,6 @@ class JobSummary:
     curve: list[tuple[float, float]] = field(default_factory=list)
     curves: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     metrics: dict[str, str | float] = field(default_factory=dict)
-    raised: set[str] = field(default_factory=set)
     checkpoint: str = ""
     findings: list[Diagnosis] = field(default_factory=list)
     stopping: bool = False
@@ -135,8 +133,6 @@ class JobSummary:
                 self._measure(flat(data))
             case EventKind.CHECKPOINT:
                 self.checkpoint = text(data.get("path"))
-            case EventKind.LOG:
-                self.raised |= {text(data[REPEATS])} if data.get(REPEATS) else set()
             case EventKind.STOPPING:
                 self.stopping = True
             case EventKind.FINDING:

@@ -74,6 +74,7 @@ class TestEnvironment:
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": "29500",
                 "TORCHELASTIC_RESTART_COUNT": "0",
+                "TORCHELASTIC_RUN_ID": "none",  # by it Lightning knows that torchrun's ranks hold
             }
             assert {name: seen[name] for name in expected} == expected
             assert LIFELINE_ENV not in seen, "a child of the script would take it for its own"

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _LOOPBACK: Final = "127.0.0.1"
 _MAX_DIGITS: Final = 18
 _RESTART: Final = "TORCHELASTIC_RESTART_COUNT"
+_LAUNCHED: Final = "TORCHELASTIC_RUN_ID"
 _ONE_PROCESS: Final = frozenset({"auto", "gpu", "cpu", "xpu"})
 """Words for "as many as fit" that the training operator counts as one process."""
 
@@ -88,6 +89,9 @@ class NodeEnv:
             "MASTER_ADDR": self.master_addr,
             "MASTER_PORT": self.master_port,
             _RESTART: restart,
+            # Lightning takes ranks from the environment only where torch.distributed finds a launch
+            # by torchrun, and computes others where it does not. "none" is torchrun's own default.
+            _LAUNCHED: "none",
         }
         return {name: str(value) for name, value in values.items()}
 
