@@ -48,6 +48,7 @@ _METHODS: Final[Mapping[str, str]] = {
     "run": "batches epochs evaluate step",
     "accelerator": "backward gather gather_for_metrics local_main_process_first "
     "main_process_first pad_across_processes reduce wait_for_everyone",
+    "fabric": "all_gather all_reduce backward barrier broadcast rank_zero_first save",
     "trainer": "evaluate fit predict save_checkpoint test train",
     "fsdp": f"state_dict clip_grad_norm_ {_FORWARD}",
     "ddp": _FORWARD,

@@ -27,6 +27,7 @@ _CONSTRUCTORS: Final = (
     ("session", re.compile(r"k8sjob\.runtime\.(sessions\.)?(session|Job|job\.Job)")),
     ("run", re.compile(r"k8sjob\.runtime\.(training\.)?Run")),
     ("accelerator", re.compile(r"accelerate\.(\w+\.)*Accelerator")),
+    ("fabric", re.compile(r"lightning(_fabric)?\.(\w+\.)*Fabric")),
     ("trainer", re.compile(r"(lightning|pytorch_lightning|transformers|trl)\.(\w+\.)*\w*Trainer")),
     ("ddp", re.compile(r"torch\.(\w+\.)*DistributedDataParallel")),
     ("fsdp", re.compile(r"torch\.(\w+\.)*FullyShardedDataParallel")),
@@ -35,6 +36,7 @@ _CONSTRUCTORS: Final = (
 """The constructors or types of each kind of object."""
 _PARAMETERS: Final = {
     "accelerator": ("accelerate", "accelerator"),
+    "fabric": ("lightning", "fabric"),
     "job": ("k8sjob", "session"),
     "run": ("k8sjob", "run"),
 }

@@ -681,6 +681,10 @@ def test_the_session(body, expected):
          "if t.is_global_zero:\n    t.save_checkpoint('m')", True),
         ("import lightning as L\nt = L.Trainer()\n", "t.fit(m)\nif t.is_global_zero:\n    p(t)",
          False),
+        ("import lightning as L\nf = L.Fabric()\nf.launch()\n",
+         "if f.global_rank == 0:\n    f.save('m', s)", True),
+        ("import lightning as L\nf = L.Fabric()\nf.launch()\n",
+         "if f.global_rank == 0:\n    f.print(s)\nf.barrier()", False),
     ],
 )  # fmt: skip
 def test_other_libraries(head, body, expected):
