@@ -75,7 +75,8 @@ def test_ranks_whose_checkpoints_are_on_their_own_disks(volume, restarts, own, o
     restarted = Event("restarting", {"reason": {}}, 1.0).encode()
     finding = diagnose(seen, {"worker-0": [restarted] * restarts}, now=NOW)[0]
     assert finding.cause == "left-early"
-    assert ("ReadWriteMany" in finding.next_step, "Join" in finding.next_step) == (own, not own)
+    both = ("ReadWriteMany" in finding.next_step, "k8sjob lint" in finding.next_step)
+    assert both == (own, not own)
 
 
 REFUSED = 'pods "job-worker-0" is forbidden: violates PodSecurity "restricted:latest": '

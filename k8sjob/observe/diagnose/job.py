@@ -25,7 +25,10 @@ SUPERVISOR_GONE: Final = frozenset(LocalReason) - {LocalReason.STOPPED}
 or where nothing of them is known."""
 _DEADLINE: Final = ("longer than specified dead", "exceeded its active deadline")
 _LIMIT_REACHED: Final = ("backoff limit", "max_restarts is", "max number of restarts")
-_AGAIN: Final = "run the job again; with `checkpoint` in its spec it continues from the newest one"
+_AGAIN: Final = (
+    "run the job again: a session continues from the newest checkpoint if the spec has"
+    " `checkpoint`, any other script where it loads its own"
+)
 _ANSWER: Final = timedelta(seconds=5)
 """A running operator answers a new job within a second."""
 _SILENCE: Final = timedelta(seconds=30)

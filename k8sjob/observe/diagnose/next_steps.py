@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 _SAME_STEPS: Final = (
     "make all ranks take the same number of steps, in the same order: run.batches() and a"
-    " DistributedSampler give each as many batches; torch's Join handles ranks that have finished"
+    " DistributedSampler give each as many batches; torch's Join handles ranks that have finished;"
+    " k8sjob lint finds collectives that only some ranks reach, as an evaluation on rank 0 alone"
 )
 _OWN_DISKS: Final = (
     "after a restart each rank must load the same checkpoint: the job mounts no volume that its"
