@@ -10,12 +10,13 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.local.logfiles import LogWriter, last_lines
+from k8sjob.backends.local.mounts import with_mounts
 from k8sjob.backends.local.state_folder import open_file
 from k8sjob.contract import (
     LIFELINE_ENV,
@@ -52,6 +53,7 @@ class Launch:
         fallback_to_logs: the last lines of output stand in for a missing termination message.
         has_agent: the agent is part of the job; otherwise it only runs a command of the user's and
             would not be there in a cluster, so its termination message is not the container's.
+        mounts: folders by the path at which it finds them.
     """
 
     argv: list[str]
@@ -60,6 +62,7 @@ class Launch:
     grace: float = 30.0
     fallback_to_logs: bool = False
     has_agent: bool = True
+    mounts: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +132,7 @@ class LocalContainer:
         os.set_blocking(self.output, False)
         try:
             self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
-                launch.argv,
+                with_mounts(launch.mounts, launch.argv),
                 cwd=launch.cwd,
                 env={
                     **env,

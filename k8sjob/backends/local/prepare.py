@@ -10,10 +10,13 @@ import os
 import re
 import shutil
 import socket
+import subprocess
 import sys
+import tempfile
 from collections import Counter
+from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -21,6 +24,7 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.backends.api import LOCAL, TOO_FEW_GPUS
 from k8sjob.backends.local.container import Launch
 from k8sjob.backends.local.machine import check_packages, visible_gpus
+from k8sjob.backends.local.mounts import possible, refusal
 from k8sjob.contract import (
     AGENT,
     CHECKPOINT_DIR_ENV,
@@ -103,12 +107,14 @@ def prepare(places: Places, draft: Path, *, fresh: bool = False, resume: bool = 
             f"queue {plan.spec.kueue_queue!r} exists only in the cluster: the job starts at once",
         )
     check_packages(plan.spec, plan.context)
-    _note_fixed_paths(places, prepared)
     _check_checkpoints(places, prepared, fresh=fresh, resume=resume)
     replicas = dict(_replicas(prepared.job))
     gpus = _gpus(plan, list(replicas), prepared)
+    refused = _mounts_are_refused(places, uses_gpus=any(gpus.values()))
+    _note_fixed_paths(places, prepared, refused=refused)
     for name, (role, index) in replicas.items():
-        prepared.launches[name] = _launch(prepared, places, role, index, gpus[name])
+        launch = _launch(prepared, places, role, index, gpus[name])
+        prepared.launches[name] = launch if refused else replace(launch, mounts=places.mounts(name))
     works = [draft / "replicas" / name / "work" for name in replicas]
     advice = copy_context(plan.context.resolve(), works, beside=places.store.root)
     if advice:
@@ -117,11 +123,23 @@ def prepare(places: Places, draft: Path, *, fresh: bool = False, resume: bool = 
     return prepared
 
 
-def _note_fixed_paths(places: Places, prepared: Prepared) -> None:
+def _mounts_are_refused(places: Places, *, uses_gpus: bool) -> bool:
+    """Whether no replica can have its mounts at their own paths; see mounts.py."""
+    existing = {at: to for at, to in places.mounts("master-0").items() if Path(to).exists()}
+    if existing and uses_gpus:
+        # CUDA calls it at its first use, and as a setuid program it does nothing behind mounts.
+        with suppress(OSError):
+            subprocess.run(["nvidia-modprobe", "-u", "-c=0"], check=False)  # noqa: S607 - on PATH
+    return bool(refusal(existing)) if existing else False
+
+
+def _note_fixed_paths(places: Places, prepared: Prepared, *, refused: bool) -> None:
     """Name the mounts whose paths stand in a script, where nothing can replace them."""
     run = places.plan.spec.run
     replaced = " ".join([*run.args, *run.env.values()])
-    mounts = {mount: folder for mount, folder in places.of("master-0").items() if mount != folder}
+    real = {} if refused else places.mounts("master-0")
+    folders = places.of("master-0").items()
+    mounts = {mount: to for mount, to in folders if mount != to and mount not in real}
     for name in (run.script, *(run.command or ())):
         file = places.plan.context / (name or "")
         is_script = file.suffix == ".py" and os.path.isfile(file)  # noqa: PTH113 - no limit of length
@@ -383,6 +401,25 @@ class Places:
             found[self.plan.spec.checkpoint.dir] = self.checkpoints
         longest_first = sorted(found.items(), key=lambda item: -len(item[0]))
         return {mount: str(folder) for mount, folder in longest_first}
+
+    def mounts(self, replica: str) -> dict[str, str]:
+        """The mounts that a replica shall have at their own paths: none without a `local` volume.
+
+        None hides what the run itself needs, or what the user has in place of another.
+        """
+        folders = self.of(replica)
+        local = (volume.mount for volume in self.plan.spec.volumes if volume.local)
+        if all(folders[mount] == mount for mount in local):
+            return {}
+        home, temporary = Path.home(), tempfile.gettempdir()
+        needed = [sys.prefix, sys.base_prefix, *sys.path, *os.get_exec_path(), temporary]
+        needed += map(str, (home, self.store.root, self.plan.context))
+        others = {
+            mount: folder
+            for mount, folder in folders.items()
+            if folder != mount and mount not in {WORKDIR, RUNTIME_HOME}
+        }
+        return possible(others, needed)
 
     @property
     def checkpoints_are_the_users(self) -> bool:

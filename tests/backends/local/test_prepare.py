@@ -277,7 +277,7 @@ def test_relative_paths_lead_to_the_mounts(tmp_path):
 def test_a_path_of_the_cluster_in_the_script_is_named(prepared, tmp_path, code, run, named):
     (tmp_path / "context").mkdir()
     (tmp_path / "context/main.py").write_text(code)
-    volumes = [{"name": "keep", "mount": "/keep", "pvc": "claim", "local": str(tmp_path)}]
+    volumes = [{"name": "keep", "mount": "/keep", "pvc": "claim"}]
     _, notices = prepared(spec(volumes=volumes, run={"command": ["python", "main.py"], **run}))
     assert ("PathNotMapped" in notices) == named
     assert not named or "write ../keep," in notices["PathNotMapped"]
