@@ -119,8 +119,8 @@ class EventKind(StrEnum):
     step), memory_bytes (the peak of the rank that has most); except after the first step, which
     also loads kernels or compiles, eta_s; where there is one grad_norm (of this step, before
     clipping); with several ranks wait_s (seconds of a step lost to the slowest rank, the mean over
-    the ranks) and slowest (that rank). Once a second and at each epoch's last step, then with
-    epoch_loss, the mean over the whole epoch."""
+    the ranks) and slowest (that rank); after a restart of the processes its number, restart. Once a
+    second and at each epoch's last step, then with epoch_loss, the mean over the whole epoch."""
     METRICS = "metrics"
     """The arguments of the user's `job.log(...)`."""
     CHECKPOINT = "checkpoint"

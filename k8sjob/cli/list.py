@@ -15,7 +15,8 @@ from k8sjob.cli.output import document, fail, line, print_status, table
 from k8sjob.cli.status import times
 from k8sjob.errors import BackendError
 from k8sjob.observe.status import JobStatus, job_status
-from k8sjob.view.json_output import image, job_document, progress_of
+from k8sjob.targets.jobs import replica_names
+from k8sjob.view.json_output import JobProgress, image, job_document, progress_of
 
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
@@ -58,7 +59,7 @@ def list_command(labels: str, output: str, place: Place) -> int:
                 [
                     _named(status.ref, runs),
                     *[status.ref.kind] * mixed,
-                    *_row(status, snapshot, wide=wide),
+                    *_row(status, snapshot, trains.get(status.ref), wide=wide),
                     *[trains.get(status.ref, "")] * bool(trains),
                 ]
                 for status, snapshot, _ in found
@@ -112,10 +113,15 @@ def _named(ref: JobRef, runs: Counter[str]) -> str:
     return f"{ref}@{ref.uid[:8]}" if ref.namespace == LOCAL and runs[str(ref)] > 1 else str(ref)
 
 
-def _row(status: JobStatus, snapshot: Snapshot, *, wide: bool) -> list[object]:
-    counts = ", ".join(f"{count} {what}" for what, count in status.counts.items()) or "none"
+def _row(
+    status: JobStatus, snapshot: Snapshot, progress: JobProgress | None, *, wide: bool
+) -> list[object]:
+    # The operator removes the Pods of a job that has failed, and counts them no more.
+    none = f"{len(replica_names(snapshot.job))} removed" if status.state.finished else "none"
+    counts = ", ".join(f"{count} {what}" for what, count in status.counts.items()) or none
     row: list[object] = [status.state, counts, *times(status, snapshot.now)]
     if wide:
         restarts = sum(replica.restarts for replica in status.replicas)
+        restarts = max(restarts, progress.summary.restarts if progress else 0)
         row += [restarts, image(snapshot.job) or "", status.ref.uid]
     return row

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -20,19 +20,23 @@ from k8sjob.view.json_output import (
     findings,
     image,
     job_document,
-    progress_of,
+    progress_in,
     provenance,
     running_digest,
 )
 from k8sjob.view.lines import duration, last_line
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import datetime
     from pathlib import Path
 
-    from k8sjob.backends.api import Backend, Snapshot
+    from k8sjob.backends.api import Snapshot
     from k8sjob.kube.objects import Json
+    from k8sjob.observe.diagnose import Diagnosis
     from k8sjob.view.json_output import JobProgress
+
+_HAVE_OUTPUT: Final = (JobState.RUNNING, JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED)
 
 
 @click.command("status")
@@ -49,7 +53,12 @@ def status_command(job: str, output: str, exit_code: bool, place: Place) -> int:
     snapshot = backend.snapshot(ref)
     warn_of_clock(snapshot)
     status = job_status(snapshot)
-    trains = None if output == "name" else progress_of([(backend, snapshot)]).get(status.ref)
+    reporter, lines = reporting_replica(snapshot.job), list[str]()
+    if output != "name" and status.replicas and status.state in _HAVE_OUTPUT:
+        with suppress(BackendError):
+            lines = tail_lines(backend, status.ref, reporter)
+    progress = progress_in(snapshot, lines)
+    trains = progress if status.state is JobState.RUNNING else None
     saved: Path | None = None
     written: list[Path] = []
     if isinstance(backend, LocalBackend):
@@ -62,20 +71,28 @@ def status_command(job: str, output: str, exit_code: bool, place: Place) -> int:
             document({**job_document(snapshot, trains), **places}, output)
         case _:
             files = {"CHECKPOINTS": str(saved or ""), "WRITTEN": listed(written)}
-            _show(status, snapshot, files, trains)
-            _explain(backend, status, snapshot)
+            restarts = progress.summary.restarts if progress else 0
+            _show(status, snapshot, files, trains, restarts)
+            related = backend.related(snapshot) if status.state is JobState.QUEUED else ()
+            # What `why` finds reads more, so only if the output of one replica shows trouble.
+            if diagnose(snapshot, {reporter: lines} if lines else {}, related):
+                _explain(findings(backend, snapshot))
     return status.exit_code if exit_code else 0
 
 
 def _show(
-    status: JobStatus, snapshot: Snapshot, files: dict[str, str], progress: JobProgress | None
+    status: JobStatus,
+    snapshot: Snapshot,
+    files: dict[str, str],
+    progress: JobProgress | None,
+    restarts: int,
 ) -> None:
     row = [status.ref, status.state, *times(status, snapshot.now)]
     table(["NAME", "STATE", "AGE", "TIME"], [row])
     if status.message:
         click.echo()
         table([status.reason or "MESSAGE"], [[status.message]])
-    if progress:
+    if progress and str(progress):
         click.echo()
         table(["PROGRESS"], [[progress]])
     click.echo()
@@ -90,28 +107,22 @@ def _show(
     if status.replicas:
         click.echo()
         header = ["REPLICA", "PHASE", "RESTARTS", "EXIT CODE", "NODE", "REASON", "MESSAGE"]
-        table(header, [_replica_row(replica) for replica in status.replicas])
+        table(header, [_replica_row(replica, restarts) for replica in status.replicas])
 
 
-def _explain(backend: Backend, status: JobStatus, snapshot: Snapshot) -> None:
-    """The first finding of `why`, which reads more, if the output of one replica shows trouble."""
-    logs: dict[str, list[str]] = {}
-    if status.replicas and status.state in (JobState.RUNNING, JobState.SUCCEEDED, JobState.FAILED):
-        name = reporting_replica(snapshot.job)
-        with suppress(BackendError):
-            logs[name] = tail_lines(backend, status.ref, name)
-    related = backend.related(snapshot) if status.state is JobState.QUEUED else ()
-    if diagnose(snapshot, logs, related):
-        from k8sjob.cli.why import show_finding  # noqa: PLC0415 - of no use for a list
+def _explain(found: Sequence[Diagnosis]) -> None:
+    """The first finding of `why`."""
+    from k8sjob.cli.why import show_finding  # noqa: PLC0415 - of no use for a list
 
-        for finding in findings(backend, snapshot)[:1]:
-            click.echo()
-            show_finding(finding)
+    for finding in found[:1]:
+        click.echo()
+        show_finding(finding)
 
 
-def _replica_row(replica: ReplicaStatus) -> list[object]:
+def _replica_row(replica: ReplicaStatus, restarts: int) -> list[object]:
+    """Its row; `restarts` of the processes, which those of the containers are part of."""
     code = "" if replica.exit_code is None else replica.exit_code
-    numbers, message = [replica.restarts, code], last_line(replica.message)
+    numbers, message = [max(replica.restarts, restarts), code], last_line(replica.message)
     return [replica.name, replica.phase, *numbers, replica.node, replica.reason, message]
 
 

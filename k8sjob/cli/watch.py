@@ -69,10 +69,11 @@ def _watch_all(output: str, labels: str, place: Place) -> int:
             print_status("no jobs on this machine yet; waiting for the first")
         events = poll_all(jobs, stop)
     else:
-        changes = place.connect().watch_jobs(
+        cluster = place.connect()
+        changes = cluster.watch_jobs(
             stop=stop, all_namespaces=place.all_namespaces, selector=labels
         )
-        events = watch_all(changes)
+        events = watch_all(changes, lambda: cluster.transport.skew)
     try:
         return follow_all(events, output=cast("Format", output))
     finally:

@@ -80,6 +80,7 @@ class Reached:
         """Take in one event."""
         if event.kind == EventKind.PROGRESS:
             row = _numbers(event.data)
+            row.pop("restart", None)
             epoch, step = row.get("epoch"), row.get("step")
             if not isinstance(epoch, int) or not isinstance(step, int):
                 return

@@ -277,7 +277,9 @@ class _Watcher:
         news = (status.state, status.reason, status.message)
         if news != self._reported_job:
             self._reported_job = news
-            yield Event(EventKind.JOB, _job_data(status), time.time())
+            # By the clock of its stamps, so that a reader can count from them to now.
+            now = self._seen[0].now.timestamp() if self._seen else time.time()
+            yield Event(EventKind.JOB, _job_data(status), now)
 
     def _replicas(self, status: JobStatus) -> Iterator[Event]:
         fields = ("phase", "reason", "restarts", "node", "exit_code", "message", "waiting")
@@ -426,12 +428,14 @@ def _problems(
     return [one for one in diagnose(snapshot, tails, related) if one.cause not in known]
 
 
-def watch_all(changes: Iterable[CollectionChange]) -> Iterator[Event]:
+def watch_all(
+    changes: Iterable[CollectionChange], skew: Callable[[], float] = lambda: 0.0
+) -> Iterator[Event]:
     """The jobs that have not ended, and then whatever happens to any job.
 
     A JOB event's data has `namespace`, `name` and `counts` (replicas by phase) beside what that of
     a single job has. A connection that is lost, and is back, is a WARNING. For the changes see
-    ClusterBackend.watch_jobs.
+    ClusterBackend.watch_jobs; `skew` is how far the server's clock is ahead now.
 
     Raises:
         BackendError: the jobs cannot be read any more.
@@ -442,9 +446,11 @@ def watch_all(changes: Iterable[CollectionChange]) -> Iterator[Event]:
     for change in changes:
         match change.kind:
             case Kind.ADDED | Kind.MODIFIED:
-                yield from _changed(reported, job_status(Snapshot(change.object)), quiet=not synced)
+                status, now = job_status(Snapshot(change.object)), time.time() + skew()
+                yield from _changed(reported, status, now, quiet=not synced)
             case Kind.DELETED:
-                yield from _deleted(reported, job_status(Snapshot(change.object)))
+                status = job_status(Snapshot(change.object))
+                yield from _deleted(reported, status, time.time() + skew())
             case Kind.SYNCED:
                 synced = True
             case Kind.LOST:
@@ -463,27 +469,29 @@ def poll_all(jobs: Callable[[], Iterable[Snapshot]], stop: threading.Event) -> I
     while not stop.is_set():
         now = {status.ref.uid: status for status in map(job_status, jobs())}
         for uid in seen.keys() - now.keys():
-            yield from _deleted(reported, seen[uid])
+            yield from _deleted(reported, seen[uid], time.time())
         for status in now.values():
-            yield from _changed(reported, status, quiet=quiet)
+            yield from _changed(reported, status, time.time(), quiet=quiet)
         seen, quiet = now, False
         stop.wait(LOOK_SECONDS)
 
 
-def _changed(reported: dict[str, int], status: JobStatus, *, quiet: bool) -> Iterator[Event]:
+def _changed(
+    reported: dict[str, int], status: JobStatus, now: float, *, quiet: bool
+) -> Iterator[Event]:
     """What is new about a job; nothing of one that had ended before the watch began."""
     counts = tuple(sorted(status.counts.items()))
-    now = hash((status.state, status.reason, status.message, counts))
-    if reported.get(status.ref.uid) == now:
+    news = hash((status.state, status.reason, status.message, counts))
+    if reported.get(status.ref.uid) == news:
         return
-    reported[status.ref.uid] = now
+    reported[status.ref.uid] = news
     if not (quiet and status.state.finished):
-        yield Event(EventKind.JOB, _data(status), time.time())
+        yield Event(EventKind.JOB, _data(status), now)
 
 
-def _deleted(reported: dict[str, int], status: JobStatus) -> Iterator[Event]:
+def _deleted(reported: dict[str, int], status: JobStatus, now: float) -> Iterator[Event]:
     if reported.pop(status.ref.uid, None) is not None:
-        yield Event(EventKind.JOB, _data(_gone(status)), time.time())
+        yield Event(EventKind.JOB, _data(_gone(status)), now)
 
 
 def _data(status: JobStatus) -> dict[str, Any]:

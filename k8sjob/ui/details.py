@@ -25,7 +25,7 @@ from k8sjob.rendering.diff import lines_between
 from k8sjob.sanitize import safe_text
 from k8sjob.spec import JobSpec
 from k8sjob.targets.jobs import has_ended, replica_names, sent
-from k8sjob.ui.jobs import moment
+from k8sjob.ui.jobs import clock
 from k8sjob.view.json_output import findings, job_document
 from k8sjob.yamldoc import dump
 
@@ -64,7 +64,7 @@ def status(entry: JobEntry, snapshot: Snapshot) -> dict[str, Any]:
         "names": list(replica_names(snapshot.job)),
         "can": can(entry),
         "written": _written(entry),
-        "at": moment(entry.backend, snapshot),
+        **clock(entry.backend, snapshot),
     }
 
 

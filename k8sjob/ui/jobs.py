@@ -174,7 +174,8 @@ class Jobs:
         for change in changes:
             match change.kind:
                 case Kind.ADDED | Kind.MODIFIED:
-                    key = self._put(CLUSTER, backend, Snapshot(change.object))
+                    snapshot = Snapshot(change.object, skew=backend.transport.skew)
+                    key = self._put(CLUSTER, backend, snapshot)
                     if listed is not None:
                         listed.add(key)
                 case Kind.DELETED:
@@ -199,9 +200,8 @@ class Jobs:
             running = [one for one in entries if one.row["state"] == JobState.RUNNING]
             running.sort(key=lambda one: one.row["created"] or "", reverse=True)
             found = progress_of((one.backend, one.snapshot) for one in running)
-            now = time.time()
             self._progress = {
-                one.key: {**made.as_dict(), "age": now - made.time, "text": str(made)}
+                one.key: {**made.as_dict(), "age": made.age, "text": str(made)}
                 for one in running
                 if (made := found.get(one.ref))
             }
@@ -223,7 +223,7 @@ class Jobs:
 
     def _put(self, place: str, backend: Backend, snapshot: Snapshot) -> str:
         key = _key(place, snapshot.job)
-        row = {"key": key, "place": place, "at": moment(backend, snapshot), **_row(snapshot)}
+        row = {"key": key, "place": place, **clock(backend, snapshot), **_row(snapshot)}
         row["progress"] = self._progress.get(key) if row["state"] == JobState.RUNNING else None
         with self._lock:
             before = self._entries.get(key)
@@ -247,9 +247,14 @@ def _key(place: str, job: dict[str, Any]) -> str:
     return f"{place}:{JobRef.of(job).uid}"
 
 
-def moment(backend: Backend, snapshot: Snapshot) -> str | None:
-    """When a record was written, to which its job's times refer; None: they refer to now."""
-    return snapshot.at.isoformat() if backend.recorded and snapshot.at else None
+def clock(backend: Backend, snapshot: Snapshot) -> dict[str, Any]:
+    """What the times of a job refer to.
+
+    It has `at`, when its record was written, or null for now, and `skew`, the seconds by which
+    the clock of the cluster is ahead.
+    """
+    at = snapshot.at.isoformat() if backend.recorded and snapshot.at else None
+    return {"at": at, "skew": round(snapshot.skew)}
 
 
 def _row(snapshot: Snapshot) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, Self, TextIO, TypeVar
 from k8sjob.backends.api import JobRef
 from k8sjob.backends.local.outputs import listed, written_files
 from k8sjob.contract import Event, EventKind
+from k8sjob.kube.objects import Object
 from k8sjob.observe.merge import Ended, Merge
 from k8sjob.observe.watch import replay, watch
 from k8sjob.targets.api import JobState
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from types import FrameType
 
-    from k8sjob.backends.api import Backend
+    from k8sjob.backends.api import Backend, Snapshot
     from k8sjob.backends.local.state_folder import JobFolder
     from k8sjob.view.summary import JobSummary
 
@@ -77,9 +78,10 @@ def follow(
         JobNotFound: there is no such job.
         BackendError: the back end could not be read any more.
     """
+    since = _resumed(backend.snapshot(ref)) if files and not factor else 0.0
     with (
         _replacing(sys.stdout),
-        closing(viewer(output, job=ref.name, verbose=verbose)) as view,
+        closing(viewer(output, job=ref.name, verbose=verbose, since=since)) as view,
         Interrupts() as interrupts,
     ):
         answered = 0
@@ -107,6 +109,16 @@ def follow(
         more = _further(view.summary, record or ref, files)
         write(lambda: close_with_report(view, more=more))
     return interrupts.exit_code or view.summary.exit_code or 0
+
+
+def _resumed(snapshot: Snapshot) -> float:
+    """When a job was resumed the last time; 0 if it never was.
+
+    For jobs of this machine: in a cluster the nodes' clocks may differ from that of the condition,
+    and the output before it is gone with the Pods.
+    """
+    suspended = Object(snapshot.job).condition("Suspended")
+    return suspended.since.timestamp() if suspended.false and suspended.since else 0.0
 
 
 def follow_all(events: Iterable[Event], *, output: Format = "auto") -> int:

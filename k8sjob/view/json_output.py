@@ -108,14 +108,15 @@ def running_digest(pod: Json) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """The progress of one job."""
+    """The progress of one job: its summary, when that was written, and the seconds since."""
 
     summary: JobSummary
     time: float
+    age: float
 
     def __str__(self) -> str:
         """The reason why it does not train, else epoch, step, loss, pace, ETA; the age if old."""
-        now, age = self.summary, time.time() - self.time
+        now, age = self.summary, self.age
         # A time left that was computed a minute ago is none.
         progress = replace(now.progress, eta_s=None) if age >= _OLD_S else now.progress
         found = [now.starting] if now.starting else position(progress)
@@ -135,6 +136,7 @@ class JobProgress:
             "loss": _finite(now.loss),
             "samples_per_s": _finite(now.samples_per_s),
             "eta_s": _finite(now.eta_s),
+            "restarts": self.summary.restarts,
             "time": self.time,
         }
 
@@ -167,15 +169,23 @@ def progress_of(jobs: Iterable[tuple[Backend, Snapshot]]) -> dict[JobRef, JobPro
 def _read(
     backend: Backend, snapshot: Snapshot, stop: threading.Event
 ) -> Iterator[tuple[JobRef, JobProgress]]:
-    ref, replica, last = JobRef.of(snapshot.job), reporting_replica(snapshot.job), 0.0
-    summary = JobSummary(ref.name)
+    ref, replica = JobRef.of(snapshot.job), reporting_replica(snapshot.job)
     with suppress(BackendError):
-        for line in backend.logs(ref, replica, tail=TAIL_LINES, stop=stop):
-            if event := Event.decode(line.text, replica):
-                summary.add(event)
-                last = event.time
-    if last and (summary.starting or summary.group or summary.progress.epoch):
-        yield ref, JobProgress(summary, last)
+        lines = backend.logs(ref, replica, tail=TAIL_LINES, stop=stop)
+        if found := progress_in(snapshot, (line.text for line in lines)):
+            yield ref, found
+
+
+def progress_in(snapshot: Snapshot, lines: Iterable[str]) -> JobProgress | None:
+    """The progress in the last lines of the replica that reports; None where nothing tells it."""
+    summary, last = JobSummary(Object(snapshot.job).name), 0.0
+    for event in filter(None, map(Event.decode, lines)):
+        summary.add(event)
+        last = event.time
+    tells = summary.starting or summary.group or summary.restarts or summary.progress.epoch
+    # The clocks of the nodes are nearer to the server's than that of this machine.
+    age = snapshot.now.timestamp() - last
+    return JobProgress(summary, last, age) if last and tells else None
 
 
 def _finite(value: float | None) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import defaultdict, deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -47,6 +48,24 @@ NAME_WIDTH: Final = len("worker-0")
 """Columns of a name, at least."""
 
 
+class JobClock:
+    """The time by the clock of a job's stamps, a server's, which may differ from this machine's.
+
+    Attributes:
+        began: when it was made, by this machine's clock.
+    """
+
+    def __init__(self) -> None:
+        self.began = self._told = time.time()
+        self._at = time.monotonic()
+
+    def now(self, told: float = 0.0) -> float:
+        """The time now; `told` is that of the newest event about the job's state, just come."""
+        if told and told != self._told:
+            self._told, self._at = told, time.monotonic()
+        return self._told + time.monotonic() - self._at
+
+
 class LinePrinter:
     """Turns events into lines with a name in front.
 
@@ -71,7 +90,9 @@ class LinePrinter:
         if event.kind == EventKind.JOB:
             if message.plain == self._state:
                 return None
-            self._state = message.plain
+            before, self._state = self._state, message.plain
+            if before.startswith("Suspended") and message.plain in {"Created", "Running"}:
+                message = Text("Resumed: ").append_text(message)
         if event.kind == EventKind.LOG and message.plain.startswith(_AGENT_LINE):
             self._closing.append(message.plain)
             if event.data.get(REPEATS):

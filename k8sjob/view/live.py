@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TextIO
@@ -16,6 +15,7 @@ from k8sjob.view.filters import ShownEvents
 from k8sjob.view.lines import (
     NAME_WIDTH,
     STATE_STYLE,
+    JobClock,
     LinePrinter,
     color,
     costs,
@@ -49,9 +49,15 @@ class LiveView:
     """Lines above, a panel below that is redrawn where it changed."""
 
     def __init__(
-        self, console: Console, job: str = "", *, verbose: bool = False, ascii_only: bool = False
+        self,
+        console: Console,
+        job: str = "",
+        *,
+        verbose: bool = False,
+        since: float = 0.0,
+        ascii_only: bool = False,
     ) -> None:
-        self._events = ShownEvents(job, verbose=verbose)
+        self._events = ShownEvents(job, verbose=verbose, since=since)
         self.summary = self._events.summary
         self._console = console
         self._printer = LinePrinter()
@@ -79,7 +85,7 @@ class Panel:
 
     def __init__(self, summary: JobSummary, *, ascii_only: bool = False) -> None:
         self._summary = summary
-        self._started = time.time()
+        self._clock = JobClock()
         self._ascii = ascii_only
 
     def lines(self, columns: int, rows: int) -> list[Text]:
@@ -104,7 +110,7 @@ class Panel:
         state = summary.shown_state
         title = Text(summary.job, style="bold").append("  ")
         title.append(state, style=f"not bold {STATE_STYLE.get(state, 'yellow')}")
-        age = time.time() - (summary.created or self._started)
+        age = self._clock.now(summary.told) - (summary.created or self._clock.began)
         title.append(f"  {duration(max(age, 0))}", style="not bold")
         if summary.group:
             title.append(f"  {started(summary.group)}", style="not bold dim")
@@ -260,20 +266,19 @@ class ListedJob:
         """Whether it has ended, or is gone."""
         return self.state in _ENDED
 
-    @property
-    def took(self) -> str:
+    def took(self, now: float) -> str:
         """Its running time so far, or in all; empty before it runs."""
         if self.started is None:
             return ""
-        return duration(max((self.finished or time.time()) - self.started, 0))
+        return duration(max((self.finished or now) - self.started, 0))
 
-    def line(self, width: int, cut: OverflowMethod = "ignore") -> Text:
+    def line(self, width: int, now: float, cut: OverflowMethod = "ignore") -> Text:
         """The job as a row, its name in `width` columns at least; at most, where it is cut."""
         row = Text(self.name)
         row.truncate(width, overflow=cut)
         row = Text(_padded(row.plain, width) + "  ")
         row.append(_padded(self.state, _STATE_WIDTH), style=STATE_STYLE.get(self.state, "yellow"))
-        row.append(f"  {_padded(self.counts, _COUNTS_WIDTH)}  {self.took:>8}")
+        row.append(f"  {_padded(self.counts, _COUNTS_WIDTH)}  {self.took(now):>8}")
         if self.message:
             row.append(f"  {self.message}")
         row.rstrip()
@@ -286,6 +291,7 @@ class PlainBoard:
     def __init__(self, out: TextIO) -> None:
         self._out = out
         self._width = _JOB_WIDTH
+        self._clock = JobClock()
 
     def show(self, events: Sequence[Event]) -> None:
         """Write what changed; nothing for none."""
@@ -293,7 +299,8 @@ class PlainBoard:
             if event.kind == EventKind.JOB:
                 job = ListedJob.of(event)
                 self._width = max(self._width, cell_len(job.name))
-                self._out.write(job.line(self._width).plain + "\n")
+                now = self._clock.now(event.time)
+                self._out.write(job.line(self._width, now).plain + "\n")
             elif event.kind == EventKind.WARNING:
                 self._out.write(f"warning: {text(event.data.get('message'))}\n")
         if events:
@@ -310,6 +317,7 @@ class LiveBoard:
         self._console = console
         self._jobs: dict[str, ListedJob] = {}
         self._ended = Counter[str]()
+        self._clock = JobClock()
         self._region = Region(console)
         self._overflow: Final[OverflowMethod] = "crop" if ascii_only else "ellipsis"
 
@@ -320,10 +328,10 @@ class LiveBoard:
             if event.kind == EventKind.WARNING:
                 above.append(Text(f"warning: {text(event.data.get('message'))}", "yellow"))
             elif event.kind == EventKind.JOB:
-                job = ListedJob.of(event)
+                job, now = ListedJob.of(event), self._clock.now(event.time)
                 self._add(job)
                 if job.ended:
-                    above.append(job.line(_JOB_WIDTH))
+                    above.append(job.line(_JOB_WIDTH, now))
         size = self._console.size
         rows = self._rows(size.width, size.height)
         self._region.draw(rows, Text("\n").join(above) if above else None)
@@ -356,7 +364,8 @@ class LiveBoard:
         title = Text(counts or "no jobs", style="bold")
         title.truncate(max(columns - 1 - len(more), 1), overflow=self._overflow)
         title.append(more)
-        lines = [title, *(job.line(width, self._overflow) for job in shown)]
+        now = self._clock.now()
+        lines = [title, *(job.line(width, now, self._overflow) for job in shown)]
         for line in lines:
             line.truncate(max(columns - 1, 1), overflow=self._overflow)
         return lines

@@ -79,8 +79,10 @@ class JobSummary:
         created: when the job was accepted, seconds since the epoch; None if that is not known.
         started: when its replicas were first made, or made again after a resume.
         finished: when it ended.
+        told: when its state was last reported, by the clock of these stamps.
         replicas: by name as last reported, in the order in which they came.
         group: the process group: world_size, backend, device, ...
+        restarts: how often the processes were started again, within their containers as well.
         curve: (epochs behind, loss), ascending; what a restart repeats is replaced.
         curves: by the name of a test metric the same of its values.
         metrics: the last values of what the script logged.
@@ -98,8 +100,10 @@ class JobSummary:
     created: float | None = None
     started: float | None = None
     finished: float | None = None
+    told: float = 0.0
     replicas: dict[str, ReplicaStatus] = field(default_factory=dict)
     group: dict[str, str | float] = field(default_factory=dict)
+    restarts: int = 0
     progress: Progress = field(default_factory=Progress)
     curve: list[tuple[float, float]] = field(default_factory=list)
     curves: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
@@ -117,6 +121,7 @@ class JobSummary:
         self._forget_earlier_start(event)
         match event.kind:
             case EventKind.JOB:
+                self.told = event.time
                 self._job(data)
             case EventKind.REPLICA:
                 self._replica(text(event.replica), data)
@@ -169,6 +174,8 @@ class JobSummary:
 
     def _forget_earlier_start(self, event: Event) -> None:
         """Forget what does not hold for another start; replicas are read one after the other."""
+        if event.kind != EventKind.METRICS:  # these have the user's keys
+            self.restarts = max(self.restarts, _count(event.data.get("restart")))
         if event.kind in {EventKind.STARTED, EventKind.PROGRESS}:
             self.reported = event.time
         starts = event.kind == EventKind.STARTING and event.data.get("phase") == "python"

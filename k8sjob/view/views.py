@@ -24,7 +24,7 @@ from k8sjob.environment import allows_live_screen, locale
 from k8sjob.html_card import bar, card, curve, folded, paragraph, table
 from k8sjob.view.filters import ShownEvents
 from k8sjob.view.final_report import report
-from k8sjob.view.lines import LinePrinter, costs, duration, position, started
+from k8sjob.view.lines import JobClock, LinePrinter, costs, duration, position, started
 from k8sjob.view.live import LiveBoard, LiveView, PlainBoard
 from k8sjob.view.summary import JobSummary
 
@@ -69,8 +69,10 @@ class View(Screen, Protocol):
 class PlainView:
     """One line per event, with its replica in front; one per epoch, progress now and then."""
 
-    def __init__(self, out: TextIO, job: str = "", *, verbose: bool = False) -> None:
-        self._events = ShownEvents(job, pace=True, verbose=verbose)
+    def __init__(
+        self, out: TextIO, job: str = "", *, verbose: bool = False, since: float = 0.0
+    ) -> None:
+        self._events = ShownEvents(job, pace=True, verbose=verbose, since=since)
         self.summary = self._events.summary
         self._out = out
         self._printer = LinePrinter()
@@ -156,7 +158,7 @@ class NotebookView:
         self._id = uuid4().hex
         self._lines: deque[str] = deque(maxlen=_CARD_LINES)
         self._printer = LinePrinter()
-        self._began, self._drawn, self._ended = time.time(), 0.0, False
+        self._clock, self._drawn, self._ended = JobClock(), 0.0, False
         self._html = ""
 
     def show(self, events: Sequence[Event]) -> None:
@@ -193,14 +195,15 @@ class NotebookView:
         state = summary.shown_state
         took = summary.seconds
         if took is None:
-            took = max(time.time() - (summary.created or self._began), 0)
+            now = self._clock.now(summary.told)
+            took = max(now - (summary.created or self._clock.began), 0)
         subtitle = f"{duration(took)}  {started(summary.group) if summary.group else ''}"
         parts = []
         if progress.fraction is not None and not self._ended:
             parts.append(bar(progress.fraction))
-        now = [summary.starting, *position(progress), *costs(progress)]
-        if any(now):
-            parts.append(paragraph("", "  ".join(one for one in now if one)))
+        pieces = [summary.starting, *position(progress), *costs(progress)]
+        if any(pieces):
+            parts.append(paragraph("", "  ".join(filter(None, pieces))))
         curves = {"loss": summary.curve, **summary.curves}
         parts += [curve(points, name) for name, points in list(curves.items())[:_CURVES]]
         for found in summary.findings:
@@ -241,13 +244,18 @@ def record(event: Event) -> dict[str, Any]:
 
 
 def viewer(
-    kind: Output = "auto", *, job: str = "", verbose: bool = False, out: TextIO | None = None
+    kind: Output = "auto",
+    *,
+    job: str = "",
+    verbose: bool = False,
+    since: float = 0.0,
+    out: TextIO | None = None,
 ) -> View:
     """The view for an output, to be closed at the end.
 
     "plain" is plain lines, "json" JSON lines, and "auto" a live screen where the output is a
     terminal, a card below the cell of a notebook, and plain lines elsewhere; a function is called
-    with each event.
+    with each event. Lines do not show what was written before `since`.
     """
     out = out or sys.stdout
     if callable(kind):
@@ -257,8 +265,9 @@ def viewer(
     if kind == "auto" and out is sys.stdout and (publish := notebook()):
         return NotebookView(publish, job)
     if kind == "auto" and is_live(out):
-        return LiveView(console_for(out), job, verbose=verbose, ascii_only=ascii_only(out))
-    return PlainView(out, job, verbose=verbose)
+        console, ascii_screen = console_for(out), ascii_only(out)
+        return LiveView(console, job, verbose=verbose, since=since, ascii_only=ascii_screen)
+    return PlainView(out, job, verbose=verbose, since=since)
 
 
 def board(kind: Format) -> Screen:

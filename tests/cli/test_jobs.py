@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from itertools import takewhile
 
 import pytest
 from waiting import until
@@ -22,7 +23,7 @@ signal.signal(signal.SIGTERM, stopped)
 print(f"rank {{rank}} [bold]here[/bold] \\x1b[31mred\\x1b]0;title\\x07", flush=True)
 if rank == "0":
     print({Event(EventKind.PROGRESS, {"epoch": 0, "epochs": 2, "step": 5, "steps": 10,
-                                      "loss": 0.5}, 9e9).encode()!r}, flush=True)
+                                      "loss": 0.5, "restart": 7}, 9e9).encode()!r}, flush=True)
 if mode == "fail":
     raise SystemExit(3)
 if mode == "wait":
@@ -228,6 +229,8 @@ def test_another_terminal(job, k8sjob, process, tmp_path):
     assert header.split()[-1] == "PROGRESS"
     assert row.endswith("   epoch 1/2  step 5/10  loss 0.5")
     assert "PROGRESS\nepoch 1/2  step 5/10  loss 0.5\n" in k8sjob("status", "tiny").out
+    assert re.search(r"master-0 +Running +7 ", k8sjob("status", "tiny").out)
+    assert re.search(r" 7 +team/tiny", k8sjob("list", "-o", "wide").out)
     (listed,) = json.loads(k8sjob("list", "-o", "json").out)
     assert (listed["progress"]["epoch"], listed["progress"]["loss"]) == (1, 0.5)
     again = k8sjob("run", job("wait"))
@@ -261,6 +264,12 @@ def test_another_terminal(job, k8sjob, process, tmp_path):
     until(lambda: '"Suspended"' in running.stdout.readline())  # a watch may miss what was short
     assert k8sjob("resume", "tiny").out == "local/tiny is being resumed\n"
     until(lambda: state() == "Running")
+    until(lambda: k8sjob("logs", "tiny").out.count("rank 0") == 2)
+    watching = process("watch", "tiny")
+    shown = list(takewhile(lambda line: "rank 0" not in line, watching.stdout))
+    assert "resumed at" in "".join(shown), shown  # and not what the first start has written
+    watching.send_signal(signal.SIGINT)
+    watching.communicate(timeout=60)
 
     running.send_signal(signal.SIGINT)
     out, err = running.communicate(timeout=60)

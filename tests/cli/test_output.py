@@ -5,10 +5,14 @@ from pathlib import Path
 
 import click
 import pytest
+import trainings
 
 import k8sjob.cli
+from k8sjob.backends.api import Snapshot
+from k8sjob.cli.list import _row
 from k8sjob.cli.output import line, reported, table
 from k8sjob.errors import BackendError, JobFailed, JobNotFound, K8sJobError, Problem, SpecError
+from k8sjob.observe.status import job_status
 
 HOSTILE = "\x1b]52;c;Y3VybA==\x07\x9b2J\u202eok\r\n\x1b[31m"
 CLI = Path(k8sjob.cli.__file__).parent
@@ -28,6 +32,11 @@ def test_one_long_name_wraps_no_other_row(capsys, monkeypatch):
     assert max(len(header), len(short)) <= 40
     assert header.index("STATE") == short.index("Running")
     assert long == "x" * 38 + "   Running"
+
+
+def test_the_replicas_of_a_job_that_has_failed_are_not_none():
+    snapshot = Snapshot(trainings.job(end=1, state="Failed", workers=3))
+    assert "4 removed" in _row(job_status(snapshot), snapshot, None, wide=False)
 
 
 def test_a_traceback_is_harmless(capsys):

@@ -2,6 +2,7 @@
 
 import queue
 import time
+from types import SimpleNamespace
 
 import pytest
 from inmemory import JobsInMemory
@@ -18,6 +19,7 @@ class Cluster(JobsInMemory):
     """A cluster whose watch reports what a test puts into it; an error ends the watch."""
 
     namespace = "team"
+    transport = SimpleNamespace(skew=3600.4)
 
     def __init__(self):
         super().__init__()
@@ -75,6 +77,8 @@ def test_jobs_come_and_go(cluster, listed):
     cluster.put(Kind.ADDED, "one", "two")
     cluster.put(Kind.SYNCED)
     listed(lambda names, state: names == {"one", "two"} and state["unread"] == [])
+    news = listed.jobs.news({})  # and the page counts their ages by the clock of the cluster
+    assert [(row["at"], row["skew"]) for row in news["jobs"]] == [(None, 3600)] * 2
     cluster.put(Kind.DELETED, "one")
     listed(lambda names, _: names == {"two"})
 

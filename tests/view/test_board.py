@@ -18,13 +18,13 @@ from k8sjob.view.live import LiveBoard, PlainBoard
 from k8sjob.view.views import board
 
 
-def job(name, state, counts=None, **data):
+def job(name, state, counts=None, now=0.0, **data):
     found = {"namespace": "ns", "name": name, "state": state, "counts": counts or {}}
-    return Event(EventKind.JOB, found | data)
+    return Event(EventKind.JOB, found | data, now)
 
 
 LIFE = [
-    job("a", "Running", {"Running": 3, "Pending": 1}, started=0.0, finished=65.0),
+    job("a", "Running", {"Running": 3, "Pending": 1}, started=935.0, now=1e3),
     job("b", "Created", {"Pending": 2}),
     Event(EventKind.WARNING, {"message": "the connection is lost"}),
     job("a", "Failed", {}, started=0.0, finished=65.0, message="the Master failed"),

@@ -53,7 +53,7 @@ def test_the_newest_progress_is_shown(progress):
     assert str(found) == "epoch 2/2  step 5/20  loss 0.25  1,234 samples/s  ETA 1:15"
     data = found.as_dict()
     assert data.pop("time") == pytest.approx(time.time(), abs=60)
-    position = {"phase": "training", "epoch": 2, "epochs": 2, "step": 5, "steps": 20}
+    position = {"phase": "training", "epoch": 2, "epochs": 2, "step": 5, "steps": 20, "restarts": 0}
     assert data == {**position, "loss": 0.25, "samples_per_s": 1234.5, "eta_s": 75.0}
 
 
@@ -70,6 +70,11 @@ def test_what_keeps_it_from_training_is_shown():
     met = Event(EventKind.STARTED, {"world_size": 3, "backend": "gloo"}, time.time())
     assert str(only(starting("importing"), met)) == "3 processes joined: over gloo"
     assert only(starting("importing")).as_dict()["phase"] == "importing torch"
+
+
+@pytest.mark.parametrize("kind", [EventKind.RESTARTING, EventKind.STARTED, EventKind.PROGRESS])
+def test_restarts_of_processes_within_their_containers_count(kind):
+    assert only(Event(kind, {"restart": 2}, time.time())).as_dict()["restarts"] == 2
 
 
 def test_old_numbers_have_their_age_and_a_script_that_tells_nothing_has_none(progress):

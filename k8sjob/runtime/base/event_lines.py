@@ -60,15 +60,18 @@ class Reporter:
         sink: takes the numbers of progress and metrics, too; it neither fails nor waits.
     """
 
-    def __init__(self, *, active: bool, events: bool, out: TextIO | None = None) -> None:
+    def __init__(
+        self, *, active: bool, events: bool, restart: int = 0, out: TextIO | None = None
+    ) -> None:
         """A reporter.
 
         Args:
             active: whether this process writes at all.
             events: write event lines (see contract.Event); else lines for people.
+            restart: how often this process has been started again; progress has it.
             out: the stream; None is stdout as it is at each line, which notebooks replace.
         """
-        self._active, self._events, self._out = active, events, out
+        self._active, self._events, self._restart, self._out = active, events, restart, out
         self.sink: Sink | None = None
         self._step, self._diverged = 0, False
 
@@ -77,6 +80,8 @@ class Reporter:
         if not self._active:
             return
         plain = {key: _plain(value) for key, value in data.items()}
+        if kind is EventKind.PROGRESS and self._restart:
+            plain["restart"] = self._restart
         if kind in {EventKind.PROGRESS, EventKind.METRICS} and not self._diverged:
             counted = {"epoch": plain["epoch"] + 1} if kind is EventKind.PROGRESS else {}
             self._warn_of_divergence({**plain, **counted})  # metrics count as their user does
@@ -126,7 +131,7 @@ class Reporter:
         out.flush()
 
 
-_NO_CURVE: Final = frozenset({"epoch", "epochs", "step", "steps", "eta_s", "slowest"})
+_NO_CURVE: Final = frozenset({"epoch", "epochs", "step", "steps", "eta_s", "restart", "slowest"})
 
 
 def _plain(value: Any) -> Any:

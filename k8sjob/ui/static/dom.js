@@ -41,14 +41,14 @@ export function bytes(value) {
 
 export const seconds = (stamp) => (stamp ? Date.parse(stamp) / 1000 : null);
 
-/** Now in seconds, or when the record of the job was written. */
-export const now = (job) => seconds(job.at) ?? Date.now() / 1000;
+/** Now in seconds, by the clock of the job's place, or when the record of the job was written. */
+export const now = (job) => seconds(job.at) ?? Date.now() / 1000 + (job.skew ?? 0);
 
 /** How long ago a job was created, and how long it has been running or has run. */
 export function times(job) {
   const [created, started, finished] = [job.created, job.started, job.finished].map(seconds);
   return {
-    age: created === null ? "" : duration(Date.now() / 1000 - created),
+    age: created === null ? "" : duration(Date.now() / 1000 + (job.skew ?? 0) - created),
     time: started === null ? "" : duration((finished ?? now(job)) - started),
   };
 }
