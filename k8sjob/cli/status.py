@@ -89,21 +89,19 @@ def _show(
 ) -> None:
     row = [status.ref, status.state, *times(status, snapshot.now)]
     table(["NAME", "STATE", "AGE", "TIME"], [row])
-    if status.message:
-        click.echo()
-        table([status.reason or "MESSAGE"], [[status.message]])
-    if progress and str(progress):
-        click.echo()
-        table(["PROGRESS"], [[progress]])
-    click.echo()
     digests = sorted({digest for pod in snapshot.pods if (digest := running_digest(pod))})
     reference = image(snapshot.job) or ""
     runs = [f"  runs as {digest}" for digest in digests if digest not in reference]
-    table(["IMAGE"], [[line] for line in (reference, *runs, *_made_of(snapshot.job))])
-    for title, paths in files.items():
-        if paths:
+    sections = {
+        status.reason or "MESSAGE": [status.message],
+        "PROGRESS": [str(progress or "")],
+        "IMAGE": [reference, *runs, *_made_of(snapshot.job)],
+        **{title: paths.splitlines() for title, paths in files.items()},
+    }
+    for title, lines in sections.items():
+        if any(lines) or title == "IMAGE":
             click.echo()
-            table([title], [[path] for path in paths.splitlines()])
+            table([title], [[text] for text in lines])
     if status.replicas:
         click.echo()
         header = ["REPLICA", "PHASE", "RESTARTS", "EXIT CODE", "NODE", "REASON", "MESSAGE"]

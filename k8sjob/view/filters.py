@@ -24,38 +24,22 @@ class ShownEvents:
     """All filters of a view, and the summary of what has passed them.
 
     With `pace` the line of an epoch has the samples per second and the ETA; with `verbose`
-    tracebacks are left as they came. What was written before `since` is only summed up.
+    tracebacks are left as they came.
     """
 
-    def __init__(
-        self, job: str, *, pace: bool = False, verbose: bool = False, since: float = 0.0
-    ) -> None:
+    def __init__(self, job: str, *, pace: bool = False, verbose: bool = False) -> None:
         self.summary = JobSummary(job)
         self._errors, self._epochs = Errors(verbose=verbose), Epochs(pace=pace)
-        self._since, self._marked = since, False
 
     def take(self, events: Iterable[Event]) -> Iterator[Event]:
         """The events to show now; to be called several times a second, with none too."""
-        yield from self._pass(self._errors.take(self._later(events)))
+        yield from self._pass(self._errors.take(events))
         yield from self._epochs.late()
 
     def rest(self) -> Iterator[Event]:
         """The output that is still held back, at the end."""
         yield from self._pass(self._errors.rest())
         yield from self._epochs.rest()
-
-    def _later(self, events: Iterable[Event]) -> Iterator[Event]:
-        """The events of this start of the job; in place of those before it a line, once."""
-        for event in events:
-            if event.time >= self._since:
-                yield event
-                continue
-            self.summary.add(event)
-            if not self._marked:
-                self._marked = True
-                at = time.strftime("%H:%M:%S", time.localtime(self._since))
-                mark = f"resumed at {at}; the output before: k8sjob logs {self.summary.job}"
-                yield Event(EventKind.LOG, {"text": mark}, self._since)
 
     def _pass(self, events: Iterable[Event]) -> Iterator[Event]:
         for event in events:

@@ -24,7 +24,7 @@ from k8sjob.kube.objects import Object
 from k8sjob.observe.merge import Ended, Merge
 from k8sjob.observe.watch import replay, watch
 from k8sjob.targets.api import JobState
-from k8sjob.view.views import Format, Output, board, close_with_report, viewer
+from k8sjob.view.views import CallbackView, Format, Output, board, close_with_report, viewer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -78,10 +78,9 @@ def follow(
         JobNotFound: there is no such job.
         BackendError: the back end could not be read any more.
     """
-    since = _resumed(backend.snapshot(ref)) if files and not factor else 0.0
     with (
         _replacing(sys.stdout),
-        closing(viewer(output, job=ref.name, verbose=verbose, since=since)) as view,
+        closing(viewer(output, job=ref.name, verbose=verbose)) as view,
         Interrupts() as interrupts,
     ):
         answered = 0
@@ -95,7 +94,10 @@ def follow(
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
         events = replay(backend, ref, factor) if factor else watch(backend, ref, logs=logs)
-        for batch in batches(events):
+        shown = batches(events)
+        if files and not (factor or isinstance(view, CallbackView)):  # a program gets all
+            shown = _since_resume(shown, view.summary, backend.snapshot(ref))
+        for batch in shown:
             write(partial(view.show, batch))
             for event in batch:
                 seen(event)
@@ -111,14 +113,28 @@ def follow(
     return interrupts.exit_code or view.summary.exit_code or 0
 
 
-def _resumed(snapshot: Snapshot) -> float:
-    """When a job was resumed the last time; 0 if it never was.
+def _since_resume(
+    found: Iterable[list[Event]], summary: JobSummary, snapshot: Snapshot
+) -> Iterator[list[Event]]:
+    """Batches without what was written before the job was resumed, for which a line stands.
 
     For jobs of this machine: in a cluster the nodes' clocks may differ from that of the condition,
     and the output before it is gone with the Pods.
     """
-    suspended = Object(snapshot.job).condition("Suspended")
-    return suspended.since.timestamp() if suspended.false and suspended.since else 0.0
+    suspended, mark = Object(snapshot.job).condition("Suspended"), list[Event]()
+    resumed = suspended.since if suspended.false else None
+    since = resumed.timestamp() if resumed else 0.0
+    for batch in found:
+        later = [event for event in batch if event.time >= since]
+        for event in batch:
+            if event.time < since:
+                summary.add(event)
+        if len(later) < len(batch) and not mark:
+            at = time.strftime("%H:%M:%S", time.localtime(since))
+            line = f"resumed at {at}; the output before: k8sjob logs {summary.job}"
+            mark = [Event(EventKind.LOG, {"text": line}, since)]
+            later = mark + later
+        yield later
 
 
 def follow_all(events: Iterable[Event], *, output: Format = "auto") -> int:

@@ -49,15 +49,9 @@ class LiveView:
     """Lines above, a panel below that is redrawn where it changed."""
 
     def __init__(
-        self,
-        console: Console,
-        job: str = "",
-        *,
-        verbose: bool = False,
-        since: float = 0.0,
-        ascii_only: bool = False,
+        self, console: Console, job: str = "", *, verbose: bool = False, ascii_only: bool = False
     ) -> None:
-        self._events = ShownEvents(job, verbose=verbose, since=since)
+        self._events = ShownEvents(job, verbose=verbose)
         self.summary = self._events.summary
         self._console = console
         self._printer = LinePrinter()

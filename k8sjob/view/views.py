@@ -69,10 +69,8 @@ class View(Screen, Protocol):
 class PlainView:
     """One line per event, with its replica in front; one per epoch, progress now and then."""
 
-    def __init__(
-        self, out: TextIO, job: str = "", *, verbose: bool = False, since: float = 0.0
-    ) -> None:
-        self._events = ShownEvents(job, pace=True, verbose=verbose, since=since)
+    def __init__(self, out: TextIO, job: str = "", *, verbose: bool = False) -> None:
+        self._events = ShownEvents(job, pace=True, verbose=verbose)
         self.summary = self._events.summary
         self._out = out
         self._printer = LinePrinter()
@@ -244,18 +242,13 @@ def record(event: Event) -> dict[str, Any]:
 
 
 def viewer(
-    kind: Output = "auto",
-    *,
-    job: str = "",
-    verbose: bool = False,
-    since: float = 0.0,
-    out: TextIO | None = None,
+    kind: Output = "auto", *, job: str = "", verbose: bool = False, out: TextIO | None = None
 ) -> View:
     """The view for an output, to be closed at the end.
 
     "plain" is plain lines, "json" JSON lines, and "auto" a live screen where the output is a
     terminal, a card below the cell of a notebook, and plain lines elsewhere; a function is called
-    with each event. Lines do not show what was written before `since`.
+    with each event.
     """
     out = out or sys.stdout
     if callable(kind):
@@ -265,9 +258,8 @@ def viewer(
     if kind == "auto" and out is sys.stdout and (publish := notebook()):
         return NotebookView(publish, job)
     if kind == "auto" and is_live(out):
-        console, ascii_screen = console_for(out), ascii_only(out)
-        return LiveView(console, job, verbose=verbose, since=since, ascii_only=ascii_screen)
-    return PlainView(out, job, verbose=verbose, since=since)
+        return LiveView(console_for(out), job, verbose=verbose, ascii_only=ascii_only(out))
+    return PlainView(out, job, verbose=verbose)
 
 
 def board(kind: Format) -> Screen:

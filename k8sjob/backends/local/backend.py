@@ -258,18 +258,10 @@ class LocalBackend:
         return self._store.folder(ref.name, uid)
 
     def launched(self, ref: JobRef) -> Launched:
-        """What a job was started from.
-
-        Raises:
-            BackendError: a k8sjob that kept no spec has started it.
-        """
+        """What a job was started from."""
         folder = self.folder(ref)
         launch = launch_of(folder)
-        if "spec" not in launch or not launch.get("source"):
-            raise BackendError(
-                f"an earlier version of k8sjob started {ref} and kept no spec; run it again"
-            )
-        with suppress(OSError):
+        with suppress(OSError, KeyError):
             return Launched(launch["spec"], Path(launch["source"]), folder.code(), folder.work)
         raise JobNotFound(f"{ref} is gone")
 

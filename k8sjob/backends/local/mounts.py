@@ -20,12 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 _NEW_USER, _NEW_MOUNTS, _DETACH = 0x10000000, 0x00020000, 2
 _READ_ONLY, _REMOUNT, _BIND, _MOVE, _RECURSIVE = 0x1, 0x20, 0x1000, 0x2000, 0x4000
 _UNBINDABLE, _PRIVATE, _SLAVE = 0x20000, 0x40000, 0x80000
-_KERNELS: Final = ("/dev", "/proc", "/sys")
 _STAGE: Final = str(Path(__file__).parent)
 """Where a new folder is put together: any folder that exists."""
 
@@ -36,28 +35,11 @@ def with_mounts(mounts: Mapping[str, str], argv: Sequence[str]) -> list[str]:
     return [*starter, *argv] if mounts else [*argv]
 
 
-def possible(mounts: Mapping[str, str], needed: Iterable[str]) -> dict[str, str]:
-    """Those of the mounts that hide no path which is `needed`, nor anything of the kernel."""
-    absolute = (Path(path).absolute() for path in (*needed, *mounts.values(), *_KERNELS))
-    paths = list(map(os.path.normpath, absolute))
-    paths = [*paths, *map(os.path.realpath, paths)]
-    return {
-        mount: folder
-        for mount, folder in mounts.items()
-        if not any(_is_below(path, os.path.realpath(mount)) for path in paths)
-        and not any(_is_below(os.path.realpath(mount), path) for path in _KERNELS)
-    }
-
-
 def refusal(mounts: Mapping[str, str]) -> str:
     """Why this machine refuses such mounts; empty if it makes them."""
     argv = with_mounts(mounts, [sys.executable, "-I", "-S", "-c", ""])
     answer = subprocess.run(argv, capture_output=True, text=True, check=False)
     return answer.stderr.strip().rpartition("\n")[2] if answer.returncode else ""
-
-
-def _is_below(path: str, folder: str) -> bool:
-    return os.path.commonpath([path, folder]) == folder
 
 
 class _Mounts:

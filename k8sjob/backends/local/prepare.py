@@ -12,7 +12,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from collections import Counter
 from contextlib import suppress
 from copy import deepcopy
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.backends.api import LOCAL, TOO_FEW_GPUS
 from k8sjob.backends.local.container import Launch
 from k8sjob.backends.local.machine import check_packages, visible_gpus
-from k8sjob.backends.local.mounts import possible, refusal
+from k8sjob.backends.local.mounts import refusal
 from k8sjob.contract import (
     AGENT,
     CHECKPOINT_DIR_ENV,
@@ -405,21 +404,14 @@ class Places:
     def mounts(self, replica: str) -> dict[str, str]:
         """The mounts that a replica shall have at their own paths: none without a `local` volume.
 
-        None hides what the run itself needs, or what the user has in place of another.
+        None hides anything of this machine.
         """
         folders = self.of(replica)
         local = (volume.mount for volume in self.plan.spec.volumes if volume.local)
         if all(folders[mount] == mount for mount in local):
             return {}
-        home, temporary = Path.home(), tempfile.gettempdir()
-        needed = [sys.prefix, sys.base_prefix, *sys.path, *os.get_exec_path(), temporary]
-        needed += map(str, (home, self.store.root, self.plan.context))
-        others = {
-            mount: folder
-            for mount, folder in folders.items()
-            if folder != mount and mount not in {WORKDIR, RUNTIME_HOME}
-        }
-        return possible(others, needed)
+        taken = {WORKDIR, RUNTIME_HOME}
+        return {at: to for at, to in folders.items() if at not in taken and _is_free(at)}
 
     @property
     def checkpoints_are_the_users(self) -> bool:
@@ -452,6 +444,15 @@ class Places:
         else:
             folder = self.job / "volumes" / volume.name
         return folder / volume.sub_path if volume.sub_path else folder
+
+
+def _is_free(path: str) -> bool:
+    """Whether a folder may be mounted there: nothing is, or an empty folder, and not a device."""
+    if path.startswith(("/dev/", "/proc/", "/sys/")):
+        return False
+    with suppress(OSError):
+        return not Path(path).exists() or not any(Path(path).iterdir())
+    return False
 
 
 def mapped(path: str, places: Mapping[str, str]) -> str | None:

@@ -6,7 +6,6 @@ by a run from the folder that wrote them: two projects may use one name.
 
 from __future__ import annotations
 
-import re
 import shutil
 import time
 from contextlib import suppress
@@ -33,7 +32,6 @@ LOOK_SECONDS: Final = 0.5
 """How often to look whether the supervisor is alive: its death changes no file."""
 _CANNOT_BE_LOCATED: Final = "The container could not be located when the pod was terminated"
 _NOWHERE: Final = Path("/nothing/there")
-_IDENTITY: Final = re.compile(r"[\w-]*")
 
 
 def _object_shape(texts: str, times: str = "", **others: Any) -> dict[str, Any]:
@@ -104,14 +102,6 @@ RELATED: Final[dict[str, Any]] = {
     },
 }
 """The shapes of what is read of the objects around a job, by their kind."""
-_LAUNCH: Final = {
-    "checkpoints": str,
-    "source": str,
-    "spec": str,
-    "replicas": {ANY: {"env": {ANY: str}, "grace": float}},
-}
-"""The shape of launch.json, as far as it is read here."""
-
 
 # --- the state of a run ---------------------------------------------------------------------------
 
@@ -142,8 +132,6 @@ def read_state(folder: JobFolder) -> Snapshot:
 def _read_valid_state(folder: JobFolder) -> Json:
     """The state as it was written; BackendError if it is not the state of this job."""
     state, wrong = fit(read_json(folder.state), SNAPSHOT)
-    # Earlier versions did not check what users wrote; without it the state can be read.
-    wrong = [one for one in wrong if not _by_user(one.path)]
     if wrong:
         what = f"{field_path(wrong[0].path)} is not {wrong[0].expected}"
         raise BackendError(f"{folder.state} is damaged: {what}")
@@ -153,12 +141,6 @@ def _read_valid_state(folder: JobFolder) -> Json:
     if whole and job.name == folder.name and job.uid and job.uid.startswith(folder.run):
         return {**state, "job": job.raw}
     raise BackendError(f"{folder.state} is damaged: it is not the state of this job")
-
-
-def _by_user(path: tuple[str | int, ...]) -> bool:
-    """Whether a field of the state comes from the job's manifest or its overlay."""
-    own = path[1:] if path[0] == "job" else path[2:]
-    return own[:1] == ("spec",) or own[:2] in {("metadata", "labels"), ("metadata", "annotations")}
 
 
 def _damaged(folder: JobFolder, error: Exception) -> Json:
@@ -255,13 +237,10 @@ class LatestState:
 
 
 def launch_of(folder: JobFolder) -> dict[str, Any]:
-    """The launch data of a run's replicas; empty if it cannot be read or is damaged."""
-    try:
-        launch, wrong = fit(read_json(folder.launch), _LAUNCH)
-    except (BackendError, FileNotFoundError):
-        return {}
-    damaged = wrong or not _IDENTITY.fullmatch(launch.get("checkpoints", ""))
-    return {} if damaged else launch
+    """The launch data of a run's replicas; empty if it cannot be read."""
+    with suppress(BackendError, FileNotFoundError):
+        return read_json(folder.launch)
+    return {}
 
 
 def source_of(folder: JobFolder) -> str:
@@ -271,7 +250,8 @@ def source_of(folder: JobFolder) -> str:
 
 def identity_of(folder: JobFolder) -> str:
     """The name of a run's checkpoints in checkpoints/NAME/; empty if that is not known."""
-    return str(launch_of(folder).get("checkpoints", ""))
+    name = str(launch_of(folder).get("checkpoints", ""))
+    return "" if "/" in name or name.startswith(".") else name  # what is deleted is below
 
 
 def checkpoints_of(folder: JobFolder) -> Path | None:
@@ -317,8 +297,7 @@ def find_run(store: Store, name: str) -> JobFolder:
     if not here:
         newest: dict[str, str] = {}
         for folder, source in sources.items():
-            whose = source or "an unknown folder"
-            newest.setdefault(source, f"local/{name}@{folder.run} of {whose}")
+            newest.setdefault(source, f"local/{name}@{folder.run} of {source or 'a lost folder'}")
         raise BackendError(f"{name!r} is ambiguous; specify one of {', '.join(newest.values())}")
     return here[0]
 
@@ -341,33 +320,22 @@ def resumed_checkpoints(
 
     Raises:
         JobNotFound: there is no such run, and no such checkpoints.
-        BackendError: the last run that left checkpoints has no record of its folder.
     """
     if run:
         return _chosen(store, name, run), ""
-    notice, resumed_elsewhere = "", set[str]()
+    notice = ""
     for folder in store.folders(name):
         theirs, checkpoints = source_of(folder), identity_of(folder)
         if not checkpoints:
             continue  # damaged: its checkpoints are found by --resume alone
-        if not theirs and checkpoints in resumed_elsewhere:
-            continue  # a run of another folder has resumed them since
         succeeded = _succeeded(folder)
-        resumable = not succeeded and _has_some(store.checkpoints(name, checkpoints))
-        if theirs == source or not (theirs or resumable):
+        if theirs == source:
             return own if succeeded else checkpoints, ""
-        if not theirs:
-            raise BackendError(
-                f"local/{name}@{folder.run} left checkpoints, but was run by an earlier version of"
-                f" k8sjob, which did not record its folder; resume them with `--resume"
-                f" {folder.run}`, or start from scratch with `--fresh`"
-            )
-        if resumable and not notice:
+        if not (notice or succeeded) and _has_some(store.checkpoints(name, checkpoints)):
             notice = (
                 f"the checkpoints of local/{name}@{folder.run} are not used, since it ran in"
                 f" {theirs}; resume them with `--resume {folder.run}`"
             )
-        resumed_elsewhere.add(checkpoints)
     return own, notice
 
 

@@ -92,17 +92,15 @@ class JobFolder:
         may have ended, or have had another name.
         """
         try:
-            body = read_json(self._keeper)
-            found = Identity.from_json(body)
+            found = Identity.from_json(read_json(self._keeper))
             recent = time.time() - self._keeper.stat().st_mtime < _SILENT_S
         except (BackendError, KeyError, TypeError, ValueError, OSError):
             return None
-        # Supervisors of earlier versions show nothing.
-        return found if found.here or recent or not body.get("shows") else None
+        return found if found.here or recent else None
 
     def record_supervisor(self, pid: int) -> None:
         """Write down that the process `pid` is responsible for the job from now on."""
-        write_json(self._keeper, {**asdict(Identity.of(pid)), "shows": True})
+        write_json(self._keeper, asdict(Identity.of(pid)))
 
     @property
     def is_of_here(self) -> bool:

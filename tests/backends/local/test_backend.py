@@ -10,14 +10,11 @@ import sys
 import textwrap
 import threading
 import time
-from contextlib import suppress
 
 import pytest
 
 from k8sjob.backends.api import JobRef
 from k8sjob.backends.local import LocalBackend
-from k8sjob.backends.local.runs import resumed_checkpoints
-from k8sjob.backends.local.state_folder import Store
 from k8sjob.contract import PATHS_ENV, SOURCE_ENV, TERMINATION_LOG_ENV
 from k8sjob.errors import BackendError, JobExists, JobNotFound
 from k8sjob.observe.diagnose import diagnose
@@ -651,19 +648,6 @@ def test_no_field_of_a_state_stops_a_reader(backend, finished, make_plan):
             diagnose(snapshot, {})
     backend.delete(ref)
     assert backend.jobs() == []
-
-
-def test_no_field_of_a_launch_file_stops_a_reader(backend, finished, make_plan, state):
-    ref = finished(make_plan("pass", workers=0))
-    file = backend.folder(ref).launch
-    launch = json.loads(file.read_text())
-    for other in changed(launch):
-        file.write_text(json.dumps(other))
-        assert backend.find("job") == ref
-        backend.checkpoints(ref)
-        with suppress(BackendError):  # nothing shows whose checkpoints they are
-            resumed_checkpoints(Store(state), "job", launch["source"], "new")
-    backend.delete(ref)
 
 
 def test_a_job_without_its_launch_file_is_seen_and_can_be_deleted(backend, finished, make_plan):

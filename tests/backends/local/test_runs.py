@@ -18,11 +18,10 @@ from k8sjob.backends.local.runs import (
     remove_checkpoints,
     resumed_checkpoints,
 )
-from k8sjob.backends.local.state_folder import Store, read_json, write_json
+from k8sjob.backends.local.state_folder import Store, write_json
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.jobs.plan import plan_job
 from k8sjob.spec import JobSpec
-from k8sjob.targets.jobs import has_ended
 from k8sjob.targets.pytorchjob.reconcile import fail, set_condition
 
 NEW = "99999999-new"
@@ -67,7 +66,7 @@ def ran(store):
     """Leave a run that has ended, with a checkpoint."""
     numbers = iter(range(10, 99))
 
-    def make(made, *, ended="Failed", saved=True, source=True, checkpoints=""):
+    def make(made, *, ended="Failed", saved=True, checkpoints=""):
         number = next(numbers)
         uid = f"{number}000000-old"
         now = datetime.now(UTC)
@@ -76,8 +75,7 @@ def ran(store):
             set_condition(status, "Succeeded", "", "", value=True, now=now)
         meta = {"name": "job", "namespace": "local", "uid": uid}
         launch = {"checkpoints": checkpoints or uid, "replicas": {}, "max_restarts": 0}
-        if source:
-            launch["source"] = str(made.folder.resolve())
+        launch["source"] = str(made.folder.resolve())
         with store.draft() as draft:
             write_json(draft.launch, launch)
             job = {"metadata": meta, "spec": {"pytorchReplicaSpecs": {}}, "status": status}
@@ -107,9 +105,8 @@ def test_a_strangers_run_in_between_does_not_hide_the_own_one(store, project, ra
 
 
 @pytest.mark.parametrize("left", [{"ended": "Succeeded"}, {"saved": False}])
-@pytest.mark.parametrize("source", [True, False])
-def test_a_stranger_that_left_nothing_to_resume_is_not_mentioned(store, project, ran, left, source):
-    ran(project("theirs"), source=source, **left)
+def test_a_stranger_that_left_nothing_to_resume_is_not_mentioned(store, project, ran, left):
+    ran(project("theirs"), **left)
     assert resumption(store, project("mine"), NEW) == resumption(store, project("other"), NEW)
     assert not resumption(store, project("mine"), NEW).notice
 
@@ -157,24 +154,6 @@ def test_a_file_of_a_run_that_was_replaced_stops_no_reader(store, project, ran, 
     assert find_run(store, "job").path == folder.path
 
 
-def test_a_run_without_a_record_of_its_folder_needs_a_decision(store, project, ran):
-    """Earlier versions did not record it."""
-    uid = ran(project("theirs"), source=False)
-    with pytest.raises(BackendError, match=r"`--resume 10000000`, .* `--fresh`"):
-        resumption(store, project("mine"), NEW)
-    assert resumption(store, project("mine"), NEW, run="10000000").checkpoints == uid
-
-
-def test_a_run_without_a_record_belongs_to_the_folder_that_has_resumed_it(store, project, ran):
-    uid = ran(project("theirs"), source=False)
-    ran(project("theirs"), checkpoints=uid)
-    found = resumption(store, project("mine"), NEW)
-    assert found.checkpoints == NEW
-    assert f"it ran in {project('theirs').folder}" in found.notice
-    assert "`--resume 11000000`" in found.notice
-    assert resumption(store, project("theirs"), NEW).checkpoints == uid
-
-
 @pytest.mark.parametrize("run", ["10000000", "job@10000000", "local/job@10000000"])
 def test_the_user_may_name_the_run_to_resume(store, project, ran, run):
     uid = ran(project("theirs"), ended="Succeeded")
@@ -219,28 +198,6 @@ def test_checkpoints_outside_of_the_jobs_own_folder_are_nobodys(store, project, 
     assert identity_of(folder) == ""
 
 
-def test_what_a_user_wrote_damages_no_state(store, project, ran):
-    """A label that is no text was once rendered for local runs."""
-    folder = store.folder("job", ran(project("mine"), ended="Succeeded"))
-    state = read_json(folder.state)
-    state["job"]["metadata"]["labels"] = {"team": 7}
-    state["job"]["spec"]["runPolicy"] = 5
-    write_json(folder.state, state)
-    assert has_ended(read_state(folder).job)
-    assert resumption(store, project("mine"), NEW).checkpoints == NEW
-
-
-def test_a_supervisor_elsewhere_that_never_gives_signs_counts(store, project, ran, monkeypatch):
-    folder = store.folder("job", ran(project("mine")))
-    folder.record_supervisor(os.getpid())
-    keeper = folder.path / "keeper.json"
-    write_json(keeper, {k: v for k, v in read_json(keeper).items() if k != "shows"})
-    monkeypatch.setattr(socket, "gethostname", lambda: "renamed")
-    os.utime(keeper, (0, 0))
-    assert has_supervisor(folder)
-    assert not folder.is_of_here
-
-
 def test_a_supervisor_elsewhere_counts_until_it_gives_no_sign(store, project, ran, monkeypatch):
     """The machine's name may have changed, or a container's disk be used in the next one."""
     folder = store.folder("job", ran(project("mine")))
@@ -268,7 +225,6 @@ def test_a_name_is_the_newest_run_and_each_run_has_a_name(store, project, ran):
 
 def test_a_name_of_two_folders_means_the_one_where_the_user_is(store, project, ran, monkeypatch):
     mine, theirs = ran(project("mine")), ran(project("theirs"))
-    ran(project("old"), source=False)
     monkeypatch.chdir(project("mine").folder)
     assert find_run(store, "job").run == mine[:8]
     monkeypatch.chdir("/")
