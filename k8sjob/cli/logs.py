@@ -6,6 +6,8 @@ import json
 import re
 import sys
 from collections import defaultdict
+from contextlib import nullcontext
+from functools import partial
 from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
@@ -92,12 +94,9 @@ def logs_command(  # noqa: PLR0917 - click hands them over by name
     lines = _tracked(
         logs(backend, ref, chosen, follow=follow, previous=previous, since=since, tail=tail), silent
     )
-    shown: _Printer | Saver = (
-        Saver(folder, ref.name, times=timestamps)
-        if folder
-        else _Printer(output, names=len(chosen) > 1, times=timestamps)
-    )
-    with shown, Interrupts() as interrupts:
+    printer = _Printer(output, names=len(chosen) > 1, times=timestamps)
+    saver = Saver(folder, ref.name, times=timestamps) if folder else nullcontext(printer)
+    with saver as shown, Interrupts() as interrupts:
         for batch in batches(lines):
             shown.show(batch)
             if interrupts.count:
@@ -153,12 +152,6 @@ class _Printer:
         self._json, self._names, self._times = output == "json", names, times
         self._printer = LinePrinter()
         self._console = console_for(sys.stdout)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing is left open."""
 
     def show(self, lines: Sequence[LogLine]) -> None:
         """Write the lines."""
@@ -293,11 +286,6 @@ def _may_become(path: Path, part: Path) -> bool:
 
 def _is_continuation(one: Path, other: Path) -> bool:
     """Whether the shorter of two files is the beginning of the longer one."""
-    with one.open("rb") as left, other.open("rb") as right:
-        while True:
-            a, b = left.read(_CHUNK), right.read(_CHUNK)
-            shared = min(len(a), len(b))
-            if a[:shared] != b[:shared]:
-                return False
-            if shared < _CHUNK:
-                return True
+    with one.open("rb") as first, other.open("rb") as second:
+        chunks = (iter(partial(file.read, _CHUNK), b"") for file in (first, second))
+        return all(a[: len(b)] == b[: len(a)] for a, b in zip(*chunks, strict=False))

@@ -10,6 +10,8 @@ from __future__ import annotations
 import hmac
 import json
 import socket
+import threading
+import time
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -25,15 +27,13 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from k8sjob.contract import Event
 from k8sjob.errors import BackendError, JobNotFound, K8sJobError
-from k8sjob.observe.merge import Ended, Merge
 from k8sjob.observe.watch import watch
 from k8sjob.sanitize import safe_text
 from k8sjob.ui.details import ACTIONS, PARTS, act, compared, output, part, plain
+from k8sjob.view.follow import batches
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import AsyncIterator, Callable, Generator
     from types import FrameType
 
@@ -51,10 +51,6 @@ _STATIC: Final = Path(__file__).with_name("static")
 _STREAMS: Final = 64
 """Streams that are open at a time; a browser opens six at most."""
 _MOST_COMPARED: Final = 8
-_BATCH: Final = 500
-"""Events that are sent together."""
-_QUIET_SECONDS: Final = 0.05
-"""Seconds without an event after which waiting events are sent."""
 _BEAT_SECONDS: Final = 10.0
 """A stream without events sends a comment so often, which notices a reader that is gone."""
 _LIST_SECONDS: Final = 1.0
@@ -238,26 +234,22 @@ class Page:
 
 def _events(entry: JobEntry, closed: threading.Event) -> _Stream:
     """The events of a job in batches, until it has ended or the server closes."""
-    with Merge[Event]() as merge:
-        merge.add("", lambda stop: watch(entry.backend, entry.ref, stop=stop))
-        batch: list[dict[str, Any]] = []
-        silent = 0.0
-        while merge.open or batch:
+    stop, sent_at = threading.Event(), time.monotonic()
+    try:
+        for batch in batches(watch(entry.backend, entry.ref, stop=stop)):
             if closed.is_set():
                 return
-            item = merge.get(_QUIET_SECONDS) if merge.open else None
-            if isinstance(item, Event):
-                batch.append(asdict(item))
-            elif isinstance(item, Ended) and item.error:
-                problem = safe_text(str(item.error))
-                yield _encoded("problem", {"message": problem})
-            if batch and (item is None or len(batch) >= _BATCH):
-                yield _encoded("events", plain(batch))
-                batch, silent = [], 0.0
-            silent = silent + _QUIET_SECONDS if item is None else 0.0
-            if silent > _BEAT_SECONDS:
-                silent = 0.0
+            if batch:
+                yield _encoded("events", plain([asdict(event) for event in batch]))
+            elif time.monotonic() - sent_at > _BEAT_SECONDS:
                 yield ":\n\n"
+            else:
+                continue
+            sent_at = time.monotonic()
+    except K8sJobError as error:
+        yield _encoded("problem", {"message": safe_text(str(error))})
+    finally:
+        stop.set()
     yield _encoded("end", {})
 
 

@@ -35,6 +35,7 @@ WAIT_S: Final = 3.0
 """Seconds after which jobs that have not answered are left out."""
 _OLD_S: Final = 60.0
 """Age in seconds from which it is shown: the numbers may not hold any more."""
+_OF_A_REPLICA: Final = ("name", "phase", "node", "restarts", "reason", "exit_code", "message")
 _DIGEST: Final = re.compile(r"@(sha256:[0-9a-f]{64})$")
 
 
@@ -70,16 +71,7 @@ def job_document(snapshot: Snapshot, progress: JobProgress | None = None) -> dic
         "counts": dict(status.counts),
         "progress": progress.as_dict() if progress else None,
         "replicas": [
-            {
-                "name": replica.name,
-                "phase": replica.phase,
-                "node": replica.node,
-                "restarts": replica.restarts,
-                "reason": replica.reason,
-                "exit_code": replica.exit_code,
-                "message": replica.message,
-                "digest": running_digest(pod),
-            }
+            {key: getattr(replica, key) for key in _OF_A_REPLICA} | {"digest": running_digest(pod)}
             for replica, pod in zip(status.replicas, snapshot.pods, strict=True)
         ],
     }

@@ -210,13 +210,10 @@ class JobSummary:
         self.replicas[name] = ReplicaStatus(
             role=role,
             index=int(index) if index.isdecimal() else 0,
-            phase=text(data.get("phase")),
-            reason=text(data.get("reason")),
             restarts=integer(data.get("restarts")) or 0,
-            node=text(data.get("node")),
             exit_code=integer(data.get("exit_code")),
-            message=text(data.get("message")),
             waiting=data.get("waiting") is True,
+            **{key: text(data.get(key)) for key in ("phase", "reason", "node", "message")},
         )
         if self.replicas[name].phase != "Running":
             self._forget_start(name)

@@ -326,7 +326,7 @@ def resumed_checkpoints(
     notice = ""
     for folder in store.folders(name):
         theirs, checkpoints = source_of(folder), identity_of(folder)
-        if not checkpoints:
+        if not (theirs and checkpoints):
             continue  # damaged: its checkpoints are found by --resume alone
         succeeded = _succeeded(folder)
         if theirs == source:

@@ -92,15 +92,17 @@ class JobFolder:
         may have ended, or have had another name.
         """
         try:
-            found = Identity.from_json(read_json(self._keeper))
+            body = read_json(self._keeper)
+            found = Identity.from_json(body)
             recent = time.time() - self._keeper.stat().st_mtime < _SILENT_S
         except (BackendError, KeyError, TypeError, ValueError, OSError):
             return None
-        return found if found.here or recent else None
+        # Supervisors of earlier versions show nothing.
+        return found if found.here or recent or not body.get("shows") else None
 
     def record_supervisor(self, pid: int) -> None:
         """Write down that the process `pid` is responsible for the job from now on."""
-        write_json(self._keeper, asdict(Identity.of(pid)))
+        write_json(self._keeper, {**asdict(Identity.of(pid)), "shows": True})
 
     @property
     def is_of_here(self) -> bool:

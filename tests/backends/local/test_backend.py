@@ -1,6 +1,5 @@
 """Local jobs, for real: processes, signals, files."""
 
-import copy
 import json
 import os
 import signal
@@ -620,34 +619,6 @@ def test_a_damaged_state_hides_no_other_job(backend, finished, make_plan):
     backend.delete(seen["b"].ref)
     backend.delete(again)
     assert [JobRef.of(snapshot.job) for snapshot in backend.jobs()] == [other]
-
-
-def changed(value):
-    """A JSON value with one field at a time left out, or of another type."""
-    items = value.items() if isinstance(value, dict) else ()
-    items = enumerate(value) if isinstance(value, list) else items
-    for key, item in items:
-        if isinstance(value, dict):
-            yield {other: kept for other, kept in value.items() if other != key}
-        for other in changed(item):
-            made = copy.copy(value)
-            made[key] = other
-            yield made
-    yield from (one for one in (None, 1, "x", [1], {"x": 1}) if type(one) is not type(value))
-
-
-def test_no_field_of_a_state_stops_a_reader(backend, finished, make_plan):
-    ref = finished(make_plan("exit(1)", workers=0))
-    file = backend.folder(ref).state
-    state = json.loads(file.read_text())
-    state["events"] = state["events"][:1]
-    for other in changed(state):
-        file.write_text(json.dumps(other))
-        for snapshot in backend.jobs():
-            job_status(snapshot)
-            diagnose(snapshot, {})
-    backend.delete(ref)
-    assert backend.jobs() == []
 
 
 def test_a_job_without_its_launch_file_is_seen_and_can_be_deleted(backend, finished, make_plan):
