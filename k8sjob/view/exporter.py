@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
@@ -23,25 +24,11 @@ if TYPE_CHECKING:
     from k8sjob.view.json_output import JobProgress
 
 _JOB: Final = ("namespace", "name", "run")
-_GAUGES: Final = {
-    "created_timestamp_seconds": "When the job was created.",
-    "started_timestamp_seconds": "When its replicas were first created.",
-    "finished_timestamp_seconds": "When it ended.",
-    "restarts": "Restarts of its containers, as far back as the cluster reports.",
-}
-"""The metrics of a job, by the end of their names."""
-_TRAINING: Final = {
-    "epoch": ("epoch", "The current epoch, from 1."),
-    "epochs": ("epochs", "The number of epochs."),
-    "epochs_done": ("at", "Completed epochs, with the completed part of the current one."),
-    "loss": ("loss", "The loss of its last steps."),
-    "gradient_norm": ("grad_norm", "The norm of its last gradient."),
-    "samples_per_second": ("samples_per_s", "Samples per second, over all ranks."),
-    "waiting_ratio": ("waited", "The part of a step that is lost waiting for the slowest rank."),
-    "memory_bytes": ("memory_bytes", "Peak memory of the rank that uses most."),
-    "eta_seconds": ("eta_s", "The remaining time."),
-}
-"""The same of its training: the attribute of Progress, and the help."""
+_ROWS: Final = [
+    row.split("\t")
+    for row in Path(__file__).with_suffix(".tsv").read_text(encoding="utf-8").splitlines()
+]
+"""The metrics of a job: the end of the name, the attribute of Progress (or none), the help."""
 
 
 class JobCollector:
@@ -75,10 +62,9 @@ class JobCollector:
             "Seconds that its replicas have held their GPUs, or CPUs; while it runs.",
             labels=(*_JOB, "device"),
         )
-        help_texts = _GAUGES | {name: text for name, (_, text) in _TRAINING.items()}
         gauges = {
             name: GaugeMetricFamily(f"k8sjob_job_{name}", text, labels=_JOB)
-            for name, text in help_texts.items()
+            for name, _, text in _ROWS
         }
         progress = progress_of(jobs)
         for _, snapshot in jobs:
@@ -110,6 +96,6 @@ def _numbers(status: JobStatus, progress: JobProgress | None) -> dict[str, Any]:
     found["restarts"] = sum(replica.restarts for replica in status.replicas)
     if progress and progress.summary.progress.epoch:
         now = progress.summary.progress
-        found |= {name: getattr(now, of) for name, (of, _) in _TRAINING.items()}
+        found |= {name: getattr(now, attribute) for name, attribute, _ in _ROWS if attribute}
         found["epochs"] = now.epochs or None
     return found

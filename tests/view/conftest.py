@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from k8sjob.contract import Event, EventKind
+from k8sjob.view.summary import JobSummary
 
 ANY_TEXT = st.text(
     st.characters(codec=None) | st.sampled_from("\x1b[]\r\n:/"), max_size=300
@@ -33,6 +34,13 @@ ANY_EVENTS = st.lists(
     max_size=10,
 )
 """What containers may write, which nobody checks."""
+
+
+def summary_of(events):
+    summary = JobSummary("digits")
+    for event in events:
+        summary.add(event)
+    return summary
 
 
 class Terminal(io.StringIO):

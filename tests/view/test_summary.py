@@ -1,16 +1,10 @@
 from dataclasses import replace
 
 import pytest
+from view.conftest import summary_of
 
 from k8sjob.contract import Event, EventKind
-from k8sjob.view.summary import MAX_POINTS, JobSummary
-
-
-def summary_of(events):
-    summary = JobSummary("x")
-    for event in events:
-        summary.add(event)
-    return summary
+from k8sjob.view.summary import MAX_POINTS
 
 
 def test_a_group_that_met_again_replaces_what_it_repeats(progress):

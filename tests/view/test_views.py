@@ -11,13 +11,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.text import Text
-from view.conftest import ANY_EVENTS
+from view.conftest import ANY_EVENTS, summary_of
 
 from k8sjob.contract import Event, EventKind
 from k8sjob.view.final_report import report
 from k8sjob.view.lines import duration, last_line
 from k8sjob.view.live import LiveView, Panel
-from k8sjob.view.summary import JobSummary
 from k8sjob.view.views import (
     EVERY_S,
     PlainView,
@@ -143,13 +142,6 @@ def test_json_lines_carry_everything_and_have_no_nan(life):
     read = {"text": "reading data", "attempt": 0}
     assert lines[7] == {"kind": "log", "data": read, "time": 0.0, "replica": "worker-0"}
     assert lines[-1]["data"] == {"loss": None, "all": [None, {"x": None}]}
-
-
-def summary_of(events):
-    summary = JobSummary("digits")
-    for event in events:
-        summary.add(event)
-    return summary
 
 
 def screen(events, width=100, height=24, **options):

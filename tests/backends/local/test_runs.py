@@ -14,7 +14,6 @@ from k8sjob.backends.local.runs import (
     find_run,
     has_supervisor,
     identity_of,
-    read_state,
     remove_checkpoints,
     resumed_checkpoints,
 )
@@ -123,35 +122,6 @@ def test_a_run_with_a_damaged_state_is_resumed(store, project, ran):
     uid = ran(project("mine"))
     store.folder("job", uid).state.write_bytes(b"")
     assert resumption(store, project("mine"), NEW).checkpoints == uid
-
-
-def replace_by(kind, path):
-    path.unlink()
-    if kind == "fifo":
-        os.mkfifo(path)
-    elif kind == "folder":
-        path.mkdir()
-    else:
-        path.symlink_to({"device": "/dev/zero", "loop": path}[kind])
-
-
-@pytest.mark.parametrize("kind", ["fifo", "folder", "device", "loop"])
-def test_a_file_of_a_run_that_was_replaced_stops_no_reader(store, project, ran, kind):
-    uid = ran(project("mine"))
-    folder = store.folder("job", uid)
-    replace_by(kind, folder.state)
-    message = read_state(folder).job["status"]["conditions"][-1]["message"]
-    assert f"cannot read {folder.state}" in message
-    assert "`k8sjob delete local/job@" in message
-    folder.ask("stop")
-    replace_by(kind, folder.path / "requests" / "stop")
-    assert not folder.asked()
-    folder.log.touch()
-    replace_by(kind, folder.log)
-    assert read_state(folder)
-    replace_by(kind, folder.launch)
-    assert identity_of(folder) == ""
-    assert find_run(store, "job").path == folder.path
 
 
 @pytest.mark.parametrize("run", ["10000000", "job@10000000", "local/job@10000000"])
