@@ -56,14 +56,14 @@ class JobClock:
     """
 
     def __init__(self) -> None:
-        self.began = self._told = time.time()
+        self.began = self._reported_at = time.time()
         self._at = time.monotonic()
 
-    def now(self, told: float = 0.0) -> float:
-        """The time now; `told` is that of the newest event about the job's state, just come."""
-        if told and told != self._told:
-            self._told, self._at = told, time.monotonic()
-        return self._told + time.monotonic() - self._at
+    def now(self, reported_at: float = 0.0) -> float:
+        """The time now; `reported_at` is that of the newest event about the job, just come."""
+        if reported_at and reported_at != self._reported_at:
+            self._reported_at, self._at = reported_at, time.monotonic()
+        return self._reported_at + time.monotonic() - self._at
 
 
 class LinePrinter:

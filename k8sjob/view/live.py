@@ -104,7 +104,7 @@ class Panel:
         state = summary.shown_state
         title = Text(summary.job, style="bold").append("  ")
         title.append(state, style=f"not bold {STATE_STYLE.get(state, 'yellow')}")
-        age = self._clock.now(summary.told) - (summary.created or self._clock.began)
+        age = self._clock.now(summary.reported_at) - (summary.created or self._clock.began)
         title.append(f"  {duration(max(age, 0))}", style="not bold")
         if summary.group:
             title.append(f"  {started(summary.group)}", style="not bold dim")

@@ -79,7 +79,7 @@ class JobSummary:
         created: when the job was accepted, seconds since the epoch; None if that is not known.
         started: when its replicas were first made, or made again after a resume.
         finished: when it ended.
-        told: when its state was last reported, by the clock of these stamps.
+        reported_at: when its state was last reported, by the clock of these stamps.
         replicas: by name as last reported, in the order in which they came.
         group: the process group: world_size, backend, device, ...
         restarts: how often the processes were started again, within their containers as well.
@@ -100,7 +100,7 @@ class JobSummary:
     created: float | None = None
     started: float | None = None
     finished: float | None = None
-    told: float = 0.0
+    reported_at: float = 0.0
     replicas: dict[str, ReplicaStatus] = field(default_factory=dict)
     group: dict[str, str | float] = field(default_factory=dict)
     restarts: int = 0
@@ -121,7 +121,7 @@ class JobSummary:
         self._forget_earlier_start(event)
         match event.kind:
             case EventKind.JOB:
-                self.told = event.time
+                self.reported_at = event.time
                 self._job(data)
             case EventKind.REPLICA:
                 self._replica(text(event.replica), data)

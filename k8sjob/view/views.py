@@ -193,7 +193,7 @@ class NotebookView:
         state = summary.shown_state
         took = summary.seconds
         if took is None:
-            now = self._clock.now(summary.told)
+            now = self._clock.now(summary.reported_at)
             took = max(now - (summary.created or self._clock.began), 0)
         subtitle = f"{duration(took)}  {started(summary.group) if summary.group else ''}"
         parts = []
