@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
+from view.conftest import summary_of
 
 from k8sjob.contract import Event, EventKind
 from k8sjob.view.final_report import plot, report
 from k8sjob.view.lines import number
-from k8sjob.view.summary import JobSummary
 
 
 def test_a_falling_line_falls_from_corner_to_corner():
@@ -46,7 +46,7 @@ def test_each_curve_has_its_mark_and_a_steep_one_a_log_scale():
 
 
 def test_test_metrics_are_drawn_beside_the_loss(progress):
-    summary = JobSummary("x")
+    summary = summary_of([])
     for epoch in range(9):
         summary.add(progress(epoch, 20, loss=1 / (epoch + 1), epochs=9))
         measured = {"test_loss": 2 / (epoch + 1), "test_accuracy": epoch / 10, "lr": 0.1}
@@ -90,9 +90,8 @@ def test_numbers_stay_short(value):
 
 
 def test_a_report_of_many_metrics_and_of_a_long_name_stays_short():
-    summary = JobSummary("job")
     names = ["x" * 500, *(f"grad/{at}" for at in range(300))]
-    summary.add(Event("metrics", dict.fromkeys(names, 1.0), 1.0, "master-0"))
+    summary = summary_of([Event("metrics", dict.fromkeys(names, 1.0), 1.0, "master-0")])
     lines = [line.plain for line in report(summary, width=40)]
     assert len(lines) < 40
     assert lines[2] == f"  {'grad/0':30}  1"
