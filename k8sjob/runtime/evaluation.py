@@ -79,8 +79,7 @@ class _Tally:
     """(sum, count) of each number, on the device until the end."""
 
     def __init__(self, names: list[str], group: Group) -> None:
-        self._names, self._group = names, group
-        kind = sum_dtype(group.device)
+        self._group, kind = group, sum_dtype(group.device)
         self._sums = {name: torch.zeros((), dtype=kind, device=group.device) for name in names}
         self._counts = dict.fromkeys(names, 0)
 
@@ -98,12 +97,10 @@ class _Tally:
 
     def means(self) -> dict[str, float]:
         """Over all ranks; a number that no rank has is left out."""
-        mine = [float(self._sums[name]) for name in self._names]
-        mine += [float(self._counts[name]) for name in self._names]
-        total = self._group.sums(mine)
-        sums, counts = total[: len(self._names)], total[len(self._names) :]
+        total = self._group.sums([*map(float, self._sums.values()), *self._counts.values()])
+        pairs = zip(total, total[len(self._sums) :], strict=False)
         return {
             name: value / count
-            for name, value, count in zip(self._names, sums, counts, strict=True)
+            for name, (value, count) in zip(self._sums, pairs, strict=True)
             if count
         }

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+import zipfile
 from collections import Counter, OrderedDict
 from enum import Enum
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from k8sjob.runtime.base.env import dist_env
 from k8sjob.runtime.base.event_lines import Reporter
@@ -250,6 +252,100 @@ def test_code_in_a_description_is_never_run(desk, tmp_path, name, wrap):
     assert desk.newest()["epoch"] == 1
     assert f"step-00000002 is skipped: {name}" in desk.detail.getvalue()
     assert not (tmp_path / "ran").exists()
+
+
+ODD = {
+    "pipe": os.mkfifo,
+    "endless": lambda path: path.symlink_to("/dev/zero"),
+    "of somebody else": lambda path: path.symlink_to("/etc/passwd"),
+    "linked": lambda path: path.symlink_to(path.with_stem("step-00000001")),
+    "of another step": lambda path: path.with_stem("step-00000001").rename(path),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_what_is_no_checkpoint_of_its_name_is_skipped(either, odd):
+    either.save(1, 2)
+    ODD[odd](either.of(9))
+    assert either.newest()["epoch"] == 2
+    [told] = either.skipped
+    assert told.startswith(f"warning: checkpoint {either.of(9)} is skipped: ")
+    either.save(3)
+    assert either.newest()["epoch"] == 3 or odd == "of another step"
+
+
+FILES = ["__0_0.distcp", ".metadata", "others.pt"]
+
+
+@pytest.mark.parametrize(
+    ("odd", "name"),
+    [
+        *(("without a digest", name) for name in FILES),
+        *((odd, name) for odd in ("pipe", "linked") for name in [*FILES, "digests.json"]),
+    ],
+)
+def test_a_folder_has_files_of_its_own_with_digests(desk, odd, name):
+    desk.save(1, 2)
+    file = desk.folder / "step-00000002" / name
+    if odd == "without a digest":
+        digests = read_digests(file.parent)
+        write_digests(file.parent, {other: digests[other] for other in digests if other != name})
+    else:
+        file.unlink()
+        ODD["pipe"](file) if odd == "pipe" else file.symlink_to(f"../step-00000001/{name}")
+    assert desk.newest()["epoch"] == 1
+    assert name in desk.skipped[0]
+
+
+def endless_lists():
+    lists = [0]
+    for _ in range(60):
+        lists = [lists, lists]
+    return lists
+
+
+def deflated(content):
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(out, "w", 8) as new:
+        for entry in old.infolist():
+            new.writestr(entry.filename, old.read(entry))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (saved_by_torch({"marked": endless_lists()}), "values, and has"),
+        (saved_by_torch({"marked": torch.ones(1).expand(1 << 50)}), "tensor of"),
+        (deflated(saved_by_torch({"marked": torch.zeros(1 << 20)})), "unpacks to more"),
+        (saved_by_torch({"marked": Evil("/")}), "GLOBAL posix.mkdir"),
+    ],
+    ids=["lists", "strides", "deflated", "code"],
+)
+@pytest.mark.timeout(60)
+def test_a_small_file_that_would_become_large_is_skipped(either, content, reason):
+    either.save(1, 2)
+    if either.form == "sharded":
+        forge(either.of(2), "others.pt", content)
+    else:
+        either.of(2).write_bytes(content)
+    assert either.newest()["epoch"] == 1
+    assert reason in either.skipped[0]
+    assert "weights_only" not in either.skipped[0]
+
+
+def test_tensors_that_share_the_bytes_of_one_are_refused(desk):
+    desk.save(1, 2)
+    folder = desk.folder / "step-00000002"
+    about = pickle.loads((folder / ".metadata").read_bytes())
+    name, tensor = next(iter(about.state_dict_metadata.items()))
+    for number in range(1000):
+        about.state_dict_metadata[f"{name}.{number}"] = tensor
+        index = MetadataIndex(f"{name}.{number}", tensor.chunks[0].offsets)
+        about.storage_data[index] = about.storage_data[MetadataIndex(name, index.offset)]
+    forge(folder, ".metadata", pickle.dumps(about))
+    assert desk.newest()["epoch"] == 1
+    assert "have more bytes than its files" in desk.skipped[0]
 
 
 def test_code_in_a_file_is_never_run(tmp_path):

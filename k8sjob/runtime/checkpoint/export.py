@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch.utils._pytree import tree_leaves
 
-from k8sjob.runtime.checkpoint.format import gathered, leaves
+from k8sjob.runtime.checkpoint.format import gathered
 from k8sjob.runtime.checkpoint.integrity import load, newest, verify
 from k8sjob.runtime.checkpoint.store import DIGESTS, Checkpoints, write
 
@@ -81,7 +82,7 @@ def export(
         "path": str(target),
         "source": str(path),
         "step": state.get("step"),
-        "tensors": sum(isinstance(value, torch.Tensor) for value in leaves(chosen)),
+        "tensors": sum(isinstance(value, torch.Tensor) for value in tree_leaves(chosen)),
         "bytes": target.stat().st_size,
     }
 
@@ -93,6 +94,7 @@ def _checkpoint(source: Path, warn: Callable[[str], None]) -> Path:
             f"{source} does not exist; specify a checkpoint (step-00000120.pt, or a folder "
             "step-00000120), or the folder of checkpoints"
         )
+    source = source.resolve()  # the user may name a link; one that lies in a folder is not followed
     if source.is_file() or (source / DIGESTS).exists() or source.name.startswith("step-"):
         try:
             verify(source)

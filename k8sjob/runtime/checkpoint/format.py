@@ -10,18 +10,19 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import zipfile
 from collections import Counter
 from copy import copy
 from enum import EnumMeta
-from itertools import pairwise
+from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 import torch
 
-from k8sjob.runtime.checkpoint.store import read_digests
+from k8sjob.runtime.checkpoint.store import content_of, read_digests
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
     from torch import Tensor
@@ -34,6 +35,9 @@ METADATA: Final = ".metadata"
 OTHERS: Final = "others.pt"
 """Everything but the tensors of model and optimizer, and where each of those belongs."""
 _MARK: Final = "k8sjob/tensor"
+_DEEPEST: Final = 100
+_ANY_FILE_HOLDS: Final = 1_000_000
+"""Values that a file may hold whatever its size, since an honest one shares some too."""
 
 _DESCRIPTIONS: Final = {
     "torch.distributed.checkpoint.metadata": (
@@ -105,15 +109,6 @@ def changed(nest: Any, change: Callable[[Any], Any]) -> Any:
     return Counter(nest) if isinstance(nest, Counter) else nest
 
 
-def leaves(nest: Any) -> Iterator[Any]:
-    """The values in a nest of dicts, lists and tuples that are none of these."""
-    if isinstance(nest, dict | list | tuple):
-        for value in nest.values() if isinstance(nest, dict) else nest:
-            yield from leaves(value)
-    else:
-        yield nest
-
-
 def mark(nest: Any, name: str = "") -> tuple[Any, dict[str, Tensor]]:
     """Take the tensors out of a nest of dicts, lists and tuples.
 
@@ -138,16 +133,58 @@ def mark(nest: Any, name: str = "") -> tuple[Any, dict[str, Tensor]]:
     return copy(nest), tensors
 
 
-def read_others(content: bytes) -> dict[str, Any]:
-    """Plain values and tensors from a file's content; ValueError if it is damaged or holds more."""
+def decode(content: bytes) -> dict[str, Any]:
+    """The state in a file's content, on the CPU; ValueError if it is damaged or holds more."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            entries = archive.infolist()
+            torn = archive.testzip() if _fit(entries, len(content)) else None
+    except Exception as error:
+        # For a file that somebody wrote zipfile may raise any error.
+        raise ValueError(f"it is incomplete or damaged: {error} ({len(content)} bytes)") from error
+    if torn:
+        raise ValueError(f"it is incomplete or damaged: {torn} does not match its checksum")
+    if not _fit(entries, len(content)):
+        raise ValueError(f"it unpacks to more than its {len(content)} bytes")
     try:
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:
         # torch raises many types: pickle.UnpicklingError, RuntimeError, EOFError, ...
-        raise ValueError(f"it cannot be loaded: {str(error).splitlines()[0]}") from error
+        # Its advice, weights_only=False, would run the file's code.
+        lines = (line for line in str(error).splitlines() if line and "weights_only" not in line)
+        reason = next(lines, type(error).__name__)
+        raise ValueError(f"it cannot be loaded: {reason:.300}") from error
     if not isinstance(state, dict):
         raise ValueError(f"it holds a {type(state).__name__}, not a dict: another program's file")  # noqa: TRY004 - of a file's content, not of an argument
+    _expanded(state, len(content), {})
     return state
+
+
+def _fit(entries: list[zipfile.ZipInfo], size: int) -> bool:
+    """Whether entries need no more memory than the archive: not compressed, none shared."""
+    stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
+    return stored and sum(entry.file_size for entry in entries) <= size
+
+
+def _expanded(value: Any, size: int, known: dict[int, int], depth: int = 0) -> int:
+    """The values in a nest, each as often as it occurs; ValueError for more than a file may have.
+
+    A pickle can put one list into another twice, and so on: who copies or checks that never ends.
+    """
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        if value.numel() * value.itemsize > size:
+            raise ValueError(f"it holds a tensor of {value.numel()} elements, and has {size} bytes")
+    elif isinstance(value, dict | list | tuple):
+        if depth > _DEEPEST:
+            raise ValueError(f"it holds more than {_DEEPEST} lists or dicts, one in the other")
+        if id(value) not in known:
+            below = value.values() if isinstance(value, dict) else value
+            count = sum(_expanded(item, size, known, depth + 1) for item in below)
+            if count > max(size, _ANY_FILE_HOLDS):
+                raise ValueError(f"it holds {count} values, and has {size} bytes")
+            known[id(value)] = count
+        return known[id(value)]
+    return 1
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -156,10 +193,11 @@ def read(folder: Path) -> dict[str, Any]:
     Digests are not checked. ValueError: it is damaged, or holds more than tensors and plain values.
     """
     files = read_digests(folder)
+    if missing := {METADATA, OTHERS} - files.keys():
+        raise ValueError(f"there is no digest of {min(missing)}")
+    content = content_of(folder / OTHERS)
     try:
-        others = read_others((folder / OTHERS).read_bytes())
-    except FileNotFoundError:
-        raise ValueError(f"it is incomplete or damaged: {OTHERS} is missing") from None
+        others = decode(content)
     except ValueError as error:
         raise ValueError(f"{OTHERS}: {error}") from error
     opened = _Folder(folder, _metadata(folder, files))
@@ -239,53 +277,65 @@ def _metadata(folder: Path, files: dict[str, Digest]) -> Metadata:
     """Torch's description; ValueError unless it is of whole tensors in these files."""
     from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
+    content = content_of(folder / METADATA)
     try:
-        found = _Descriptions(io.BytesIO((folder / METADATA).read_bytes())).load()
-    except FileNotFoundError:
-        raise ValueError(f"it is incomplete or damaged: {METADATA} is missing") from None
+        found = _Descriptions(io.BytesIO(content)).load()
     except ValueError:
         raise
     except Exception as error:
         # A pickle that somebody wrote may raise whatever it likes.
-        raise ValueError(f"{METADATA} cannot be read: {type(error).__name__}: {error}") from error
+        raise ValueError(
+            f"{METADATA} cannot be read: {type(error).__name__}: {error!s:.300}"
+        ) from error
     if not isinstance(found, Metadata):
         raise ValueError(f"{METADATA} holds a {type(found).__name__}")  # noqa: TRY004 - see above
     try:
-        tensors = all(
-            isinstance(v, TensorStorageMetadata) for v in found.state_dict_metadata.values()
-        )
-        places = {place.relative_path for place in found.storage_data.values()}
-        plain = not any(
-            getattr(place, "transform_descriptors", None) for place in found.storage_data.values()
-        )
+        described: list[Any] = list(found.state_dict_metadata.values())
+        stored = list(found.storage_data.values())
+        places: set[Any] = {place.relative_path for place in stored}
+        plain = all(isinstance(text, str) for text in (*places, *found.state_dict_metadata))
+        plain &= all(isinstance(about, TensorStorageMetadata) for about in described)
+        plain &= not any(getattr(place, "transform_descriptors", None) for place in stored)
     except AttributeError as error:
         raise ValueError(f"{METADATA} describes no tensors: {error}") from error
-    if not (tensors and plain):
+    if not plain:
         raise ValueError(f"{METADATA} describes something that is not a plain tensor")
     if odd := places - files.keys():
         raise ValueError(f"{METADATA} names {min(odd)}, of which there is no digest")
-    if wrong := _problem(found, {name: digest.size for name, digest in files.items()}):
+    sizes = {name: files[name].size for name in places}
+    if wrong := _problem(found, sizes, len(content)):
         raise ValueError(f"{METADATA}: {wrong}")
     return found
 
 
+_DIMENSIONS: Final = 64  # of a tensor, in torch
+_CUT: Final = 5
+"""Dimensions along which a tensor is divided; a mesh has fewer."""
 _Box = tuple[tuple[int, int], ...]
 """(start, stop) in each dimension."""
 
 
-def _problem(metadata: Metadata, sizes: Mapping[str, int]) -> str | None:
+def _problem(metadata: Metadata, sizes: Mapping[str, int], size: int) -> str | None:
     """The first tensor that the chunks of a description do not make up exactly; None: none.
 
-    Torch's reader trusts the description: what no chunk covers stays uninitialized memory.
-    `sizes` are the bytes of the checkpoint's files, by name.
+    Torch's reader trusts the description: what no chunk covers stays uninitialized memory, and a
+    tensor of which there are few bytes is allocated whole. `sizes` are the bytes of the
+    checkpoint's files, by name, and `size` those of the description.
     """
+    chunks, remaining = 0, sum(sizes.values())
     for name, about in metadata.state_dict_metadata.items():
         try:
+            chunks += len(about.chunks)  # type: ignore[union-attr]  # of tensors, all of them
+            if chunks > size:
+                return f"{chunks} chunks are more than its {size} bytes describe"
             wrong = _wrong(name, cast("TensorStorageMetadata", about), metadata.storage_data, sizes)
         except (AttributeError, TypeError, ValueError) as error:
-            wrong = f"is not described as torch does it: {error}"
+            wrong = f"is not described as torch does it: {error!s:.300}"
         if wrong:
-            return f"the tensor {name} {wrong}"
+            return f"the tensor {name:.300} {wrong}"
+        remaining -= about.size.numel() * about.properties.dtype.itemsize  # type: ignore[union-attr]  # see above
+        if remaining < 0:
+            return f"the tensors up to {name:.300} have more bytes than its files"
     return None
 
 
@@ -296,10 +346,11 @@ def _wrong(
 
     shape: Any = about.size  # of a pickle, so of whatever type
     dtype = about.properties.dtype
-    if not isinstance(shape, torch.Size) or min(shape, default=0) < 0:
-        return f"has the shape {shape!r}"
-    if not isinstance(dtype, torch.dtype):
-        return f"has the type {dtype!r}"
+    # Only the types are named: tuples within tuples would make an endless text.
+    if not isinstance(shape, torch.Size) or not isinstance(dtype, torch.dtype):
+        return f"has a {type(shape).__name__} for a shape, and a {type(dtype).__name__} for a type"
+    if len(shape) > _DIMENSIONS or min(shape, default=0) < 0:
+        return f"has the shape {shape!s:.300}"
     boxes: set[_Box] = set()
     for chunk in about.chunks:
         pairs = zip(chunk.offsets, chunk.sizes, strict=True)
@@ -321,29 +372,27 @@ def _wrong(
     return f"has the shape {tuple(shape)}, and {fault}" if fault else ""
 
 
-def _uncovered(shape: tuple[int, ...], boxes: Collection[_Box], at: _Box = ()) -> str:
-    """The gap or overlap that boxes within a shape leave; empty if they cover it exactly.
+def _uncovered(shape: tuple[int, ...], boxes: Collection[_Box]) -> str:
+    """What is wrong with boxes within a shape; empty if they cover it exactly.
 
-    Goes through one dimension after the other, slab by slab between the boxes' edges.
+    Where the corners that an odd number of boxes have are those of the shape, an odd number of
+    boxes covers each place; and where their volumes are its volume, that number is one. So the time
+    grows with the boxes alone, however they lie.
     """
-    dimension = len(at)
-    if not boxes:
-        return f"no chunk holds {_region(at, shape)}"
-    if dimension == len(shape):
-        return f"{len(boxes)} chunks hold {_region(at)}" if len(boxes) > 1 else ""
-    upcoming = sorted(boxes, key=lambda box: box[dimension], reverse=True)
-    edges = {0, shape[dimension], *(edge for box in boxes for edge in box[dimension])}
-    here: list[_Box] = []
-    for start, stop in pairwise(sorted(edges)):
-        here = [box for box in here if box[dimension][1] > start]
-        while upcoming and upcoming[-1][dimension][0] <= start:
-            here.append(upcoming.pop())
-        if fault := _uncovered(shape, here, (*at, (start, stop))):
-            return fault
-    return ""
+    held = sum(math.prod(stop - start for start, stop in box) for box in boxes)
+    if held != math.prod(shape):
+        return f"its {len(boxes)} chunks hold {held:,} elements, not {math.prod(shape):,}"
+    whole = tuple((0, end) for end in shape)
+    cut = [at for at, ends in enumerate(whole) if any(box[at] != ends for box in boxes)]
+    if len(cut) > _CUT:
+        return f"is cut along {len(cut)} dimensions"
+    odd: set[tuple[int, ...]] = set()
+    for box in (whole, *boxes):
+        for corner in product(*(box[at] for at in cut)):
+            odd ^= {corner}
+    return f"its chunks overlap and leave gaps, as near {list(min(odd))}" if odd else ""
 
 
-def _region(box: _Box, shape: tuple[int, ...] = ()) -> str:
-    """A box as a Python index; the other dimensions of a shape are whole."""
-    shown = [f"{start}:{stop}" for start, stop in box] + [f"0:{n}" for n in shape[len(box) :]]
-    return f"[{', '.join(shown)}]"
+def _region(box: _Box) -> str:
+    """A box as a Python index."""
+    return f"[{', '.join(f'{start}:{stop}' for start, stop in box)}]"

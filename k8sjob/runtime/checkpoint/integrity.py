@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import io
 import json
-import zipfile
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from k8sjob.runtime.checkpoint import format as sharded
-from k8sjob.runtime.checkpoint.store import check_digests, read_digests, remove
+from k8sjob.runtime.checkpoint.format import decode
+from k8sjob.runtime.checkpoint.store import (
+    check_digests,
+    content_of,
+    is_folder,
+    read_digests,
+    remove,
+    step_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,9 +106,9 @@ def _read_for_all(path: Path, group: Group) -> tuple[dict[str, Any] | None, str]
 
 def _whole(path: Path) -> bytes:
     """A checkpoint, which is whole, as the bytes of one file."""
-    if not path.is_dir():
-        content = path.read_bytes()
-        decode(content)
+    if not is_folder(path):
+        content = content_of(path)
+        _check_step(path, decode(content))
         return content
     verify(path)
     whole = io.BytesIO()
@@ -110,7 +117,7 @@ def _whole(path: Path) -> bytes:
 
 
 def verify(path: Path, *, part: int = 0, of: int = 1) -> None:
-    """Check that a checkpoint is whole, and holds only tensors and plain values.
+    """Check that a checkpoint is whole, of its name, and holds only tensors and plain values.
 
     Ranks divide the files of a folder: each checks one `part`, 0 to of - 1.
 
@@ -118,30 +125,25 @@ def verify(path: Path, *, part: int = 0, of: int = 1) -> None:
         ValueError: it is not; which of its files, and why.
         OSError: it cannot be read.
     """
-    if not path.is_dir():
-        if part == 0:
-            decode(path.read_bytes())
-        return
-    wanted = read_digests(path)
-    check_digests(path, wanted, sorted(wanted)[part::of])
-    sharded.read(path)
+    folder = is_folder(path)
+    if folder:
+        digests = read_digests(path)
+        check_digests(path, digests, sorted(digests)[part::of])
+    if folder or part == 0:
+        _check_step(path, load(path))
 
 
 def load(path: Path) -> dict[str, Any]:
     """The state in a checkpoint; a folder's tensors are read as they are needed (see Stored)."""
-    return sharded.read(path) if path.is_dir() else decode(path.read_bytes())
+    return sharded.read(path) if is_folder(path) else decode(content_of(path))
 
 
-def decode(content: bytes) -> dict[str, Any]:
-    """The state in a checkpoint's bytes, on the CPU; ValueError if it is damaged or holds more."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            torn = archive.testzip()
-    except zipfile.BadZipFile as error:
-        raise ValueError(f"it is incomplete or damaged: {error} ({len(content)} bytes)") from None
-    if torn:
-        raise ValueError(f"it is incomplete or damaged: {torn} does not match its checksum")
-    return sharded.read_others(content)
+def _check_step(path: Path, state: dict[str, Any]) -> None:
+    """Refuse a step that is not that of the name: the next checkpoints would not be the newest."""
+    step, named = state.get("step"), step_of(path)
+    if named is not None and (type(step) is not int or step != named):
+        held = step if isinstance(step, int) else "no"
+        raise ValueError(f"it holds {held} step, and its name says {named}")
 
 
 def newest(checkpoints: Checkpoints, warn: Callable[[str], None]) -> Path | None:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
+from torch.utils._pytree import tree_leaves
 
-from k8sjob.runtime.checkpoint.format import Stored, changed, gathered, leaves, on_host
+from k8sjob.runtime.checkpoint.format import Stored, changed, gathered, on_host
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -27,17 +28,8 @@ def parts(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
 
 
-def capture(model: nn.Module, optimizer: Optimizer, *, keep: bool) -> dict[str, Any]:
-    """A copy of the states of both, whole and in host memory, where `keep` is set.
-
-    All ranks call it, since the parts are gathered one by one.
-    """
-    found: dict[str, Any] = whole(parts(model, optimizer), keep=keep)
-    return found
-
-
 def restore(model: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Restore what capture gave; all ranks have the whole state, and take their parts of it.
+    """Restore whole states of both; all ranks have them, and take their parts.
 
     Of a tensor that is still in a checkpoint, only the part is read.
 
@@ -80,7 +72,7 @@ def whole(value: Any, *, keep: bool) -> Any:
 
 def is_divided(value: Any) -> bool:
     """Whether there is a distributed tensor in a nest of containers."""
-    return any(isinstance(leaf, DTensor) for leaf in leaves(value))
+    return any(isinstance(leaf, DTensor) for leaf in tree_leaves(value))
 
 
 def only_distributed(value: Any) -> Any:

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections import Counter
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
@@ -21,6 +22,7 @@ import torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+    from io import BufferedReader
     from pathlib import Path
 
 FROM_SCRATCH: Final = (
@@ -61,7 +63,7 @@ class Checkpoints:
         old = target.with_suffix(".old")
         if not draft.is_dir():
             target = target.with_suffix(".pt")
-        elif target.exists():
+        elif os.path.lexists(target):
             # A folder cannot replace another one at once; meanwhile that one counts still.
             self._move_away(old)
             target.replace(old)
@@ -90,7 +92,7 @@ class Checkpoints:
         return None
 
     def newest_first(self) -> list[Path]:
-        """All checkpoints, whole or not."""
+        """All checkpoints by their names, whole or not."""
         return [path for _, path in reversed(self._all())]
 
     def remove_partial(self) -> None:
@@ -102,10 +104,9 @@ class Checkpoints:
         """(step, checkpoint), the oldest first."""
         if not self.folder.is_dir():
             return []
-        found = [(_NAME.fullmatch(path.name), path) for path in self.folder.iterdir()]
-        named = [(int(match[1]), path) for match, path in found if match]
-        whole = [one for one in named if one[1].is_dir() == (one[1].suffix != ".pt")]
-        return sorted(whole, key=lambda one: (one[0], one[1].suffix != ".old"))
+        steps = [(step_of(path), path) for path in self.folder.iterdir()]
+        named = [(step, path) for step, path in steps if step is not None]
+        return sorted(named, key=lambda pair: (pair[0], pair[1].suffix != ".old"))
 
     def _prune(self, step: int) -> None:
         # Newer ones than this step were torn, or this run would have begun with them. They must
@@ -120,6 +121,49 @@ class Checkpoints:
             if path.is_dir():
                 path = path.replace(path.with_name(f".{path.name}.{os.getpid()}.old.tmp"))
             remove(path)
+
+
+def step_of(path: Path) -> int | None:
+    """The step in a checkpoint's name; None for another file."""
+    match = _NAME.fullmatch(path.name)
+    return int(match[1]) if match else None
+
+
+def is_folder(path: Path) -> bool:
+    """Whether this is a folder, and not a link to one."""
+    return path.is_dir() and not path.is_symlink()
+
+
+def content_of(file: Path) -> bytes:
+    """The content of a file of a checkpoint; for errors see opened()."""
+    with opened(file) as stream:
+        try:
+            return stream.read()
+        except MemoryError:
+            size = os.fstat(stream.fileno()).st_size
+            raise ValueError(f"no memory for {file.name}, {size:,} bytes") from None
+
+
+def opened(file: Path) -> BufferedReader:
+    """A file of a checkpoint, to read.
+
+    Raises:
+        ValueError: it is missing, or a link, a pipe or a device; none of these is waited for.
+        OSError: it cannot be read.
+    """
+    try:
+        handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise ValueError(f"it is incomplete or damaged: {file.name} is missing") from None
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):
+            raise
+        raise ValueError(f"{file.name} is a link or a device") from None
+    stream = os.fdopen(handle, "rb")
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        stream.close()
+        raise ValueError(f"{file.name} is a pipe or a device, not a file")
+    return stream
 
 
 def write(path: Path, state: Any) -> None:
@@ -148,8 +192,8 @@ def lasting(file: Path) -> Iterator[IO[bytes]]:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder with its content, if it exists."""
-    if path.is_dir():
+    """Remove a file, a link or a folder with its content, if it exists."""
+    if is_folder(path):
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
@@ -198,7 +242,7 @@ class Digest(NamedTuple):
 
 def measure(file: Path) -> Digest:
     """The digest of a file now; the interpreter's lock is released meanwhile."""
-    with file.open("rb") as stream:
+    with opened(file) as stream:
         found = hashlib.file_digest(stream, "sha256")
         return Digest(stream.tell(), found.hexdigest())
 
@@ -217,14 +261,12 @@ def read_digests(folder: Path) -> dict[str, Digest]:
         ValueError: the list is missing or torn, or names a file elsewhere.
         OSError: it cannot be read.
     """
+    content = content_of(folder / DIGESTS)
     try:
-        body = json.loads((folder / DIGESTS).read_bytes())
         found = {
             str(name): Digest(int(digest["size"]), str(digest["sha256"]))
-            for name, digest in body["files"].items()
+            for name, digest in json.loads(content)["files"].items()
         }
-    except FileNotFoundError:
-        raise ValueError(f"it is incomplete or damaged: {DIGESTS} is missing") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ValueError(
             f"it is incomplete or damaged: {DIGESTS} is not a list of digests"
@@ -243,14 +285,11 @@ def check_digests(folder: Path, digests: Mapping[str, Digest], names: Iterable[s
         OSError: one cannot be read.
     """
     for name in names:
-        wanted, file = digests[name], folder / name
-        try:
-            size = file.stat().st_size
-        except FileNotFoundError:
-            raise ValueError(f"it is incomplete or damaged: {name} is missing") from None
-        if size != wanted.size:
+        with opened(folder / name) as stream:
+            size = os.fstat(stream.fileno()).st_size
+        if size != digests[name].size:
             raise ValueError(
-                f"it is incomplete or damaged: {name} has {size} bytes, not {wanted.size}"
+                f"it is incomplete or damaged: {name} has {size} bytes, not {digests[name].size}"
             )
-        if measure(file) != wanted:
+        if measure(folder / name) != digests[name]:
             raise ValueError(f"it is incomplete or damaged: {name} does not match its digest")

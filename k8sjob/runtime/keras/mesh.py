@@ -17,6 +17,7 @@ import keras
 import torch
 from keras import distribution
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 from torch.utils.dlpack import from_dlpack
 
@@ -148,15 +149,11 @@ class ShardedModel(Placement):
 
     def __init__(self, context: RankContext, model: Any) -> None:
         found = distribution.distribution()
-        if found is None:
-            raise ValueError(
-                "keras.distribution is unset, for example by keras.utils.clear_session(); do not"
-                " call that within the session"
-            )
         if not isinstance(found, JobDistribution):
             raise ValueError(  # noqa: TRY004 - of a setting, not of an argument
-                "keras.distribution was set by the script, and strategy.kind: keras_mesh sets it"
-                " from the job.yaml; remove set_distribution()"
+                f"keras.distribution was set by the script, to {type(found).__name__}, and"
+                " strategy.kind: keras_mesh sets it from the job.yaml; remove set_distribution() or"
+                " keras.utils.clear_session() from the session"
             )
         self._distribution, self.mesh = found, found.ranks
         self._context, self._model = context, model
@@ -289,25 +286,12 @@ class EvaluationCallback(keras.callbacks.Callback):  # type: ignore[misc]  # ker
             for number, batch in enumerate(self._loader):
                 with self._context.group.waiting():
                     self._distribution.whole_batches = number >= self._divided
-                    model.test_on_batch(*_arrays(batch))
+                    model.test_on_batch(*tree_map_only(torch.Tensor, torch.Tensor.numpy, batch))
         finally:
             object.__delattr__(model, "reset_metrics")
             self._distribution.whole_batches = False
         found = model.get_metrics_result()
         logs |= {f"val_{name}": float(value) for name, value in found.items()}
-
-
-def _arrays(batch: Any) -> tuple[Any, ...]:
-    """(inputs, targets) or (inputs, targets, weights) of a loader, as Keras takes them."""
-
-    def array(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: array(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return type(value)(array(item) for item in value)
-        return value.numpy() if isinstance(value, torch.Tensor) else value
-
-    return tuple(array(part) for part in batch)
 
 
 @contextmanager

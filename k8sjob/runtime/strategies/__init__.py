@@ -81,15 +81,14 @@ class Strategy:
 def assemble(
     model: nn.Module, mesh: Mesh, backward: Backward, *, bf16: bool = False, **own: Any
 ) -> Strategy:
-    """A strategy; parts that are not given are those of a model that each rank has whole."""
-    keep = mesh.group.rank == 0
+    """A strategy; what is not given is that of a model that each rank has whole."""
+    parts = own.setdefault("parts", partial(model_state.parts, model))
     common = {
         "wrapped": model,
         "forward": partial(forward, model, bf16=bf16),
         "settle": partial(broadcast_buffers, model, mesh.group),
         "clip": clip_gradients,
-        "capture": partial(model_state.capture, model, keep=keep),
-        "parts": partial(model_state.parts, model),
+        "capture": lambda optimizer: model_state.whole(parts(optimizer), keep=mesh.group.rank == 0),
         "sharded": False,
         "restore": partial(model_state.restore, model),
         "ready": lambda _: None,

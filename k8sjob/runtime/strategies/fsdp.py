@@ -48,10 +48,6 @@ def prepare(
         with group.waiting() if isinstance(model, FSDPModule) else nullcontext():
             return forward_backward(model, loss, inputs, targets, scale=scale, bf16=options["bf16"])
 
-    def capture(optimizer: Optimizer) -> dict[str, Any]:
-        _gather_nothing(model.modules())
-        return model_state.capture(model, optimizer, keep=group.rank == 0)
-
     def parts(optimizer: Optimizer) -> dict[str, Any]:
         _gather_nothing(model.modules())
         return model_state.parts(model, optimizer)
@@ -62,7 +58,6 @@ def prepare(
         backward,
         bf16=options["bf16"],
         clip=partial(clip_gradients, ranks=mesh.process_group("data")),
-        capture=capture,
         parts=parts,
         sharded=group.world_size > 1,
     )

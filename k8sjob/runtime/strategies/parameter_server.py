@@ -15,12 +15,18 @@ import torch.distributed.autograd as dist_autograd
 from torch.nn.parallel import DistributedDataParallel
 
 from k8sjob.runtime.checkpoint import model_state
-from k8sjob.runtime.checkpoint.format import gathered
+from k8sjob.runtime.checkpoint.format import gathered, on_host
 from k8sjob.runtime.checkpoint.model_state import StageState
 from k8sjob.runtime.comm.mesh import Mesh, broadcast_buffers
 from k8sjob.runtime.strategies import Strategy, assemble, embedding_tables
 from k8sjob.runtime.strategies.embedding_tables import RemoteTables, choose
-from k8sjob.runtime.strategies.step import autocast, call, mean_loss, synchronize
+from k8sjob.runtime.strategies.step import (
+    autocast,
+    call,
+    check_groups,
+    mean_loss,
+    synchronize,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -107,11 +113,7 @@ class _Steps:
 
     def prepare(self, optimizer: Optimizer) -> None:
         """Make the servers' optimizers, which are like the trainers'."""
-        if len(optimizer.param_groups) > 1:
-            raise ValueError(
-                f"the optimizer has {len(optimizer.param_groups)} groups of parameters, and the"
-                " servers' can have one; give optimizer=(class, arguments)"
-            )
+        check_groups(optimizer)
         self._optimizer, self._rates = optimizer, _rates(optimizer)
         optimizer.register_step_post_hook(self._finish)
         if self._group.rank == 0:
@@ -179,7 +181,7 @@ class _State:
 
     def _joined(self, optimizer: Optimizer) -> dict[str, Any]:
         of_tables = {f"{name}.weight": own for name, own in self._remote.state().items()}
-        dense = model_state.capture(self._model, optimizer, keep=True)
+        dense = on_host(model_state.parts(self._model, optimizer))
         weights = dense["model"] | {key: weight for key, (weight, _) in of_tables.items()}
         names = [name for name, _ in self._model.named_parameters()]
         state = {names[at]: found for at, found in dense["optimizer"]["state"].items()}

@@ -22,11 +22,13 @@ from torch.utils import _pytree as pytree
 
 from k8sjob.runtime.checkpoint.model_state import StageState
 from k8sjob.runtime.comm.mesh import Mesh, broadcast_state
+from k8sjob.runtime.data import move
 from k8sjob.runtime.strategies import Strategy, assemble
 from k8sjob.runtime.strategies.blocks import prepare_layers, tied
 from k8sjob.runtime.strategies.step import (
     autocast,
     call,
+    check_groups,
     clip_gradients,
     forward,
     mean_loss,
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch import Tensor
-    from torch.optim import Optimizer
 
     from k8sjob.runtime.comm.process_group import Group
 
@@ -95,7 +96,7 @@ def prepare(
         parts=whole.parts,
         sharded=len(stages) > 1,
         restore=whole.restore,
-        ready=_check_groups,
+        ready=check_groups,
         counts=last,
         rng_stream=group.rank,
     )
@@ -107,15 +108,6 @@ def _equalise_buffers(model: nn.Module, mesh: Mesh) -> None:
     if ranks is not None:
         for buffer in model.buffers():
             dist.broadcast(buffer, src=mesh.model_rank, group=ranks)
-
-
-def _check_groups(optimizer: Optimizer) -> None:
-    """Refuse an optimizer whose state could not be put together."""
-    if len(optimizer.param_groups) > 1:
-        raise ValueError(
-            f"the optimizer has {len(optimizer.param_groups)} groups of parameters, and the stages"
-            " of a pipeline can have one; give optimizer=(class, arguments)"
-        )
 
 
 # --- the stages of a chain of layers --------------------------------------------------------------
@@ -425,14 +417,9 @@ def devices(first: torch.device, stages: int, gpus: int) -> list[torch.device]:
     return [torch.device("cuda", stage * used // stages) for stage in range(stages)]
 
 
-def _to_device(value: Any, place: torch.device) -> Any:
-    """The same structure on that device, of the same types: outputs may have attributes."""
-    return pytree.tree_map_only(torch.Tensor, lambda one: one.to(place, non_blocking=True), value)
-
-
 def _enter(place: torch.device, _: nn.Module, inputs: Any) -> Any:
-    return _to_device(inputs, place)
+    return move(inputs, place)
 
 
 def _move_output(place: torch.device, _: nn.Module, __: Any, output: Any) -> Any:
-    return _to_device(output, place)
+    return move(output, place)

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
+from torch.utils._pytree import tree_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,10 +91,16 @@ def forward_backward(
         The mean loss, not scaled, detached.
     """
     with autocast(next(model.parameters()).device, bf16=bf16):
-        value = mean_loss(loss, call(model, inputs), targets)
+        output = call(model, inputs)
+        value = mean_loss(loss, output, targets)
     between()
-    # A mean over no tokens is nan, which times 0 would still be nan.
-    scaled = value if scale == 1.0 else (value * scale if scale else value.nan_to_num() * 0.0)
+    scaled = value if scale == 1.0 else value * scale
+    if not scale and not scaled.isfinite():
+        # A mean over no tokens is nan, and so are its gradients, even times 0. The other ranks wait
+        # for this one's, which are 0.
+        outputs = (leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor))
+        zeros = [leaf.sum() * 0.0 for leaf in outputs if leaf.requires_grad]
+        scaled = sum(zeros[1:], start=zeros[0]) if zeros else value.nan_to_num() * 0.0
     scaled.backward()  # type: ignore[no-untyped-call]  # torch leaves it so
     return value.detach()
 
@@ -129,6 +136,15 @@ def replicate(
             group.on_phase("compute")
 
     return wrapped, backward
+
+
+def check_groups(optimizer: Optimizer) -> None:
+    """Refuse an optimizer whose state could not be put together from several places."""
+    if len(optimizer.param_groups) > 1:
+        raise ValueError(
+            f"the optimizer has {len(optimizer.param_groups)} groups of parameters, and a model"
+            " that is in several places can have one; give optimizer=(class, arguments)"
+        )
 
 
 class MixedError(RuntimeError):

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.modules.batchnorm import _BatchNorm
 
 if TYPE_CHECKING:
     from k8sjob.runtime.comm.process_group import Group
@@ -36,16 +35,11 @@ class _AllReduce(torch.autograd.Function):
         return total, None
 
 
-class SyncBatchNorm(_BatchNorm):
+class SyncBatchNorm(nn.SyncBatchNorm):
     """BatchNorm1d, 2d and 3d over all ranks; same parameters, buffers and state_dict.
 
     Takes (N, C, ...); N may differ between the ranks. Every rank must call it equally often.
-
-    Attributes:
-        ranks: process group of those that share a batch; None: all.
     """
-
-    ranks: Any = None
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
         """Normalize with the moments of all ranks' batches; in eval mode with the running ones."""
@@ -76,7 +70,8 @@ class SyncBatchNorm(_BatchNorm):
         center = mean.new_zeros(mean.shape) if self.running_mean is None else self.running_mean
         apart = (mean - center).double()
         first, second = count * apart, count * (variance.double() + apart.square())
-        total = _AllReduce.apply(torch.cat([first, second, first.new_tensor([count])]), self.ranks)
+        ranks = self.process_group
+        total = _AllReduce.apply(torch.cat([first, second, first.new_tensor([count])]), ranks)
         channels = mean.shape[0]
         values = float(total[-1].detach())
         if values <= 1:
@@ -112,23 +107,9 @@ def convert_for(model: nn.Module, group: Group, ranks: Any = None) -> nn.Module:
 
 
 def convert(model: nn.Module, ranks: Any = None) -> nn.Module:
-    """The model with every BatchNorm1d, 2d and 3d synchronised; parameters and buffers are kept."""
-    if isinstance(model, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
-        return _synchronized(model, ranks)
-    for name, child in model.named_children():
-        new = convert(child, ranks)
-        if new is not child:
-            setattr(model, name, new)
+    """The model with every batch normalization synchronized; parameters and buffers are kept."""
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(model, ranks)  # type: ignore[no-untyped-call]  # torch leaves it so
+    for module in model.modules():
+        if type(module) is nn.SyncBatchNorm:
+            module.__class__ = SyncBatchNorm  # which has the same state, and another forward
     return model
-
-
-def _synchronized(old: _BatchNorm, ranks: Any) -> SyncBatchNorm:
-    new = SyncBatchNorm(
-        old.num_features, old.eps, old.momentum, old.affine, old.track_running_stats
-    )
-    new.ranks = ranks
-    if old.affine:
-        new.weight, new.bias = old.weight, old.bias
-    new.running_mean, new.running_var = old.running_mean, old.running_var
-    new.num_batches_tracked = old.num_batches_tracked
-    return new.train(old.training)
