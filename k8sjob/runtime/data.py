@@ -12,6 +12,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, DistributedSampler
 
 from k8sjob.runtime.comm import rng
@@ -97,6 +98,7 @@ class ShardSampler(DistributedSampler[int]):
             TypeError: the data set has no length.
         """
         check_dataset(dataset)
+        sampler, self._sampler = dataset if sampler is None else sampler, sampler
         if tail not in ("pad", "short", "drop"):
             raise ValueError(f'tail={tail!r}: it must be "pad", "short" or "drop"')
         if accumulate < 1:
@@ -106,8 +108,13 @@ class ShardSampler(DistributedSampler[int]):
         super().__init__(
             cast("Any", dataset), num_replicas=world_size, rank=rank, shuffle=shuffle, seed=seed
         )
-        self.accumulate, self.tail, self._sampler = accumulate, tail, sampler
-        self.samples = len(dataset) if sampler is None else len(sampler)
+        self.accumulate, self.tail = accumulate, tail
+        if not hasattr(sampler, "__len__"):
+            raise TypeError(
+                f"sampler={type(sampler).__name__}: it has no length; give it __len__, the number"
+                " of the indices that it draws in an epoch"
+            )
+        self.samples = len(sampler)
         if tail == "drop" and self.samples < self.global_batch:
             raise ValueError(
                 f'tail="drop" leaves no batch: the data set has {self.samples} samples, and all '
@@ -246,10 +253,10 @@ def _drawn(sampler: Any, seed: int, epoch: int) -> torch.Tensor:
         indices = [] if isinstance(sampler, DistributedSampler) else [*map(index, indices)]
     except TypeError:
         indices = []
-    if not indices:
+    if not indices or len(indices) != len(sampler):
         raise TypeError(
-            f"sampler={type(sampler).__name__}: it must draw single indices, those of all ranks;"
-            " run.batches() divides them, and makes the batches"
+            f"sampler={type(sampler).__name__}: it must draw single indices, those of all ranks, as"
+            " many as its length; run.batches() divides them, and makes the batches"
         )
     return torch.tensor(indices)
 
@@ -394,11 +401,6 @@ def move(batch: Any, device: torch.device) -> Any:
     """A batch with its tensors on the device, its shape of lists, tuples and dicts kept."""
     if device.type == "cpu":
         return batch
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, dict):
+    if isinstance(batch, dict):  # also of a subclass, which is a leaf to torch
         return {key: move(value, device) for key, value in batch.items()}
-    if isinstance(batch, list | tuple):
-        moved = [move(value, device) for value in batch]
-        return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
-    return batch
+    return tree_map_only(torch.Tensor, lambda part: part.to(device, non_blocking=True), batch)

@@ -132,20 +132,33 @@ class Job:
         from k8sjob.runtime.keras.model_fit import fit  # imports keras
 
         self._calls.check("job.fit", f"epochs={epochs}")
+        settings = {"batch_size": batch_size, "global_batch": global_batch, "shuffle": shuffle}
         return fit(
             self._context,
             model,
             train,
+            settings | {"tail": tail, "loader_options": loader_options},
             epochs=epochs,
-            sizes={"batch_size": batch_size, "global_batch": global_batch},
             validation=validation,
             callbacks=callbacks,
-            shuffle=shuffle,
-            tail=tail,
             class_weight=class_weight,
             validation_split=validation_split,
-            loader_options=loader_options,
         )
+
+    def predict(self, model: Any, data: Any, *, batch_size: int = 256) -> Any:
+        """`model.predict` of Keras over all ranks, each sample once; all ranks call it.
+
+        Args:
+            model: what job.fit trained; not under keras_mesh, where no rank has all of it.
+            data: an array of the inputs, or a list or dict of arrays, the same on all ranks.
+            batch_size: samples of one process in one batch; it does not change the result.
+
+        Returns:
+            What model.predict returns for all samples, in their order, on every rank.
+        """
+        from k8sjob.runtime.keras.model_fit import predict  # imports keras
+
+        return predict(self._context, model, data, batch_size)
 
     def save_model(self, model: Any, path: str | os.PathLike[str]) -> None:
         """Write a Keras model as `model.save` does, put together from all ranks; rank 0 writes it.

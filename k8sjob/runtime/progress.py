@@ -170,17 +170,17 @@ class ProgressReporter:
             self._report(None)
         return self._step
 
-    def settle(self) -> None:
-        """Reduce what is pending. All ranks call it at the same step."""
-        self._reduce()
-
     def _mark(self, now: float) -> None:
         self._since, self._from_step = now, self._step
         self._waiting.reset()
         self._recent, self._recent_weight, self._recent_count = 0.0, 0.0, 0.0
 
-    def _reduce(self) -> list[list[float]]:
-        """Add up what is pending; by rank: seconds since the mark, its own, bytes of memory."""
+    def settle(self) -> list[list[float]]:
+        """Add up what is pending; all ranks call it at the same step.
+
+        Returns:
+            By rank: seconds since the mark, its own, bytes of memory.
+        """
         loss = float(self._pending)  # waits for the GPU's steps
         elapsed = time.monotonic() - self._since
         own = elapsed - self._waiting.seconds
@@ -195,7 +195,7 @@ class ProgressReporter:
         return [row[3:] for row in rows]
 
     def _report(self, grad_norm: Tensor | None) -> None:
-        elapsed, own, memory = zip(*self._reduce(), strict=True)
+        elapsed, own, memory = zip(*self.settle(), strict=True)
         seconds = max(sum(elapsed) / len(elapsed), 1e-9)
         done = max(1, self._step - self._from_step)
         pace = done / seconds

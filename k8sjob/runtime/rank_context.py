@@ -49,6 +49,7 @@ class RankContext:
         step: number of the last step that was reported.
         metrics: the last numbers given to log().
         fitted: the model that fit() trains, as a weak reference.
+        unfinished: whether the loop of the last prepare() is still to come; None without any.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class RankContext:
         self.training, self.step = False, 0
         self.metrics: dict[str, Any] = {}
         self.fitted: Callable[[], Any] | None = None
+        self.unfinished: bool | None = None
         folder = config.checkpoint_dir
         self.checkpoint_dir = None if folder is None else mapped_path(folder)
         self.checkpointer: Checkpointer | None = None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dis import get_instructions
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,7 +13,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from k8sjob.runtime.keras import model as keras_model
 
-_OWN_LOOP = "write your own loop: docs/how-to/from-ddp.md#several-models-or-optimizers"
+_BY_CLASS = (functional.cross_entropy, functional.nll_loss)
+OWN_LOOP = "write your own loop: docs/how-to/from-ddp.md#several-models-or-optimizers"
 
 
 def make_optimizer(recipe: Any, model: nn.Module) -> Optimizer:
@@ -34,7 +33,7 @@ def make_optimizer(recipe: Any, model: nn.Module) -> Optimizer:
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:  # LBFGS
         name = type(optimizer).__name__
-        raise ValueError(f"optimizer: {name} needs the loss several times a step; {_OWN_LOOP}")
+        raise ValueError(f"optimizer: {name} needs the loss several times a step; {OWN_LOOP}")
     return optimizer
 
 
@@ -74,37 +73,25 @@ def _construct(field: str, recipe: Any, subject: Any) -> Any:
     maker, *arguments = recipe if isinstance(recipe, tuple) and recipe else (recipe,)
     if callable(maker) and len(arguments) < 2 and all(isinstance(a, Mapping) for a in arguments):
         return maker(subject, **(arguments[0] if arguments else {}))
-    several = f"; for several, as of a GAN, {_OWN_LOOP}" if field == "optimizer" else ""
+    several = f"; for several, as of a GAN, {OWN_LOOP}" if field == "optimizer" else ""
     raise TypeError(f"{field}: give (class, {{arguments}}) or a function, not {recipe!r}{several}")
 
 
-def is_sum(loss: Any) -> bool:
-    """Whether the loss is a sum over the batch that nothing divides."""
-    constants = getattr(getattr(loss, "__code__", None), "co_consts", ())  # also names of arguments
-    named = any("reduction" in names for names in constants if isinstance(names, tuple))
-    if named and "sum" in constants:
-        return not any(each.argrepr.startswith("/") for each in get_instructions(loss))
-    return bool(_setting(loss, "reduction") == "sum")
+def loss_remark(loss: Any, targets: tuple[Any, ...]) -> str:
+    """What makes a step depend on the number of ranks, and what to write; empty if nothing does.
 
-
-def missing_weight(loss: Any, targets: tuple[Any, ...]) -> str:
-    """What a loss is a mean over besides samples, and what to write; looks at device's numbers."""
-    function = loss.func if isinstance(loss, partial) else loss
-    plain = function in (functional.cross_entropy, functional.nll_loss)
-    weights = _setting(loss, "weight", getattr(loss, "weight", None))
-    # Other losses with weights divide by the samples.
-    if isinstance(weights, Tensor) and (
-        plain or isinstance(loss, nn.NLLLoss | nn.CrossEntropyLoss)
-    ):
+    Looks at the numbers of the targets, for which the device is waited for.
+    """
+    settings = getattr(loss, "keywords", None) or getattr(loss, "__dict__", {})
+    if settings.get("reduction") == "sum":
+        return 'has reduction="sum", and ranks average gradients; use the mean, with a larger lr'
+    function = getattr(loss, "func", loss)
+    if function not in _BY_CLASS and not isinstance(loss, nn.NLLLoss | nn.CrossEntropyLoss):
+        return ""  # other losses divide by the samples, also with weights
+    if isinstance(settings.get("weight", getattr(loss, "weight", None)), Tensor):
         return "has weights of classes; write run.step(..., weight=class_weights[labels].sum())"
-    index = _setting(loss, "ignore_index", -100 if plain else None)
-    tensors = [target for target in targets[:1] if isinstance(target, Tensor)]
-    if index is not None and any(bool((target == index).any()) for target in tensors):
+    ignored = settings.get("ignore_index", -100)
+    if any(isinstance(part, Tensor) and bool((part == ignored).any()) for part in targets[:1]):
         text = "run.step(x, labels, weight=(labels != ignore_index).sum())"
         return f"passes over targets (ignore_index); write {text}"
     return ""
-
-
-def _setting(loss: Any, name: str, default: Any = None) -> Any:
-    settings = loss.keywords if isinstance(loss, partial) else getattr(loss, "__dict__", {})
-    return settings.get(name, default)

@@ -89,9 +89,11 @@ def session(*, seed: int = 0, tensorboard: str | os.PathLike[str] | None = None)
                     sys.exit(int(ExitCode.STOPPED) if context.stop_coordinator.reason else 0)
             yield Job(context)
         except BaseException as error:
-            if _is_orderly(error, context):
+            # All ranks leave by a common stop, and by sys.exit() without a failure.
+            stopped = context.stop_coordinator.reason
+            if isinstance(error, SystemExit) and (not error.code or stopped):
                 _leave(context, calls, jax)
-                tracking.close("stopped" if context.stop_coordinator.reason else "finished")
+                tracking.close("stopped" if stopped else "finished")
             else:
                 hung = context.fail(error)
                 tracking.close("failed")
@@ -180,13 +182,15 @@ def _report_start(
 ) -> None:
     group = context.group
     versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
-    if group.device.type == "cuda" and torch.version.cuda:
-        versions["cuda"] = torch.version.cuda
+    device = group.device.type
+    if device == "cuda":
+        device = torch.cuda.get_device_name(group.device)
+        versions |= {"cuda": torch.version.cuda} if torch.version.cuda else {}
     context.reporter.emit(
         EventKind.STARTED,
         world_size=group.world_size,
         backend="jax" if jax else group.backend,
-        device=jax.device if jax else _device_name(group.device),
+        device=jax.device if jax else device,
         strategy=context.config.strategy,
         restart=restart,
         import_s=round(import_s, 3),
@@ -219,17 +223,10 @@ def _leave(context: RankContext, calls: Calls | None, jax: JaxProcesses | None) 
     if calls is not None:
         calls.close()
     if jax is not None:
-        jax.leave()
+        jax.leave(first=False)
     context.leave()
     if jax is not None:
-        jax.close()
-
-
-def _is_orderly(error: BaseException, context: RankContext) -> bool:
-    """Whether all ranks leave by this: a common stop, or sys.exit() without a failure."""
-    return isinstance(error, SystemExit) and (
-        not error.code or bool(context.stop_coordinator.reason)
-    )
+        jax.leave(first=True)
 
 
 @contextmanager
@@ -297,10 +294,6 @@ def _check_keras(config: RuntimeConfig) -> None:
             "JAX is not installed, which strategy.kind: keras_mesh computes with; install jax,"
             " jax[cuda12] or jax[cuda13], or set strategy.keras_backend to torch"
         )
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def _process_age() -> float:

@@ -11,6 +11,7 @@ import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -76,16 +77,12 @@ class _Parts(IterableDataset[Any]):
         for group in islice(groups, place, None, workers):
             items = group if self._sharded else group[self._rank :: self._ranks]
             if len(group) == self._group or not self._drops:
-                batch = (self._collate or _first)(items or group[:1])
+                batch = (self._collate or itemgetter(0))(items or group[:1])
                 yield (
                     batch,
                     len(items) if self._collate else sum(map(samples_in, items)),
                     _digest(group),
                 )
-
-
-def _first(items: list[Any]) -> Any:
-    return items[0]
 
 
 class StreamFeed:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 from k8sjob.contract import TRACKER_PACKAGES
 from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.errors import first_line
+from k8sjob.runtime.checkpoint.store import content_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -246,7 +247,7 @@ class Tracker:
             self._warn(f"tracking.{self._name} did not take {missing} in time")
             self._warned = True
             if self._name == "wandb":
-                _end_wandb_at_exit()
+                atexit.register(_end_wandb)  # after wandb's own, and so called before it
 
     def _send(self) -> None:
         try:
@@ -308,24 +309,13 @@ class Tracker:
         return points, ""
 
 
-def _end_wandb_at_exit() -> None:
-    """End wandb's own process, for which Python waits at its exit: until the server answers."""
-    exits = threading.Event()
-
-    def end() -> None:
-        exits.wait()
-        time.sleep(TIMEOUTS.join)
-        children: list[str] = []
-        for task in Path("/proc/self/task").glob("*"):
-            with suppress(OSError):  # a thread may have ended
-                children += (task / "children").read_text().split()
-        for pid in children:
-            with suppress(OSError):  # another child may be gone
+def _end_wandb() -> None:
+    """End wandb's own process, for which Python would wait until the server answers."""
+    for children in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):  # a thread may have ended, or another child be gone
+            for pid in children.read_text().split():
                 if b"wandb-core" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     os.kill(int(pid), signal.SIGKILL)
-
-    atexit.register(exits.set)  # after wandb's own, and so called before it
-    threading.Thread(target=end, name="tracking-exit", daemon=True).start()
 
 
 class Trackers:
@@ -384,7 +374,7 @@ def _read_ids(folder: Path | None) -> dict[str, str]:
     if folder is None:
         return {}
     try:
-        found = json.loads((folder / _IDS).read_text())
+        found = json.loads(content_of(folder / _IDS))
     except (OSError, ValueError, RecursionError):
         return {}
     known = found.items() if isinstance(found, dict) else ()

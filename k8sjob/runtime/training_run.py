@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from k8sjob import strategies
 from k8sjob.contract import EventKind
+from k8sjob.runtime import recipes
 from k8sjob.runtime.checkpoint.store import FROM_SCRATCH
 from k8sjob.runtime.comm import rng
 from k8sjob.runtime.data import Feed, check_dataset, move
@@ -17,7 +18,6 @@ from k8sjob.runtime.evaluation import evaluate
 from k8sjob.runtime.keras import model as keras_model
 from k8sjob.runtime.progress import ProgressReporter
 from k8sjob.runtime.rank_context import RankContext, Stopped
-from k8sjob.runtime.recipes import end_epoch, is_sum, make_optimizer, make_scheduler, missing_weight
 from k8sjob.runtime.strategies import strategy
 from k8sjob.runtime.strategies.step import scale_gradients
 from k8sjob.runtime.stream import StreamFeed, is_stream
@@ -63,6 +63,7 @@ class Run:
                 "strategy.kind: keras_mesh leaves the step to Keras: compile the model and call"
                 " job.fit, or use kind: keras, which divides only the data"
             )
+        _check_first(context)
         model = build if isinstance(build, torch.nn.Module) else build()
         _check_model(model)
         count = sum(1 for _ in model.parameters())
@@ -73,19 +74,17 @@ class Run:
         if row.warning:
             context.reporter.warn(f"strategy.kind: {kind}: {row.warning}")
         prepared = strategy(kind, model, loss, context.group, options)
-        self.model, self.optimizer = prepared.model, make_optimizer(optimizer, prepared.model)
+        self.model, self.optimizer = (
+            prepared.model,
+            recipes.make_optimizer(optimizer, prepared.model),
+        )
         if prepared.parts is None and config.checkpoint_format == "sharded":
             raise ValueError(
                 f"checkpoint.format: sharded, but under strategy.kind: {kind} no rank has some of"
                 " the state; leave checkpoint.format at auto"
             )
         prepared.ready(self.optimizer)
-        self.scheduler = make_scheduler(scheduler, self.optimizer, schedule_by)
-        if is_sum(loss):
-            context.reporter.warn(
-                'a step would depend on the number of ranks: the loss has reduction="sum", and'
-                " ranks average gradients; use the mean, with a larger lr"
-            )
+        self.scheduler = recipes.make_scheduler(scheduler, self.optimizer, schedule_by)
         # From here on ranks differ: each part of the data has its own dropout masks.
         rng.seed_all(context.seed, prepared.rng_stream)
         self._context, self._strategy, self._loss = context, prepared, loss
@@ -99,9 +98,10 @@ class Run:
         self._position: dict[str, Any] = {"epoch": 0, "offset": 0}
         self._shard: BatchShard | None = None
         self._weights: list[float | None] = []  # of the batches of this step
-        self._warns, self._stream_steps = context.group.world_size > 1 and not self._by_samples, 0
+        self._warns, self._stream_steps = context.group.world_size > 1, 0
         self._begun = False
         self._saved_at: tuple[int, int] | None = None
+        context.unfinished = True
 
     @property
     def loss(self) -> float:
@@ -154,6 +154,7 @@ class Run:
             self._save()
             self._context.end()
         finally:
+            self._context.unfinished = False
             self._context.pause()  # a save is not waited for: of a rank that is lost nothing comes
 
     def batches(
@@ -243,13 +244,9 @@ class Run:
         self._position |= {"samples": 0, "seed": self._context.seed, "form": feed.form}
         offset = self._position["offset"]
         self._begin_progress(self._stream_steps, -(-offset // self._accumulate))
-        normalizes = any(isinstance(module, _BatchNorm) for module in self.model.modules())
         for window in feed.windows(offset, self._accumulate):
-            if normalizes and not all(shard.count for shard, _ in window):
-                raise ValueError(
-                    "this rank has no sample in this step, and the model has batch normalization,"
-                    ' which needs one: use tail="drop"'
-                )
+            if not all(shard.count for shard, _ in window):
+                self._check_norms('use tail="drop"')
             self._between_steps()
             yield from window
         self._stream_steps = self._progress.finish()
@@ -272,7 +269,10 @@ class Run:
                 "run.step() belongs inside run.batches(), once for each batch; batches made on the"
                 " fly come from a generator: run.batches(my_batches(), sharded=True)"
             )
-        self._context.calls.note("run.step")
+        if weight is None:
+            self._context.calls.note("run.step")
+        else:  # the ranks add their weights up, and one that has none would not come to that
+            self._context.calls.check_often("run.step", "weight=")
         units = None if weight is None else float(weight) if shard.count else 0.0
         self._weigh(units, targets)
         scale = shard.scale if units is None else units
@@ -306,7 +306,7 @@ class Run:
         if (weight is None) != (self._weights[0] is None):
             raise ValueError("run.step(weight=) must be given for all batches of a step, or none")
         looks = self._warns and weight is None and (not self.steps or self._progress.due)
-        if looks and (remark := missing_weight(self._loss, targets)):
+        if looks and (remark := recipes.loss_remark(self._loss, targets)):
             self._warns = False
             self._context.reporter.warn(f"a step depends on the number of ranks: the loss {remark}")
 
@@ -376,12 +376,17 @@ class Run:
         steps = sampler.steps(0)
         self._begin_progress(steps, steps - sampler.steps())
         shards = list(sampler.shards())
-        if sampler.leaves_out() and any(isinstance(m, _BatchNorm) for m in self.model.modules()):
-            raise ValueError(
-                f'tail="{sampler.tail}" leaves some ranks without a sample in the last step, and '
-                'the model has batch normalization, which needs one: use tail="pad" or "drop"'
-            )
+        if sampler.leaves_out():
+            self._check_norms(f'use tail="pad" or "drop" in place of "{sampler.tail}"')
         return shards
+
+    def _check_norms(self, remedy: str) -> None:
+        """Refuse batch normalization on ranks that have no sample in a step."""
+        if any(isinstance(module, _BatchNorm) for module in self.model.modules()):
+            raise ValueError(
+                "some ranks have no sample in a step, and the model has batch normalization, which"
+                f" needs one: {remedy}"
+            )
 
     def _restart_epoch(self, reason: str) -> None:
         self._context.reporter.warn(f"{reason}; epoch {self.epoch} starts again")
@@ -402,7 +407,7 @@ class Run:
 
     def _end_epoch(self) -> None:
         numbers = {"epoch": self.loss, "loss": self.loss, **self._numbers}
-        end_epoch(self.scheduler, self._schedule_by, numbers)
+        recipes.end_epoch(self.scheduler, self._schedule_by, numbers)
         self._numbers = {}
         self._position = {"epoch": self.epoch + 1, "offset": 0}
         if self._context.config.checkpoint_every == "epoch":
@@ -471,6 +476,16 @@ class Run:
             EventKind.RESUMED, path=saved.path, epoch=self._position["epoch"], step=self.steps
         )
         checkpointer.restore_random(saved, self._strategy.rng_stream)
+
+
+def _check_first(context: RankContext) -> None:
+    """Refuse a run that would take turns with the one before, or resume from its checkpoints."""
+    if context.unfinished or (context.checkpointer and context.unfinished is not None):
+        raise ValueError(
+            "job.prepare() was called before: another run begins after the epochs of that one, and"
+            " without checkpoint.dir, which holds one run; for models that train together, as of a"
+            f" GAN, {recipes.OWN_LOOP}"
+        )
 
 
 def _check_model(model: Any) -> None:

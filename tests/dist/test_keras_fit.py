@@ -102,6 +102,11 @@ def test_ranks_are_equal_bit_by_bit(name, two):
         assert len(set(two[name][what])) == 1, what
 
 
+def test_a_prediction_has_each_sample_once_in_its_place(two):
+    assert two["plain"]["predicted"] == [[1, 10], [3, 10]]
+    assert two["plain"]["apart"] < TOLERANCE
+
+
 def test_the_norm_is_that_of_one_process_and_the_slowest_is_named(run_two, run_alone):
     run_two.check_costs(run_alone)
 

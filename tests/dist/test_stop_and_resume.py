@@ -80,20 +80,6 @@ def test_another_number_of_ranks_continues_with_the_same_samples(
     assert resumed.result["weights"] == pytest.approx(whole["weights"], rel=1e-7, abs=1e-9)
 
 
-def test_a_torn_checkpoint_is_passed_over(
-    start_ranks, run_ranks, checkpoints, tmp_path, undisturbed
-):
-    settings = {"world": 2, "checkpoint_dir": checkpoints, "checkpoint_every": 5}
-    killed = start_ranks({**OPTIONS, "kill": [0, 18]}, **settings).finish()
-    assert killed.codes == [-signal.SIGKILL, ExitCode.PEER_LOST], "rank 0 hosts the store"
-    newest = tmp_path / "checkpoints" / "step-00000015.pt"
-    newest.write_bytes(newest.read_bytes()[:-100])
-    resumed = run_ranks(OPTIONS, restart=1, **settings)
-    assert str(newest) in resumed.told("warning")[0]["message"]
-    assert resumed.told("resumed")[0]["step"] == 10
-    same(resumed.result, undisturbed)
-
-
 def test_sigterm_before_the_training_ends_at_once(start_ranks, tmp_path):
     ranks = start_ranks({"wait": 60}, world=1)
     ranks.await_event("started")

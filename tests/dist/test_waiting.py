@@ -113,6 +113,7 @@ def test_a_rank_that_dies_while_all_connect_is_not_waited_for(start_ranks):
             "shape",
             "rank 0 called job.all_reduce with sum of float32[41] (LINE) where ranks 1-2 called",
         ),
+        ("weight", "rank 0 called run.step with weight= (LINE) where ranks 1-2 called run.step (L"),
         ("length", "rank 0 called run.batches with 6 samples, 3 in a batch of all ranks (LINE)"),
     ],
 )

@@ -270,8 +270,6 @@ def test_what_is_no_checkpoint_of_its_name_is_skipped(either, odd):
     assert either.newest()["epoch"] == 2
     [told] = either.skipped
     assert told.startswith(f"warning: checkpoint {either.of(9)} is skipped: ")
-    either.save(3)
-    assert either.newest()["epoch"] == 3 or odd == "of another step"
 
 
 FILES = ["__0_0.distcp", ".metadata", "others.pt"]

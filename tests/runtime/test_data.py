@@ -282,7 +282,12 @@ def test_a_sampler_draws_numbers_of_any_kind(drawn):
     assert list(sampler) == [2, 0]
 
 
-@pytest.mark.parametrize("drawn", [[[2, 0]], torch.tensor([[2, 0]])])
-def test_a_sampler_of_batches_is_refused(drawn):
+class Short(list):
+    def __len__(self):
+        return 9
+
+
+@pytest.mark.parametrize("drawn", [[[2, 0]], torch.tensor([[2, 0]]), Short([2, 0])])
+def test_a_sampler_of_batches_or_of_another_length_is_refused(drawn):
     with pytest.raises(TypeError, match="must draw single indices"):
         list(samplers(3, 1, batch_size=1, sampler=drawn)[0])

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.utils._pytree import tree_leaves
 
+from k8sjob.runtime.base.env import dist_env
 from k8sjob.runtime.checkpoint.format import gathered
-from k8sjob.runtime.checkpoint.integrity import load, newest, verify
+from k8sjob.runtime.checkpoint.integrity import load, newest_whole, verify
 from k8sjob.runtime.checkpoint.store import DIGESTS, Checkpoints, write
+from k8sjob.runtime.comm.process_group import Group
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,8 +65,7 @@ def export(
             f"{target}: safetensors holds tensors by name and nothing else; write a .pt, or omit "
             "--all"
         )
-    path = _checkpoint(source, warn)
-    state = load(path)
+    path, state = _checkpoint(source, warn)
     chosen = gathered(state if everything else _weights(state, path))
     draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
@@ -87,8 +88,8 @@ def export(
     }
 
 
-def _checkpoint(source: Path, warn: Callable[[str], None]) -> Path:
-    """The checkpoint that is meant, which is whole."""
+def _checkpoint(source: Path, warn: Callable[[str], None]) -> tuple[Path, dict[str, Any]]:
+    """The checkpoint that is meant, which is whole, and what it holds."""
     if not source.exists():
         raise ValueError(
             f"{source} does not exist; specify a checkpoint (step-00000120.pt, or a folder "
@@ -100,8 +101,9 @@ def _checkpoint(source: Path, warn: Callable[[str], None]) -> Path:
             verify(source)
         except ValueError as error:
             raise ValueError(f"{source}: {error}; use another checkpoint") from error
-        return source
-    found = newest(Checkpoints(source), warn)
+        return source, load(source)
+    alone = Group(dist_env({}), "gloo", torch.device("cpu"))
+    found = newest_whole(Checkpoints(source), alone, shared=True, warn=warn, beat=lambda: None)
     if found is None:
         raise ValueError(
             f"{source} has no complete checkpoint; specify the folder of the step-... files or"

@@ -138,14 +138,16 @@ def decode(content: bytes) -> dict[str, Any]:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             entries = archive.infolist()
-            torn = archive.testzip() if _fit(entries, len(content)) else None
+            stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
+            fits = stored and sum(entry.file_size for entry in entries) <= len(content)
+            torn = archive.testzip() if fits else None
     except Exception as error:
         # For a file that somebody wrote zipfile may raise any error.
         raise ValueError(f"it is incomplete or damaged: {error} ({len(content)} bytes)") from error
+    if not fits:
+        raise ValueError(f"it unpacks to more than its {len(content)} bytes")
     if torn:
         raise ValueError(f"it is incomplete or damaged: {torn} does not match its checksum")
-    if not _fit(entries, len(content)):
-        raise ValueError(f"it unpacks to more than its {len(content)} bytes")
     try:
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:
@@ -158,12 +160,6 @@ def decode(content: bytes) -> dict[str, Any]:
         raise ValueError(f"it holds a {type(state).__name__}, not a dict: another program's file")  # noqa: TRY004 - of a file's content, not of an argument
     _expanded(state, len(content), {})
     return state
-
-
-def _fit(entries: list[zipfile.ZipInfo], size: int) -> bool:
-    """Whether entries need no more memory than the archive: not compressed, none shared."""
-    stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
-    return stored and sum(entry.file_size for entry in entries) <= size
 
 
 def _expanded(value: Any, size: int, known: dict[int, int], depth: int = 0) -> int:
@@ -308,9 +304,6 @@ def _metadata(folder: Path, files: dict[str, Digest]) -> Metadata:
     return found
 
 
-_DIMENSIONS: Final = 64  # of a tensor, in torch
-_CUT: Final = 5
-"""Dimensions along which a tensor is divided; a mesh has fewer."""
 _Box = tuple[tuple[int, int], ...]
 """(start, stop) in each dimension."""
 
@@ -349,7 +342,7 @@ def _wrong(
     # Only the types are named: tuples within tuples would make an endless text.
     if not isinstance(shape, torch.Size) or not isinstance(dtype, torch.dtype):
         return f"has a {type(shape).__name__} for a shape, and a {type(dtype).__name__} for a type"
-    if len(shape) > _DIMENSIONS or min(shape, default=0) < 0:
+    if len(shape) > 64 or min(shape, default=0) < 0:
         return f"has the shape {shape!s:.300}"
     boxes: set[_Box] = set()
     for chunk in about.chunks:
@@ -384,7 +377,7 @@ def _uncovered(shape: tuple[int, ...], boxes: Collection[_Box]) -> str:
         return f"its {len(boxes)} chunks hold {held:,} elements, not {math.prod(shape):,}"
     whole = tuple((0, end) for end in shape)
     cut = [at for at, ends in enumerate(whole) if any(box[at] != ends for box in boxes)]
-    if len(cut) > _CUT:
+    if len(cut) > 5:  # a mesh has fewer
         return f"is cut along {len(cut)} dimensions"
     odd: set[tuple[int, ...]] = set()
     for box in (whole, *boxes):

@@ -73,7 +73,7 @@ def newest_whole(
             state, problem = _read_for_all(path, group)
         if state is not None:
             return path, state
-        warn(_skipped(path, problem))
+        warn(f"checkpoint {path} is skipped: {problem}")
     return None
 
 
@@ -141,22 +141,6 @@ def load(path: Path) -> dict[str, Any]:
 def _check_step(path: Path, state: dict[str, Any]) -> None:
     """Refuse a step that is not that of the name: the next checkpoints would not be the newest."""
     step, named = state.get("step"), step_of(path)
-    if named is not None and (type(step) is not int or step != named):
+    if named >= 0 and (type(step) is not int or step != named):
         held = step if isinstance(step, int) else "no"
         raise ValueError(f"it holds {held} step, and its name says {named}")
-
-
-def newest(checkpoints: Checkpoints, warn: Callable[[str], None]) -> Path | None:
-    """The newest whole checkpoint, or None; `warn` gets each one that is skipped, and why."""
-    for path in checkpoints.newest_first():
-        try:
-            verify(path)
-        except (OSError, ValueError) as error:
-            warn(_skipped(path, error))
-            continue
-        return path
-    return None
-
-
-def _skipped(path: Path, why: Exception | str) -> str:
-    return f"checkpoint {path} is skipped: {why}"

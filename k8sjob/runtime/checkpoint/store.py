@@ -31,7 +31,6 @@ FROM_SCRATCH: Final = (
 )
 """How to ignore the checkpoints that are there."""
 DIGESTS: Final = "digests.json"
-_NAME: Final = re.compile(r"step-(\d+)(\.pt|\.old)?")
 _PLAIN: Final = (type(None), bool, int, float, str, bytes, torch.Tensor, torch.Size, torch.dtype)
 
 
@@ -92,27 +91,22 @@ class Checkpoints:
         return None
 
     def newest_first(self) -> list[Path]:
-        """All checkpoints by their names, whole or not."""
-        return [path for _, path in reversed(self._all())]
+        """All checkpoints by their names, whole or not; of one step, its .old last."""
+        if not self.folder.is_dir():
+            return []
+        named = [path for path in self.folder.iterdir() if step_of(path) >= 0]
+        return sorted(named, key=lambda path: (step_of(path), path.suffix != ".old"), reverse=True)
 
     def remove_partial(self) -> None:
         """Remove what a killed process left half written. Call it before the first save."""
         for draft in self.folder.glob(".step-*.tmp"):
             remove(draft)
 
-    def _all(self) -> list[tuple[int, Path]]:
-        """(step, checkpoint), the oldest first."""
-        if not self.folder.is_dir():
-            return []
-        steps = [(step_of(path), path) for path in self.folder.iterdir()]
-        named = [(step, path) for step, path in steps if step is not None]
-        return sorted(named, key=lambda pair: (pair[0], pair[1].suffix != ".old"))
-
     def _prune(self, step: int) -> None:
         # Newer ones than this step were torn, or this run would have begun with them. They must
         # not push out the whole ones.
-        done = [path for number, path in self._all() if number <= step]
-        for path in done[: -self.keep]:
+        older = [path for path in self.newest_first() if step_of(path) <= step]
+        for path in older[self.keep :]:
             self._move_away(path)
 
     def _move_away(self, path: Path) -> None:
@@ -123,10 +117,10 @@ class Checkpoints:
             remove(path)
 
 
-def step_of(path: Path) -> int | None:
-    """The step in a checkpoint's name; None for another file."""
-    match = _NAME.fullmatch(path.name)
-    return int(match[1]) if match else None
+def step_of(path: Path) -> int:
+    """The step in a checkpoint's name; -1 for another file."""
+    match = re.fullmatch(r"step-(\d+)(\.pt|\.old)?", path.name)
+    return int(match[1]) if match else -1
 
 
 def is_folder(path: Path) -> bool:
@@ -137,11 +131,7 @@ def is_folder(path: Path) -> bool:
 def content_of(file: Path) -> bytes:
     """The content of a file of a checkpoint; for errors see opened()."""
     with opened(file) as stream:
-        try:
-            return stream.read()
-        except MemoryError:
-            size = os.fstat(stream.fileno()).st_size
-            raise ValueError(f"no memory for {file.name}, {size:,} bytes") from None
+        return stream.read()
 
 
 def opened(file: Path) -> BufferedReader:
@@ -285,11 +275,11 @@ def check_digests(folder: Path, digests: Mapping[str, Digest], names: Iterable[s
         OSError: one cannot be read.
     """
     for name in names:
-        with opened(folder / name) as stream:
-            size = os.fstat(stream.fileno()).st_size
-        if size != digests[name].size:
+        found = measure(folder / name)
+        if found.size != digests[name].size:
             raise ValueError(
-                f"it is incomplete or damaged: {name} has {size} bytes, not {digests[name].size}"
+                f"it is incomplete or damaged: {name} has {found.size} bytes, not"
+                f" {digests[name].size}"
             )
-        if measure(folder / name) != digests[name]:
+        if found != digests[name]:
             raise ValueError(f"it is incomplete or damaged: {name} does not match its digest")

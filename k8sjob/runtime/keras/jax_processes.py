@@ -90,12 +90,7 @@ class JaxProcesses:
                 " that computes with JAX or Keras"
             ) from error
 
-    def leave(self) -> None:
-        """Leave before rank 0 does: all other ranks go first."""
-        if not (self._first or self._alone):
-            self._jax.distributed.shutdown()
-
-    def close(self) -> None:
-        """After it: rank 0 ends the service that the others needed."""
-        if self._first and not self._alone:
+    def leave(self, *, first: bool) -> None:
+        """Leave: before rank 0 all others do, and `first` ends the service that they needed."""
+        if first == self._first and not self._alone:
             self._jax.distributed.shutdown()

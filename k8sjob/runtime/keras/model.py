@@ -183,10 +183,8 @@ class KerasOptimizer(Optimizer):
         super().__init__([variable.value for variable in self._trained], {})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Apply the gradients; a closure has no meaning here."""
-        if closure is not None:
-            raise ValueError("a Keras optimizer takes no closure")
+    def step(self) -> None:  # type: ignore[override]
+        """Apply the gradients."""
         gradients = [variable.value.grad for variable in self._trained]
         self.keras.apply(gradients, self._trained)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import keras
 import torch
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from k8sjob import strategies
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from k8sjob.runtime.data import Tail
     from k8sjob.runtime.keras.callback import Placement
     from k8sjob.runtime.rank_context import RankContext
 
@@ -42,19 +42,17 @@ def fit(
     context: RankContext,
     model: Any,
     train: Any,
+    settings: dict[str, Any],
     *,
     epochs: int,
-    sizes: Mapping[str, int | None],
     validation: Any,
     callbacks: Sequence[Any],
-    shuffle: bool,
-    tail: Tail,
     class_weight: Mapping[int, float] | None,
     validation_split: float,
-    loader_options: Mapping[str, Any],
 ) -> Any:
-    """See Job.fit; `sizes` are its batch_size and global_batch."""
+    """See Job.fit; `settings` are those of its arguments that Feed takes."""
     _check(context, model, callbacks)
+    loader_options = settings["loader_options"]
     for name in sorted(_INSTEAD.keys() & loader_options.keys()):
         raise TypeError(f"job.fit({name}=): {_INSTEAD[name]}")
     train = _dataset(train)
@@ -64,16 +62,9 @@ def fit(
     if class_weight:
         train = _Weighted(train, class_weight)
     placement = _placement(context, model)
-    settings = {
-        **sizes,
-        "shuffle": shuffle,
-        "tail": tail,
-        "max_ranks": context.max_ranks,
-        "loader_options": loader_options,
-    }
     feed = Feed(
         train,
-        settings,
+        {**settings, "max_ranks": context.max_ranks},
         rank=placement.mesh.data_rank,
         world_size=placement.mesh.data_size,
         accumulate=1,
@@ -115,6 +106,26 @@ def fit(
     history.history = callback.history
     history.epoch = list(range(len(callback.history.get("loss", ()))))
     return history
+
+
+def predict(context: RankContext, model: Any, data: Any, batch_size: int) -> Any:
+    """See Job.predict."""
+    if context.config.strategy == "keras_mesh":
+        raise ValueError(
+            "job.predict: no rank has the whole model; write job.save_model(model, path), and after"
+            " the session keras.models.load_model(path).predict(x)"
+        )
+    count, ranks = len(tree_leaves(data)[0]), context.group.world_size
+    context.calls.check("job.predict", f"{count} samples")
+    first, last = (number * count // ranks for number in (context.rank, context.rank + 1))
+    # A rank without samples predicts one too: it shows the shape of what it has none of.
+    own = slice(first, max(last, first + 1))
+    output = model.predict(tree_map(lambda part: part[own], data), batch_size=batch_size, verbose=0)
+
+    def whole(part: Any) -> Any:
+        return torch.cat(context.group.gather(torch.as_tensor(part[: last - first]))).numpy()
+
+    return tree_map(whole, output)
 
 
 def _placement(context: RankContext, model: Any) -> Placement:

@@ -15,6 +15,7 @@ from torch.nn.utils import get_total_norm
 from torch.utils.data import DataLoader
 
 from k8sjob.runtime.checkpoint import model_state
+from k8sjob.runtime.checkpoint.format import gathered
 from k8sjob.runtime.comm import rng
 from k8sjob.runtime.comm.mesh import Mesh
 from k8sjob.runtime.data import strided
@@ -197,5 +198,4 @@ class ReplicatedModel(Placement):
 
     def write(self, variable: Any, value: Tensor | Stored) -> None:
         """The whole of it."""
-        whole = value if isinstance(value, torch.Tensor) else value.whole()
-        variable.assign(whole.to(variable.value.device))
+        variable.assign(gathered(value).to(variable.value.device))

@@ -49,7 +49,9 @@ def prepare(
             return forward_backward(model, loss, inputs, targets, scale=scale, bf16=options["bf16"])
 
     def parts(optimizer: Optimizer) -> dict[str, Any]:
-        _gather_nothing(model.modules())
+        for module in model.modules():  # of what an evaluation gathered, and no backward freed
+            if isinstance(module, FSDPModule):
+                module.reshard()
         return model_state.parts(model, optimizer)
 
     return assemble(
@@ -75,10 +77,3 @@ def _shard(
     for block in blocks:
         fully_shard(block, mesh=ranks, mp_policy=policy, reshard_after_forward=reshard)
     fully_shard(model, mesh=ranks, mp_policy=policy)
-
-
-def _gather_nothing(modules: Iterable[nn.Module]) -> None:
-    """Let go of what an evaluation gathered and no backward freed."""
-    for module in modules:
-        if isinstance(module, FSDPModule):
-            module.reshard()

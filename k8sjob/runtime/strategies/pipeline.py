@@ -59,7 +59,7 @@ def prepare(
     prepare_layers(model, options)
     keep_stage(model, stages[stage])
     links = StageLinks(mesh)
-    schedule = gpipe if options["schedule"] == "gpipe" else one_f_one_b
+    gpipe = options["schedule"] == "gpipe"
 
     def computed(inputs: Any, targets: tuple[Any, ...]) -> Any:
         """The loss on the last stage, else what the next one takes."""
@@ -70,7 +70,8 @@ def prepare(
     def backward(inputs: Any, targets: tuple[Any, ...], *, scale: float, sync: bool) -> Tensor:
         with group.waiting():
             batch = micro_batches(inputs, targets, options["micro_batches"])
-            order = list(schedule(stage, len(stages), len(batch)))
+            ahead = len(batch) if gpipe else len(stages) - stage - 1
+            order = list(schedule(ahead, len(batch)))
             value = _run(order, computed, links, batch, scale=scale)
             if sync:
                 synchronize(model, mesh)
@@ -210,15 +211,13 @@ def _shared_layers(model: nn.Module) -> list[list[str]]:
 # --- a step ---------------------------------------------------------------------------------------
 
 
-def gpipe(_stage: int, _stages: int, micro_batches: int) -> Iterator[tuple[str, int]]:
-    """All forward, then all backward passes: ("forward" or "backward", micro-batch)."""
-    yield from (("forward", number) for number in range(micro_batches))
-    yield from (("backward", number) for number in range(micro_batches))
+def schedule(ahead: int, micro_batches: int) -> Iterator[tuple[str, int]]:
+    """The passes of a stage: ("forward" or "backward", micro-batch).
 
-
-def one_f_one_b(stage: int, stages: int, micro_batches: int) -> Iterator[tuple[str, int]]:
-    """Use each gradient as soon as it comes: a stage keeps at most `stages` batches."""
-    ahead = min(stages - stage - 1, micro_batches)
+    `ahead` forward passes come first. With all of them (GPipe) the backward passes follow; with as
+    many as stages are behind (1F1B) each gradient is used as it comes, and few batches are kept.
+    """
+    ahead = min(ahead, micro_batches)
     yield from (("forward", number) for number in range(ahead))
     for number in range(ahead, micro_batches):
         yield "forward", number

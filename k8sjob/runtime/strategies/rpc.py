@@ -38,11 +38,7 @@ _LOOK_S: Final = 0.2
 
 
 class Calls:
-    """This process's part in the calls of a job.
-
-    Attributes:
-        name: what the others call it: "coordinator", "server0", "trainer1".
-    """
+    """This process's part in the calls of a job."""
 
     def __init__(self, env: DistEnv, joined: Rendezvous, *, serving: int, timeout: float) -> None:
         """Connect to all other processes; returns when all of them can be called.
@@ -50,7 +46,6 @@ class Calls:
         `serving` processes do not train: the coordinator and the servers. A call counts as failed
         after `timeout` seconds.
         """
-        self.name = name_of(env.rank, serving)
         self._env, self._serving = env, serving
         if is_loopback(env.master_addr):
             stay_on_loopback("TP_SOCKET_IFNAME")
@@ -64,7 +59,7 @@ class Calls:
             # torch's own use of an older form of its groups
             warnings.filterwarnings("ignore", "You are using a Backend", UserWarning)
             rpc.init_rpc(  # type: ignore[no-untyped-call]  # torch leaves it so
-                self.name,
+                name_of(env.rank, serving),
                 rank=env.rank,
                 world_size=env.world_size,
                 rpc_backend_options=options,

@@ -45,8 +45,7 @@ class SyncBatchNorm(nn.SyncBatchNorm):
         """Normalize with the moments of all ranks' batches; in eval mode with the running ones."""
         if input.ndim < 2:
             raise ValueError(f"SyncBatchNorm takes (N, C, ...), got {tuple(input.shape)}")
-        use_running = not self.training and self.running_mean is not None
-        if use_running:
+        if not self.training and self.running_mean is not None:
             return functional.batch_norm(
                 input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
             )
@@ -98,18 +97,13 @@ class SyncBatchNorm(nn.SyncBatchNorm):
 
 def convert_for(model: nn.Module, group: Group, ranks: Any = None) -> nn.Module:
     """The model with its batch normalization synchronized over `ranks`, torch's for nccl."""
-    if group.world_size == 1:
-        return model
-    if group.backend == "nccl":
-        stock = nn.SyncBatchNorm
-        return stock.convert_sync_batchnorm(model, ranks)  # type: ignore[no-any-return,no-untyped-call]  # torch leaves it so
-    return convert(model, ranks)
+    return model if group.world_size == 1 else convert(model, ranks, stock=group.backend == "nccl")
 
 
-def convert(model: nn.Module, ranks: Any = None) -> nn.Module:
+def convert(model: nn.Module, ranks: Any = None, *, stock: bool = False) -> nn.Module:
     """The model with every batch normalization synchronized; parameters and buffers are kept."""
     model = nn.SyncBatchNorm.convert_sync_batchnorm(model, ranks)  # type: ignore[no-untyped-call]  # torch leaves it so
     for module in model.modules():
-        if type(module) is nn.SyncBatchNorm:
+        if type(module) is nn.SyncBatchNorm and not stock:
             module.__class__ = SyncBatchNorm  # which has the same state, and another forward
     return model

@@ -24,7 +24,7 @@ with runtime.session() as job:
     )
     for _ in run.epochs(2):
         for batch in run.batches(data, batch_size=1):
-            run.step(*batch)
+            run.step(*batch, weight=1.0 if case == "weight" and job.is_main else None)
             if case == "evaluate" and job.is_main:
                 job.log(**run.evaluate(DATA))
             if case == "return" and job.is_main:

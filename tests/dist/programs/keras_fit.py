@@ -167,11 +167,16 @@ def train(job, case):
     )
     marks = job.gather(torch.tensor(mark(variable.value for variable in model.weights)))
     state = mark(variable.value for variable in model.optimizer.variables)
+    rows = images[: job.world_size * 2 - 1]  # one rank has a row more than the others
+    predicted = [job.predict(model, rows[:count], batch_size=1) for count in (1, len(rows))]
+    expected = model.predict(rows, verbose=0)
     drawn = job.gather(torch.tensor(mark([model(images[:8], training=True)])))
     histories = mark([torch.tensor(list(history.history.values()), dtype=torch.float64)])
     return {
         "history": history.history,
         "weights": [round(float(v.value.detach().double().norm()), 6) for v in model.weights],
+        "apart": max(float(abs(part - expected[: len(part)]).max()) for part in predicted),
+        "predicted": [list(part.shape) for part in predicted],
         "marks": [int(value) for value in marks],
         "states": [int(value) for value in job.gather(torch.tensor(state))],
         "histories": [int(value) for value in job.gather(torch.tensor(histories))],
