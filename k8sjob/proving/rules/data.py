@@ -56,10 +56,9 @@ def _shared(samples: Sequence[Sequence[int]]) -> int:
     return sum(1 for count in counts.values() if count > 1)
 
 
-def _drawn(kind: str, samples: Sequence[Sequence[int]], rows: Sequence[Pass]) -> bool:
+def _drawn(kind: str, samples: Sequence[Sequence[int]]) -> bool:
     """Whether a sampler draws with replacement: ranks may then have the same sample."""
-    repeats = all(len(set(rank)) < len(rank) for rank in samples)
-    return kind == "ids" and rows[0].about["replicas"] is None and repeats
+    return kind == "ids" and all(len(set(rank)) < len(rank) for rank in samples)
 
 
 def not_sharded(evidence: Evidence) -> Iterator[Difference]:
@@ -68,7 +67,7 @@ def not_sharded(evidence: Evidence) -> Iterator[Difference]:
         about = rows[0].about
         length, size, batches = about["length"], about["batch_size"], about["batches"]
         shared, least = _shared(samples), min(len(set(one)) for one in samples)
-        if _drawn(kind, samples, rows):
+        if _drawn(kind, samples):
             rounds = [*zip(*samples, strict=False)]
             shared, least = sum(len(set(row)) < len(row) for row in rounds), len(rounds)
         whole = kind == "ids" and length and batches and size and batches * size >= length > size
@@ -101,7 +100,7 @@ def overlap(evidence: Evidence) -> Iterator[Difference]:
         twice = sum(map(len, samples)) - unique
         inside = sum(len(rank) - len(set(rank)) for rank in samples)
         complete = all(row.complete for row in rows)
-        if _drawn(kind, samples, rows):
+        if _drawn(kind, samples):
             continue
         if kind == "ids" and (_shared(samples) or (twice and not inside)):
             if unique == about["length"] and _pads(evidence, rows, twice):
@@ -244,17 +243,19 @@ def uneven(evidence: Evidence) -> Iterator[Difference]:
 
 
 def _repeated(evidence: Evidence, kind: str) -> Iterator[tuple[Pass, Pass, list[int]]]:
-    """Two passes of a loader, one after the other, with the same samples in the same order."""
+    """Two passes of a loader, one after the other, of which all have one order of samples.
+
+    Where there are several orders, the epoch is set: a search for a rate may come before that.
+    """
     loaders: dict[int, list[Pass]] = {}
     for (loader, _), row in evidence.ranks[0].passes.items():
-        if row.trained and row.samples(kind):
+        if row.trained and len(row.samples(kind)) > 3:
             loaders.setdefault(loader, []).append(row)
     for rows in loaders.values():
-        for one, other in pairwise(rows):
-            mine, following = one.samples(kind), other.samples(kind)
-            size = min(len(mine), len(following))
-            if size > 3 and mine[:size] == following[:size]:
-                yield one, other, mine[:size]
+        orders = [row.samples(kind) for row in rows]
+        shortest = min(map(len, orders))
+        if all(order[:shortest] == orders[0][:shortest] for order in orders):
+            yield from ((*pair, orders[0][:shortest]) for pair in pairwise(rows))
 
 
 def unseen_epoch(evidence: Evidence) -> Iterator[Difference]:

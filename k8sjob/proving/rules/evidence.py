@@ -19,6 +19,8 @@ _BY_ROUNDING: Final = 0.01
 _GROWTH: Final = 1000.0
 """Maximum relative difference of gradients over that of their weights."""
 _LARGE: Final = 0.1
+_ROUNDING: Final = {"torch.bfloat16": 2**-9, "torch.float16": 2**-12}
+"""Of numbers with fewer than 32 bits."""
 
 
 class Fault(StrEnum):
@@ -238,11 +240,16 @@ class Evidence:
             None,
         )
 
+    @cached_property
+    def rounding(self) -> float:
+        """The largest relative rounding of a weight."""
+        kinds = {kind for t in self.ranks for model in t.models for kind in model["dtype"]}
+        return max((part for kind, part in _ROUNDING.items() if kind in kinds), default=2**-24)
+
     def tolerance(self, step: int) -> float:
         """The largest relative difference that is rounding, where the sums have one order."""
-        low = any(t.steps[step].autocast for t in self.ranks if len(t.steps) > step) or any(
-            "float16" in kind for t in self.ranks for model in t.models for kind in model["dtype"]
-        )
+        low = any(t.steps[step].autocast for t in self.ranks if len(t.steps) > step)
+        low = low or self.rounding > 2**-24
         low = low or any(True for _ in self.ranks[0].of("hook"))  # that may send half precision
         return (0.1 if low else 2e-3) * min(1 + step / 10, 10)
 

@@ -278,9 +278,9 @@ def weights_averaged(evidence: Evidence) -> Iterator[Difference]:
             for trace in (evidence.single, evidence.ranks[0])
         )
         expected, seen = (update(one.before, other.before) for one, other in (mine, theirs))
-        # Weights of 32 bits are rounded, too.
-        floor = max(0.03 * length(expected), 1e-4 * length(mine[0].before), 1e-12)
-        found = worst(expected, seen, evidence.tolerance(at), floor)
+        tolerance = evidence.tolerance(at)
+        rounded = 3 * evidence.rounding * length(mine[0].before)  # by the step and by the average
+        found = worst(expected, seen, tolerance, max(0.03 * length(expected), rounded / tolerance))
         if found is not None:
             name = theirs[0].names[found]
             text = (

@@ -105,12 +105,13 @@ def _reads_checkpoint(evidence: Evidence) -> bool:
     """Whether the restarted run reads what the first one has written."""
     if evidence.resumed is None:
         return False
-    trace, resumed = evidence.ranks[0], evidence.resumed.traces[0]
+    trace = evidence.ranks[0]
     # What the first run reads at its beginning is data, unless it is written in training.
     inputs = {event["path"] for event in trace.of("load") if event["step"] == 0}
     saved = [event["path"] for event in trace.of("save") if event["step"]]
     inputs = {p for p in inputs if not any(path.startswith(p) for path in saved)}  # x.pt.tmp
-    return any(e["step"] == 0 and e["path"] not in inputs for e in resumed.of("load"))
+    loads = (event for resumed in evidence.resumed.traces for event in resumed.of("load"))
+    return any(event["step"] == 0 and event["path"] not in inputs for event in loads)
 
 
 def ignored_state(evidence: Evidence) -> Iterator[Difference]:
@@ -124,9 +125,12 @@ def ignored_state(evidence: Evidence) -> Iterator[Difference]:
 
 
 def failed_restart(evidence: Evidence) -> Iterator[Difference]:
-    """A restart from the first checkpoint fails."""
+    """A restart from the first checkpoint fails, once it has read that."""
+    # A script that does not resume may fail at its own output of the first run.
+    if evidence.resumed is None or not _reads_checkpoint(evidence):
+        return
     begin = _begin(evidence)
-    for rank, failure in _failures(evidence.resumed) if evidence.resumed else ():
+    for rank, failure in _failures(evidence.resumed):
         text = f"restarted from the checkpoint of step {begin}, rank {rank} fails: {failure}"
         advice = "make the script start from the files that it has written"
         yield Difference(Fault.CHECKPOINT, begin, None, text, rank=rank, next=advice)
@@ -134,9 +138,10 @@ def failed_restart(evidence: Evidence) -> Iterator[Difference]:
 
 def moved(evidence: Evidence) -> Iterator[str]:
     """A restart on another number of processes fails, where one on as many does not."""
+    resumed, single = evidence.resumed, evidence.single
     # Some scripts cannot run on one process at all.
-    if evidence.moved and evidence.single and evidence.single.end["how"] != "error":
-        for _, failure in islice(_failures(evidence.moved), not any(failed_restart(evidence))):
+    if evidence.moved and resumed and not resumed.fails and single and single.end["how"] != "error":
+        for _, failure in islice(_failures(evidence.moved), 1):
             yield f"restarted from its checkpoint on 1 process, the script fails: {failure}"
 
 
@@ -154,8 +159,9 @@ def not_compared(evidence: Evidence) -> Iterator[str]:
         if any(event["step"] < len(evidence.ranks[0].steps) for event in saves):
             reason = "the checkpoint is outside of the working folder and the volumes, or too large"
         yield f"a restart ({reason})"
-    elif not evidence.resumed.fails and not _reads_checkpoint(evidence):
-        yield "a restart (the script reads no checkpoint with torch.load before its first step)"
+    elif not _reads_checkpoint(evidence):
+        _, failure = next(_failures(evidence.resumed), (0, "its first step"))
+        yield f"a restart (the script reads no checkpoint with torch.load before {failure})"
 
 
 def _restarted(

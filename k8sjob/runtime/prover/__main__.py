@@ -20,7 +20,7 @@ from k8sjob.runtime.agent.rank_main import die_with_parent, run_as_main
 from k8sjob.runtime.base.env import export, node_env
 from k8sjob.runtime.base.network import reserve
 from k8sjob.runtime.comm import rng
-from k8sjob.runtime.prover.recorder import SEED, Recorder
+from k8sjob.runtime.prover.recorder import LEAVE, SEED, Recorder
 from k8sjob.runtime.prover.wraps import install
 
 _LOOK: Final = 0.02
@@ -109,7 +109,9 @@ def _run_rank(request: dict[str, Any], rank: int, port: int) -> None:
         if options.get("snapshot"):  # the ranks of a node have the same files
             volumes = f"{request['root']}/volumes"
             options["snapshot"] = [] if local_rank else [node["cwd"], *[volumes][index:]]
-        recorder = Recorder(folder, rank, {**options, "root": request["root"]})
+        signal.signal(LEAVE, lambda *_: os._exit(0))
+        options |= {"root": request["root"], "local_rank": local_rank}
+        recorder = Recorder(folder, rank, options)
         recorder.event("start", rank=rank)
         install(recorder)
         code = recorder.run(lambda: run_as_main(node["argv"]))

@@ -14,6 +14,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import sys
 import time
 from collections import deque
@@ -47,6 +48,8 @@ _MAX_TEXT: Final = 200_000
 _OPTIONS: Final = ("weight_decay", "momentum", "dampening", "betas", "alpha", "eps")
 _PLAIN: Final = (int, float, tuple, list)
 SEED: Final = 20250
+LEAVE: Final = signal.SIGRTMAX
+"""Tells a process of a node that what it has started is started by another one."""
 
 
 class Fetched(NamedTuple):
@@ -69,6 +72,7 @@ class Recorder:
         depth: modules whose forward runs.
         rounds: a module computes in half precision.
         differentiating: a backward pass runs.
+        child: the number of this process among those that the script has started; 0: it runs it.
     """
 
     def __init__(self, folder: Path, rank: int, options: dict[str, Any]) -> None:
@@ -80,7 +84,7 @@ class Recorder:
             options: steps (the most), seconds (of training), replay (folder of another run),
                 parts (its ranks), joined (give their batches joined, not one after another), save
                 (keep batches for such a run), snapshot (folders of which to keep the new files),
-                root (the folder that has all files of the run).
+                root (the folder that has all files of the run), local_rank.
         """
         self.folder, self.rank, self.options = folder, rank, options
         self._open()
@@ -88,7 +92,7 @@ class Recorder:
         if "replay" in options:
             folder, joined = Path(options["replay"]), options.get("joined", True)
             self.replay = Replay(folder, options["parts"], joined=joined)
-        self.fetching, self.depth = False, 0
+        self.fetching, self.depth, self.child = False, 0, 0
         self.steps, self._begun = 0, 0.0
         self._limit: int = options["steps"]
         self._passes: dict[int, int] = {}
@@ -111,12 +115,10 @@ class Recorder:
         self.generators = deque[Any](maxlen=8)  # they cannot be referenced weakly
         self.differentiating, self._sampled, self._host = False, self._states(), self._states()
         self._backwards = self._stepped_at = 0
-        self._unsaved, self._started = False, time.time()
+        self._unsaved, self._ended, self._started = False, False, time.time()
 
     def _open(self) -> None:
-        path = self.folder / f"trace-{self.rank}.jsonl"
-        path.unlink(missing_ok=True)  # the process that has forked this one may have it open
-        self._file = path.open("w", buffering=1)
+        self._file = (self.folder / f"trace-{self.rank}.jsonl").open("a", buffering=1)
         self._pid = os.getpid()
 
     @property
@@ -124,16 +126,22 @@ class Recorder:
         """Whether this process is a rank, not a worker that it has forked."""
         return os.getpid() == self._pid
 
-    def leave(self) -> None:
-        """Stop recording as a rank: the processes that it starts are the ranks."""
-        self._pid = 0
+    def join(self, rank: int, world_size: int) -> None:
+        """This process, which the script has started, is a rank from here on.
 
-    def set_rank(self, rank: int) -> None:
-        """Record as another rank, forked by the script itself."""
-        self.rank = rank
+        It ends instead where another one stands for it: in a reference run rank 0 for all, on a
+        node the processes that the first one has started, unless each starts one.
+        """
+        if self.replay:
+            if rank:
+                os._exit(0)
+        elif self.options["local_rank"] and (self.child, rank) != (1, self.rank):
+            os.kill(os.getppid(), LEAVE)
+            os._exit(0)
+        self.rank, self._passes = rank, {}
+        (self.folder / f"trace-{rank}.jsonl").unlink(missing_ok=True)  # of who has started it
+        (self.folder / "spawned").write_text(str(world_size))
         self._open()
-        self._passes = {}
-        rng.seed_all(SEED, rank)
 
     def event(self, kind: str, **fields: Any) -> None:
         """Write one line."""
@@ -160,6 +168,9 @@ class Recorder:
         return code
 
     def _end(self, how: str, **fields: Any) -> None:
+        if self._ended or not self.active:  # as of what mp.spawn makes of an exception
+            return
+        self._ended = True
         self._keep_draws()
         for one in self.schedules:
             with contextlib.suppress(AttributeError, ValueError):  # one that was not made whole

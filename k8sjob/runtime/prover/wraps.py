@@ -6,6 +6,7 @@ import functools
 import inspect
 import io
 import multiprocessing.context
+import multiprocessing.process
 import os
 import sys
 import weakref
@@ -28,8 +29,9 @@ from torch.utils.data._utils import worker
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
-from k8sjob.runtime.base.env import dist_env
-from k8sjob.runtime.prover.recorder import Fetched
+from k8sjob.runtime.base.env import copy_environ
+from k8sjob.runtime.comm import rng
+from k8sjob.runtime.prover.recorder import SEED, Fetched
 from k8sjob.runtime.prover.sketch import digest
 
 if TYPE_CHECKING:
@@ -61,6 +63,7 @@ def install(recorder: Recorder) -> None:
         _wrap_modules,
         _wrap_optimizers,
         _wrap_loaders,
+        _wrap_sequences,
         _wrap_workers,
         _wrap_random,
         _wrap_collectives,
@@ -199,6 +202,15 @@ def _wrap_loaders(recorder: Recorder) -> None:
         wrap(ShardSampler, "__init__", larger)
 
 
+def _wrap_sequences(recorder: Recorder) -> None:
+    def pack(original: Any, *args: Any, **options: Any) -> Any:
+        bound = inspect.signature(original).bind(*args, **options).arguments
+        return original(**bound | {"enforce_sorted": False})
+
+    if recorder.replay:  # the batches of several ranks, joined, are not in one order
+        wrap(nn.utils.rnn, ("pack_padded_sequence", "pack_sequence"), pack)
+
+
 def _wrap_workers(recorder: Recorder) -> None:
     """What the workers of a loader draw comes with their batches."""
 
@@ -300,8 +312,14 @@ def _wrap_collectives(recorder: Recorder) -> None:
         bound = inspect.signature(original).bind(*args, **options).arguments
         if "nccl" in str(bound.get("backend")) and not torch.cuda.is_available():
             bound["backend"] = "gloo"
-        if recorder.replay and bound.get("world_size", -1) > 1:
-            bound["world_size"] = 1
+        env, kept = copy_environ(), {}
+        for name, variable in (("rank", "RANK"), ("world_size", "WORLD_SIZE")):
+            given = bound.get(name, -1)
+            kept[name] = int(env.get(variable, 0)) if given in {-1, None} else given
+        if not recorder.active:
+            recorder.join(**kept)
+        if recorder.replay and kept["world_size"] > 1:
+            bound |= {"rank": 0, "world_size": 1}
         return original(**bound)
 
     for name in _COLLECTIVES:
@@ -333,12 +351,15 @@ def _wrap_files(recorder: Recorder) -> None:
         def call(original: Any, *args: Any, **options: Any) -> Any:
             named = [*args[at : at + 1], options.get("f"), options.get("checkpoint_id")]
             target = next((one for one in named if one is not None), None)
-            result = original(*args, **options)
             path = target if isinstance(target, str | os.PathLike) else getattr(target, "name", "")
             own = f"{recorder.folder.parent}{os.sep}"
-            if recorder.active and path and not str(path).startswith(own):
-                record(_relative(path))
-            return result
+            try:
+                return original(*args, **options)
+            finally:  # also of one that cannot be loaded, but not of one that is not there
+                with suppress(OSError, TypeError, ValueError):
+                    foreign = recorder.active and path and not str(path).startswith(own)
+                    if foreign and Path(os.fsdecode(path)).exists():
+                        record(os.path.relpath(os.fsdecode(path)))
 
         return call
 
@@ -347,64 +368,52 @@ def _wrap_files(recorder: Recorder) -> None:
         wrap(owner, "load", noted(recorder.loaded, 0))
 
 
-def _relative(path: Any) -> str:
-    """A path as seen from the working folder; that of an open file may be bytes, or a number."""
-    with suppress(OSError, TypeError, ValueError):
-        return os.path.relpath(os.fsdecode(path))
-    return str(path)
-
-
 def _wrap_processes(recorder: Recorder) -> None:
-    """Processes that the script spawns are forked: torch and what is wrapped is in them at once."""
+    """Processes that the script starts are forked: torch and what is wrapped is in them at once."""
     context: Any = multiprocessing.context
     forked = staticmethod(context.ForkProcess._Popen)  # noqa: SLF001 - there is no public form
     context.SpawnProcess._Popen = forked  # noqa: SLF001 - likewise
-
     context.ForkServerProcess._Popen = forked  # noqa: SLF001 - likewise
 
-    def start(
-        original: Any, fn: Any, args: Any = (), nprocs: int = 1, *more: Any, **options: Any
-    ) -> Any:
-        first = recorder.rank
-        if nprocs > 1:
-            node = dist_env()
-            if node.local_rank:
-                os._exit(0)  # the first process of a node starts all of them
-            first = node.rank // node.local_world_size * nprocs
-            nodes = node.world_size // node.local_world_size
-            (recorder.folder / "spawned").write_text(str(nodes * nprocs))
-            if recorder.replay:
-                args = _alone(fn, tuple(args), {nprocs, nodes * nprocs})
-                nprocs = 1
-        recorder.leave()
+    def recorded(fn: Any, *args: Any, **options: Any) -> None:
+        if recorder.replay:
+            args, options = _alone(fn, args, options, recorder.replay.parts)
+        if code := recorder.run(lambda: fn(*args, **options)):
+            sys.exit(code)
 
-        def run(index: int, *given: Any) -> None:
-            recorder.set_rank(first + index)
-            code = recorder.run(lambda: fn(index, *given))
-            if code:
-                sys.exit(code)
+    def begin(original: Any, process: Any, *args: Any, **options: Any) -> Any:
+        if process._target is not worker._worker_loop:  # noqa: SLF001 - likewise
+            recorder.child = process._identity[-1]  # noqa: SLF001 - likewise
+            method = getattr(process, "_start_method", None) or multiprocessing.get_start_method()
+            if method != "fork":  # a new interpreter has random numbers of its own
+                rng.seed_all(SEED, recorder.rank + recorder.child - 1)
+            name = "_target" if process._target else "run"  # noqa: SLF001 - likewise
+            setattr(process, name, functools.partial(recorded, getattr(process, name)))
+        return original(process, *args, **options)
 
-        return original(run, tuple(args), nprocs, *more, **options)
+    def spawned(original: Any, fn: Any, *args: Any) -> Any:
+        return original(functools.partial(recorded, fn), *args)
 
-    # spawn() calls it, too.
-    spawning = sys.modules["torch.multiprocessing.spawn"]
-    wrap((torch.multiprocessing, spawning), "start_processes", start)
+    # The target of mp.spawn makes SystemExit of an exception.
+    wrap(sys.modules["torch.multiprocessing.spawn"], "_wrap", spawned)
+    wrap(multiprocessing.process.BaseProcess, "_bootstrap", begin)
 
 
-def _alone(fn: Any, args: tuple[Any, ...], sizes: set[int]) -> tuple[Any, ...]:
+def _alone(
+    fn: Any, args: tuple[Any, ...], options: dict[str, Any], parts: int
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a function that one process runs in place of several; also its globals."""
 
-    def is_size(name: str, value: Any) -> bool:
+    def alone(name: str, value: Any) -> Any:
         named = any(part in name.lower() for part in _SIZES) and "batch" not in name.lower()
-        return type(value) is int and value in sizes and named
+        is_size = named and type(value) is int and value > 1 and parts % value == 0
+        return 1 if is_size else value
 
-    for name, value in list(vars(sys.modules[fn.__module__]).items()):
-        if is_size(name, value):
-            setattr(sys.modules[fn.__module__], name, 1)
-    names = [*inspect.signature(fn).parameters][1:]
-    names += [""] * (len(args) - len(names))
-    pairs = zip(names, args, strict=False)
-    return tuple(1 if is_size(name, value) else value for name, value in pairs)
+    names = vars(sys.modules[fn.__module__])
+    names |= {name: alone(name, value) for name, value in names.items()}
+    parameters = [*inspect.signature(fn).parameters, *[""] * len(args)]
+    args = tuple(map(alone, parameters, args))
+    return args, {name: alone(name, value) for name, value in options.items()}
 
 
 class _Stream(io.TextIOBase):

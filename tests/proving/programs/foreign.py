@@ -12,7 +12,8 @@ from common import epochs, fault, fit, right, rows, sgd, sharded, train
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader
+from torch.nn.utils.rnn import pack_padded_sequence, pad_sequence
+from torch.utils.data import DataLoader, WeightedRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
 
@@ -142,3 +143,119 @@ def order_of_a_set():
     net.forward = lambda x: sum(w * (x @ getattr(net, name)) for name, w in weights.items())
     model = DDP(net)
     fit(model, sgd(model), sharded(rows(64), 8), F.cross_entropy)
+
+
+@right()
+def folder_of_the_first_run():
+    """It writes and does not resume: once more in the same folder it fails before that."""
+    if dist.get_rank() == 0:
+        Path("out").mkdir()
+    model = DDP(nn.Linear(6, 2))
+    for epoch in range(2):
+        fit(model, sgd(model), sharded(rows(64), 8), F.cross_entropy)
+        if dist.get_rank() == 0:
+            torch.save(model.module.state_dict(), f"out/{epoch}.pt")
+
+
+@right()
+def weights_averaged_in_half_precision():
+    """Both the step and the average round weights."""
+    model = nn.Linear(6, 2).bfloat16()
+    optimizer = sgd(model)
+    for inputs, targets in epochs(sharded(rows(64), 8)):
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs.bfloat16()).float(), targets).backward()
+        optimizer.step()
+        with torch.no_grad():
+            for weight in model.parameters():
+                dist.all_reduce(weight)
+                weight /= dist.get_world_size()
+
+
+def started(*processes):
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+
+
+@right(group=False)
+def processes_one_by_one():
+    """As torch's tutorial on applications starts them."""
+    started(*(mp.Process(target=joined, args=(rank, 2)) for rank in range(2)))
+
+
+class Worker(mp.get_context("spawn").Process):
+    def __init__(self, rank):
+        super().__init__()
+        self.rank = rank
+
+    def run(self):
+        """All workers have all data."""
+        os.environ |= {"RANK": str(self.rank), "WORLD_SIZE": "2"}
+        dist.init_process_group("gloo")
+        torch.manual_seed(0)
+        model = DDP(nn.Linear(6, 2))
+        fit(model, sgd(model), DataLoader(rows(64), 8), F.cross_entropy)
+
+
+@fault("sampler-not-sharded", group=False)
+def processes_of_a_class():
+    started(Worker(0), Worker(1))
+
+
+class Divided(DistributedSampler):
+    """A part of what another sampler draws, as of catalyst's DistributedSamplerWrapper."""
+
+    def __init__(self, sampler):
+        super().__init__(sampler)
+        self.whole = sampler
+
+    def __iter__(self):
+        order = list(self.whole)
+        return (order[index] for index in super().__iter__())
+
+
+@right()
+def drawn_with_replacement_and_divided():
+    data, generator = rows(64), torch.Generator().manual_seed(1)
+    weights = 1.0 + 4 * data.tensors[1]
+    sampler = Divided(WeightedRandomSampler(weights, 64, generator=generator))
+    model = DDP(nn.Linear(6, 2))
+    fit(model, sgd(model), DataLoader(data, 8, sampler=sampler), F.cross_entropy)
+
+
+@right()
+def range_test():
+    """A search for a rate, as of torch-lr-finder, reads its data again and again."""
+    model, loader = DDP(nn.Linear(6, 2)), sharded(rows(64), 8)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    for _ in range(2):
+        train(model, sgd(model), loader, F.cross_entropy)
+    model.load_state_dict(state)
+    fit(model, sgd(model), loader, F.cross_entropy)
+
+
+@right()
+def sorted_sequences():
+    """The longest sequence of a batch comes first."""
+    lengths = torch.randint(2, 8, (64,)).tolist()
+    words = [(torch.randint(1, 9, (length,)), length % 2) for length in lengths]
+
+    def collate(batch):
+        parts, labels = zip(*sorted(batch, key=lambda one: -len(one[0])), strict=True)
+        return pad_sequence(parts), torch.tensor([*map(len, parts)]), torch.tensor(labels)
+
+    net = nn.ModuleList([nn.Embedding(9, 6), nn.GRU(6, 6), nn.Linear(6, 2)])
+
+    def forward(padded, lengths):
+        _, last = net[1](pack_padded_sequence(net[0](padded), lengths))
+        return net[2](last[0])
+
+    net.forward = forward
+    model, sampler = DDP(net), DistributedSampler(words)
+    optimizer = sgd(model)
+    for padded, each, labels in epochs(DataLoader(words, 8, sampler=sampler, collate_fn=collate)):
+        optimizer.zero_grad()
+        F.cross_entropy(model(padded, each), labels).backward()
+        optimizer.step()

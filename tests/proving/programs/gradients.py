@@ -156,7 +156,8 @@ def padded_sampler():
     model = DDP(nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     loader = sharded(data, 8)
-    train(model, optimizer, [*loader, *loader], F.mse_loss)
+    for _ in range(2):
+        train(model, optimizer, loader, F.mse_loss)
 
 
 @fault("accumulation", "gradient-averaged-twice")
