@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -62,6 +63,7 @@ class Measured:
         blocks: for FSDP, the blocks of the model in the order of the backward pass; last what is in
             none of them.
         copies: DistributedDataParallel keeps gradients and buckets apart.
+        optimizer_class: its name.
     """
 
     batch: int
@@ -75,6 +77,7 @@ class Measured:
     step: int
     blocks: tuple[ModelBlock, ...] = ()
     copies: bool = False
+    optimizer_class: str = ""
 
     def at(self, batch: int, other: Measured | None) -> Measured:
         """With another batch size, on the line through this measurement and another one."""
@@ -173,12 +176,11 @@ def largest_batch(
     """The largest batch of a rank that fits, at most 2**20; 0: none does; None: not known."""
     if second is None:
         return None
-    low, high = 0, _LARGEST
-    while low < high:
-        middle = (low + high + 1) // 2
-        fits = peak(first.at(middle, second), strategy, ranks, reshard=reshard)["total"] <= room
-        low, high = (middle, high) if fits else (low, middle - 1)
-    return low
+
+    def total(batch: int) -> int:
+        return peak(first.at(batch, second), strategy, ranks, reshard=reshard)["total"]
+
+    return bisect(range(1, _LARGEST + 1), room, key=total)
 
 
 def fit(
@@ -211,9 +213,10 @@ def fit(
     memory = memory or gpu_memory(spec.resources.gpu_type or "")
     gpu = bool(memory or spec.resources.gpus)
     ranks, strategy = spec.world_size, spec.strategy
-    options = {"foreach": gpu, "blocks": list(getattr(strategy, "blocks", ()) or ())}
     # Under ddp and fsdp a rank follows from the bare model; of others, all ranks are measured here.
     whole = strategy.kind not in STRATEGIES and ranks > 1
+    blocks = list(getattr(strategy, "blocks", ()) or ())
+    options = {"foreach": gpu, "blocks": blocks, "whole": whole}
     if whole and ranks > _PROCESSES:
         message = (
             f"strategy {strategy.kind}: fit would run all {ranks} ranks on this machine, and at"
@@ -228,16 +231,10 @@ def fit(
     plan = plan_run(alone, folder)
     folder_of_runs = TemporaryDirectory(prefix="k8sjob-fit-")
     with signals_as_exit(), folder_of_runs as temporary, Forks() as forking:
-        measured = [
-            _run(
-                plan,
-                Path(temporary, str(scale)),
-                forking,
-                {**options, "scale": scale, "whole": whole},
-            )
+        first, second = (
+            _run(plan, Path(temporary, str(scale)), forking, options | {"scale": scale})
             for scale in (1, 2)
-        ]
-    (first, name), (second, _) = measured
+        )
     other = second if second.batch != first.batch else None
     half = max(first.batch // 2, 1)
     sizes = sorted(set(batch_sizes or (half, first.batch, 2 * first.batch)))
@@ -249,7 +246,7 @@ def fit(
             )
         sizes = [first.batch]
     room = None if memory is None else memory - ALLOWANCE
-    rows = []
+    rows, largest = [], {}
     kinds, divided = ((strategy.kind,), 1) if whole else (STRATEGIES, ranks)
     reshard = getattr(strategy, "reshard", True)
     for kind in kinds:
@@ -259,22 +256,20 @@ def fit(
             rows.append({"strategy": kind, "batch": batch, "peak": total,
                          "fits": None if room is None else total <= room,
                          "largest": max(parts, key=parts.__getitem__), "parts": parts})  # fmt: skip
-    best = {
-        kind: None
-        if room is None
-        else largest_batch(first, other, kind, divided, room, reshard=reshard)
-        for kind in kinds
-    }
-    return {"ranks": ranks, "optimizer": name, "batch": first.batch, "gpu_memory": memory,
-            "allowance": ALLOWANCE, "rows": rows, "largest": best,
-            "advice": _advice(rows, best, known=room is not None)}  # fmt: skip
+        largest[kind] = (
+            None
+            if room is None
+            else largest_batch(first, other, kind, divided, room, reshard=reshard)
+        )
+    advice = "Give --gpu-memory, or set resources.gpu_type, to see what fits."
+    if room is not None:
+        advice = _advice(rows, largest)
+    return {"ranks": ranks, "optimizer": first.optimizer_class, "batch": first.batch,
+            "gpu_memory": memory, "allowance": ALLOWANCE, "rows": rows, "largest": largest,
+            "advice": advice}  # fmt: skip
 
 
-def _advice(
-    rows: Sequence[Mapping[str, Any]], best: Mapping[str, int | None], *, known: bool
-) -> str:
-    if not known:
-        return "Give --gpu-memory, or set resources.gpu_type, to see what fits."
+def _advice(rows: Sequence[Mapping[str, Any]], best: Mapping[str, int | None]) -> str:
     fitting = [row["strategy"] for row in rows if row["fits"]]
     first = rows[0]["strategy"]
     if first in fitting:
@@ -288,38 +283,30 @@ def _advice(
     return "Nothing fits: use more ranks with fsdp, a larger GPU, or checkpoint_activations."
 
 
-def _run(plan: Plan, root: Path, forks: Forks, options: Mapping[str, Any]) -> tuple[Measured, str]:
-    folder = root / "record"
+def _run(plan: Plan, root: Path, forks: Forks, options: Mapping[str, Any]) -> Measured:
+    folder, ranks = root / "record", plan.spec.world_size
     limits = {"quiet": _QUIET, "silent": _LIMIT, "limit": _LIMIT}
-    ranks = plan.spec.world_size
-    request = {
-        "folder": str(folder),
-        "ranks": ranks,
-        "options": {"memory": dict(options)},
-        **limits,
-    }
+    request = {"folder": str(folder), "ranks": ranks, "options": {"memory": options}, **limits}
     answer = forks.start(plan, root, request)
     script = plan.spec.run.script or plan.spec.run.module
     files = [folder / f"memory-{rank}.json" for rank in range(ranks)]
     if not all(file.exists() for file in files):
-        places_seen = "".join(f" at {place}" for place in answer["places"].values() if place)
+        places = "".join(f" at {place}" for place in answer["places"].values() if place)
         raise BackendError(
-            f"{script}: three optimizer steps did not end within {_LIMIT:.0f} seconds"
-            f"{places_seen}; give it a smaller model or batch"
+            f"{script}: three optimizer steps did not end within {_LIMIT:.0f} seconds{places}; give"
+            " it a smaller model or batch"
         )
     by_rank = [json.loads(file.read_text()) for file in files]
-    if error := next((one["error"] for one in by_rank if "error" in one), None):
+    if error := next((rank["error"] for rank in by_rank if "error" in rank), None):
         raise BackendError(f"{script} fails: {error}")
-    found = max(by_rank, key=lambda one: one.get("peak", 0))
-    if "parameters" not in found:
+    largest = max(by_rank, key=lambda rank: rank.get("peak", 0))
+    if "parameters" not in largest:
         raise BackendError(
             f"{script}: no optimizer step was seen; fit needs a script that trains a torch.nn"
             " module with an optimizer of torch.optim, in the process that it is started in"
         )
-    name, most = found.pop("optimizer_class"), found.pop("peak", None)
+    most = largest.pop("peak", None)
     if most is not None:  # beyond what there was before the first forward pass
-        found["retained"] = most - found["optimizer"]
-        found["step"] = 0
-    return Measured(
-        **{**found, "blocks": tuple(ModelBlock(*block) for block in found["blocks"])}
-    ), name
+        largest |= {"retained": most - largest["optimizer"], "step": 0}
+    blocks = tuple(ModelBlock(*block) for block in largest.pop("blocks"))
+    return Measured(**largest, blocks=blocks)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field
 from signal import Signals
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -64,35 +66,8 @@ class Pass:
         return [one for batch in self.batches for one in getattr(batch, kind) or ()]
 
 
-@dataclass(slots=True)
-class Step:
-    """One step of an optimizer, with what led to it.
-
-    Attributes:
-        about: the event: weights before and after, gradients, buffers, rates.
-        inputs: digests of the samples of the first forward pass, where no DataLoader made them.
-        clips: what the script clips gradients to.
-        reduced: the script calls all_reduce after the last backward pass.
-        training: modules in training mode, for each backward pass.
-        host: random numbers of Python and numpy that were drawn, as in Batch.
-        alone: one process drew random numbers for which each rank had its own.
-    """
-
-    about: Mapping[str, Any] = field(default_factory=dict)
-    losses: list[float | None] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
-    samples: list[int] = field(default_factory=list)
-    draws: list[tuple[str, int]] = field(default_factory=list)
-    inputs: list[int] = field(default_factory=list)
-    clips: list[float | None] = field(default_factory=list)
-    training: list[int] = field(default_factory=list)
-    host: list[list[int]] = field(default_factory=list)
-    autocast: bool = False
-    reduced: bool = False
-    alone: bool = False
-
-    def __getattr__(self, name: str) -> Any:
-        return self.about[name]
+Step = SimpleNamespace
+"""One step of an optimizer, and what led to it: the fields of the event; see Recorder."""
 
 
 @dataclass(slots=True)
@@ -131,18 +106,15 @@ class Trace:
         self.evaluations: list[Evaluation] = []
         self.events: list[_Event] = []
         self.end: _Event = {"how": "killed", "message": ""}
-        self._batch: Batch | None = None
         self._evaluation: Evaluation | None = None
-        self._since = Step()
         for line in file.read_text().splitlines() if file.exists() else ():
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue  # the process was killed while it wrote
-            self.events.append(event)
-            fold = getattr(self, f"_on_{event['kind']}", None)
-            if fold is not None:
-                fold(event)
+            with suppress(ValueError):  # the process was killed while it wrote
+                self.events.append(json.loads(line))
+        for event in self.events:
+            if event["kind"] in {"pass", "batch", "slice", "over"}:
+                self._on_data(event)
+            else:
+                self._on_training(event)
         self._close_evaluation()
         errors = file.with_name(f"{file.stem.replace('trace', 'err')}")
         if self.end["how"] == "killed" and errors.exists():
@@ -159,80 +131,41 @@ class Trace:
             if found.passes or found.reductions:
                 self.evaluations.append(found)
 
-    # --- one for each kind of event ---------------------------------------------------------------
+    def _on_data(self, event: _Event) -> None:
+        key, kind = (event["loader"], event["number"]), event["kind"]
+        if kind == "pass":
+            self.passes[key] = Pass(event, len(self.steps))
+        elif kind == "over":
+            self.passes[key].complete = True
+        elif kind == "slice":
+            self.passes[key].batches[event["index"]].slices += event["digests"]
+        else:
+            fields = {name: event[name] for name in ("size", "ids", "raw", "digests")}
+            self.passes[key].batches.append(Batch(**fields, drawn=event.get("drawn") or []))
+            if not event["index"]:
+                self._evaluating().passes.append(key)
 
-    def _on_pass(self, event: _Event) -> None:
-        self.passes[event["loader"], event["number"]] = Pass(event, len(self.steps))
-
-    def _on_batch(self, event: _Event) -> None:
-        key = (event["loader"], event["number"])
-        size, ids, raw, digests = (event[name] for name in ("size", "ids", "raw", "digests"))
-        self._batch = Batch(size, ids, raw, digests, event.get("drawn") or [])
-        self.passes[key].batches.append(self._batch)
-        if not event["index"]:
-            self._evaluating().passes.append(key)
-
-    def _on_over(self, event: _Event) -> None:
-        self.passes[event["loader"], event["number"]].complete = True
-
-    def _on_mode(self, event: _Event) -> None:
-        if not event["grad"]:
-            self._evaluating()
-
-    def _on_backward(self, event: _Event) -> None:
-        since, batches = self._since, [self._batch]
-        if "batches" in event:
-            batches = [self.passes[key[0], key[1]].batches[key[2]] for key in event["batches"]]
-        since.reduced = False
-        since.losses.append(event["loss"])
-        since.autocast = since.autocast or event["autocast"]
-        since.training.append(event.get("training", 0))
-        since.host += event.get("host", [])
-        for batch in batches:
-            if batch is not None and not batch.trained:
-                batch.trained = True
-                since.sizes.append(batch.size)
-                since.samples += batch.digests or []
-        self._close_evaluation()
-
-    def _on_draw(self, event: _Event) -> None:
-        self._since.draws.append((event["name"], event["digest"]))
-
-    def _on_clip(self, event: _Event) -> None:
-        self._since.clips.append(event.get("most"))
-
-    def _on_alone(self, _event: _Event) -> None:
-        self._since.alone = True
-
-    def _on_slice(self, event: _Event) -> None:
-        if self._batch is not None:
-            self._batch.slices += event["digests"]
-
-    def _on_input(self, event: _Event) -> None:
-        self._since.inputs = self._since.inputs or event["digests"] or []
-
-    def _on_collective(self, event: _Event) -> None:
-        if self._evaluation is None:
-            by_hand = event["name"] == "all_reduce" and not event.get("inside")
-            self._since.reduced = self._since.reduced or by_hand
-        elif event["name"] in _REDUCING:
-            self._evaluation.reductions.append(event)
-
-    def _on_text(self, event: _Event) -> None:
-        if self._evaluation is not None:
-            self._evaluation.text += event["text"]
-
-    def _on_step(self, event: _Event) -> None:
-        since, self._since = self._since, Step()
-        if not since.losses and self.steps:  # of a second optimizer
-            since = self.steps[-1]
-        self.steps.append(replace(since, about=event))
-
-    def _on_model(self, event: _Event) -> None:
-        self.models.append(event)
-
-    def _on_end(self, event: _Event) -> None:
-        self.end = event
+    def _on_training(self, event: _Event) -> None:
+        evaluation = self._evaluation
+        match event["kind"]:
+            case "mode" if not event["grad"]:
+                self._evaluating()
+            case "backward":
+                for loader, number, index in event["batches"]:
+                    self.passes[loader, number].batches[index].trained = True
+                self._close_evaluation()
+            case "collective" if evaluation and event["name"] in _REDUCING:
+                evaluation.reductions.append(event)
+            case "text" if evaluation:
+                evaluation.text += event["text"]
+            case "step":
+                self.steps.append(Step(**event))
+            case "model":
+                self.models.append(event)
+            case "end":
+                self.end = event
+            case _:
+                pass
 
     def of(self, kind: str) -> Iterator[Mapping[str, Any]]:
         """The events of a kind."""

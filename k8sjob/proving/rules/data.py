@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
-from k8sjob.proving.rules.evidence import Difference, Fault
+from k8sjob.proving.rules.evidence import Difference, Fault, message
 from k8sjob.proving.trace import shares
 
 if TYPE_CHECKING:
@@ -17,12 +17,6 @@ if TYPE_CHECKING:
 
 _MOST = 0.6
 """The part of the samples that ranks without their own data have in common, at least."""
-
-_UNPADDED = (
-    "DistributedSampler(..., drop_last=True) leaves the rest out and repeats nothing",
-    'run.batches(..., tail="short") uses each sample once; tail="drop" leaves the rest out',
-)
-"""How to repeat no sample: with torch's sampler, with that of k8sjob.runtime."""
 
 
 def identified(rows: Sequence[Pass]) -> tuple[str, list[list[int]]]:
@@ -72,10 +66,7 @@ def not_sharded(evidence: Evidence) -> Iterator[Difference]:
             shared, least = sum(len(set(row)) < len(row) for row in rounds), len(rounds)
         whole = kind == "ids" and length and batches and size and batches * size >= length > size
         if shared >= _MOST * least or (whole and shared):
-            text = (
-                f"all ranks train on the same data: {shared} of {least} samples of rank 0 are also"
-                " on other ranks"
-            )
+            text = message("same-data", shared=shared, least=least)
             yield Difference(Fault.NOT_SHARDED, rows[0].step, "input", text, values=(0, shared))
 
 
@@ -83,13 +74,13 @@ def without_loader(evidence: Evidence) -> Iterator[Difference]:
     """The same where no DataLoader makes the batches: known by what the model is called with."""
     if any(row.trained for trace in evidence.ranks for row in trace.passes.values()):
         return
-    inputs = [[event["digests"] or [] for event in trace.of("input")] for trace in evidence.ranks]
-    for row in zip(*inputs, strict=False):  # later ones may be of another epoch
-        shared, least = _shared(row), min(len(set(one)) for one in row)
-        if least > 1 and shared >= _MOST * least:
-            text = f"all ranks train on the same data: {shared} of {least} samples of a batch"
-            yield Difference(Fault.NOT_SHARDED, 0, "input", text, values=(0, shared))
+    if not all(trace.steps for trace in evidence.ranks):
         return
+    inputs = [trace.steps[0].inputs for trace in evidence.ranks]  # later ones: of another epoch
+    shared, least = _shared(inputs), min(len(set(rank)) for rank in inputs)
+    if least > 1 and shared >= _MOST * least:
+        text = f"all ranks train on the same data: {shared} of {least} samples of a batch"
+        yield Difference(Fault.NOT_SHARDED, 0, "input", text, values=(0, shared))
 
 
 def overlap(evidence: Evidence) -> Iterator[Difference]:
@@ -137,10 +128,8 @@ def padded(evidence: Evidence) -> Iterator[str]:
         twice = sum(map(len, samples)) - unique
         whole = kind == "ids" and unique == about["length"]
         if whole and twice and _pads(evidence, rows, twice):
-            yield (
-                f"the sampler repeats {twice} of {about['length']} samples in a pass so that all"
-                f" ranks have equally many; {_UNPADDED[about['sampler'] == 'ShardSampler']}"
-            )
+            key = "padded-shards" if about["sampler"] == "ShardSampler" else "padded"
+            yield message(key, twice=twice, length=about["length"])
             return
 
 
@@ -160,12 +149,8 @@ def same_in_workers(evidence: Evidence) -> Iterator[Difference]:
         workers = about.get("workers", 0)
         whole = kind == "digests" and about["iterable"] and all(row.complete for row in rows)
         if whole and workers > 1 and all(n % workers == 0 for each in counts for n in each):
-            text = (
-                f"each of the {workers} workers of the DataLoader gives the same samples; let the"
-                " data set divide them by get_worker_info(), too"
-            )
-            at, pair = rows[0].step, (1, workers)
-            yield Difference(Fault.OVERLAP, at, "input", text, values=pair)
+            text = message("same-in-workers", workers=workers)
+            yield Difference(Fault.OVERLAP, rows[0].step, "input", text, values=(1, workers))
 
 
 def same_augmentation(evidence: Evidence) -> Iterator[Difference]:
@@ -178,10 +163,7 @@ def same_augmentation(evidence: Evidence) -> Iterator[Difference]:
                 continue
             if any(all(one in rank for rank in drawn[1:]) for one in drawn[0]):
                 where = " in the workers of their DataLoaders" if workers else ""
-                text = (
-                    f"the data sets of all ranks draw the same random numbers{where}: the same"
-                    " augmentation for other samples"
-                )
+                text = message("same-augmentation", where=where)
                 yield Difference(Fault.DROPOUT, rows[0].step + at, "input", text)
 
 
@@ -193,10 +175,7 @@ def divided_twice(evidence: Evidence) -> Iterator[Difference]:
             continue
         for rank, one in enumerate(known):
             if one != known[0]:
-                text = (
-                    f"the data set of rank {rank} is not that of rank 0, and the sampler gives each"
-                    f" rank 1/{evidence.size} of its own: the rest is on no rank"
-                )
+                text = message("divided-twice", rank=rank, size=evidence.size)
                 yield Difference(Fault.OVERLAP, rows[0].step, "input", text, rank=rank)
 
 
@@ -226,20 +205,11 @@ def uneven(evidence: Evidence) -> Iterator[Difference]:
             continue
         (share,), _ = shares(steps[alone].grads, [steps[alone].local])
         if share < 0.95:
-            text = (
-                f"rank {most} has {counts[most]} batches and another rank {least}: the gradient of"
-                f" a batch without one on the others has the weight {share:.3g} in place of 1"
-            )
-            if all(
-                len(trace.steps) > alone and trace.steps[alone].sizes for trace in evidence.ranks
-            ):
-                text = (
-                    f"rank {most} has {counts[most]} batches in a pass and another rank {least}:"
-                    " that one starts its next pass"
-                )
-            yield Difference(
-                Fault.LAST_BATCH, alone, "gradient", text, rank=most, values=(1.0, share)
-            )
+            later = [step.sizes for trace in evidence.ranks for step in trace.steps[alone:][:1]]
+            key = "next-pass" if len(later) == evidence.size and all(later) else "uneven"
+            text = message(key, rank=most, most=counts[most], least=least, share=share)
+            pair = 1.0, share
+            yield Difference(Fault.LAST_BATCH, alone, "gradient", text, rank=most, values=pair)
 
 
 def _repeated(evidence: Evidence, kind: str) -> Iterator[tuple[Pass, Pass, list[int]]]:
@@ -263,14 +233,7 @@ def unseen_epoch(evidence: Evidence) -> Iterator[Difference]:
     for one, other, _ in _repeated(evidence, "digests"):
         changed = [name for name in ("epochs", "data") if one.about[name] != other.about[name]]
         if "epochs" in changed and ("data" in changed or other.about["iterable"]):
-            text = (
-                "the samples of this pass come in the same order as those of the one before: the"
-                " epoch of the data set was changed, and its persistent workers do not see that"
-            )
-            advice = (
-                "remove persistent_workers, or keep the epoch in shared memory:"
-                " torch.zeros(1, dtype=torch.long).share_memory_()"
-            )
+            text, advice = message("unseen-epoch"), message("epoch-in-shared-memory")
             yield Difference(Fault.NOT_RESEEDED, other.step, "input", text, rank=0, next=advice)
 
 

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.proving.rules.data import identified
-from k8sjob.proving.rules.evidence import Difference, Fault
+from k8sjob.proving.rules.evidence import Difference, Fault, message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -70,10 +70,8 @@ def _miscounted(
     size, differing = evidence.size, [*_printed(many, one, again, losses)]
     printed = next(iter(differing), None)
     if not many.reductions:
-        text = (
-            f"rank 0 reports what it found in {len(samples[0]) if samples else 0} of {unique}"
-            " samples; nothing is reduced over the ranks"
-        )
+        part = len(samples[0]) if samples else 0
+        text = message("own-part", part=part, unique=unique)
         return (text, printed) if divided and printed else None
     reduced = _reduced(size, many, one, again)
     if total > unique and divided:
@@ -85,20 +83,13 @@ def _miscounted(
         if abs(value - size * expected) > 0.02 * abs(value):
             continue
         if total > unique and not divided:
-            text = f"every rank evaluates all {unique} samples, and their results are added up"
-            return text, (expected, value)
+            return message("evaluated-by-all", unique=unique), (expected, value)
         if _is_reduced(value, many) and _is_reduced(expected, one):
-            text = "means of the ranks are added up and not divided by their number"
-            return text, (expected, value)
+            return message("means-added"), (expected, value)
     gathered = not many.reduced and len(re.findall(r"\d\.\d", many.text)) == 1
     if gathered and printed:
-        text = "what the ranks gather is not what one process finds: another order, or repeated"
-        return text, printed
-    text = (
-        "what the ranks reduce is not what one process finds: a mean of means, or parts of the data"
-        " that are counted more than once"
-    )
-    return (text, reduced) if reduced else None
+        return message("gathered"), printed
+    return (message("mean-of-means"), reduced) if reduced else None
 
 
 def _reduced(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import tomllib
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from k8sjob.proving.trace import largest_gap, length, update
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from k8sjob.proving.trace import Sketch, Step, Trace, TracedRun
 
@@ -48,40 +51,16 @@ class Fault(StrEnum):
     CHECKPOINT = "checkpoint-incomplete"
 
 
-NEXT: Final = {
-    Fault.ERROR: "correct the script; `k8sjob run` shows the whole traceback",
-    Fault.HANG: "make all ranks call the same collectives in the same order",
-    Fault.NOT_SHARDED: "give each rank its part: DataLoader(..., sampler=DistributedSampler(data))",
-    Fault.OVERLAP: "make all ranks divide one order of the data, from the same seed, into parts"
-    " that cover it once",
-    Fault.NOT_RESEEDED: "call sampler.set_epoch(epoch) at the start of each epoch",
-    Fault.NON_DETERMINISM: "take every random number from a seed: torch.manual_seed, random.seed,"
-    " numpy.random.default_rng(seed)",
-    Fault.MODEL_INIT: "start all ranks with the same weights: load them before the model is wrapped"
-    " in DistributedDataParallel, or broadcast them from rank 0",
-    Fault.DROPOUT: "seed each rank differently once the model is made:"
-    " torch.manual_seed(seed + rank), and so random, numpy.random and your own generators",
-    Fault.BATCHNORM: "use statistics of all ranks: SyncBatchNorm.convert_sync_batchnorm(model) on"
-    " GPUs, `strategy.sync_batchnorm: true` under k8sjob.runtime, or another normalization",
-    Fault.RANK_DEPENDENT: "make all ranks compute with the same model: do it on every rank, or"
-    " broadcast what rank 0 computed",
-    Fault.LAST_BATCH: "give all ranks equally many samples in each batch (drop_last=True), or"
-    " weight each rank's loss by its samples",
-    Fault.LOSS_SCALING: "use the mean over this rank's samples; DDP averages over the ranks. With"
-    " unequal counts divide by the count of all ranks and multiply by the world size",
-    Fault.CLIPPING: "clip after the gradients are averaged: after backward() under DDP, after the"
-    " all_reduce by hand",
-    Fault.ACCUMULATION: "synchronize once, in the backward of the last micro-batch of each step,"
-    " also of an incomplete one; no_sync() only for those before it",
-    Fault.NOT_AVERAGED: "average every gradient once: call the DistributedDataParallel module"
-    " itself, with all parameters in it, or all_reduce and divide by the world size",
-    Fault.AVERAGED_TWICE: "average once: DistributedDataParallel divides by the world size itself",
-    Fault.LEARNING_RATE: "use the same rate, decay and momentum for the same global batch",
-    Fault.SKIPS_STEP: "make the ranks decide together: all_reduce the condition",
-    Fault.EVALUATION: "count each sample once over all ranks: without padding, and with one"
-    " all_reduce of sums and counts",
-    Fault.CHECKPOINT: "save and restore weights, optimizer, scheduler, epoch and random numbers",
-}
+_TEXTS: Final[dict[str, dict[str, str]]] = tomllib.loads(
+    Path(__file__).with_name("texts.toml").read_text(encoding="utf-8")
+)
+NEXT: Final = _TEXTS["next"]
+"""How to correct each cause."""
+
+
+def message(key: str, **values: object) -> str:
+    """The text of a rule with these values."""
+    return _TEXTS["messages"][key].format(**values)
 
 
 class Difference(NamedTuple):
@@ -252,6 +231,23 @@ class Evidence:
         low = low or self.rounding > 2**-24
         low = low or any(True for _ in self.ranks[0].of("hook"))  # that may send half precision
         return (0.1 if low else 2e-3) * min(1 + step / 10, 10)
+
+
+def unlike(
+    ones: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[str, Any, Any]]:
+    """The options of optimizers that differ: name and values."""
+    for mine, theirs in zip(ones, others, strict=False):
+        for name, value in mine.items():
+            other = theirs.get(name, value)
+            pairs = zip(_numbers(value), _numbers(other), strict=False)
+            exact = 0.05 if name == "clip" else 1e-3  # a limit may come from a norm
+            if not all(math.isclose(a, b, rel_tol=exact) for a, b in pairs):
+                yield name, value, other
+
+
+def _numbers(value: Any) -> list[float]:
+    return value if isinstance(value, list) else [value]
 
 
 def _unlike(one: Step, row: list[Step]) -> str:

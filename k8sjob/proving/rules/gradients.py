@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
 
-from k8sjob.proving.rules.evidence import Difference, Fault
+from k8sjob.proving.rules.evidence import Difference, Fault, message, unlike
 from k8sjob.proving.trace import (
     changed,
     distance,
@@ -19,7 +20,7 @@ from k8sjob.proving.trace import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from k8sjob.proving.rules.evidence import Evidence
     from k8sjob.proving.trace import Sketch, Step, Trace
@@ -56,10 +57,7 @@ def random_numbers(evidence: Evidence) -> Iterator[Difference]:
     for at, row, _ in evidence.steps():
         first = row[0].draws
         if first and all(step.draws == first for step in row):
-            text = (
-                f"all ranks draw the same random numbers in forward ({first[0][0]}): the same masks"
-                " for other samples"
-            )
+            text = message("same-masks", name=first[0][0])
             yield Difference(Fault.DROPOUT, at, "input", text)
 
 
@@ -67,14 +65,9 @@ def modes(evidence: Evidence) -> Iterator[Difference]:
     """Modules are in training mode on some ranks only."""
     for at, row, _ in evidence.steps():
         for rank, step in enumerate(row):
-            pairs = [*zip(row[0].training, step.training, strict=False)]
-            if any(mine != other for mine, other in pairs):
-                most = max(row[0].training + step.training)
-                text = (
-                    f"rank {rank} trains with other modules in training mode than rank 0: call"
-                    " model.train() on all ranks after an evaluation"
-                )
-                pair = min(row[0].training + step.training), most
+            modes = row[0].training + step.training
+            if any(mine != its for mine, its in zip(row[0].training, step.training, strict=False)):
+                text, pair = message("modes", rank=rank), (min(modes), max(modes))
                 yield Difference(Fault.RANK_DEPENDENT, at, "weight", text, rank=rank, values=pair)
 
 
@@ -91,31 +84,26 @@ def buffers(evidence: Evidence) -> Iterator[Difference]:
                     continue
                 statistics = any(word in name for word in ("mean", "var", "std", "running"))
                 cause = Fault.BATCHNORM if statistics else Fault.RANK_DEPENDENT
-                text = (
-                    f"buffer {name} of rank {rank} is not that of rank 0: each has seen only its"
-                    " own samples"
-                )
+                text = message("buffer", name=name, rank=rank)
                 pair = norm(expected or mine), norm(other)
                 yield Difference(cause, at, "buffer", text, name, rank, pair)
 
 
-def rates(evidence: Evidence) -> Iterator[Difference]:
-    """The learning rate differs between ranks, or from that of one process."""
+def options(evidence: Evidence) -> Iterator[Difference]:
+    """An option of the optimizer differs, or what gradients are clipped to."""
+    clipping = {"clip": Fault.CLIPPING}
+    causes = clipping | {"lr": Fault.LEARNING_RATE}
     for at, row, one in evidence.steps():
-        first = row[0].rates
         for rank, step in enumerate(row):
-            if step.rates != first:
-                text = f"the rate of rank {rank} is {step.rates[0]:g}, of rank 0 {first[0]:g}"
-                pair = first[0], step.rates[0]
-                yield Difference(Fault.LEARNING_RATE, at, "weight", text, rank=rank, values=pair)
-        for mine, theirs in zip(one.rates if one else (), first, strict=False):
-            if mine and theirs and abs(theirs / mine - 1) > 1e-3:
-                text = (
-                    f"the rate is {theirs:g} with {evidence.size} processes and {mine:g} with one,"
-                    " for the same global batch"
-                )
-                pair = mine, theirs
-                yield Difference(Fault.LEARNING_RATE, at, "weight", text, values=pair)
+            for name, value, other in unlike(row[0].options, step.options):
+                cause = causes.get(name, Fault.RANK_DEPENDENT)
+                text = f"{name} of rank {rank} is {other}, of rank 0 {value}"
+                yield Difference(cause, at, "weight", text, rank=rank, values=(value, other))
+        for name, value, other in unlike(one.options, row[0].options) if one else ():
+            values = {"name": name, "other": other, "value": value, "size": evidence.size}
+            text = message("option-of-one", **values)
+            cause = clipping.get(name, Fault.LEARNING_RATE)
+            yield Difference(cause, at, "weight", text, values=(value, other))
 
 
 def schedules(evidence: Evidence) -> Iterator[Difference]:
@@ -134,62 +122,11 @@ def schedules(evidence: Evidence) -> Iterator[Difference]:
     for event in first.of("schedule"):
         known = {number for number in event["numbers"] if number >= done}
         if event["done"] == done >= _FEW and known and known <= of_one and done not in known:
-            text = (
-                f"{event['name']} is made for {max(known)} steps, those of one process: each of the"
-                f" {evidence.size} ranks does {done}"
-            )
+            of = {"name": event["name"], "length": max(known), "done": done}
+            text = message("schedule", size=evidence.size, **of)
             advice = "count the steps of a rank: epochs * len(loader), with its sampler"
             at, pair = len(first.steps) - 1, (max(known), done)
             yield Difference(Fault.LEARNING_RATE, at, "weight", text, values=pair, next=advice)
-
-
-def options(evidence: Evidence) -> Iterator[Difference]:
-    """Another option of the optimizer differs: weight decay, momentum."""
-    for at, row, one in evidence.steps():
-        groups = [step.about.get("options", []) for step in row]
-        for rank, theirs in enumerate(groups):
-            for name, value, other in _unlike_options(groups[0], theirs):
-                text = f"{name} of rank {rank} is {other}, of rank 0 {value}"
-                pair = value, other
-                yield Difference(Fault.RANK_DEPENDENT, at, "weight", text, rank=rank, values=pair)
-        for name, value, other in _unlike_options(
-            one.about.get("options", []) if one else [], groups[0]
-        ):
-            text = (
-                f"{name} is {other} with {evidence.size} processes and {value} with one, for the"
-                " same global batch"
-            )
-            yield Difference(Fault.LEARNING_RATE, at, "weight", text, values=(value, other))
-
-
-def _unlike_options(
-    ones: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]
-) -> Iterator[tuple[str, Any, Any]]:
-    for mine, theirs in zip(ones, others, strict=False):
-        for name, value in mine.items():
-            other = theirs.get(name, value)
-            pairs = zip(_numbers(value), _numbers(other), strict=False)
-            if not all(math.isclose(a, b, rel_tol=1e-3) for a, b in pairs):
-                yield name, value, other
-
-
-def _numbers(value: Any) -> list[float]:
-    return value if isinstance(value, list) else [value]
-
-
-def clips(evidence: Evidence) -> Iterator[Difference]:
-    """Gradients are clipped to other limits."""
-    for at, row, one in evidence.steps():
-        for rank, step in enumerate([*row, one] if one else row):
-            for mine, other in zip(row[0].clips, step.clips, strict=False):
-                if mine is None or other is None or math.isclose(mine, other, rel_tol=0.05):
-                    continue
-                alone = rank == len(row)
-                who = "with one process" if alone else f"on rank {rank}"
-                text = f"gradients are clipped to {mine:g} on rank 0 and to {other:g} {who}"
-                pair = (other, mine) if alone else (mine, other)
-                whose = None if alone else rank
-                yield Difference(Fault.CLIPPING, at, "gradient", text, rank=whose, values=pair)
 
 
 def skipped(evidence: Evidence) -> Iterator[Difference]:
@@ -206,15 +143,10 @@ def skipped(evidence: Evidence) -> Iterator[Difference]:
 
 def _stepped(trace: Trace) -> list[bool]:
     """For each backward pass, whether a step of an optimizer came before the next one."""
-    found: list[bool] = []
-    for event in trace.events:
-        if event["kind"] == "backward":
-            found.append(False)
-        elif event["kind"] == "step" and found:
-            found[-1] = True
-    if trace.end["how"] != "done" and found and not found[-1]:
-        found.pop()  # the process has ended before the step
-    return found
+    begun = [event["step"] for event in trace.of("backward")]
+    after = [later > now for now, later in pairwise([*begun, len(trace.steps)])]
+    # Without its last one where the process has ended before the step.
+    return after if trace.end["how"] == "done" or after[-1:] == [True] else after[:-1]
 
 
 def kept(evidence: Evidence) -> Iterator[Difference]:
@@ -223,10 +155,7 @@ def kept(evidence: Evidence) -> Iterator[Difference]:
         left = [event["kept"] for event in row]
         if len(set(left)) > 1:
             rank = left.index(True)
-            text = (
-                f"rank {rank} adds to the gradients of the step before, and rank"
-                f" {left.index(False)} has cleared them"
-            )
+            text = message("gradients-kept", rank=rank, other=left.index(False))
             yield Difference(Fault.ACCUMULATION, row[0]["step"], "gradient", text, rank=rank)
 
 
@@ -283,10 +212,7 @@ def weights_averaged(evidence: Evidence) -> Iterator[Difference]:
         found = worst(expected, seen, tolerance, max(0.03 * length(expected), rounded / tolerance))
         if found is not None:
             name = theirs[0].names[found]
-            text = (
-                f"the ranks average weights after the step, not gradients before it, and {name} is"
-                " then not that of one process: the step is not linear in the gradient"
-            )
+            text = message("weights-averaged", name=name)
             pair, advice = shown(expected[found], seen[found]), "average gradients before the step"
             yield Difference(Fault.NOT_AVERAGED, at, "weight", text, name, values=pair, next=advice)
 
@@ -322,7 +248,7 @@ def _between_ranks(
     own, left = shares(first.grads, [step.local for step in row])
     if _accumulates(evidence):
         cause, why = Fault.ACCUMULATION, "not every micro-batch was averaged"
-    elif first.clips and left < 0.01 and min(own) > 0.2 * max(own):
+    elif first.options[-1]["clip"] and left < 0.01 and min(own) > 0.2 * max(own):
         cause, why = Fault.CLIPPING, "each rank clips by its own norm"
     else:
         cause, why = Fault.NOT_AVERAGED, "it was not averaged"
@@ -359,7 +285,7 @@ def _from_one(  # noqa: PLR0917 - what the caller has
         return even and abs(part / share - 1) < 0.05
 
     (scale,), askew = shares(grads, [expected])
-    clipped = any(bool(step.clips) for step in row)
+    clipped = any(bool(step.options[-1]["clip"]) for step in row)
     ordered = sorted(parts)
     of_one = size > 1 and ordered[-1] > 0.95 and ordered[-2] < 0.05 and unexplained < 0.05
     parallel = askew <= 0.02 and not clipped
@@ -371,79 +297,36 @@ def _from_one(  # noqa: PLR0917 - what the caller has
     weights, rest = shares(one.local if one else [], [step.local for step in row])
     weighted = rest < 0.02 and abs(sum(weights) - 1) < 0.02
     listed = ", ".join(f"{weight:.3g}" for weight in weights)
-    blend = f"weighs the ranks' own ones by {listed} on one process, and each by 1/{size} here"
     wrappers = {model["wrapper"] for model in evidence.ranks[0].models}
     again = "DistributedDataParallel" in wrappers and row[0].reduced
     twice = not every(1 / size) and (every(1 / size**2) or (every(1) and again))
     alone, rest = shares([grads[found]], [[step.local[found]] for step in row])
     once_more = rest < 0.02 and all(abs(share * size**2 - 1) < 0.05 for share in alone)
-    gradient = f"the gradient of {name}"
-    weighs = f"each rank's gradient of {name} has the weight {part:.3g} in place of 1/{size}"
-    causes = (  # in this order
-        (
-            partial is not None,
-            Fault.RANK_DEPENDENT,
-            f"{partial} has a gradient on some ranks only: the ranks train different models",
-        ),
-        (
-            _accumulates(evidence) and (unexplained > 0.02 or every(1)),
-            Fault.ACCUMULATION,
-            f"{gradient} is not the mean of what the micro-batches of the ranks add up to",
-        ),
+    causes = (  # in this order; texts.toml says what each one means
+        (partial is not None, Fault.RANK_DEPENDENT, "partial"),
+        (_accumulates(evidence) and (unexplained > 0.02 or every(1)), Fault.ACCUMULATION, "micro"),
         (
             once_more and not (twice or clipped or evidence.many.sharded),
             Fault.AVERAGED_TWICE,
-            f"{gradient} is 1/{size} of the mean of the ranks' own ones; others are the mean",
+            "once-more",
         ),
-        (
-            of_one and alike,
-            Fault.NOT_AVERAGED,
-            f"{gradient} is that of rank {parts.index(ordered[-1])} on all ranks",
-        ),
-        (
-            unexplained > 0.05 or (not even and alike),
-            Fault.CLIPPING,
-            f"{gradient} is not a mean of the ranks' own ones: they were changed before it",
-        ),
-        (twice, Fault.AVERAGED_TWICE, weighs),
-        (even and not every(1 / size), Fault.NOT_AVERAGED, weighs),
-        (
-            not (alike or parallel),
-            Fault.LAST_BATCH,
-            f"the ranks have {sizes} samples in this batch, and each rank has the same weight",
-        ),
-        (
-            same and parallel and abs(scale * size - 1) < 0.02,
-            Fault.AVERAGED_TWICE,
-            f"the losses agree, and {gradient} is 1/{size} of that on one process",
-        ),
-        (
-            same and weighted,
-            Fault.LOSS_SCALING,
-            f"each rank divides its loss by its own number: {gradient} {blend}",
-        ),
-        (
-            same,
-            Fault.CLIPPING,
-            f"the losses agree, and {gradient} does not: each rank changes its own",
-        ),
-        (
-            parallel and abs(scale - 1) > 0.02,
-            Fault.LOSS_SCALING,
-            f"the gradient is {scale:.3g} times that of one process: the loss is not a mean",
-        ),
-        (
-            any(kind != "SyncBatchNorm" for kind in evidence.many.norms),
-            Fault.BATCHNORM,
-            "each rank normalizes by the statistics of its own samples",
-        ),
-        (
-            True,
-            Fault.LOSS_SCALING,
-            "the mean of the ranks' losses is not the loss of their joined batch",
-        ),
+        (of_one and alike, Fault.NOT_AVERAGED, "of-one-rank"),
+        (unexplained > 0.05 or (not even and alike), Fault.CLIPPING, "no-mean"),
+        (twice, Fault.AVERAGED_TWICE, "weight"),
+        (even and not every(1 / size), Fault.NOT_AVERAGED, "weight"),
+        (not (alike or parallel), Fault.LAST_BATCH, "unequal-batches"),
+        (same and parallel and abs(scale * size - 1) < 0.02, Fault.AVERAGED_TWICE, "loss-agrees"),
+        (same and weighted, Fault.LOSS_SCALING, "own-number"),
+        (same, Fault.CLIPPING, "changed"),
+        (parallel and abs(scale - 1) > 0.02, Fault.LOSS_SCALING, "scaled"),
+        (evidence.many.norms - {"SyncBatchNorm"}, Fault.BATCHNORM, "statistics"),
+        (True, Fault.LOSS_SCALING, "mean-of-losses"),
     )
-    cause, text = next((cause, text) for holds, cause, text in causes if holds)
+    cause, key = next((cause, key) for holds, cause, key in causes if holds)
+    text = message(
+        f"gradient-{key}", name=partial or name, size=size, rank=parts.index(ordered[-1]),
+        part=part, sizes=sizes, scale=scale, weights=listed,
+    )  # fmt: skip
     where = {Fault.LOSS_SCALING: "loss", Fault.BATCHNORM: "buffer"}
     tensor = "gradient" if same else where.get(cause, "gradient")
     pair = losses if tensor == "loss" and losses else shown(expected[found], grads[found])

@@ -6,7 +6,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from k8sjob.proving.rules.data import training
-from k8sjob.proving.rules.evidence import Difference, Fault
+from k8sjob.proving.rules.evidence import Difference, Fault, message, unlike
 from k8sjob.proving.trace import changed, length, norm, shown, worst
 
 if TYPE_CHECKING:
@@ -24,10 +24,7 @@ def determinism(evidence: Evidence) -> Iterator[Difference]:
     for rank, (trace, other) in enumerate(zip(evidence.ranks, traces, strict=False)):
         for tensor, step, name, pair in _unrepeated(trace, other):
             what = "batch" if tensor == "input" else " ".join(filter(None, (tensor, name)))
-            text = (
-                f"two equal runs with the {what} of rank {rank} different: a random number does not"
-                " come from a seed"
-            )
+            text = message("not-repeated", what=what, rank=rank)
             yield Difference(Fault.NON_DETERMINISM, step, tensor, text, name, rank, pair)
 
 
@@ -46,10 +43,7 @@ def other_seeds(evidence: Evidence) -> Iterator[str]:
     for rank, pair in enumerate(zip(evidence.ranks, hashed.traces, strict=False)):
         for tensor, step, name, _ in _unrepeated(*pair):
             text = text or f"the {name or tensor} of rank {rank} is another one at step {step}"
-    yield (
-        f"with a PYTHONHASHSEED of its own for each rank, as of torchrun, {text}; here all ranks"
-        " have one, and sorted() makes an order independent of it"
-    )
+    yield message("other-seeds", what=text)
 
 
 def _unrepeated(trace: Trace, other: Trace) -> Iterator[tuple[str, int, str | None, _Pair | None]]:
@@ -87,10 +81,7 @@ def checkpoint(evidence: Evidence) -> Iterator[Difference]:
     expected, done = len(trace.steps) - begin, len(other.steps)
     ended = trace.end["how"] == other.end["how"] == "done"
     if ended and (done > expected or not done):
-        text = (
-            f"restarted from the checkpoint of step {begin}, {done} steps are done in place of"
-            f" {expected}: the epoch is not restored"
-        )
+        text = message("epoch-not-restored", begin=begin, done=done, expected=expected)
         at, pair = begin + expected, (expected, done)
         yield Difference(Fault.CHECKPOINT, at, "weight", text, None, 0, pair)
 
@@ -175,9 +166,8 @@ def _restarted(
         if first:
             text = "the weights are not those of the run that was not interrupted"
         return "weight", text, kept.names[found], shown(kept.before[found], again.before[found])
-    if kept.rates != again.rates:
-        text = "the learning rate is not restored (scheduler)"
-        return "weight", text, None, (kept.rates[0], again.rates[0])
+    for option, *pair in unlike(kept.options, again.options):
+        return "weight", f"{option} is not restored (scheduler)", None, (pair[0], pair[1])
     # Batches that are read and passed over, to come to the right one, precede it.
     if kept.samples != again.samples[-len(kept.samples) :]:
         text = "the batches are different (epoch, sampler or random numbers)"

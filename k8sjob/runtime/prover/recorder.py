@@ -59,11 +59,40 @@ class Fetched(NamedTuple):
     drawn: list[tuple[int, ...]]
 
 
+class _Given(NamedTuple):
+    """A batch that the script was given: its loader, pass and index, and its samples."""
+
+    key: tuple[int, int, int]
+    batch: Any
+    size: int
+    digests: list[int] | None
+
+    @property
+    def name(self) -> str:
+        """The part of file names that stands for it."""
+        return "-".join(map(str, self.key))
+
+
+def _nothing() -> dict[str, Any]:
+    """What led to a step of an optimizer: nothing yet.
+
+    The sizes and samples (digests) of batches; the samples of the first forward pass that come
+    from no DataLoader (inputs); random numbers in forward (draws), and those of Python and numpy
+    (host: source, states before and after); limits of gradients (clips); modules in training mode,
+    for each backward pass; half precision (autocast); the script has called all_reduce after the
+    last backward pass (reduced); one process drew what each rank had for itself (alone).
+    """
+    lists = ("losses", "sizes", "samples", "inputs", "draws", "host", "clips", "training")
+    flags = ("autocast", "reduced", "alone")
+    return {**{name: [] for name in lists}, **dict.fromkeys(flags, False)}
+
+
 class Recorder:
     """The recorder of this process's actions, as lines of JSON.
 
     Attributes:
         rank: among all ranks.
+        since: what led to the next step.
         sends_draws: this process is a worker of torch's loader, which expects a Fetched of it.
         generators: of numpy that the script has made, the last ones.
         schedules: of learning rates that the script has made.
@@ -96,8 +125,10 @@ class Recorder:
         self.steps, self._begun = 0, 0.0
         self._limit: int = options["steps"]
         self._passes: dict[int, int] = {}
-        self._current: tuple[str, Any, int] | None = None
-        self._pending: dict[tuple[int, int], deque[tuple[str, Any]]] = {}
+        self.since, self._since_last = _nothing(), _nothing()
+        self._current: _Given | None = None
+        self._trained = False
+        self._pending: dict[tuple[int, int], deque[_Given]] = {}
         self._saved, self._text = 0, 0
         self._roots: dict[int, int] = {}
         self._names: dict[int, str] = {}
@@ -201,13 +232,13 @@ class Recorder:
         self._pending[number, at] = deque(maxlen=_AHEAD)
         try:
             for index, (batch, *known) in enumerate(again or self._fetched(loader, original)):
-                key = f"{number}-{at}-{index}"
                 self._keep_draws()
                 about = dict(zip(("size", "ids", "raw", "drawn"), known, strict=True))
                 about["digests"] = _rows(batch, about["size"])
                 self.event("batch", **where, index=index, **about)
-                self._current = (key, batch, 0)
-                self._pending.setdefault((number, at), deque(maxlen=_AHEAD)).append((key, batch))
+                given = _Given((number, at, index), batch, about["size"], about["digests"])
+                self._current, self._trained = given, False
+                self._pending.setdefault((number, at), deque(maxlen=_AHEAD)).append(given)
                 self._drawn, self._given = 0, []
                 if self.replay is not None:
                     self._given = self.replay.draws(number, at, index)
@@ -274,8 +305,8 @@ class Recorder:
     # --- random numbers
 
     def _keep_draws(self) -> None:
-        if self._draws and self._current and self._current[2] and self.options.get("save"):
-            torch.save(self._draws, self.folder / f"draws-{self.rank}-{self._current[0]}.pt")
+        if self._draws and self._current and self._trained and self.options.get("save"):
+            torch.save(self._draws, self.folder / f"draws-{self.rank}-{self._current.name}.pt")
         self._draws = []
 
     def draw(self, result: Tensor, name: str, *, used: bool = True) -> Tensor:
@@ -291,7 +322,7 @@ class Recorder:
             self._draws.append(result.detach().clone())
         seen = at < 64 and result.numel() > 3 and torch.is_grad_enabled()
         if seen and (self.depth or name == "dropout"):
-            self.event("draw", name=name, digest=digest(result))
+            self.since["draws"].append((name, digest(result)))
         if self._given and all(at < len(each) for each in self._given):
             parts = [each[at] for each in self._given]
             joined = join_draws(parts, result.shape, permutes=name == "randperm")
@@ -300,7 +331,7 @@ class Recorder:
                     result.copy_(joined)
             alike = all(torch.equal(part, parts[0]) for part in parts)
             if used and not alike and (joined is None or joined is parts[0]):
-                self.event("alone", name=name)
+                self.since["alone"] = True
         return result
 
     def _states(self) -> list[int]:
@@ -321,13 +352,12 @@ class Recorder:
         if self.depth > 1 or not self.active:
             return
         if self._current is None and torch.is_grad_enabled() and args and self.steps < _INPUTS:
-            self.event("input", digests=_rows(args[0]))
+            self.since["inputs"] = self.since["inputs"] or _rows(args[0]) or []
         if torch.is_grad_enabled():
             self._training = sum(part.training for part in module.modules())
             self._see_slice(args)
         elif not module.training and self._current is not None:  # an evaluation
-            number, at, _ = map(int, self._current[0].split("-"))
-            self._pending.pop((number, at), None)
+            self._pending.pop(self._current.key[:2], None)
         mode = (module.training, torch.is_grad_enabled())
         if mode != self._mode:
             self._mode = mode
@@ -342,9 +372,10 @@ class Recorder:
         """Record the samples of a forward pass that has a part of the batch."""
         if self._current is None or not args or self.steps >= _INPUTS:
             return
-        rows, every = _rows(args[0]), size_of(self._current[1])
+        rows, every = _rows(args[0]), size_of(self._current.batch)
         if rows and len(rows) < every:
-            self.event("slice", digests=rows)
+            loader, number, index = self._current.key
+            self.event("slice", loader=loader, number=number, index=index, digests=rows)
 
     def _meet(self, module: nn.Module) -> None:
         """A model's first call in training."""
@@ -400,34 +431,29 @@ class Recorder:
         """A loss is about to be differentiated."""
         if not self.active or not isinstance(loss, Tensor):
             return
-        trained = {key: batch for held in self._pending.values() for key, batch in held}
+        trained = {given.key: given for held in self._pending.values() for given in held}
         for held in self._pending.values():
             held.clear()
-        if self._current is not None:
-            key, batch, seen = self._current
-            if not seen:
-                trained[key] = batch
-            self._current = (key, batch, 1)
-        for key, batch in trained.items() if self.options.get("save") else ():
+        if self._current is not None and not self._trained:
+            trained[self._current.key] = self._current
+        self._trained = True
+        for given in trained.values() if self.options.get("save") else ():
             if self._saved < _MAX_SAVED:
-                file = self.folder / f"batch-{self.rank}-{key}.pt"
-                torch.save(batch, file)
+                file = self.folder / f"batch-{self.rank}-{given.name}.pt"
+                torch.save(given.batch, file)
                 self._saved += file.stat().st_size
-        host = self._states()
+        host, since = self._states(), self.since
         value = float(loss.detach().to(torch.float64).sum()) if loss.numel() < 1 << 20 else None
         kept = any(p.grad is not None and sketch(p.grad)[0] > 0 for p in self._stepped)
         self._stepped = []
         self._backwards += 1
-        self.event(
-            "backward",
-            loss=value,
-            autocast=self.rounds,
-            step=self.steps,
-            kept=kept,
-            training=self._training,
-            host=[one for one in _drawn(self._host, host) if one[0]],
-            batches=[[int(part) for part in key.split("-")] for key in trained],
-        )
+        since |= {"autocast": since["autocast"] or self.rounds, "reduced": False}
+        since["losses"].append(value)
+        since["training"].append(self._training)
+        since["host"] += [one for one in _drawn(self._host, host) if one[0]]
+        since["sizes"] += [given.size for given in trained.values()]
+        since["samples"] += [one for given in trained.values() for one in given.digests or ()]
+        self.event("backward", step=self.steps, kept=kept, batches=[*trained])
         self._host, self._differentiated = host, None
 
     def differentiated(self, loss: Any) -> None:
@@ -453,14 +479,16 @@ class Recorder:
         self._snapshot()
         number = self._optimizers.setdefault(id(optimizer), len(self._optimizers))
         self._rates = [group.get("lr") for group in optimizer.param_groups]
+        rates = [{} if rate is None else {"lr": float(rate)} for rate in self._rates]
         self._step = {
             "optimizer": number,
             "step": self.steps,
-            "rates": [None if rate is None else float(rate) for rate in self._rates],
             "options": [
-                {name: group[name] for name in _OPTIONS if isinstance(group.get(name), _PLAIN)}
-                for group in optimizer.param_groups
-            ],
+                own
+                | {name: group[name] for name in _OPTIONS if isinstance(group.get(name), _PLAIN)}
+                for own, group in zip(rates, optimizer.param_groups, strict=True)
+            ]
+            + [{"clip": self.since.pop("clips")}],
             "names": [self._names[id(p)] for p in parameters],
             "before": [sketch(p) for p in parameters],
             "grads": [None if p.grad is None else sketch(p.grad) for p in parameters],
@@ -483,9 +511,13 @@ class Recorder:
         if self._stepping:
             return
         parameters = _parameters(optimizer)
+        if self.since["losses"]:  # if not, it is the step of a second optimizer
+            self._since_last = self.since
+        self.since = _nothing()
         self.event(
             "step",
             **self._step,
+            **self._since_last,
             local=[self._local.pop(id(p), None) for p in parameters],
             after=[sketch(p) for p in parameters],
             buffers={

@@ -32,7 +32,7 @@ class Replay:
 
     def __init__(self, folder: Path, parts: int, *, joined: bool) -> None:
         self.parts, self.joined, self._folder = parts, joined, folder
-        self.rates: dict[tuple[int, int], list[float]] = {}
+        self.rates: dict[tuple[int, int], list[float | None]] = {}
         self._sizes: dict[int, dict[int, int]] = {}
         self._counts: dict[str, int] = {}
         self._sites: dict[int, int] = {}
@@ -54,7 +54,8 @@ class Replay:
                     size = self._counts[f"batch-{rank}-{loader}-{number}-{index}"]
                     self._sizes.setdefault(loader, {}).setdefault(rank, size)
             elif event["kind"] == "step" and rank == 0:
-                self.rates[event["optimizer"], event["step"]] = event["rates"]
+                rates = [group.get("lr") for group in event["options"]]
+                self.rates[event["optimizer"], event["step"]] = rates
 
     def loader(self, site: int) -> int:
         """The loader of that run that stands for the one made at this place of the code."""

@@ -138,7 +138,7 @@ def _wrap_modules(recorder: Recorder) -> None:
 def _wrap_optimizers(recorder: Recorder) -> None:
     def clip(original: Any, *args: Any, **options: Any) -> Any:
         most = args[1] if len(args) > 1 else options.get("max_norm", options.get("clip_value"))
-        recorder.event("clip", most=None if most is None else float(most))
+        recorder.since["clips"].append(float(most or 0))
         return original(*args, **options)
 
     def hook(original: Any, *args: Any, **options: Any) -> Any:
@@ -302,8 +302,8 @@ def _wrap_collectives(recorder: Recorder) -> None:
             tensor = args[0] if args else options.get("tensor")
             result = original(*args, **options)
             after = _values(tensor) if result is None else None
-            inside = recorder.differentiating
-            recorder.event("collective", name=name, after=after, inside=inside)
+            recorder.since["reduced"] |= name == "all_reduce" and not recorder.differentiating
+            recorder.event("collective", name=name, after=after)
             return result
 
         return call
