@@ -24,6 +24,7 @@ from k8sjob.proving.rules import (
     NEXT,
     Evidence,
     first_difference,
+    message,
     not_compared,
     notes,
     repeats,
@@ -150,17 +151,6 @@ def prove(
         return _proof(runs.evidence(layout), Layout(spec.nnodes, spec.nproc_per_node), layout)
 
 
-_LINES: Final = {
-    "many": "training on {}",
-    "one": "training on {} with the same batches",
-    "single": "training on {} with the ranks' batches one after another",
-    "again": "training on {} once more, with other seeds of hashes",
-    "repeated": "training on {} once more",
-    "resumed": "training on {} from the first checkpoint",
-    "moved": "training on {} from the same checkpoint",
-}
-
-
 def _check(spec: JobSpec, layout: Layout) -> None:
     if layout.size < 2:
         message = f"--nproc {layout.size}: one process is compared with several; give at least 2"
@@ -279,7 +269,8 @@ class _Runs:
     def _run(
         self, name: str, layout: Layout, *, files: Sequence[Path] = (), **options: Any
     ) -> TracedRun:
-        self._progress(_LINES[name].format(layout if layout.size > 1 else "1 process"))
+        where = layout if layout.size > 1 else "1 process"
+        self._progress(message(f"run-{name}", layout=where))
         folder = self._root / "records" / name
         limits = {"quiet": _QUIET, "silent": _SILENT_SECONDS, "limit": _LIMIT}
         options = {"steps": self._steps, "seconds": _SECONDS, **options}

@@ -18,12 +18,16 @@ ONE = Measured(batch=8, parameters=100, buffers=4, gradients=100, optimizer=200,
 TWICE = replace(ONE, batch=16, inputs=16, activations=150, retained=220)
 
 
-def test_ddp_has_all_buckets_when_activations_are_at_their_peak():
-    assert peak(ONE, "ddp", 2)["total"] == 100 + 4 + 100 + 200 + 8 + 80
-
-
-def test_ddp_with_copies_has_gradients_and_buckets():
-    assert peak(replace(ONE, copies=True), "ddp", 2)["total"] == 100 + 4 + 200 + 200 + 8 + 50
+@pytest.mark.parametrize(
+    ("changes", "total"),
+    [
+        ({}, 100 + 4 + 100 + 200 + 8 + 80),  # all buckets when activations are at their peak
+        ({"copies": True}, 100 + 4 + 200 + 200 + 8 + 50),  # gradients and buckets
+        ({"step": 90}, 100 + 4 + 100 + 200 + 8 + 90),  # what the optimizer makes in its step
+    ],
+)
+def test_the_peak_of_ddp(changes, total):
+    assert peak(replace(ONE, **changes), "ddp", 2)["total"] == total
 
 
 def test_fsdp_divides_the_model_and_gathers_the_block_at_the_peak_and_the_next():
@@ -47,12 +51,6 @@ def test_one_rank_shards_and_copies_nothing():
     assert peak(ONE, "fsdp", 1) == peak(ONE, "ddp", 1)
 
 
-def test_an_optimizers_temporaries_are_a_peak_of_their_own():
-    found = peak(replace(ONE, step=90), "ddp", 2)
-    assert (found["workspace"], found["activations"]) == (90, 0)
-    assert found["total"] == 100 + 4 + 100 + 200 + 8 + 90
-
-
 def test_two_measurements_give_every_batch_size():
     found = ONE.at(32, TWICE)
     assert (found.batch, found.inputs, found.activations) == (32, 32, 80 + 3 * 70)
@@ -69,15 +67,9 @@ def test_the_largest_batch_is_the_last_that_fits():
     assert largest_batch(ONE, None, "ddp", 2, room) is None
 
 
-@pytest.mark.parametrize(
-    ("label", "gigabytes"),
-    [("NVIDIA-A100-SXM4-80GB", 80), ("NVIDIA-L40S", 48), ("Tesla-T4", 16), ("NVIDIA-H100-NVL", 80)],
-)
-def test_memory_by_the_label_of_a_gpu(label, gigabytes):
-    assert gpu_memory(label) == gigabytes * 10**9
-
-
-def test_an_unknown_gpu_has_no_memory():
+def test_memory_by_the_label_of_a_gpu():
+    labels = ("NVIDIA-A100-SXM4-80GB", "NVIDIA-L40S", "Tesla-T4", "NVIDIA-H100-NVL")
+    assert [gpu_memory(label) for label in labels] == [n * 10**9 for n in (80, 48, 16, 80)]
     assert gpu_memory("Vendor-X1") is None
 
 

@@ -41,6 +41,13 @@ def seen(plan, root):
 
 
 @pytest.fixture
+def root(tmp_path):
+    """The folder of a run."""
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run"
+
+
+@pytest.fixture
 def mine(tmp_path):
     """A folder with what people have in theirs, and another one that its links lead to."""
     folder, outside = tmp_path / "mine", tmp_path / "outside"
@@ -67,9 +74,7 @@ def scribble(folder):
             Path(parent, name).write_text("new")
 
 
-def test_a_script_that_writes_through_a_volume_changes_no_folder_of_the_user(mine, tmp_path):
-    root = tmp_path / "run"
-    root.mkdir()
+def test_a_script_that_writes_through_a_volume_changes_no_folder_of_the_user(mine, tmp_path, root):
     plan = volumes.private(plan_of(tmp_path, local="mine"), root)
     copy = seen(plan, root)
     names = ("latest/b.pt", "best.pt", "data/deep/d.pt", "pretrained.pt", "fixed.pt")
@@ -81,9 +86,7 @@ def test_a_script_that_writes_through_a_volume_changes_no_folder_of_the_user(min
 
 
 @pytest.mark.parametrize("volume", [{"local": "mine/a.pt"}, {"local": "mine", "sub_path": "runs"}])
-def test_a_file_or_a_part_of_a_volume_is_copied_alone(volume, mine, tmp_path):
-    root = tmp_path / "run"
-    root.mkdir()
+def test_a_file_or_a_part_of_a_volume_is_copied_alone(volume, mine, tmp_path, root):
     plan = volumes.private(plan_of(tmp_path, **volume), root)
     copy = seen(plan, root)
     assert copy.is_relative_to(root)
@@ -91,10 +94,9 @@ def test_a_file_or_a_part_of_a_volume_is_copied_alone(volume, mine, tmp_path):
     assert [*contents(copy).values()] == [*contents(source).values()]
 
 
-def test_links_of_the_code_lead_to_copies(mine, tmp_path):
-    context, root = tmp_path / "code", tmp_path / "run"
+def test_links_of_the_code_lead_to_copies(mine, tmp_path, root):
+    context = tmp_path / "code"
     context.mkdir()
-    root.mkdir()
     for name, target in {"saves": mine[0], "e.pt": mine[1] / "e.pt", "n.pt": mine[1] / "n"}.items():
         (context / name).symlink_to(target)
     plan = volumes.private(plan_of(context, local=str(mine[0])), root)
@@ -108,10 +110,8 @@ def test_links_of_the_code_lead_to_copies(mine, tmp_path):
 
 
 @pytest.mark.parametrize("volume", [[], [CLAIM], [CLAIM | {"local": "mine"}]])
-def test_the_path_of_checkpoints_leads_to_an_empty_folder(volume, mine, tmp_path):
+def test_the_path_of_checkpoints_leads_to_an_empty_folder(volume, mine, tmp_path, root):
     (tmp_path / "main.py").touch()
-    root = tmp_path / "run"
-    root.mkdir()
     script = {"script": "main.py", "args": ["--out=/c/x"]}
     spec = JobSpec(name="j", image="n:1", run=script, volumes=volume, checkpoint={"dir": "/c"})
     plan = volumes.private(plan_run(spec, tmp_path), root)
@@ -121,18 +121,15 @@ def test_the_path_of_checkpoints_leads_to_an_empty_folder(volume, mine, tmp_path
     assert not [*(root / "checkpoints").iterdir()]
 
 
-def test_a_folder_that_only_others_can_read_is_left_out(mine, tmp_path, monkeypatch):
+def test_a_folder_that_only_others_can_read_is_left_out(mine, tmp_path, monkeypatch, root):
     """As lost+found at the root of a disk; tests may run as root, who can read all."""
-    (tmp_path / "run").mkdir()
     monkeypatch.setattr(volumes.os, "access", lambda path, _mode: Path(path).name != "runs")
-    plan = volumes.private(plan_of(tmp_path, local="mine"), tmp_path / "run")
-    assert not (seen(plan, tmp_path / "run") / "runs").exists()
+    plan = volumes.private(plan_of(tmp_path, local="mine"), root)
+    assert not (seen(plan, root) / "runs").exists()
 
 
-def test_the_folder_of_a_claim_that_jobs_on_this_machine_share(tmp_path, monkeypatch):
+def test_the_folder_of_a_claim_that_jobs_on_this_machine_share(tmp_path, monkeypatch, root):
     monkeypatch.setenv("K8SJOB_STATE", str(tmp_path / "state"))
-    root = tmp_path / "run"
-    root.mkdir()
     empty = volumes.private(plan_of(tmp_path), root)
     assert seen(empty, root).is_dir()
     claim = Store().claim("c")
@@ -149,14 +146,13 @@ def test_the_folder_of_a_claim_that_jobs_on_this_machine_share(tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("limit", "link"), [("MAX_BYTES", None), ("MAX_FILES", None), ("MAX_FILES", ".")]
 )
-def test_a_large_folder_is_refused_by_its_name(limit, link, mine, tmp_path, monkeypatch):
+def test_a_large_folder_is_refused_by_its_name(limit, link, mine, monkeypatch, root):
     monkeypatch.setattr(volumes, limit, 200 if link else 5)
     if link:  # a folder without an end
         (mine[0] / "loop").symlink_to(link)
         (mine[0] / "runs/loop").symlink_to("..")
-    (tmp_path / "run").mkdir()
     with pytest.raises(BackendError, match=f"volume 'c': {mine[0]} has more than"):
-        volumes.private(plan_of(tmp_path, local="mine"), tmp_path / "run")
+        volumes.private(plan_of(root.parent, local="mine"), root)
 
 
 PROGRAMS = Path(__file__).with_name("programs")

@@ -12,14 +12,14 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.proving.rules import data, evaluation, gradients, runs
-from k8sjob.proving.rules.evidence import NEXT, Difference, Evidence, Fault
+from k8sjob.proving.rules.evidence import NEXT, Difference, Evidence, Fault, message
 from k8sjob.proving.rules.runs import repeats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["NEXT", "Difference", "Evidence", "Fault", "first_difference", "not_compared", "notes",
-           "repeats"]  # fmt: skip
+__all__ = ["NEXT", "Difference", "Evidence", "Fault", "first_difference", "message", "not_compared",
+           "notes", "repeats"]  # fmt: skip
 
 _RULES: Final[tuple[Callable[[Evidence], Iterator[Difference]], ...]] = (
     data.not_sharded,

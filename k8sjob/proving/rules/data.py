@@ -72,9 +72,8 @@ def not_sharded(evidence: Evidence) -> Iterator[Difference]:
 
 def without_loader(evidence: Evidence) -> Iterator[Difference]:
     """The same where no DataLoader makes the batches: known by what the model is called with."""
-    if any(row.trained for trace in evidence.ranks for row in trace.passes.values()):
-        return
-    if not all(trace.steps for trace in evidence.ranks):
+    loaded = any(row.trained for trace in evidence.ranks for row in trace.passes.values())
+    if loaded or not all(trace.steps for trace in evidence.ranks):
         return
     inputs = [trace.steps[0].inputs for trace in evidence.ranks]  # later ones: of another epoch
     shared, least = _shared(inputs), min(len(set(rank)) for rank in inputs)
@@ -94,7 +93,7 @@ def overlap(evidence: Evidence) -> Iterator[Difference]:
         if _drawn(kind, samples):
             continue
         if kind == "ids" and (_shared(samples) or (twice and not inside)):
-            if unique == about["length"] and _pads(evidence, rows, twice):
+            if _padding(kind, samples, rows):
                 continue
             text = "the ranks' parts of the data overlap"
             text += f"; used twice in a pass: {twice} of {about['length']}"
@@ -114,20 +113,20 @@ def overlap(evidence: Evidence) -> Iterator[Difference]:
             yield Difference(Fault.OVERLAP, rows[0].step, "input", text, values=(0, missing))
 
 
-def _pads(evidence: Evidence, rows: Sequence[Pass], twice: int) -> bool:
-    """Whether samples are repeated only to fill up the last part of a pass."""
-    about = rows[0].about
+def _padding(kind: str, samples: Sequence[Sequence[int]], rows: Sequence[Pass]) -> int:
+    """The number of samples that are repeated only to fill up the last part of a pass."""
+    about, unique = rows[0].about, len({sample for rank in samples for sample in rank})
+    twice = sum(map(len, samples)) - unique
     ended = all(row.complete or len(row.batches) == about["batches"] for row in rows)
-    return ended and twice < evidence.size
+    whole = kind == "ids" and unique == about["length"]
+    return twice if whole and ended and twice < len(rows) else 0
 
 
 def padded(evidence: Evidence) -> Iterator[str]:
     """Samples that a sampler repeats by design: the steps are equal to those of one process."""
     for kind, samples, rows in _shards(evidence):
-        about, unique = rows[0].about, len({sample for rank in samples for sample in rank})
-        twice = sum(map(len, samples)) - unique
-        whole = kind == "ids" and unique == about["length"]
-        if whole and twice and _pads(evidence, rows, twice):
+        if twice := _padding(kind, samples, rows):
+            about = rows[0].about
             key = "padded-shards" if about["sampler"] == "ShardSampler" else "padded"
             yield message(key, twice=twice, length=about["length"])
             return

@@ -6,7 +6,6 @@ import contextlib
 import faulthandler
 import json
 import os
-import re
 import shutil
 import signal
 import sys
@@ -18,6 +17,7 @@ import torch
 
 from k8sjob.runtime.agent.rank_main import die_with_parent, run_as_main
 from k8sjob.runtime.base.env import export, node_env
+from k8sjob.runtime.base.frames import fatal_place
 from k8sjob.runtime.base.network import reserve
 from k8sjob.runtime.comm import rng
 from k8sjob.runtime.prover.recorder import LEAVE, SEED, Recorder
@@ -27,7 +27,6 @@ _LOOK: Final = 0.02
 _SAMPLE: Final = 0.1
 _GRACE: Final = 2.0
 """Idle seconds that other ranks have to end after one has failed."""
-_FRAME: Final = re.compile(r'  File "(.+)", line (\d+) in (.+)')
 
 
 def run_group(request: dict[str, Any]) -> dict[str, Any]:
@@ -177,12 +176,7 @@ def _place(pid: int, file: Path) -> str:
             break
         time.sleep(_LOOK)
     time.sleep(_LOOK)
-    inside = (f"{os.sep}torch{os.sep}", f"{os.sep}k8sjob{os.sep}runtime{os.sep}", "<frozen")
-    for line in file.read_text().splitlines() if file.exists() else ():
-        found = _FRAME.fullmatch(line)
-        if found and not any(part in found[1] for part in inside):
-            return f"{Path(found[1]).name}:{found[2]} in {found[3]}"
-    return ""
+    return Path(fatal_place(file.read_text() if file.exists() else "")).name
 
 
 def serve() -> None:

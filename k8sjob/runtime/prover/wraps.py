@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import io
 import multiprocessing.context
 import multiprocessing.process
 import os
@@ -128,11 +127,7 @@ def _wrap_modules(recorder: Recorder) -> None:
     wrap(nn.Module, "load_state_dict", load)
     wrap(torch.autograd, "backward", backward)
     wrap(torch.autograd, "grad", grad)
-    wrap(
-        torch,
-        "compile",
-        lambda _original, model=None, **_: (lambda one: one) if model is None else model,
-    )
+    wrap(torch, "compile", lambda _, model=None, **__: model or (lambda one: one))
 
 
 def _wrap_optimizers(recorder: Recorder) -> None:
@@ -416,7 +411,7 @@ def _alone(
     return args, {name: alone(name, value) for name, value in options.items()}
 
 
-class _Stream(io.TextIOBase):
+class _Stream:
     """A stream whose text the recorder sees, too."""
 
     def __init__(self, stream: Any, recorder: Recorder) -> None:
@@ -426,7 +421,8 @@ class _Stream(io.TextIOBase):
         self._recorder.text(text)
         return int(self._stream.write(text))
 
-    def __getattribute__(self, name: str) -> Any:
-        if name in {"write", "_stream", "_recorder", "writable", "writelines"}:
-            return object.__getattribute__(self, name)
+    def writelines(self, lines: Any) -> None:
+        self.write("".join(lines))
+
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

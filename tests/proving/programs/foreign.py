@@ -17,12 +17,16 @@ from torch.utils.data import DataLoader, WeightedRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
 
+def classify(net, loader=None):
+    model = DDP(net)
+    fit(model, sgd(model), loader or sharded(rows(64), 8), F.cross_entropy)
+
+
 def joined(rank, size, **options):
     """A training in a process that the program has started."""
     dist.init_process_group("gloo", rank=rank, world_size=size, **options)
     torch.manual_seed(0)
-    model = DDP(nn.Linear(6, 2))
-    fit(model, sgd(model), sharded(rows(64), 8), F.cross_entropy)
+    classify(nn.Linear(6, 2))
     dist.destroy_process_group()
 
 
@@ -110,8 +114,7 @@ def pretrained_state_with_a_prefix():
     net = nn.Linear(6, 2)
     state = {f"module.{name}": value * 2 for name, value in net.state_dict().items()}
     net.load_state_dict(state, strict=False)
-    model = DDP(net)
-    fit(model, sgd(model), sharded(rows(64), 8), F.cross_entropy)
+    classify(net)
 
 
 @fault("error")
@@ -128,8 +131,7 @@ def sampler_of_the_local_rank():
     """It is that of the group on one node, and 0 on each of several nodes."""
     local = int(os.environ["LOCAL_RANK"])
     sampler = DistributedSampler(rows(64), dist.get_world_size(), local)
-    model = DDP(nn.Linear(6, 2))
-    fit(model, sgd(model), DataLoader(rows(64), 8, sampler=sampler), F.cross_entropy)
+    classify(nn.Linear(6, 2), DataLoader(rows(64), 8, sampler=sampler))
 
 
 @right()
@@ -141,8 +143,7 @@ def order_of_a_set():
         setattr(net, name, nn.Parameter(torch.zeros(6, 2)))
     weights = {name: float(len(name)) for name in sorted(names)}
     net.forward = lambda x: sum(w * (x @ getattr(net, name)) for name, w in weights.items())
-    model = DDP(net)
-    fit(model, sgd(model), sharded(rows(64), 8), F.cross_entropy)
+    classify(net)
 
 
 @right()
@@ -150,11 +151,11 @@ def folder_of_the_first_run():
     """It writes and does not resume: once more in the same folder it fails before that."""
     if dist.get_rank() == 0:
         Path("out").mkdir()
-    model = DDP(nn.Linear(6, 2))
+    net = nn.Linear(6, 2)
     for epoch in range(2):
-        fit(model, sgd(model), sharded(rows(64), 8), F.cross_entropy)
+        classify(net)
         if dist.get_rank() == 0:
-            torch.save(model.module.state_dict(), f"out/{epoch}.pt")
+            torch.save(net.state_dict(), f"out/{epoch}.pt")
 
 
 @right()
@@ -195,8 +196,7 @@ class Worker(mp.get_context("spawn").Process):
         os.environ |= {"RANK": str(self.rank), "WORLD_SIZE": "2"}
         dist.init_process_group("gloo")
         torch.manual_seed(0)
-        model = DDP(nn.Linear(6, 2))
-        fit(model, sgd(model), DataLoader(rows(64), 8), F.cross_entropy)
+        classify(nn.Linear(6, 2), DataLoader(rows(64), 8))
 
 
 @fault("sampler-not-sharded", group=False)
@@ -221,8 +221,7 @@ def drawn_with_replacement_and_divided():
     data, generator = rows(64), torch.Generator().manual_seed(1)
     weights = 1.0 + 4 * data.tensors[1]
     sampler = Divided(WeightedRandomSampler(weights, 64, generator=generator))
-    model = DDP(nn.Linear(6, 2))
-    fit(model, sgd(model), DataLoader(data, 8, sampler=sampler), F.cross_entropy)
+    classify(nn.Linear(6, 2), DataLoader(data, 8, sampler=sampler))
 
 
 @right()
