@@ -7,7 +7,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from common import epochs, fault, fit, fit_epoch, restored, right, save, sharded
+from common import epochs, fault, fit, fit_epoch, restored, right, save, sharded, train
 from sklearn.datasets import load_digits
 from sklearn.preprocessing import StandardScaler
 from torch import nn
@@ -327,10 +327,7 @@ def unfrozen_later():
         if epoch == 1:
             model.module.backbone.requires_grad_(True)
         loader.sampler.set_epoch(epoch)
-        for inputs, labels in loader:
-            optimizer.zero_grad()
-            F.cross_entropy(model(inputs), labels).backward()
-            optimizer.step()
+        train(model, optimizer, loader, F.cross_entropy)
 
 
 @fault("sampler-not-sharded")

@@ -389,11 +389,7 @@ def reseeded_each_epoch():
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     for epoch in range(2):
         torch.manual_seed(epoch)
-        loader.sampler.set_epoch(epoch)
-        for inputs, labels in loader:
-            optimizer.zero_grad()
-            F.cross_entropy(model(inputs), labels).backward()
-            optimizer.step()
+        fit_epoch(model, optimizer, loader, F.cross_entropy, epoch)
 
 
 @fault("batchnorm-statistics", seed=3)

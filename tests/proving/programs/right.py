@@ -68,12 +68,8 @@ def augmentation_by_sample():
     model = DDP(nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for epoch in range(2):
-        loader.sampler.set_epoch(epoch)
         data.epoch = epoch
-        for inputs, labels in loader:
-            optimizer.zero_grad()
-            F.cross_entropy(model(inputs), labels).backward()
-            optimizer.step()
+        fit_epoch(model, optimizer, loader, F.cross_entropy, epoch)
 
 
 @right(seed=10)
