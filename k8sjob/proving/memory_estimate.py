@@ -216,7 +216,7 @@ def fit(
     # Under ddp and fsdp a rank follows from the bare model; of others, all ranks are measured here.
     whole = strategy.kind not in STRATEGIES and ranks > 1
     blocks = list(getattr(strategy, "blocks", ()) or ())
-    options = {"foreach": gpu, "blocks": blocks, "whole": whole}
+    options = {"foreach": gpu, "blocks": blocks}
     if whole and ranks > _PROCESSES:
         message = (
             f"strategy {strategy.kind}: fit would run all {ranks} ranks on this machine, and at"
@@ -299,14 +299,11 @@ def _run(plan: Plan, root: Path, forks: Forks, options: Mapping[str, Any]) -> Me
     by_rank = [json.loads(file.read_text()) for file in files]
     if error := next((rank["error"] for rank in by_rank if "error" in rank), None):
         raise BackendError(f"{script} fails: {error}")
-    largest = max(by_rank, key=lambda rank: rank.get("peak", 0))
+    largest = max(by_rank, key=lambda rank: rank.get("retained", 0) + rank.get("parameters", 0))
     if "parameters" not in largest:
         raise BackendError(
             f"{script}: no optimizer step was seen; fit needs a script that trains a torch.nn"
             " module with an optimizer of torch.optim, in the process that it is started in"
         )
-    most = largest.pop("peak", None)
-    if most is not None:  # beyond what there was before the first forward pass
-        largest |= {"retained": most - largest["optimizer"], "step": 0}
     blocks = tuple(ModelBlock(*block) for block in largest.pop("blocks"))
     return Measured(**largest, blocks=blocks)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import weakref
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -11,17 +10,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import distributed_c10d
+from torch.distributed.tensor import DTensor
 from torch.nn.modules import module as modules
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import optimizer as optimizers
-from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils import _pytree as pytree
 from torch.utils import data
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from k8sjob.runtime.agent.rank_main import exit_code, reason_of
 from k8sjob.runtime.data import ShardSampler
-from k8sjob.runtime.prover.replay import StopReplay
+from k8sjob.runtime.prover.replay import StopReplay, run_to_end
 from k8sjob.runtime.prover.wraps import wrap
 from k8sjob.runtime.strategies.blocks import find_blocks
 
@@ -39,67 +37,15 @@ def measure(file: Path, options: dict[str, Any], function: Callable[[], Any]) ->
     Args:
         file: to write.
         options: scale (factor for batch sizes), foreach (optimizers compute with lists of tensors,
-            as on GPUs), blocks (patterns, see find_blocks), whole (only the peak of all: a rank of
-            a strategy that divides tensors, in operations that a Meter does not see).
+            as on GPUs), blocks (patterns, see find_blocks).
         function: runs the script.
     """
     meter = Meter(options)
-    whole = options.get("whole", False)
-    profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True) if whole else None
-    found: dict[str, Any] = {}
-    code = 0
-    try:
-        with profiler or meter:
-            function()
-    except StopReplay:
-        pass
-    except BaseException as error:  # noqa: BLE001 - nothing is above it
-        code = exit_code(error)
-        reason = reason_of(error, code)
-        if code:
-            found["error"] = f"{reason.where}: {reason.type}: {reason.message[:2000]}"
-            sys.excepthook(type(error), error, error.__traceback__)
-    if profiler and meter.found:
-        recorded: Any = profiler.profiler
-        found["peak"] = allocated_peak(recorded.kineto_results.experimental_event_tree())
-    file.write_text(json.dumps({**found, **meter.found}))
+    with meter:
+        code, end = run_to_end(function)
+    error = {"error": "{where}: {type}: {message}".format(**end)} if code else {}
+    file.write_text(json.dumps({**error, **meter.found}))
     return code
-
-
-_FIRST: Final = "k8sjob: first forward pass"
-
-
-def allocated_peak(roots: Iterable[Any]) -> int:
-    """Most bytes that torch's allocator has given, beyond those before the first forward pass.
-
-    Copies that gloo makes are left out: NCCL makes none.
-
-    Args:
-        roots: the tree of events of a profiler that records memory.
-    """
-    changes, first = [], 0
-    todo = [(root, False) for root in roots]
-    while todo:
-        node, copies = todo.pop()
-        copies = copies or node.name.startswith(("c10d::", "gloo:"))
-        if node.name == _FIRST:
-            first = node.start_time_ns
-        if node.name == "[memory]":
-            size = 0 if copies else node.extra_fields.alloc_size
-            changes.append((node.start_time_ns, node.extra_fields.ptr, size))
-        todo += [(child, copies) for child in node.children]
-    live: dict[int, int] = {}
-    held = before = most = 0
-    for time, address, size in sorted(changes):
-        held -= live.pop(address, 0)
-        if size > 0:
-            live[address] = size
-            held += size
-        if time < first:
-            before = held
-        else:
-            most = max(most, held)
-    return most - before
 
 
 class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it so
@@ -131,6 +77,8 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Compute, and count the storages of the result that are new."""
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it computes with its parts, and these come here, too
         known = {id(s) for s in _storages((args, kwargs))} if self._active else set()
         result = func(*args, **(kwargs or {}))
         if self._active:
@@ -197,9 +145,6 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
             return
         if not any(True for _ in module.parameters()):
             return
-        if not self._roots:
-            with record_function(_FIRST):
-                pass
         if module not in self._roots:
             self._roots.append(module)
             for parameter in module.parameters():

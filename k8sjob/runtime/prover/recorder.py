@@ -27,10 +27,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from torch.utils import data
 
-from k8sjob.runtime.agent.rank_main import exit_code, reason_of
 from k8sjob.runtime.comm import rng
 from k8sjob.runtime.prover import loaders
-from k8sjob.runtime.prover.replay import Replay, StopReplay
+from k8sjob.runtime.prover.replay import Replay, StopReplay, run_to_end
 from k8sjob.runtime.prover.sketch import digest, digests, join_draws, size_of, sketch
 
 if TYPE_CHECKING:
@@ -181,21 +180,8 @@ class Recorder:
 
     def run(self, function: Callable[[], Any]) -> int:
         """Run a part of a script to its end; the exit code."""
-        code = 0
-        try:
-            function()
-            self._end("done")
-        except StopReplay as stopped:
-            self._end("enough", message=str(stopped))
-        except BaseException as error:  # noqa: BLE001 - nothing is above it
-            code = exit_code(error)
-            if code:
-                reason = reason_of(error, code)
-                message = reason.message[:2000]
-                self._end("error", type=reason.type, message=message, where=reason.where)
-                sys.excepthook(type(error), error, error.__traceback__)
-            else:
-                self._end("done")
+        code, end = run_to_end(function)
+        self._end(**end)
         return code
 
     def _end(self, how: str, **fields: Any) -> None:

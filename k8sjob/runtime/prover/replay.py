@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from k8sjob.runtime.agent.rank_main import exit_code, reason_of
 from k8sjob.runtime.prover.sketch import join
 
 if TYPE_CHECKING:
@@ -19,6 +21,21 @@ if TYPE_CHECKING:
 
 class StopReplay(BaseException):
     """The training has been seen for long enough."""
+
+
+def run_to_end(function: Callable[[], Any]) -> tuple[int, dict[str, Any]]:
+    """Run a part of a script: the exit code, and how it ended."""
+    try:
+        function()
+    except StopReplay as stopped:
+        return 0, {"how": "enough", "message": str(stopped)}
+    except BaseException as error:  # noqa: BLE001 - nothing is above it
+        if code := exit_code(error):
+            reason = reason_of(error, code)
+            sys.excepthook(type(error), error, error.__traceback__)
+            about = {"type": reason.type, "message": reason.message[:2000], "where": reason.where}
+            return code, {"how": "error", **about}
+    return 0, {"how": "done"}
 
 
 class Replay:
