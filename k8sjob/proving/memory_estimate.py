@@ -6,6 +6,7 @@ import json
 import re
 from bisect import bisect
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -14,10 +15,11 @@ from k8sjob.errors import BackendError
 from k8sjob.image.builders.process import signals_as_exit
 from k8sjob.jobs.plan import load_spec, plan_run
 from k8sjob.proving.proof import Forks, check_script
+from k8sjob.proving.rules import message
 from k8sjob.targets.jobs import DEFAULT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from k8sjob.backends.api import Plan
     from k8sjob.spec import JobSpec
@@ -164,22 +166,8 @@ def gpu_memory(product: str) -> int | None:
     return None if gigabytes is None else gigabytes * 10**9
 
 
-def largest_batch(
-    first: Measured,
-    second: Measured | None,
-    strategy: str,
-    ranks: int,
-    room: int,
-    *,
-    reshard: bool = True,
-) -> int | None:
-    """The largest batch of a rank that fits, at most 2**20; 0: none does; None: not known."""
-    if second is None:
-        return None
-
-    def total(batch: int) -> int:
-        return peak(first.at(batch, second), strategy, ranks, reshard=reshard)["total"]
-
+def largest_batch(total: Callable[[int], int], room: int) -> int:
+    """The largest batch of a rank of which the total fits, at most 2**20; 0: none does."""
     return bisect(range(1, _LARGEST + 1), room, key=total)
 
 
@@ -218,10 +206,8 @@ def fit(
     blocks = list(getattr(strategy, "blocks", ()) or ())
     options = {"foreach": gpu, "blocks": blocks}
     if whole and ranks > _PROCESSES:
-        message = (
-            f"strategy {strategy.kind}: fit would run all {ranks} ranks on this machine, and at"
-        )
-        raise BackendError(f"{message} most {_PROCESSES}; use fewer: --set replicas.workers=0")
+        limits = {"kind": strategy.kind, "ranks": ranks, "most": _PROCESSES}
+        raise BackendError(message("too-many-ranks", **limits))
     shape = {"workers": 0, "nproc_per_node": ranks if whole else 1, "elastic": None}
     alone = spec.with_(
         replicas=shape,
@@ -240,27 +226,29 @@ def fit(
     sizes = sorted(set(batch_sizes or (half, first.batch, 2 * first.batch)))
     if other is None:
         if batch_sizes and sizes != [first.batch]:
-            raise BackendError(
-                f"--batch-sizes: the script has batches of {first.batch} that come from no"
-                " DataLoader, or are as large as its data; set its own batch size instead"
-            )
+            raise BackendError(message("one-batch-size", batch=first.batch))
         sizes = [first.batch]
     room = None if memory is None else memory - ALLOWANCE
-    rows, largest = [], {}
+    rows, largest = list[dict[str, Any]](), dict[str, int | None]()
     kinds, divided = ((strategy.kind,), 1) if whole else (STRATEGIES, ranks)
     reshard = getattr(strategy, "reshard", True)
+
+    def parts_of(kind: str, batch: int) -> dict[str, int]:
+        return peak(first.at(batch, other), kind, divided, reshard=reshard)
+
+    def total_of(kind: str, batch: int) -> int:
+        return parts_of(kind, batch)["total"]
+
     for kind in kinds:
         for batch in sizes:
-            parts = peak(first.at(batch, other), kind, divided, reshard=reshard)
+            parts = parts_of(kind, batch)
             total = parts.pop("total")
             rows.append({"strategy": kind, "batch": batch, "peak": total,
                          "fits": None if room is None else total <= room,
                          "largest": max(parts, key=parts.__getitem__), "parts": parts})  # fmt: skip
-        largest[kind] = (
-            None
-            if room is None
-            else largest_batch(first, other, kind, divided, room, reshard=reshard)
-        )
+        largest[kind] = None
+        if room is not None and other is not None:
+            largest[kind] = largest_batch(partial(total_of, kind), room)
     advice = "Give --gpu-memory, or set resources.gpu_type, to see what fits."
     if room is not None:
         advice = _advice(rows, largest)
@@ -292,18 +280,12 @@ def _run(plan: Plan, root: Path, forks: Forks, options: Mapping[str, Any]) -> Me
     files = [folder / f"memory-{rank}.json" for rank in range(ranks)]
     if not all(file.exists() for file in files):
         places = "".join(f" at {place}" for place in answer["places"].values() if place)
-        raise BackendError(
-            f"{script}: three optimizer steps did not end within {_LIMIT:.0f} seconds{places}; give"
-            " it a smaller model or batch"
-        )
+        raise BackendError(message("slow-steps", script=script, limit=_LIMIT, places=places))
     by_rank = [json.loads(file.read_text()) for file in files]
     if error := next((rank["error"] for rank in by_rank if "error" in rank), None):
         raise BackendError(f"{script} fails: {error}")
     largest = max(by_rank, key=lambda rank: rank.get("retained", 0) + rank.get("parameters", 0))
     if "parameters" not in largest:
-        raise BackendError(
-            f"{script}: no optimizer step was seen; fit needs a script that trains a torch.nn"
-            " module with an optimizer of torch.optim, in the process that it is started in"
-        )
+        raise BackendError(message("nothing-measured", script=script))
     blocks = tuple(ModelBlock(*block) for block in largest.pop("blocks"))
     return Measured(**largest, blocks=blocks)

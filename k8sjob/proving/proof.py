@@ -153,22 +153,17 @@ def prove(
 
 def _check(spec: JobSpec, layout: Layout) -> None:
     if layout.size < 2:
-        message = f"--nproc {layout.size}: one process is compared with several; give at least 2"
-        raise SpecError([Problem("", message)])
+        raise SpecError([Problem("", message("one-process", size=layout.size))])
     check_script(spec, "prove")
     if spec.strategy.kind not in _DATA_PARALLEL:
-        message = (
-            f"prove compares data-parallel training (ddp, fsdp), and strategy.kind is"
-            f" {spec.strategy.kind}"
-        )
-        raise SpecError([Problem("strategy.kind", message)])
+        text = message("no-data-parallel", kind=spec.strategy.kind)
+        raise SpecError([Problem("strategy.kind", text)])
 
 
 def check_script(spec: JobSpec, command: str) -> None:
     """SpecError where a job runs no Python script, which the command needs."""
     if not (spec.run.script or spec.run.module):
-        message = "a Python script; set run.script or run.module in place of run.command"
-        raise SpecError([Problem("run.command", f"{command} needs {message}")])
+        raise SpecError([Problem("run.command", message("no-script", command=command))])
 
 
 def _proof(evidence: Evidence, job: Layout, layout: Layout) -> Proof:
@@ -191,14 +186,13 @@ def _proof(evidence: Evidence, job: Layout, layout: Layout) -> Proof:
         fields = difference._asdict() | {"cause": str(difference.cause), "next": advice}
         return Proof(equal=False, **fields, **answer)
     if not compared:
-        message = f"the {size} ranks agree over {counted(common, 'step')}, and none can be compared"
-        raise BackendError(f"{message} with one process: {reason}")
+        steps = counted(common, "step")
+        raise BackendError(message("nothing-compared", size=size, steps=steps, reason=reason))
     text = f"equal over {counted(compared, 'step')} on 1 process and on {ran}"
     if compared < common:
         text += f"; the ranks agree over {counted(common, 'step')}, and {reason} with one process"
     if (loose := evidence.loose) is not None:
-        text += f"; from step {loose} on, only large differences count: rounding has"
-        text += " changed the weights"
+        text += message("rounding", step=loose)
     if ran != layout:
         text += f"; the script starts {ran.processes} itself, whatever --nproc is"
     return Proof(equal=True, message=text, **answer)
@@ -240,15 +234,11 @@ class _Runs:
             return Evidence(many)
         done = min(len(trace.steps) for trace in many.traces)
         if not max(len(trace.steps) for trace in many.traces):
-            run, ended = self._spec.run, ""
+            script, ended = self._spec.run.script or self._spec.run.module, ""
             if many.answer["places"]:  # it was ended
                 rank, place = next(iter(many.answer["places"].items()))
                 ended = f" in {_SILENT_SECONDS:.0f} seconds, and rank {rank} still runs ({place})"
-            raise BackendError(
-                f"{run.script or run.module}: no optimizer step was seen{ended}; prove needs a"
-                " script that trains with an optimizer of torch.optim, and has not ended its"
-                " training in a checkpoint on a volume"
-            )
+            raise BackendError(message("no-step", script=script, ended=ended))
         records = str(self._root / "records" / "many")
         limit = done if many.traces[0].end["how"] == "enough" else self._steps
         options: dict[str, Any] = {"replay": records, "parts": len(many.traces), "steps": limit}

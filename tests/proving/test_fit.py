@@ -61,10 +61,10 @@ def test_two_measurements_give_every_batch_size():
 
 
 def test_the_largest_batch_is_the_last_that_fits():
-    room = peak(ONE.at(20, TWICE), "ddp", 2)["total"]
-    assert largest_batch(ONE, TWICE, "ddp", 2, room) == 20
-    assert largest_batch(ONE, TWICE, "ddp", 2, 100) == 0
-    assert largest_batch(ONE, None, "ddp", 2, room) is None
+    def total(batch):
+        return peak(ONE.at(batch, TWICE), "ddp", 2)["total"]
+
+    assert [largest_batch(total, room) for room in (total(20), 100)] == [20, 0]
 
 
 def test_memory_by_the_label_of_a_gpu():

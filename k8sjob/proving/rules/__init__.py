@@ -8,6 +8,7 @@ gradient, weight.
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
@@ -32,7 +33,7 @@ _RULES: Final[tuple[Callable[[Evidence], Iterator[Difference]], ...]] = (
     data.same_augmentation,
     runs.determinism,
     gradients.model_init,
-    gradients.weights_before,
+    partial(gradients.weights, "before"),
     gradients.modes,
     gradients.random_numbers,
     gradients.options,
@@ -43,7 +44,7 @@ _RULES: Final[tuple[Callable[[Evidence], Iterator[Difference]], ...]] = (
     data.uneven,
     gradients.weights_averaged,
     gradients.gradient,
-    gradients.weights_after,
+    partial(gradients.weights, "after"),
     evaluation.result,
     runs.ignored_state,
     runs.failed_restart,

@@ -159,17 +159,8 @@ def kept(evidence: Evidence) -> Iterator[Difference]:
             yield Difference(Fault.ACCUMULATION, row[0]["step"], "gradient", text, rank=rank)
 
 
-def weights_before(evidence: Evidence) -> Iterator[Difference]:
-    """The ranks' weights differ before a step."""
-    return _weights(evidence, "before")
-
-
-def weights_after(evidence: Evidence) -> Iterator[Difference]:
-    """The ranks' weights differ after a step although their gradients do not."""
-    return _weights(evidence, "after")
-
-
-def _weights(evidence: Evidence, what: str) -> Iterator[Difference]:
+def weights(what: str, evidence: Evidence) -> Iterator[Difference]:
+    """The ranks' weights differ "before" a step, or "after" one, and their gradients do not."""
     seen: set[int] = set()
     begun = {name for model in evidence.ranks[0].models for name in model["weights"]}
     averaged = evidence.averaged if what == "after" else {}

@@ -182,30 +182,27 @@ def hang(evidence: Evidence) -> Iterator[Difference]:
     if evidence.many.killed and not unlike:  # gloo itself aborts where collectives differ
         return
     steps = min(len(trace.steps) for trace in evidence.ranks)
-    failed = [end for end in ends if end["how"] == "error"]
-    if not answer["hung"]:
-        if not failed or not all(_lost(end["message"]) for end in failed):
-            return
-        lost = ends.index(failed[0])
-        text = f"rank {lost} loses another rank at {failed[0]['where']}: "
-        other = next((r for r, end in enumerate(ends) if end["how"] == "done"), None)
+    if answer["hung"]:
+        places = {int(rank): place for rank, place in answer["places"].items()}
+        where = "; ".join(
+            f"rank {rank} is at {places[rank] or 'no line of the script'}"
+            if rank in places
+            else f"rank {rank} has ended"
+            for rank in range(evidence.size)
+        )
+        text = f"the ranks wait for each other: {where}{_unequal(evidence)}"
+        yield Difference(Fault.HANG, steps, None, text)
+        return
+    failed = [rank for rank, end in enumerate(ends) if end["how"] == "error"]
+    done = [rank for rank, end in enumerate(ends) if end["how"] == "done"]
+    lost = bool(failed) and all(_lost(ends[rank]["message"]) for rank in failed)
+    if lost and (unlike or done):
+        text = f"rank {failed[0]} loses another rank at {ends[failed[0]]['where']}: "
         if unlike:
             text += "the ranks call different collectives at the same time"
-        elif other is not None:
-            text += f"rank {other} has ended after {len(evidence.ranks[other].steps)} steps"
         else:
-            return
-        yield Difference(Fault.HANG, steps, None, text + _unequal(evidence), rank=lost)
-        return
-    places = {int(rank): place for rank, place in answer["places"].items()}
-    where = [
-        f"rank {rank} is at {places[rank] or 'no line of the script'}" for rank in sorted(places)
-    ]
-    ended = [str(rank) for rank in range(evidence.size) if rank not in places]
-    if ended:
-        where.append(f"ended: rank {', '.join(ended)}")
-    text = f"the ranks wait for each other: {'; '.join(where)}{_unequal(evidence)}"
-    yield Difference(Fault.HANG, steps, None, text)
+            text += f"rank {done[0]} has ended after {len(evidence.ranks[done[0]].steps)} steps"
+        yield Difference(Fault.HANG, steps, None, text + _unequal(evidence), rank=failed[0])
 
 
 def _unequal(evidence: Evidence) -> str:
