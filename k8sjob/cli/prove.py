@@ -48,23 +48,14 @@ def prove_command(job: JobFile, steps: int | None, quiet: bool, output: str) -> 
     if proof.equal and not quiet:
         line(proof.message)
     elif not proof.equal:
-        where = [
-            part
-            for part in (
-                proof.tensor,
-                proof.name,
-                None if proof.step is None else f"step {proof.step}",
-                None if proof.rank is None else f"rank {proof.rank}",
-            )
-            if part
-        ]
-        line(f"differs: {proof.cause}" + (f" ({', '.join(where)})" if where else ""))
+        at = "" if proof.step is None else f"step {proof.step}"
+        rank = "" if proof.rank is None else f"rank {proof.rank}"
+        where = ", ".join(filter(None, (proof.tensor, proof.name, at, rank)))
+        line(f"differs: {proof.cause}" + (f" ({where})" if where else ""))
         line(f"  {proof.message}")
         if proof.values is not None:
-            line(
-                f"  on 1 process: {_number(proof.values[0])}; on {proof.layout}:"
-                f" {_number(proof.values[1])}"
-            )
+            alone, several = map(_number, proof.values)
+            line(f"  on 1 process: {alone}; on {proof.layout}: {several}")
         line(f"  next: {proof.next}")
     if not (proof.equal and quiet):
         for note in proof.notes:

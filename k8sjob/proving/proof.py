@@ -29,7 +29,7 @@ from k8sjob.proving.rules import (
     notes,
     repeats,
 )
-from k8sjob.proving.trace import Trace, TracedRun
+from k8sjob.proving.trace import TracedRun
 from k8sjob.proving.volumes import detach, private
 from k8sjob.targets.jobs import DEFAULT
 
@@ -198,14 +198,6 @@ def _proof(evidence: Evidence, job: Layout, layout: Layout) -> Proof:
     return Proof(equal=True, message=text, **answer)
 
 
-def _accumulates_for_all(one: Trace, many: TracedRun) -> bool:
-    """Whether one process does the backward passes of all ranks for a step."""
-    if not one.steps:
-        return False
-    counts = [len(trace.steps[0].losses) for trace in many.traces if trace.steps]
-    return 0 < len(one.steps[0].losses) == sum(counts)
-
-
 class _Runs:
     """The runs of one script, each in a folder of its own."""
 
@@ -244,7 +236,9 @@ class _Runs:
         options: dict[str, Any] = {"replay": records, "parts": len(many.traces), "steps": limit}
         single = Layout(1, 1)
         one = self._run("one", single, **options)
-        if _accumulates_for_all(one.traces[0], many):
+        losses = [len(trace.steps[0].losses) for trace in many.traces if trace.steps]
+        if any(len(step.losses) == sum(losses) > 0 for step in one.traces[0].steps[:1]):
+            # It does the backward passes of all ranks for a step.
             one = self._run("single", single, **options, joined=False)
         again, hashed = self._run("again", layout, hashes=self._hashes), None
         if self._hashes and not repeats(many, again):
@@ -327,5 +321,4 @@ class Forks:
         answer = answers.readline() if answers else ""
         if not answer:
             raise BackendError("the processes could not be started; see the lines above")
-        found: dict[str, Any] = json.loads(answer)
-        return found
+        return dict(json.loads(answer))

@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 Sketch = list[float]
 """The sum of squares of a tensor, and linear projections of it; see k8sjob.runtime.prover."""
 _ZERO: Final[Sketch] = [0.0] * 4
-_REDUCING: Final = frozenset({
-    "all_reduce", "reduce", "all_gather", "gather", "all_gather_into_tensor", "all_gather_object",
-    "gather_object",
-})  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -154,7 +150,7 @@ class Trace:
                 for loader, number, index in event["batches"]:
                     self.passes[loader, number].batches[index].trained = True
                 self._close_evaluation()
-            case "collective" if evaluation and event["name"] in _REDUCING:
+            case "collective" if evaluation:
                 evaluation.reductions.append(event)
             case "text" if evaluation:
                 evaluation.text += event["text"]

@@ -96,10 +96,10 @@ def _reads_checkpoint(evidence: Evidence) -> bool:
     """Whether the restarted run reads what the first one has written."""
     if evidence.resumed is None:
         return False
-    trace = evidence.ranks[0]
     # What the first run reads at its beginning is data, unless it is written in training.
-    inputs = {event["path"] for event in trace.of("load") if event["step"] == 0}
-    saved = [event["path"] for event in trace.of("save") if event["step"]]
+    files = [event for trace in evidence.ranks for event in trace.events if "path" in event]
+    inputs = {e["path"] for e in files if e["kind"] == "load" and e["step"] == 0}
+    saved = [event["path"] for event in files if event["kind"] == "save" and event["step"]]
     inputs = {p for p in inputs if not any(path.startswith(p) for path in saved)}  # x.pt.tmp
     loads = (event for resumed in evidence.resumed.traces for event in resumed.of("load"))
     return any(event["step"] == 0 and event["path"] not in inputs for event in loads)

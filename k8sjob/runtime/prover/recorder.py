@@ -13,6 +13,7 @@ import inspect
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -594,10 +595,9 @@ def _parameters(optimizer: Any) -> list[Tensor]:
 
 
 def _plain(name: str) -> str:
-    parts = [p for p in name.split(".") if p not in {"_orig_mod", "_fsdp_wrapped_module"}]
-    while parts and parts[0] == "module" and len(parts) > 1:
-        parts = parts[1:]
-    return ".".join(parts)
+    """The name of a parameter without those of wrappers."""
+    bare = re.sub(r"\b(?:_orig_mod|_fsdp_wrapped_module)\.", "", name)
+    return re.sub(r"^(?:module\.)+", "", bare)
 
 
 def _rows(value: Any, size: int | None = None) -> list[int] | None:
