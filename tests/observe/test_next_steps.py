@@ -10,7 +10,7 @@ from observed import MASTER, NOW, PAIR, about_job, ended, make_pod, reported, sn
 from k8sjob.contract import Event, Reason
 from k8sjob.observe.diagnose import diagnose
 from k8sjob.observe.diagnose.next_steps import in_manifest
-from k8sjob.observe.diagnose.output_rules import RULES
+from k8sjob.observe.diagnose.output import RULES
 
 REPORTS = json.loads(Path(__file__).with_name("next_steps.json").read_text())
 TRACEBACK = ["Traceback (most recent call last):", '  File "/app/main.py", line 3, in <module>']

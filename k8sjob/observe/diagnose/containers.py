@@ -14,9 +14,9 @@ from k8sjob.observe.diagnose.finding import (
     Cause,
     Diagnosis,
     Explanation,
-    Rule,
     first_match,
     grouped,
+    load_rules,
     one_line,
 )
 from k8sjob.observe.diagnose.volumes import AFTER_MOUNTS, missing_reference
@@ -45,51 +45,7 @@ _KILLED_AFTER: Final = timedelta(seconds=60)
 _RESOLVED: Final = timedelta(seconds=10)
 """Time after which the name of a ready Master can be resolved."""
 _WAIT: Final = "it continues when the Master is ready"
-_PULL_RULES: Final = (
-    Rule(
-        r"no match for platform|no matching manifest|no image found in .* for architecture",
-        Cause.IMAGE,
-        "the image {image} is built for another processor architecture than its node's: {detail}",
-        "build it for that platform (image.platform in job.yaml)",
-    ),
-    Rule(
-        r"\b429\b|toomanyrequests",
-        Cause.REGISTRY,
-        "the registry of the image {image} limits how often its node may pull: {detail}",
-        "the kubelet retries; a pull secret (image.pull_secrets) or a mirror raises the limit",
-    ),
-    Rule(
-        r"x509:|certificate signed by",
-        Cause.REGISTRY,
-        "its node does not trust the registry of the image {image}: {detail}",
-        "the nodes must trust the registry's certificate authority; the kubelet retries",
-    ),
-    # Before the refusal: a token that cannot be fetched "failed to authorize".
-    Rule(
-        r"no such host|connection (?:refused|reset|timed out)|i/o timeout|network is unreachable"
-        r"|no route to host|TLS handshake timeout|context deadline exceeded|request canceled"
-        r"|server gave HTTP response|\b50[0-4]\b|EOF|server misbehaving|Temporary failure in name",
-        Cause.REGISTRY,
-        "the registry of the image {image} cannot be reached from its node: {detail}",
-        "check that it runs and that the nodes reach it; the kubelet retries",
-    ),
-    Rule(
-        r"\b40[13]\b|[Uu]nauthorized|[Ff]orbidden|authoriz|(?<!permission )\bdenied\b"
-        r"|authentication|credentials",
-        Cause.IMAGE_ACCESS,
-        "the registry refuses the image {image}: {detail}",
-        "it does not exist, or cannot be read without a pull secret, which image.pull_secrets"
-        " names",
-    ),
-    Rule(
-        r"not found|(?:manifest|name) unknown|NotFound|\b404\b|deleted or has expired",
-        Cause.IMAGE_MISSING,
-        "there is no image {image} in its registry",
-        "push it, or correct its name or tag in the job",
-    ),
-    Rule(r"", Cause.IMAGE, "the image {image} cannot be pulled: {detail}", "the kubelet retries"),
-)
-"""Errors of the registry, or of the connection to it."""
+_PULL_RULES: Final = load_rules("pull")
 _NAMES: Final = re.compile(
     r"\[[^]]*\](?::\d+)?|\b(?!i/o\b)\w\S*[/.:@]\w\S*|(?<=lookup )\S+|(?<=manifest )\S+(?= in )"
     r"|(?<=pull image )\"[^\"]*\"|(?<=pulling image )\"[^\"]*\""

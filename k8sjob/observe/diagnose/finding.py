@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import NO_PROGRESS
@@ -209,6 +211,25 @@ class _ShellWord(str):
 
     def __format__(self, spec: str) -> str:
         return shlex.quote(self) if self else ""
+
+
+def load_rules(name: str) -> tuple[Rule, ...]:
+    """The rules of a file in the folder `rules`, in their order."""
+    text = Path(__file__).with_name("rules").joinpath(f"{name}.toml").read_text(encoding="utf-8")
+    data = tomllib.loads(text)
+    return tuple(_rule(data.get("classes", {}), **fields) for fields in data["rule"])
+
+
+def _rule(
+    classes: Mapping[str, str],
+    *,
+    pattern: str | list[str],
+    cause: str = "crash",
+    types: str = "",
+    **others: Any,
+) -> Rule:
+    whole = pattern if isinstance(pattern, str) else "|".join(pattern)
+    return Rule(whole, Cause(cause), types=classes.get(types, types), **others)
 
 
 def first_match(rules: Iterable[Rule], text: str, **facts: str) -> Explanation | None:

@@ -28,7 +28,7 @@ _OF_ONE_POD: Final = frozenset(
 )
 """Fields of a Pod's volumes that are not the same disk, and written to, on each node."""
 _FIELDS: Final[dict[str, str]] = tomllib.loads(
-    Path(__file__).with_name("manifest_fields.toml").read_text(encoding="utf-8")
+    Path(__file__).with_name("rules").joinpath("manifest_fields.toml").read_text(encoding="utf-8")
 )
 
 

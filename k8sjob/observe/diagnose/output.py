@@ -1,4 +1,4 @@
-"""The error in a container's output, and its explanation by a rule of output_rules.py."""
+"""The error in a container's output, and its explanation by a rule of rules/output.toml."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import Event, EventKind
-from k8sjob.observe.diagnose.finding import Cause, Explanation, Rule, shortened
-from k8sjob.observe.diagnose.output_rules import DOWNLOAD, RULES
+from k8sjob.observe.diagnose.finding import Cause, Explanation, Rule, load_rules, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -17,6 +16,8 @@ if TYPE_CHECKING:
     from k8sjob.contract import Reason
     from k8sjob.observe.diagnose.facts import Failure
 
+RULES: Final = load_rules("output")
+_DOWNLOAD: Final = load_rules("download")
 _NO_EXCEPTION: Final = frozenset({"", "Signal"})
 """Types of a Reason where the process reported no exception."""
 _RANK: Final = re.compile(r"^\[\w+\]:\s?")
@@ -265,7 +266,7 @@ def explain_output(output: LastOutput, *, local: bool) -> Explanation | None:
         return explain_lines(output.context, local=local) or _nccl_error(output.context)
     causes = [(cause,) for cause in output.causes]
     if output.reported:
-        tried = [_first([DOWNLOAD], error, local=local) for error in (output.error, *causes)]
+        tried = [_first(_DOWNLOAD, error, local=local) for error in (output.error, *causes)]
         if failed := [one for one in tried if one]:
             return next((one for one in failed if "://" in one.what), failed[0])
     for error in (*causes, output.error):

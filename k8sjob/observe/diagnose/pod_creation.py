@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.kube.objects import Object, event_time, training
@@ -15,12 +14,12 @@ from k8sjob.observe.diagnose.finding import (
     Cause,
     Diagnosis,
     Explanation,
-    Rule,
     first_match,
     listed,
+    load_rules,
     without_replica,
 )
-from k8sjob.targets.jobs import DEFAULT, TARGETS, pod_specs
+from k8sjob.targets.jobs import pod_specs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -28,12 +27,10 @@ if TYPE_CHECKING:
     from k8sjob.kube.objects import Json
     from k8sjob.observe.diagnose.facts import Facts
 
-_INIT: Final = "|".join(re.escape(one.init_container) for one in TARGETS if one.init_container)
 _QUOTED: Final = re.compile(r'"([^"]+)"')
 _QUOTA: Final = re.compile(
     r"exceeded quota: [^,]+, requested: (?P<asked>.*), used: (?P<used>.*), limited: (?P<hard>.*)"
 )
-_POD_SECURITY: Final = "namespace {namespace} enforces the pod security level {level!r}: {detail}"
 _RESTRICTED: Final = (
     "set `security: restricted` in job.yaml (a container that is not root, no privileges)"
 )
@@ -41,88 +38,7 @@ _REMAINING: Final = (
     "the job's container is restricted already: remove the field that the message names, such as a"
     " hostPath volume, a host port or another container's privileges"
 )
-_RULES: Final = (
-    Rule(
-        r"exceeded quota: (?P<quota>[^,]+), requested: .*, used: .*, limited: ",
-        Cause.QUOTA,
-        "the namespace's quota {quota!r} has no room: {amounts}",
-        "delete jobs that are not needed, request less (replicas, resources), or have the quota"
-        " raised: kubectl describe quota {quota} -n {namespace}. It is tried again",
-    ),
-    Rule(
-        r"failed quota: (?P<quota>[^:]+): must specify (?P<missing>[^\n]+)",
-        Cause.QUOTA,
-        "the namespace's quota {quota!r} accepts only pods with requests or limits; this one does"
-        " not specify {missing}",
-        "set them in the job (resources.cpu, resources.memory), or let a LimitRange give defaults:"
-        " kubectl describe quota {quota} -n {namespace}",
-    ),
-    Rule(
-        rf'violates PodSecurity "(?P<level>[^"]+)": (?P<detail>.*\b(?P<init>{_INIT})\b.*)',
-        Cause.POD_SECURITY,
-        _POD_SECURITY,
-        f"{_RESTRICTED}; the container {{init!r}} is the operator's own: it needs a template"
-        f" with a securityContext ({DEFAULT.controller.template_flag}), or use a job without a"
-        " Master",
-    ),
-    Rule(
-        r'violates PodSecurity "(?P<level>[^"]+)": (?P<detail>.*)',
-        Cause.POD_SECURITY,
-        _POD_SECURITY,
-        _RESTRICTED,
-    ),
-    Rule(
-        r'serviceaccount "(?P<account>[^"]+)" not found',
-        Cause.SERVICE_ACCOUNT,
-        "there is no service account {account!r} in namespace {namespace}",
-        "create it (kubectl create serviceaccount {account} -n {namespace}), or correct"
-        " service_account in the job; it is retried, within a few minutes at the latest",
-    ),
-    Rule(
-        r"(?P<limit>(?:maximum|minimum) \S+ (?:usage|limit to request ratio) per [^\n]*)",
-        Cause.LIMIT_RANGE,
-        "a LimitRange of namespace {namespace} forbids it: {limit}",
-        "change resources to fit: kubectl describe limitrange -n {namespace}",
-    ),
-    Rule(
-        r'failed calling webhook "(?P<webhook>[^"]+)": (?P<detail>.*)',
-        Cause.WEBHOOK,
-        "the admission webhook {webhook!r} does not respond: {detail}",
-        "it belongs to the cluster, not to the job: have its service checked; it is tried again",
-    ),
-    Rule(
-        r'admission webhook "(?P<webhook>[^"]+)" denied the request: (?P<detail>.*)',
-        Cause.WEBHOOK,
-        "the admission webhook {webhook!r} refuses the pod: {detail}",
-        "change the job as it requires, or ask the cluster's administrators for an exception",
-    ),
-    Rule(
-        r"object is being deleted.*already exists|already exists.*object is being deleted",
-        Cause.NAME_TAKEN,
-        "a pod of this name, of an earlier job, is still being deleted",
-        "wait: the operator continues when it is gone, at the latest after its grace period"
-        " (kubectl get pods -n {namespace}); if its node is lost, delete it by force",
-    ),
-    Rule(
-        r"""(?P<resource>[\w.]+) ["'](?P<object>[^"']+)["'] already exists""",
-        Cause.NAME_TAKEN,
-        "{object} already exists and does not belong to this job",
-        "see what it is (kubectl get {resource} {object} -n {namespace}) and delete it, or give"
-        " the job another name",
-    ),
-    Rule(
-        r"must be no more than 63 ",
-        Cause.JOB_NAME,
-        "the job's name is too long for a Service of this replica: {message}",
-        "delete the job and give it a name that leaves room for -worker-N in 63 characters",
-    ),
-    Rule(
-        r"",
-        Cause.REFUSED,
-        "the apiserver refuses it: {message}",
-        "change the job so that it is accepted; it is tried again",
-    ),
-)
+_RULES: Final = load_rules("creation")
 
 
 def creation_refused(facts: Facts) -> Iterator[Diagnosis]:
@@ -223,12 +139,23 @@ def _explain(facts: Facts, message: str) -> Explanation:
         message=message,
         namespace=facts.namespace,
         amounts=amounts,
+        restricted=_restricted_step(facts, message),
     )
     assert explanation  # noqa: S101 - the last rule matches everything
-    if explanation.next_step.startswith(_RESTRICTED) and _is_restricted(facts):
-        step = explanation.next_step.removeprefix(_RESTRICTED).removeprefix("; ")
-        return replace(explanation, next_step=step or _REMAINING)
     return explanation
+
+
+def _restricted_step(facts: Facts, message: str) -> str:
+    """How to satisfy the pod security level that a message says is violated."""
+    steps = [] if _is_restricted(facts) else [_RESTRICTED]
+    container = facts.target.init_container
+    if container and re.search(rf"\b{re.escape(container)}\b", message):
+        steps.append(
+            f"the container {container!r} is the operator's own: it needs a template with a"
+            f" securityContext ({facts.target.controller.template_flag}), or use a job without a"
+            " Master"
+        )
+    return "; ".join(steps) or _REMAINING
 
 
 def _is_restricted(facts: Facts) -> bool:

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.kube.objects import Object, event_time
-from k8sjob.observe.diagnose.finding import Cause, Explanation, Rule, first_match, one_line
+from k8sjob.observe.diagnose.finding import Cause, Explanation, first_match, load_rules, one_line
 
 if TYPE_CHECKING:
     from k8sjob.observe.diagnose.facts import Facts, ReplicaPod
@@ -24,54 +24,8 @@ _AWAITS_VOLUME: Final = "unbound|find available persistent volumes|non-existent 
 """In the scheduler's message; it gives up binding after ten minutes, and tries again."""
 _CHOSEN: Final = "volume.kubernetes.io/selected-node"
 """An annotation of a claim: the node for which the scheduler asks for its volume."""
-_OR_CORRECT: Final = ", or correct its name in the job; the replica starts by itself then"
-
-
-def _references(cause: Cause, name: str, kind: str, create: str) -> tuple[Rule, ...]:
-    """The rules of a kind of object that containers and volumes refer to."""
-    word = name.removesuffix(" map")
-    add = f"add the key (kubectl edit {kind.lower()} {{name}} -n {{namespace}}){_OR_CORRECT}"
-    return (
-        Rule(
-            rf'{kind.lower()} "(?P<name>[^"]+)" not found',
-            cause,
-            f"there is no {name} {{name!r}} in namespace {{namespace}}",
-            f"create it (kubectl create {create} {{name}} ... -n {{namespace}}){_OR_CORRECT}",
-        ),
-        Rule(
-            rf"couldn't find key (?P<key>\S+) in {kind} (?:[^/\s]+/)?(?P<name>\S+)",
-            cause,
-            f"the {name} {{name!r}} has no key {{key!r}}",
-            add,
-        ),
-        Rule(
-            rf'"(?P<name>[^"]+)" : references non-existent {word} key: (?P<key>\S+)',
-            cause,
-            f"the {name} of volume {{name!r}} has no key {{key!r}}",
-            add,
-        ),
-    )
-
-
-_REFERENCES: Final = (
-    *_references(Cause.SECRET, "secret", "Secret", "secret generic"),
-    *_references(Cause.CONFIG_MAP, "config map", "ConfigMap", "configmap"),
-)
-_CLAIMS: Final = (
-    Rule(
-        r'persistentvolumeclaim "(?P<name>[^"]+)" not found',
-        Cause.VOLUME_CLAIM,
-        "there is no claim {name!r} in namespace {namespace}",
-        "create it (kubectl get pvc -n {namespace} shows the existing ones), or correct"
-        " volumes[].pvc in the job",
-    ),
-    Rule(
-        r'persistentvolumeclaim "(?P<name>[^"]+)" is being deleted',
-        Cause.VOLUME_CLAIM,
-        "the claim {name!r} is being deleted",
-        "create it again, or use another claim",
-    ),
-)
+_REFERENCES: Final = load_rules("references")
+_CLAIMS: Final = load_rules("claims")
 
 
 def missing_reference(facts: Facts, message: str) -> Explanation | None:
