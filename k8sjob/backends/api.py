@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 LOCAL: Final = "local"
 """The namespace of jobs on this machine."""
+OUTPUT: Final = "ContainerOutput"
+"""The kind of a related object with the last `lines` of a `container` of the Pod that it names."""
 TOO_FEW_GPUS: Final = "TooFewGPUs"
 """The reason of the Event that a job on this machine runs on CPUs in place of its GPUs."""
 
@@ -220,9 +222,9 @@ class Backend(Protocol):
 
         Nodes, claims with their Events, quotas, the Namespace, the operator's Deployment and Pods,
         a queue's Workload: those that exist, each with its kind; of Secrets and ConfigMaps only the
-        metadata. For an object that the pods name and that does not exist a Status with the reason
-        NotFound and details {kind: "secrets", name: ...}. What the user may not read is left out;
-        on this machine there are none.
+        metadata, and of an init container that fails an OUTPUT. For an object that the pods name
+        and that does not exist a Status with the reason NotFound and details {kind: "secrets",
+        name: ...}. What the user may not read is left out; on this machine there are none.
         """
 
     def suspend(

@@ -192,6 +192,22 @@ class Pod(Object):
         """The end of the previous start; empty if there was none."""
         return self.container.part("lastState", "terminated")
 
+    @property
+    def failed_inits(self) -> Iterator[tuple[Object, Json]]:
+        """The statuses of init containers that fail, each with its last end."""
+        sidecars = {
+            one.get("name")
+            for one in self.spec.get("initContainers") or ()
+            if one.get("restartPolicy") == "Always"
+        }
+        for status in map(Object, self.status.get("initContainerStatuses") or ()):
+            now, before = (status.part(key, "terminated") for key in ("state", "lastState"))
+            ended = now if now.get("exitCode") else before
+            over = now.get("exitCode") == 0
+            trains = status.raw.get("name") in sidecars and status.raw.get("started")
+            if ended.get("exitCode") and not over and not trains:
+                yield status, ended
+
 
 def without_managed_fields(item: Json) -> Json:
     """The object itself, rid of its managedFields and of kubectl's, which are often half of it."""

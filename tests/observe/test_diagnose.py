@@ -1307,6 +1307,21 @@ def test_a_rank_that_ended_early_while_others_wait(nproc, ranks):
     assert why("Running", now=datetime(2026, 1, 1, 0, 5, 20, tzinfo=UTC), **job) == []
 
 
+def test_an_independent_cause_follows_the_first_and_a_consequence_does_not():
+    """Two replicas fail by themselves, each in its own way; the third only lost them."""
+    ends = {
+        "master-0": reported(1, 0, "ModuleNotFoundError", "No module named 'wandb'\nmore"),
+        "worker-0": ended(137, reason="OOMKilled", time="05:30"),
+        "worker-1": reported(138, 2, "PeerLost", "another rank is gone", time="05:10"),
+    }
+    pods = [make_pod(name, "Failed", terminated=end) for name, end in ends.items()]
+    first, second = why("Failed:x:y", pods=pods)
+    assert (first.cause, first.replicas) == ("missing-module", ("master-0",))
+    assert (second.cause, second.replicas) == ("memory", ("worker-0",))
+    pods[1] = make_pod("worker-0", "Failed", terminated=ended(137, time="05:30"))  # killed with it
+    assert len(why("Failed:x:y", pods=pods)) == 1
+
+
 def test_ranks_that_ended_early_are_one_finding():
     done = [make_pod(f"worker-{n}", "Succeeded", terminated=ended(0)) for n in range(5)]
     counts = {"Master": 1, "Worker": 5}

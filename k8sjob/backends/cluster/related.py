@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from k8sjob.backends.api import OUTPUT
 from k8sjob.kube.api_resources import ResourcePath, path
 from k8sjob.kube.client.errors import is_absent
 from k8sjob.kube.client.listwatch import list_all, pages
@@ -38,6 +39,8 @@ MAX_NODES: Final = 16
 """How many nodes are looked up by name: of larger jobs the first ones."""
 _MAX_GROUPS: Final = 3
 """How many PodGroups are; Volcano makes one of each Job in a set."""
+_MAX_INITS: Final = 3
+"""How many init containers' output is read; they fail one after the other."""
 _DIAGNOSED: Final = frozenset({"claim", "secret", "pull secret", "config map"})
 """The references of a job that its diagnosis needs."""
 _VOLCANO: Final = "scheduling.volcano.sh/v1beta1"
@@ -73,7 +76,8 @@ def related(transport: Transport, snapshot: Snapshot) -> tuple[Json, ...]:
         queue = pool.submit(_queue, transport, snapshot.job)
         found = pool.map(lambda one: _read_related(transport, one), lookups)
         gang = pool.submit(_gang, transport, snapshot)
-        beside = (*users.result(), *queue.result(), *gang.result())
+        inits = pool.submit(_init_outputs, transport, snapshot)
+        beside = (*users.result(), *queue.result(), *gang.result(), *inits.result())
         return (*(item for items in found for item in items), *beside)
 
 
@@ -152,6 +156,27 @@ def _gang(transport: Transport, snapshot: Snapshot) -> list[Json]:
         lookup = _Lookup("queues", name=queue, needed=True, api_version=_VOLCANO)
         items += _read_related(transport, lookup)
     return items
+
+
+def _init_outputs(transport: Transport, snapshot: Snapshot) -> list[Json]:
+    """The last lines of init containers that fail, of each the first Pod's."""
+    outputs: dict[str, Json] = {}
+    namespace = Object(snapshot.job).namespace
+    for pod in map(Pod, snapshot.pods):
+        for status, _ in pod.failed_inits:
+            name = str(status.raw.get("name"))
+            if name in outputs or len(outputs) == _MAX_INITS:
+                continue
+            query = {"container": name, "tailLines": "10", "limitBytes": "65536"}
+            # While it runs again its log is a new one.
+            query |= {"previous": "true"} if "running" in status.part("state") else {}
+            where = path("pods", namespace, pod.name, "log")
+            with suppress(ApiError):
+                lines = list(transport.stream(where, query=query, idle=_SECONDS))
+                meta = {"name": pod.name, "namespace": namespace}
+                text = [line.decode(errors="replace").rstrip() for line in lines]
+                outputs[name] = {"kind": OUTPUT, "metadata": meta, "container": name, "lines": text}
+    return [*outputs.values()]
 
 
 def _page(transport: Transport, namespaces: Iterable[str], selector: str) -> list[Json]:

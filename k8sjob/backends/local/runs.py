@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.backends.api import LOCAL, Snapshot
+from k8sjob.backends.api import LOCAL, OUTPUT, Snapshot
 from k8sjob.backends.local.container import ContainerEnd
 from k8sjob.backends.local.kubelet import container_ended
 from k8sjob.backends.local.state_folder import open_file, read_json
@@ -90,6 +90,7 @@ SNAPSHOT: Final[dict[str, Any]] = {
 RELATED: Final[dict[str, Any]] = {
     "Status": _object_shape("status reason", details=_object_shape("kind name")),
     "Event": _EVENT,
+    OUTPUT: {"metadata": _META, "container": str, "lines": [str]},
     ANY: {
         "metadata": _META,
         "spec": {"taints": [_object_shape("key value effect")], "hard": {ANY: Quantity}},

@@ -135,7 +135,26 @@ def _container_failed(facts: Facts) -> Iterator[Diagnosis]:
     )
     first = first and _awaited(facts, first, failed)
     if first:
-        yield _with_similar(facts, explain_end(facts, first), first, failed)
+        finding = _with_similar(facts, explain_end(facts, first), first, failed)
+        yield finding
+        yield from _independent(facts, finding, failed)
+
+
+def _independent(
+    facts: Facts, finding: Diagnosis, failed: Sequence[Failure]
+) -> Iterator[Diagnosis]:
+    """Other causes by which replicas failed, each once and in one line.
+
+    A peer's end is followed by errors of all kinds; these no other replica can cause.
+    """
+    shown = {finding.cause}
+    for end in failed:
+        other = explain_end(facts, end)
+        fresh = other.cause in _INDEPENDENT - shown and other.replica not in finding.replicas
+        if fresh and not (is_consequence(facts, end) or facts.runs_again(end.replica)):
+            shown.add(other.cause)
+            message, replicas = other.message.partition("\n")[0], (other.replica,)
+            yield replace(other, message=message, replicas=replicas)
 
 
 def _awaited(facts: Facts, end: Failure, failed: Sequence[Failure]) -> Failure:
@@ -259,6 +278,20 @@ _STARTING: Final = _for_each_pod(
 )
 _WAITED: Final = frozenset(
     {Cause.RENDEZVOUS, Cause.HUNG, Cause.CONNECTION, Cause.COLLECTIVE_TIMEOUT}
+)
+_INDEPENDENT: Final = frozenset(
+    {
+        Cause.CONFIGURATION,
+        Cause.DISK,
+        Cause.GPU_DRIVER,
+        Cause.GPU_FAULT,
+        Cause.GPU_MEMORY,
+        Cause.IMAGE,
+        Cause.MEMORY,
+        Cause.MISSING_MODULE,
+        Cause.SHARED_MEMORY,
+        Cause.START,
+    }
 )
 _CAUSES: Final[tuple[Callable[[Facts], Iterator[Diagnosis]], ...]] = (
     job.state,

@@ -169,25 +169,22 @@ def bad_sandbox(_facts: Facts, pod: ReplicaPod) -> Explanation | None:
 
 def bad_init(facts: Facts, pod: ReplicaPod) -> Explanation | None:
     """An init container of the job's own that fails."""
-    for container in pod.containers:
-        if not container.init or container.name == facts.target.init_container:
+    for status, ended in pod.failed_inits:
+        name = str(status.raw.get("name", ""))
+        if name == facts.target.init_container:
             continue
-        before = Object(container.status).part("lastState", "terminated")
-        ended = container.ended if container.ended.get("exitCode") else before
-        if not ended.get("exitCode") or container.ended.get("exitCode") == 0:
-            continue
-        if container.sidecar and container.status.get("started"):
-            continue
-        restarts = int(container.status.get("restartCount", 0))
+        restarts = int(status.raw.get("restartCount", 0))
         times = f", {restarts} times" if restarts > 1 else ""
         message = one_line(ended.get("message", ""))
-        output = f"kubectl logs -n {facts.namespace} {POD} -c {shlex.quote(container.name)}"
-        step = f"see what it wrote: {output}"
+        lines = facts.init_output(name)
+        step = f"see what it wrote: kubectl logs -n {facts.namespace} {POD} -c {shlex.quote(name)}"
         if ended.get("reason") == "OOMKilled":
             message, step = "out of memory", "raise that container's memory limit"
+        elif not message and lines:
+            message = f"it wrote last: {'; '.join(lines)}"
         return Explanation(
             Cause.INIT,
-            f"its init container {container.name!r} ended with exit code {int(ended['exitCode'])}"
+            f"its init container {name!r} ended with exit code {int(ended['exitCode'])}"
             f"{times}{f': {message}' * bool(message)}",
             step,
             since=moment(ended.get("finishedAt")),

@@ -11,10 +11,11 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.backends.api import LOCAL
+from k8sjob.backends.api import LOCAL, OUTPUT
 from k8sjob.contract import Event, EventKind, ExitCode, Reason
 from k8sjob.kube import objects
 from k8sjob.kube.objects import Object, event_time, moment, training
+from k8sjob.observe.diagnose.finding import shortened
 from k8sjob.observe.status import job_status, processes, training_fields
 from k8sjob.targets.api import JobState
 from k8sjob.targets.jobs import replica_names, replica_of, target_of
@@ -34,6 +35,8 @@ GRACE_SECONDS: Final = 120.0
 """Maximum seconds until a container that the kubelet stops has ended, for most grace periods."""
 _ONE_FAILURE_SECONDS: Final = 60.0
 """The agents of all nodes answer a failure within this time."""
+_INIT_LINES: Final = 3
+"""Last lines of an init container that are shown."""
 _SECOND: Final = 1.0
 """The kubelet rounds the time of an end down to a second."""
 _STOPPED_SECONDS: Final = 900.0
@@ -369,6 +372,12 @@ class Facts:
     def of_kind(self, kind: str) -> list[Json]:
         """The related objects of a kind."""
         return [one for one in self.related if one.get("kind") == kind]
+
+    def init_output(self, container: str) -> list[str]:
+        """The last lines of an init container that fails, of the first Pod in which it does."""
+        outputs = (one for one in self.of_kind(OUTPUT) if one.get("container") == container)
+        lines = next((one.get("lines") or () for one in outputs), ())
+        return [shortened(line) for line in lines if line.strip()][-_INIT_LINES:]
 
     @cached_property
     def not_found(self) -> set[tuple[str, str]]:

@@ -752,6 +752,23 @@ def test_nodes_are_looked_at_by_name_once_all_pods_have_one(backend, there, list
     assert details == [{"kind": "nodes", "name": "n1"}], "the node is gone"
 
 
+def test_the_last_lines_of_an_init_container_that_fails(backend, there, listed):
+    """Of one Pod: the others' say the same. While it runs again, what it wrote before counts."""
+    failed, fine = ({"state": {"terminated": {"exitCode": code}}} for code in (1, 0))
+    again = {"state": {"running": {}}, "lastState": failed["state"]}
+    pods = [pod("master", 0), pod("worker", 0)]
+    for one, fetch in zip(pods, (again, failed), strict=True):
+        statuses = [{"name": "unpack", **fine}, {"name": "fetch", **fetch}]
+        one["status"] = {"initContainerStatuses": statuses}
+    there.on("GET", PODS, listed(1, *pods))
+    there.watched(f"{PODS}/one-master-0/log", [b"cloning\n", b"fatal: \xff\n"])
+    found = backend.related(backend.snapshot(JobRef("one", "team")))
+    (output,) = [one for one in found if one["kind"] == "ContainerOutput"]
+    assert (output["container"], output["lines"]) == ("fetch", ["cloning", "fatal: \ufffd"])
+    (query,) = there.of("WATCH")
+    assert (query["container"], query["previous"]) == ("fetch", "true")
+
+
 def asked_of_kueue(backend, there):
     there.asked.clear()
     backend.related(backend.snapshot(JobRef("one", "team")))
