@@ -156,10 +156,14 @@ def _run_elastic(
     export("TORCH_CPP_LOG_LEVEL", "ERROR", override=False)
     from k8sjob.runtime.agent.elastic import run_elastic  # imports torch
 
-    reason = run_elastic(shape, program, settings, inbox)
+    count = RestartCount(config.restarts_file(), settings.max_restarts)
+    if count.refused is not None:
+        return count.refused, ExitCode.RESTARTS_SPENT
+    reason, final = run_elastic(shape, program, settings, inbox, count)
+    count.end(reason, final=final)
     if reason is None or inbox.stopping():
         return _outcome(reason)
-    return _given_up(reason, settings)
+    return _given_up(reason, settings, final=final)
 
 
 def _given_up(reason: Reason, settings: RuntimeConfig, *, final: bool = False) -> _Outcome:

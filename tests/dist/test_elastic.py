@@ -27,9 +27,9 @@ LIMIT_S = 240
 class Node:
     """One agent with its ranks."""
 
-    def __init__(self, folder, number, *, endpoint, settings, bounds, processes):
+    def __init__(self, folder, number, *, endpoint, settings, bounds, processes, program):
         self.output = folder / f"output-{number}"
-        self.words = folder / f"words-{number}"
+        self.words = folder / "words" if program != UNTIL else folder / f"words-{number}"
         settings = {
             "checkpoint_dir": str(folder / "checkpoints"),
             "checkpoint_every": 1,
@@ -48,7 +48,7 @@ class Node:
             contract.CONFIG_ENV: contract.RuntimeConfig(**settings).encode(),
             contract.TERMINATION_LOG_ENV: str(self.words),
         }
-        argv = [sys.executable, "-m", "k8sjob.runtime", str(UNTIL), str(folder / "done")]
+        argv = [sys.executable, "-m", "k8sjob.runtime", str(program), str(folder / "done")]
         with self.output.open("w") as file:
             self.process = subprocess.Popen(argv, env=env, stdout=file, stderr=file)
 
@@ -75,8 +75,9 @@ def nodes(tmp_path):
     with reserve("127.0.0.1") as reserved:
         port = reserved.getsockname()[1]
 
-        def start(*, bounds="1:3", processes=1, host="127.0.0.1", **settings):
+        def start(*, bounds="1:3", processes=1, host="127.0.0.1", program=UNTIL, **settings):
             how = {"settings": settings, "bounds": bounds, "processes": processes}
+            how["program"] = program
             node = Node(tmp_path, len(running), endpoint=f"{host}:{port}", **how)
             running.append(node)
             return node
@@ -196,6 +197,27 @@ def test_a_batch_that_could_not_be_shared_by_all_who_may_come(nodes):
 def test_only_what_fails_here_counts_against_the_restarts(code, culprits, loss):
     node = NodeEnv(node_rank=1, nnodes=2, nproc_per_node=2, master_addr="a", master_port=1)
     assert is_loss(Reason(code, culprits=culprits, time=1), node) is loss
+
+
+@pytest.mark.parametrize(
+    ("failure", "starts"),
+    [
+        ("os.kill(os.getpid(), 9)", 3),  # from outside: it may end better
+        ("os.abort()", 2),  # twice at the same place
+    ],
+)
+def test_the_containers_of_a_pod_share_a_count(nodes, tmp_path, failure, starts):
+    """A container that starts again after the last restart does not begin with the first."""
+    script = tmp_path / "fails.py"
+    script.write_text(f"import os\nprint('starts', flush=True)\n{failure}\n")
+    how = {"bounds": "1:2", "program": script, "max_restarts": 2, "restart_policy": "OnFailure"}
+    first = nodes(**how)
+    assert first.wait() == {3: 137, 2: ExitCode.RESTARTS_SPENT}[starts], first.text
+    assert first.text.count("starts\n") == starts
+    assert [event["restart"] for event in first.events("restarting")] == [*range(1, starts)]
+    again = nodes(**how)
+    assert again.wait() == ExitCode.RESTARTS_SPENT, again.text
+    assert "starts\n" not in again.text
 
 
 def own_address():

@@ -227,6 +227,19 @@ def test_a_hang_at_the_same_step_is_not_tried_a_third_time(nodes, tmp_path):
         assert reason.message.endswith("twice at the same place, so there is no further restart")
 
 
+def test_a_collective_of_another_size_is_not_tried_again(nodes, tmp_path):
+    """Gloo aborts the rank that gets more than it expects, as it would each time."""
+    script = """
+        together()
+        time.sleep(1)
+        dist.all_reduce(torch.ones(4 if env.rank else 8))
+    """
+    _, (code, _, reason) = nodes(script, 2, max_restarts=3)
+    assert (code, reason.exit_code) == (ExitCode.RESTARTS_SPENT, 128 + 6)
+    assert reason.message.endswith("differs from its own, so there is no restart")
+    assert len(list(tmp_path.glob("start-*-1"))) == 1
+
+
 @pytest.mark.parametrize("nnodes", [1, 2])
 def test_a_collective_that_one_rank_does_not_reach(nodes, tmp_path, nnodes):
     """Whoever waits for it fails once, and says at which step and for whom."""

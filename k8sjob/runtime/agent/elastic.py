@@ -33,6 +33,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 
 from k8sjob.contract import ExitCode
 from k8sjob.runtime.agent.attempt import backoff, retryable, run_attempt, stopped, verdict
+from k8sjob.runtime.agent.restarts import in_vain
 from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.env import NodeEnv, export
 from k8sjob.runtime.base.errors import PeerLost
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 
     from k8sjob.contract import Reason, RuntimeConfig
     from k8sjob.runtime.agent.attempt import Attempt
+    from k8sjob.runtime.agent.restarts import RestartCount
     from k8sjob.runtime.agent.worker_group import Program
     from k8sjob.runtime.base.env import ElasticEnv
     from k8sjob.runtime.base.signals import Inbox
@@ -69,49 +71,68 @@ def run_elastic(
     program: Callable[[NodeEnv], Program],
     config: RuntimeConfig,
     inbox: Inbox,
-) -> Reason | None:
+    count: RestartCount,
+) -> tuple[Reason | None, bool]:
     """Run a program on this node in round after round, until a round succeeds.
 
-    `max_restarts` counts this node's failures, as long as no round between them lasts a minute.
+    `max_restarts` counts this node's failures, over all containers of its pod, as long as no round
+    between them lasts a minute.
 
     Returns:
         None when all processes of this node ended with 0, or the others have ended the job; else
-        why the node's last round ended.
+        why the node's last round ended. And whether another one would end the same way.
 
     Raises:
         PeerLost: fewer nodes than the job needs came in time.
         EnvError: there is no folder to write in.
         OSError: a process could not be started.
     """
-    failures = losses = 0
+    failures, losses = _Failures(count.restarts, config.max_restarts), 0
+    earlier = count.restarts  # a round is counted from 1 again where its host is new
     with closing(_Rendezvous(env, config)) as rendezvous:
         while (node := rendezvous.join(inbox)) is not None:
             began = time.monotonic()
+            count.begin(failures.count)
             log_line(f"round {rendezvous.round}: node {node.node_rank} of {node.nnodes}")
             leave = rendezvous.is_out_of_date
             record = run_attempt(program(node), rendezvous.round - 1, config, inbox, leave=leave)
             reason = verdict(record, inbox.stop)
             if reason is None and record.leave_time == float("inf"):
                 rendezvous.finish(inbox)
-                return None
+                return None, True
             stays = record.unkillable or (reason and not retryable(reason.exit_code))
             if inbox.stopping() or stays:
-                return reason
+                return reason, False
             if time.monotonic() - began >= TIMEOUTS.settled:
-                failures = losses = 0
+                failures.count = losses = 0
+            log_line(
+                f"{describe(reason) if reason else 'stopped'}; the remaining nodes start again"
+            )
             if reason and is_loss(reason, node):
                 losses += 1
             elif reason and reason.exit_code != ExitCode.STOPPED:
-                failures += 1
-            if failures > config.max_restarts:
-                return reason
-            why = describe(reason) if reason else "stopped"
-            log_line(f"{why}; the remaining nodes start again")
-            if reason and reason.exit_code != ExitCode.STOPPED and not is_loss(reason, node):
-                write_restart(rendezvous.round, reason)
-            if failures or losses > 1:  # the first loss of a node is followed by no pause
-                inbox.sleep(backoff(failures + losses, _MAX_PAUSE_S))
-    return stopped(inbox)
+                if end := failures.add(reason, record):
+                    return end
+                write_restart(earlier + rendezvous.round, reason)
+            if failures.count or losses > 1:  # the first loss of a node is followed by no pause
+                inbox.sleep(backoff(failures.count + losses, _MAX_PAUSE_S))
+    return stopped(inbox), False
+
+
+class _Failures:
+    """This node's failures, as long as no round between them lasts a minute."""
+
+    def __init__(self, count: int, most: int) -> None:
+        self.count, self._most = count, most
+        self._before: Reason | None = None
+
+    def add(self, reason: Reason, record: Attempt) -> tuple[Reason, bool] | None:
+        """What run_elastic returns after one more; None: another round may end better."""
+        self.count += 1
+        before, self._before = self._before, reason
+        if last := in_vain(before, reason, record):
+            return last, True
+        return (reason, False) if self.count > self._most else None
 
 
 def is_loss(reason: Reason, node: NodeEnv) -> bool:

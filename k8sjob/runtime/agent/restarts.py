@@ -136,6 +136,20 @@ class RestartCount:
                 draft.replace(self._file)
 
 
+def in_vain(before: Reason | None, now: Reason, record: Attempt) -> Reason | None:
+    """The reason to end with, where another start would end the same way; None: it may not.
+
+    `before` is why the start before this one has ended.
+    """
+    if now.rank in record.mismatched:
+        why = "another rank's call or tensor differs from its own, so there is no restart"
+    elif repeats(before, now):
+        why = "twice at the same place, so there is no further restart"
+    else:
+        return None
+    return replace(now, message=f"{now.message}; {why}")
+
+
 def repeats(before: Reason | None, now: Reason) -> bool:
     """Whether a failure is the one before it again: the same ranks, the same place, the same step.
 
@@ -233,10 +247,7 @@ class Coordinator:
         if left := self._left(record, reason):
             return left
         before, self._before = self._before, reason
-        if not repeats(before, reason):
-            return None
-        message = f"{reason.message}; twice at the same place, so there is no further restart"
-        return replace(reason, message=message)
+        return in_vain(before, reason, record)
 
     def explained(self, record: Attempt, reason: Reason, inbox: Inbox) -> Reason:
         """The last reason, once the nodes whose end broke a connection can have reported it."""

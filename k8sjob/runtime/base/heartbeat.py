@@ -55,6 +55,7 @@ class Seen:
     importing: bool = False  # whether it is importing torch now
     ranks: int = 0  # size of the largest process group that it was in; 0 before the first
     called: int = 0  # processes that RPC connects, itself included; 0: it has not used RPC
+    gloo: bool = False  # whether the default process group that it is in is over gloo alone
     started: bool = False  # whether it started processes that may train, and have no observer
     # optimizer steps done, also those of a checkpoint that a session resumed; -1 before the first
     # of this process
@@ -151,6 +152,7 @@ class Observer:
             ranks=self._largest,
             # torch leaves these names in place after rpc.shutdown().
             called=len(getattr(sys.modules.get(_RPC), "_ALL_WORKER_NAMES", ())),
+            gloo=self._largest > 0 and _is_over_gloo(),
             started=self._forked or not _BY_EXEC.isdisjoint(sys.modules),
             step=self.resumed + self._steps - 1 if self._steps else -1,
             where=self._stall.where,
@@ -335,6 +337,13 @@ def places(seen: Mapping[int, Seen], ranks: tuple[int, ...]) -> str:
         f"rank {rank} {'works' if works else 'is'} {f'at {where}' if where else 'in no known line'}"
         for rank, where, works in states
     )
+
+
+def _is_over_gloo() -> bool:
+    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    with suppress(Exception):  # the group may be destroyed at this moment
+        return bool(c10d.get_backend() == "gloo")
+    return False
 
 
 def _is_watched() -> bool:
