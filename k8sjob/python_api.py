@@ -14,9 +14,9 @@ from k8sjob.jobs.plan import load_spec, plan_run, plan_submission
 from k8sjob.jobs.result import RunResult, deleted, read_reached, result
 from k8sjob.jobs.run import run_plan
 from k8sjob.jobs.submit import push_code, submit_plan
+from k8sjob.observe.findings import findings
 from k8sjob.observe.status import JobStatus, job_status
 from k8sjob.view.follow import follow
-from k8sjob.view.json_output import findings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

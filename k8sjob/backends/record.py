@@ -31,7 +31,7 @@ from k8sjob.backends.local import LocalBackend
 from k8sjob.backends.local.runs import RELATED, SNAPSHOT
 from k8sjob.backends.local.state_folder import Store
 from k8sjob.contract import __version__
-from k8sjob.errors import BackendError, JobNotFound, K8sJobError, field_path
+from k8sjob.errors import BackendError, K8sJobError, field_path
 from k8sjob.files import whole_file
 from k8sjob.kube.objects import Object, Pod
 from k8sjob.targets.field_types import ANY, fit
@@ -43,6 +43,10 @@ if TYPE_CHECKING:
 
     from k8sjob.backends.api import Backend
     from k8sjob.kube.objects import Json
+
+    Findings = Sequence[Json]
+    Judge = Callable[[Backend, Snapshot, Sequence[Json], Callable[[], Findings]], Findings]
+    """Gives the findings of a job and its related objects; it may ask for those before."""
 
 SUFFIX: Final = ".k8sjob"
 UNSENT: Final = ".unsent"
@@ -64,6 +68,10 @@ _KEPT_RECORDS: Final = 200
 _KEPT_BYTES: Final = 1 << 30
 """Records that are kept, and their total bytes; the oldest are removed."""
 _MOST_REPLICAS: Final = 100_000
+_FINDING: Final = {
+    **dict.fromkeys(("cause", "message", "next_step", "replica", "at"), str), "replicas": [str]
+}  # fmt: skip
+"""The shape of a finding; see fit."""
 DAMAGE: Final = (
     OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, EOFError,
     zipfile.BadZipFile, zlib.error,
@@ -76,15 +84,17 @@ def write_record(
     backend: Backend,
     ref: JobRef,
     file: IO[bytes],
-    unread: Callable[[str, str], object],
+    unread: Callable[[str, str], object] = lambda *_: None,
     *,
     brief: bool = False,
     snapshot: Snapshot | None = None,
     earlier: Callable[[JobRef], RecordBackend] | None = None,
+    judge: Judge | None = None,
 ) -> None:
     """Write the record of a job.
 
     `earlier` opens its record before this one, which may have the output of Pods that are gone.
+    `judge` finds what is wrong with the job, for a time when less of it can be seen.
     The file can seek. `unread` is called with a replica and the reason where its output cannot be
     read. A `brief` record has the output of few replicas of a large job, and less of the middle of
     much output.
@@ -111,6 +121,10 @@ def write_record(
         "events": list(snapshot.events),
         "related": related,
     }
+    if judge:
+        objects["findings"] = judge(
+            backend, snapshot, related, lambda: record.findings if (record := before()) else ()
+        )
     with suppress(BackendError):
         if isinstance(backend, LocalBackend | RecordBackend):
             made = backend.launched(ref)
@@ -136,8 +150,8 @@ def write_record(
                     unread(replica, str(error))
 
 
-def _read(found: Json) -> tuple[Snapshot, list[Json]]:
-    """The job and what is related to it.
+def _read(found: Json) -> tuple[Snapshot, list[Json], list[Json]]:
+    """The job, what is related to it, and what was found to be wrong.
 
     Raises:
         ValueError: a part does not have the form that Kubernetes gives it.
@@ -149,6 +163,9 @@ def _read(found: Json) -> tuple[Snapshot, list[Json]]:
         one, more = fit(given, RELATED.get(given.get("kind"), RELATED[ANY]))
         related.append(one)
         wrong += more
+    judged, more = fit({"findings": found.get("findings") or []}, {"findings": [_FINDING]})
+    wrong += more
+    findings = [{key: one[key] for key in _FINDING} for one in judged["findings"]]
     target = target_of(seen["job"])
     job, more = target.typed(seen["job"])
     if problems := [*wrong, *more]:
@@ -162,7 +179,7 @@ def _read(found: Json) -> tuple[Snapshot, list[Json]]:
                 raise ValueError(f"{name!a} is not a valid name in Kubernetes")
     if sum(one.count for one in target.replicas(job)) > _MOST_REPLICAS:
         raise ValueError(f"it has over {_MOST_REPLICAS} replicas")
-    return Snapshot(job, seen["pods"], seen["events"], moment), related
+    return Snapshot(job, seen["pods"], seen["events"], moment), related, findings
 
 
 def _launched(given: Any) -> Launched | None:
@@ -305,7 +322,13 @@ class Records:
         """Forget a message."""
         (self._root / UNSENT / name).unlink(missing_ok=True)
 
-    def keep(self, backend: Backend, ref: JobRef, snapshot: Snapshot | None = None) -> Path:
+    def keep(
+        self,
+        backend: Backend,
+        ref: JobRef,
+        snapshot: Snapshot | None = None,
+        judge: Judge | None = None,
+    ) -> Path:
         """Keep a brief record of a job, as write_record does; older ones give way.
 
         The namespace that has most gives way first, so that no team removes another's records.
@@ -313,7 +336,7 @@ class Records:
         path = self._made(self.path(ref))
         with whole_file(path) as out:
             write_record(
-                backend, ref, out, lambda *_: None, brief=True, snapshot=snapshot, earlier=self.open
+                backend, ref, out, brief=True, snapshot=snapshot, earlier=self.open, judge=judge
             )
         sizes: dict[Path, int] = {}
         for _, kept in reversed(self._newest("*", "*")):
@@ -363,23 +386,6 @@ class Records:
         return sorted(found, reverse=True)
 
 
-def keep_record_of(backend: Backend, ref: JobRef) -> str:
-    """Keep a record of a job in a cluster that has ended; jobs on this machine have a folder.
-
-    Returns:
-        Why there is none, as a sentence; empty where it is kept, or the job is gone.
-    """
-    if backend.recorded or isinstance(backend, LocalBackend):
-        return ""
-    try:
-        Records().keep(backend, ref)
-    except JobNotFound:
-        return ""  # deleted by somebody, or after its ttl
-    except (BackendError, OSError) as error:
-        return f"no record is kept of {ref}: {error}"
-    return ""
-
-
 class RecordBackend:
     """The job of a record, as a back end that changes nothing."""
 
@@ -400,7 +406,7 @@ class RecordBackend:
             found = json.loads(text)
             version = found["format"]
             if version == _FORMAT:
-                seen, self._related = _read(found)
+                seen, self._related, self.findings = _read(found)
                 self._snapshot = replace(seen, record=shlex.quote(str(path)))
                 self._launched = _launched(found.get("launched"))
         except DAMAGE as error:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from k8sjob.backends.api import Backend, JobRef, Snapshot
+    from k8sjob.backends.record import Judge
 
 _URL: Final = re.compile(r"(?P<scheme>\w+)://(?P<path>[a-z0-9][a-z0-9._-]*(?:/[^\s?*\[\]]*)?)")
 _PACKAGES: Final = {
@@ -60,11 +61,17 @@ class StoredRecords:
             self._files.pipe_file(f"{self._root}/k8sjob-collect", __version__.encode())
             self._files.exists(f"{self._root}/k8sjob-none")
 
-    def keep(self, backend: Backend, ref: JobRef, snapshot: Snapshot | None = None) -> str:
+    def keep(
+        self,
+        backend: Backend,
+        ref: JobRef,
+        snapshot: Snapshot | None = None,
+        judge: Judge | None = None,
+    ) -> str:
         """Keep a brief record of a job, as write_record does; it is there whole or not at all."""
         with tempfile.NamedTemporaryFile(prefix="k8sjob-") as out:
             write_record(
-                backend, ref, out, lambda *_: None, brief=True, snapshot=snapshot, earlier=self.open
+                backend, ref, out, brief=True, snapshot=snapshot, earlier=self.open, judge=judge
             )
             out.flush()
             with _explained(self._url):

@@ -13,6 +13,7 @@ from k8sjob.cli.find_job import Place, find, job_argument, place_options
 from k8sjob.cli.output import line, warn
 from k8sjob.errors import K8sJobError
 from k8sjob.files import whole_file
+from k8sjob.observe.findings import findings_to_keep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -50,7 +51,7 @@ def archive_command(job: str, path: Path | None, force: bool, place: Place) -> N
         warn(f"the record does not have all of the output of {replica}: {reason}")
 
     with complete_file(path or Path(f"{ref.name}{SUFFIX}"), force=force) as out:
-        write_record(backend, ref, out, unread)
+        write_record(backend, ref, out, unread, judge=findings_to_keep)
 
 
 @contextmanager

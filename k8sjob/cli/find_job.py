@@ -280,7 +280,7 @@ def warn_of_clock(snapshot: Snapshot) -> None:
 
 def keep_record(backend: Backend, ref: JobRef) -> None:
     """Keep a record of a job in a cluster that has ended; jobs on this machine have a folder."""
-    from k8sjob.backends.record import keep_record_of  # noqa: PLC0415 - as above
+    from k8sjob.observe.findings import keep_record_of  # noqa: PLC0415 - as above
 
     if why_not := keep_record_of(backend, ref):
         warn(why_not)

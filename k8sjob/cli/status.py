@@ -13,11 +13,11 @@ from k8sjob.cli.output import document, line, table
 from k8sjob.contract import counted
 from k8sjob.errors import BackendError
 from k8sjob.observe.diagnose import diagnose
+from k8sjob.observe.findings import findings
 from k8sjob.observe.logs import tail_lines
 from k8sjob.observe.status import JobStatus, ReplicaStatus, job_status, reporting_replica
 from k8sjob.targets.api import JobState
 from k8sjob.view.json_output import (
-    findings,
     image,
     job_document,
     progress_in,

@@ -13,11 +13,11 @@ from k8sjob.cli.find_job import Place, find, job_argument, place_options, warn_o
 from k8sjob.cli.options import format_option
 from k8sjob.cli.output import document, line, table
 from k8sjob.contract import Event, EventKind
+from k8sjob.observe.findings import findings
 from k8sjob.observe.status import job_status
 from k8sjob.observe.timing import Phase, Row, Timing, read_timing
 from k8sjob.observe.usage import read_usage
 from k8sjob.targets.api import JobState
-from k8sjob.view.json_output import findings
 from k8sjob.view.lines import environment, finding_lines
 from k8sjob.view.summary import finding
 from k8sjob.view.views import console_for

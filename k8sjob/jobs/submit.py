@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.adopt.equivalence import aligned, normal_pair
 from k8sjob.backends.api import JobRef, Plan, Snapshot
-from k8sjob.backends.record import keep_record_of
 from k8sjob.errors import BackendError, JobExists, JobNotFound
 from k8sjob.jobs.plan import plan_job
 from k8sjob.kube.objects import MANIFEST_DIGEST, Object, is_ours, same_manifest
+from k8sjob.observe.findings import keep_record_of
 from k8sjob.observe.status import job_status
 from k8sjob.rendering import check_script
 from k8sjob.rendering.diff import ManifestDiff, difference

@@ -6,9 +6,10 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import JobRef, Snapshot
@@ -16,6 +17,7 @@ from k8sjob.errors import BackendError, JobNotFound, StorageError
 from k8sjob.kube.client.listwatch import Kind
 from k8sjob.kube.objects import NOTIFY, Object, Pod, stamp
 from k8sjob.observe.diagnose import diagnose
+from k8sjob.observe.findings import findings_to_keep, with_earlier
 from k8sjob.observe.logs import last_lines
 from k8sjob.observe.status import job_status
 from k8sjob.observe.watch import Stalled
@@ -23,7 +25,7 @@ from k8sjob.sanitize import safe_line
 from k8sjob.targets.api import JobState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from k8sjob.backends.cluster.backend import ClusterBackend
     from k8sjob.backends.record import Records
@@ -165,7 +167,7 @@ class Collector:
         try:
             snapshot = self._backend.snapshot(ref)
         except JobNotFound:
-            snapshot = self._backend.snapshot_of(_deleted(job.newest))
+            snapshot = _deleted(self._backend.snapshot_of(job.newest))
             is_gone = True
             if job.recorded and (job.has_ended or not snapshot.pods):
                 job.is_complete = True  # the record before this one has more
@@ -181,7 +183,7 @@ class Collector:
         has_ended = status.state.finished or Object(snapshot.job).deleting
         may_wait = not has_ended and time.monotonic() - job.recorded_at < _AGAIN_SECONDS
         if (news := _news(status)) != job.recorded and not may_wait:
-            path = self._records.keep(self._backend, ref, snapshot)
+            path = self._records.keep(self._backend, ref, snapshot, findings_to_keep)
             job.recorded, job.recorded_at = news, time.monotonic()
             job.has_ended = status.state.finished
             if self._outage.is_set():
@@ -197,15 +199,21 @@ class Collector:
             return job_status(self._records.open(ref).snapshot(ref)).state.finished
         return False
 
+    def _recorded_findings(self, ref: JobRef) -> Sequence[Json]:
+        with suppress(BackendError):
+            return self._records.open(ref).findings
+        return ()
+
     def _report_end(self, snapshot: Snapshot, status: JobStatus) -> None:
-        ended = status.finished or datetime.now(UTC)
-        if datetime.now(UTC) - ended > _OLD:
+        ended = status.finished or snapshot.now
+        if snapshot.now - ended > _OLD:
             return
         text = str(status.state).lower()
         if status.started:
             text += f" after {str(ended - status.started).partition('.')[0]}"
         lines = last_lines(self._backend, snapshot)
-        for one in diagnose(snapshot, lines, self._backend.related(snapshot)):
+        found = diagnose(snapshot, lines, self._backend.related(snapshot))
+        for one in with_earlier(snapshot, found, partial(self._recorded_findings, status.ref)):
             text += f"\nwhy: {_part(one.message)}\nnext: {_part(one.next_step)}"
         self._send(snapshot, _ENDS[status.state], text)
 
@@ -239,10 +247,10 @@ def _part(text: str) -> str:
     return safe_line(text)[:_MOST_PART]
 
 
-def _deleted(job: Json) -> Json:
-    """The last object of a job that is gone, as one that is being deleted."""
-    now = stamp(datetime.now(UTC))
-    return {**job, "metadata": {"deletionTimestamp": now, **Object(job).metadata}}
+def _deleted(snapshot: Snapshot) -> Snapshot:
+    """The last of a job that is gone, as one that is being deleted, by the cluster's clock."""
+    metadata = {"deletionTimestamp": stamp(snapshot.now), **Object(snapshot.job).metadata}
+    return replace(snapshot, job={**snapshot.job, "metadata": metadata})
 
 
 def _news(status: JobStatus) -> object:

@@ -16,7 +16,14 @@ from k8sjob.contract import CONTAINER_NAME, DEFAULT_PORT, ExitCode, Role, counte
 from k8sjob.errors import Problem, field_path
 from k8sjob.kube.api_resources import Controller
 from k8sjob.kube.objects import PODSET_GROUP, Object, at_path, true_conditions
-from k8sjob.targets.api import Companion, JobState, RoleReplicas, Target, created_pods
+from k8sjob.targets.api import (
+    Companion,
+    JobState,
+    RecordedEnd,
+    RoleReplicas,
+    Target,
+    created_pods,
+)
 from k8sjob.targets.field_types import ABOUT, POD_TEMPLATE, fit, type_problems
 
 if TYPE_CHECKING:
@@ -31,6 +38,10 @@ NODE: Final = "node"
 CHILD_NAME: Final = f"-{NODE}-0"
 """The suffix of the Job's name after the set's: the replicated Job and the replica's index."""
 JOB_NAME: Final = "batch.kubernetes.io/job-name"
+_MATCHED: Final = re.compile(
+    r"Container \S+ for pod [^/\s]+/(?P<pod>\S+) failed with exit code (?P<code>[1-9]\d*) matching"
+)
+"""What the Job controller says of a Pod that a rule of podFailurePolicy fits."""
 _INDEXES: Final = re.compile(r"[0-9]{1,9}")
 _INDEX: Final = "batch.kubernetes.io/job-completion-index"
 """A label of the Pod since Kubernetes 1.28, and an annotation."""
@@ -488,6 +499,16 @@ class Indexed(Target):
             return ""
         ranked = self._has_ranks(found[1], len(jobs))
         return _replica(int(found[2])) if ranked else f"{found[1][1:]}-{int(found[2])}"
+
+    def recorded_ends(self, job: Json, events: Iterable[Json]) -> Iterator[RecordedEnd]:
+        """Exit codes in conditions of the Job, which stay, and in its Events."""
+        conditions = true_conditions(self._counted(job)).values()
+        messages = [(one.get("message"), one.get("lastTransitionTime")) for one in conditions]
+        messages += [(event.get("message"), event.get("lastTimestamp")) for event in events]
+        for message, time in messages:
+            matched = _MATCHED.match(message or "")
+            if matched and (replica := self.replica_named(job, matched["pod"])):
+                yield RecordedEnd(replica, int(matched["code"]), "", "", time or "", whole=False)
 
     def names_below(self, job: Json) -> set[tuple[str, str]]:
         """Also the Jobs of others' JobSets, which may be several, and of any name."""

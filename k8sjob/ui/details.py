@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.backends.api import LOCAL
 from k8sjob.backends.local import LocalBackend
 from k8sjob.backends.local.outputs import listed, written_files
-from k8sjob.backends.record import keep_record_of
 from k8sjob.contract import Event
 from k8sjob.errors import BackendError
 from k8sjob.jobs.plan import plan_job, plan_run
@@ -18,6 +17,7 @@ from k8sjob.jobs.rerun import spec_of
 from k8sjob.jobs.result import POSITION, read_reached
 from k8sjob.jobs.submit import submit_plan
 from k8sjob.jobs.suspend import suspend
+from k8sjob.observe.findings import findings, keep_record_of
 from k8sjob.observe.logs import logs, select
 from k8sjob.observe.timing import read_timing
 from k8sjob.observe.usage import read_usage
@@ -26,7 +26,7 @@ from k8sjob.sanitize import safe_text
 from k8sjob.spec import JobSpec
 from k8sjob.targets.jobs import has_ended, replica_names, sent
 from k8sjob.ui.jobs import clock
-from k8sjob.view.json_output import findings, job_document
+from k8sjob.view.json_output import job_document
 from k8sjob.yamldoc import dump
 
 if TYPE_CHECKING:

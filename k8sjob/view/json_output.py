@@ -14,8 +14,7 @@ from k8sjob.backends.api import JobRef
 from k8sjob.contract import Event
 from k8sjob.errors import BackendError
 from k8sjob.kube.objects import IMAGE_ORIGIN, Object, stamp, training
-from k8sjob.observe.diagnose import Diagnosis, diagnose
-from k8sjob.observe.logs import MOST_AT_ONCE, TAIL_LINES, last_lines
+from k8sjob.observe.logs import MOST_AT_ONCE, TAIL_LINES
 from k8sjob.observe.merge import Merge
 from k8sjob.observe.status import JobStatus, job_status, reporting_replica
 from k8sjob.provenance import Provenance
@@ -37,11 +36,6 @@ _OLD_S: Final = 60.0
 """Age in seconds from which it is shown: the numbers may not hold any more."""
 _OF_A_REPLICA: Final = ("name", "phase", "node", "restarts", "reason", "exit_code", "message")
 _DIGEST: Final = re.compile(r"@(sha256:[0-9a-f]{64})$")
-
-
-def findings(backend: Backend, snapshot: Snapshot) -> list[Diagnosis]:
-    """The findings of `why` and `status`, from all that can be read of a job."""
-    return diagnose(snapshot, last_lines(backend, snapshot), backend.related(snapshot))
 
 
 def state_document(status: JobStatus) -> dict[str, Any]:

@@ -371,7 +371,7 @@ def test_a_file_that_cannot_be_completed_leaves_what_was_there(job, k8sjob, tmp_
     k8sjob("run", job("end"))
     (tmp_path / "tiny.k8sjob").write_text("before")
 
-    def interrupted(*_):
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("k8sjob.cli.archive.write_record", interrupted)

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from types import SimpleNamespace
@@ -120,6 +121,13 @@ def test_an_end_of_long_ago_is_recorded_and_not_reported():
     old = now("Failed", pod=FAILED, minutes=61)
     assert collect(Cluster(old), Kind.ADDED, sent=sent)
     assert sent == []
+
+
+def test_ages_are_by_the_clusters_clock():
+    sent = Sent()
+    behind = replace(now("Failed", pod=FAILED, minutes=120), skew=-7200.0)
+    assert collect(Cluster(behind), Kind.ADDED, sent=sent)
+    assert len(sent) == 1, "by this machine's clock it ended two hours ago"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import ExitCode, counted
-from k8sjob.kube.objects import is_ours
+from k8sjob.kube.objects import is_ours, moment
 from k8sjob.observe.diagnose import job
 from k8sjob.observe.diagnose.containers import (
     bad_container,
@@ -222,8 +222,8 @@ def _with_similar(
         message += f"; {len(same)} more ended with the same exit code"
     over = facts.runs_again(first.replica)
     if over or first in facts.restarts:
-        moment = datetime.fromtimestamp(first.time, UTC) if first.time else None
-        message += ago(moment, facts.now, again=over)
+        failed_at = datetime.fromtimestamp(first.time, UTC) if first.time else None
+        message += ago(failed_at, facts.now, again=over)
     if (times_recreated := facts.recreated(first.replica)) > 1:
         message += f"; its pod was recreated {times_recreated} times"
         if not facts.target.keeps_ended_pods:
@@ -260,6 +260,24 @@ def _ended_or_did_not_start(facts: Facts) -> Iterator[Diagnosis]:
         before_deletion = with_gone_pods(facts)
         found = [*(_did_not_start_or_failed(before_deletion) if before_deletion else ()), *found]
     yield from found or job.restart_limit(facts)
+
+
+def _failed_before_deletion(facts: Facts) -> Iterator[Diagnosis]:
+    """What had failed, or kept replicas from starting, when the job's deletion was requested."""
+    deleted = moment(facts.job.metadata.get("deletionTimestamp"))
+    if deleted is None:
+        return
+    before = with_gone_pods(facts) or facts
+    failed = [
+        end
+        for end in before.ends
+        if 0 < end.time < deleted.timestamp()
+        and (end.exit_code not in _KILLED or end.why == "OOMKilled")
+    ]
+    if first := min(failed, key=lambda end: (is_consequence(before, end), end.time), default=None):
+        yield _with_similar(before, explain_end(before, first), first, failed)
+    else:
+        yield from _STARTING(before)
 
 
 def _between_ranks(facts: Facts) -> Iterator[Diagnosis]:
@@ -318,6 +336,7 @@ _AFTER_SUCCESS: Final[tuple[Callable[[Facts], Iterator[Diagnosis]], ...]] = (
 )
 _WHILE_DELETING: Final[tuple[Callable[[Facts], Iterator[Diagnosis]], ...]] = (
     job.deleting,
+    _failed_before_deletion,
     lost_or_displaced,
     _for_each_pod(slow),
 )

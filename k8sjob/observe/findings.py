@@ -1,0 +1,100 @@
+"""What is wrong with a job, with what its records know of the time when more could be seen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from k8sjob.backends.local import LocalBackend
+from k8sjob.backends.record import RecordBackend, Records
+from k8sjob.errors import BackendError, JobNotFound
+from k8sjob.kube.objects import stamp
+from k8sjob.observe.diagnose import Cause, Diagnosis, diagnose
+from k8sjob.observe.logs import last_lines
+from k8sjob.observe.status import job_status
+from k8sjob.targets.api import JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from k8sjob.backends.api import Backend, JobRef, Snapshot
+    from k8sjob.kube.objects import Json
+
+_END_ALONE: Final = frozenset(
+    {Cause.DEADLINE, Cause.DELETING, Cause.FAILED, Cause.LEFTOVER, Cause.RESTART_LIMIT}
+)
+"""Causes that say that a job ended, and not why."""
+_PASSING: Final = _END_ALONE | {
+    Cause.MASTER_AWAITED,
+    Cause.NO_PROGRESS,
+    Cause.OPERATOR_SILENT,
+    Cause.QUEUED,
+    Cause.STOPPED,
+    Cause.SUSPENDED,
+    Cause.WAITING,
+}
+"""Causes that explain no end that came later."""
+
+
+def findings(backend: Backend, snapshot: Snapshot) -> list[Diagnosis]:
+    """The findings of `why` and `status`, from all that can be read of a job."""
+    found = diagnose(snapshot, last_lines(backend, snapshot), backend.related(snapshot))
+    recorded = backend.findings if isinstance(backend, RecordBackend) else ()
+    return with_earlier(snapshot, found, lambda: recorded)
+
+
+def findings_to_keep(
+    backend: Backend,
+    snapshot: Snapshot,
+    related: Sequence[Json],
+    earlier: Callable[[], Sequence[Json]],
+) -> list[Json]:
+    """The findings as a record keeps them; `earlier` reads those of the record before it."""
+    found = diagnose(snapshot, last_lines(backend, snapshot), related)
+    moment = stamp(snapshot.now)
+    kept = [{**one.as_dict(), "at": moment} for one in found if not one.over]
+    if _explains_nothing(snapshot, found):
+        return [*(one for one in earlier() if one["cause"] not in _PASSING), *kept]
+    return kept
+
+
+def keep_record_of(backend: Backend, ref: JobRef) -> str:
+    """Keep a record of a job in a cluster that has ended; jobs on this machine have a folder.
+
+    Returns:
+        Why there is none, as a sentence; empty where it is kept, or the job is gone.
+    """
+    if backend.recorded or isinstance(backend, LocalBackend):
+        return ""
+    try:
+        Records().keep(backend, ref, judge=findings_to_keep)
+    except JobNotFound:
+        return ""  # deleted by somebody, or after its ttl
+    except (BackendError, OSError) as error:
+        return f"no record is kept of {ref}: {error}"
+    return ""
+
+
+def with_earlier(
+    snapshot: Snapshot, found: list[Diagnosis], earlier: Callable[[], Sequence[Json]]
+) -> list[Diagnosis]:
+    """The findings after those of an earlier record, where they alone do not explain the end."""
+    if not _explains_nothing(snapshot, found):
+        return found
+    kept = [
+        Diagnosis(
+            one["cause"],
+            f"{one['message']} (seen at {one['at']})",
+            one["next_step"],
+            one["replica"],
+            tuple(one["replicas"]),
+        )
+        for one in earlier()
+        if one["cause"] not in _PASSING
+    ]
+    return [*kept, *found]
+
+
+def _explains_nothing(snapshot: Snapshot, found: Sequence[Diagnosis]) -> bool:
+    """Whether a job ended and its findings do not say why: its Pods may be gone."""
+    ended = job_status(snapshot).state in {JobState.FAILED, JobState.DELETING}
+    return ended and all(one.cause in _END_ALONE for one in found)

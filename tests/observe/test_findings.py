@@ -1,0 +1,96 @@
+"""What a record keeps of the time when more could be seen."""
+
+import json
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from observed import NOW, at, ended, make_pod, snapshot
+
+from k8sjob.backends.api import JobRef, LogLine, Snapshot
+from k8sjob.backends.record import Records
+from k8sjob.observe.diagnose import diagnose
+from k8sjob.observe.findings import findings, findings_to_keep
+
+LIMIT = {"type": "Failed", "status": "True", "reason": "PyTorchJobFailed"}
+LIMIT |= {"message": "Job has failed because it has reached the specified backoff limit"}
+
+
+class Recorded:
+    """A back end that shows a recorded job."""
+
+    recorded = False
+
+    def __init__(self, name):
+        path = Path(__file__).with_name("recorded") / f"{name}.json"
+        seen = json.loads(path.read_text())
+        moment = datetime.fromisoformat(seen["now"])
+        self.shown = Snapshot(seen["job"], seen["pods"], seen["events"], moment)
+        self.lines = seen["logs"]
+
+    def related(self, _snapshot):
+        return []
+
+    def logs(self, _ref, replica, **_options):
+        stamp = "2026-01-01T00:05:00.000000000Z"
+        yield from (LogLine(replica, 0, stamp, line) for line in self.lines.get(replica, ()))
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [("crash", "crash"), ("gone-command", "start"), ("image-missing", "image-missing")],
+)
+@pytest.mark.parametrize("end", [{}, {"deletionTimestamp": "2027-01-01T00:00:00Z"}])
+def test_a_record_keeps_the_cause_when_pods_and_events_are_gone(
+    name, cause, end, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("K8SJOB_STATE", str(tmp_path))
+    cluster, records = Recorded(name), Records()
+    ref = JobRef.of(cluster.shown.job)
+    records.keep(cluster, ref, cluster.shown, findings_to_keep)
+    metadata = {**cluster.shown.job["metadata"], **end}
+    job = {**cluster.shown.job, "metadata": metadata}
+    job["status"] = {"conditions": [] if end else [LIMIT]}
+    cluster.lines = {}
+    for _ in range(2):  # it stays, once
+        gone = replace(cluster.shown, job=job, pods=(), events=())
+        records.keep(cluster, ref, gone, findings_to_keep)
+        record = records.open(ref)
+        first, *others = findings(record, record.snapshot(ref))
+        assert (first.cause, first.message.count("(seen at 2026-")) == (cause, 1)
+        assert [one.cause for one in others] == ["deleting" if end else "restart-limit"]
+
+
+def test_a_job_that_is_deleted_says_what_had_failed():
+    failed = make_pod("worker-0", terminated=ended(1, "ValueError: no"), dying=True)
+    killed = make_pod("master-0", terminated=ended(143, time="09:20"), dying=True)
+    running = snapshot("Running", pods=[killed, failed])
+    running.job["metadata"]["deletionTimestamp"] = at("09:14")
+    causes = [(one.cause, one.replica) for one in diagnose(running, {}, now=NOW)]
+    assert causes[:2] == [("deleting", ""), ("crash", "worker-0")]
+    assert ("crash", "master-0") not in causes
+
+
+def test_a_jobs_condition_has_the_exit_code_of_a_pod_that_is_gone():
+    """The Job controller's words; the JobSet itself only names the Job."""
+    said = "Container node for pod ns/job-node-0-1-x7k2p failed with exit code 137 matching FailJob"
+    policy = {"type": "Failed", "status": "True", "reason": "PodFailurePolicy"}
+    policy |= {"message": f"{said} rule at index 0", "lastTransitionTime": at("09:00")}
+    failed = {"type": "Failed", "status": "True", "reason": "FailedJobs", "message": "first: job"}
+    node = {"name": "node", "template": {"spec": {"completions": 2, "parallelism": 2}}}
+    job = {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {
+            "name": "job",
+            "namespace": "ns",
+            "uid": "u",
+            "creationTimestamp": at("00:00"),
+        },
+        "spec": {"replicatedJobs": [node]},
+        "status": {"conditions": [failed]},
+        "child": {"kind": "Job", "status": {"conditions": [policy]}},
+    }
+    finding, *_ = diagnose(replace(snapshot(), job=job), {}, now=NOW)
+    assert (finding.cause, finding.replica) == ("killed", "worker-0")
