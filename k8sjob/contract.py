@@ -129,7 +129,8 @@ class EventKind(StrEnum):
     """path, epoch, step."""
     WARNING = "warning"
     """message. Of a group that waits, which may become a hang: reason NO_PROGRESS, seconds, over
-    (whether it waits no longer) and, where only one rank does not wait, rank."""
+    (whether it waits no longer) and, where only one rank does not wait, rank. Of a launcher that
+    the script has started in a rank: reason OWN_LAUNCHER, command."""
     STOPPING = "stopping"
     """A stop was requested: signal, epoch, step."""
     FINISHED = "finished"
@@ -153,6 +154,12 @@ class EventKind(StrEnum):
 
 
 NO_PROGRESS: Final = "no-progress"
+OWN_LAUNCHER: Final = "own-launcher"
+LAUNCHES: Final = re.compile(
+    r"(^|[;&|]\s*|/)(\w+=\S*\s+)*(torchrun|deepspeed|horovodrun|mpirun|mpiexec)\b(?! --?[hVv])"
+    r"|\btorch\.distributed\.(run|launch)\b|\baccelerate(\.commands\.launch|\s+launch)\b"
+)
+"""A launcher at the beginning of a command, or as a module."""
 _MARK: Final = "k8sjob/1 "
 _OF_THE_WATCHER: Final = frozenset(
     {EventKind.JOB, EventKind.REPLICA, EventKind.LOG, EventKind.FINDING}

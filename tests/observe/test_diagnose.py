@@ -1382,6 +1382,16 @@ def test_replicas_that_trained_alone(state):
         assert "each of them trained a separate model" in found["no-group"].message
 
 
+def test_a_launcher_that_the_script_starts_comes_before_the_missing_group():
+    command = "/usr/bin/python3 -m torch.distributed.run --nproc_per_node=2"
+    warning = Event("warning", {"reason": "own-launcher", "command": command}).encode()
+    pods = running("master-0", "worker-0")
+    finding = only("Running", pods=pods, replicas=PAIR, logs={"worker-0": [warning, "text"]})
+    assert (finding.cause, command in finding.message) == ("own-launcher", True)
+    joined = [warning, Event("started", {"world_size": 2}).encode()]
+    assert why("Running", pods=pods, replicas=PAIR, logs={"worker-0": joined}) == []
+
+
 def losses(*values, kind="progress", **data):
     """The findings about a job that succeeded after it had reported these losses."""
     events = (Event(kind, {"step": n, "loss": x, **data}) for n, x in enumerate(values))

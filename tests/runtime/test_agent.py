@@ -314,6 +314,23 @@ class TestUnkillable:
         assert len(list(tmp_path.glob("start-*"))) == 2, "it holds its GPU: no other start"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="it is read from /proc")
+@pytest.mark.parametrize(("nproc", "name"), [(2, "torchrun"), (1, "torchrun"), (2, "worker")])
+def test_a_launcher_that_the_script_starts_itself(run, nproc, name):
+    """A library may start one; in a job of one process it is right to do so."""
+    script = f"""
+        import subprocess, sys, time
+        with open("{name}", "w") as file:
+            file.write("import time; time.sleep(2)")
+        subprocess.run([sys.executable, "./{name}", "--nproc_per_node=2", "train.py"])
+    """
+    result = run(script, nproc=nproc, timeouts={"launcher": 0.5})
+    events = [event.data for event in map(Event.decode, result.out.splitlines()) if event]
+    commands = [data["command"] for data in events if data.get("reason") == "own-launcher"]
+    assert len(commands) == (nproc == 2 and name == "torchrun")
+    assert all(" ./torchrun --nproc_per_node=2" in command for command in commands)
+
+
 class TestOrphans:
     FAMILY = """
         import os, pathlib, subprocess, time

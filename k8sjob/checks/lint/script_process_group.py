@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.lint.script_code import constant, keyword
 from k8sjob.checks.lint.script_facts import LOCAL_RANK_OPTIONS, MANAGED, Script
+from k8sjob.contract import LAUNCHES
 from k8sjob.rules import Hit, Rules
 
 if TYPE_CHECKING:
@@ -104,11 +105,6 @@ _STARTS: Final = re.compile(
     r"subprocess\.\w+|os\.(system|popen|exec\w+|spawn\w+|posix_spawnp?)|runpy\.run_module"
     r"|asyncio\.create_subprocess_\w+"
 )
-_LAUNCHES: Final = re.compile(
-    r"(^|[;&|]\s*|/)(\w+=\S*\s+)*(torchrun|deepspeed|horovodrun|mpirun|mpiexec)\b(?! --?[hVv])"
-    r"|\btorch\.distributed\.(run|launch)\b|\baccelerate(\.commands\.launch|\s+launch)\b"
-)
-"""A launcher at the beginning of a command, or as a module."""
 _IN_PROCESS: Final = re.compile(
     r"torch\.distributed\.(run\.(main|run)|launch\.main|launcher\.(api\.)?elastic_launch)"
     r"|accelerate\.(notebook_launcher|commands\.launch\.\w+)"
@@ -130,7 +126,7 @@ def _own_launcher(script: Script) -> Iterator[Hit]:
     for name, call in script.calls:
         text = _IN_PROCESS.fullmatch(name) and name
         if _STARTS.fullmatch(name):
-            launcher = _LAUNCHES.search(_words(script, call))
+            launcher = LAUNCHES.search(_words(script, call))
             text = launcher and launcher[0].strip("/;&| ")
         if text and not script.always(call, asks_rank):
             yield script.at(

@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.contract import NO_PROGRESS
+from k8sjob.contract import NO_PROGRESS, OWN_LAUNCHER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -94,6 +94,7 @@ class Cause(StrEnum):
     LEFT_EARLY = "left-early"
     NO_PROGRESS = NO_PROGRESS
     NO_GROUP = "no-group"
+    OWN_LAUNCHER = OWN_LAUNCHER
     NAN_LOSS = "nan-loss"
     NCCL = "nccl"
     DISK = "disk"

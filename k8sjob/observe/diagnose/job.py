@@ -316,7 +316,20 @@ def no_progress(facts: Facts) -> Iterator[Diagnosis]:
 
 
 def no_group(facts: Facts) -> Iterator[Diagnosis]:
-    """Processes that each trained separately, as the Master's agent reports."""
+    """Processes that each trained separately, or whose script started a launcher of its own."""
+    if not facts.reported(EventKind.STARTED):
+        warnings = facts.reported(EventKind.WARNING)
+        launched = [one for one in warnings if one.data.get("reason") == Cause.OWN_LAUNCHER]
+        if launched:
+            command = one_line(str(launched[-1].data.get("command")))
+            yield Diagnosis(
+                Cause.OWN_LAUNCHER,
+                f"the script has started a launcher in each rank ({command}), and the ranks have no"
+                " process group: launchers inherit the job's variables, so they wait for each"
+                " other, or each trains by itself",
+                "remove it and set replicas.nproc_per_node, or start it by run.command",
+            )
+            return
     reasons = [
         reason
         for pod in facts.pods

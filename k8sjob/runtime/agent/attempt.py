@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.contract import EventKind, ExitCode, Reason
+from k8sjob.contract import OWN_LAUNCHER, EventKind, ExitCode, Reason
 from k8sjob.runtime.agent.worker_group import Exit, Member, WorkerGroup, kill_children
 from k8sjob.runtime.base.config import TIMEOUTS
 from k8sjob.runtime.base.errors import EnvError, ranks_in_words
@@ -54,6 +54,7 @@ class Attempt:
     # start again with other nodes
     leave_time: float = _NEVER
     leave_grace: float = 0.0  # seconds that they have for that
+    launcher_time: float = _NEVER  # when to look for a launcher in the ranks
     hang: Reason | None = None  # why the agent holds that the group hangs; None: it does not
     hang_time: float = _NEVER  # when the processes are to write their stacks for that
     sent: dict[int, float] = field(default_factory=dict)  # when which signal was sent to all
@@ -116,13 +117,14 @@ def run_attempt(
         monitor = HeartbeatMonitor(files, config.session_hang_timeout)
         steps = StepClock(config.session_hang_timeout)
         observed = any(member.error_file for member in members)
-        phase, record = "", Attempt()
+        phase, record = "", Attempt(launcher_time=time.monotonic() + TIMEOUTS.launcher)
         while True:
             group.poll()
             _take_exits(group, members, record)
             record.stop_time, record.orphan_time = inbox.stop_time, inbox.orphan_time
             if observed:
                 record.seen = _look(members, group)
+                _warn_of_launcher(group, members, record)
             grace = leave(record) if leave and record.leave_time == _NEVER else None
             if grace is not None:
                 record.leave_time, record.leave_grace = time.monotonic(), grace
@@ -155,6 +157,19 @@ def run_attempt(
         kill_children()
         record.reasons, record.seen = _read_reasons(members), _look(members)
         return record
+
+
+def _warn_of_launcher(group: WorkerGroup, members: Sequence[Member], record: Attempt) -> None:
+    """Say that the script has started a launcher, which would start all ranks in each of them."""
+    if time.monotonic() < record.launcher_time:
+        return
+    record.launcher_time = _NEVER
+    alone = all(member.environ.get("WORLD_SIZE", "1") == "1" for member in members)
+    if alone or any(one.ranks for one in record.seen.values()):
+        return
+    if command := group.launcher():
+        message = f"there is no process group, and a rank has started a launcher: {command}"
+        write_event(EventKind.WARNING, message=message, reason=OWN_LAUNCHER, command=command)
 
 
 def _folder() -> tempfile.TemporaryDirectory[str]:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _RANK_MAIN: Final = (sys.executable, "-P", "-m", "k8sjob.runtime.agent.rank_main")
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
+_PROGRAM_WORDS: Final = 4
+"""Words of a command that name its program: python -u -m MODULE."""
 _BUSY: Final = 0.02
 """Part of a core that a process uses which works: its observer uses less than a thousandth."""
 _RESET: Final = [
@@ -136,6 +138,18 @@ class WorkerGroup:
                 if pid in before and self._cpu[pid] - before[pid] > enough
             )
         return self._busy
+
+    def launcher(self) -> str:
+        """The command of a launcher that runs in a session of the processes; empty for none."""
+        ranks = set(self._held.values())
+        for pid, fields in _stats():
+            if pid not in ranks and int(fields[3]) in ranks:
+                with suppress(OSError):  # it has ended meanwhile
+                    argv = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+                    command = " ".join(argv.split("\0")[:_PROGRAM_WORDS]).strip()
+                    if contract.LAUNCHES.search(command):
+                        return command
+        return ""
 
     def describe(self, index: int) -> str:
         """A living process's number and state, and the function of the kernel in which it waits."""

@@ -212,6 +212,7 @@ class Timeouts:
     agree: float = 2.5
     # for a rank without which a script's others wait: shortly before torch's gloo ends that wait
     patience: float = 1780.0
+    launcher: float = 60.0  # without a process group, until a launcher is looked for in the ranks
     busy: float = 30.0  # between two looks at the CPU time of the ranks with their children
     answer: float = 5.0  # for nodes within reach to report where their ranks are
     # for SIGKILL to end a process; it must fit into what stop_grace leaves of the pod's grace
