@@ -69,7 +69,7 @@ _KEPT_BYTES: Final = 1 << 30
 """Records that are kept, and their total bytes; the oldest are removed."""
 _MOST_REPLICAS: Final = 100_000
 _FINDING: Final = {
-    **dict.fromkeys(("cause", "message", "next_step", "replica", "at"), str), "replicas": [str]
+    **dict.fromkeys(("cause", "message", "next_step", "replica"), str), "replicas": [str]
 }  # fmt: skip
 """The shape of a finding; see fit."""
 DAMAGE: Final = (
@@ -222,10 +222,6 @@ def _write_lines(lines: Iterator[LogLine], out: IO[bytes], most: int) -> None:
         out.writelines(row for row, _ in tail)
 
 
-def _row(line: LogLine) -> bytes:
-    return json.dumps(_encoded(line)).encode() + b"\n"
-
-
 def _or_earlier(
     lines: Iterator[LogLine], before: Callable[[], RecordBackend | None], replica: str
 ) -> Iterator[LogLine]:
@@ -244,9 +240,10 @@ def _or_earlier(
     yield from () if last and last.gap else gaps  # else each record would add them again
 
 
-def _encoded(line: LogLine) -> list[Any]:
+def _row(line: LogLine) -> bytes:
     raw = base64.b64encode(line.raw).decode()
-    return [line.attempt, line.timestamp, line.text, line.gap, *([raw] if raw else [])]
+    row = [line.attempt, line.timestamp, line.text, line.gap, *([raw] if raw else [])]
+    return json.dumps(row).encode() + b"\n"
 
 
 def _moment(text: str) -> datetime:
@@ -404,18 +401,13 @@ class RecordBackend:
             if len(text) > _MOST_OBJECTS:
                 raise ValueError(f"its objects have over {_MOST_OBJECTS} bytes")
             found = json.loads(text)
-            version = found["format"]
-            if version == _FORMAT:
-                seen, self._related, self.findings = _read(found)
-                self._snapshot = replace(seen, record=shlex.quote(str(path)))
-                self._launched = _launched(found.get("launched"))
+            if (version := found["format"]) != _FORMAT:
+                raise ValueError(f"it has format {version!r}, and {__version__} reads {_FORMAT}")
+            seen, self._related, self.findings = _read(found)
+            self._snapshot = replace(seen, record=shlex.quote(str(path)))
+            self._launched = _launched(found.get("launched"))
         except DAMAGE as error:
             raise BackendError(self._damage(error)) from error
-        if version != _FORMAT:
-            raise BackendError(
-                f"{path} is a record of format {version!r}, and this version of k8sjob"
-                f" ({__version__}) reads format {_FORMAT}; use the version that wrote it"
-            )
 
     @contextmanager
     def _opened(self) -> Iterator[zipfile.ZipFile]:

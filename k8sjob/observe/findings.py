@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.local import LocalBackend
@@ -50,11 +51,9 @@ def findings_to_keep(
 ) -> list[Json]:
     """The findings as a record keeps them; `earlier` reads those of the record before it."""
     found = diagnose(snapshot, last_lines(backend, snapshot), related)
-    moment = stamp(snapshot.now)
-    kept = [{**one.as_dict(), "at": moment} for one in found if not one.over]
-    if _explains_nothing(snapshot, found):
-        return [*(one for one in earlier() if one["cause"] not in _PASSING), *kept]
-    return kept
+    moment = f" (seen at {stamp(snapshot.now)})"
+    kept = [replace(one, message=one.message + moment).as_dict() for one in found if not one.over]
+    return list(earlier()) if _explains_nothing(snapshot, found) else kept
 
 
 def keep_record_of(backend: Backend, ref: JobRef) -> str:
@@ -80,18 +79,8 @@ def with_earlier(
     """The findings after those of an earlier record, where they alone do not explain the end."""
     if not _explains_nothing(snapshot, found):
         return found
-    kept = [
-        Diagnosis(
-            one["cause"],
-            f"{one['message']} (seen at {one['at']})",
-            one["next_step"],
-            one["replica"],
-            tuple(one["replicas"]),
-        )
-        for one in earlier()
-        if one["cause"] not in _PASSING
-    ]
-    return [*kept, *found]
+    recorded = (Diagnosis(**{**one, "replicas": tuple(one["replicas"])}) for one in earlier())
+    return [*(one for one in recorded if one.cause not in _PASSING), *found]
 
 
 def _explains_nothing(snapshot: Snapshot, found: Sequence[Diagnosis]) -> bool:

@@ -23,6 +23,7 @@ from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError
 from k8sjob.kube.capacity import asked_by, counts_gpus
 from k8sjob.kube.objects import Object, Pod, training
+from k8sjob.observe.diagnose.finding import load_data
 from k8sjob.observe.holding import cut, holding, job_times
 from k8sjob.observe.logs import replica_of_rank
 from k8sjob.observe.status import job_status, reporting_replica
@@ -65,16 +66,7 @@ class Use(StrEnum):
     """The job ran, or may have run before a suspension, and neither Pods nor output are left."""
 
 
-NEXT_STEPS: Final = {
-    Use.QUEUED: "unless you suspended it, ask for fewer devices, or use another queue or priority;"
-    " `why` shows what it is waiting for",
-    Use.STARTING: "`why --timing` shows what took the time; a smaller image or fewer imports help",
-    Use.WAITING: "one rank is slower than the others: look at its node, or give each the same work",
-    Use.REPEATED: "set checkpoint.dir, or save more often (checkpoint.every); `why` shows what"
-    " failed",
-    Use.STALLED: "a lower run.hang_timeout ends a hang sooner; `why` shows what hangs",
-    Use.IDLE: "end the script when its training is done",
-}
+NEXT_STEPS: Final = {Use(use): str(step) for use, step in load_data("usage").items()}
 """The next step for each use that could be less."""
 _NOTABLE: Final = 0.05
 """A smaller part of the whole is not worth a note."""

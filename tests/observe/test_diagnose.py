@@ -110,145 +110,23 @@ def test_the_job_itself(condition, cause, step):
         assert condition.split(":")[2] in finding.message
 
 
-SIGNAL = "killed by SIGSEGV"
 NO_MODULE = "ModuleNotFoundError: No module named"
-TRACEBACK = "Traceback (most recent call last):"
-USAGE = "t.py: error: unrecognized arguments: --rl 1"
-STARTED = "k8sjob: 0.1.0, job x, node 0 of 1, 1 process of 1, Python 3.12.1"
-PEER_STOPPED = "k8sjob: Stopped: stopped by SIGTERM, exit code 143"
-EXEC = "exec format error"
-OTHER_PROCESSOR = "image | built for another processor architecture"
 
 
-def raised(kind, message, code=1):
-    """How a container ended whose rank 5 reports an exception."""
-    return reported(code, 5, kind, message, "t.py:3")
+ENDS = json.loads(Path(__file__).with_name("ends.json").read_text())
+"""How containers ended, with their last output; `expected` has the cause and a part of the message,
+whose end is a `$`."""
 
 
-def left_with(code):
-    return raised("Exit", f"exited with code {code}", code)
+def end_of(row):
+    if reason := row.get("reason"):
+        return reported(row["exit"], **reason)
+    return ended(row["exit"], row.get("left", ""), row.get("why", "Error"))
 
 
-@pytest.mark.parametrize(
-    ("end", "tail", "expected"),
-    [
-        (ended(1), ["ValueError: no"], "crash | exit code 1: ValueError: no"),
-        (ended(1, "ValueError: no\n"), [], "crash | exit code 1: ValueError: no"),
-        (ended(3), [], "crash | worker-0: exit code 3"),
-        (raised("KeyError", "'x'"), [], "crash | 0, rank 5: exit code 1: KeyError: 'x' (t.py:3)"),
-        (ended(137, reason="OOMKilled"), [], "memory | out of memory"),
-        (ended(137), [], "killed | ended by SIGKILL"),
-        (ended(139), [], "killed | ended by SIGSEGV"),
-        (reported(139, 5, "Signal", SIGNAL), [], "killed | worker-0, rank 5: ended by SIGSEGV$"),
-        (raised("Signal", SIGNAL, 139), [], "killed | 0, rank 5: ended by SIGSEGV (t.py:3)$"),
-        (left_with(200), [STARTED], "crash | worker-0, rank 5: exit code 200 (t.py:3)$"),
-        *(
-            (
-                raised("Signal", f"killed by {name}", code),
-                ["words"],
-                f"killed | ended by {name} (t.py:3)$",
-            )
-            for code, name in ((138, "SIGUSR1"), (140, "SIGUSR2"))
-        ),
-        *(
-            (left_with(code), ["words"], f"crash | exit code {code}: words")
-            for code in (127, 137, 138, 140)
-        ),
-        (reported(137, -1, "Exit", "exited with code 137"), [], "killed | "),
-        (reported(127, -1, "Exit", "exited with code 127"), [], "start | "),
-        (  # as older runtimes wrote it
-            reported(7, 5, "Exit", "it gave no reason"),
-            ["the last line", "k8sjob: rank 5: Exit: it gave no reason, exit code 7"],
-            "crash | exit code 7: the last line",
-        ),
-        *(
-            (
-                reported(7, 5, "Exit", "exited with code 7"),
-                ["the last line", f"k8sjob: rank 5: {kind}exited with code 7"],
-                "crash | exit code 7: the last line",
-            )
-            for kind in ("", "Exit: ")
-        ),
-        (
-            raised("SystemExit", "sys.exit(2)", 2),
-            ["usage: t.py [-h]", USAGE, "k8sjob: rank 5: SystemExit: sys.exit(2), exit code 2"],
-            f"crash | exit code 2: {USAGE} (t.py:3)$",
-        ),
-        (raised("SystemExit", "sys.exit(4)", 4), [STARTED], "crash | exit code 4 (t.py:3)$"),
-        (left_with(3), [PEER_STOPPED, STARTED], "crash | exit code 3 (t.py:3)$"),
-        (left_with(3), ["no data", PEER_STOPPED], "crash | exit code 3: no data (t.py:3)$"),
-        (
-            raised("SystemExit", "no data in /data"),
-            ["the last line"],
-            "crash | exit code 1: SystemExit: no data in /data (t.py:3)$",
-        ),
-        (raised("AssertionError", ""), ["last"], "crash | exit code 1: AssertionError (t.py:3)$"),
-        (
-            ended(1),
-            [TRACEBACK, "  x", "UsageError: ", "", "no key", "see x"],
-            "crash | exit code 1: UsageError: no key$",
-        ),
-        (left_with(2), ["usage: t.py [-h]", USAGE], f"crash | exit code 2: {USAGE} (t.py:3)$"),
-        (
-            left_with(2),
-            ["no data", "k8sjob: rank 5: exited with code 2 (t.py:3)"],
-            "crash | exit code 2: no data (t.py:3)",
-        ),
-        (
-            left_with(1),
-            [TRACEBACK, "  File 'x'", "KeyError: 'handled'", "bye"],
-            "crash | exit code 1: KeyError: 'handled' (t.py:3)",
-        ),
-        (
-            reported(2, -1, "Exit", "exited with code 2"),
-            ["k8sjob: cannot start 'torchrum': No such file or directory"],
-            "start | cannot start 'torchrum'",
-        ),
-        (ended(128, "cannot start 'x'", "StartError"), [], "start | cannot start 'x'"),
-        (ended(127), ["sh: nothing: not found"], "start | nothing: not found"),
-        (
-            ended(1),
-            [TRACEBACK, f"{NO_MODULE} 'pandas.core'", "more"],
-            "missing-module | no module named 'pandas.core'",
-        ),
-        (
-            raised("ModuleNotFoundError", "No module named 'x'"),
-            [],
-            "missing-module | no module named 'x'",
-        ),
-        (
-            ended(1),
-            [f"/usr/bin/python: ... ({NO_MODULE} 'k8sjob')"],
-            "missing-module | its image does not contain k8sjob's runtime$",
-        ),
-        (ended(255), [f"exec /usr/local/bin/python: {EXEC}"], OTHER_PROCESSOR),
-        (ended(128, f"runc: exec: x: {EXEC}: unknown", "StartError"), [], OTHER_PROCESSOR),
-        (raised("OSError", f"x: {EXEC}: unknown"), [], f"crash | OSError: x: {EXEC}"),
-        (
-            ended(1),
-            ["torch.OutOfMemoryError: CUDA out of memory."],
-            "gpu-memory | out of GPU memory",
-        ),
-        (ended(1), ["OSError: [Errno 98] Address already in use"], "address-in-use | is in use"),
-        (
-            reported(140, 1, "Hang", "no beat for 9 s", culprits=(2, 3)),
-            [],
-            "hung | ranks 2, 3 hung: no beat for 9 s",
-        ),
-        (
-            reported(140, 1, "Late", "rank 1 works at main.py:5 in load", culprits=(1,)),
-            [],
-            "hung | waited too long for it: rank 1 works at main.py:5 in load",
-        ),
-        (
-            reported(138, 1, "PeerLost", "2 of 3 came", culprits=(1,)),
-            [],
-            "rendezvous | rank 1 did not join the rendezvous: 2 of 3 came",
-        ),
-        (reported(2, -1, "EnvError", "SIZE=0 is too small"), [], "configuration | SIZE=0 is too"),
-    ],
-)
-def test_a_container_that_ended(end, tail, expected):
+@pytest.mark.parametrize("row", ENDS, ids=[f"{row['expected'][:40]}" for row in ENDS])
+def test_a_container_that_ended(row):
+    end, tail, expected = end_of(row), row["output"], row["expected"]
     pods = [make_pod("master-0", "Succeeded"), make_pod("worker-0", "Failed", terminated=end)]
     finding = only("Failed:x:why", pods=pods, logs={"worker-0": tail})
     cause, _, note = expected.partition(" | ")

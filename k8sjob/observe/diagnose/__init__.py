@@ -42,7 +42,7 @@ from k8sjob.observe.diagnose.volumes import not_mounted, unprovisioned
 from k8sjob.targets.api import JobState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from k8sjob.backends.api import Snapshot
     from k8sjob.kube.objects import Json
@@ -127,17 +127,20 @@ def _container_failed(facts: Facts) -> Iterator[Diagnosis]:
     if job.ended_by_deadline(facts):
         failed = [end for end in failed if end.exit_code not in _KILLED]
     failed = _of_the_last_failure(facts, failed)
-    # The present problem of a replica comes before those it survived.
-    first = min(
+    if first := _first(facts, failed):
+        first = _awaited(facts, first, failed)
+        finding = _with_similar(facts, explain_end(facts, first), first, failed)
+        yield finding
+        yield from _independent(facts, finding, failed)
+
+
+def _first(facts: Facts, failed: Iterable[Failure]) -> Failure | None:
+    """The first failure that is no consequence; a present one comes before those survived."""
+    return min(
         failed,
         key=lambda end: (is_consequence(facts, end), facts.runs_again(end.replica), end.time),
         default=None,
     )
-    first = first and _awaited(facts, first, failed)
-    if first:
-        finding = _with_similar(facts, explain_end(facts, first), first, failed)
-        yield finding
-        yield from _independent(facts, finding, failed)
 
 
 def _independent(
@@ -195,8 +198,7 @@ def _failed_after_success(facts: Facts) -> Iterator[Diagnosis]:
         and end.exit_code not in _KILLED  # by the operator's clean-up
         and (end.replica in down or end.time >= finished - _LAST_SECONDS)
     ]
-    first = min(failed, key=lambda end: (is_consequence(facts, end), end.time), default=None)
-    if first:
+    if first := _first(facts, failed):
         found = explain_end(facts, first)
         message = f"the job succeeded, but {found.message}"
         yield _with_similar(facts, replace(found, message=message), first, failed)
@@ -274,7 +276,7 @@ def _failed_before_deletion(facts: Facts) -> Iterator[Diagnosis]:
         if 0 < end.time < deleted.timestamp()
         and (end.exit_code not in _KILLED or end.why == "OOMKilled")
     ]
-    if first := min(failed, key=lambda end: (is_consequence(before, end), end.time), default=None):
+    if first := _first(before, failed):
         yield _with_similar(before, explain_end(before, first), first, failed)
     else:
         yield from _STARTING(before)

@@ -16,6 +16,7 @@ from k8sjob.observe.diagnose.finding import (
     Explanation,
     first_match,
     grouped,
+    load_data,
     load_rules,
     one_line,
 )
@@ -26,17 +27,7 @@ if TYPE_CHECKING:
 
     from k8sjob.observe.diagnose.facts import Facts, ReplicaPod
 
-_PULLING: Final = frozenset(
-    {
-        "ErrImagePull",
-        "ImagePullBackOff",
-        "InvalidImageName",
-        "ErrImageNeverPull",
-        "ImageInspectError",
-        "RegistryUnavailable",
-        "SignatureValidationFailed",
-    }
-)
+_PULLING: Final = frozenset(load_data("pull")["reasons"])
 _MISCONFIGURED: Final = frozenset({"CreateContainerConfigError", "CreateContainerError"})
 _SIDECAR_ENDS: Final = timedelta(seconds=15)
 """Time by which another container may end after the training one."""
@@ -45,6 +36,7 @@ _KILLED_AFTER: Final = timedelta(seconds=60)
 _RESOLVED: Final = timedelta(seconds=10)
 """Time after which the name of a ready Master can be resolved."""
 _WAIT: Final = "it continues when the Master is ready"
+_CREATION_RULES: Final = load_rules("containers")
 _PULL_RULES: Final = load_rules("pull")
 _NAMES: Final = re.compile(
     r"\[[^]]*\](?::\d+)?|\b(?!i/o\b)\w\S*[/.:@]\w\S*|(?<=lookup )\S+|(?<=manifest )\S+(?= in )"
@@ -89,16 +81,9 @@ def bad_image(facts: Facts, pod: ReplicaPod) -> Explanation | None:
 def explain_pull(reason: str, image: str, message: str) -> Explanation:
     """Why an image cannot be pulled."""
     detail = _innermost(message)
-    if reason == "InvalidImageName":
-        what = f"{image!r} is not a valid image name: {detail}"
-        return Explanation(Cause.IMAGE_NAME, what, "correct it in the job")
-    if reason == "ErrImageNeverPull":
-        return Explanation(
-            Cause.IMAGE_MISSING,
-            f"the image {image} is not on its node, and image.pull_policy Never forbids to pull it",
-            "use IfNotPresent, or bring the image to every node",
-        )
-    found = first_match(_PULL_RULES, _NAMES.sub("", message), image=image, detail=detail)
+    found = first_match(
+        _PULL_RULES, f"{reason} {_NAMES.sub('', message)}", image=image, detail=detail
+    )
     assert found  # noqa: S101 - the last rule matches everything
     return found
 
@@ -120,26 +105,13 @@ def bad_container(facts: Facts, pod: ReplicaPod) -> Explanation | None:
     message = container.waiting.get("message", "")
     if found := missing_reference(facts, message):
         return found
-    if "runAsNonRoot" in message:
-        step = (
-            "the image must set a numeric user other than root (USER 1000 in its Dockerfile), or"
-            " overlay must set securityContext.runAsUser; an image that k8sjob builds has a user"
-        )
-        if container.init:
-            whose = "operator's " * (container.name == facts.target.init_container)
-            step = (
-                f"set runAsUser in the pod's securityContext, which holds for the {whose}init"
-                " container, too; runAsUser of a container holds for that one alone"
-            )
-    elif "no command specified" in message:
-        step = "name a command in the job, or one in the image"
-    elif re.search(r"reserved for|context deadline|DeadlineExceeded|CDI device", message):
-        step = f"it is the node's container runtime: kubectl describe node {pod.node}; the kubelet"
-        step += " retries"
-    else:
-        step = "correct the job; the kubelet retries"
-    what = f"its container {container.name!r} cannot be created: {one_line(message)}"
-    return Explanation(Cause.CONTAINER, what, step)
+    return first_match(
+        _CREATION_RULES,
+        f"{'init ' * container.init}{message}",
+        what=f"its container {container.name!r} cannot be created: {one_line(message)}",
+        whose="operator's " * (container.name == facts.target.init_container),
+        node=pod.node,
+    )
 
 
 def bad_sandbox(_facts: Facts, pod: ReplicaPod) -> Explanation | None:

@@ -12,11 +12,19 @@ from k8sjob.contract import EventKind, ExitCode
 from k8sjob.kube.capacity import pod_requests
 from k8sjob.kube.objects import Object, event_time, moment
 from k8sjob.observe.diagnose.facts import GRACE_SECONDS, SIGKILLED
-from k8sjob.observe.diagnose.finding import Cause, Diagnosis, Explanation, shortened
+from k8sjob.observe.diagnose.finding import (
+    Cause,
+    Diagnosis,
+    Explanation,
+    load_data,
+    load_rules,
+    shortened,
+)
 from k8sjob.observe.diagnose.next_steps import equal_steps
 from k8sjob.observe.diagnose.output import (
     ARGUMENTS_REFUSED,
     LastOutput,
+    explain_by,
     explain_output,
     is_bare_exit,
     last_output,
@@ -38,21 +46,10 @@ _FIELD: Final = re.compile(
     r"|(?:checkpoint|image|policy|replicas|resources|run|strategy)\.[a-z_]+(?=[\[:]))"
 )
 """How an error of k8sjob's runtime begins that is about a field of the job.yaml."""
-_KUBELETS_STEPS: Final = {
-    "Unhealthy": "correct the probe, or remove it: a rank that computes responds late",
-    "FailedPostStartHook": "correct the container's lifecycle.postStart, or remove it",
-    "DeadlineExceeded": "raise activeDeadlineSeconds of the pod, or remove it;"
-    " policy.active_deadline limits the time of the whole job",
-}
 _CLOCK_TOLERANCE: Final = 1.0
 """Seconds by which the kubelet's clock, which rounds, and a container's own may differ."""
 _NO_GPU: Final = re.compile(
     r"No CUDA GPUs are available|Found no NVIDIA driver|no CUDA-capable device|libcuda\.so\.1"
-)
-_SEES_NONE: Final = (
-    "its pod requests GPUs, but the container sees none: check that NVIDIA's runtime is used"
-    " (runtime_class: nvidia, where it is not the default), that nothing changes"
-    " CUDA_VISIBLE_DEVICES, and the node: kubectl describe node {node}"
 )
 _IN_LOADER: Final = re.compile(r"\bCaught \w+ in DataLoader worker process \d+\.$")
 _SIGNAL_EXCEPTION: Final = re.compile(r"\bSignalException: Process \d+ got signal: (\d{1,2})$")
@@ -61,15 +58,8 @@ _TORCHRUN_ROOT: Final = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 """The rank that failed first in torchrun's summary, and its exit code; torchrun exits with 1."""
-_EXEC_FORMAT: Final = re.compile(r"^exec \S+: exec format error$|: exec format error: unknown$")
-"""The kernel's refusal in a container's output, and in the container runtime's message."""
-_NO_INTERPRETER: Final = re.compile(
-    r"\^M\b|\\r['\u2019]?: (?:No such file|command not found)|bad interpreter"
-    r"|names a missing interpreter"
-    r"|exec /?\S+(?: failed)?: [Nn]o such file or directory(?:: unknown)?$"
-    r"|exec user process caused:? \"?no such file or directory"
-)
-"""An exec that did not find what the script's first line names; the script itself is there."""
+_STEPS: Final = load_data("steps")
+_START_RULES: Final = load_rules("start")
 _STATE_REFUSED: Final = re.compile(
     r"Error\(s\) in loading state_dict for|^\s*size mismatch for \S+:"
     r"|loaded state dict (?:has a different number of parameter groups|contains a parameter group)"
@@ -118,13 +108,6 @@ def _explained(end: Failure, explanation: Explanation | None) -> Diagnosis | Non
     return _finding(end, explanation.cause, explanation.what + where, explanation.next_step)
 
 
-_AFTER_WAIT: Final = {
-    "Hung": "if the others may wait that long, raise run.collective_timeout",  # see watchdog.py
-    "Late": "prepare data before init_process_group, or give that a longer timeout= and restart",
-}
-"""The next step by the type of the Reason, where ranks have waited for one that came too late."""
-
-
 def _hung(facts: Facts, end: Failure) -> Diagnosis | None:
     if not end.means(ExitCode.HUNG):
         return None
@@ -134,7 +117,7 @@ def _hung(facts: Facts, end: Failure) -> Diagnosis | None:
     where = f" --rank {culprits[0]}" if culprits else ""
     kind = end.reason.type if end.reason else ""
     verb = "works, and the others waited too long for it" if kind == "Late" else "hung"
-    step = _AFTER_WAIT.get(kind, "if a step may take that long, raise run.hang_timeout")
+    step = _STEPS["waited"].get(kind, "if a step may take that long, raise run.hang_timeout")
     if end.reason and not culprits:  # all wait, and would forever
         step = (
             "all ranks must make the same calls in the same order, with tensors of the same shape"
@@ -171,32 +154,11 @@ def _misconfigured(facts: Facts, end: Failure) -> Diagnosis | None:
     return _finding(end, Cause.CONFIGURATION, end.reason.message, step)
 
 
-def _wrong_processor(facts: Facts, end: Failure) -> Diagnosis | None:
-    lines = [*end.message.splitlines(), *_output(facts, end).context]
-    if end.reason or not any(_EXEC_FORMAT.search(line) for line in lines):
+def _not_executable(facts: Facts, end: Failure) -> Diagnosis | None:
+    if end.reason and not is_bare_exit(end.reason):
         return None
-    return _finding(
-        end,
-        Cause.IMAGE,
-        "its image is built for another processor architecture than its node's (exec format error)",
-        "build it on a base for that platform (image.platform in job.yaml), or select other nodes"
-        " (node_selector: {kubernetes.io/arch: ...})",
-    )
-
-
-def _no_interpreter(facts: Facts, end: Failure) -> Diagnosis | None:
     lines = [*end.message.splitlines(), *_output(facts, end).context]
-    line = next((line for line in lines if _NO_INTERPRETER.search(line)), "")
-    if not line or (end.reason and not is_bare_exit(end.reason)):
-        return None
-    return _finding(
-        end,
-        Cause.START,
-        f"a script names an interpreter that does not exist: {shortened(line)}",
-        "most often its lines end as on Windows (CRLF): sed -i 's/\\r$//' SCRIPT, and a"
-        " .gitattributes with `*.sh text eol=lf`; else install what its first line names, or the C"
-        " library that its program was built for",
-    )
+    return _explained(end, explain_by(_START_RULES, lines, local=facts.local))
 
 
 def _cannot_start(facts: Facts, end: Failure) -> Diagnosis | None:
@@ -269,7 +231,9 @@ def _explained_by_output(facts: Facts, end: Failure) -> Diagnosis | None:
         pod = facts.pod(end.replica)
         asked = pod_requests(pod.spec).get("nvidia.com/gpu") if pod else None
         if pod and asked and _NO_GPU.search(explanation.what):
-            explanation = replace(explanation, next_step=_SEES_NONE.format(node=pod.node))
+            explanation = replace(
+                explanation, next_step=_STEPS["sees_no_gpu"].format(node=pod.node)
+            )
     return _explained(end, explanation)
 
 
@@ -342,7 +306,7 @@ def _ended_by_kubelet(facts: Facts, end: Failure) -> Diagnosis | None:
         lasted = end.time <= event_time(event).timestamp() + GRACE_SECONDS
         if began and lasted and facts.target.replica_named(facts.job.raw, pod) == end.replica:
             what = f"the kubelet ended it: {shortened(event.get('message', '').strip(' :'))}"
-            return _finding(end, Cause.KILLED, what, _KUBELETS_STEPS[event["reason"]])
+            return _finding(end, Cause.KILLED, what, _STEPS["kubelet"][event["reason"]])
     return None
 
 
@@ -351,17 +315,10 @@ def _killed(facts: Facts, end: Failure) -> Diagnosis | None:
     name = next((s.name for s in signal.Signals if s == number), "")
     if not name or end.chosen_by_script:
         return None
-    killed = "find out what killed it: a person, or this machine's lack of memory (dmesg)"
-    if not facts.local:
-        killed = (
-            "find out what killed it: its pod was deleted or evicted (kubectl get events -n"
-            f" {facts.namespace}), or one of its processes ran out of memory (resources.memory)"
-        )
-    step = {
-        "SIGKILL": killed,
-        "SIGBUS": "a full /dev/shm does this: raise resources.shm, or use fewer loader workers",
-        "SIGTERM": "something asked it to end; if it was the cluster, the job continues by itself",
-    }.get(name, f"see its last lines: k8sjob logs {facts.output_argument} -r {end.replica}")
+    own = f"{name}_local" if facts.local else name
+    look = f"see its last lines: k8sjob logs {facts.output_argument} -r {end.replica}"
+    step = _STEPS["signal"].get(own) or _STEPS["signal"].get(name, look)
+    step = step.replace("{namespace}", facts.namespace)
     return _finding(end, Cause.KILLED, f"ended by {name}{_error(facts, end)}", step)
 
 
@@ -479,8 +436,7 @@ _CAUSES: Final[tuple[Callable[[Facts, Failure], Diagnosis | None], ...]] = (
     _misconfigured,
     _lost_by_node,
     _out_of_memory,
-    _wrong_processor,
-    _no_interpreter,
+    _not_executable,
     _cannot_start,
     _explained_by_output,
     _lost_connection,

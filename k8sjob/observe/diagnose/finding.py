@@ -7,6 +7,7 @@ import shlex
 import tomllib
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -214,10 +215,16 @@ class _ShellWord(str):
         return shlex.quote(self) if self else ""
 
 
+@cache
+def load_data(name: str) -> dict[str, Any]:
+    """The content of a file in the folder `rules`."""
+    file = Path(__file__).with_name("rules") / f"{name}.toml"
+    return tomllib.loads(file.read_text(encoding="utf-8"))
+
+
 def load_rules(name: str) -> tuple[Rule, ...]:
     """The rules of a file in the folder `rules`, in their order."""
-    text = Path(__file__).with_name("rules").joinpath(f"{name}.toml").read_text(encoding="utf-8")
-    data = tomllib.loads(text)
+    data = load_data(name)
     return tuple(_rule(data.get("classes", {}), **fields) for fields in data["rule"])
 
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.kube.objects import Condition, Object, event_time, moment
 from k8sjob.observe.diagnose.facts import GRACE_SECONDS, SIGKILLED
-from k8sjob.observe.diagnose.finding import Cause, Explanation, age, grouped
+from k8sjob.observe.diagnose.finding import (
+    Cause,
+    Explanation,
+    age,
+    first_match,
+    grouped,
+    load_rules,
+)
 from k8sjob.targets.api import JobState
 
 if TYPE_CHECKING:
@@ -24,6 +30,7 @@ if TYPE_CHECKING:
 _RECREATED: Final = "it is recreated; with checkpoints the job continues from the newest one"
 _SUBMIT_AGAIN: Final = "submit the job again; with checkpoints it continues from the newest one"
 _EVICTED: Final = frozenset({"Evicted", "NodeShutdown", "Shutdown", "Terminated"})
+_EVICTION_RULES: Final = load_rules("evicted")
 _DISRUPTIONS: Final = {
     "EvictionByEvictionAPI": "its node was drained, or it was evicted by request",
     "TerminationByKubelet": "its node had to end it",
@@ -235,13 +242,7 @@ def _preempted(replica: str, message: str) -> Explanation:
 
 
 def _evicted(replica: str, message: str) -> Explanation:
-    step = _RECREATED
-    if re.search(r"ephemeral|EmptyDir", message):
-        step = (
-            "write less to the container's disk, or request more (resources.extended:"
-            f" ephemeral-storage; volumes[].empty_dir.size_limit); {_RECREATED}"
-        )
-    elif "low on resource: memory" in message:
-        step = f"request the memory that it uses (resources.memory); {_RECREATED}"
     what = f"evicted by its node: {message.strip().rstrip('.')}"
-    return Explanation(Cause.EVICTED, what, step, replica)
+    told = first_match(_EVICTION_RULES, message, what=what, recreated=_RECREATED)
+    assert told  # noqa: S101 - the last rule matches everything
+    return replace(told, replica=replica)

@@ -46,11 +46,10 @@ _LIBRARY_LINE: Final = re.compile(
 )
 """A line of NCCL, gloo or torch, a warning, or part of an exception."""
 _NO_REASON: Final = re.compile(
-    r"k8sjob: (?:\d\S*, job |(?:rank \d+: )?(?:SystemExit: sys\.exit\(|Exit: it gave no reason"
-    r"|(?:Exit: )?exited with code))"
+    r"k8sjob: (?:\d\S*, job "
+    r"|(?:rank \d+: )?(?:SystemExit: sys\.exit\(|(?:Exit: )?exited with code))"
 )
-"""The agent's first line, and its line about a process that left no exception. Older runtimes wrote
-"it gave no reason"."""
+"""The agent's first line, and its line about a process that left no exception."""
 _OWN_LINE: Final = re.compile(r"k8sjob: (?!cannot start )")
 """A line that the agent writes itself."""
 _TRAINING: Final = re.compile(
@@ -266,11 +265,11 @@ def explain_output(output: LastOutput, *, local: bool) -> Explanation | None:
         return explain_lines(output.context, local=local) or _nccl_error(output.context)
     causes = [(cause,) for cause in output.causes]
     if output.reported:
-        tried = [_first(_DOWNLOAD, error, local=local) for error in (output.error, *causes)]
+        tried = [explain_by(_DOWNLOAD, error, local=local) for error in (output.error, *causes)]
         if failed := [one for one in tried if one]:
             return next((one for one in failed if "://" in one.what), failed[0])
     for error in (*causes, output.error):
-        if found := _first(RULES, error, local=local):
+        if found := explain_by(RULES, error, local=local):
             return found
     if not any(_UNSPECIFIC.search(line) for line in output.error):
         return None
@@ -280,10 +279,10 @@ def explain_output(output: LastOutput, *, local: bool) -> Explanation | None:
 
 def explain_lines(lines: Sequence[str], *, local: bool) -> Explanation | None:
     """The problem between ranks that lines tell, the most telling rule first; None for none."""
-    return _first([rule for rule in RULES if not rule.exception_only], lines, local=local)
+    return explain_by([rule for rule in RULES if not rule.exception_only], lines, local=local)
 
 
-def _first(rules: Iterable[Rule], lines: Sequence[str], *, local: bool) -> Explanation | None:
+def explain_by(rules: Iterable[Rule], lines: Sequence[str], *, local: bool) -> Explanation | None:
     """The explanation of the first rule that fits a line; the first one may be an exception's."""
     kind = found[1] if lines and (found := _KIND.match(lines[0])) else ""
     for rule in rules:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.kube.capacity import amounts, as_text
 from k8sjob.kube.kueue import closed, cluster_queue
 from k8sjob.kube.objects import PRIORITY, QUEUE, Condition, Object, moment
-from k8sjob.observe.diagnose.finding import Cause, Diagnosis, age, ago, listed, one_line
+from k8sjob.observe.diagnose.finding import Cause, Diagnosis, age, ago, listed, load_data, one_line
 from k8sjob.targets.api import JobState
 
 if TYPE_CHECKING:
@@ -29,22 +29,7 @@ if TYPE_CHECKING:
 _NO_WORKLOAD: Final = timedelta(seconds=8)
 """Kueue makes the Workload of a new job within a second."""
 _SHORT: Final = re.compile(r"insufficient (?:unused )?quota for (\S+) in flavor ([^\s,;]+)")
-_WAITS: Final = ("insufficient unused quota", "preemption", "Preempt", "PodsReady condition")
-"""Parts of messages about what passes when other jobs end or give way."""
-_NEVER: Final = (
-    "maximum capacity",
-    "unavailable in ClusterQueue",
-    "untolerated taint",
-    "doesn't match node affinity",
-    "doesn't match ClusterQueue selector",
-    "doesn't exist",
-    "is inactive",
-    "missing",
-    "does not support TopologyAwareScheduling",
-    "does not contain the requested level",
-    "supports only TopologyAwareScheduling",
-)
-"""Parts of messages about what no other job can change."""
+_MESSAGES: Final[dict[str, list[str]]] = load_data("queue")
 _PREEMPTOR: Final = re.compile(r"\(UID: ([^,)]+), JobUID: ([^,)]+)\)")
 
 
@@ -77,7 +62,7 @@ def queued(facts: Facts) -> Iterator[Diagnosis]:
             reason = "it needs its quota again"
         order = _jobs_ahead(facts, workload, queue)
         # The next one, or one that lacks something else, waits for no other job.
-        again = _has(reserved.message, _WAITS) or ("ahead" in order and not reserved)
+        again = _has(reserved.message, "waits") or ("ahead" in order and not reserved)
     seen = f"the job has waited in the queue {queue!r}"
     seen += f" for {age(since, facts.now)}" if since else ""
     message = (
@@ -158,13 +143,13 @@ def _never(facts: Facts, workload: Json) -> tuple[str, str] | None:
     if reserved.reason == "AdmissionGated":
         return reason, "whoever set that annotation of the job must remove it"
     of_roles = reason.split("couldn't assign flavors to pod set")
-    if any(_has(part, _NEVER) and not _has(part, _WAITS) for part in of_roles):
+    if any(_has(part, "never") and not _has(part, "waits") for part in of_roles):
         return reason, "request less or other nodes, use another queue, or have the queue corrected"
     return None
 
 
-def _has(text: str, parts: tuple[str, ...]) -> bool:
-    return any(part in text for part in parts)
+def _has(text: str, kind: str) -> bool:
+    return any(part in text for part in _MESSAGES[kind])
 
 
 def _rejected(workload: Json) -> str:

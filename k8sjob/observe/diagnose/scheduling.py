@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.contract import counted
 from k8sjob.kube.capacity import as_text, nodes_of, pod_requests, requested_by_node, tolerates
 from k8sjob.kube.objects import Condition, Object, event_time
-from k8sjob.observe.diagnose.finding import Cause, Explanation, one_line
+from k8sjob.observe.diagnose.finding import Cause, Explanation, first_match, load_rules, one_line
 from k8sjob.observe.diagnose.gang import OF_GANG, own_reason
 from k8sjob.observe.diagnose.volumes import unbound
 
@@ -33,32 +33,7 @@ _SCALE_UP: Final = timedelta(minutes=15)
 _ADDS: Final = "pod triggered scale-up: "
 _ADDS_NONE: Final = "pod didn't trigger scale-up: "
 _CHECK_PLUGIN: Final = "have the device plugin"
-_TEMPORARY_TAINT: Final = re.compile(
-    r"\bnode\.kubernetes\.io/|node\.cloudprovider\.kubernetes\.io/|ToBeDeletedByClusterAutoscaler"
-    r"|\bkarpenter\.sh/"
-)
-"""Taints that Kubernetes and autoscalers set on nodes that are not ready, or have too little."""
-_AFFINITY: Final = "wait until other pods have ended, or correct `affinity` in the job"
-_SPREAD: Final = (
-    "correct `topology_spread`: nodes need its topologyKey as a label (kubectl get nodes"
-    " --show-labels), and whenUnsatisfiable: ScheduleAnyway only prefers it"
-)
-_OTHER_NODES: Final = (
-    "its volume is bound to other nodes or another zone; use a volume that every node reaches"
-)
-_STEPS: Final = {
-    "node(s) didn't have free ports for the requested pod ports": "with host_network each node"
-    " takes one replica of a port; use fewer replicas or no host_network",
-    "node(s) didn't match PersistentVolume's node affinity": _OTHER_NODES,
-    "node(s) had volume node affinity conflict": _OTHER_NODES,
-    "node(s) exceed max volume count": "wait until other pods have ended, or mount fewer volumes",
-    "node(s) didn't satisfy existing pods anti-affinity rules": "wait until the pods that refuse"
-    " others beside them have ended: it is their anti-affinity, not the job's",
-    "node(s) didn't match pod anti-affinity rules": _AFFINITY,
-    "node(s) didn't match pod affinity rules": _AFFINITY,
-    "node(s) didn't match pod topology spread constraints": _SPREAD,
-    "node(s) didn't match pod topology spread constraints (missing required label)": _SPREAD,
-}
+_REASON_RULES: Final = load_rules("scheduling")
 
 
 def unschedulable(facts: Facts, pod: ReplicaPod) -> Explanation | None:
@@ -141,26 +116,25 @@ def _explain(facts: Facts, pod: ReplicaPod, message: str) -> tuple[str, list[str
 
 def _reason(facts: Facts, pod: ReplicaPod, count: int, reason: str) -> tuple[str, str]:
     """One reason of the scheduler's in plain words, and the step that removes it."""
-    has, have = ("has", "is") if count == 1 else ("have", "are")
     if found := re.match(r"Insufficient (\S+)", reason):
         return _insufficient(facts, pod, count, found[1].rstrip(".,"))
-    if reason.startswith("Too many pods"):
-        return f"{count} {have} full of pods", "wait until other pods have ended"
-    if "taint" in reason:
-        taints = _taints(facts, pod) or reason.partition("taint")[2].strip(" (s)")
-        what = f"{count} {has} a taint that it does not tolerate"
-        step = "if the job may run there, add `tolerations` to it"
-        if _TEMPORARY_TAINT.search(reason):
-            step = "wait, or have these nodes checked: kubectl get nodes"
-        return what + (f" ({taints})" if taints else ""), step
-    if "node affinity/selector" in reason:
-        return (
-            f"{count} lack{'s' * (count == 1)} the labels that it requires{_selector(pod)}",
-            "correct node_selector, gpu_type or affinity: kubectl get nodes --show-labels",
-        )
-    if "unschedulable" in reason:
-        return f"{count} {have} cordoned", "wait, or have it uncordoned: kubectl uncordon NODE"
-    return f"{count} {reason}", _STEPS.get(reason, "")
+    taints = "taint" in reason and (
+        _taints(facts, pod) or reason.partition("taint")[2].strip(" (s)")
+    )
+    has, are, lack = ("has", "is", "lacks") if count == 1 else ("have", "are", "lack")
+    told = first_match(
+        _REASON_RULES,
+        reason,
+        count=str(count),
+        reason=reason,
+        taints=f" ({taints})" if taints else "",
+        selector=_selector(pod),
+        has=has,
+        are=are,
+        lack=lack,
+    )
+    assert told  # noqa: S101 - the last rule matches everything
+    return told.what, told.next_step
 
 
 def _insufficient(facts: Facts, pod: ReplicaPod, count: int, resource: str) -> tuple[str, str]:

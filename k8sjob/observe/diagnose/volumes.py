@@ -26,6 +26,7 @@ _CHOSEN: Final = "volume.kubernetes.io/selected-node"
 """An annotation of a claim: the node for which the scheduler asks for its volume."""
 _REFERENCES: Final = load_rules("references")
 _CLAIMS: Final = load_rules("claims")
+_MOUNTS: Final = load_rules("mounts")
 
 
 def missing_reference(facts: Facts, message: str) -> Explanation | None:
@@ -113,20 +114,5 @@ def not_mounted(facts: Facts, pod: ReplicaPod) -> Explanation | None:
     what = f"the volume {volume[1]!r}" if volume else "a volume"
     detail = re.sub(r'^\w+\.\w+ failed for volume "[^"]+" : ', "", message)
     detail = re.sub(r"(?s)\nMounting command:.*?\nOutput: ", ": ", detail)
-    return Explanation(
-        Cause.VOLUME,
-        f"{what} cannot be mounted: {one_line(detail)}",
-        _mount_step(message),
-        since=pod.created_at,
-    )
-
-
-def _mount_step(message: str) -> str:
-    if "Multi-Attach" in message:
-        return (
-            "the claim can be used on one node at a time: use one with ReadWriteMany for jobs of"
-            " several nodes, or end the pod that uses it"
-        )
-    if "hostPath type check failed" in message:
-        return "create that path on every node the job may run on, or correct volumes[].host_path"
-    return "have the storage checked; the kubelet retries"
+    told = first_match(_MOUNTS, message, detail=f"{what} cannot be mounted: {one_line(detail)}")
+    return told and replace(told, since=pod.created_at)
