@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from k8sjob.backends.record import SUFFIX, write_record
+from k8sjob.backends.record import SUFFIX, RecordBackend, Records, write_record
 from k8sjob.cli.find_job import Place, find, job_argument, place_options
 from k8sjob.cli.output import line, warn
 from k8sjob.errors import K8sJobError
@@ -17,6 +17,8 @@ from k8sjob.observe.findings import findings_to_keep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from k8sjob.backends.api import JobRef
 
 
 def file_options(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -51,7 +53,12 @@ def archive_command(job: str, path: Path | None, force: bool, place: Place) -> N
         warn(f"the record does not have all of the output of {replica}: {reason}")
 
     with complete_file(path or Path(f"{ref.name}{SUFFIX}"), force=force) as out:
-        write_record(backend, ref, out, unread, judge=findings_to_keep)
+        write_record(backend, ref, out, unread, earlier=_kept, judge=findings_to_keep)
+
+
+def _kept(ref: JobRef) -> RecordBackend:
+    """The record that was kept before: of Pods that are gone it may have the output, and why."""
+    return Records().open(ref)
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import StrEnum
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import JobRef, Snapshot
@@ -25,7 +24,7 @@ from k8sjob.sanitize import safe_line
 from k8sjob.targets.api import JobState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable
 
     from k8sjob.backends.cluster.backend import ClusterBackend
     from k8sjob.backends.record import Records
@@ -45,8 +44,6 @@ _AGAIN_SECONDS: Final = 60.0
 """Seconds between records of a running job."""
 _OLD: Final = timedelta(hours=1)
 """An end that long ago is not reported: the collector was away, or is new."""
-
-
 _MOST_PART: Final = 600
 """Characters of a cause or a next step in a message."""
 
@@ -199,11 +196,6 @@ class Collector:
             return job_status(self._records.open(ref).snapshot(ref)).state.finished
         return False
 
-    def _recorded_findings(self, ref: JobRef) -> Sequence[Json]:
-        with suppress(BackendError):
-            return self._records.open(ref).findings
-        return ()
-
     def _report_end(self, snapshot: Snapshot, status: JobStatus) -> None:
         ended = status.finished or snapshot.now
         if snapshot.now - ended > _OLD:
@@ -213,7 +205,7 @@ class Collector:
             text += f" after {str(ended - status.started).partition('.')[0]}"
         lines = last_lines(self._backend, snapshot)
         found = diagnose(snapshot, lines, self._backend.related(snapshot))
-        for one in with_earlier(snapshot, found, partial(self._recorded_findings, status.ref)):
+        for one in with_earlier(snapshot, found, self._records.open):
             text += f"\nwhy: {_part(one.message)}\nnext: {_part(one.next_step)}"
         self._send(snapshot, _ENDS[status.state], text)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from k8sjob.backends.api import JobRef
 from k8sjob.backends.local import LocalBackend
 from k8sjob.backends.record import RecordBackend, Records
 from k8sjob.errors import BackendError, JobNotFound
@@ -17,7 +19,7 @@ from k8sjob.targets.api import JobState
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from k8sjob.backends.api import Backend, JobRef, Snapshot
+    from k8sjob.backends.api import Backend, Snapshot
     from k8sjob.kube.objects import Json
 
 _END_ALONE: Final = frozenset(
@@ -39,8 +41,11 @@ _PASSING: Final = _END_ALONE | {
 def findings(backend: Backend, snapshot: Snapshot) -> list[Diagnosis]:
     """The findings of `why` and `status`, from all that can be read of a job."""
     found = diagnose(snapshot, last_lines(backend, snapshot), backend.related(snapshot))
-    recorded = backend.findings if isinstance(backend, RecordBackend) else ()
-    return with_earlier(snapshot, found, lambda: recorded)
+
+    def record(ref: JobRef) -> RecordBackend:
+        return backend if isinstance(backend, RecordBackend) else Records().open(ref)
+
+    return with_earlier(snapshot, found, record)
 
 
 def findings_to_keep(
@@ -74,13 +79,15 @@ def keep_record_of(backend: Backend, ref: JobRef) -> str:
 
 
 def with_earlier(
-    snapshot: Snapshot, found: list[Diagnosis], earlier: Callable[[], Sequence[Json]]
+    snapshot: Snapshot, found: list[Diagnosis], record: Callable[[JobRef], RecordBackend]
 ) -> list[Diagnosis]:
-    """The findings after those of an earlier record, where they alone do not explain the end."""
-    if not _explains_nothing(snapshot, found):
-        return found
-    recorded = (Diagnosis(**{**one, "replicas": tuple(one["replicas"])}) for one in earlier())
-    return [*(one for one in recorded if one.cause not in _PASSING), *found]
+    """The findings after those of the job's record, where they alone do not explain the end."""
+    if _explains_nothing(snapshot, found):
+        with suppress(BackendError):  # there may be none
+            kept = record(JobRef.of(snapshot.job)).findings
+            earlier = (Diagnosis(**{**one, "replicas": tuple(one["replicas"])}) for one in kept)
+            return [*(one for one in earlier if one.cause not in _PASSING), *found]
+    return found
 
 
 def _explains_nothing(snapshot: Snapshot, found: Sequence[Diagnosis]) -> bool:

@@ -56,10 +56,10 @@ def test_a_record_keeps_the_cause_when_pods_and_events_are_gone(
     for _ in range(2):  # it stays, once
         gone = replace(cluster.shown, job=job, pods=(), events=())
         records.keep(cluster, ref, gone, findings_to_keep)
-        record = records.open(ref)
-        first, *others = findings(record, record.snapshot(ref))
-        assert (first.cause, first.message.count("(seen at 2026-")) == (cause, 1)
-        assert [one.cause for one in others] == ["deleting" if end else "restart-limit"]
+        for backend in (records.open(ref), cluster):
+            first, *others = findings(backend, gone)
+            assert (first.cause, first.message.count("(seen at 2026-")) == (cause, 1)
+            assert [one.cause for one in others] == ["deleting" if end else "restart-limit"]
 
 
 def test_a_job_that_is_deleted_says_what_had_failed():

@@ -225,19 +225,14 @@ def load_data(name: str) -> dict[str, Any]:
 def load_rules(name: str) -> tuple[Rule, ...]:
     """The rules of a file in the folder `rules`, in their order."""
     data = load_data(name)
-    return tuple(_rule(data.get("classes", {}), **fields) for fields in data["rule"])
+    return tuple(_rule(fields, data.get("classes", {})) for fields in data["rule"])
 
 
-def _rule(
-    classes: Mapping[str, str],
-    *,
-    pattern: str | list[str],
-    cause: str = "crash",
-    types: str = "",
-    **others: Any,
-) -> Rule:
+def _rule(fields: Mapping[str, Any], classes: Mapping[str, str]) -> Rule:
+    pattern, types = fields["pattern"], fields.get("types", "")
     whole = pattern if isinstance(pattern, str) else "|".join(pattern)
-    return Rule(whole, Cause(cause), types=classes.get(types, types), **others)
+    cause = Cause(fields.get("cause", Cause.CRASH))
+    return Rule(**{**fields, "pattern": whole, "cause": cause, "types": classes.get(types, types)})
 
 
 def first_match(rules: Iterable[Rule], text: str, **facts: str) -> Explanation | None:
