@@ -165,7 +165,7 @@ def _read(found: Json) -> tuple[Snapshot, list[Json], list[Json]]:
         wrong += more
     judged, more = fit({"findings": found.get("findings") or []}, {"findings": [_FINDING]})
     wrong += more
-    findings = [{key: one[key] for key in _FINDING} for one in judged["findings"]]
+    findings = [{key: finding[key] for key in _FINDING} for finding in judged["findings"]]
     target = target_of(seen["job"])
     job, more = target.typed(seen["job"])
     if problems := [*wrong, *more]:

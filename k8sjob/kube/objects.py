@@ -196,9 +196,9 @@ class Pod(Object):
     def failed_inits(self) -> Iterator[tuple[Object, Json]]:
         """The statuses of init containers that fail, each with its last end."""
         sidecars = {
-            one.get("name")
-            for one in self.spec.get("initContainers") or ()
-            if one.get("restartPolicy") == "Always"
+            container.get("name")
+            for container in self.spec.get("initContainers") or ()
+            if container.get("restartPolicy") == "Always"
         }
         for status in map(Object, self.status.get("initContainerStatuses") or ()):
             now, before = (status.part(key, "terminated") for key in ("state", "lastState"))

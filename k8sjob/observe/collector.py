@@ -204,9 +204,9 @@ class Collector:
         if status.started:
             text += f" after {str(ended - status.started).partition('.')[0]}"
         lines = last_lines(self._backend, snapshot)
-        found = diagnose(snapshot, lines, self._backend.related(snapshot))
-        for one in with_earlier(snapshot, found, self._records.open):
-            text += f"\nwhy: {_part(one.message)}\nnext: {_part(one.next_step)}"
+        findings = diagnose(snapshot, lines, self._backend.related(snapshot))
+        for finding in with_earlier(snapshot, findings, self._records.open):
+            text += f"\nwhy: {_part(finding.message)}\nnext: {_part(finding.next_step)}"
         self._send(snapshot, _ENDS[status.state], text)
 
     def _send(self, snapshot: Snapshot, occasion: Occasion, text: str) -> None:

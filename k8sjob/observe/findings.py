@@ -40,12 +40,12 @@ _PASSING: Final = _END_ALONE | {
 
 def findings(backend: Backend, snapshot: Snapshot) -> list[Diagnosis]:
     """The findings of `why` and `status`, from all that can be read of a job."""
-    found = diagnose(snapshot, last_lines(backend, snapshot), backend.related(snapshot))
+    diagnoses = diagnose(snapshot, last_lines(backend, snapshot), backend.related(snapshot))
 
     def record(ref: JobRef) -> RecordBackend:
         return backend if isinstance(backend, RecordBackend) else Records().open(ref)
 
-    return with_earlier(snapshot, found, record)
+    return with_earlier(snapshot, diagnoses, record)
 
 
 def findings_to_keep(
@@ -55,10 +55,12 @@ def findings_to_keep(
     earlier: Callable[[], Sequence[Json]],
 ) -> list[Json]:
     """The findings as a record keeps them; `earlier` reads those of the record before it."""
-    found = diagnose(snapshot, last_lines(backend, snapshot), related)
+    diagnoses = diagnose(snapshot, last_lines(backend, snapshot), related)
     moment = f" (seen at {stamp(snapshot.now)})"
-    kept = [replace(one, message=one.message + moment).as_dict() for one in found if not one.over]
-    return list(earlier()) if _explains_nothing(snapshot, found) else kept
+    if _explains_nothing(snapshot, diagnoses):
+        return list(earlier())
+    present = (item for item in diagnoses if not item.over)
+    return [replace(item, message=item.message + moment).as_dict() for item in present]
 
 
 def keep_record_of(backend: Backend, ref: JobRef) -> str:
@@ -79,18 +81,20 @@ def keep_record_of(backend: Backend, ref: JobRef) -> str:
 
 
 def with_earlier(
-    snapshot: Snapshot, found: list[Diagnosis], record: Callable[[JobRef], RecordBackend]
+    snapshot: Snapshot, diagnoses: list[Diagnosis], record: Callable[[JobRef], RecordBackend]
 ) -> list[Diagnosis]:
     """The findings after those of the job's record, where they alone do not explain the end."""
-    if _explains_nothing(snapshot, found):
+    if _explains_nothing(snapshot, diagnoses):
         with suppress(BackendError):  # there may be none
-            kept = record(JobRef.of(snapshot.job)).findings
-            earlier = (Diagnosis(**{**one, "replicas": tuple(one["replicas"])}) for one in kept)
-            return [*(one for one in earlier if one.cause not in _PASSING), *found]
-    return found
+            recorded = record(JobRef.of(snapshot.job)).findings
+            earlier = [
+                Diagnosis(**{**item, "replicas": tuple(item["replicas"])}) for item in recorded
+            ]
+            return [*(item for item in earlier if item.cause not in _PASSING), *diagnoses]
+    return diagnoses
 
 
-def _explains_nothing(snapshot: Snapshot, found: Sequence[Diagnosis]) -> bool:
+def _explains_nothing(snapshot: Snapshot, diagnoses: Sequence[Diagnosis]) -> bool:
     """Whether a job ended and its findings do not say why: its Pods may be gone."""
     ended = job_status(snapshot).state in {JobState.FAILED, JobState.DELETING}
-    return ended and all(one.cause in _END_ALONE for one in found)
+    return ended and all(finding.cause in _END_ALONE for finding in diagnoses)

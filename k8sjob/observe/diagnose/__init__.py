@@ -152,12 +152,12 @@ def _independent(
     """
     shown = {finding.cause}
     for end in failed:
-        other = explain_end(facts, end)
-        fresh = other.cause in _INDEPENDENT - shown and other.replica not in finding.replicas
+        second = explain_end(facts, end)
+        fresh = second.cause in _INDEPENDENT - shown and second.replica not in finding.replicas
         if fresh and not (is_consequence(facts, end) or facts.runs_again(end.replica)):
-            shown.add(other.cause)
-            message, replicas = other.message.partition("\n")[0], (other.replica,)
-            yield replace(other, message=message, replicas=replicas)
+            shown.add(second.cause)
+            message, replicas = second.message.partition("\n")[0], (second.replica,)
+            yield replace(second, message=message, replicas=replicas)
 
 
 def _awaited(facts: Facts, end: Failure, failed: Sequence[Failure]) -> Failure:

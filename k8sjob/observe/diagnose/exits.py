@@ -315,9 +315,9 @@ def _killed(facts: Facts, end: Failure) -> Diagnosis | None:
     name = next((s.name for s in signal.Signals if s == number), "")
     if not name or end.chosen_by_script:
         return None
-    own = f"{name}_local" if facts.local else name
+    signal_name = f"{name}_local" if facts.local else name
     look = f"see its last lines: k8sjob logs {facts.output_argument} -r {end.replica}"
-    step = _STEPS["signal"].get(own) or _STEPS["signal"].get(name, look)
+    step = _STEPS["signal"].get(signal_name) or _STEPS["signal"].get(name, look)
     step = step.replace("{namespace}", facts.namespace)
     return _finding(end, Cause.KILLED, f"ended by {name}{_error(facts, end)}", step)
 

@@ -375,8 +375,8 @@ class Facts:
 
     def init_output(self, container: str) -> list[str]:
         """The last lines of an init container that fails, of the first Pod in which it does."""
-        outputs = (one for one in self.of_kind(OUTPUT) if one.get("container") == container)
-        lines = next((one.get("lines") or () for one in outputs), ())
+        outputs = (item for item in self.of_kind(OUTPUT) if item.get("container") == container)
+        lines = next((item.get("lines") or () for item in outputs), ())
         return [shortened(line) for line in lines if line.strip()][-_INIT_LINES:]
 
     @cached_property

@@ -319,7 +319,7 @@ def no_group(facts: Facts) -> Iterator[Diagnosis]:
     """Processes that each trained separately, or whose script started a launcher of its own."""
     if not facts.reported(EventKind.STARTED):
         warnings = facts.reported(EventKind.WARNING)
-        launched = [one for one in warnings if one.data.get("reason") == Cause.OWN_LAUNCHER]
+        launched = [event for event in warnings if event.data.get("reason") == Cause.OWN_LAUNCHER]
         if launched:
             command = one_line(str(launched[-1].data.get("command")))
             yield Diagnosis(

@@ -243,6 +243,6 @@ def _preempted(replica: str, message: str) -> Explanation:
 
 def _evicted(replica: str, message: str) -> Explanation:
     what = f"evicted by its node: {message.strip().rstrip('.')}"
-    told = first_match(_EVICTION_RULES, message, what=what, recreated=_RECREATED)
-    assert told  # noqa: S101 - the last rule matches everything
-    return replace(told, replica=replica)
+    explanation = first_match(_EVICTION_RULES, message, what=what, recreated=_RECREATED)
+    assert explanation  # noqa: S101 - the last rule matches everything
+    return replace(explanation, replica=replica)

@@ -122,7 +122,7 @@ def _reason(facts: Facts, pod: ReplicaPod, count: int, reason: str) -> tuple[str
         _taints(facts, pod) or reason.partition("taint")[2].strip(" (s)")
     )
     has, are, lack = ("has", "is", "lacks") if count == 1 else ("have", "are", "lack")
-    told = first_match(
+    explanation = first_match(
         _REASON_RULES,
         reason,
         count=str(count),
@@ -133,8 +133,8 @@ def _reason(facts: Facts, pod: ReplicaPod, count: int, reason: str) -> tuple[str
         are=are,
         lack=lack,
     )
-    assert told  # noqa: S101 - the last rule matches everything
-    return told.what, told.next_step
+    assert explanation  # noqa: S101 - the last rule matches everything
+    return explanation.what, explanation.next_step
 
 
 def _insufficient(facts: Facts, pod: ReplicaPod, count: int, resource: str) -> tuple[str, str]:

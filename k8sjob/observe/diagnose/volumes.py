@@ -114,5 +114,6 @@ def not_mounted(facts: Facts, pod: ReplicaPod) -> Explanation | None:
     what = f"the volume {volume[1]!r}" if volume else "a volume"
     detail = re.sub(r'^\w+\.\w+ failed for volume "[^"]+" : ', "", message)
     detail = re.sub(r"(?s)\nMounting command:.*?\nOutput: ", ": ", detail)
-    told = first_match(_MOUNTS, message, detail=f"{what} cannot be mounted: {one_line(detail)}")
-    return told and replace(told, since=pod.created_at)
+    detail = f"{what} cannot be mounted: {one_line(detail)}"
+    explanation = first_match(_MOUNTS, message, detail=detail)
+    return explanation and replace(explanation, since=pod.created_at)
