@@ -163,6 +163,10 @@ class BackendError(K8sJobError):
     """A back end refused a request or could not be reached."""
 
 
+class JobTooLarge(BackendError):  # noqa: N818 - as JobNotFound
+    """A job has more replicas than any that is read."""
+
+
 class JobNotFound(BackendError):  # noqa: N818 - a state of affairs, as FileNotFoundError's cousin
     """No job of that name where it was looked for."""
 

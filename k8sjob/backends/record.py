@@ -35,7 +35,7 @@ from k8sjob.errors import BackendError, K8sJobError, field_path
 from k8sjob.files import whole_file
 from k8sjob.kube.objects import Object, Pod
 from k8sjob.targets.field_types import ANY, fit
-from k8sjob.targets.jobs import replica_names, replica_of, target_of
+from k8sjob.targets.jobs import excess, replica_names, replica_of, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -67,7 +67,6 @@ _KEPT_REPLICAS: Final = 32
 _KEPT_RECORDS: Final = 200
 _KEPT_BYTES: Final = 1 << 30
 """Records that are kept, and their total bytes; the oldest are removed."""
-_MOST_REPLICAS: Final = 100_000
 _FINDING: Final = {
     **dict.fromkeys(("cause", "message", "next_step", "replica"), str), "replicas": [str]
 }  # fmt: skip
@@ -177,8 +176,8 @@ def _read(found: Json) -> tuple[Snapshot, list[Json], list[Json]]:
         for name in names:
             if not (isinstance(name, str) and _NAME.fullmatch(name)):
                 raise ValueError(f"{name!a} is not a valid name in Kubernetes")
-    if sum(one.count for one in target.replicas(job)) > _MOST_REPLICAS:
-        raise ValueError(f"it has over {_MOST_REPLICAS} replicas")
+    if problem := excess(job):
+        raise ValueError(f"its job {problem}")
     return Snapshot(job, seen["pods"], seen["events"], moment), related, findings
 
 

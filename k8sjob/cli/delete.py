@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -19,7 +20,7 @@ from k8sjob.cli.find_job import (
 )
 from k8sjob.cli.options import ago, selector_option
 from k8sjob.cli.output import line, print_status
-from k8sjob.errors import BackendError, JobNotFound
+from k8sjob.errors import BackendError, JobNotFound, JobTooLarge
 from k8sjob.kube.objects import Object
 from k8sjob.observe.status import deletion, job_status
 
@@ -107,8 +108,9 @@ def _delete(backend: Backend, ref: JobRef, *, checkpoints: bool) -> None:
     from k8sjob.backends.local import LocalBackend  # noqa: PLC0415 - of no use for a cluster's jobs
 
     if not isinstance(backend, LocalBackend):
-        if job_status(backend.snapshot(ref)).state.finished:
-            keep_record(backend, ref)
+        with suppress(JobTooLarge):  # it has no record, and whoever made it must be able to end it
+            if job_status(backend.snapshot(ref)).state.finished:
+                keep_record(backend, ref)
         backend.delete(ref)
         kept = _kept(backend, ref)
         line(f"{ref}: {kept}" if kept else f"{ref} deleted")

@@ -13,9 +13,9 @@ from k8sjob.backends.api import JobRef
 from k8sjob.cli.find_job import Place, find_all, job_argument, place_options
 from k8sjob.cli.list import all_jobs
 from k8sjob.cli.options import ago, format_option, selector_option
-from k8sjob.cli.output import document, first_names, line, print_status, table
+from k8sjob.cli.output import document, fail, first_names, line, print_status, table
 from k8sjob.contract import counted
-from k8sjob.errors import JobNotFound
+from k8sjob.errors import JobNotFound, JobTooLarge
 from k8sjob.observe.logs import in_parallel
 from k8sjob.observe.usage import Usage, Use, held_seconds, read_usage, shown_hours, slow_nodes
 
@@ -77,10 +77,12 @@ def usage_command(  # noqa: PLR0917 - click hands them over by name
             return read_usage(
                 backend, backend.snapshot(ref), since=since
             )  # a list lacks ended Pods
-        except JobNotFound:
+        except (JobNotFound, JobTooLarge) as error:
             if jobs:
                 raise
-            return None  # deleted since it was listed
+            if isinstance(error, JobTooLarge):
+                fail(str(error))
+            return None  # or it was deleted since it was listed
 
     found = [one for one in in_parallel(read, chosen) if one and one.total]
     if output != "table":

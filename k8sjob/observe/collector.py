@@ -66,6 +66,7 @@ class _Job:
     has_ended: bool = False  # its end is recorded
     is_deleted: bool = False
     stalled: Stalled = field(default_factory=lambda: Stalled(_PATIENCE_SECONDS))
+    problem: str = ""  # why it could not be recorded the last time
     recorded: object = None  # what was new when it was recorded last
     recorded_at: float = float("-inf")  # time.monotonic()
     lock: threading.Lock = field(default_factory=threading.Lock)  # held while it is read
@@ -152,7 +153,9 @@ class Collector:
                 self._outage.set()
                 self._report(f"records cannot be kept, trying again: {error}")
         except Exception as error:  # noqa: BLE001 - no job may keep the others from being recorded
-            self._report(f"{ref} could not be recorded: {str(error) or type(error).__name__}")
+            if (problem := str(error) or type(error).__name__) != job.problem:
+                self._report(f"{ref} could not be recorded: {problem}")
+            job.problem = problem
             job.is_complete = job.is_deleted  # its next state is the same
 
     def _look_at(self, job: _Job, ref: JobRef) -> None:

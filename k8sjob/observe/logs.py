@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_right
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from itertools import accumulate
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -18,7 +16,7 @@ from k8sjob.contract import counted
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.observe.merge import Merge
 from k8sjob.observe.status import job_status, processes
-from k8sjob.targets.jobs import replica_names
+from k8sjob.targets.jobs import replica_names, replica_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -124,7 +122,7 @@ def last_lines(backend: Backend, snapshot: Snapshot) -> dict[str, list[str]]:
     """
     ref, every = JobRef.of(snapshot.job), replica_names(snapshot.job)
     bad = [replica.name for replica in job_status(snapshot).replicas if replica.exit_code]
-    chosen = list(dict.fromkeys([*bad, *every]))[:MOST_AT_ONCE]
+    chosen = list(dict.fromkeys([*bad, *every[:MOST_AT_ONCE]]))[:MOST_AT_ONCE]
 
     def read(replica: str) -> list[str] | None:
         with suppress(BackendError):
@@ -132,7 +130,8 @@ def last_lines(backend: Backend, snapshot: Snapshot) -> dict[str, list[str]]:
         return None
 
     found = dict(zip(chosen, in_parallel(read, chosen), strict=True))
-    return {name: lines for name in every if (lines := found.get(name)) is not None}
+    read_names = sorted(found, key=replica_order)
+    return {name: lines for name in read_names if (lines := found[name]) is not None}
 
 
 def tail_lines(backend: Backend, ref: JobRef, replica: str) -> list[str]:
@@ -197,19 +196,18 @@ def replica_of_rank(job: Json, rank: int) -> str:
     Raises:
         BackendError: the job has no such rank.
     """
-    every, counts = replica_names(job), processes(job)
-    if not 0 <= rank < sum(counts):
-        shape = f"{counted(len(every), 'replica')} x {counted(counts[-1], 'process', 'es')}"
-        if counts[0] != counts[-1]:
+    every, (first, each) = replica_names(job), processes(job)
+    total = first + each * (len(every) - 1)
+    if not 0 <= rank < total:
+        shape = f"{counted(len(every), 'replica')} x {counted(each, 'process', 'es')}"
+        if first != each:
             shape = (
-                f"{counted(counts[0], 'process', 'es')} of {every[0]} and {len(every) - 1} x"
-                f" {counts[-1]} others"
+                f"{counted(first, 'process', 'es')} of {every[0]} and {len(every) - 1} x"
+                f" {each} others"
             )
-        raise BackendError(
-            f"rank {rank} is not in this job; {shape} give ranks 0 to {sum(counts) - 1}"
-        )
-    ends = list(accumulate(counts))
-    return every[bisect_right(ends, rank)]
+        raise BackendError(f"rank {rank} is not in this job; {shape} give ranks 0 to {total - 1}")
+    name: str = every[0 if rank < first else 1 + (rank - first) // each]
+    return name
 
 
 class _End:

@@ -156,23 +156,21 @@ def deletion(job: Json) -> str:
     )
 
 
-def processes(job: Json) -> tuple[int, ...]:
-    """How many processes each replica has, in the order of replica_names.
+def processes(job: Json) -> tuple[int, int]:
+    """How many processes the first replica has, and each other one.
 
     `auto`, `gpu` and `cpu` count as one, as for the training operator; a Master that only serves
     its Workers (see strategies.serving) has a number of its own.
     """
-    each = target_of(job).nproc_per_node(job)
-    counts = [int(each) if _NUMBER.fullmatch(each) else 1] * len(replica_names(job))
-    if serving := _serving(job):
-        counts[0] = serving
-    return tuple(counts)
+    asked = target_of(job).nproc_per_node(job)
+    each = int(asked) if _NUMBER.fullmatch(asked) else 1
+    return _serving(job) or each, each
 
 
 def reporting_replica(job: Json) -> str:
     """The name of the replica whose first process trains and reports; "" if there is none."""
     names = replica_names(job)
-    return names[1 if _serving(job) else 0] if names else ""
+    return "".join(names[1:2] if _serving(job) else names[:1])
 
 
 def _serving(job: Json) -> int:

@@ -29,15 +29,16 @@ from k8sjob.observe.logs import replica_of_rank
 from k8sjob.observe.status import job_status, reporting_replica
 from k8sjob.observe.suspension import last_suspension, read_related
 from k8sjob.sanitize import integer, real
-from k8sjob.targets.jobs import pod_specs, replica_of
+from k8sjob.targets.jobs import replica_of, target_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from datetime import datetime
 
     from k8sjob.backends.api import Backend, LogLine, Snapshot
     from k8sjob.kube.objects import Json
     from k8sjob.observe.holding import Holding
+    from k8sjob.targets.api import RoleReplicas
 
 _SILENT: Final = 10.0
 """A stall: this multiple of the usual time between reports, and at least this many seconds."""
@@ -249,8 +250,8 @@ def usage(
             slow[span.slowest] += long * span.waits
         return uses, slow
 
-    for name, amount in held_by.items():
-        uses, slow = one_device(holding(times, pods[name]))
+    for name, amount in _amounts(held_by, pods):
+        uses, slow = one_device(holding(times, pods.get(name, [])))
         for use, long in uses.items():
             if long and amount:
                 seconds[use] += long * amount
@@ -264,20 +265,30 @@ def usage(
     return Usage(status.ref, device, seconds, nodes, slowed, Object(job).labels)
 
 
-def _devices(snapshot: Snapshot) -> tuple[str, dict[str, float]]:
-    """The kind of device, and how many each replica asks for.
+def _devices(snapshot: Snapshot) -> tuple[str, list[tuple[RoleReplicas, float]]]:
+    """The kind of device, and how many each replica of a role asks for.
 
     On a machine that has too few GPUs the job runs on CPUs, and holds none.
     """
-    gpus, cpus = dict[str, float](), dict[str, float]()
-    for role, count, spec in pod_specs(snapshot.job):
-        asked = asked_by(training(spec.get("containers")))
-        found = sum(float(n) for name, n in asked.items() if counts_gpus(name))
-        for index in range(count):
-            name = f"{role.lower()}-{index}"
-            gpus[name], cpus[name] = found, float(asked.get("cpu", 1))
+    gpus: list[tuple[RoleReplicas, float]] = []
+    cpus: list[tuple[RoleReplicas, float]] = []
+    for role in target_of(snapshot.job).replicas(snapshot.job):
+        asked = asked_by(training(role.pod.get("containers")))
+        gpus.append((role, sum(float(n) for name, n in asked.items() if counts_gpus(name))))
+        cpus.append((role, float(asked.get("cpu", 1))))
     on_cpus = any(event.get("reason") == TOO_FEW_GPUS for event in snapshot.events)
-    return ("GPU", gpus) if any(gpus.values()) and not on_cpus else ("CPU", cpus)
+    some = any(amount for role, amount in gpus if role.count > 0)
+    return ("GPU", gpus) if some and not on_cpus else ("CPU", cpus)
+
+
+def _amounts(
+    held_by: Iterable[tuple[RoleReplicas, float]], pods: Collection[str]
+) -> Iterator[tuple[str, float]]:
+    """The devices of each replica that has Pods, and of all others of its role under no name."""
+    for role, amount in held_by:
+        present = [name for name in pods if name in role]
+        yield from ((name, amount) for name in present)
+        yield "", amount * max(role.count - len(present), 0)
 
 
 def _node_of(job: Json, rank: int | None, on: Mapping[str, str]) -> str:

@@ -95,10 +95,13 @@ class RoleReplicas:
     """The replicas of one role, as a job asks for them.
 
     Attributes:
-        role: a Role, or the name of a Job of others' whose Pods have no ranks, as "actors-3".
+        role: a Role, or the name of Jobs of others' whose Pods have no ranks, as "actors".
+        count: how many; a job may ask for billions.
         path: where their Pod template is in the job.
         template: that template.
         restart_policy: what happens when one of them fails: Never, OnFailure, Always, ExitCode.
+        pods: how many of them each of these Jobs has; 0 for a Role.
+        first: the number of the first of these Jobs.
     """
 
     role: str
@@ -106,11 +109,29 @@ class RoleReplicas:
     path: tuple[str | int, ...]
     template: Json
     restart_policy: str
+    pods: int = 0
+    first: int = 0
 
     @property
     def pod(self) -> Json:
         """The spec of their Pods."""
         return Object(self.template).spec
+
+    def name(self, index: int) -> str:
+        """The name of one of them: "worker-2", or "actors-3-0"."""
+        if not self.pods:
+            return f"{self.role.lower()}-{index}"
+        job, pod = divmod(index, self.pods)
+        return f"{self.role.lower()}-{self.first + job}-{pod}"
+
+    def __contains__(self, name: str) -> bool:
+        """Whether a replica of this name is one of them."""
+        head, _, last = name.rpartition("-")
+        number = head.rpartition("-")[2] if self.pods else "0"
+        if not (number.isdecimal() and last.isdecimal()):
+            return False
+        index = (int(number) - self.first) * self.pods + int(last) if self.pods else int(last)
+        return 0 <= index < self.count and self.name(index) == name
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,9 +464,10 @@ class Target(Protocol):
     def replica_named(self, job: Json, pod: str) -> str:
         """The replica of a job whose Pod has this name; empty if it is none of its Pods."""
 
-    def names_below(self, job: Json) -> set[tuple[str, str]]:
-        """The kind and the name of each object that controllers make of a job; see `made`."""
-        return {(one.kind, f"{Object(job).name}{one.suffix}") for one in self.made}
+    def is_made(self, job: Json, kind: str, name: str) -> bool:
+        """Whether controllers make an object of this kind and name of a job; see `made`."""
+        own = Object(job).name
+        return any((kind, name) == (one.kind, f"{own}{one.suffix}") for one in self.made)
 
     def restarts_all(self, event: Json) -> bool:  # noqa: ARG002 - a controller restarts single Pods
         """Whether an Event says that the controller deletes all Pods, to create them again."""

@@ -85,12 +85,26 @@ _SPEC_FIELDS: Final = (
 """The fields of batch/v1 JobSpec (k8s.io/api v0.34, batch/v1/types.go)."""
 
 
-class _Part(NamedTuple):
-    """One of the Jobs of a job: where its spec is, the spec, and how many Pods it asks for."""
+class _Jobs(NamedTuple):
+    """Some of the Jobs of a job that are alike, of which there may be billions.
 
+    Attributes:
+        group: the name of the replicated Job; empty for a job that is a Job itself.
+        first: the number of the first one.
+        copies: how many there are.
+        path: where their spec is.
+        spec: their spec.
+        pods: how many Pods each asks for.
+        ranked: whether these Pods are the Master and the Workers.
+    """
+
+    group: str
+    first: int
+    copies: int
     path: tuple[str | int, ...]
     spec: Json
     pods: int
+    ranked: bool = False
 
 
 class Indexed(Target):
@@ -322,39 +336,47 @@ class Indexed(Target):
     def _nodes(self, job: Json) -> int:
         return int(self._job(job).get("completions") or 1)
 
-    def _jobs(self, job: Json) -> dict[str, _Part]:
-        """All its Jobs by the suffixes of their names; the one with the ranks comes first.
+    def _jobs(self, job: Json) -> list[_Jobs]:
+        """All its Jobs; the one with the ranks comes first.
 
         Others' sets may have several Jobs, and Trainer's have initializers beside the nodes. Their
         Pods have no ranks that k8sjob knows, so they are called as the Job controller calls them.
         """
-        own = {self.child_name: _Part(self._path(job), self._job(job), self._nodes(job))}
-        if not self.child_name:
-            return own
-        found = {
-            f"-{one.get('name')}-{number}": _Part(
-                (*self.job_at[:-3], at, "template", "spec"),
-                of_job := Object(one).part("template", "spec"),
-                of_job.get("completions") or 1,
-            )
-            for at, one in enumerate(at_path(job, *self.job_at[:-3]) or ())
-            for number in range(one.get("replicas", 1))
-        }
-        if len(found) == 1:
-            (name,) = found
-            return {name: own[self.child_name]}
-        if not found or self.child_name in found:
-            return own | {name: found[name] for name in found if name != self.child_name}
-        return found
+        group = NODE if self.child_name else ""
+        own = _Jobs(group, 0, 1, self._path(job), self._job(job), self._nodes(job), ranked=True)
+        every = []
+        for at, one in enumerate(at_path(job, *self.job_at[:-3]) or ()) if group else ():
+            if (copies := one.get("replicas", 1)) > 0:
+                path, spec = (*self.job_at[:-3], at, "template", "spec"), Object(one)
+                of_job = spec.part("template", "spec")
+                pods = of_job.get("completions") or 1
+                every.append(_Jobs(str(one.get("name")), 0, copies, path, of_job, pods))
+        if sum(jobs.copies for jobs in every) == 1:
+            return [own._replace(group=every[0].group)]
+        if every and group not in {jobs.group for jobs in every}:
+            return every
+        others = [
+            jobs._replace(first=1, copies=jobs.copies - 1) if jobs.group == group else jobs
+            for jobs in every
+        ]
+        return [own, *(jobs for jobs in others if jobs.copies)]
 
-    def _has_ranks(self, suffix: str, jobs: int) -> bool:
-        """Whether the Pods of a Job are the Master and the Workers."""
-        return suffix == self.child_name or jobs == 1
+    def _jobs_named(self, job: Json, suffix: str) -> _Jobs | None:
+        """Those among its Jobs whose names have this suffix after the job's; None without any."""
+        group, _, number = suffix.rpartition("-")
+        for jobs in self._jobs(job):
+            if not jobs.group:
+                return None if suffix else jobs
+            named = group == f"-{jobs.group}" and _INDEXES.fullmatch(number)
+            if named and 0 <= int(number) - jobs.first < jobs.copies:
+                return jobs
+        return None
 
     def _asked(self, job: Json) -> int:
         """The Pods that _counted counts."""
         of_one = not self.child_name or "child" in job
-        return self._nodes(job) if of_one else sum(one.pods for one in self._jobs(job).values())
+        every = () if of_one else self._jobs(job)
+        return self._nodes(job) if of_one else sum(jobs.copies * jobs.pods for jobs in every)
 
     def _counted(self, job: Json) -> Json:
         """The status of its Indexed Job.
@@ -366,9 +388,8 @@ class Indexed(Target):
         if not self.child_name or "child" in job:
             return Object(job).part("child", "status") if self.child_name else status
         rows = status.get("replicatedJobsStatus") or status.get("jobsStatus") or []
-        jobs = self._jobs(job)
-        pods = {name.rpartition("-")[0]: part.pods for name, part in jobs.items()}
-        every = [(row, pods.get(f"-{row.get('name')}", self._nodes(job))) for row in rows]
+        pods = {jobs.group: jobs.pods for jobs in self._jobs(job)}
+        every = [(row, pods.get(row.get("name"), self._nodes(job))) for row in rows]
         return {
             key: sum((row.get(key) or 0) * each for row, each in every)
             for key in ("active", "ready", "succeeded")
@@ -387,17 +408,17 @@ class Indexed(Target):
 
     def replicas(self, job: Json) -> tuple[RoleReplicas, ...]:
         """spec.completions of one template, or of that of each Job."""
-        found, jobs = list[RoleReplicas](), self._jobs(job)
-        for suffix, part in jobs.items():
-            template = Object(part.spec).part("template")
+        found = list[RoleReplicas]()
+        for jobs in self._jobs(job):
+            template = Object(jobs.spec).part("template")
             policy = Object(template).spec.get("restartPolicy") or "Never"
-            ranked = self._has_ranks(suffix, len(jobs))
-            roles: dict[str, int] = {Role.MASTER: 1, Role.WORKER: part.pods - 1}
-            found += (
-                RoleReplicas(role, count, (*part.path, "template"), template, policy)
-                for role, count in (roles if ranked else {suffix[1:]: part.pods}).items()
-                if count > 0
-            )
+            where = (*jobs.path, "template"), template, policy
+            roles: dict[str, int] = {Role.MASTER: 1, Role.WORKER: jobs.pods - 1}
+            if not jobs.ranked:
+                count = jobs.copies * jobs.pods
+                found.append(RoleReplicas(jobs.group, count, *where, jobs.pods, jobs.first))
+                continue
+            found += (RoleReplicas(role, count, *where) for role, count in roles.items() if count)
         return tuple(found)
 
     def nproc_per_node(self, job: Json) -> str:
@@ -494,11 +515,9 @@ class Indexed(Target):
         """A Pod is called JOB-INDEX-SUFFIX, after the Indexed Job."""
         of_job = re.escape(Object(job).name)
         found = re.fullmatch(rf"{of_job}(.*)-(\d{{1,9}})-[a-z0-9]{{5}}", pod)
-        jobs = self._jobs(job)
-        if found is None or found[1] not in jobs:
+        if found is None or (jobs := self._jobs_named(job, found[1])) is None:
             return ""
-        ranked = self._has_ranks(found[1], len(jobs))
-        return _replica(int(found[2])) if ranked else f"{found[1][1:]}-{int(found[2])}"
+        return _replica(int(found[2])) if jobs.ranked else f"{found[1][1:]}-{int(found[2])}"
 
     def recorded_ends(self, job: Json, events: Iterable[Json]) -> Iterator[RecordedEnd]:
         """Exit codes in conditions of the Job, which stay, and in its Events."""
@@ -510,11 +529,12 @@ class Indexed(Target):
             if matched and (replica := self.replica_named(job, matched["pod"])):
                 yield RecordedEnd(replica, int(matched["code"]), "", "", time or "", whole=False)
 
-    def names_below(self, job: Json) -> set[tuple[str, str]]:
+    def is_made(self, job: Json, kind: str, name: str) -> bool:
         """Also the Jobs of others' JobSets, which may be several, and of any name."""
-        jobs = self._jobs(job) if self.child_name else ()
-        own = {("Job", f"{Object(job).name}{suffix}") for suffix in jobs}
-        return super().names_below(job) | own
+        own = Object(job).name
+        below = bool(self.child_name) and kind == "Job" and name.startswith(f"{own}-")
+        below = below and self._jobs_named(job, name.removeprefix(own)) is not None
+        return below or super().is_made(job, kind, name)
 
     def recreations(self, job: Json, replica: str, events: Iterable[Json]) -> int:
         """How many Pods of it were created after the first one."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import Role
@@ -21,7 +23,14 @@ if TYPE_CHECKING:
 
     from k8sjob.kube.objects import Json
     from k8sjob.kube.pod_security import FieldPath
-    from k8sjob.targets.api import Companion, LocalController, Made, ManifestReader, Target
+    from k8sjob.targets.api import (
+        Companion,
+        LocalController,
+        Made,
+        ManifestReader,
+        RoleReplicas,
+        Target,
+    )
 
 DEFAULT: Final[Target] = PyTorchJob()
 LOCAL_CONTROLLER: Final[LocalController] = reconcile
@@ -40,6 +49,8 @@ READERS: Final[tuple[ManifestReader, ...]] = (
     IndexedReader(_JOB),
 )
 """How each kind of job is read that others wrote, for `adopt`."""
+MOST_REPLICAS: Final = 100_000
+"""The replicas of the largest job that is read with all that belongs to it."""
 _GRACE_SECONDS: Final = 30
 """terminationGracePeriodSeconds of a pod that names none (Kubernetes' default)."""
 _MARGIN_SECONDS: Final = 60
@@ -156,13 +167,42 @@ def pod_specs(job: Json) -> Iterator[tuple[str, int, Json]]:
         yield one.role, one.count, one.pod
 
 
-def replica_names(job: Json) -> tuple[str, ...]:
+class ReplicaNames(Sequence[str]):
+    """The names of all replicas that a job asks for, each made when it is asked for.
+
+    Whoever may create a job may ask for billions, which no list of jobs may stumble over.
+    """
+
+    def __init__(self, roles: Sequence[RoleReplicas]) -> None:
+        self._roles = roles
+
+    def __len__(self) -> int:
+        return min(sum(max(one.count, 0) for one in self._roles), sys.maxsize)
+
+    def __getitem__(self, at: Any) -> Any:
+        """The name at an index, or a tuple of those of a slice."""
+        if isinstance(at, slice):
+            return tuple(self[index] for index in range(*at.indices(len(self))))
+        index = at + len(self) if at < 0 else at
+        for one in self._roles:
+            if 0 <= index < one.count:
+                return one.name(index)
+            index -= max(one.count, 0)
+        raise IndexError(f"the job has no replica {at}")
+
+    def __contains__(self, name: object) -> bool:
+        return any(str(name) in one for one in self._roles)
+
+
+def replica_names(job: Json) -> ReplicaNames:
     """The names of all replicas that a job asks for: "master-0", "worker-0", ..."""
-    return tuple(
-        f"{one.role.lower()}-{index}"
-        for one in target_of(job).replicas(job)
-        for index in range(one.count)
-    )
+    return ReplicaNames(target_of(job).replicas(job))
+
+
+def excess(job: Json) -> str:
+    """That a job has more than MOST_REPLICAS, as the end of a sentence; else empty."""
+    count = len(replica_names(job))
+    return f"has {count:,} replicas, more than {MOST_REPLICAS:,}" if count > MOST_REPLICAS else ""
 
 
 def references(job: Json) -> list[ObjectReference]:
@@ -264,7 +304,7 @@ def is_below(job: Json, event: Json) -> bool:
     """
     about = Object(event).part("involvedObject")
     target, at = target_of(job), str(about.get("name", ""))
-    if (about.get("kind"), at) not in target.names_below(job) and not target.replica_named(job, at):
+    if not (target.is_made(job, str(about.get("kind")), at) or target.replica_named(job, at)):
         return False
     begun = moment(Object(job).created)
     return begun is None or event_time(event) >= begun

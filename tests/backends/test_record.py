@@ -244,7 +244,7 @@ MANY = {"kind": "Job", "metadata": {"name": "x"}, "spec": {"completions": 10**9}
         (zipped(record__json=json.dumps(WELL)), "'job' is missing from record.json"),
         (zipped(record__json=json.dumps({**WELL, "job": [], "at": "x"})), "cannot be read"),
         (zipped(record__json=json.dumps({**WELL, "job": {}, "pods": 3})), "cannot be read"),
-        (zipped(record__json=json.dumps({**WELL, "job": MANY})), "over 100000 replicas"),
+        (zipped(record__json=json.dumps({**WELL, "job": MANY})), "more than 100,000"),
         (zipped(record__json=json.dumps({**WELL, "format": 2})), "it has format 2, and"),
         (zipped(record__json=" " * (10**6 + 1)), "over 1000000 bytes"),
     ],

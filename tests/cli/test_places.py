@@ -48,6 +48,25 @@ def test_a_name_is_looked_for_in_both_places(here, there, k8sjob):
     assert "no job 'nobodys' on this machine; in the cluster: no job 'nobodys' in" in done.err
 
 
+def test_a_job_of_billions_of_replicas_hides_no_other(there, k8sjob):
+    there()
+    huge = there("huge")
+    huge["spec"]["pytorchReplicaSpecs"]["Worker"] = {"replicas": 2**31 - 1, "template": {}}
+    huge["spec"]["runPolicy"]["suspend"] = True
+    assert {row.split()[0] for row in k8sjob("list").out.splitlines()[1:]} == {
+        "blue/tiny", "blue/huge"
+    }  # fmt: skip
+    for name in ("tiny", "huge"):
+        assert f'k8sjob_job_state{{name="{name}",namespace="blue"' in k8sjob("metrics").out
+    assert "error: blue/huge has 2,147,483,648 replicas" in k8sjob("usage", "-n", "blue").err
+    for command in ("status", "why", "logs", "usage", "watch"):
+        done = k8sjob(command, "blue/huge")
+        assert (done.code, done.out) == (1, "")
+        assert "2,147,483,648 replicas, more than 100,000" in done.err
+        assert "Traceback" not in done.err
+    assert k8sjob("delete", "blue/huge").out == "blue/huge deleted\n"
+
+
 def test_a_name_in_both_places_is_ambiguous(here, there, k8sjob):
     here()
     there()

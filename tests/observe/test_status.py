@@ -186,8 +186,8 @@ def test_an_empty_object_is_a_job_that_was_just_created():
 
 
 def test_replica_names():
-    assert replica_names(make_job()) == ("master-0", "worker-0", "worker-1")
-    assert replica_names(make_job(replicas={"Worker": 1})) == ("worker-0",)
+    assert tuple(replica_names(make_job())) == ("master-0", "worker-0", "worker-1")
+    assert tuple(replica_names(make_job(replicas={"Worker": 1}))) == ("worker-0",)
 
 
 def test_a_job_whose_deletion_was_requested_does_not_run():

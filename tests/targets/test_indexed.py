@@ -243,7 +243,7 @@ def test_by_default_each_restart_is_a_new_pod(fields, restarts, final, kind):
 def test_the_first_worker_reports_where_the_master_only_serves(kind):
     served = {"kind": "parameter_server", "servers": 3}
     made = manifest(kind.spec(strategy=served, run={"module": "train"}))
-    assert (processes(made), reporting_replica(made)) == ((4, 1, 1), "worker-0")
+    assert (processes(made), reporting_replica(made)) == ((4, 1), "worker-0")
 
 
 @of_each_kind
@@ -432,7 +432,7 @@ def test_suspension(kind):
 def test_the_replicas_by_their_index(kind):
     target = kind.target
     assert target_of(kind.job()) is target
-    assert replica_names(kind.job()) == ("master-0", "worker-0", "worker-1")
+    assert tuple(replica_names(kind.job())) == ("master-0", "worker-0", "worker-1")
     assert [replica_of(kind.pod(index)) for index in range(3)] == list(replica_names(kind.job()))
     assert target.replica_of(kind.pod(2, labeled=False)) == "worker-1"
     assert target.replica_of({"metadata": {"labels": {INDEX: "1"}}}) == ""
@@ -542,7 +542,7 @@ class TestUnlikeJobs:
             [("leader", 0, 0), *(("actors", i, j) for i in (0, 1) for j in (0, 1))],
         )
         pods = [self.pod(*one) for one in of]
-        assert replica_names(job) == names
+        assert tuple(replica_names(job)) == names
         assert tuple(map(replica_of, pods)) == names
         for pod, name in zip(pods, names, strict=True):
             assert JOBSET.target.replica_named(job, pod["metadata"]["name"]) == name
@@ -552,7 +552,7 @@ class TestUnlikeJobs:
         assert [one.name for one in shown.replicas] == sorted(names)
         assert {one.role for one in shown.replicas} == {"leader-0", "actors-0", "actors-1"}
         specs = [one.pod["containers"][0]["name"] for one in JOBSET.target.replicas(job)]
-        assert specs == ["leader", "actors", "actors"]
+        assert specs == ["leader", "actors"]
 
     def test_they_are_chosen_by_their_names_and_the_beginnings_of_these(self):
         assert select(self.job(), ["actors"]) == replica_names(self.job())[1:]
@@ -574,15 +574,29 @@ class TestUnlikeJobs:
         assert JOBSET.target.state(job)[0] is state
         assert JOBSET.target.counts(job, state) == counts
 
+    def test_billions_of_jobs_cost_nothing_until_they_are_named(self):
+        most = 2**31 - 1
+        job = self.job(jobs=(("leader", 1, 1), ("node", most, 2), ("actors", most, most)))
+        names = replica_names(job)
+        assert names[:3] == ("master-0", "worker-0", "leader-0-0")
+        assert names[3:5] == ("node-1-0", "node-1-1")
+        assert names[-1] == f"actors-{most - 1}-{most - 1}"
+        assert ("node-2-1" in names, "node-0-0" in names, "node-2-2" in names) == (1, 0, 0)
+        assert JOBSET.target.replica_named(job, "rl-actors-99999999-0-aaaaa")
+        assert JOBSET.target.is_made(job, "Job", "rl-node-7")
+        assert not JOBSET.target.is_made(job, "Job", f"rl-node-{most}")
+        status = job_status(Snapshot(job))
+        assert status.counts == {"Pending": 1 + 2 * most + most**2}
+
     def test_one_job_of_another_name_has_the_ranks(self):
         job = self.job(jobs=(("workers", 1, 2),))
-        assert replica_names(job) == ("master-0", "worker-0")
+        assert tuple(replica_names(job)) == ("master-0", "worker-0")
         assert replica_of(self.pod("workers", 0, 1, jobs="1")) == "worker-0"
         assert JOBSET.target.replica_named(job, "rl-workers-0-1-aaaaa") == "worker-0"
 
     def test_the_initializers_of_a_trainjob_stand_beside_its_nodes(self):
         job = self.job(jobs=(("dataset-initializer", 1, 1), ("node", 1, 2)))
-        assert replica_names(job) == ("master-0", "worker-0", "dataset-initializer-0-0")
+        assert tuple(replica_names(job)) == ("master-0", "worker-0", "dataset-initializer-0-0")
         assert replica_of(self.pod("node", 0, 1)) == "worker-0"
         found = self.pod("dataset-initializer", 0, 0)
         assert replica_of(found) == "dataset-initializer-0-0"

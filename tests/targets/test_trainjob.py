@@ -210,7 +210,7 @@ def test_a_job_of_another_tool_is_read_by_the_job_that_trainer_made():
         "metadata": {"name": "theirs", "uid": "1"},
         "spec": {"runtimeRef": {"name": "torch-distributed"}},
     }
-    assert replica_names(job) == ("master-0",)
+    assert tuple(replica_names(job)) == ("master-0",)
     begun, before = "2026-01-01T00:00:09Z", "2026-01-01T00:00:00Z"
     job["metadata"]["creationTimestamp"] = begun
     for made, taken in ((begun, True), (before, False)):  # of an earlier job of the name
@@ -219,7 +219,7 @@ def test_a_job_of_another_tool_is_read_by_the_job_that_trainer_made():
     pod = {"terminationGracePeriodSeconds": 5, "containers": [{"name": "node"}]}
     made = {"completions": 3, "template": {"spec": pod}}
     job["child"] = {"spec": made, "status": {"active": 3, "ready": 3}}
-    assert replica_names(job) == ("master-0", "worker-0", "worker-1")
+    assert tuple(replica_names(job)) == ("master-0", "worker-0", "worker-1")
     assert TARGET.state(job)[0] is JobState.RUNNING
     assert seconds_to_end(job) == 65
 

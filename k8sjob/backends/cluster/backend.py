@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 
 from k8sjob.backends.api import JobRef, Snapshot
 from k8sjob.backends.cluster.creation import Creation, delete_as_read
-from k8sjob.backends.cluster.informer import snapshot, snapshots
+from k8sjob.backends.cluster.informer import refuse_excess, snapshot, snapshots
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.kube.api_resources import path
 from k8sjob.kube.client.errors import ExplainedErrors, is_absent
@@ -202,21 +202,24 @@ class ClusterBackend(Creation):
         return set() if "" in found else found
 
     def snapshot(self, ref: JobRef) -> Snapshot:
-        """The job now, with its pods and all of their events; JobNotFound if it is gone."""
+        """The job now, with its pods and all of their events.
+
+        Raises:
+            JobNotFound: it is gone.
+            JobTooLarge: it has more than MOST_REPLICAS.
+        """
         return self.snapshot_of(self._get(ref))
 
     def snapshot_of(self, job: Json) -> Snapshot:
         """A job as it was read, with the pods and events that are there now; it may be gone."""
+        refuse_excess(job)
         found = snapshot(self.transport, job)
-        if not (companion := keyed(target_of(job))):
-            return found
-        beside = companion.path(*_namespace_and_name(JobRef.of(job)))
-        with suppress(ApiError):  # what is not there, or may not be read, is left out
-            job = {
-                **found.job,
-                companion.key: without_managed_fields(self.transport.request("GET", beside)),
-            }
-            return replace(found, job=job)
+        if companion := keyed(target_of(job)):
+            beside = companion.path(*_namespace_and_name(JobRef.of(job)))
+            with suppress(ApiError):  # what is not there, or may not be read, is left out
+                there = without_managed_fields(self.transport.request("GET", beside))
+                found = replace(found, job={**found.job, companion.key: there})
+            refuse_excess(found.job)
         return found
 
     def watch(self, ref: JobRef, *, stop: Event | None = None) -> Iterator[Snapshot]:

@@ -9,13 +9,15 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, Self
 
-from k8sjob.backends.api import Snapshot
+from k8sjob.backends.api import JobRef, Snapshot
+from k8sjob.errors import JobTooLarge
 from k8sjob.kube.api_resources import path
 from k8sjob.kube.client.listwatch import Kind, list_all, reflect
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.objects import Object, in_time, new_event, without_managed_fields
 from k8sjob.targets.jobs import (
     events_below,
+    excess,
     is_below,
     job_path,
     of_kind,
@@ -27,7 +29,6 @@ from k8sjob.targets.jobs import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from k8sjob.backends.api import JobRef
     from k8sjob.kube.client.listwatch import CollectionChange
     from k8sjob.kube.client.transport import Transport
     from k8sjob.kube.objects import Json
@@ -75,6 +76,16 @@ def snapshot(transport: Transport, job: Json) -> Snapshot:
     own_events = in_time([*about.result(), *below])
     own = own_pods(job, pods.result().items, there)
     return Snapshot(with_child(job, there), own, own_events, skew=transport.skew)
+
+
+def refuse_excess(job: Json) -> None:
+    """Raise JobTooLarge for a job that has more than MOST_REPLICAS."""
+    if problem := excess(job):
+        ref = JobRef.of(job)
+        raise JobTooLarge(
+            f"{ref} {problem}, so it is not read; `k8sjob list` shows its state, `k8sjob delete"
+            f" {ref}` removes it"
+        )
 
 
 def snapshots(
@@ -178,6 +189,7 @@ class _Informer:
         job = next((one for one in found["job"] if Object(one).uid == self._ref.uid), None)
         if job is None:
             return None
+        refuse_excess(job)
         others = ["the pods' events", *(f"{name}'s events" for name in self._made)]
         below = (event for name in others for event in found[name] if is_below(job, event))
         events = in_time([*found["the job's events"], *below])

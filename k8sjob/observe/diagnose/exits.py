@@ -241,7 +241,9 @@ def _absent_ranks(facts: Facts) -> str:
     """The ranks that did not wait: those are the ones to look at."""
     world_size = sum(facts.ranks.values())
     waited = timed_out_ranks(line for lines in facts.logs.values() for line in lines)
-    absent = sorted(set(range(world_size)) - waited) if waited else []
+    if not waited or world_size > 2 * len(waited):  # too many are absent, or too many to count
+        return ""
+    absent = sorted(set(range(world_size)) - waited)
     if not 0 < len(absent) <= world_size // 2 or len(facts.logs) < len(facts.pods):
         return ""
     return f"; {_ranks(tuple(absent))} did not wait for it"

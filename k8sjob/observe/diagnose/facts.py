@@ -287,8 +287,8 @@ class Facts:
     @cached_property
     def ranks(self) -> dict[str, int]:
         """How many processes each replica has; `auto` and the like count as one."""
-        job = self.snapshot.job
-        return dict(zip(replica_names(job), processes(job), strict=True))
+        names, (first, each) = replica_names(self.snapshot.job), processes(self.snapshot.job)
+        return dict.fromkeys(names, each) | dict.fromkeys(names[:1], first)
 
     @property
     def fixed_ranks(self) -> bool:

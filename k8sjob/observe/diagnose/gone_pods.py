@@ -50,9 +50,8 @@ def with_gone_pods(facts: Facts) -> Facts | None:
 
 def _pod(facts: Facts, replica: str, metadata: Json, events: Sequence[Json]) -> Json:
     """The Pod as it was at its last Event."""
-    role = replica.rpartition("-")[0]
     replicas = facts.target.replicas(facts.snapshot.job)
-    spec = dict(next((one.pod for one in replicas if one.role.lower() == role), {}))
+    spec = dict(next((one.pod for one in replicas if replica in one), {}))
     status: Json = {"phase": "Pending"}
     states: dict[tuple[str, str], Json] = defaultdict(dict)
     for event in events:
