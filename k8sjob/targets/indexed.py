@@ -86,16 +86,9 @@ _SPEC_FIELDS: Final = (
 
 
 class _Jobs(NamedTuple):
-    """Some of the Jobs of a job that are alike, of which there may be billions.
+    """Jobs of a job that are alike, maybe billions: of which replicated Job, where, of what Pods.
 
-    Attributes:
-        group: the name of the replicated Job; empty for a job that is a Job itself.
-        first: the number of the first one.
-        copies: how many there are.
-        path: where their spec is.
-        spec: their spec.
-        pods: how many Pods each asks for.
-        ranked: whether these Pods are the Master and the Workers.
+    A job that is a Job itself has no group; the Pods of ranked ones are the Master and the Workers.
     """
 
     group: str

@@ -258,10 +258,16 @@ class LocalBackend:
         return self._store.folder(ref.name, uid)
 
     def launched(self, ref: JobRef) -> Launched:
-        """What a job was started from."""
+        """What a job was started from.
+
+        Raises:
+            BackendError: its launch.json is damaged.
+        """
         folder = self.folder(ref)
         launch = launch_of(folder)
-        with suppress(OSError, KeyError):
+        if "spec" not in launch or not launch.get("source"):
+            raise BackendError(f"{folder.launch} is damaged; run {ref} again from its job.yaml")
+        with suppress(OSError):
             return Launched(launch["spec"], Path(launch["source"]), folder.code(), folder.work)
         raise JobNotFound(f"{ref} is gone")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -111,6 +112,7 @@ class LocalContainer:
         output: the file descriptor that its output is read from.
         started: when it was started.
         end: how it ended; None before that.
+        missing_output: what of its output could not be written by then, in words.
     """
 
     def __init__(
@@ -118,7 +120,6 @@ class LocalContainer:
     ) -> None:
         self._launch, self._attempt, self._folder = launch, attempt, folder
         self._termination_log = folder / "termination-log"
-        _replace_by_empty_file(self._termination_log)
         copy = json.loads(env.get(PATHS_ENV, "{}")).get(WORKDIR, "")
         log = folder / "logs" / f"{attempt}.log"
         self._log: LogWriter | None = LogWriter(log, copy, env.get(SOURCE_ENV, copy))
@@ -128,9 +129,11 @@ class LocalContainer:
         self._oom_kills = _oom_kills()
         self._mark = f"{TERMINATION_LOG_ENV}={self._termination_log}"
         self.end: ContainerEnd | None = None
+        self.missing_output = ""
         self.output, inner = os.pipe()
         os.set_blocking(self.output, False)
         try:
+            _replace_by_empty_file(self._termination_log)
             self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
                 with_mounts(launch.mounts, launch.argv),
                 cwd=launch.cwd,
@@ -153,13 +156,16 @@ class LocalContainer:
             os.close(inner)
 
     def read(self) -> bool:
-        """Store the output so far; False once there will be no more."""
+        """Store a piece of the output, as far as there is one; False once there will be no more.
+
+        Whoever calls it has other things to do, and the output may never pause.
+        """
         if self._log is None:
             return False
         with suppress(BlockingIOError):
-            while data := os.read(self.output, 1 << 16):
-                self._log.feed(data)
-            return False
+            data = os.read(self.output, 1 << 16)
+            self._log.feed(data)
+            return bool(data)
         return True
 
     def poll(self) -> ContainerEnd | None:
@@ -193,6 +199,7 @@ class LocalContainer:
         message = _termination_message(self._termination_log)
         if self._log:
             self._log.close()
+            self.missing_output = self._log.missing
         if not self._launch.has_agent and Reason.decode(message):
             message = ""
         if not message and code and self._launch.fallback_to_logs:
@@ -217,8 +224,8 @@ class LocalContainer:
     def _drain(self) -> None:
         """Read the last of the output, without waiting for others that hold the pipe open."""
         deadline = time.monotonic() + 0.5
-        while self.read() and time.monotonic() < deadline:
-            time.sleep(0.005)
+        while self.read() and (left := deadline - time.monotonic()) > 0:
+            select.select([self.output], [], [], left)
 
     def _kill_all(self) -> None:
         """SIGKILL for the process, its group, its descendants, and all that carry its mark."""
@@ -237,7 +244,8 @@ def _replace_by_empty_file(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     path.unlink(missing_ok=True)
-    path.touch(exist_ok=False)
+    with suppress(OSError):  # the disk is full; the agent makes the file where it can
+        path.touch(exist_ok=False)
 
 
 def _termination_message(path: Path) -> str:

@@ -135,14 +135,17 @@ class Kubelet:
                 self._start(slot)
 
     def wait(self, seconds: float) -> None:
-        """Write down output as it comes, for so long at most."""
-        if not self._selector.get_map():
-            time.sleep(seconds)
-            return
-        for key, _ in self._selector.select(seconds):
-            container: LocalContainer = key.data
-            if not container.read():
-                self._selector.unregister(key.fileobj)
+        """Write down output as it comes, for so long; returns when a container closes its own."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            if not self._selector.get_map():
+                time.sleep(left)
+                return
+            for key, _ in self._selector.select(left):
+                container: LocalContainer = key.data
+                if not container.read():
+                    self._selector.unregister(key.fileobj)
+                    end = 0.0
 
     def _start(self, slot: _Slot) -> None:
         if time.monotonic() < slot.start_at:
@@ -163,6 +166,8 @@ class Kubelet:
             self._selector.register(slot.container.output, selectors.EVENT_READ, slot.container)
 
     def _ended(self, slot: _Slot, end: ContainerEnd) -> None:
+        if slot.container and (missing := slot.container.missing_output):
+            self._report(slot.pod, "Warning", "OutputMissing", missing)
         slot.container, slot.end = None, end
         policy = Object(slot.pod).spec["restartPolicy"]
         again = policy == "Always" or (policy == "OnFailure" and end.exit_code != 0)

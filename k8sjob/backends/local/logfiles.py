@@ -1,8 +1,10 @@
-"""A replica's output in files: one per start of its container, in the form that a kubelet writes.
+"""A replica's output in files: some per start of its container, in the form that a kubelet writes.
 
-A line is `TIMESTAMP stdout F TEXT`; P instead of F marks a part of a line that is not whole. What
-the job wrote stays as it was, byte for byte, except lines of code in the copy of the user's
-folder: these are named as in that folder. Whoever shows it strips control sequences.
+A line is `TIMESTAMP stdout F TEXT`; P instead of F marks a part of a line that is not whole, and
+`k8sjob` instead of `stdout` a note on output that is missing. What the job wrote stays as it was,
+byte for byte, except lines of code in the copy of the user's folder: these are named as in that
+folder. Whoever shows it strips control sequences. Of each start the newest LOG_FILES files are
+kept, 0.log, 0.1.log and so on, as a kubelet does with its defaults.
 """
 
 from __future__ import annotations
@@ -11,11 +13,13 @@ import os
 import re
 import time
 from collections import deque
-from contextlib import closing
+from contextlib import closing, suppress
+from io import FileIO
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from k8sjob.backends.api import LogLine
 from k8sjob.backends.local.state_folder import open_file
+from k8sjob.contract import counted
 from k8sjob.kube.client.transport import PartialLine
 
 if TYPE_CHECKING:
@@ -26,7 +30,16 @@ _END: Final = 1 << 18
 """Bytes at the end of a file in which its last lines are looked for."""
 _FIRST_LOOK: Final = 1 << 16
 """Bytes at the end of a file that hold some hundred lines of most jobs."""
-_ROW: Final = re.compile(rb"([\w:.+-]+) stdout ([FP]) (.*)", re.DOTALL)
+_ROW: Final = re.compile(rb"([\w:.+-]+) (stdout|k8sjob) ([FP]) (.*)", re.DOTALL)
+_PATH: Final = re.compile(rb'[^\s":]*+((?:", line |:)\d)?')
+"""The rest of a path, and whether it names a line of code: in tracebacks, warnings and logs."""
+_NAME: Final = re.compile(r"([0-9]{1,9})(?:\.([0-9]{1,9}))?\.log")
+LOG_BYTES: Final = 10 << 20
+LOG_FILES: Final = 5
+_ROTATED: Final = (
+    f"earlier output is missing here: of each start the last {LOG_FILES * LOG_BYTES >> 20} MiB are"
+    " kept"
+)
 LONGEST_LINE: Final = 16 * 1024
 """A longer line is written in parts, as container runtimes do it."""
 
@@ -35,19 +48,24 @@ class LogWriter:
     """Takes the output of one start of a container and writes it down, line by line.
 
     The code runs in `copy`, a copy of the user's folder `source`; both are empty if it runs in that
-    folder itself.
+    folder itself. What a full or broken disk does not take is left out, and noted in its place as
+    soon as that can be written.
+
+    Attributes:
+        missing: what is left out and not noted yet, in words; empty: nothing.
     """
 
     def __init__(self, path: Path, copy: str = "", source: str = "") -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: BinaryIO = path.open("ab", buffering=0)
+        self._path, self._number, self._size = path, 0, 0
+        self._file: FileIO | None = None
         self._rest = b""
         self._in_line = False
         self._source = os.fsencode(source)
         self._copies = {os.fsencode(one) for one in (copy, os.path.realpath(copy)) if copy}
-        # The form of tracebacks, or of warnings and logs; paths of other files stay.
-        places = b"|".join(map(re.escape, self._copies))
-        self._code = re.compile(b"(?:%s)" % places + rb'(?=/[^\s":]+(?:", line |:)\d)')
+        self._places = re.compile(b"|".join(map(re.escape, self._copies)))
+        self._lost_lines = self._lost_bytes = 0
+        self.missing = ""
+        self._write(b"")  # so that the start has a file, even if it writes nothing
 
     def feed(self, data: bytes) -> None:
         """Some output; whole lines are written at once, the rest waits for its newline."""
@@ -57,7 +75,7 @@ class LogWriter:
         for output in lines:
             line = output
             if any(copy in line for copy in self._copies):
-                line = self._code.sub(lambda _: self._source, line)
+                line = self._with_own_paths(line)
             for start in range(0, max(len(line), 1), LONGEST_LINE):
                 part = line[start : start + LONGEST_LINE]
                 whole = start + LONGEST_LINE >= len(line)
@@ -67,18 +85,85 @@ class LogWriter:
             written += head + b"P " + self._rest[:LONGEST_LINE] + b"\n"
             self._rest = self._rest[LONGEST_LINE:]
         if written:
-            self._file.write(written)
+            self._write(bytes(written), len(data))
 
     def close(self) -> None:
         """The container has ended: what waits is the last line."""
         if self._in_line:
             self.feed(b"\n")
-        self._file.close()
+        if self.missing:
+            self._write(b"")
+        if self._file:
+            self._file.close()
+
+    def _with_own_paths(self, line: bytes) -> bytes:
+        """The line with the user's folder in the places of code; paths of other files stay."""
+        end, names_code = -1, False
+
+        def own(match: re.Match[bytes]) -> bytes:
+            nonlocal end, names_code
+            # A path may hold the folder many times: each path is looked at once.
+            if match.end() > end and (path := _PATH.match(line, match.end())):
+                names_code = path[1] is not None
+                end = path.start(1) if names_code else path.end()
+            below = line[match.end() : match.end() + 1] == b"/" and match.end() + 1 < end
+            return self._source if names_code and below else match[0]
+
+        return self._places.sub(own, line)
+
+    def _write(self, rows: bytes, size: int = 0) -> None:
+        """Append whole rows, of so many bytes of output, or none of them."""
+        lines = rows.count(b"\n")
+        try:
+            if self._file is None or self._size >= LOG_BYTES:
+                self._open_next()
+            if self.missing:
+                rows = f"{_timestamp()} k8sjob F {self.missing}\n".encode() + rows
+            done = 0
+            while self._file and done < len(rows):  # a disk that becomes full takes a part
+                done += self._file.write(rows[done:])
+        except OSError as error:
+            if self._file:
+                with suppress(OSError):
+                    self._file.truncate(self._size)
+            self._lost_lines += lines
+            self._lost_bytes += size
+            self.missing = (
+                f"output is missing here: {counted(self._lost_lines, 'line')},"
+                f" {self._lost_bytes:,} bytes ({error.strerror})"
+            )
+            return
+        self._size += len(rows)
+        self.missing, self._lost_lines, self._lost_bytes = "", 0, 0
+
+    def _open_next(self) -> None:
+        """The first file, or the next one; the oldest goes."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        number = self._number + bool(self._file)
+        file = FileIO(_file_of(self._path, number), "ab")
+        if self._file:
+            self._file.close()
+        self._file, self._number, self._size = file, number, os.fstat(file.fileno()).st_size
+        if number >= LOG_FILES:
+            _file_of(self._path, number - LOG_FILES).unlink(missing_ok=True)
+
+
+def _file_of(path: Path, number: int) -> Path:
+    """A file of a start, by that of its beginning."""
+    return path.with_suffix(f".{number}.log") if number else path
+
+
+def _files(folder: Path) -> dict[int, list[int]]:
+    """The numbers of the files of each start, the oldest first."""
+    numbers: dict[int, list[int]] = {}
+    for name in filter(None, (_NAME.fullmatch(path.name) for path in folder.glob("*.log"))):
+        numbers.setdefault(int(name[1]), []).append(int(name[2] or 0))
+    return {attempt: sorted(numbers[attempt]) for attempt in sorted(numbers)}
 
 
 def attempts(folder: Path) -> list[int]:
     """The starts that have output, the oldest first."""
-    return sorted(int(path.stem) for path in folder.glob("*.log") if path.stem.isdecimal())
+    return list(_files(folder))
 
 
 def read(folder: Path, replica: str, attempt: int) -> Iterator[LogLine]:
@@ -101,15 +186,16 @@ def read_last(folder: Path, replica: str, count: int) -> list[LogLine]:
 
 
 def _end_of(folder: Path, replica: str, attempt: int, count: int) -> list[LogLine]:
-    size, last = (folder / f"{attempt}.log").stat().st_size, _FIRST_LOOK
-    while True:
-        with closing(_Reader(folder, replica, attempt, last=last)) as reader:
-            lines = list(reader.lines())
-        if last >= size:
-            return lines
-        if len(lines) > count:
-            return lines[1:]  # the first one may be cut
-        last *= 4
+    lines: list[LogLine] = []
+    for number in reversed(_files(folder).get(attempt, ())):
+        size, last = 1, 0
+        while last < size:
+            last = last * 4 or _FIRST_LOOK
+            with closing(_Reader(folder, replica, attempt, number=number, last=last)) as reader:
+                lines, size = list(reader.lines()), reader.size
+            if len(lines) > count:
+                return lines[1:]  # the first one may be cut
+    return lines
 
 
 def follow_lines(
@@ -123,11 +209,11 @@ def follow_lines(
     reader = _Reader(folder, replica, 0)
     try:
         while not stopped():
-            over, newer = ended(), (folder / f"{reader.attempt + 1}.log").exists()
+            over, every = ended(), attempts(folder)
             yield from reader.lines()
-            if newer:
+            if newer := [attempt for attempt in every if attempt > reader.attempt]:
                 reader.close()
-                reader = _Reader(folder, replica, reader.attempt + 1)
+                reader = _Reader(folder, replica, newer[0])
             elif over:
                 return
             else:
@@ -141,44 +227,64 @@ def last_lines(folder: Path, attempt: int, *, lines: int, size: int, without: st
 
     Lines that begin with `without` are left out, unless it is empty.
     """
-    with closing(_Reader(folder, "", attempt, last=_END)) as reader:
+    newest = max(_files(folder).get(attempt, [0]))
+    with closing(_Reader(folder, "", attempt, number=newest, last=_END)) as reader:
         whole = (line.text for line in reader.lines())
         texts = deque((t for t in whole if not (without and t.startswith(without))), maxlen=lines)
     return "\n".join(texts).encode()[-size:].decode(errors="ignore")
 
 
 class _Reader:
-    """Reads one file from where it stopped the last time, or its `last` bytes; whole lines only.
+    """Reads the files of a start from where it stopped the last time; whole lines only.
 
-    Rows that no LogWriter wrote, as after a loss of power, are left out.
+    With `number` it begins at that file, at its `last` bytes. Rows that no LogWriter wrote, as
+    after a loss of power, are left out.
     """
 
-    def __init__(self, folder: Path, replica: str, attempt: int, *, last: int = 0) -> None:
-        self.attempt, self._last = attempt, last
-        self._path, self._replica = folder / f"{attempt}.log", replica
+    def __init__(
+        self, folder: Path, replica: str, attempt: int, *, number: int = -1, last: int = 0
+    ) -> None:
+        self.attempt, self.size, self._last = attempt, 0, last
+        self._folder, self._replica, self._number = folder, replica, number
         self._file: BinaryIO | None = None
         self._cut = b""
+        self._gap = False
         self._line = PartialLine()
 
     def lines(self) -> Iterator[LogLine]:
-        if self._file is None:
-            try:
-                self._file = open_file(self._path)
-            except OSError:
+        while True:
+            # Before the last read: what is written into the file is written before there is a next.
+            newer = [n for n in _files(self._folder).get(self.attempt, ()) if n > self._number]
+            if self._file is None and self._number >= 0:
+                self._open()
+            yield from self._rows()
+            if not newer:
                 return
-            if self._last:
-                self._file.seek(max(self._path.stat().st_size - self._last, 0))
-        while data := self._file.read(1 << 16):
+            self._gap = self._gap or newer[0] > self._number + 1
+            self.close()
+            self._file, self._cut, self._number, self._last = None, b"", newer[0], 0
+
+    def _open(self) -> None:
+        with suppress(OSError):
+            path = _file_of(self._folder / f"{self.attempt}.log", self._number)
+            self._file = open_file(path)
+            self.size = os.fstat(self._file.fileno()).st_size
+            self._file.seek(max(self.size - self._last, 0) if self._last else 0)
+
+    def _rows(self) -> Iterator[LogLine]:
+        while data := self._file.read(1 << 16) if self._file else b"":
             *rows, self._cut = (self._cut + data).split(b"\n")
-            for row in rows:
-                found = _ROW.fullmatch(row)
-                if not found:
-                    continue
-                timestamp, tag, text = found.groups()
-                self._line.add(text)
-                if tag != b"P":
-                    whole = self._line.take() + b"\n"
-                    yield LogLine.of(self._replica, self.attempt, timestamp.decode(), whole)
+            for row in filter(None, map(_ROW.fullmatch, rows)):
+                timestamp, stream, tag, text = row[1].decode(), row[2], row[3], row[4]
+                note = text.decode() if stream == b"k8sjob" else _ROTATED if self._gap else ""
+                self._gap = False
+                if note:
+                    yield LogLine(self._replica, self.attempt, timestamp, note, gap=True)
+                if stream == b"stdout":
+                    self._line.add(text)
+                    if tag != b"P":
+                        whole = self._line.take() + b"\n"
+                        yield LogLine.of(self._replica, self.attempt, timestamp, whole)
 
     def close(self) -> None:
         if self._file:

@@ -51,8 +51,6 @@ _SILENT_S: Final = 600.0
 """Seconds without a sign after which a supervisor of another machine is gone."""
 SIGN_S: Final = 60.0
 """Seconds between two signs of a supervisor."""
-_ABANDONED_S: Final = 24 * 3600.0
-"""Seconds after which a hidden folder is no longer in use."""
 
 
 class JobFolder:
@@ -86,35 +84,39 @@ class JobFolder:
         return self.path / "replicas" / name
 
     def supervisor(self) -> Identity | None:
-        """The process that is responsible for the job; None when the file is gone or unreadable.
+        """The process that is responsible for the job; None when the file is gone.
 
         Also None for one of another machine that has not shown for long that it runs: the machine
-        may have ended, or have had another name.
+        may have ended, or have had another name. So it is with a damaged file.
         """
+        keeper, recent = self._named(), False
+        with suppress(OSError):
+            recent = time.time() - self._keeper.lstat().st_mtime < _SILENT_S
+        return keeper if keeper and (keeper.here or recent) else None
+
+    def _named(self) -> Identity | None:
         try:
-            body = read_json(self._keeper)
-            found = Identity.from_json(body)
-            recent = time.time() - self._keeper.stat().st_mtime < _SILENT_S
-        except (BackendError, KeyError, TypeError, ValueError, OSError):
+            return Identity.from_json(read_json(self._keeper))
+        except FileNotFoundError:
             return None
-        # Supervisors of earlier versions show nothing.
-        return found if found.here or recent or not body.get("shows") else None
+        except (BackendError, KeyError, TypeError, ValueError):
+            return _UNKNOWN
 
     def record_supervisor(self, pid: int) -> None:
         """Write down that the process `pid` is responsible for the job from now on."""
-        write_json(self._keeper, {**asdict(Identity.of(pid)), "shows": True})
+        write_json(self._keeper, asdict(Identity.of(pid)))
 
     @property
     def is_of_here(self) -> bool:
         """Whether its supervisor is or was a process of this machine; true where none is known."""
-        try:
-            return Identity.from_json(read_json(self._keeper)).here
-        except (BackendError, KeyError, TypeError, ValueError, OSError):
-            return True
+        keeper = self._named()
+        return keeper in {None, _UNKNOWN} or keeper.here
 
     def show_alive(self) -> None:
         """Show other machines that the supervisor runs; for the supervisor."""
-        with suppress(OSError):
+        with suppress(OSError, BackendError):
+            if self.supervisor() in {None, _UNKNOWN}:
+                self.record_supervisor(os.getpid())
             os.utime(self._keeper)
 
     def ask(self, verb: str, **details: Any) -> None:
@@ -144,7 +146,7 @@ class JobFolder:
         """The requests that were left; they are taken out."""
         taken = {}
         for file in sorted(self._requests.glob("[!.]*")):
-            with suppress(FileNotFoundError, BackendError):
+            with suppress(OSError, BackendError):
                 taken[file.name] = read_json(file)
                 file.unlink()
         return taken
@@ -156,7 +158,8 @@ class JobFolder:
 
     def make_room(self) -> None:
         """Free the disk space that was reserved, so that the end can be written."""
-        self._ballast.unlink(missing_ok=True)
+        with suppress(OSError):
+            self._ballast.unlink()
 
     def trim(self) -> None:
         """Free the space of a job that has ended: the ballast, and large copies of its files.
@@ -167,7 +170,7 @@ class JobFolder:
         """
         self.make_room()
         left = _KEPT_COPIES
-        with suppress(FileNotFoundError):
+        with suppress(OSError):
             copied = self.launch.stat().st_mtime_ns
             copies = _copies(self.path.glob("replicas/*/work"), copied)
             for size, path in sorted(copies):
@@ -226,12 +229,11 @@ class Store:
     def _open(self, *, make: bool) -> None:
         try:
             if make:
+                # An existing folder keeps its mode: $K8SJOB_STATE may name one that others use.
                 self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._jobs.mkdir(mode=0o700, exist_ok=True)
-            found = self.root.stat()
-            owner = found.st_uid
-            if owner == os.getuid() and stat.S_IMODE(found.st_mode) != 0o700:
-                self.root.chmod(0o700)
+                for name in ("jobs", "checkpoints", "claims"):
+                    (self.root / name).mkdir(mode=0o700, exist_ok=True)
+            owner = self.root.stat().st_uid
         except FileNotFoundError:
             return
         except OSError as error:
@@ -272,26 +274,33 @@ class Store:
     @contextmanager
     def draft(self) -> Iterator[JobFolder]:
         """A hidden folder for a new job; removed unless it is published."""
-        self.make()
-        self._sweep()
-        try:
-            draft = Path(tempfile.mkdtemp(prefix=".new-", dir=self._jobs))
-        except OSError as error:
-            raise BackendError(os_error_message("write", self._jobs, error)) from error
+        with self.locked():
+            self._sweep()
+            try:
+                draft = Path(tempfile.mkdtemp(prefix=".new-", dir=self._jobs))
+                held = os.open(draft, os.O_RDONLY)
+            except OSError as error:
+                raise BackendError(os_error_message("write", self._jobs, error)) from error
+            fcntl.flock(held, fcntl.LOCK_EX)
         try:
             (draft / "ballast").write_bytes(b"\0" * _RESERVE_BYTES)
             yield JobFolder(draft)
         except OSError as error:
             raise BackendError(os_error_message("write", draft, error)) from error
         finally:
+            os.close(held)
             shutil.rmtree(draft, ignore_errors=True)
 
     def _sweep(self) -> None:
         """Remove what killed processes left half created or half removed."""
         for path in self._jobs.glob(".*"):
-            with suppress(FileNotFoundError):
-                if path.stat().st_mtime < time.time() - _ABANDONED_S:
+            with suppress(OSError):
+                held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # who makes a job holds it
                     shutil.rmtree(path, ignore_errors=True)
+                finally:
+                    os.close(held)
 
     def publish(self, draft: JobFolder, name: str, uid: str) -> JobFolder:
         """Make a draft the folder of a job."""
@@ -450,6 +459,10 @@ class Identity:
                 os.kill(self.pid, signal.SIGKILL)
                 return True
         return False
+
+
+_UNKNOWN: Final = Identity(0, "", "", "an unknown machine")
+"""Whoever a damaged file names."""
 
 
 def _started(pid: int) -> str | None:

@@ -25,12 +25,12 @@ from k8sjob.backends.local.kubelet import Kubelet
 from k8sjob.backends.local.state_folder import (
     SIGN_S,
     JobFolder,
-    os_error_message,
     read_json,
     write_json,
 )
 from k8sjob.contract import ExitCode, Reason, counted
 from k8sjob.environment import variables
+from k8sjob.errors import BackendError
 from k8sjob.kube.objects import Object, Pod, is_true, new_event, stamp
 from k8sjob.targets.api import CreatePod, DeletePod, LocalReason, RecordEvent
 from k8sjob.targets.jobs import DEFAULT, LOCAL_CONTROLLER, has_ended, replica_of
@@ -43,6 +43,8 @@ CLEAN_UP_DELAY: Final = 5.0
 """Seconds for the other replicas to end by themselves after the Master has succeeded."""
 ORPHAN_GRACE: Final = 3.0
 """Seconds between SIGTERM and SIGKILL when the process that runs the job is gone."""
+WRITE_AGAIN_S: Final = 1.0
+"""Seconds until a state that could not be written is tried again."""
 MAX_EVENTS: Final = 500
 _PERMANENT: Final = {ExitCode.USER_ERROR, ExitCode.CONFIG, ExitCode.RESTARTS_SPENT}
 _NOT_INHERITED: Final = ("K8SJOB_", "PET_", "TORCHELASTIC_", "MASTER_")
@@ -65,7 +67,7 @@ class Supervisor:
         self._job: Json = state["job"]
         self._events: list[Json] = state["events"]
         self._recorded: set[str] = set()
-        self._saved, self._sign_at = "", 0.0
+        self._saved, self._sign_at, self._write_at = "", 0.0, 0.0
         self._port = _reserve_port()
         launch = read_json(folder.launch)
         self._max_restarts = int(launch["max_restarts"])
@@ -81,7 +83,7 @@ class Supervisor:
     def run(self) -> None:
         """Run until the job has ended and its replicas are gone, or the job is deleted."""
         try:
-            while not self._over():
+            while not self._over() or self._must_save():
                 self._take_requests()
                 self._kubelet.sync()
                 self._operate()
@@ -209,12 +211,29 @@ class Supervisor:
     def _save(self) -> None:
         state = {"job": self._job, "pods": self._kubelet.pods, "events": self._events}
         text = repr(state)
-        if text != self._saved:
-            write_json(self._folder.state, state)
-            self._saved = text
+        if text != self._saved and time.monotonic() >= self._write_at:
+            self._write(state, text)
         if time.monotonic() >= self._sign_at:
             self._sign_at = time.monotonic() + SIGN_S
             self._folder.show_alive()
+
+    def _write(self, state: Json, text: str) -> None:
+        """Write the state; a disk that is full or broken for now does not end the job."""
+        try:
+            write_json(self._folder.state, state)
+            self._saved, self._write_at = text, 0.0
+        except BackendError as error:
+            if not self._folder.path.is_dir():
+                raise  # nobody asks for it any more
+            self._write_at = time.monotonic() + WRITE_AGAIN_S
+            self._record(self._job, RecordEvent("Warning", "StateNotWritten", str(error), "state"))
+            if has_ended(self._job) and self._folder.has_reserve:
+                self._folder.make_room()
+                self._write_at = time.monotonic()
+
+    def _must_save(self) -> bool:
+        """Whether this process alone knows how the job ended, and nobody has asked for its end."""
+        return self._write_at > 0 and not (self._deleted or self._stopping)
 
     def _give_up(self, error: BaseException) -> None:
         """After an error of the supervisor: kill the replicas, and write the error to the state."""
@@ -226,10 +245,8 @@ class Supervisor:
                 time.sleep(TICK_SECONDS)
         with suppress(Exception):
             self._folder.make_room()
-            why = str(error) or type(error).__name__
-            if isinstance(error, OSError):
-                why = os_error_message("write", Path(error.filename or self._folder.path), error)
-            message = f"the supervisor of the job failed: {why}"
+            self._write_at = 0.0
+            message = f"the supervisor of the job failed: {str(error) or type(error).__name__}"
             self._job["status"] = LOCAL_CONTROLLER.fail(
                 Object(self._job).status, LocalReason.SUPERVISOR_FAILED, message, datetime.now(UTC)
             )

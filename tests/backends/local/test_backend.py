@@ -25,6 +25,14 @@ print(json.dumps({**os.environ, "python": sys.executable, "folder": os.getcwd()}
 import warnings; warnings.warn("look")
 """
 FOR_EVER = "import time; print('here', flush=True); time.sleep(100)"
+ENDLESS = {
+    "short lines": "while True: os.write(1, b'y\\n' * 30000)",
+    "no line": "while True: os.write(1, b'x' * 60000)",
+    "carriage returns": "while True: os.write(1, b'50%\\r' * 9000)",
+    "any bytes": "while True: os.write(1, os.urandom(60000))",
+    "its own path": "while True: os.write(1, (os.getcwd() + '/').encode() * 600 + b'\\n')",
+    "many processes": "[os.fork() for _ in range(4)]\nwhile True: os.write(1, b'y\\n' * 30000)",
+}
 
 WORKER_FAILS = """
 import os, sys, time
@@ -236,9 +244,10 @@ def test_restart_policy_never_fails_the_job_and_leaves_the_others_under_clean_po
     assert not alive(pid)
 
 
-def test_deadline(backend, wait, make_plan):
+@pytest.mark.parametrize("script", [FOR_EVER, f"import os\n{ENDLESS['short lines']}"])
+def test_deadline(backend, wait, make_plan, script):
     policy = {"active_deadline": 2, "termination_grace": 2, "max_restarts": 3}
-    ref = backend.create(make_plan(FOR_EVER, policy=policy))
+    ref = backend.create(make_plan(script, policy=policy))
     status = wait.end(ref)
     assert "longer than specified deadline" in status.message
     assert (status.finished - status.started).total_seconds() >= 2
@@ -587,18 +596,51 @@ print(os.listdir(folder))
         assert wait.lines(ref) == ["[]"]
 
 
-def test_output_that_does_not_fit_on_the_disk_ends_the_job_with_a_clear_state(
-    backend, wait, make_plan, alive, full_disk
+def test_output_that_does_not_fit_on_the_disk_is_counted_and_ends_no_job(
+    backend, finished, make_plan, full_disk
 ):
-    script = (
-        "import os, time\nprint(os.getpid(), flush=True)\nfor i in range(900): print('x' * 4000)"
-    )
+    script = "for i in range(900): print('x' * 4000)"
     with full_disk(1 << 20):
-        ref = backend.create(make_plan(script, workers=0))
-    status = wait.end(ref)
-    assert status.state is JobState.FAILED
-    assert f"cannot write {backend.folder(ref).path}: File too large" in status.message
-    wait.until(lambda: not alive(int(wait.lines(ref)[0])))
+        ref = finished(make_plan(script, workers=0))
+    snapshot = backend.snapshot(ref)
+    assert job_status(snapshot).state is JobState.SUCCEEDED
+    *lines, note = backend.logs(ref, "master-0")
+    assert {one.text for one in lines} == {"x" * 4000}
+    missing = 900 - len(lines)
+    assert note.gap
+    assert note.text.startswith(f"output is missing here: {missing} lines, ")
+    assert note.text.endswith(" bytes (File too large)")
+
+
+def test_a_state_that_cannot_be_written_is_tried_again(backend, wait, make_plan):
+    ref = backend.create(make_plan(FOR_EVER.replace("100", "2"), workers=0))
+    wait.text(ref, "here")
+    state = backend.folder(ref).state
+    state.unlink()
+    (state / "in the way").mkdir(parents=True)  # no file can take its place
+    assert not job_status(backend.snapshot(ref)).state.finished
+    time.sleep(4)  # the job ends meanwhile
+    assert not job_status(backend.snapshot(ref)).state.finished
+    (state / "in the way").rmdir()
+    state.rmdir()
+    assert wait.end(ref).state is JobState.SUCCEEDED
+    (event,) = (e for e in backend.snapshot(ref).events if e["reason"] == "StateNotWritten")
+    assert f"cannot write {state}" in event["message"]
+
+
+@pytest.mark.parametrize("output", ENDLESS.values(), ids=ENDLESS)
+def test_a_supervisor_answers_whatever_its_job_writes(backend, wait, make_plan, output):
+    ref = backend.create(make_plan(f"import os\n{output}", workers=1))
+    logs = backend.folder(ref).replica("worker-0") / "logs"
+    wait.until((logs / "0.1.log").exists)  # 10 MiB are written
+    began = time.monotonic()
+    backend.suspend(ref, value=True)
+    wait.until(lambda: not backend.snapshot(ref).pods)
+    backend.suspend(ref, value=False)
+    wait.until((logs / "1.log").exists)
+    backend.delete(ref)
+    assert not backend.folder(ref).path.exists()
+    assert time.monotonic() - began < 20  # a process that is stopped ends within a second
 
 
 def test_a_damaged_state_hides_no_other_job(backend, finished, make_plan):

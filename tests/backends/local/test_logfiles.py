@@ -1,3 +1,4 @@
+import errno
 import os
 import re
 import threading
@@ -94,6 +95,98 @@ def test_lines_of_code_are_those_of_the_users_own_files(tmp_path):
     writer.close()
     expected = [*(line.replace("{}", mine) for line in lines), *same]
     assert [line.text for line in read(tmp_path, "r", 0)] == expected
+
+
+def test_a_path_that_a_line_repeats_is_looked_at_once(tmp_path):
+    copy = f"/{'state' * 8}/work"
+    writer = LogWriter(tmp_path / "0.log", copy, "/mine")
+    began = time.monotonic()
+    lines = [copy * 1300, f"{copy}/" * 1300, f"{copy}/a.py:" * 1300, f'{copy}/a.py", line ' * 1300]
+    for line in lines * 10:
+        writer.feed(line.encode() + b"\n")
+    assert time.monotonic() - began < 5  # each took more than a second
+    writer.feed(f"{copy}{copy}/a.py:3\n{copy}/{copy}/a.py:3 {copy}/b {copy}/c.py:4\n".encode())
+    writer.close()
+    texts = [line.text for line in read(tmp_path, "r", 0)]
+    assert texts[:40] == lines * 10
+    assert texts[40:] == ["/mine/mine/a.py:3", f"/mine//mine/a.py:3 {copy}/b /mine/c.py:4"]
+
+
+def test_the_last_files_of_a_start_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr("k8sjob.backends.local.logfiles.LOG_BYTES", 10_000)
+    writer = LogWriter(tmp_path / "0.log")
+    over = threading.Event()
+    slow = follow_lines(tmp_path, "r", ended=over.is_set, stopped=lambda: False)
+    writer.feed(b"0\n")
+    assert next(slow).text == "0"
+    for number in range(1, 3000):
+        writer.feed(b"%d\n" % number)
+    writer.close()
+    over.set()
+    sizes = [path.stat().st_size for path in tmp_path.iterdir()]
+    assert len(sizes) == 5
+    assert 10_000 <= max(sizes) < 10_100
+    gap, first, *lines = read(tmp_path, "r", 0)
+    assert gap.gap
+    assert "the last 50 MiB" in gap.text
+    assert gap.timestamp == first.timestamp
+    numbers = [int(line.text) for line in (first, *lines)]
+    assert numbers == list(range(numbers[0], 3000))
+    assert [line.text for line in read_last(tmp_path, "r", 600)[-600:]] == [
+        str(number) for number in range(2400, 3000)
+    ]
+    later = list(slow)  # the rest of the file that it had open, and then what is there
+    assert [one.gap for one in later].count(True) == 1
+    assert later[-1].text == "2999"
+    assert attempts(tmp_path) == [0]
+
+
+class FullFile:
+    """A file on a disk that is full from some byte on, and takes parts of what is written."""
+
+    room = 100
+
+    def __init__(self, path, _mode):
+        self.file = path.open("ab", buffering=0)
+
+    def write(self, data):
+        part = data[: max(self.room - self.file.tell(), 0)][:40]
+        if data and not part:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return self.file.write(part)
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+
+def test_what_a_full_disk_does_not_take_is_counted_in_its_place(tmp_path, monkeypatch):
+    monkeypatch.setattr("k8sjob.backends.local.logfiles.FileIO", FullFile)
+    writer = LogWriter(tmp_path / "0.log")
+    writer.feed(b"first, in two writes\n")
+    for _ in range(18):
+        writer.feed(b"a line that is not written\n")
+    why = "output is missing here: 18 lines, 486 bytes (No space left on device)"
+    assert writer.missing == why
+    assert [line.text for line in read(tmp_path, "r", 0)] == ["first, in two writes"]
+    monkeypatch.setattr(FullFile, "room", 9999)
+    writer.feed(b"later\n")
+    writer.close()
+    assert writer.missing == ""
+    texts = [(line.text, line.gap) for line in read(tmp_path, "r", 0)]
+    assert texts == [("first, in two writes", False), (why, True), ("later", False)]
+
+
+def test_a_log_that_cannot_be_opened_is_tried_again(tmp_path):
+    (tmp_path / "0.log").mkdir()
+    writer = LogWriter(tmp_path / "0.log")
+    writer.feed(b"lost\n")
+    (tmp_path / "0.log").rmdir()
+    writer.feed(b"later\n")
+    writer.close()
+    assert [line.text for line in read(tmp_path, "r", 0)] == [
+        "output is missing here: 1 line, 5 bytes (Is a directory)",
+        "later",
+    ]
 
 
 def test_the_form_is_a_kubelets(tmp_path):

@@ -4,6 +4,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 import k8sjob.backends.local.state_folder
 from k8sjob.backends.local import LocalBackend
+from k8sjob.backends.local.runs import has_supervisor
 from k8sjob.backends.local.state_folder import Identity, Store, read_json, write_json
 from k8sjob.backends.record import Records
 from k8sjob.environment import cache_folder, kubeconfig, state_folder
@@ -57,22 +59,16 @@ def test_a_user_without_a_home(monkeypatch, tmp_path):
     assert kubeconfig() == "/.kube/config"
 
 
-def test_it_is_for_its_user_only_even_if_it_was_open_before(tmp_path):
-    (tmp_path / "state").mkdir(mode=0o755)
+@pytest.mark.parametrize("mode", [0o755, 0o2770])
+def test_a_folder_that_was_there_keeps_its_mode_and_what_is_in_it_is_for_its_user(tmp_path, mode):
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state").chmod(mode)
     Store(tmp_path / "state").make()
-    assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
-    assert stat.S_IMODE((tmp_path / "state/jobs").stat().st_mode) == 0o700
-
-
-def test_a_folder_that_cannot_be_written_is_read(store, monkeypatch):
-    store.make()
-    made = make(store, "job", "12345678")
-
-    def read_only(*_):
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    monkeypatch.setattr(Path, "chmod", read_only)
-    assert [one.path for one in Store(store.root).folders()] == [made.path]
+    assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == mode
+    for name in ("jobs", "checkpoints", "claims"):
+        assert stat.S_IMODE((tmp_path / "state" / name).stat().st_mode) & 0o777 == 0o700
+    Store(tmp_path / "own/state").make()
+    assert stat.S_IMODE((tmp_path / "own/state").stat().st_mode) == 0o700
 
 
 def test_reading_makes_nothing(tmp_path, monkeypatch):
@@ -101,14 +97,13 @@ def test_jobs_are_found_by_their_whole_name_newest_first(store):
     assert [f.path.name for f in store.folders("a")] == ["a-20000000", "a-00000000"]
 
 
-def test_what_a_killed_process_left_out_of_sight_goes_after_a_day(store):
+def test_what_a_killed_process_left_out_of_sight_goes_at_the_next_start(store):
     jobs = store.root / "jobs"
-    old, young = jobs / ".new-old", jobs / ".gone-young"
-    for path in (old, young):
-        (path / "replicas").mkdir(parents=True)
-    os.utime(old, (0, 0))
-    make(store, "job", "0123456789")
-    assert [path.name for path in jobs.glob(".*")] == [young.name]
+    for name in (".new-killed", ".gone-killed"):
+        (jobs / name / "replicas").mkdir(parents=True)
+    with store.draft() as slow:
+        make(store, "job", "0123456789")
+        assert [path.name for path in jobs.glob(".*")] == [slow.path.name]
 
 
 def test_a_draft_is_out_of_sight_and_leaves_nothing(store):
@@ -176,13 +171,20 @@ def test_a_request_takes_the_space_that_was_kept_for_the_end(store, monkeypatch)
     assert folder.asked() == {"delete": {}}
 
 
-def test_the_keeper_is_nobody_when_its_file_is_damaged(store):
+@pytest.mark.parametrize("text", ["{", "", "[]", '{"pid": "x"}', "[" * 9999, "\0" * 99])
+def test_a_damaged_keeper_counts_while_it_gives_signs_and_mends_its_file(store, text):
     folder = make(store, "a", "1")
     assert folder.supervisor() is None
     folder.record_supervisor(os.getpid())
     assert folder.supervisor().pid == os.getpid()
-    (folder.path / "keeper.json").write_text("{")
+    keeper = folder.path / "keeper.json"
+    keeper.write_text(text)
+    assert has_supervisor(folder)
+    assert not folder.supervisor().kill()
+    os.utime(keeper, (0, time.time() - 601))
     assert folder.supervisor() is None
+    folder.show_alive()
+    assert folder.supervisor().pid == os.getpid()
 
 
 def test_the_lock_is_for_one_at_a_time(store):
