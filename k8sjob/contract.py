@@ -206,7 +206,8 @@ def _is_shallow(value: Any, depth: int) -> bool:
 
 
 def _is_time(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value <= _MAX_TIME
+    # From 1901 on: a machine that has lost its clock may be before 1970.
+    return type(value) in (int, float) and -(2**31) <= value <= _MAX_TIME
 
 
 def _is_integer(value: Any, low: int, high: int) -> bool:

@@ -206,8 +206,7 @@ def replica_of_rank(job: Json, rank: int) -> str:
                 f" {each} others"
             )
         raise BackendError(f"rank {rank} is not in this job; {shape} give ranks 0 to {total - 1}")
-    name: str = every[0 if rank < first else 1 + (rank - first) // each]
-    return name
+    return str(every[0 if rank < first else 1 + (rank - first) // each])
 
 
 class _End:

@@ -105,6 +105,8 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], inbox: Inbox) -> _Outc
         )
         _check_program(argv)
         _check_torch(torch)
+        if time.time() < 0:
+            raise EnvError("the clock is before 1970, where gloo waits for ever; set it")
         await_master(node, settings.rendezvous_timeout, inbox)
         program = partial(
             training_program,

@@ -340,8 +340,8 @@ class Indexed(Target):
         every = []
         for at, one in enumerate(at_path(job, *self.job_at[:-3]) or ()) if group else ():
             if (copies := one.get("replicas", 1)) > 0:
-                path, spec = (*self.job_at[:-3], at, "template", "spec"), Object(one)
-                of_job = spec.part("template", "spec")
+                path = (*self.job_at[:-3], at, "template", "spec")
+                of_job = Object(one).part("template", "spec")
                 pods = of_job.get("completions") or 1
                 every.append(_Jobs(str(one.get("name")), 0, copies, path, of_job, pods))
         if sum(jobs.copies for jobs in every) == 1:

@@ -190,9 +190,6 @@ class ReplicaNames(Sequence[str]):
             index -= max(one.count, 0)
         raise IndexError(f"the job has no replica {at}")
 
-    def __contains__(self, name: object) -> bool:
-        return any(str(name) in one for one in self._roles)
-
 
 def replica_names(job: Json) -> ReplicaNames:
     """The names of all replicas that a job asks for: "master-0", "worker-0", ..."""

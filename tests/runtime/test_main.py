@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import signal
+import struct
 import sys
+import time
 
 import pytest
+from clocks import COMPILER, Clocks
 
 from k8sjob import contract
 from k8sjob.contract import ExitCode
@@ -73,6 +76,14 @@ class TestRefusals:
         assert result.code == ExitCode.CONFIG
         assert seen in result.err
         assert "Traceback" not in result.err
+
+    @pytest.mark.skipif(not COMPILER, reason="there is no C compiler")
+    def test_a_clock_before_1970_in_which_gloo_never_returns(self, run, tmp_path):
+        clocks = Clocks(tmp_path / "clocks", 1)
+        (tmp_path / "clocks/client").write_bytes(struct.pack("q", -int(time.time()) - 9999))
+        result = run("", environ=clocks.env)
+        assert result.code == ExitCode.CONFIG
+        assert "the clock is before 1970" in result.err
         assert result.reason.exit_code == ExitCode.CONFIG
 
     @pytest.mark.parametrize(

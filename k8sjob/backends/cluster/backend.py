@@ -202,12 +202,7 @@ class ClusterBackend(Creation):
         return set() if "" in found else found
 
     def snapshot(self, ref: JobRef) -> Snapshot:
-        """The job now, with its pods and all of their events.
-
-        Raises:
-            JobNotFound: it is gone.
-            JobTooLarge: it has more than MOST_REPLICAS.
-        """
+        """The job now, with its pods and all of their events; JobNotFound, or JobTooLarge."""
         return self.snapshot_of(self._get(ref))
 
     def snapshot_of(self, job: Json) -> Snapshot:

@@ -82,10 +82,8 @@ def refuse_excess(job: Json) -> None:
     """Raise JobTooLarge for a job that has more than MOST_REPLICAS."""
     if problem := excess(job):
         ref = JobRef.of(job)
-        raise JobTooLarge(
-            f"{ref} {problem}, so it is not read; `k8sjob list` shows its state, `k8sjob delete"
-            f" {ref}` removes it"
-        )
+        advice = f"`k8sjob list` shows its state, `k8sjob delete {ref}` removes it"
+        raise JobTooLarge(f"{ref} {problem}, so it is not read; {advice}")
 
 
 def snapshots(

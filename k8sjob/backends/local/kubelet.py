@@ -138,9 +138,6 @@ class Kubelet:
         """Write down output as it comes, for so long; returns when a container closes its own."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
-            if not self._selector.get_map():
-                time.sleep(left)
-                return
             for key, _ in self._selector.select(left):
                 container: LocalContainer = key.data
                 if not container.read():

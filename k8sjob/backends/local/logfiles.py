@@ -256,20 +256,17 @@ class _Reader:
             # Before the last read: what is written into the file is written before there is a next.
             newer = [n for n in _files(self._folder).get(self.attempt, ()) if n > self._number]
             if self._file is None and self._number >= 0:
-                self._open()
+                with suppress(OSError):
+                    first = self._folder / f"{self.attempt}.log"
+                    self._file = open_file(_file_of(first, self._number))
+                    self.size = os.fstat(self._file.fileno()).st_size
+                    self._file.seek(max(self.size - self._last, 0) if self._last else 0)
             yield from self._rows()
             if not newer:
                 return
             self._gap = self._gap or newer[0] > self._number + 1
             self.close()
             self._file, self._cut, self._number, self._last = None, b"", newer[0], 0
-
-    def _open(self) -> None:
-        with suppress(OSError):
-            path = _file_of(self._folder / f"{self.attempt}.log", self._number)
-            self._file = open_file(path)
-            self.size = os.fstat(self._file.fileno()).st_size
-            self._file.seek(max(self.size - self._last, 0) if self._last else 0)
 
     def _rows(self) -> Iterator[LogLine]:
         while data := self._file.read(1 << 16) if self._file else b"":

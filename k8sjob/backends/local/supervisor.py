@@ -83,7 +83,7 @@ class Supervisor:
     def run(self) -> None:
         """Run until the job has ended and its replicas are gone, or the job is deleted."""
         try:
-            while not self._over() or self._must_save():
+            while not self._over():
                 self._take_requests()
                 self._kubelet.sync()
                 self._operate()
@@ -191,7 +191,9 @@ class Supervisor:
         if self._deleted:
             return not self._kubelet.pods
         dying = any(Object(pod).deleting for pod in self._kubelet.pods)
-        return has_ended(self._job) and self._ended_at is not None and not dying
+        # Nobody else knows how the job has ended before it is written.
+        unwritten = self._write_at > 0 and not self._stopping
+        return has_ended(self._job) and self._ended_at is not None and not (dying or unwritten)
 
     def _past_delay(self) -> bool:
         return self._ended_at is not None and (
@@ -227,13 +229,8 @@ class Supervisor:
                 raise  # nobody asks for it any more
             self._write_at = time.monotonic() + WRITE_AGAIN_S
             self._record(self._job, RecordEvent("Warning", "StateNotWritten", str(error), "state"))
-            if has_ended(self._job) and self._folder.has_reserve:
+            if has_ended(self._job):
                 self._folder.make_room()
-                self._write_at = time.monotonic()
-
-    def _must_save(self) -> bool:
-        """Whether this process alone knows how the job ended, and nobody has asked for its end."""
-        return self._write_at > 0 and not (self._deleted or self._stopping)
 
     def _give_up(self, error: BaseException) -> None:
         """After an error of the supervisor: kill the replicas, and write the error to the state."""
