@@ -85,7 +85,7 @@ class LogWriter:
             written += head + b"P " + self._rest[:LONGEST_LINE] + b"\n"
             self._rest = self._rest[LONGEST_LINE:]
         if written:
-            self._write(bytes(written), len(data))
+            self._write(bytes(written), len(lines), len(data))
 
     def close(self) -> None:
         """The container has ended: what waits is the last line."""
@@ -111,9 +111,8 @@ class LogWriter:
 
         return self._places.sub(own, line)
 
-    def _write(self, rows: bytes, size: int = 0) -> None:
-        """Append whole rows, of so many bytes of output, or none of them."""
-        lines = rows.count(b"\n")
+    def _write(self, rows: bytes, lines: int = 0, size: int = 0) -> None:
+        """Append whole rows, of so many lines and bytes of output, or none of them."""
         try:
             if self._file is None or self._size >= LOG_BYTES:
                 self._open_next()
