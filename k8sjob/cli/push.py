@@ -96,6 +96,7 @@ def push_command(  # noqa: PLR0917 - click hands them over by name
             dry_run=dry_run,
             output=layout,
             say=warn,
+            source=print_status,
             packing=options["progress"].packing,
             **options,
         )
@@ -167,8 +168,7 @@ def build_and_report(spec: JobSpec, folder: Path, **options: Any) -> Built:
 
 def report_push(pushed: Pushed, *, dry_run: bool = False, mounts: bool = True) -> None:
     """Print on stderr what went into the image, and over the network."""
-    code = f"{counted(pushed.files, 'file')} ({shown_size(pushed.code_size)})"
-    print_status(f"code: {code}, on {pushed.base} for {pushed.platform}")
+    print_status(f"on {pushed.base} for {pushed.platform}")
     if pushed.private:
         warn(
             f"left out, since they may hold credentials: {first_names(pushed.private, _SHOWN)}; a"

@@ -171,7 +171,12 @@ def _with_image(
 
     with transfer_options(plain_http) as how:
         build = partial(build_and_report, **how) if builds else None
-        options |= {"say": warn, "packing": how["progress"].packing, "build": build}
+        options |= {
+            "say": warn,
+            "source": print_status,
+            "packing": how["progress"].packing,
+            "build": build,
+        }
         plan, pushed = push_code(spec, plan, backend, **options, **how)
     report_push(pushed, dry_run=options["dry_run"])
     return plan

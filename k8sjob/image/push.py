@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from k8sjob.contract import counted
 from k8sjob.errors import ImageError
-from k8sjob.image.build_context import read_context
+from k8sjob.image.build_context import read_context, shown_size
 from k8sjob.image.dependencies import Dependencies, image_on_base
 from k8sjob.image.layers import BASE_DIGEST, BASE_NAME, append_code, pack_code
 from k8sjob.image.registry.credentials import Keyring
@@ -72,6 +73,7 @@ def push(
     dry_run: bool = False,
     output: str | Path | None = None,
     say: Callable[[str], object] = lambda _line: None,
+    source: Callable[[str], object] = lambda _line: None,
     packing: Callable[[int, int], object] = lambda _packed, _total: None,
     progress: Callable[[int, int], object] = lambda _sent, _total: None,
     http: HttpClient | None = None,
@@ -91,6 +93,7 @@ def push(
         output: a folder that the whole image is written to, as an OCI layout, instead of the
             registry.
         say: is called with what may not be meant, before anything is packed.
+        source: is called with what is packed, and from which folder, before that.
         packing: is called with the bytes of code that are packed, and how many there are.
         progress: is called with the bytes sent, and how many there are to send.
         http: closed at the end; None: one with the default retry policy.
@@ -102,7 +105,10 @@ def push(
     """
     image = image_on_base(spec, "push")
     wanted = Dependencies.of(image, Path(folder)) if onto is None else Dependencies()
-    context = read_context(Path(folder) / image.context)
+    root = Path(folder) / image.context
+    context = read_context(root)
+    size = f"{counted(context.files, 'file')} ({shown_size(context.size)})"
+    source(f"code: {size} of {root.resolve()}")
     if context.remark:
         say(context.remark)
     with ExitStack() as opened:

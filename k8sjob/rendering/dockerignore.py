@@ -11,6 +11,7 @@ import os
 import posixpath
 import re
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.errors import ImageError
@@ -18,7 +19,6 @@ from k8sjob.targets.jobs import TARGETS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 _MAX_PATTERN = 4096
 _CLASS = re.compile(r"\[(\^?)(\]?(?:[^\]\\*?/]|\\.)*)\]")
@@ -156,11 +156,14 @@ def own_patterns(path: Path) -> str | None:
         ImageError: it cannot be read.
     """
     try:
-        if path.is_file():
+        if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(path.parent)):
+            reason = "a link that leads out of its folder"
+        elif path.is_file():
             return path.read_text(encoding="utf-8")
-        if not path.exists():
+        elif not path.exists():
             return None
-        reason = "not a file"
+        else:
+            reason = "not a file"
     except OSError as error:
         reason = error.strerror or str(error)
     except UnicodeDecodeError:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import textwrap
 from dataclasses import FrozenInstanceError
 from inspect import Parameter, Signature
-from types import NoneType, UnionType
 from typing import (
     TYPE_CHECKING,
     Annotated,
     Any,
     ClassVar,
     Final,
-    Literal,
     NamedTuple,
     NoReturn,
     TypeVar,
-    Union,
     get_args,
     get_origin,
 )
@@ -112,34 +108,8 @@ Flag = Annotated[bool, Strict()]
 
 # --- what `help(JobSpec)`, `JobSpec?` in a notebook and completion by the tab key show ------------
 
-_OWN: Final = frozenset(
-    [
-        "builds_image",
-        "checkpoint_volume",
-        "gpu_label",
-        "image_reference",
-        "of_master",
-        "restart_policy",
-        "root",
-        "rules",
-        "runtime_config",
-        "settings",
-        "shorthand",
-        "source",
-        "uses_agent",
-    ]
-)
-_HIDDEN: Final = frozenset(dir(BaseModel)) - frozenset(dir(object)) | _OWN
-"""Names of pydantic, which work as before, and those that parts have for k8sjob itself."""
-_INNER: Final = ("__pydantic_", "__class_vars__", "__private_attributes__", "__weakref__")
-_WIDTH: Final = 88
-
-
-class _Bare(str):
-    """A text that a signature shows without quotes."""
-
-    __slots__ = ()
-    __repr__ = str.__str__
+_HIDDEN: Final = frozenset(dir(BaseModel)) - frozenset(dir(object))
+"""Names of pydantic, which work as before."""
 
 
 class _Type(type(BaseModel)):  # type: ignore[misc]
@@ -147,64 +117,30 @@ class _Type(type(BaseModel)):  # type: ignore[misc]
     def __doc__(self) -> str:  # type: ignore[override]
         """The docstring of a class, and its fields; a property, because it is made when read."""
         fields = self.model_fields.items()
-        own = vars(self).get("__doc__") or ""
-        return "\n".join([own, "", "Args:", *(_line(name, one) for name, one in fields)])
+        lines = [_line(name, field) for name, field in fields]
+        return "\n".join([vars(self).get("__doc__") or "", "", "Args:", *lines])
 
     @property
     def __signature__(self) -> Signature:
+        fields = self.model_fields.items()
+        kind, empty = Parameter.KEYWORD_ONLY, Parameter.empty
         parameters = [
-            Parameter(
-                name,
-                Parameter.KEYWORD_ONLY,
-                annotation=_Bare(_type(field)),
-                default=Parameter.empty if field.is_required() else field.default,
-            )
-            for name, field in self.model_fields.items()
+            Parameter(name, kind, default=empty if field.is_required() else field.default)
+            for name, field in fields
         ]
-        return Signature(sorted(parameters, key=lambda one: one.default is not Parameter.empty))
+        return Signature(parameters)
 
     @__signature__.setter
     def __signature__(self, value: object) -> None:
         """Ignore pydantic's: it has the validators of each field."""
 
     def __dir__(self) -> list[str]:
-        names = (name for name in super().__dir__() if name not in _HIDDEN)
-        return [name for name in names if not name.startswith(_INNER)]
-
-
-def _type(field: FieldInfo) -> str:
-    """The type of a field, as one writes its value in Python."""
-    return "int | str" if _unit(field) == "time" else _name(field.annotation)
-
-
-def _unit(field: FieldInfo) -> object:
-    extra = field.json_schema_extra
-    return extra.get("unit") if isinstance(extra, dict) else None
-
-
-def _name(annotation: Any) -> str:
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return _name(arguments[0])
-    if origin in {Union, UnionType}:
-        return " | ".join(dict.fromkeys(map(_name, arguments)))
-    if origin is Literal:
-        return f"Literal[{', '.join(map(repr, arguments))}]"
-    if origin is tuple:
-        return f"Sequence[{_name(arguments[0])}]"
-    if origin is dict:
-        return f"dict[{', '.join(map(_name, arguments))}]"
-    return "None" if annotation is NoneType else getattr(annotation, "__name__", str(annotation))
+        return [name for name in super().__dir__() if name not in _HIDDEN]
 
 
 def _line(name: str, field: FieldInfo) -> str:
-    kind = [_type(field)]
-    if unit := _unit(field):
-        kind.append("seconds, or text as '10m'" if unit == "time" else str(unit))
-    if not field.is_required():
-        kind.append(f"default {field.default!r}")
-    text = f"{name} ({', '.join(kind)}): {field.description}"
-    return textwrap.fill(text, _WIDTH, initial_indent="    ", subsequent_indent="        ")
+    default = "" if field.is_required() else f" (default {field.default!r})"
+    return f"    {name}{default}: {field.description}"
 
 
 if not TYPE_CHECKING:  # pydantic's plugin of mypy does not know other metaclasses

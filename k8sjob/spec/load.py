@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from contextlib import contextmanager
@@ -47,7 +48,7 @@ def load(path: str | Path, changes: Sequence[Change] = (), *, here: bool = False
         document.data["image"] = _NO_IMAGE
     try:
         document = changed(document, changes)
-        return JobSpec.model_validate(document.data, context=document)
+        return validated(document, changes, folder_of(path))
     except SpecError as caught:
         error = caught
         if not document.line and "image" not in document.data:
@@ -55,6 +56,34 @@ def load(path: str | Path, changes: Sequence[Change] = (), *, here: bool = False
             others = [problem for problem in error.problems if problem.field != "image"]
             error = SpecError([missing, *others], document.source)
         raise without_places(error, changes, document) from None
+
+
+def validated(document: Document, changes: Sequence[Change], folder: Path) -> JobSpec:
+    """The spec in a document, whose relative paths start from a folder.
+
+    A job.yaml may come from somebody else, and what its image part names is sent to a registry: a
+    path that leads out of the folder counts only where the command line has it.
+
+    Raises:
+        SpecError: it is not a valid spec, or such a path is in the document alone.
+    """
+    spec = JobSpec.model_validate(document.data, context=document)
+    image = spec.image
+    if isinstance(image, str):
+        return spec
+    paths = [("context", folder, image.context)]
+    if image.requirements is not None:
+        paths.append(("requirements", folder / image.context, image.requirements))
+    for field, base, name in paths:
+        root, path = os.path.realpath(base), os.path.realpath(base / name)  # a link may lead out
+        confirmed = any(change.path in {("image",), ("image", field)} for change in changes)
+        if not (confirmed or Path(path).is_relative_to(root)):
+            message = (
+                f"{name!r} leads to {path}, outside of {root}; correct it, or if it may go into the"
+                f" image, confirm it: --set {shlex.quote(f'image.{field}={name}')}"
+            )
+            raise document.refuse(("image", field), message)
+    return spec
 
 
 def _document(path: str | Path) -> Document:

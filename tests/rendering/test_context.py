@@ -164,9 +164,12 @@ def test_no_link_in_the_target_is_followed(built, code, tmp_path, name, dangling
         victim.write_text("# Rendered by k8sjob, once")
     before = {path: path.lstat() for path in [victim, *victim.glob("*")] if path.exists()}
     (code / name).symlink_to(victim)
-    with pytest.raises(ImageError, match="is a symbolic link, and what it leads to"):
+    with pytest.raises(
+        ImageError, match=r"is a symbolic link, and what it leads|a link that leads out"
+    ):
         write_context(built(), code, code)
     assert {path: path.lstat() for path in [victim, *victim.glob("*")] if path.exists()} == before
+    (code / name).unlink()
     (tmp_path / "link").symlink_to(victim)
     with pytest.raises(ImageError, match="link is a symbolic link; specify the folder itself"):
         write_context(built(), code, tmp_path / "link")

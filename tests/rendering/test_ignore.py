@@ -123,8 +123,9 @@ def test_double_stars_within_names_are_refused_where_there_are_several():
         (lambda path: path.write_bytes(b"\xff\xfe*.py"), "not UTF-8"),
         (lambda path: path.mkdir(), "not a file"),
         (os.mkfifo, "not a file"),
+        (lambda path: path.symlink_to("/etc/hosts"), "a link that leads out of its folder"),
     ],
-    ids=["not UTF-8", "folder", "FIFO"],
+    ids=["not UTF-8", "folder", "FIFO", "link"],
 )
 def test_a_file_of_patterns_that_cannot_be_read(tmp_path, make, reason):
     path = tmp_path / ".dockerignore"

@@ -3,6 +3,7 @@ import sys
 
 import pytest
 
+from k8sjob.checks.lint import lint
 from k8sjob.errors import MAX_PROBLEMS, Problem, SpecError
 from k8sjob.spec import JobSpec, load
 from k8sjob.spec.changes import Change
@@ -288,3 +289,51 @@ def test_a_script_may_be_a_link_to_another_folder(tmp_path, monkeypatch):
     (tmp_path / "here" / "link.py").symlink_to("../train.py")
     monkeypatch.chdir(tmp_path / "here")
     assert load("link.py", here=True).run.script == "link.py"
+
+
+@pytest.mark.parametrize(
+    ("image", "field"),
+    [
+        ("context: ..", "image.context"),
+        ("context: /", "image.context"),
+        ("context: src/link", "image.context"),
+        ("context: src, requirements: keys.txt", "image.requirements"),
+        ("context: src, requirements: link/keys.txt", "image.requirements"),
+    ],
+)
+def test_files_of_this_machine_go_into_an_image_only_from_the_folder_of_the_job(
+    tmp_path, image, field
+):
+    (source := tmp_path / "repo/src").mkdir(parents=True)
+    (tmp_path / "keys.txt").write_text("torch\n")
+    (source / "keys.txt").symlink_to(tmp_path / "keys.txt")
+    (source / "link").symlink_to(tmp_path)
+    (job := tmp_path / "repo/job.yaml").write_text(
+        "name: x\nimage:\n  {repository: r.example/x, base: b:1, "
+        + image
+        + "}\nrun: {script: a.py}\n"
+    )
+    with pytest.raises(SpecError) as caught:
+        load(job)
+    (problem,) = caught.value.problems
+    assert (problem.field, problem.line) == (field, 3)
+    assert str(tmp_path.resolve()) in problem.message or "leads to /," in problem.message
+    assert [one.id for one in lint(job)] == ["invalid-document"]
+    confirmed = problem.message.rpartition("--set ")[2]
+    changes = [Change.parse(confirmed)]
+    assert getattr(load(job, changes).image, field[6:]) == confirmed.partition("=")[2]
+    assert not [one for one in lint(job, changes) if one.id == "invalid-document"]
+    unrelated = [Change.parse("image.repository=r.example/y")]
+    with pytest.raises(SpecError, match=field):
+        load(job, unrelated)
+
+
+def test_links_inside_of_the_folder_are_followed(tmp_path):
+    (tmp_path / "code").mkdir()
+    (tmp_path / "requirements.txt").write_text("torch\n")
+    (tmp_path / "src").symlink_to("code")
+    (tmp_path / "r.txt").symlink_to("code/../requirements.txt")
+    text = TEXT.replace("r/x:1", "{repository: r/x, base: b:1, context: CONTEXT}")
+    for context in ("src", "., requirements: r.txt", "code/.."):
+        (tmp_path / "job.yaml").write_text(text.replace("CONTEXT", context))
+        load(tmp_path)

@@ -230,13 +230,13 @@ _FIELDS: Final[dict[str, FieldPath]] = {
 def _lint_job(text: str, source: str, folder: Path, changes: Sequence[Change]) -> list[Finding]:
     """A job.yaml: the spec, the manifest that it renders, and the script that it names."""
     from k8sjob.rendering.manifest import render  # noqa: PLC0415 - with pydantic, only for specs
-    from k8sjob.spec import JobSpec  # noqa: PLC0415 - see above
     from k8sjob.spec.changes import changed, job_document  # noqa: PLC0415 - see above
+    from k8sjob.spec.load import validated  # noqa: PLC0415 - see above
 
     document = None
     try:
         document = changed(job_document(text, source), changes)
-        spec = JobSpec.model_validate(document.data, context=document)
+        spec = validated(document, changes, folder)
         rendered = own = render(spec)
         if spec.target != DEFAULT.name:  # for the checks of restarts and launchers
             alike: dict[str, Any] = {"target": DEFAULT.name, "overlay": {}}
