@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 import click
@@ -25,66 +26,12 @@ from k8sjob.sanitize import safe_line
 _NO_SPACE, _NO_FILES = 2, 4
 """The bits of the last line, `:4`, as kubectl reads them."""
 
-_BASH: Final = r"""
-_k8sjob() {
-    local kind word help line=${COMP_LINE:0:COMP_POINT}
-    local typed=${line##*[[:space:]]} here=${COMP_WORDS[COMP_CWORD]}
-    [[ $here == [=:] ]] && here=
-    local before=${typed%"$here"}  # bash takes what follows = or : for a word of its own
-    COMPREPLY=()
-    while IFS=$'\t' read -r kind word help; do
-        case $kind in
-            file) compopt -o default ;;
-            dir) compopt -o dirnames ;;
-            part) compopt -o nospace; COMPREPLY+=("${word#"$before"}") ;;
-            word) COMPREPLY+=("${word#"$before"}") ;;
-        esac
-    done < <(K8SJOB_COMPLETE=bash K8SJOB_LINE=$line "$1" 2>/dev/null)
-}
-complete -o nosort -F _k8sjob k8sjob
-"""
-_ZSH: Final = r"""
-#compdef k8sjob
-_k8sjob() {
-    local kind word help line typed="${(j: :)words[1,CURRENT]}"
-    local -a whole parts
-    for line in "${(@f)$(K8SJOB_COMPLETE=zsh K8SJOB_LINE=$typed $words[1] 2>/dev/null)}"; do
-        IFS=$'\t' read -r kind word help <<< "$line"
-        case $kind in
-            file) _files ;;
-            dir) _files -/ ;;
-            part) parts+=("${word//:/\\:}${help:+:$help}") ;;
-            word) whole+=("${word//:/\\:}${help:+:$help}") ;;
-        esac
-    done
-    (( $#parts )) && _describe -V field parts -S ''
-    (( $#whole )) && _describe -V word whole
-}
-if [[ $zsh_eval_context[-1] == loadautofunc ]]; then _k8sjob "$@"; else compdef _k8sjob k8sjob; fi
-"""
-_FISH: Final = r"""
-function __k8sjob
-    set -l typed (commandline -ct)
-    K8SJOB_COMPLETE=fish K8SJOB_LINE=(commandline -cp | string collect) k8sjob 2>/dev/null |
-        while read -l -d \t kind word help
-            switch $kind
-                case file
-                    __fish_complete_path $typed
-                case dir
-                    __fish_complete_directories $typed
-                case '*'
-                    printf '%s\t%s\n' $word $help
-            end
-        end
-end
-complete -c k8sjob -f -k -a '(__k8sjob)'
-"""
-SCRIPTS: Final = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
-"""The script that each shell evaluates."""
+_SHELLS: Final = ("bash", "zsh", "fish")
+"""Each evaluates its script, completion.SHELL."""
 
 
 @click.command("completion")
-@click.argument("shell", type=click.Choice([*SCRIPTS]))
+@click.argument("shell", type=click.Choice(_SHELLS))
 def completion_command(shell: str) -> None:
     """Print the script that completes words in SHELL.
 
@@ -95,7 +42,8 @@ def completion_command(shell: str) -> None:
     completed. The cluster is queried for at most a second. kubectl completes `kubectl k8sjob` by
     itself.
     """
-    click.echo(SCRIPTS[shell].strip())
+    script = Path(__file__).with_suffix(f".{shell}").read_text(encoding="utf-8")
+    click.echo(script, nl=False)
 
 
 @click.command("version")

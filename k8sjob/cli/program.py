@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -12,6 +13,8 @@ import click
 from k8sjob.contract import __version__, did_you_mean
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from click.shell_completion import CompletionItem
 
 
@@ -24,80 +27,20 @@ class Command(NamedTuple):
     summary: str
 
 
-COMMANDS: Final = {
-    command.name: command
-    for command in (
-        Command("Start", "init", "init", "Write a job that is ready to run: job.yaml, main.py"),
-        Command("Start", "adopt", "init", "Turn a manifest into a job.yaml"),
-        Command("Check", "validate", "validate", "Check job.yaml files"),
-        Command("Check", "schema", "validate", "Print the JSON Schema of job.yaml"),
-        Command("Check", "render", "render", "Print the manifest or the Dockerfile"),
-        Command("Check", "lint", "lint", "Find what will hang, be rejected or go wrong"),
-        Command("Check", "prove", "prove", "Compare training on one process and on several"),
-        Command("Check", "fit", "fit", "Estimate the memory of a rank, and what fits a GPU"),
-        Command("Check", "doctor", "doctor", "Check that jobs can be submitted"),
-        Command("Run", "run", "run", "Run a job on this machine and follow it"),
-        Command("Run", "build", "build", "Build the image with a job's dependencies"),
-        Command("Run", "push", "push", "Add a job's code to its base image, in the registry"),
-        Command("Run", "submit", "submit", "Create a job in a cluster"),
-        Command("Run", "rerun", "rerun", "Run a job again as it was"),
-        Command("Run", "diff", "diff", "Show what submitting again would change"),
-        Command("Inspect", "list", "list", "List jobs"),
-        Command("Inspect", "status", "status", "Show one job and its replicas"),
-        Command("Inspect", "watch", "watch", "Follow a job to its end"),
-        Command("Inspect", "logs", "logs", "Print what the replicas wrote"),
-        Command("Inspect", "why", "why", "Explain why a job failed or makes no progress"),
-        Command("Inspect", "usage", "usage", "Show where GPU hours went"),
-        Command("Inspect", "metrics", "metrics", "Print or serve metrics for Prometheus"),
-        Command("Inspect", "ui", "ui", "Show jobs on a page in the browser"),
-        Command(
-            "Inspect", "collect", "collect", "Keep records of all jobs, and report when they end"
-        ),
-        Command("Inspect", "archive", "archive", "Write all that is known about a job to one file"),
-        Command("Inspect", "report", "report", "Write an HTML page about a job"),
-        Command("Inspect", "export", "export", "Write a checkpoint's weights to one file"),
-        Command("Change", "suspend", "suspend", "Stop a job's replicas after a checkpoint"),
-        Command("Change", "resume", "suspend", "Resume a suspended job"),
-        Command("Change", "delete", "delete", "Stop a job and remove it"),
-        Command("Shell", "completion", "completion", "Print the completion script of a shell"),
-        Command("Shell", "version", "completion", "Print the versions of k8sjob, Python and torch"),
-    )
-}
+def _rows() -> Iterator[tuple[Command, list[str]]]:
+    """The rows of commands.tsv: a command, and the words of kubectl, docker and others for it."""
+    text = Path(__file__).with_name("commands.tsv").read_text(encoding="utf-8")
+    for row in text.splitlines()[2:]:
+        section, name, module, summary, words = [*row.split("\t"), ""][:5]
+        yield Command(section, name, module, summary), words.split()
 
 
-FOREIGN_NAMES: Final[dict[str, tuple[str, ...]]] = {
-    command: names
-    for words, names in (
-        ("new create-job", ("init",)),
-        ("convert import from", ("adopt",)),
-        ("check verify", ("validate", "doctor")),
-        ("compare equal proof", ("prove",)),
-        ("memory estimate size", ("fit",)),
-        ("template manifest dockerfile", ("render",)),
-        ("config info env", ("doctor",)),
-        ("start launch train exec", ("run", "submit")),
-        ("create apply up deploy", ("submit",)),
-        ("edit patch scale", ("diff", "submit")),
-        ("repeat reproduce replay retry", ("rerun",)),
-        ("ps ls get jobs history", ("list",)),
-        ("describe inspect show stat", ("status",)),
-        ("attach follow tail top wait", ("watch", "logs")),
-        ("log output", ("logs",)),
-        ("events explain debug", ("why",)),
-        ("save record backup", ("archive",)),
-        ("notify alert slack webhook", ("collect",)),
-        ("html page", ("report",)),
-        ("prometheus grafana", ("metrics",)),
-        ("dashboard web browser", ("ui",)),
-        ("cost costs hours accounting", ("usage",)),
-        ("stop pause cancel", ("suspend", "delete")),
-        ("continue unpause unsuspend restart", ("resume",)),
-        ("rm remove kill down destroy", ("delete",)),
-        ("help", ("--help",)),
-    )
-    for command in words.split()
-}
+COMMANDS: Final = {command.name: command for command, _ in _rows()}
+FOREIGN_NAMES: Final[dict[str, list[str]]] = {"help": ["--help"]}
 """The commands meant by the names that kubectl, docker and others use."""
+for _command, _words in _rows():
+    for _word in _words:
+        FOREIGN_NAMES.setdefault(_word, []).append(_command.name)
 
 
 class Program(click.Group):
