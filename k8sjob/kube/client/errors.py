@@ -7,7 +7,10 @@ operator a 404 as a missing job is. So the rules look at the server's message, t
 from __future__ import annotations
 
 import re
+import tomllib
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.errors import redacted
@@ -23,9 +26,6 @@ if TYPE_CHECKING:
 
 _NO_SUCH_PATH: Final = "could not find the requested resource|404 page not found"
 _ANSWERS: Final = "{attempt}: the server returned {code}: {detail}"
-_NOT_READY: Final = (
-    "{attempt}: the apiserver of context {context} is not ready: {detail}; try again"
-)
 _ROLE: Final = "manifests/rbac has the role to ask for"
 _ONE_NAMESPACE: Final = (
     "specify one with -n: the roles of manifests/rbac are each for one namespace"
@@ -34,60 +34,14 @@ _NO_CONTROLLER: Final = (
     "{0.kind}s: {0.name} is not installed there; {0.missing}, or specify another cluster with"
     " --context"
 )
-_RULES: Final = {
-    (0, ""): "{message}",
-    (401, ""): "{message}",
-    (400, "strict decoding error: (?P<fields>.*)"): (
-        "the cluster does not accept the {what} as it is written (k8sjob does not check what "
-        "`overlay` adds): {fields}"
-    ),
-    (
-        403,
-        'admission webhook "(?P<webhook>[^"]+)" denied the request: (?P<fields>.*)',
-    ): "{owner} refuses the {what}: {fields}",
-    (
-        403,
-        "exceeded quota: (?P<why>.*)",
-    ): "the quota of namespace {namespace} is used up: {why}; free some of it, or ask for more",
-    (403, "failed quota: (?P<why>.*)"): (
-        "the quota of namespace {namespace} needs values that are not set: {why}; set them in"
-        " resources"
-    ),
-    (403, "being terminated"): "namespace {namespace} is being deleted; wait until it is gone",
-    (403, r'User "system:anonymous" cannot \w+ resource'): (
-        "the apiserver does not know the user: context {context} has no credentials; log in, or"
-        " specify another with --context"
-    ),
-    (
-        403,
-        r'(?:User "(?P<user>[^"]+)" )?cannot (?P<verb>\w+) resource',
-    ): "{who} cannot {verb} {kind} {where}; {role}",
-    (403, ""): "{attempt}: forbidden: {detail}",
-    (404, _NO_SUCH_PATH): "the cluster of context {context} has no {unknown}",
-    (404, 'namespaces? "(?P<name>[^"]+)" not found'): (
-        "there is no namespace {name!r} (context {context}); create it with `kubectl create "
-        "namespace {name}`, or specify another with -n"
-    ),
-    (404, ""): "{attempt}: {detail}",
-    (
-        409,
-        '"(?P<name>[^"]+)" already exists',
-    ): "a {what} {name!r} already exists in namespace {namespace}",
-    (
-        409,
-        "(?P<why>(?:exceeded|failed) quota: .*)",
-    ): "the quota of namespace {namespace} is being changed: {why}; try again",
-    (409, ""): f"{_ANSWERS}; it was changed in the meantime, try again",
-    (410, ""): "{attempt}: the requested version is too old; try again",
-    (429, ""): "{attempt}: the apiserver of context {context} is busy; try again",
-    (500, 'failed calling webhook "(?P<webhook>[^"]+)": (?:.*: )?(?P<why>.*)'): (
-        "{owner} does not respond ({why}), so no {what} can be created or changed; check that it"
-        " runs, {doctor}"
-    ),
-    (503, ""): _NOT_READY,
-    (504, ""): _NOT_READY,
-}
-"""Explanations by HTTP status and a pattern in the server's message; the first that fits."""
+
+
+@cache
+def _rules() -> list[dict[str, Any]]:
+    """The rules of errors.toml; they are read when the first error comes."""
+    text = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+    rules: list[dict[str, Any]] = tomllib.loads(text)["rule"]
+    return rules
 
 
 class ExplainedErrors:
@@ -138,9 +92,10 @@ def explained(
     """
     text = _ANSWERS
     found: re.Match[str] | None = None
-    for (code, pattern), explanation in _RULES.items():
-        if code == error.code and (found := re.search(pattern, error.detail, re.DOTALL)):
-            text = explanation
+    for rule in _rules():
+        pattern = rule.get("pattern", "")
+        if rule["code"] == error.code and (found := re.search(pattern, error.detail, re.DOTALL)):
+            text = rule["text"]
             break
     words = found.groupdict("") if found else {}
     controller, namespace = controllers.get(target.resource), target.namespace

@@ -21,6 +21,7 @@ import time
 import weakref
 from contextlib import contextmanager, suppress
 from functools import cached_property
+from http import HTTPStatus
 from typing import IO, TYPE_CHECKING, Final
 
 from k8sjob.environment import variables
@@ -36,24 +37,14 @@ if TYPE_CHECKING:
     from k8sjob.kube.objects import Json
 
 _RAW: Final = {"GET": "get", "POST": "create", "DELETE": "delete"}
-_CODES: Final = {
+_CODES: Final = {status.phrase.replace(" ", ""): status.value for status in HTTPStatus} | {
     "AlreadyExists": 409,
-    "BadRequest": 400,
-    "Conflict": 409,
     "Expired": 410,
-    "Forbidden": 403,
-    "Gone": 410,
     "InternalError": 500,
     "Invalid": 422,
-    "MethodNotAllowed": 405,
-    "NotAcceptable": 406,
-    "NotFound": 404,
     "RequestEntityTooLarge": 413,
     "ServerTimeout": 500,
-    "ServiceUnavailable": 503,
     "Timeout": 504,
-    "TooManyRequests": 429,
-    "UnsupportedMediaType": 415,
 }
 """HTTP statuses by the reason of a Status: kubectl prints only the reason."""
 _OF_SERVER: Final = re.compile(
