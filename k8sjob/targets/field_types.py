@@ -6,7 +6,10 @@ a type, or None for anything. An apiserver refuses a field of another type.
 
 from __future__ import annotations
 
+import tomllib
 from datetime import datetime
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from k8sjob.errors import Problem, field_path
@@ -38,46 +41,32 @@ class Time:
     """A moment, as an apiserver writes it: 2026-01-31T08:00:00Z."""
 
 
-METADATA: Final = {"labels": {ANY: str}, "annotations": {ANY: str}}
-ABOUT: Final = {
-    "apiVersion": str,
-    "kind": str,
-    "metadata": {"name": str, "namespace": str, **METADATA},
+_TYPES: Final = {
+    "any": None,
+    "bool": bool,
+    "int": int,
+    "quantity": Quantity,
+    "str": str,
 }
-_CONTAINER: Final = {
-    "name": str,
-    "image": str,
-    "imagePullPolicy": str,
-    "command": [str],
-    "args": [str],
-    "env": [{"name": str, "value": str, "valueFrom": {}}],
-    "envFrom": [{"configMapRef": {}, "secretRef": {}}],
-    "ports": [{"name": str, "containerPort": int}],
-    "resources": {"limits": {ANY: Quantity}, "requests": {ANY: Quantity}},
-    "securityContext": {},
-    "volumeMounts": [{"name": str, "mountPath": str}],
-    "readinessProbe": {},
-    "startupProbe": {},
-}
-_VOLUME: Final = {
-    "name": str,
-    "emptyDir": {"medium": str, "sizeLimit": Quantity},
-    "configMap": {},
-    "secret": {},
-    "hostPath": {},
-    "persistentVolumeClaim": {},
-}
-_POD: Final = {
-    "containers": [_CONTAINER],
-    "initContainers": [_CONTAINER],
-    "imagePullSecrets": [{"name": str}],
-    "nodeSelector": {ANY: str},
-    "securityContext": {},
-    "volumes": [_VOLUME],
-    "restartPolicy": str,
-    "hostIPC": bool,
-}
-POD_TEMPLATE: Final[dict[str, Any]] = {"metadata": METADATA, "spec": _POD}
+
+
+@cache
+def _written() -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_name("shapes.toml").read_text(encoding="utf-8"))
+
+
+def shape(written: Any) -> Any:
+    """The shape that a table of shapes.toml is, by its name, or a value in one."""
+    if isinstance(written, dict):
+        return {key: shape(value) for key, value in written.items()}
+    if isinstance(written, list):
+        return [shape(item) for item in written]
+    return _TYPES[written] if written in _TYPES else shape(_written()[written])
+
+
+METADATA: Final[dict[str, Any]] = shape("metadata")
+ABOUT: Final[dict[str, Any]] = shape("about")
+POD_TEMPLATE: Final[dict[str, Any]] = shape("pod_template")
 _NAMES: Final = {
     str: "text",
     int: "a whole number",

@@ -24,7 +24,7 @@ from k8sjob.targets.api import (
     Target,
     created_pods,
 )
-from k8sjob.targets.field_types import ABOUT, POD_TEMPLATE, fit, type_problems
+from k8sjob.targets.field_types import ABOUT, fit, shape, type_problems
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -60,20 +60,6 @@ has at most 255 of them, and these are what the runtime and the kernel end a con
 _RANKS: Final = ("RANK", "PET_NODE_RANK")
 _ENDING: Final = ("SuccessCriteriaMet", "FailureTarget")
 """Conditions of a Job that has come to its end, and whose Pods are still being counted."""
-JOB_SHAPE: Final = {
-    "activeDeadlineSeconds": int,
-    "backoffLimit": int,
-    "completionMode": str,
-    "completions": int,
-    "parallelism": int,
-    "podFailurePolicy": {
-        "rules": [{"action": str, "onExitCodes": {"values": [int], "containerName": str}}]
-    },
-    "suspend": bool,
-    "template": POD_TEMPLATE,
-    "ttlSecondsAfterFinished": int,
-}
-"""The types of a Job's spec, see k8sjob.targets.field_types."""
 _GENERATED: Final = ("controller-uid", "job-name")
 """How the labels are called that the apiserver fills in, perhaps with a prefix: those of the Pod
 template, which are also the Job's where that has none of its own."""
@@ -109,7 +95,7 @@ class Indexed(Target):
         ("FailedCreate", "SuccessfulCreate", "Created pod: "),
     )
 
-    shapes: ClassVar[Json] = {"spec": JOB_SHAPE}
+    shapes: ClassVar[Json] = {"spec": shape("Job")}
     """The types of its spec, and of its companion; see k8sjob.targets.field_types."""
     job_at: ClassVar[tuple[str | int, ...]] = ("spec",)
     """The path of the Job's spec in the object of the kind."""

@@ -20,7 +20,8 @@ from k8sjob.errors import Problem, SpecError, field_path
 from k8sjob.kube.api_resources import Controller
 from k8sjob.kube.objects import PODSET_GROUP, Object, at_path, differing, training
 from k8sjob.targets.api import Authored, Made
-from k8sjob.targets.indexed import CHILD_NAME, JOB_SHAPE, NODE, Indexed
+from k8sjob.targets.field_types import shape
+from k8sjob.targets.indexed import CHILD_NAME, NODE, Indexed
 from k8sjob.targets.indexed_reader import IndexedReader, replace_addresses
 
 if TYPE_CHECKING:
@@ -32,15 +33,6 @@ _SPEC_FIELDS: Final = (
     "coordinator failurePolicy managedBy network replicatedJobs startupPolicy successPolicy suspend"
     " ttlSecondsAfterFinished volumeClaimPolicies"
 )
-JOBSET_SHAPE: Final = {
-    "failurePolicy": {"maxRestarts": int, "rules": [{"targetReplicatedJobs": [str]}]},
-    "network": {"enableDNSHostnames": bool, "subdomain": str, "publishNotReadyAddresses": bool},
-    "replicatedJobs": [{"name": str, "replicas": int, "template": {"spec": JOB_SHAPE}}],
-    "successPolicy": {"operator": str, "targetReplicatedJobs": [str]},
-    "suspend": bool,
-    "ttlSecondsAfterFinished": int,
-}
-"""The types of a JobSet's spec, see k8sjob.targets.field_types."""
 
 
 class JobSet(Indexed):
@@ -73,7 +65,7 @@ class JobSet(Indexed):
     kueue_framework = "jobset.x-k8s.io/jobset"
     spec_fields = frozenset(_SPEC_FIELDS.split())
 
-    shapes: ClassVar[Json] = {"spec": JOBSET_SHAPE}
+    shapes: ClassVar[Json] = {"spec": shape("JobSet")}
     job_at = ("spec", "replicatedJobs", 0, "template", "spec")
     complete = "Completed"
     manager = "jobset.sigs.k8s.io/jobset-controller"

@@ -25,10 +25,10 @@ from k8sjob.kube.api_resources import Controller
 from k8sjob.kube.capacity import amounts
 from k8sjob.kube.objects import Object, at_path, training
 from k8sjob.targets.api import Authored, Companion, Made
-from k8sjob.targets.field_types import ANY, METADATA, Quantity, WrongType, fit, type_problems
+from k8sjob.targets.field_types import METADATA, WrongType, fit, shape, type_problems
 from k8sjob.targets.indexed import CHILD_NAME, NODE, Indexed
 from k8sjob.targets.indexed_reader import IndexedReader
-from k8sjob.targets.jobset import JOBSET_SHAPE, JobSet, join, settle_set
+from k8sjob.targets.jobset import JobSet, join, settle_set
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -47,32 +47,6 @@ _SPEC_FIELDS: Final = (
 _OVERRIDES: Final = "podTemplateOverrides"
 _KUEUE: Final = "kueue.x-k8s.io/manager"
 """Whose runtimePatches put Pods where their quota is."""
-_SHAPE: Final = {
-    "activeDeadlineSeconds": int,
-    "runtimePatches": [{"manager": str}],
-    "runtimeRef": {"name": str, "apiGroup": str, "kind": str},
-    "suspend": bool,
-    "trainer": {
-        "args": [str],
-        "command": [str],
-        "env": [{"name": str, "value": str, "valueFrom": {}}],
-        "image": str,
-        "numNodes": int,
-        "numProcPerNode": int,
-        "resourcesPerNode": {"limits": {ANY: Quantity}, "requests": {ANY: Quantity}},
-    },
-}
-_RUNTIME_SHAPE: Final = {
-    "apiVersion": str,
-    "kind": str,
-    "metadata": {"name": str},
-    "spec": {
-        "mlPolicy": {"numNodes": int, "torch": {"numProcPerNode": None}},
-        "template": {"metadata": METADATA, "spec": JOBSET_SHAPE},
-    },
-}
-
-
 _SET: Final = ("runtime", "spec", "template", "spec")
 """The path of the JobSet's spec, where the runtime is in the job."""
 
@@ -123,7 +97,10 @@ class TrainJob(Indexed):
     process_at = ("spec", "trainer")
     spec_fields = frozenset(_SPEC_FIELDS.split())
 
-    shapes: ClassVar[Json] = {"spec": _SHAPE, "runtime": _RUNTIME_SHAPE}
+    shapes: ClassVar[Json] = {
+        "spec": shape("TrainJob"),
+        "runtime": shape("TrainingRuntime"),
+    }
     job_at = ("runtime", "spec", "template", "spec", "replicatedJobs", 0, "template", "spec")
     nodes_at = ("spec", "trainer")
     container_name = NODE
@@ -149,7 +126,7 @@ class TrainJob(Indexed):
         """The typed fields of a job, or of a runtime by itself."""
         if manifest.get("kind") == self.kind:
             return super().typed(manifest)
-        return fit(manifest, {**_RUNTIME_SHAPE, "metadata": {"name": str, **METADATA}})
+        return fit(manifest, {**self.shapes["runtime"], "metadata": {"name": str, **METADATA}})
 
     def values(self, spec: JobSpec) -> dict[str, Any]:
         """The values for the templates of both objects."""

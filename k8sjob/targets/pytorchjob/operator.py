@@ -16,7 +16,7 @@ from k8sjob.contract import CONTAINER_NAME, DEFAULT_PORT, Role
 from k8sjob.errors import Problem
 from k8sjob.kube.objects import Object, at_path
 from k8sjob.targets.api import PORT_NAME
-from k8sjob.targets.field_types import ABOUT, ANY, POD_TEMPLATE, Quantity
+from k8sjob.targets.field_types import ABOUT, shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,44 +40,7 @@ REPLICA_INDEX: Final = "training.kubeflow.org/replica-index"
 COUNTED: Final = {"Running": "active", "Succeeded": "succeeded", "Failed": "failed"}
 """Phases of Pods, and what status.replicaStatuses calls their number."""
 
-JOB: Final[dict[str, Any]] = {
-    **ABOUT,
-    "spec": {
-        "elasticPolicy": {
-            "maxReplicas": int,
-            "maxRestarts": int,
-            "metrics": [{}],
-            "minReplicas": int,
-            "nProcPerNode": int,
-            "rdzvBackend": str,
-            "rdzvConf": [{"key": str, "value": str}],
-            "rdzvHost": str,
-            "rdzvId": str,
-            "rdzvPort": int,
-            "standalone": bool,
-        },
-        "nprocPerNode": None,  # text, and a common mistake: lint has a check of its own for it
-        "pytorchReplicaSpecs": {
-            ANY: {"replicas": int, "restartPolicy": str, "template": POD_TEMPLATE}
-        },
-        "runPolicy": {
-            "activeDeadlineSeconds": int,
-            "backoffLimit": int,
-            "cleanPodPolicy": str,
-            "managedBy": str,
-            "schedulingPolicy": {
-                "minAvailable": int,
-                "minResources": {ANY: Quantity},
-                "priorityClass": str,
-                "queue": str,
-                "scheduleTimeoutSeconds": int,
-            },
-            "suspend": bool,
-            "ttlSecondsAfterFinished": int,
-        },
-    },
-    "status": None,
-}
+JOB: Final[dict[str, Any]] = {**ABOUT, "spec": shape("PyTorchJob"), "status": None}
 
 _Json = dict[str, Any]
 _DNS_1035: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
