@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.doctor.check import Permission, fine, problem, unknown, warning
@@ -118,42 +119,16 @@ def _viewer_rules() -> Iterator[ResourceRule]:
             yield _rule(to, beside, ("get",), "status, why", one)
 
 
-_KUEUE: Final = "kueue.x-k8s.io"
-_VOLCANO: Final = "scheduling.volcano.sh"
-_PENDING: Final = ("visibility.kueue.x-k8s.io", "localqueues/pendingworkloads")
-_WEBHOOKS: Final = ("admissionregistration.k8s.io", "validatingwebhookconfigurations")
-_VIEWER, _WIDE, _CAPACITY = Grant.VIEWER, Grant.CLUSTER_VIEWER, Grant.CAPACITY
-RULES: Final = (
-    *_submitting(),
-    ResourceRule(Grant.SUBMITTER, "", "configmaps", ("get",), "why, doctor job.yaml"),
-    *_viewer_rules(),
-    ResourceRule(_VIEWER, "", "pods", _READ, "status, watch, logs, why"),
-    ResourceRule(_VIEWER, "", "pods/log", ("get",), "logs, watch, why"),
-    ResourceRule(_VIEWER, "", "events", ("list", "watch"), "watch, why"),
-    ResourceRule(_VIEWER, "", "persistentvolumeclaims", ("get", "list"), "why, doctor"),
-    ResourceRule(_VIEWER, "", "resourcequotas", ("list",), "why, doctor"),
-    ResourceRule(_VIEWER, "", "limitranges", ("list",), "doctor"),
-    ResourceRule(_VIEWER, "", "serviceaccounts", ("get",), "doctor"),
-    ResourceRule(_VIEWER, "", "namespaces", ("get",), "why, doctor"),
-    ResourceRule(_VIEWER, _KUEUE, "workloads", ("list",), "why"),
-    ResourceRule(_VIEWER, _KUEUE, "localqueues", ("get",), "submit, why, doctor job.yaml"),
-    ResourceRule(_VIEWER, *_PENDING, ("get",), "why: the place in a queue"),
-    ResourceRule(_VIEWER, _VOLCANO, "podgroups", ("get",), "why: a gang that waits"),
-    ResourceRule(_VIEWER, "scheduling.x-k8s.io", "podgroups", ("get",), "why: a gang that waits"),
-    ResourceRule(_WIDE, _VOLCANO, "queues", ("get",), "why: a gang that waits"),
-    ResourceRule(_WIDE, _KUEUE, "clusterqueues", ("get", "list"), "submit, why, doctor job.yaml"),
-    ResourceRule(
-        _WIDE, _KUEUE, "workloadpriorityclasses", ("get",), "submit, why, doctor job.yaml"
-    ),
-    ResourceRule(_WIDE, "", "nodes", ("get", "list"), "submit, why, doctor"),
-    ResourceRule(_WIDE, "storage.k8s.io", "storageclasses", ("list",), "doctor"),
-    ResourceRule(_WIDE, "scheduling.k8s.io", "priorityclasses", ("get",), "doctor job.yaml"),
-    ResourceRule(_WIDE, "node.k8s.io", "runtimeclasses", ("get",), "doctor job.yaml"),
-    ResourceRule(_WIDE, *_WEBHOOKS, ("list",), "doctor"),
-    ResourceRule(_CAPACITY, "", "pods", ("list",), "why, doctor: who has the GPUs"),
-    ResourceRule(_CAPACITY, _KUEUE, "workloads", ("list",), "why: who has the quota of a queue"),
-    ResourceRule(_CAPACITY, "apps", "deployments", ("list",), "why, doctor: the operator"),
-)
+def _rows() -> Iterator[ResourceRule]:
+    """The rows of permissions.tsv."""
+    text = Path(__file__).with_suffix(".tsv").read_text(encoding="utf-8")
+    for line in text.splitlines()[2:]:
+        grant, group, resource, verbs, used_by = line.split("\t")
+        yield ResourceRule(Grant(grant), group, resource, tuple(verbs.split()), used_by)
+
+
+_ROWS: Final = tuple(_rows())
+RULES: Final = (*_submitting(), _ROWS[0], *_viewer_rules(), *_ROWS[1:])
 """Everything, the most important first."""
 
 
