@@ -13,7 +13,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import re
 import shlex
 import stat
 import zipfile
@@ -33,7 +32,7 @@ from k8sjob.backends.local.state_folder import Store
 from k8sjob.contract import __version__
 from k8sjob.errors import BackendError, K8sJobError, field_path
 from k8sjob.files import whole_file
-from k8sjob.kube.objects import Object, Pod
+from k8sjob.kube.objects import Pod, odd_name
 from k8sjob.targets.field_types import ANY, fit
 from k8sjob.targets.jobs import excess, replica_names, replica_of, target_of
 
@@ -75,8 +74,6 @@ DAMAGE: Final = (
     OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, EOFError,
     zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
-_NAME: Final = re.compile(r"[\w.:-]{0,253}", re.ASCII)
-"""Names that Kubernetes gives: messages have them in commands to paste, and files are called so."""
 
 
 def write_record(
@@ -170,12 +167,8 @@ def _read(found: Json) -> tuple[Snapshot, list[Json], list[Json]]:
     if problems := [*wrong, *more]:
         raise ValueError(f"{field_path(problems[0].path)} is not {problems[0].expected}")
     for one in (job, *seen["pods"], *seen["events"], *related):
-        meta = Object(one).part("details" if one.get("kind") == "Status" else "metadata")
-        names = [meta.get(key) or "" for key in ("name", "namespace", "uid")]
-        names.append(Object(one).spec.get("nodeName") or "")
-        for name in names:
-            if not (isinstance(name, str) and _NAME.fullmatch(name)):
-                raise ValueError(f"{name!a} is not a valid name in Kubernetes")
+        if name := odd_name(one):
+            raise ValueError(f"{name} is not a valid name in Kubernetes")
     if problem := excess(job):
         raise ValueError(f"its job {problem}")
     return Snapshot(job, seen["pods"], seen["events"], moment), related, findings

@@ -13,7 +13,7 @@ from k8sjob.backends.local.machine import check_packages
 from k8sjob.checks.doctor import CheckResult, Report, Verdict, examine, gather
 from k8sjob.checks.doctor.check import problem, warning
 from k8sjob.checks.doctor.machine import Machine, client, here, look
-from k8sjob.cli.find_job import Place, is_namespace, place_options
+from k8sjob.cli.find_job import Place, place_options
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options, with_target
 from k8sjob.cli.options import AUTO, format_option, target_option
 from k8sjob.cli.output import document
@@ -85,11 +85,6 @@ def _cluster(place: Place, machine: Machine, spec: JobSpec | None, target: str |
         transport = place.connect(namespace).transport
     except BackendError as error:
         return Report([*client(machine, place.client), problem("kubeconfig", *_split(error))])
-    if not is_namespace(transport.namespace):
-        seen = f"the context's namespace {transport.namespace!r} is not a valid namespace"
-        return Report(
-            [problem("kubeconfig", seen, "correct the kubeconfig, or specify one with -n")]
-        )
     job = manifest(spec) if spec else None
     kind = by_name(target or DEFAULT.name)
     facts = gather(transport, transport.namespace, job, target=kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ Json = dict[str, Any]
 """A Kubernetes object, as parsed from JSON."""
 
 
+_NAME: Final = re.compile(r"\w[\w.:-]{0,252}", re.ASCII)
 _LONG_AGO: Final = datetime.fromtimestamp(0, UTC)
 
 
@@ -28,6 +30,22 @@ def at_path(value: Any, *path: str | int) -> Any:
         else:
             value = value.get(key) if isinstance(value, dict) else None
     return value
+
+
+def is_name(text: object) -> bool:
+    """Whether it may be a name in Kubernetes, or none.
+
+    Only such a name becomes a part of a path, or a word of a command to paste.
+    """
+    return not text or (isinstance(text, str) and _NAME.fullmatch(text) is not None)
+
+
+def odd_name(item: Json) -> str:
+    """A name in an object that is none in Kubernetes; empty if there is none."""
+    own = Object(item)
+    meta = own.part("details" if item.get("kind") == "Status" else "metadata")
+    names = [*(meta.get(key) for key in ("name", "namespace", "uid")), own.spec.get("nodeName")]
+    return next((ascii(name) for name in names if not is_name(name)), "")
 
 
 def differing(

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import math
+import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -291,7 +292,7 @@ class TrainJobReader(IndexedReader):
         found = [one for one in others if (one.get("kind"), Object(one).name) == (kind, name)]
         if not found:
             message = f"the {kind} {name} is not in the file, and the Pods are in it; add it:"
-            step = f"kubectl get {kind.lower()} {name} -o yaml"
+            step = f"kubectl get {kind.lower()} {shlex.quote(str(name))} -o yaml"
             raise SpecError([Problem("spec.runtimeRef", f"{message} {step}")])
         if found[1:]:
             message = f"the file has {len(found)} {kind}s {name}; keep the intended one"

@@ -101,10 +101,10 @@ def test_a_job_that_would_not_fit(doctor, job_file):
 
 def test_hostile_text_is_shown_as_text(doctor, cluster):
     evil = "\x1b]0;owned\x07\x1b[2Jname\u202e[bold red]\r\n"
-    cluster.answers["/api/v1/nodes"]["items"][0]["metadata"]["name"] = evil
+    taints = [{"key": evil, "effect": "NoSchedule"}]
+    cluster.answers["/api/v1/nodes"]["items"][0]["spec"] = {"taints": taints}
     cluster.answers["/api/v1/nodes"]["items"][0]["status"]["allocatable"]["amd.com/gpu"] = "1"
     cluster.answers["pytorchjobs"] = ApiError(f"no {evil}", code=422, reason="Invalid")
-    cluster.answers["/apis/storage.k8s.io/v1/storageclasses"]["items"][0]["metadata"]["name"] = evil
     done = doctor()
     assert "name[bold red]" in done.out
     for character in ("\x1b", "\x07", "\u202e", "\r"):

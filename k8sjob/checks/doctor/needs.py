@@ -6,6 +6,7 @@ found here about room is what it would find at best.
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -162,7 +163,7 @@ def _groups(facts: ClusterFacts) -> set[str] | None:
 
 def _missing(one: ObjectReference, namespace: str) -> CheckResult:
     step = _STEPS.get(one.kind, "correct its name in the job.yaml, or have it created")
-    step = step.format(name=one.name, namespace=namespace)
+    step = step.format(name=shlex.quote(one.name), namespace=shlex.quote(namespace))
     if one.kind == "pull secret":  # the kubelet continues without it
         return warning("objects", f"there is no {one} in {namespace}", step)
     where = "" if one.kind in OF_THE_CLUSTER else f" in {namespace}"

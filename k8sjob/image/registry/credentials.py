@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import shlex
 import shutil
 import subprocess
 from dataclasses import dataclass, field
@@ -79,7 +80,7 @@ class CredentialEntry:
             if not colon:
                 raise ImageError(
                     f"{self.file}: auths[{self.key!r}].auth is not base64 of USER:PASSWORD; log in"
-                    f" again: docker login {self.key}"
+                    f" again: docker login {shlex.quote(self.key)}"
                 )
         login = Login(username, password.rstrip("\0"), text.get("identitytoken", ""))
         return None if login == Login() else login

@@ -10,6 +10,7 @@ import http.client
 import ipaddress
 import itertools
 import random
+import shlex
 import socket
 import ssl
 import threading
@@ -209,7 +210,7 @@ class HttpClient:
         if scheme == "http" and not (is_loopback(host) or host in self._plain_http):
             raise ImageError(
                 f"{host} would be accessed without TLS, so that anyone could read and change what"
-                f" is sent; if you trust the network in between: --plain-http {host}"
+                f" is sent; if you trust the network in between: --plain-http {shlex.quote(host)}"
             )
         key = (proxy_for(scheme, host), host if scheme == "https" else "")
         with self._lock:
@@ -374,7 +375,8 @@ def _explained(error: exceptions.HTTPError, url: str) -> Exception:
         )
     if "WRONG_VERSION_NUMBER" in text or "RECORD_LAYER_FAILURE" in text:
         return ImageError(
-            f"{host} does not use TLS; if you trust the network in between: --plain-http {host}"
+            f"{host} does not use TLS; if you trust the network in between: --plain-http"
+            f" {shlex.quote(host)}"
         )
     if isinstance(error, exceptions.LocationValueError):
         return ImageError(f"{_shown(url)!r} is not the URL of a registry")

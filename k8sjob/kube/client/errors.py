@@ -7,15 +7,17 @@ operator a 404 as a missing job is. So the rules look at the server's message, t
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.errors import redacted
+from k8sjob.errors import BackendError, redacted
 from k8sjob.kube.api_resources import ResourcePath
-from k8sjob.kube.client.transport import ApiError
+from k8sjob.kube.client.transport import ApiError, check_names
+from k8sjob.kube.objects import Object
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -63,12 +65,28 @@ class ExplainedErrors:
     def request(self, method: str, path: str, **options: Any) -> Json:
         """One request; see Transport.request."""
         with self._explaining(method, path):
-            return self._transport.request(method, path, **options)
+            answer = self._transport.request(method, path, **options)
+        about, items = ResourcePath.of(path), answer.get("items")
+        for item in items if isinstance(items, list) else [answer]:
+            check_names(item)
+        if method == "GET" and about.name and not about.subresource:
+            self._check_identity(Object(answer), about)
+        return answer
 
     def stream(self, path: str, **options: Any) -> Iterator[bytes]:
         """The lines of an answer as they come; see Transport.stream."""
         with self._explaining("GET", path):
             yield from self._transport.stream(path, **options)
+
+    def _check_identity(self, answer: Object, about: ResourcePath) -> None:
+        """Make sure that an object is the one that was asked for: files are called after it."""
+        elsewhere = about.namespace and answer.namespace not in {"", about.namespace}
+        if answer.name not in {"", about.name} or elsewhere:
+            raise BackendError(
+                f"{self.server} (context {self.context}) has answered a request for {about} with"
+                f" {answer.namespace}/{answer.name}: it cannot be trusted; check its address in the"
+                " kubeconfig"
+            )
 
     @contextmanager
     def _explaining(self, method: str, path: str) -> Iterator[None]:
@@ -114,7 +132,7 @@ def explained(
     owners = (one.name for one in known if webhook.endswith(one.webhooks))
     beside = (one for one in controllers.values() if one.companions == target.resource)
     kind = controller or next(beside, None)
-    options = f" -n {namespace}" if namespace else ""
+    options = f" -n {shlex.quote(namespace)}" if namespace else ""
     options += f" --target {kind.target}" if kind and kind.target else ""
     doctor = f"`k8sjob doctor{options}` shows what is missing"
     message = text.format_map(
@@ -128,6 +146,7 @@ def explained(
             "message": str(error),
             "namespace": namespace,
             "owner": next(owners, f"the webhook {webhook}"),
+            "quoted": shlex.quote(words.get("name", "")),
             "role": _ONE_NAMESPACE if controller and not namespace else f"{doctor}, and {_ROLE}",
             "unknown": _NO_CONTROLLER.format(controller) if controller else target.resource,
             "what": what,

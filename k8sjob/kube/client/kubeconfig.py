@@ -18,6 +18,7 @@ from k8sjob import environment
 from k8sjob.contract import did_you_mean
 from k8sjob.errors import BackendError, redacted
 from k8sjob.kube.client.transport import ApiError
+from k8sjob.kube.objects import is_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -206,11 +207,16 @@ def _of_context(
     server = cluster.get("server")
     if not server:
         raise BackendError(f"{where}: context {name!r} has no cluster with a server; add it")
-    plugin = user.get("exec") or {}
+    space, plugin = namespace or str(meant.get("namespace") or "default"), user.get("exec") or {}
+    if not is_name(space):
+        raise BackendError(
+            f"{where}: the context's namespace {space!r} is not a valid namespace; correct the"
+            " kubeconfig, or specify one with -n"
+        )
     return Access(
         context=name,
         server=str(server).rstrip("/"),
-        namespace=namespace or str(meant.get("namespace") or "default"),
+        namespace=space,
         files=files,
         plugin=str(plugin.get("command", "")),
         hint=str(plugin.get("installHint") or ""),

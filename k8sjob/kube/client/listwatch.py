@@ -17,7 +17,7 @@ from enum import StrEnum
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.kube.client.transport import ApiError, refusal
+from k8sjob.kube.client.transport import ApiError, check_names, refusal
 from k8sjob.kube.objects import without_managed_fields
 
 if TYPE_CHECKING:
@@ -286,6 +286,7 @@ class _Reflection:
             for event in self._events(version):
                 heard = True
                 kind, item = event["type"], event["object"]
+                check_names(item)
                 if kind == "ERROR":
                     raise refusal(int(item.get("code") or 500), item)
                 version = item["metadata"]["resourceVersion"]

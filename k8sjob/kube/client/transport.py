@@ -11,6 +11,7 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Final, Protocol
 
 from k8sjob.errors import BackendError
+from k8sjob.kube.objects import Object, is_name, odd_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -132,6 +133,24 @@ def refusal(code: int, answer: Json | str) -> ApiError:
     ]
     text = str(answer.get("message") or reason or "without a reason")
     return ApiError(text, code=code, reason=reason, detail=text, causes=causes)
+
+
+def check_names(item: Json) -> None:
+    """Refuse an object that is called as no apiserver would allow it.
+
+    Who may create a Pod may write anything as the name of its node, though: then it has none.
+
+    Raises:
+        BackendError: for its name, its namespace or its uid.
+    """
+    spec = Object(item).spec
+    if not is_name(spec.get("nodeName")):
+        del spec["nodeName"]
+    if name := odd_name(item):
+        raise BackendError(
+            f"the server has sent an object with the name {name}, which Kubernetes does not allow:"
+            " it cannot be trusted; check its address in the kubeconfig"
+        )
 
 
 MAX_LINE: Final = 16 * 2**20

@@ -45,7 +45,7 @@ def pod(role, index, owner="uid-1", version=1):
 
 
 def happening(about, reason, kind="Pod", **times):
-    meta = {"name": reason, "uid": reason, "resourceVersion": "1"}
+    meta = {"name": about, "uid": reason.replace(" ", "-"), "resourceVersion": "1"}
     of = {"kind": kind, "name": about}
     return {"metadata": meta, "involvedObject": of, "reason": reason, **times}
 
@@ -404,7 +404,7 @@ def test_a_snapshot_in_its_order_and_without_what_belongs_to_others(backend, the
     theirs = [
         happening("one-worker-2", "second", lastTimestamp="2026-11-21T12:00:05Z"),
         happening("one-master-0", "first", eventTime="2026-11-21T12:00:03.123456Z"),
-        happening("one-worker-2", "of one before", lastTimestamp="2026-11-21T11:00:00Z"),
+        happening("one-worker-2", "of-one-before", lastTimestamp="2026-11-21T11:00:00Z"),
         happening("one-worker-2-x", "of another", lastTimestamp="2026-11-21T12:00:05Z"),
         happening("another-worker-2", "of another", lastTimestamp="2026-11-21T12:00:05Z"),
     ]
@@ -432,7 +432,7 @@ def jobset(script, listed, error):
         "involvedObject.uid=uid-1": [happening("one", "own", firstTimestamp=MADE)],
         "involvedObject.kind=Job": [
             happening(at, "SuccessfulCreate", kind="Job", lastTimestamp="2026-11-21T12:00:01Z"),
-            happening(at, "of one before", kind="Job", lastTimestamp="2026-11-21T11:00:00Z"),
+            happening(at, "of-one-before", kind="Job", lastTimestamp="2026-11-21T11:00:00Z"),
             happening("one-leader-0", "of another", kind="Job", lastTimestamp=MADE),
         ],
     }
@@ -474,13 +474,13 @@ def test_the_events_of_all_jobs_of_others_jobset_are_read(how, backend, script, 
     script.on("GET", f"{JOBSETS}/one", made).on("GET", JOBSETS, listed(1, made, kind="JobSetList"))
     names = ["one-leader-0", "one-actors-1", "one-actors-2"]
     jobs = [happening(name, f"of {name}", kind="Job", lastTimestamp=MADE) for name in names]
-    pods = [happening("one-actors-0-0-abcde", "of its pod", lastTimestamp=MADE)]
+    pods = [happening("one-actors-0-0-abcde", "of-its-pod", lastTimestamp=MADE)]
     theirs = {"involvedObject.kind=Job": jobs, "involvedObject.kind=Pod": pods}
     theirs["involvedObject.kind=Pod,type=Warning"] = pods
     script.on("GET", EVENTS, lambda _, query: listed(1, *theirs.get(query["fieldSelector"], ())))
     found = read(backend, JobRef("one", "team", "uid-1", "JobSet"), how)
     reasons = {event["reason"] for event in found.events}
-    assert reasons == {"of one-leader-0", "of one-actors-1", "of its pod"}
+    assert reasons == {"of one-leader-0", "of one-actors-1", "of-its-pod"}
 
 
 @pytest.mark.parametrize("how", ["snapshot", "jobs", "watch"])

@@ -2,6 +2,7 @@
 
 import pytest
 
+from k8sjob.errors import BackendError
 from k8sjob.kube.api_resources import ResourcePath, path
 from k8sjob.kube.client.errors import ExplainedErrors, explained
 from k8sjob.kube.client.transport import ApiError
@@ -42,6 +43,7 @@ QUOTA = (
         (404, "NotFound", "the server could not find the requested resource", "is not installed"),
         (404, "", "404 page not found", "is not installed"),
         (404, "NotFound", 'namespaces "team" not found', "kubectl create namespace team"),
+        (404, "NotFound", 'namespaces "a;b" not found', "kubectl create namespace 'a;b'"),
         (
             403,
             "Forbidden",
@@ -133,3 +135,34 @@ def test_requests_and_streams_are_carried_and_their_errors_explained(script):
     assert next(lines) == b'{"a": 1}\n'
     with pytest.raises(ApiError, match="context there is busy"):
         next(lines)
+
+
+@pytest.mark.parametrize("name", ["../../x", "..", "a;touch b", "-n", "a\nb", "x" * 300, 7, ["a"]])
+def test_a_name_from_a_server_is_a_name_in_kubernetes(script, name):
+    where = path("pods", "team", "a")
+    for metadata in ({"name": name}, {"name": "a", "namespace": name}, {"name": "a", "uid": name}):
+        transport = ExplainedErrors(script, CONTROLLERS)
+        script.on("GET", where, {"metadata": metadata})
+        script.on("GET", path("pods", "team"), {"items": [{"metadata": metadata}]})
+        for asked in (where, path("pods", "team")):
+            with pytest.raises(BackendError, match="cannot be trusted"):
+                transport.request("GET", asked)
+
+
+def test_an_answer_is_the_object_that_was_asked_for(script):
+    where = path("pods", "team", "a")
+    others = ({"name": "b"}, {"name": "a", "namespace": "other"})
+    answers = (*others, {"name": "a", "namespace": "team"})
+    script.on("GET", where, *({"metadata": metadata} for metadata in answers))
+    transport = ExplainedErrors(script, CONTROLLERS)
+    for _ in others:
+        with pytest.raises(BackendError, match="cannot be trusted"):
+            transport.request("GET", where)
+    assert transport.request("GET", where)["metadata"]["namespace"] == "team"
+
+
+def test_who_writes_a_pod_may_name_any_node(script):
+    pods = [{"metadata": {"name": "a"}, "spec": {"nodeName": one}} for one in ("n;touch x", "n-1")]
+    script.on("GET", path("pods", "team"), {"items": pods})
+    answer = ExplainedErrors(script, CONTROLLERS).request("GET", path("pods", "team"))
+    assert [pod["spec"].get("nodeName") for pod in answer["items"]] == [None, "n-1"]
