@@ -17,7 +17,7 @@ import threading
 import zlib
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, NoReturn, cast
 
 from k8sjob.contract import DEPS_HOME
 from k8sjob.environment import cache_folder
@@ -50,8 +50,6 @@ _NAME: Final = re.compile(
 )
 """A distribution's name; files here are named by it, so it must not be a path."""
 _MAX_LINKS: Final = 40
-_CACHE_VERSION: Final = 2
-"""Raised when something else is cached: what older versions have cached is read again then."""
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 _METADATA: Final = re.compile(r"(?:^|/)[^/]+\.(?:dist-info/METADATA|egg-info/PKG-INFO|egg-info)$")
 _HEADER: Final = re.compile(
@@ -60,7 +58,8 @@ _HEADER: Final = re.compile(
 _PYTHON: Final = re.compile(r"(?:^|/)bin/python[\d.]*$|(?:^|/)lib/ld-musl-[^/]+$")
 _VENV: Final = re.compile(r"(?:^|/)pyvenv\.cfg$")
 _LIBC_FILE: Final = re.compile(r"(?:usr/)?lib(?:64)?/(?:[\w-]+/)?libc(?:\.so\.6|-2\.\d+\.so)$")
-_LIBC_VERSION: Final = re.compile(rb"GNU C Library [^\n]*release version (\d+\.\d+)")
+_LIBC_VERSION: Final = re.compile(rb"GNU C Library [^\n]{0,200}?release version (\d{1,4}\.\d{1,4})")
+"""Of a line that may have any length, without a look at all of it from each of its places."""
 _SITE: Final = re.compile(r"(.*/(?:site|dist)-packages)(?:/|$)")
 _MAX_FILE: Final = 16 << 20
 """Bytes that are read of one file."""
@@ -320,17 +319,15 @@ def scan_layer(content: Content, where: str, note: Callable[[int], object]) -> L
         ImageError: it cannot be read, or is no archive.
     """
     cached = cache_folder() / "layers" / f"{content.digest.replace(':', '-')}.json"
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        kept = json.loads(cached.read_bytes())
-        if kept["form"] == _CACHE_VERSION:
-            found = LayerScan(**kept["traces"])
-            note(content.size)
-            return found
+    with suppress(OSError, ValueError, TypeError):
+        found = LayerScan(**json.loads(cached.read_bytes()))
+        note(content.size)
+        return found
     found = _scan(content, f"{where}, layer {content.digest[:19]}", note)
     with suppress(OSError):  # without a cache it is read again
         cached.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(cached) as file:
-            file.write(json.dumps({"form": _CACHE_VERSION, "traces": asdict(found)}).encode())
+            file.write(json.dumps(asdict(found)).encode())
     return found
 
 
@@ -369,12 +366,22 @@ class _Stream(io.RawIOBase):
 
 
 class _TarInfo(tarfile.TarInfo):
-    """A member whose extended headers, which are read whole, have a limit."""
+    """A member whose extended headers, which are read whole, have a limit, and which is not sparse.
+
+    A map of a few bytes makes a sparse file of any size; no builder of images writes one.
+    """
 
     def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
         if self.type in _HEADER_TYPES and self.size > _MAX_HEADER:
             raise tarfile.ReadError(f"a header of {self.size} bytes")
+        if self.type == tarfile.GNUTYPE_SPARSE:
+            self._refuse_sparse()
         return super()._proc_member(archive)  # type: ignore[misc,no-any-return]  # no public form
+
+    def _refuse_sparse(self, *_: object) -> NoReturn:
+        raise tarfile.ReadError("a sparse file")
+
+    _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _refuse_sparse  # those of pax
 
 
 def _scan_archive(stream: io.RawIOBase, what: str, found: LayerScan) -> None:
@@ -395,7 +402,7 @@ def _scan_archive(stream: io.RawIOBase, what: str, found: LayerScan) -> None:
 
 
 def _scan_member(archive: tarfile.TarFile, member: tarfile.TarInfo, found: LayerScan) -> int:
-    """Keep what is of interest of a member; how many bytes were kept."""
+    """Keep what is of interest of a member; how many characters were kept."""
     text: str | None = ""
     path = posixpath.normpath(member.name).lstrip("/")
     folder, _, name = path.rpartition("/")
@@ -411,10 +418,13 @@ def _scan_member(archive: tarfile.TarFile, member: tarfile.TarInfo, found: Layer
             found.marks[path] = found.marks.get(same, "")
     elif member.isfile() and (text := _text(archive, member, path)) is not None:
         found.marks[path] = text
-    if site := _SITE.match(f"/{path}"):
-        found.marks.setdefault(site[1].lstrip("/"), "")
-    is_kept = path in found.links or path in found.marks or name.startswith(_WHITEOUT)
-    return len(path) + len(member.linkname) + len(text or "") if is_kept else 0
+    kept = [path] if name.startswith(_WHITEOUT) else []
+    for names in (found.links, found.marks):
+        kept += [path, names[path]] if path in names else []
+    if (site := _SITE.match(f"/{path}")) and (folder := site[1].lstrip("/")) not in found.marks:
+        found.marks[folder] = ""
+        kept.append(folder)
+    return sum(map(len, kept))
 
 
 def _text(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> str | None:

@@ -216,9 +216,31 @@ def test_a_layer_that_is_no_archive(data, cache):
     assert not cache.exists()
 
 
-def pax(records, kind=tarfile.XHDTYPE):
-    """An extended header of that content."""
-    info = tarfile.TarInfo("PaxHeader")
+def sparse(kind):
+    """The header of a file that would be a gigabyte, by the map of its parts."""
+    info = tarfile.TarInfo("libc.so.6")
+    raw = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    raw[156:157] = kind
+    raw[148:156] = b" " * 8
+    raw[148:156] = b"%06o\0 " % sum(raw)
+    return bytes(raw)
+
+
+def hard_link(name):
+    info = tarfile.TarInfo(f"{name}.dist-info/METADATA")
+    info.type, info.linkname = tarfile.LNKTYPE, "p.dist-info/METADATA"
+    return info.tobuf()
+
+
+def test_a_library_of_one_long_line_takes_no_longer_than_it_is_long(cache):
+    data = b"GNU C Library " * 60_000
+    layer = tar_of({"usr/lib/libc.so.6": data})
+    assert scan_layer(in_memory(layer), "base", lambda _size: None).marks == {}
+
+
+def pax(records, kind=tarfile.XHDTYPE, name="PaxHeader"):
+    """A member of that content, such as an extended header."""
+    info = tarfile.TarInfo(name)
     info.type, info.size = kind, len(records)
     return info.tobuf(tarfile.USTAR_FORMAT) + records + bytes(-len(records) % tarfile.BLOCKSIZE)
 
@@ -232,8 +254,18 @@ def pax(records, kind=tarfile.XHDTYPE):
         pax(b"9 a=bcde\n") * 2000,
         b"".join(pax(b"114 key%04d=%s\n" % (n, b"x" * 101), tarfile.XGLTYPE) for n in range(1500)),
         tar_of({f"p{n}.dist-info/METADATA": f"Name: {'x' * 9999}" for n in range(9)}),
+        tar_of({f"{'x' * 9999}{n}/site-packages/a": "" for n in range(9)}),
+        pax(b"Name: " + b"x" * 30_000, tarfile.REGTYPE, "p.dist-info/METADATA")
+        + b"".join(map(hard_link, "ab")),
+        sparse(tarfile.GNUTYPE_SPARSE),
+        pax(b"22 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n") + sparse(tarfile.REGTYPE),
+        pax(b"25 GNU.sparse.map=0,1,9,1\n") + sparse(tarfile.REGTYPE),
+        pax(b"22 GNU.sparse.size=99\n") + sparse(tarfile.REGTYPE),
     ],
-    ids=["pax", "global pax", "long name", "headers of headers", "global keys", "many METADATA"],
+    ids=[
+        *("pax", "global pax", "long name", "headers of headers", "global keys", "many METADATA"),
+        *("folders of packages", "hard links", "sparse", "sparse 1.0", "sparse 0.1", "sparse 0.0"),
+    ],
 )
 def test_a_layer_that_would_fill_the_memory(data, cache, monkeypatch):
     monkeypatch.setattr("k8sjob.image.inventory._MAX_KEPT_OF_ONE", 50_000)
@@ -246,7 +278,7 @@ def test_a_layer_that_would_fill_the_memory(data, cache, monkeypatch):
 def test_layers_that_would_fill_the_memory_together(cache, monkeypatch):
     monkeypatch.setattr("k8sjob.image.inventory._MAX_KEPT", 250)
     cache.mkdir(parents=True)
-    kept = {"form": 2, "traces": {"marks": {"a": "x" * 99}}}
+    kept = {"marks": {"a": "x" * 99}}
     (cache / f"{DIGEST.replace(':', '-')}.json").write_text(json.dumps(kept))
     layers = (Descriptor(DIGEST, 1),) * 3
     reference = ImageReference.parse("reg.example/base:1")
