@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from k8sjob.checks.lint import CHECKS, Severity, lint, sarif
+from k8sjob.checks.lint.manifest_pods import too_old
 from k8sjob.cli.jobfile import JobFile, set_option
 from k8sjob.cli.options import format_option
 from k8sjob.cli.output import document, line, print_status, warn
@@ -16,6 +19,9 @@ from k8sjob.errors import SpecError
 from k8sjob.yamldoc import JOB_FILE, job_file
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from k8sjob.spec import JobSpec
     from k8sjob.spec.changes import Change
 
 
@@ -61,3 +67,12 @@ def show_lint_errors(job: JobFile) -> None:
     for finding in found:
         if finding.severity is Severity.ERROR:
             warn(f"lint: {finding}")
+
+
+def old_base(spec: JobSpec, *, linted: bool = False) -> Iterator[str]:
+    """A remark on a base that is older than the runtime needs (see lint), or than torch here."""
+    base, torch = getattr(spec.image, "base", None) or "", ""
+    with suppress(metadata.PackageNotFoundError):
+        torch = metadata.version("torch")
+    if spec.uses_agent and (why := too_old(base, torch)) and not (linted and too_old(base)):
+        yield f"image.base: {base} has {why}; use a newer base"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
+from k8sjob.cli.lint import old_base
 from k8sjob.cli.options import build_option, onto_option, plain_http_option
 from k8sjob.cli.output import document, first_names, line, print_status, warn, warn_of_secrets
 from k8sjob.contract import counted
@@ -84,6 +85,9 @@ def push_command(  # noqa: PLR0917 - click hands them over by name
     spec, folder = job.load(), job.folder
     with job.located():
         check_script(spec, folder)
+    of_image = (remark for remark in spec.remarks if remark.startswith("image."))
+    for remark in (*of_image, *old_base(spec)):
+        warn(remark)
     layout = output if isinstance(output, Path) else None
     with transfer_options(plain_http) as options:
         if builds:
@@ -96,7 +100,7 @@ def push_command(  # noqa: PLR0917 - click hands them over by name
             dry_run=dry_run,
             output=layout,
             say=warn,
-            source=print_status,
+            packs=print_status,
             packing=options["progress"].packing,
             **options,
         )

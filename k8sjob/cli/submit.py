@@ -11,7 +11,7 @@ import click
 from k8sjob.cli.diff import show_lines
 from k8sjob.cli.find_job import Place, place_options
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options, with_target
-from k8sjob.cli.lint import show_lint_errors
+from k8sjob.cli.lint import old_base, show_lint_errors
 from k8sjob.cli.options import (
     AUTO,
     build_option,
@@ -111,7 +111,7 @@ def submit_command(  # noqa: PLR0917 - click hands them over by name
         plan = plan_submission(
             spec, folder, image=image, namespace=place.namespace, generate_name=generate_name
         )
-        for warning in warnings(plan):
+        for warning in [*warnings(plan), *old_base(spec, linted=True)]:
             warn(warning)
         if image is None:
             check_script(spec, folder)
@@ -173,7 +173,7 @@ def _with_image(
         build = partial(build_and_report, **how) if builds else None
         options |= {
             "say": warn,
-            "source": print_status,
+            "packs": print_status,
             "packing": how["progress"].packing,
             "build": build,
         }

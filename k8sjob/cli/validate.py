@@ -10,6 +10,7 @@ import click
 
 from k8sjob.checks.lint import lint_manifest
 from k8sjob.cli.jobfile import JobFile, set_option
+from k8sjob.cli.lint import old_base
 from k8sjob.cli.options import format_option, source_name
 from k8sjob.cli.output import document, fail, line, warn
 from k8sjob.contract import counted
@@ -55,7 +56,8 @@ def _checked(job: JobFile) -> tuple[dict[str, Any], str]:
         result.update(valid=False, problems=[asdict(problem) for problem in error.problems])
         return result, str(error)
     result["job"] = {"name": spec.name, "nodes": spec.nnodes, "processes": spec.world_size}
-    result["warnings"] = [*remarks(spec), *image_warnings(spec, spec.image_reference)]
+    of_image = image_warnings(spec, spec.image_reference)
+    result["warnings"] = [*remarks(spec), *of_image, *old_base(spec)]
     if "hostNetwork: true" in rendered:  # of the few jobs that have it
         of_dns = (one for one in lint_manifest(rendered) if one.id == "host-network-dns")
         result["warnings"] += [finding.message for finding in of_dns]

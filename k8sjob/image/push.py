@@ -73,7 +73,7 @@ def push(
     dry_run: bool = False,
     output: str | Path | None = None,
     say: Callable[[str], object] = lambda _line: None,
-    source: Callable[[str], object] = lambda _line: None,
+    packs: Callable[[str], object] = lambda _line: None,
     packing: Callable[[int, int], object] = lambda _packed, _total: None,
     progress: Callable[[int, int], object] = lambda _sent, _total: None,
     http: HttpClient | None = None,
@@ -93,7 +93,7 @@ def push(
         output: a folder that the whole image is written to, as an OCI layout, instead of the
             registry.
         say: is called with what may not be meant, before anything is packed.
-        source: is called with what is packed, and from which folder, before that.
+        packs: is called with what is packed, and from which folder, before that.
         packing: is called with the bytes of code that are packed, and how many there are.
         progress: is called with the bytes sent, and how many there are to send.
         http: closed at the end; None: one with the default retry policy.
@@ -108,7 +108,7 @@ def push(
     root = Path(folder) / image.context
     context = read_context(root)
     size = f"{counted(context.files, 'file')} ({shown_size(context.size)})"
-    source(f"code: {size} of {root.resolve()}")
+    packs(f"code: {size} of {root.resolve()}")
     if context.remark:
         say(context.remark)
     with ExitStack() as opened:

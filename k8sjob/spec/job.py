@@ -455,6 +455,13 @@ def _restricted(spec: JobSpec) -> Iterator[Broken]:
 
 def _remarks(spec: JobSpec) -> Iterator[Broken]:
     """Every remark on a job: the field, and what to do about it."""
+    repository = getattr(spec.image, "repository", "")
+    if spec.builds_image and "/" not in repository:
+        yield Broken(
+            ("image", "repository"),
+            f"{repository!r} has no registry, and the default one takes no push to such a name;"
+            f" write REGISTRY/{repository}",
+        )
     if spec.replicas.elastic and spec.uses_agent and not spec.checkpoint:
         yield Broken(
             ("replicas", "elastic"),

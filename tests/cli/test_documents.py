@@ -196,3 +196,30 @@ def test_lint_of_a_script_takes_the_fields_of_its_job(tmp_path, k8sjob):
     found = k8sjob("lint", "--set", "replicas.workers=1", script)
     assert "training-not-distributed" in found.out
     assert k8sjob("lint", "--set", "replicas.worker=1", script).code == 1
+
+
+@pytest.mark.parametrize(
+    ("image", "warned"),
+    [
+        ("repository: train, base: r.example/b:1", ["image.repository: 'train' has no registry"]),
+        ("repository: me/train, base: r.example/b:1", []),
+        ("repository: r.example/t, base: 'pytorch/pytorch:2.5.1-cuda'", ["and k8sjob's runtime"]),
+        ("repository: r.example/t, base: 'pytorch/pytorch:2.7.0'", ["and this machine has 2.8.0"]),
+        ("repository: r.example/t, base: 'pytorch/pytorch:2.8.1'", []),
+    ],
+)
+def test_what_is_known_of_an_image_is_said_before_the_work(
+    k8sjob, tmp_path, monkeypatch, image, warned
+):
+    monkeypatch.setattr("importlib.metadata.version", lambda _name: "2.8.0+cpu")
+    (tmp_path / "a.py").touch()
+    text = f"name: tiny\nimage: {{{image}}}\nrun: {{script: a.py}}\n"
+    (file := tmp_path / "job.yaml").write_text(text)
+    for command in (["validate"], ["push", "--plain-http", "none.invalid"], ["submit"]):
+        warnings = [
+            one
+            for one in k8sjob(*command, file).err.splitlines()
+            if "image." in one or "runtime needs" in one
+        ]
+        assert len(warnings) == len(warned), command
+        assert all(part in line for part, line in zip(warned, warnings, strict=True))

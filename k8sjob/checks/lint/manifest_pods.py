@@ -214,16 +214,24 @@ def _is_typo(seen: str, known: str) -> bool:
     )
 
 
-def too_old(image: str) -> str:
-    """The part of an image that is too old for the runtime, and the first version that is not."""
+def too_old(image: str, torch: str = "") -> str:
+    """The part of an image that is too old for the runtime, and the first version that is not.
+
+    With the `torch` of this machine also an older torch: what runs here may not run there.
+    """
     reference = _reference(image)
     name = reference and f"{reference.registry}/{reference.repository}:{reference.tag}"
     for pattern, oldest, what in _OLDEST:
-        found = pattern.match(name or "")
-        if found and (int(found[1]), int(found[2])) < oldest:
+        if not (found := pattern.match(name or "")):
+            continue
+        version = int(found[1]), int(found[2])
+        if version < oldest:
             width = 2 if "NVIDIA" in what else 1
             needed = f"{oldest[0]}.{oldest[1]:0{width}}"
             return f"{what} {found[1]}.{found[2]}, and k8sjob's runtime needs {needed} or later"
+        installed = re.match(r"(\d+)\.(\d+)", torch)
+        if what == "torch" and installed and version < (int(installed[1]), int(installed[2])):
+            return f"torch {found[1]}.{found[2]}, and this machine has {torch}"
     return ""
 
 
