@@ -100,16 +100,6 @@ def test_errors_of_lint_are_shown_and_the_job_is_made(k8sjob, api, file):
     assert k8sjob("submit", file, "--replace").code == 0
 
 
-def test_a_dry_run_of_the_server_makes_nothing(k8sjob, api, file):
-    done = k8sjob("submit", file, "--dry-run=server")
-    assert done == (0, "blue/tiny created (server dry run)\n", "")
-    defaulted = yaml.safe_load(k8sjob("submit", file, "--dry-run=server", "-o", "yaml").out)
-    template = defaulted["spec"]["pytorchReplicaSpecs"]["Master"]["template"]
-    assert template["spec"]["containers"][0]["ports"][0]["protocol"] == "TCP"
-    assert defaulted["metadata"]["name"] == "tiny"
-    assert api.jobs == {}
-
-
 @pytest.mark.parametrize("option", [["-n", "red"], []])
 def test_the_namespace_is_the_options_or_the_specs_or_the_contexts(option, k8sjob, api, file):
     if not option:
@@ -118,43 +108,6 @@ def test_the_namespace_is_the_options_or_the_specs_or_the_contexts(option, k8sjo
     done = k8sjob("diff", other(file), *option)
     assert done.code == 1
     assert f"k8sjob submit {file}{' -n red' * bool(option)} --replace" in done.err
-
-
-def test_two_namespaces_are_an_error(k8sjob, api, file):
-    file.write_text(file.read_text() + "namespace: red\n")
-    done = k8sjob("submit", file, "-n", "green")
-    assert done.code == 1
-    assert done.err == (
-        f"error: {file}:4:12: namespace: the spec says 'red', and 'green' is requested;"
-        " give only one\n"
-    )
-    assert api.asked == []
-
-
-def test_a_tag_is_worth_a_warning(k8sjob, api, job_file):
-    done = k8sjob("submit", job_file())
-    assert done.code == 0
-    assert done.err.startswith("warning: the image team/tiny:1 has no digest")
-    assert "warning" not in k8sjob("submit", job_file(), "--image", DIGEST, "--replace").err
-
-
-def test_no_code_is_sent_before_the_cluster_would_take_the_job(k8sjob, api, job_file):
-    """The registry is not there: whoever is asked first gives the answer."""
-    file = job_file()
-    built = "image: {repository: 127.0.0.1:9/tiny, base: '127.0.0.1:9/base'}"
-    file.write_text(file.read_text().replace("image: team/tiny:1", built))
-    (file.parent / "main.py").write_text("print()")
-    for command in (["submit"], ["diff"], ["submit", "--build"]):
-        api.before = lambda _word: status(403, "Forbidden", "no")
-        assert "forbidden: no" in k8sjob(*command, file).err
-        api.before = lambda _word: None
-        assert "127.0.0.1:9" in k8sjob(*command, file).err
-    assert api.jobs == {}
-    assert k8sjob("submit", file, "--image", DIGEST).code == 0
-    assert DIGEST in json.dumps(api.jobs["blue", "tiny"])
-    done = k8sjob("submit", file, "--dry-run=client", "-o", "yaml")
-    assert "image: 127.0.0.1:9/tiny" in done.out.replace('"', "")
-    assert done.err == ""
 
 
 def test_the_difference_has_the_exit_codes_of_kubectl(k8sjob, api, file):

@@ -145,12 +145,6 @@ def test_the_command_says_how_to_bring_it_on(skopeo_is_there, k8sjob, job_file, 
     assert read_image(done.stdout.strip())[0]["layers"]
 
 
-def test_the_command_takes_no_other_place(k8sjob, job_file):
-    done = k8sjob("push", job_file, "-o", "tar:x")
-    assert done.returncode == 2
-    assert "'tar:x' is not one of name, json and oci:DIR" in done.stderr
-
-
 def test_a_disk_that_is_full(job_file, code, out):
     (code / "large").write_bytes(os.urandom(3 << 20))
     argv = f"ulimit -f 1024; exec {sys.executable} -m k8sjob push {job_file} -o oci:{out}"

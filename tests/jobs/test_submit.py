@@ -86,16 +86,6 @@ def test_a_manifest_without_a_hash_is_compared_by_what_it_says(api, backend):
         sent(bare.with_(run={"script": "other.py"}), backend)
 
 
-def test_the_same_job_of_an_earlier_version_is_attached_to(api, backend):
-    """Versions compute the hash differently."""
-    made, messages = sent(SPEC, backend), []
-    stored(api)["metadata"]["annotations"][MANIFEST_DIGEST] = "0" * 64
-    again = sent(SPEC, backend, report=messages.append)
-    assert (again.outcome, again.ref, messages) == (Outcome.ATTACHED, made.ref, [])
-    with pytest.raises(JobExists):
-        sent(OTHER, backend)
-
-
 def test_replace_deletes_that_job_waits_and_recreates_it(api, backend):
     first = sent(SPEC, backend)
     owner = {"uid": first.ref.uid}
@@ -228,12 +218,6 @@ def test_what_cannot_be_submitted_is_reported_before_a_request_to_the_cluster(
     spec = JobSpec(**{"name": "tiny", "image": DIGEST, "run": {"script": "main.py"}} | fields)
     with pytest.raises(SpecError, match=detail):
         plan_submission(spec, **options)
-
-
-def test_the_longest_name_that_has_room_for_a_generated_one():
-    made = plan_submission(SPEC.with_(name="n" * 48), generate_name=True)
-    assert len(made.spec.name) == 54
-    assert made.spec.name.startswith("n" * 48 + "-")
 
 
 def test_nothing_is_built_before_the_cluster_would_take_the_job(backend, api, tmp_path):

@@ -133,16 +133,6 @@ def test_master_and_workers(job):
         assert list(env)[-5:] == order
 
 
-def test_a_master_alone(job):
-    env = replica_env(job(), "Master", 0)
-    assert (env["WORLD_SIZE"], env["RANK"], env["PET_NNODES"]) == ("1", "0", "1")
-
-
-def test_gpus_are_processes(job):
-    env = replica_env(job(replicas={"workers": 1}, resources={"gpus": 4}), "Worker", 0)
-    assert (env["WORLD_SIZE"], env["PET_NPROC_PER_NODE"]) == ("8", "4")
-
-
 def test_elastic_jobs_have_no_master(job):
     spec = job(replicas={"workers": 2, "elastic": {"min": 2, "max": 5}})
     assert replica_env(spec, "Worker", 2) == {
@@ -165,13 +155,6 @@ def test_replicas_that_are_not_there(job, role, index):
         replica_env(job(replicas={"workers": 3}), role, index)
 
 
-def test_an_overlay_counts(job):
-    pod = {"template": {"spec": {"containers": [{"name": "pytorch", "ports": [PORT]}]}}}
-    overlay = {"spec": {"pytorchReplicaSpecs": {"Master": pod, "Worker": {"replicas": 5}}}}
-    env = replica_env(job(replicas={"workers": 1}, overlay=overlay), "Worker", 4)
-    assert (env["MASTER_PORT"], env["WORLD_SIZE"], env["RANK"]) == ("29500", "6", "5")
-
-
 @pytest.mark.parametrize(
     ("nproc", "world"), [("auto", "4"), ("gpu", "4"), ("2", "8"), ("+2", "8"), ("2.0", "4")]
 )
@@ -185,12 +168,6 @@ def bare(base):
     roles = [MASTER, WORKER]
     ports = [((*role, *CONTAINERS, 0, "ports"), ...) for role in roles]
     return changed(base, (NPROC, ...), ((*WORKER, "replicas"), ...), *ports)
-
-
-def test_a_manifest_that_leaves_all_to_the_defaults(accepted):
-    env = operator_env(bare(accepted), "Master", 0)
-    seen = (env["MASTER_PORT"], env["PET_NPROC_PER_NODE"], env["WORLD_SIZE"])
-    assert seen == ("23456", "auto", "2")
 
 
 POLICIES = [
@@ -213,11 +190,6 @@ def test_elastic_policies_of_foreign_manifests(accepted, policy, expected):
     env = operator_env(foreign, "Worker", 0)
     assert expected.items() <= env.items()
     assert ("PET_STANDALONE" in env) is policy.get("standalone", False)
-
-
-def test_processes_of_an_elastic_policy_of_old(accepted):
-    foreign = changed(accepted, (MASTER, ...), (NPROC, ...), (ELASTIC, {"nProcPerNode": 4}))
-    assert operator_env(foreign, "Worker", 0)["PET_NPROC_PER_NODE"] == "4"
 
 
 # --- the operator's own code ----------------------------------------------------------------------

@@ -202,10 +202,3 @@ def test_what_an_error_says_to_write_is_what_was_meant(path, value, meant):
     put(data, path, value)
     (problem,) = [found for found in problems(data) if found.field == ".".join(path)]
     assert shown(problem) == meant, problem.message
-
-
-@pytest.mark.parametrize(
-    "script", ["main.py", "my dir/main.py", "my train.py", "/app/main.py", "a"]
-)
-def test_a_script_may_have_spaces_in_its_name(script):
-    assert JobSpec(**{**BASE, "run": {"script": script}}).run.script == script

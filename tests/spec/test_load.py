@@ -62,18 +62,6 @@ def test_all_problems_come_at_once_in_the_order_of_the_file():
     )
 
 
-@pytest.mark.parametrize(
-    ("key", "step"),
-    [
-        ("nodeSelector", "no such field; did you mean 'node_selector'?"),
-        ("ttl-after-finished", "it belongs to policy.ttl_after_finished"),
-        ("zzz", "no such field; valid fields: name, image, run, "),
-    ],
-)
-def test_where_an_unknown_key_belongs(key, step):
-    assert step in str(problems(f"{TEXT}{key}: 1\n"))
-
-
 def test_what_is_missing_is_named_where_it_should_stand():
     error = problems("# comment\nname: x\nrun: {script: a.py}\nvolumes:\n- name: a\n  pvc: b\n")
     assert [(p.line, p.field) for p in error.problems] == [(2, "image"), (5, "volumes[0].mount")]
