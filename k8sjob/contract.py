@@ -382,7 +382,7 @@ class RuntimeConfig:
         """Compact JSON; equal settings give equal text."""
         body = {"version": 1, **asdict(self)}
         if not self.tracking:
-            del body["tracking"]  # the text of jobs without it is that of earlier versions
+            del body["tracking"]  # most jobs have none
         return json.dumps(body, separators=(",", ":"), sort_keys=True)
 
 
