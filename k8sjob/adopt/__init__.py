@@ -32,9 +32,9 @@ from k8sjob.targets.jobs import (
     is_job,
     is_suspended,
     keyed,
+    near_job,
     reader_of,
     sent,
-    wrapped_job,
 )
 from k8sjob.yamldoc import Document, objects, parse_all, refuse_template
 
@@ -103,15 +103,12 @@ def _only_job(
         return chosen[0], [*beside, *(job for job in jobs if job is not chosen[0])]
     others = [item for _, _, item in beside]
     if not jobs:
-        alike = [one.target.kind for one in READERS]  # Volcano has Jobs, too
-        versions = [f" of {one.get('apiVersion')}" * (one.get("kind") in alike) for one in others]
-        called = (f"{_called(one)}{of}" for one, of in zip(others, versions, strict=True))
-        seen = ", ".join(called) or "nothing"
+        # With the version: Volcano has Jobs, too, and there were PyTorchJobs of other groups.
+        of = (f" of {one['apiVersion']}" if one.get("apiVersion") else "" for one in others)
+        seen = ", ".join(map("".join, zip(map(_called, others), of, strict=True))) or "nothing"
         kinds = [f"{one.target.kind} of {one.target.api_version}" for one in READERS]
-        wraps = next(filter(None, map(wrapped_job, others)), "")
-        step = wraps or f"specify a file with one of {', '.join(kinds)}"
-        message = f"found {seen}; {step}"
-        raise SpecError([Problem("", message)], source)
+        step = near_job(others) or f"specify a file with one of {', '.join(kinds)}"
+        raise SpecError([Problem("", f"found {seen}; {step}")], source)
     names = ", ".join(_called(job) for _, _, job in jobs)
     step = "adopt each from its own file" if name and chosen else "choose one by --name NAME"
     message = f"{names} are several jobs, and a job.yaml describes one; {step}"

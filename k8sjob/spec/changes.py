@@ -39,8 +39,10 @@ def _refuse_manifests(documents: list[Document]) -> None:
     for document in documents:
         kind = document.data.get("kind") if isinstance(document.data, dict) else None
         if isinstance(kind, str):
+            from k8sjob.kube.foreign_kinds import foreign_kind  # noqa: PLC0415 - only for manifests
+
             file = document.source if document.source not in ("", "<stdin>") else "FILE"
-            step = (
+            step = foreign_kind(document.data) or (
                 f"`k8sjob adopt {shlex.quote(file)}` prints the job.yaml of the training job in it"
             )
             raise document.refuse(("kind",), f"a manifest of kind {kind}, not a job.yaml; {step}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.contract import Role
 from k8sjob.errors import field_path
 from k8sjob.kube.api_resources import ObjectReference, path, references_of
+from k8sjob.kube.foreign_kinds import foreign_kind
 from k8sjob.kube.objects import PRIORITY, QUEUE, Object, event_time, moment
 from k8sjob.targets.indexed import IndexedJob
 from k8sjob.targets.indexed_reader import IndexedReader
@@ -82,6 +83,12 @@ def is_job(item: Json) -> bool:
     target = target_of(item)
     group = target.api_version.partition("/")[0]
     return item.get("kind") == target.kind and str(item.get("apiVersion")).startswith(f"{group}/")
+
+
+def near_job(several: Iterable[Json]) -> str:
+    """What the first of several objects is that is nearly a job, and the next step; else empty."""
+    nearly = (wrapped_job(item) or foreign_kind(item) for item in several)
+    return next(filter(None, nearly), "")
 
 
 def wrapped_job(item: Any, path: FieldPath = ()) -> str:

@@ -7,6 +7,7 @@ import pytest
 from k8sjob.adopt import adopt
 from k8sjob.checks.lint import lint, lint_manifest
 from k8sjob.errors import SpecError
+from k8sjob.spec import JobSpec
 
 NEAR = Path(__file__).parent / "near_misses"
 JOB = """\
@@ -27,6 +28,24 @@ UNFILLED = [
     JOB.replace("r.example/a:1", "${REGISTRY}/a:{{ tag }}"),
     JOB.replace("spec:\n", "spec:\n  replicas: ${N}\n", 1),
     f"{{{{- if .Values.on }}}}\n{JOB.replace('NAME', '{{ .Release.Name }}')}{{{{- end }}}}\n",
+]
+
+
+INIT, APPLY = "k8sjob init --from SCRIPT", "kubectl apply -f FILE"
+SIBLINGS = [
+    ("kubeflow.org/v1", "MPIJob", INIT),
+    ("kubeflow.org/v2beta1", "MPIJob", INIT),
+    ("kubeflow.org/v1", "TFJob", APPLY),
+    ("kubeflow.org/v1", "XGBoostJob", APPLY),
+    ("kubeflow.org/v1", "PaddleJob", APPLY),
+    ("kubeflow.org/v1", "JAXJob", APPLY),
+    ("ray.io/v1", "RayJob", INIT),
+    ("batch.volcano.sh/v1alpha1", "Job", INIT),
+    ("sagemaker.amazonaws.com/v1", "HyperPodPyTorchJob", INIT),
+    ("batch/v1", "CronJob", "spec.jobTemplate"),
+    ("v1", "Pod", INIT),
+    ("apps/v1", "Deployment", INIT),
+    ("apps/v1", "StatefulSet", INIT),
 ]
 
 
@@ -104,3 +123,19 @@ def test_what_kueue_patches_is_left_out_with_a_note(tmp_path):
     assert any("kueue.x-k8s.io/manager" in note for note in adopted.notes)
     (tmp_path / "job.yaml").write_text(adopted.spec.to_yaml())
     assert lint(tmp_path) == []  # the patch of others mounts /dev/shm
+    text = (tmp_path / "job.yaml").read_text()
+    (tmp_path / "job.yaml").write_text(text.replace(": /dev/shm", ": /data/dev/shm"))
+    assert {finding.id for finding in lint(tmp_path)} == {"no-shared-memory"}
+
+
+@pytest.mark.parametrize(("api", "kind", "step"), SIBLINGS)
+def test_another_kind_of_job_is_named_with_the_next_command(api, kind, step, tmp_path):
+    file = tmp_path / "other.yaml"
+    file.write_text(f"apiVersion: {api}\nkind: {kind}\nmetadata: {{name: other}}\nspec: {{}}\n")
+    with pytest.raises(SpecError) as caught:
+        JobSpec.from_yaml(file.read_text(), str(file))
+    (finding,) = lint(file)
+    for message in (refused(file.read_text())[0].message, finding.message, str(caught.value)):
+        assert kind in message
+        assert step in message
+        assert message.count("k8sjob adopt") == (kind == "CronJob")

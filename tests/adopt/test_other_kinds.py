@@ -386,7 +386,7 @@ def test_a_job_without_a_name_is_refused(metadata):
 
 
 def test_a_job_of_torchx_is_volcanos():
-    with pytest.raises(SpecError, match=r"found Job train of batch.volcano.sh/v1alpha1; specify"):
+    with pytest.raises(SpecError, match=r"found Job train of batch.volcano.sh/v1alpha1; its pods"):
         adopted({**job(), "apiVersion": "batch.volcano.sh/v1alpha1"})
 
 
