@@ -79,8 +79,11 @@ class Plan(HasCard):
     @property
     def context(self) -> Path:
         """The folder with the job's code."""
-        if self.code is not None:
-            return self.code
+        return self.code or self.source
+
+    @property
+    def source(self) -> Path:
+        """The folder that its user knows the code by, also where a copy of it runs."""
         image = self.spec.image
         return self.folder / ("." if isinstance(image, str) else image.context)
 

@@ -44,6 +44,17 @@ def test_the_code_of_that_run_from_the_beginning(k8sjob, ran):
     assert "version 1" in k8sjob("rerun", "counts").out
 
 
+def test_its_cause_names_the_file_that_the_user_has(k8sjob, ran):
+    (ran / "train.py").write_text("def fails():\n    raise ValueError(3)\n\n\nfails()\n")
+    k8sjob("run", ran)
+    (ran / "train.py").write_text("print('other')\n")
+    assert k8sjob("rerun", "counts").code == 100
+    places = re.findall(
+        r"/\S+train\.py", k8sjob("why", "counts").out + k8sjob("logs", "counts").out
+    )
+    assert set(places) == {str(ran / "train.py")}
+
+
 def test_quietly_and_detached_as_run_does(k8sjob, ran):
     assert k8sjob("rerun", "counts", "-q") == (0, "", "")
     assert "--detach shows nothing" in k8sjob("rerun", "counts", "--detach", "-q").err

@@ -293,7 +293,7 @@ def _local_env(
         "CUDA_VISIBLE_DEVICES": gpus,
         "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
         PATHS_ENV: json.dumps(folders),
-        SOURCE_ENV: str(places.plan.context.absolute()),
+        SOURCE_ENV: str(places.plan.source.absolute()),
     }
     if "PYTHONPATH" not in spec.run.env:  # as the image's own
         path = (folders[RUNTIME_HOME], folders[WORKDIR], variables().get("PYTHONPATH", ""))
