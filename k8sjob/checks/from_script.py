@@ -12,10 +12,12 @@ import re
 import shlex
 import sys
 import tokenize
+from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from importlib import metadata
+from itertools import chain
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -47,18 +49,7 @@ _OF_THE_SYSTEM: Final = re.compile(
     "app|bin|boot|dev|etc|home|lib|lib64|media|mnt|opt|proc|root|run|sbin|srv|sys|tmp|usr|var"
 )
 """Folders of an image that no data may hide."""
-_LIGHTNING: Final = re.compile(
-    r"(?:lightning|pytorch_lightning)\.(?:\w+\.)*(?:Trainer|Fabric|LightningCLI)\b"
-)
-_MAKES_GROUP: Final = {
-    "accelerate": re.compile(r"accelerate\.(?:\w+\.)*(?:Accelerator|PartialState)\b"),
-    "deepspeed": re.compile(r"deepspeed\.(?:comm\.)?init"),
-    "ignite": re.compile(r"ignite\.distributed\b"),
-    "lightning": _LIGHTNING,
-    "pytorch_lightning": _LIGHTNING,
-    "transformers": re.compile(r"transformers\.\w*(?:Trainer|TrainingArguments)\b"),
-}
-"""Functions that make the process group, in libraries that also work without one."""
+_LIGHTNING: Final = re.compile(table("group")["lightning"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,8 +315,8 @@ class _Job:
         return found
 
     def _manages(self, library: str) -> bool:
-        part = _MAKES_GROUP.get(library)
-        return part is None or self._names(part)
+        part = table("group").get(library)
+        return part is None or self._names(re.compile(part))
 
     def _names(self, part: re.Pattern[str]) -> bool:
         """Whether something of a library is called or imported by name."""
@@ -336,7 +327,7 @@ class _Job:
     def _for_each_gpu(self, spawn: ast.Call) -> bool:
         """Whether mp.spawn starts as many processes as there are GPUs, whatever their number."""
         count = keyword(spawn, "nprocs", 2)
-        made_by = self._script.values.makers(count) if count else []
+        made_by = self._script.makers(count) if count else []
         return set(made_by) == {"torch.cuda.device_count"}
 
     def _of_lightning(self) -> _Start:
@@ -361,26 +352,28 @@ class _Job:
         return metadata.packages_distributions()
 
     @cached_property
-    def _libraries(self) -> tuple[set[str], set[str]]:
-        """Libraries that the code needs; and others, imported only in functions of its modules.
+    def _libraries(self) -> tuple[dict[str, set[str]], set[str]]:
+        """Libraries that the code needs, with what it imports of each; and others.
 
-        A module of a large repository imports in a function what few of its users need.
+        Those others are imported only in functions of its modules: a module of a large repository
+        imports in a function what few of its users need.
         """
-        needed, perhaps = set[str](), set[str]()
+        libraries = self._script.modules - _IN_BASE - sys.stdlib_module_names
+        imports, needed = defaultdict[str, set[str]](set), self._installed.keys() & libraries
         for node in self._script.nodes:
             if isinstance(node, ast.Import | ast.ImportFrom) and not self._is_optional(node):
                 inside = any(isinstance(one, Function) for _, one in self._script.ancestors(node))
                 its_own = self._script.module(node) is self._script.files[0]
-                tops = {name.partition(".")[0] for name in _imported(node)}
-                (needed if its_own or not inside else perhaps).update(tops)
-        libraries = self._script.modules - _IN_BASE - sys.stdlib_module_names
-        needed = (needed | perhaps & self._installed.keys()) & libraries
-        return needed, perhaps & libraries - needed
+                for name in _imported(node):
+                    imports[top := name.partition(".")[0]].add(name)
+                    needed |= {top} & libraries if its_own or not inside else set()
+        named = {top: names for top, names in imports.items() if top in needed}
+        return named, (imports.keys() & libraries) - needed
 
     @cached_property
     def _outside(self) -> dict[str, str]:
         """Packages that are not installed, but lie in a folder around the job's."""
-        missing = sorted(self._libraries[0] - self._installed.keys())
+        missing = sorted(self._libraries[0].keys() - self._installed.keys())
         around = self._folder.resolve().parents[:_MAX_AROUND]
         found = {
             name: next((one for one in around if _has_module(one, name)), None) for name in missing
@@ -388,15 +381,8 @@ class _Job:
         return {name: os.path.relpath(one) for name, one in found.items() if one}
 
     def _packages(self) -> list[str]:
-        needed = self._libraries[0] - self._outside.keys()
-        imports = {
-            name
-            for node in self._script.nodes
-            if isinstance(node, ast.Import | ast.ImportFrom) and not self._is_optional(node)
-            for name in _imported(node, whole=True)
-            if name.partition(".")[0] in needed
-        }
-        names = {distribution_of(name, self._installed) for name in imports}
+        imports = [names for top, names in self._libraries[0].items() if top not in self._outside]
+        names = {distribution_of(name, self._installed) for name in chain(*imports)}
         names |= {name for use, name in table("use").items() if self._names(re.compile(use))}
         return [pinned(name) for name in sorted(names, key=str.lower)]
 
@@ -479,10 +465,8 @@ def _some(options: Iterable[str]) -> str:
     return " ".join([*found[:_MOST], *(["..."] if found[_MOST:] else [])])
 
 
-def _imported(node: ast.Import | ast.ImportFrom, *, whole: bool = False) -> list[str]:
-    """The modules of an import; whole: with the names that are taken from them."""
+def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
+    """The modules of an import, with the names that are taken from them."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
-    if not node.module or node.level:
-        return []
-    return [f"{node.module}.{alias.name}" for alias in node.names] if whole else [node.module]
+    return [] if node.level else [f"{node.module}.{alias.name}" for alias in node.names]

@@ -20,9 +20,11 @@ from k8sjob.checks.lint import (
 from k8sjob.checks.lint.finding import UNKNOWN_IGNORE, Finding, findings
 from k8sjob.checks.lint.script_facts import Script, Setting
 from k8sjob.checks.lint.script_modules import parse_module, program
+from k8sjob.contract import CONTAINER_NAMES
 from k8sjob.errors import Problem, SpecError
+from k8sjob.kube.objects import at_path
 from k8sjob.rules import Check, Hit, Rules, Severity
-from k8sjob.targets.jobs import DEFAULT, TARGETS, keyed, wrapped_job
+from k8sjob.targets.jobs import DEFAULT, TARGETS, keyed, near_job
 from k8sjob.targets.manifest_facts import ManifestJob, launcher_of
 from k8sjob.yamldoc import content, job_file, objects, parse, parse_all, refuse_template
 from k8sjob.yamldoc.reading import MAX_BYTES, Document
@@ -153,12 +155,11 @@ def lint_manifest(text: str, source: str = "") -> list[Finding]:
     except SpecError as error:
         return _invalid(error, source)
     if not jobs:
+        others = [item for _, _, item in objects(documents)]
         kinds = ", ".join(target.kind for target in TARGETS)
-        message = (
-            f"there is no job in it ({kinds}); specify a file with one, a job.yaml or a script"
-        )
-        if wraps := next(filter(None, (wrapped_job(o) for _, _, o in objects(documents))), ""):
-            message = f"there is no job in it by itself: {wraps}"
+        step = f"specify a file with one ({kinds}), a job.yaml or a script"
+        seen = ", ".join(dict.fromkeys(str(one["kind"]) for one in others if one.get("kind")))
+        message = f"there is no job in it, but {seen or 'nothing'}: {near_job(others) or step}"
         return [Finding.of(_INVALID, message, source)]
     hits = (hit for job in jobs for hit in _manifest_hits(job))
     return findings(hits, {source: text}, {_INVALID.id, *_ids(_MANIFEST_RULES)})
@@ -250,17 +251,30 @@ def _lint_job(text: str, source: str, folder: Path, changes: Sequence[Change]) -
     hits = [*_manifest_hits(manifest), *job_files.RULES.hits(job)]
     if spec.overlay and spec.target != DEFAULT.name:
         seen = {(check.id, *hit[:2]) for check, hit in hits}
-        for job_of_kind in _jobs_in(parse_all(own)):
+        merged = parse_all(own)
+        for job_of_kind in _jobs_in(merged):
             job_of_kind.place = manifest.place
             more = manifest_pods.RULES.hits(job_of_kind)
             hits += [(check, hit) for check, hit in more if (check.id, *hit[:2]) not in seen]
-    if "/dev/shm" in str(spec.overlay):  # noqa: S108 - a mount, such as that of runtimePatches
-        hits = [(check, hit) for check, hit in hits if check.id != "no-shared-memory"]
+        if "/dev/shm" in _mounted(document.data for document in merged):  # noqa: S108 - a mount
+            hits = [(check, hit) for check, hit in hits if check.id != "no-shared-memory"]
     known = {_INVALID.id, *_ids((*_MANIFEST_RULES, job_files.RULES))}
     found = findings(hits, {source: text}, known)
     if script := job.script:
         found += _lint_script_of(job, manifest, script)
     return found
+
+
+def _mounted(objects: Iterable[Any]) -> Iterator[str]:
+    """The paths of what the training container mounts, wherever it is, as in runtimePatches."""
+    for item in objects:
+        if isinstance(item, dict):
+            trains = item.get("name") in CONTAINER_NAMES
+            mounts = item.get("volumeMounts") if trains else ()
+            yield from (str(at_path(mount, "mountPath")).rstrip("/") for mount in mounts or ())
+            yield from _mounted(item.values())
+        elif isinstance(item, list):
+            yield from _mounted(item)
 
 
 def _lint_script_of(job: job_files.JobFile, manifest: ManifestJob, script: Path) -> list[Finding]:

@@ -7,25 +7,53 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from functools import cached_property, wraps
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from k8sjob.checks.lint.script_modules import Definition, Function, Module
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+_Value = TypeVar("_Value")
+_Method = TypeVar("_Method", bound="Callable[[Any, Any], Any]")
 
 _MAX_HOPS: Final = 20
 """Imports from one local module into another that a name is followed through."""
 _MAX_DEPTH: Final = 8
-"""Variables, functions and base classes that a value is followed through."""
+"""Base classes that a method is looked for in."""
 _NAMES: Final[dict[type[ast.AST], str]] = {
     ast.Name: "id",
     ast.Attribute: "attr",
     ast.alias: "name",
 }
 """The field with the name that a node uses."""
+
+
+def followed(unknown: _Value) -> Callable[[_Method], _Method]:
+    """Make a method compute its value once for each node.
+
+    Values are made of values: a node that is made of itself, or nested too deep, is unknown.
+    """
+
+    def once(compute: _Method) -> _Method:
+        name = f"_{compute.__name__}_of"
+
+        @wraps(compute)
+        def read(code: Any, node: Any) -> Any:
+            values = code.__dict__.setdefault(name, {})
+            if node not in values:
+                values[node] = unknown
+                with suppress(RecursionError):
+                    values[node] = compute(code, node)
+            return values[node]
+
+        return read  # type: ignore[return-value]
+
+    return once
 
 
 @dataclass(eq=False, slots=True)
@@ -63,7 +91,6 @@ class Code:
             self._scopes |= module.scopes
         self._tops = {f"{m.name}.{name}": node for m in files for name, node in m.tops.items()}
         self._aliases = {f"{m.name}.{name}": to for m in files for name, to in m.aliases.items()}
-        self._dotted: dict[ast.AST, str] = {}
         known = [*self._tops, *self._aliases]
         stars = [(into.name, star) for into in files for star in into.stars]
         for into, star in stars:
@@ -95,20 +122,18 @@ class Code:
 
     # --- names ------------------------------------------------------------------------------
 
+    @followed("")
     def name(self, node: ast.AST) -> str:
         """The dotted name of an expression, imports followed: `torch.distributed.barrier`.
 
         Anything but a name gives "", and an attribute of such a thing `.attribute`.
         """
-        if node not in self._dotted:
-            dotted = ""
-            if isinstance(node, ast.Name):
-                own = f"{self.module(node).name}.{node.id}"
-                dotted = self._aliases.get(own, node.id)
-            elif isinstance(node, ast.Attribute):
-                dotted = f"{self.name(node.value)}.{node.attr}"
-            self._dotted[node] = self._follow(dotted)
-        return self._dotted[node]
+        dotted = ""
+        if isinstance(node, ast.Name):
+            dotted = self._aliases.get(f"{self.module(node).name}.{node.id}", node.id)
+        elif isinstance(node, ast.Attribute):
+            dotted = f"{self.name(node.value)}.{node.attr}"
+        return self._follow(dotted)
 
     def last_name(self, node: ast.AST) -> str:
         """The last part of a name, or of what is called: `barrier`."""
@@ -221,22 +246,63 @@ class Code:
                 return found
         return None
 
-    def assigned(self, use: ast.AST) -> list[ast.expr]:
-        """All values that a variable can hold, or a call return; empty if some are unknown."""
-        if isinstance(use, ast.Call):
-            made = self.definition(use.func)
-            return self._returned.get(made, []) if isinstance(made, Function) else []
-        found = self.variable(use)
-        return found.values if found and not found.unknown and not found.parameter_of else []
+    def sources(self, node: ast.expr) -> Sequence[ast.expr | None]:
+        """What a variable is given, or a call returns: one step back; None for what is not known.
+
+        Anything else, as a call of a library, is a source itself.
+        """
+        if isinstance(node, ast.Call):
+            function = self.definition(node.func)
+            return self._returned[function] if isinstance(function, Function) else [node]
+        variable = self.variable(node)
+        imported = isinstance(node, ast.Name) and node.id in self.module(node).aliases
+        if imported or not variable or variable.definitions:
+            return [node]
+        function = variable.parameter_of
+        given = self.passed(function, node.id) if function and isinstance(node, ast.Name) else []
+        return [*variable.values, *given, *([None] if variable.unknown else [])]
+
+    def passed(self, function: Function, name: str) -> list[ast.expr | None]:
+        """The values that the program passes as a parameter, or its default; None is not known."""
+        called = self.parent(function)
+        if function.name != "__init__" or not isinstance(called, ast.ClassDef):
+            called = function
+        names = [one.arg for one in parameters(function) if one.arg not in ("self", "cls")]
+        position = names.index(name) if name in names else None
+        values: list[ast.expr | None] = [None] if called.decorator_list else []
+        for use in self.uses(called.name):
+            call, defined = self.parent(use), self.definition(use)
+            if defined is called and isinstance(call, ast.Call) and call.func is use:
+                given = keyword(call, name, position)
+                several = any(isinstance(one, ast.Starred) for one in call.args)
+                several |= any(one.arg is None for one in call.keywords)
+                values.append(given or (None if several else defaults(function.args).get(name)))
+            elif defined in (None, called):
+                values.append(None)
+        return values
+
+    @followed([])
+    def origins(self, node: ast.expr) -> list[ast.expr]:
+        """All expressions that a value comes from; empty if some are not known."""
+        origins = [
+            [source] if source is node else self.origins(source) if source else []
+            for source in self.sources(node)
+        ]
+        return list(dict.fromkeys(chain(*origins))) if all(origins) else []
+
+    def makers(self, node: ast.expr) -> list[str]:
+        """The names of what is called to make a value, "" where nothing is; empty if not known."""
+        origins = self.origins(node)
+        return [self.name(one.func) if isinstance(one, ast.Call) else "" for one in origins]
 
     @cached_property
     def _returned(self) -> dict[ast.AST | None, list[ast.expr]]:
         """The values that functions return."""
-        found: dict[ast.AST | None, list[ast.expr]] = defaultdict(list)
+        returned: dict[ast.AST | None, list[ast.expr]] = defaultdict(list)
         for node in self.nodes:
             if isinstance(node, ast.Return) and node.value:
-                found[self.function(node)].append(node.value)
-        return found
+                returned[self.function(node)].append(node.value)
+        return returned
 
     # --- functions and classes --------------------------------------------------------------
 
@@ -250,17 +316,16 @@ class Code:
             case _:
                 return None
 
-    def definition(self, node: ast.expr, depth: int = 0) -> Definition | None:
+    @followed(None)
+    def definition(self, node: ast.expr) -> Definition | None:
         """The function or class that an expression names; None: it is not known, or one of two."""
-        if depth > _MAX_DEPTH:
-            return None
         if isinstance(node, ast.Name) and (found := self.variable(node)):
             only = not (found.values or found.unknown or found.parameter_of)
             return found.definitions[0] if only and len(found.definitions) == 1 else None
         if isinstance(node, ast.Attribute):
             owner = self._of_self(node)
-            made: Definition | None = owner or self.instance(node.value, depth + 1)
-            made = made or self.definition(node.value, depth + 1)  # a static or class method
+            made: Definition | None = owner or self.instance(node.value)
+            made = made or self.definition(node.value)  # a static or class method
             if isinstance(made, ast.ClassDef):
                 above = isinstance(node.value, ast.Call) and made is owner  # of super()
                 return self.method(made, node.attr, inherited=above)
@@ -268,21 +333,14 @@ class Code:
         own = f"{self.module(node).name}.{name}" if isinstance(node, ast.Name) else ""
         return self._tops.get(name) or self._tops.get(own)
 
-    def meant(self, node: ast.expr, depth: int = 0) -> ast.expr:
-        """The target of an alias: `dist.barrier` after `wait = dist.barrier`."""
-        found = self.variable(node) if depth <= _MAX_DEPTH else None
-        values = self.assigned(node) if found and not found.definitions else []
-        if len(values) == 1 and isinstance(values[0], ast.Name | ast.Attribute):
-            return self.meant(values[0], depth + 1)
-        return node
-
-    def instance(self, node: ast.expr, depth: int = 0) -> ast.ClassDef | None:
-        """The class of the program that an expression is an instance of."""
-        if isinstance(node, ast.Call):
-            made = self.definition(node.func, depth + 1)
-            return made if isinstance(made, ast.ClassDef) else None
-        values = self.assigned(node) if depth <= _MAX_DEPTH else []
-        return self.instance(values[0], depth + 1) if len(values) == 1 else None  # not of several
+    def instance(self, node: ast.expr) -> ast.ClassDef | None:
+        """The class of the program that an expression is an instance of; None of several."""
+        match self.origins(node):
+            case [ast.Call(func=function)]:
+                definition = self.definition(function)
+                return definition if isinstance(definition, ast.ClassDef) else None
+            case _:
+                return None
 
     def method(
         self, of: ast.ClassDef, name: str, depth: int = 0, *, inherited: bool = False
@@ -292,7 +350,7 @@ class Code:
             if isinstance(stmt, Function) and stmt.name == name:
                 return stmt
         for base in of.bases if depth < _MAX_DEPTH else ():
-            found = self.definition(base, depth + 1)
+            found = self.definition(base)
             if isinstance(found, ast.ClassDef) and (method := self.method(found, name, depth + 1)):
                 return method
         return None

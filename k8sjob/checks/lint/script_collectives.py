@@ -17,10 +17,11 @@ from k8sjob.checks.lint.script_code import keyword
 from k8sjob.checks.lint.script_facts import MAKES_GROUP
 from k8sjob.checks.lint.script_modules import Function
 from k8sjob.checks.lint.script_ranks import RANKS
+from k8sjob.checks.lint.script_values import TABLES
 from k8sjob.rules import Hit, Rules
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from k8sjob.checks.lint.script_facts import Script
     from k8sjob.checks.lint.script_paths import Guard
@@ -28,33 +29,15 @@ if TYPE_CHECKING:
 RULES: Final = Rules["Script"]("script")
 
 _MAKES_GROUP: Final = "init_process_group"
-_GROUP_AT: Final[Mapping[int | None, str]] = {
-    0: "barrier monitored_barrier",
-    2: "all_gather all_gather_into_tensor all_gather_object all_reduce all_to_all broadcast "
-    "broadcast_object_list",
-    3: "gather gather_object reduce reduce_scatter reduce_scatter_tensor scatter "
-    "scatter_object_list",
-    4: "all_to_all_single",
-    None: "new_group new_subgroups",
+_TORCH: Final = {
+    name: int(at) if at.isdecimal() else None
+    for at, names in TABLES["collectives"].items()
+    for name in names.split()
 }
-_TORCH: Final = {name: at for at, names in _GROUP_AT.items() for name in names.split()}
 """Functions of torch.distributed, with the position of their argument `group`."""
 _CHECKPOINTS: Final = frozenset({"save", "load", "async_save", "save_state_dict"})
 _FORWARD: Final = "forward"
 """The call of a DistributedDataParallel model: it communicates if the model has buffers."""
-_METHODS: Final[Mapping[str, str]] = {
-    "session": "all_reduce barrier broadcast fit gather load main_first prepare reduce save "
-    "save_model should_stop",
-    "run": "batches epochs evaluate step",
-    "accelerator": "backward gather gather_for_metrics local_main_process_first "
-    "main_process_first pad_across_processes reduce wait_for_everyone",
-    "fabric": "all_gather all_reduce backward barrier broadcast rank_zero_first save",
-    "trainer": "evaluate fit predict save_checkpoint test train",
-    "fsdp": f"state_dict clip_grad_norm_ {_FORWARD}",
-    "ddp": _FORWARD,
-    "zero": "consolidate_state_dict",
-}
-"""The methods of an object that all ranks call, by its kind."""
 _NO_PLACES: Final = (ast.Lambda, ast.ExceptHandler)
 """Code that runs later, or only when something has failed."""
 
@@ -109,7 +92,9 @@ class _Reach:
     def of(self, call: ast.Call, rank: int, *, certain: bool) -> _Reached:
         """The collectives that a call reaches: certainly, or perhaps."""
         if call not in self._called:
-            called = self._script.meant(call.func)
+            called, origins = call.func, self._script.origins(call.func)
+            if len(origins) == 1 and isinstance(origins[0], ast.Name | ast.Attribute):
+                called = origins[0]  # `wait = dist.barrier`
             self._called[call] = self._collective(call, called) or self._function(called)
         function = self._called[call]
         if not isinstance(function, Function):
@@ -147,7 +132,7 @@ class _Reach:
 
 
 def _all_call(kind: str) -> Sequence[str]:
-    return _METHODS.get(kind, "").split()
+    return TABLES["methods"].get(kind, "").split()
 
 
 def _of_torch(name: str, call: ast.Call) -> str:
@@ -227,11 +212,7 @@ def _collective_on_one_rank(script: Script) -> Iterator[Hit]:
             continue
         name, via = one.name, one.via
         what = f"{via[0]} calls {name}, a collective, and" if via else f"{name} is a collective and"
-        yield script.at(
-            one.call,
-            f"{what} runs only {where}: it waits until the group's timeout for the ranks that "
-            "never call it; call it on every rank, outside the condition",
-        )
+        yield script.at(one.call, "collective-on-one-rank", what=what, where=where)
 
 
 @RULES.warning
@@ -239,12 +220,7 @@ def _forward_on_one_rank(script: Script) -> Iterator[Hit]:
     """The forward pass of DistributedDataParallel broadcasts buffers, even under no_grad."""
     for one, where in _one_sided(script):
         if one.name == _FORWARD:
-            yield script.at(
-                one.call,
-                f"the model is DistributedDataParallel and is called only {where}: if it has "
-                "buffers, the call waits for the other ranks; call model.module there, or evaluate "
-                "on every rank",
-            )
+            yield script.at(one.call, "forward-on-one-rank", where=where)
 
 
 @RULES.error
@@ -266,12 +242,7 @@ def _group_differs_by_rank(script: Script) -> Iterator[Hit]:
             seen = f"only the ranks come here that `{ast.unparse(guards[0].test or call)}` selects"
         else:
             continue
-        yield script.at(
-            call,
-            f"new_group is called by every rank with the same list, and {seen}: the groups are "
-            "mixed up or wait for each other until a timeout; create each group on all ranks, in "
-            "the same order, and keep the one that has this rank",
-        )
+        yield script.at(call, "group-differs-by-rank", seen=seen)
 
 
 def _selects(script: Script, test: ast.AST | None) -> bool:
@@ -312,9 +283,4 @@ def _root_differs_by_rank(script: Script) -> Iterator[Hit]:
         twins, guards = script.method_calls(name), script.guards(call)
         alone |= any(_is_elsewhere(script, one, twin) for one in guards for twin in twins)
         if root is not None and script.ranks.reads(root) and not alone:
-            yield script.at(
-                root,
-                f"`{ast.unparse(root)}` is this process's own rank, so every rank names another "
-                f"one to {name}: the ranks wait for each other, or each keeps its own value; name "
-                "one rank for all, such as 0",
-            )
+            yield script.at(root, "root-differs-by-rank", root=ast.unparse(root), name=name)

@@ -52,12 +52,7 @@ def _sampler_without_set_epoch(script: Script) -> Iterator[Hit]:
         seed = keyword(call, "seed", 4)
         if seed and constant(seed) is None and script.all_loops(call):
             continue  # one for each epoch, of a seed of its own
-        yield script.at(
-            call,
-            f"this DistributedSampler shuffles, and {seen}: every epoch sees the samples in the "
-            "same order and with the same share for each rank; call sampler.set_epoch(epoch) at "
-            "the beginning of each epoch",
-        )
+        yield script.at(call, "sampler-without-set-epoch", seen=seen)
 
 
 def _sets_epoch(script: Script) -> bool:
@@ -68,10 +63,7 @@ def _sets_epoch(script: Script) -> bool:
             return True
         match node:
             case ast.Attribute(value=owner, attr="epoch", ctx=ast.Store()):
-                if (
-                    samplers & set(script.assigned(owner))
-                    or "sampler" in ast.unparse(owner).lower()
-                ):
+                if samplers & set(script.origins(owner)) or "sampler" in ast.unparse(owner).lower():
                     return True
             case _:
                 pass
@@ -92,7 +84,7 @@ def _has_epochs(script: Script) -> bool:
 def _is_loader(script: Script, node: ast.AST) -> bool:
     if not isinstance(node, ast.Name | ast.Attribute | ast.Call):
         return False
-    made_by = script.values.makers(node)
+    made_by = script.makers(node)
     return any("load" in name.lower() for name in (script.last_name(node), *made_by))
 
 
@@ -101,13 +93,7 @@ def _sampler_in_evaluation(script: Script) -> Iterator[Hit]:
     """DistributedSampler repeats samples (or drops some) until every rank has equally many."""
     for call, evaluates in _samplers(script):
         if evaluates and constant(keyword(call, "drop_last", 5)) is not True:
-            yield script.at(
-                call,
-                "DistributedSampler over an evaluation set: unless its length is divisible by the"
-                " number of ranks, some samples count twice and the metric depends on the number "
-                "of pods; give each rank a share, Subset(data, range(rank, len(data), world)), and "
-                "reduce sums and counts",
-            )
+            yield script.at(call, "sampler-in-evaluation")
 
 
 _DIVIDERS: Final = re.compile(r"(?!Batch)\w*Sampler|split_dataset_by_node|shard")
@@ -126,19 +112,14 @@ def _sampler_by_local_rank(script: Script) -> Iterator[Hit]:
         named = [option.value for option in call.keywords if option.arg in _SHARE]
         for value in (*call.args, *named):
             if _is_local(script, value):
-                yield script.at(
-                    value,
-                    f"`{ast.unparse(value)}` counts within one pod: every pod trains on the same "
-                    "share of the data, silently; use RANK and WORLD_SIZE, or the sampler's "
-                    "defaults, which are those of the process group",
-                )
+                yield script.at(value, "sampler-by-local-rank", value=ast.unparse(value))
 
 
 def _is_local(script: Script, value: ast.expr) -> bool:
     """Whether a value certainly is a rank, or a number of processes, of one pod."""
     if any(script.ranks.reads(value, name) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
         return True
-    names = {script.last_name(origin) for origin in script.values.origins(value)}
+    names = {script.last_name(origin) for origin in script.origins(value)}
     counts = {"device_count"} if not script.spawns else set()  # where it is the whole world
     return bool(names) and names <= {"local_rank", "local_process_index", *counts}
 
@@ -157,12 +138,7 @@ def _data_not_sharded(script: Script) -> Iterator[Hit]:
     for call in script.torch_calls("DataLoader"):
         others = (keyword(call, name) for name in ("sampler", "batch_sampler"))
         if constant(keyword(call, "shuffle", 2)) is True and not any(others):
-            yield script.at(
-                call,
-                "this DataLoader gives every rank the whole data set, and nothing divides it: an "
-                "epoch passes over the data once per process, so more pods make it no faster; pass "
-                "sampler=DistributedSampler(dataset) instead of shuffle=True",
-            )
+            yield script.at(call, "data-not-sharded")
 
 
 def _passes_sampler(script: Script) -> bool:
@@ -187,11 +163,7 @@ def _shuffle_with_sampler(script: Script) -> Iterator[Hit]:
         given = sampler is not None and not isinstance(sampler, ast.Constant | ast.IfExp | ast.Name)
         given |= isinstance(sampler, ast.Name) and not script.conditional(call)
         if given and constant(keyword(call, "shuffle", 2)) is True:
-            yield script.at(
-                call,
-                "DataLoader(sampler=..., shuffle=True) raises ValueError at the start on every "
-                "rank; remove shuffle; the sampler shuffles",
-            )
+            yield script.at(call, "shuffle-with-sampler")
 
 
 @RULES.warning
@@ -208,12 +180,7 @@ def _save_on_every_rank(script: Script) -> Iterator[Hit]:
         made = script.name(target.func) if isinstance(target, ast.Call) else ""
         if made.endswith("BytesIO") or _STREAM.search(ast.unparse(target).lower()):
             continue
-        yield script.at(
-            call,
-            f"every rank writes `{ast.unparse(target)}`: on a shared volume they overwrite each"
-            " other's file, and the checkpoint may be corrupt; save only on rank 0 (`if rank =="
-            " 0:`), then barrier",
-        )
+        yield script.at(call, "save-on-every-rank", target=ast.unparse(target))
 
 
 @RULES.warning
@@ -238,12 +205,7 @@ def _download_on_every_rank(script: Script) -> Iterator[Hit]:
         if any(map(script.ranks.mentioned_in, given)) or script.always(call, locked):
             continue
         if not script.ranks.only_some_reach(call):
-            yield script.at(
-                call,
-                "download=True on every rank: processes that share the folder (one pod, or one "
-                "volume) write the same files at once, and some read incomplete files; download on"
-                " rank 0 and let the others wait at torch.distributed.barrier()",
-            )
+            yield script.at(call, "download-on-every-rank")
 
 
 @RULES.warning
@@ -255,12 +217,7 @@ def _keras_fit_diverges(script: Script) -> Iterator[Hit]:
     if not grouped or any(isinstance(parent, ast.ClassDef) for parent in around):
         return  # a class of its own, an optimizer or a callback, averages
     for call in script.keras_fits:
-        yield script.at(
-            call,
-            "Keras' fit under a process group: each rank trains its own model, and the weights"
-            " diverge silently; call fit of k8sjob's session (job.fit), or average the gradients in"
-            " your own optimizer",
-        )
+        yield script.at(call, "keras-fit-diverges")
 
 
 _MODES: Final = frozenset(
@@ -295,10 +252,7 @@ def _keras_not_training(script: Script) -> Iterator[Hit]:
             continue
         if layers := script.is_keras_model(call.func) and _modes(script, call.func):
             yield script.at(
-                call,
-                f"`{ast.unparse(call.func)}(...)` in your own training loop runs the model "
-                f"for inference, so {min(layers)} does not do what it does in training; "
-                "pass training=True",
+                call, "keras-not-training", model=ast.unparse(call.func), layer=min(layers)
             )
 
 
@@ -338,15 +292,10 @@ def _gradients_not_cleared(script: Script) -> Iterator[Hit]:
         # The optimizer, or a GradScaler with the optimizer.
         given = [getattr(call.func, "value", None), *call.args[:1]]
         for optimizer in filter(None, given):
-            made_by = script.values.makers(optimizer)
+            made_by = script.makers(optimizer)
             if not made_by or not all(map(_OPTIMIZER.fullmatch, made_by)):
                 continue
             # One that is created for each step finds no older gradients in the model made with it.
-            made = script.values.origins(optimizer)
+            made = script.origins(optimizer)
             if script.all_loops(call) - {loop for one in made for loop in script.all_loops(one)}:
-                yield script.at(
-                    call,
-                    "no zero_grad() in this program: each step adds its gradients to those of all"
-                    " earlier ones; call zero_grad() of the optimizer before backward(), once a "
-                    "step",
-                )
+                yield script.at(call, "gradients-not-cleared")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.checks.lint.script_code import constant
 from k8sjob.checks.lint.script_paths import Paths, is_main_guard
 from k8sjob.checks.lint.script_ranks import Ranks
-from k8sjob.checks.lint.script_values import SAME, Values
+from k8sjob.checks.lint.script_values import SAME, TABLES, Values
 from k8sjob.rules import Hit
 
 if TYPE_CHECKING:
@@ -20,22 +20,12 @@ if TYPE_CHECKING:
 
     from k8sjob.checks.lint.script_modules import Module
 
-_FRAMEWORKS: Final = (
-    "accelerate colossalai composer deepspeed detectron2 determined fairseq fastai horovod "
-    "ignite lightning megatron mmcv mmengine monai pytorch_lightning ray torchtune transformers "
-    "trl"
-)
-MANAGED: Final = frozenset(_FRAMEWORKS.split())
+MESSAGES: Final = TABLES["messages"]
+"""What the checks of scripts say, mostly by the id of the check."""
+MANAGED: Final = frozenset(TABLES["libraries"]["managed"].split())
 """Frameworks that make the process group and divide the data by themselves."""
-_KNOWN: Final = (
-    "cv2 datasets dotenv einops fire h5py huggingface_hub joblib k8sjob keras loguru matplotlib "
-    "mlflow nltk numpy omegaconf pandas PIL polars psutil pyarrow requests rich safetensors "
-    "scipy seaborn sentencepiece skimage sklearn tensorboard tensorboardX tiktoken timm "
-    "tokenizers torch torchaudio torchdata torchinfo torchmetrics torchtext torchvision tqdm "
-    "typer typing_extensions wandb yaml"
-)
 MAKES_GROUP: Final = frozenset({"init_process_group", "init_device_mesh", "init_rpc"})
-_LIBRARIES: Final = frozenset(_KNOWN.split())
+_LIBRARIES: Final = frozenset(TABLES["libraries"]["plain"].split())
 """Known to make no process group behind the script's back."""
 LOCAL_RANK_OPTIONS: Final = frozenset({"--local_rank", "--local-rank"})
 _KERAS_MODEL: Final = re.compile(
@@ -74,9 +64,10 @@ class Script(Paths):
         super().__init__(files)
         self.setting = setting
 
-    def at(self, node: ast.expr | ast.stmt, message: str) -> Hit:
-        """A hit at the beginning of a node."""
-        return Hit(node.lineno, node.col_offset + 1, message, self.module(node).source)
+    def at(self, node: ast.expr | ast.stmt, message: str, **seen: object) -> Hit:
+        """A hit at the beginning of a node: a message by its name, with what was seen."""
+        text = MESSAGES[message].format(**seen)
+        return Hit(node.lineno, node.col_offset + 1, text, self.module(node).source)
 
     @cached_property
     def values(self) -> Values:
@@ -86,7 +77,7 @@ class Script(Paths):
     @cached_property
     def ranks(self) -> Ranks:
         """The values that differ by rank."""
-        return Ranks(self, self.values)
+        return Ranks(self)
 
     @cached_property
     def calls(self) -> Sequence[tuple[str, ast.Call]]:
@@ -178,7 +169,7 @@ class Script(Paths):
 
     def unwrapped(self, node: ast.expr) -> list[ast.expr]:
         """Where a model comes from, whatever DistributedDataParallel or `.to()` is around it."""
-        origins, models = list(self.values.origins(node)), list[ast.expr]()
+        origins, models = list(self.origins(node)), list[ast.expr]()
         for origin in origins:
             match origin:
                 case ast.Call(func=ast.Attribute(value=inner, attr=name)) if name in SAME:
@@ -188,5 +179,5 @@ class Script(Paths):
                 case _:
                     models.append(origin)
                     continue
-            origins += [one for one in self.values.origins(inner) if one not in origins]
+            origins += [one for one in self.origins(inner) if one not in origins]
         return models

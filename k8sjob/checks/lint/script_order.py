@@ -30,9 +30,9 @@ def _order_by_hash(script: Script) -> Iterator[Hit]:
         match node:
             case ast.For(iter=items) if _registers(script, node):  # by names, so by texts
                 place = items
-            case ast.Call(args=[ast.DictComp() | ast.ListComp() as made, *_]):
-                items, of_module = made.generators[0].iter, script.last_name(node) in _MODULES
-                of_texts = isinstance(made, ast.DictComp) or _holds(script, items, _TEXTS)
+            case ast.Call(args=[ast.DictComp() | ast.ListComp() as entries, *_]):
+                items, of_module = entries.generators[0].iter, script.last_name(node) in _MODULES
+                of_texts = isinstance(entries, ast.DictComp) or _holds(script, items, _TEXTS)
                 place = items if of_module and of_texts else None
             case ast.Call(func=ast.Name(id="enumerate"), args=[items, *_]):
                 place = items if _holds(script, items, _TEXTS) else None
@@ -45,7 +45,8 @@ def _order_by_hash(script: Script) -> Iterator[Hit]:
                 divides = isinstance(around[0], ast.Compare) and script.ranks.made_of_rank(
                     around[0]
                 )
-                if divides or (_holds(script, item, _TEXTS) and not seeds):
+                of_texts = _holds(script, item, _TEXTS) and not seeds
+                if of_texts or (divides and not _is_counted(script, item)):
                     yield _hit(script, node.left)
             case _:
                 pass
@@ -54,13 +55,27 @@ def _order_by_hash(script: Script) -> Iterator[Hit]:
 
 
 def _hit(script: Script, place: ast.expr) -> Hit:
-    return script.at(
-        place,
-        f"the order or number that `{ast.unparse(place)}` gives comes from hashes of texts: it "
-        "differs in each process and each run unless all have one PYTHONHASHSEED, and ranks "
-        "exchange values that do not belong together, silently; write sorted(...), or zlib.crc32 "
-        "instead of hash",
-    )
+    return script.at(place, "order-by-hash", place=ast.unparse(place))
+
+
+def _is_counted(script: Script, item: ast.expr) -> bool:
+    """Whether a value certainly is an integer, which is its own hash: by its maker or its loop."""
+    if names := script.makers(item):
+        return set(names) <= _NUMBERS
+    for _, parent in script.ancestors(item):
+        for loop in (parent, *getattr(parent, "generators", ())):
+            match loop:
+                case (
+                    ast.For(target=target, iter=ast.Call(func=ast.Name(id=maker)))
+                    | ast.comprehension(target=target, iter=ast.Call(func=ast.Name(id=maker)))
+                ):
+                    first = target.elts[0] if isinstance(target, ast.Tuple) else target
+                    counts = "range" if first is target else "enumerate"
+                    if ast.unparse(first) == ast.unparse(item):
+                        return maker == counts
+                case _:
+                    pass
+    return False
 
 
 def _registers(script: Script, loop: ast.For) -> bool:
@@ -81,7 +96,7 @@ def _is_set(script: Script, node: ast.expr) -> bool:
         case ast.Call(args=[inner, *_]) if script.last_name(node) in _KEEP_ORDER:
             return _is_set(script, inner) and not _is_sorted(script, node)
         case _:
-            origins = [origin for origin in script.values.origins(node) if origin is not node]
+            origins = [origin for origin in script.origins(node) if origin is not node]
             return bool(origins) and all(_is_set(script, origin) for origin in origins)
 
 
@@ -97,19 +112,15 @@ def _is_sorted(script: Script, node: ast.expr) -> bool:
 def _holds(script: Script, node: ast.expr, makers: frozenset[str]) -> bool:
     """Whether a value is made of texts that some functions return, and not of numbers."""
     names, parts, visited = set[str](), [*ast.walk(node)], set[ast.AST]()
-    while parts:
-        part = parts.pop()
-        if part in visited:
-            continue
-        visited.add(part)
+    for part in parts:
         match part:
             case ast.Call():
                 names.add(script.last_name(part))
             case ast.JoinedStr() | ast.Set(elts=[ast.Constant(value=str()), *_]):
                 names.add("str")
-            case ast.Name():
-                for origin in script.values.origins(part):
-                    parts += ast.walk(origin)
+            case ast.Name() if part not in visited:
+                visited.add(part)
+                parts += (inner for origin in script.origins(part) for inner in ast.walk(origin))
             case _:
                 pass
     return bool(names & makers) and not names & _NUMBERS

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ast
-from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from k8sjob.checks.lint.script_code import Code
+from k8sjob.checks.lint.script_code import Code, followed
 from k8sjob.checks.lint.script_modules import Function
 
 if TYPE_CHECKING:
@@ -42,11 +41,6 @@ _SKIPPED: Final = (ast.For, ast.AsyncFor, ast.While, ast.Match)
 class Paths(Code):
     """The modules of a program, and the paths through them."""
 
-    @cached_property
-    def _exits_of(self) -> dict[ast.stmt, list[_Exit]]:
-        """The exits of statements, as far as they were asked for."""
-        return {}
-
     def guards(self, node: ast.AST) -> Iterator[Guard]:
         """The conditions on a node within its function, the innermost first.
 
@@ -59,9 +53,7 @@ class Paths(Code):
                 block = getattr(parent, name, None)
                 if isinstance(block, list) and child in block:
                     for stmt in block[: block.index(child)]:
-                        if stmt not in self._exits_of:
-                            self._exits_of[stmt] = self._exits(stmt)
-                        for test, shown in self._exits_of[stmt]:
+                        for test, shown in self._exits_before(stmt):
                             yield Guard(
                                 test, holds=False, where="after `if {}` has left", shown=shown
                             )
@@ -76,6 +68,11 @@ class Paths(Code):
             if isinstance(parent, Function):
                 yield from parent.decorator_list if isinstance(child, ast.stmt) else ()
                 return
+
+    @followed([])
+    def _exits_before(self, stmt: ast.stmt) -> list[_Exit]:
+        """The exits of a statement that stands before the one that is asked about."""
+        return self._exits(stmt)
 
     def _exits(self, stmt: ast.stmt, depth: int = 0, *, looped: bool = False) -> list[_Exit]:
         """The tests by which who comes to a statement does not come to what follows.
@@ -173,8 +170,8 @@ def _branch(child: ast.AST, parent: ast.AST) -> Iterator[Guard]:
         case ast.BoolOp(op=op, values=values):
             for before in values[: values.index(child)] if isinstance(child, ast.expr) else ():
                 yield Guard(before, isinstance(op, ast.And), "behind `{}`")
-        case ast.Match() if isinstance(child, ast.match_case):
-            yield Guard(_chosen(parent, child), holds=True, where="where `{}`")
+        case ast.Match(subject=subject) if isinstance(child, ast.match_case):
+            yield Guard(_unknown(subject), holds=True)
         case ast.ExceptHandler():
             yield Guard(None, holds=True)
         case _:
@@ -188,47 +185,18 @@ def _blocks(stmt: ast.stmt) -> Iterator[tuple[ast.expr | None, Sequence[ast.stmt
             yield None, stmt.body
         case ast.If(test=condition, body=body, orelse=orelse):
             yield condition, body
-            yield _negated(condition), orelse
+            yield ast.UnaryOp(ast.Not(), condition), orelse
         case ast.Try(body=body, handlers=handlers, orelse=orelse, finalbody=last):
             yield None, [*body, *orelse, *last]
             yield from ((None, [*one.body, *last]) for one in handlers)
         case ast.While(test=about) | ast.For(iter=about) | ast.AsyncFor(iter=about):
             yield _unknown(about), stmt.body
-        case ast.Match(cases=cases):
-            yield from ((_chosen(stmt, case), case.body) for case in cases)
+        case ast.Match(subject=subject, cases=cases):
+            yield from ((_unknown(subject), case.body) for case in cases)
         case _:
             pass
-
-
-def _negated(test: ast.expr) -> ast.expr:
-    return ast.UnaryOp(ast.Not(), test)
 
 
 def _unknown(about: ast.expr) -> ast.expr:
     """A test of something, of which nobody can say on which ranks it holds."""
     return ast.Await(about)
-
-
-def _chosen(stmt: ast.Match, case: ast.match_case) -> ast.expr:
-    """The conditions for a case of `match`: its pattern, and none of those before it."""
-    before = stmt.cases[: stmt.cases.index(case)]
-    tests = [_negated(_fits(stmt.subject, one)) for one in before] + [_fits(stmt.subject, case)]
-    return ast.BoolOp(ast.And(), tests) if before else tests[0]
-
-
-def _fits(subject: ast.expr, case: ast.match_case) -> ast.expr:
-    """Whether a case fits, except those before it; for patterns of values."""
-
-    def fits(pattern: ast.pattern) -> ast.expr:
-        match pattern:
-            case ast.MatchValue(value=value):
-                return ast.Compare(subject, [ast.Eq()], [value])
-            case ast.MatchOr(patterns=patterns):
-                return ast.BoolOp(ast.Or(), [fits(one) for one in patterns])
-            case ast.MatchAs(pattern=None):
-                return ast.Constant(value=True)
-            case _:
-                return _unknown(subject)
-
-    own = fits(case.pattern)
-    return ast.BoolOp(ast.And(), [own, case.guard]) if case.guard else own

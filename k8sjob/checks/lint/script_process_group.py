@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.lint.script_code import constant, keyword
-from k8sjob.checks.lint.script_facts import LOCAL_RANK_OPTIONS, MANAGED, Script
+from k8sjob.checks.lint.script_facts import LOCAL_RANK_OPTIONS, MANAGED, MESSAGES, Script
 from k8sjob.contract import LAUNCHES
 from k8sjob.rules import Hit, Rules
 
@@ -70,7 +70,7 @@ def _spawns_one(script: Script, count: ast.expr | None) -> bool:
         return True  # its default
     numbers = {
         script.setting.gpus if script.last_name(origin) == "device_count" else constant(origin)
-        for origin in script.values.origins(count)
+        for origin in script.origins(count)
     }
     name = getattr(count, "attr", "")
     options = {constant(value) for option, value in script.ranks.defaults if option == name}
@@ -80,25 +80,11 @@ def _spawns_one(script: Script, count: ast.expr | None) -> bool:
 @RULES.warning
 def _spawn_in_every_pod(script: Script) -> Iterator[Hit]:
     """mp.spawn counts the processes of its own pod; the environment has one rank for each pod."""
-    own = _makes_own_world(script)
+    seen = "own-world" if _makes_own_world(script) else "one-rank"
     for call in _spawns(script):
-        if own:
-            seen = (
-                "mp.spawn counts from 0 in each pod, so with several pods every rank exists several"
-                " times: they train side by side, or collide at the rendezvous"
-            )
-        elif not _spawns_one(script, keyword(call, "nprocs", 2)):
-            seen = (
-                "the processes of mp.spawn create their group from the environment, where all of a "
-                "pod find the same RANK: with more than one of them the group cannot be created"
-            )
-        else:
+        if seen == "one-rank" and _spawns_one(script, keyword(call, "nprocs", 2)):
             continue
-        yield script.at(
-            call,
-            f"{seen}; remove mp.spawn, set replicas.nproc_per_node (or use torchrun), and read "
-            "RANK, WORLD_SIZE and LOCAL_RANK from the environment",
-        )
+        yield script.at(call, "spawn-in-every-pod", seen=MESSAGES[f"spawn-of-{seen}"])
 
 
 _STARTS: Final = re.compile(
@@ -125,22 +111,19 @@ def _own_launcher(script: Script) -> Iterator[Hit]:
 
     for name, call in script.calls:
         text = _IN_PROCESS.fullmatch(name) and name
+        if constant(keyword(call, "num_processes", 2)) == 1:  # of a notebook_launcher
+            continue
         if _STARTS.fullmatch(name):
             launcher = LAUNCHES.search(_words(script, call))
             text = launcher and launcher[0].strip("/;&| ")
         if text and not script.always(call, asks_rank):
-            yield script.at(
-                call,
-                f"this starts the launcher {text} in every process of the job, whose variables it "
-                "inherits: the launchers wait for each other, or each trains by itself; remove it "
-                "and set replicas.nproc_per_node, or start it by run.command",
-            )
+            yield script.at(call, "own-launcher", launcher=text)
 
 
 def _words(script: Script, node: ast.AST) -> str:
     """The texts in a command, those of its variables included."""
     parts = [part for part in ast.walk(node) if isinstance(part, ast.Name | ast.Constant)]
-    origins = [origin for part in parts for origin in script.values.origins(part)]
+    origins = [origin for part in parts for origin in script.origins(part)]
     words = [constant(text) for origin in origins for text in ast.walk(origin)]
     return " ".join(word for word in words if isinstance(word, str))
 
@@ -150,18 +133,15 @@ def _hard_coded_address(script: Script) -> Iterator[Hit]:
     """The operator injects MASTER_ADDR; with a loopback address each pod waits for itself."""
     if script.setting.nodes == 1 or _spawns(script):
         return
-    consequence = "every pod waits for itself until the rendezvous times out; "
     for name, value in _environ_writes(script):
         address = script.values.text(value)
         if name == "MASTER_ADDR" and _LOOPBACK.match(address) and not script.conditional(value):
-            step = 'keep the injected MASTER_ADDR, or use os.environ.setdefault("MASTER_ADDR", ...)'
-            yield script.at(value, f"MASTER_ADDR is set to {address!r}: {consequence}{step}")
+            yield script.at(value, "hard-coded-address", address=address)
     several = len(script.torch_calls("init_process_group")) > 1  # one of them for a debug run
     for node, given in _init_methods(script):
         method = script.values.text(given)
         if _LOOPBACK.match(method) and not (several and script.conditional(node)):
-            step = 'use "env://", or the injected MASTER_ADDR and MASTER_PORT'
-            yield script.at(node, f"the rendezvous address is {method!r}: {consequence}{step}")
+            yield script.at(node, "hard-coded-method", address=method)
 
 
 def _init_methods(script: Script) -> Iterator[tuple[ast.expr, ast.expr | None]]:
@@ -186,17 +166,16 @@ def _hard_coded_rank(script: Script) -> Iterator[Hit]:
     """RANK and WORLD_SIZE differ by pod and job; a constant repeats a rank or waits forever."""
     if script.setting.processes == 1 or _spawns(script):
         return
-    consequence = "all processes get it, so the rendezvous never ends or each trains separately; "
-    step = "leave it to the environment (operator, torchrun and k8sjob set it)"
     for name, value in _environ_writes(script):
         fixed = constant(value)
         if name in ("RANK", "WORLD_SIZE") and fixed is not None and not script.conditional(value):
-            yield script.at(value, f"{name} is set to {fixed!r}: {consequence}{step}")
+            yield script.at(value, "hard-coded-rank", seen=f"{name} is set to {fixed!r}")
     for call in script.torch_calls("init_process_group"):
         for name in ("rank", "world_size"):
             fixed = constant(keyword(call, name))
             if isinstance(fixed, int) and fixed >= 0 and not script.conditional(call):
-                yield script.at(call, f"{name}={fixed} in init_process_group: {consequence}{step}")
+                seen = f"{name}={fixed} in init_process_group"
+                yield script.at(call, "hard-coded-rank", seen=seen)
 
 
 @RULES.error
@@ -206,11 +185,7 @@ def _backend_not_built_in(script: Script) -> Iterator[Hit]:
         position = 0 if script.name(call.func).endswith("init_process_group") else None
         backend = constant(keyword(call, "backend", position))
         if isinstance(backend, str) and backend.lower() in ("mpi", "tcp"):
-            yield script.at(
-                call,
-                f"backend {backend!r} is not in the released builds of torch: every rank fails at "
-                'the start; use "nccl" on GPUs and "gloo" on CPUs',
-            )
+            yield script.at(call, "backend-not-built-in", backend=backend)
 
 
 @RULES.error
@@ -220,11 +195,7 @@ def _nccl_without_gpu(script: Script) -> Iterator[Hit]:
         return
     for call in script.torch_calls("init_process_group"):
         if constant(keyword(call, "backend", 0)) == "nccl" and not script.conditional(call):
-            yield script.at(
-                call,
-                'backend "nccl" in a job without GPUs: every rank fails at its first collective; '
-                'set resources.gpus, or choose: "nccl" if torch.cuda.is_available() else "gloo"',
-            )
+            yield script.at(call, "nccl-without-gpu")
 
 
 @RULES.error
@@ -235,12 +206,7 @@ def _process_group_missing(script: Script) -> Iterator[Hit]:
     for call in script.torch_calls("DistributedDataParallel", "DistributedSampler"):
         if keyword(call, "num_replicas", 1) or keyword(call, "process_group"):
             continue
-        what = script.last_name(call.func)
-        yield script.at(
-            call,
-            f"{what} is created, but nothing in this script creates a process group: it fails here;"
-            " call torch.distributed.init_process_group() first, or use k8sjob.runtime.session()",
-        )
+        yield script.at(call, "process-group-missing", what=script.last_name(call.func))
         return
 
 
@@ -254,13 +220,7 @@ def _training_not_distributed(script: Script) -> Iterator[Hit]:
     if processes == 1 or aware or not script.self_contained:
         return
     for first in (*script.method_calls("backward"), *script.keras_fits)[:1]:
-        yield script.at(
-            first,
-            f"the job starts {processes} processes, and this script creates no process group: each "
-            "one trains the whole model by itself; use k8sjob.runtime.session() or "
-            "DistributedDataParallel, or set replicas.workers: 0 and remove "
-            "replicas.nproc_per_node",
-        )
+        yield script.at(first, "training-not-distributed", processes=processes)
 
 
 @RULES.warning
@@ -270,12 +230,7 @@ def _group_not_destroyed(script: Script) -> Iterator[Hit]:
     made = script.torch_calls("init_process_group")
     if handled or not made or script.method_calls("destroy_process_group"):
         return
-    yield script.at(
-        made[-1],
-        "the process group is created and never destroyed: a rank can abort while Python shuts"
-        " down, after the training is done, and its pod is restarted; call "
-        "torch.distributed.destroy_process_group() at the end",
-    )
+    yield script.at(made[-1], "group-not-destroyed")
 
 
 @RULES.error
@@ -287,12 +242,7 @@ def _local_rank_without_launcher(script: Script) -> Iterator[Hit]:
         if not isinstance(node, ast.Subscript) or not isinstance(node.ctx, ast.Load):
             continue
         if script.name(node.value) == "os.environ" and constant(node.slice) == "LOCAL_RANK":
-            yield script.at(
-                node,
-                'os.environ["LOCAL_RANK"] is read, and nothing sets it: the operator never does, '
-                "so this is a KeyError in every pod; start the script with run.script (k8sjob's "
-                "agent sets it) or with torchrun",
-            )
+            yield script.at(node, "local-rank-without-launcher")
 
 
 @RULES.warning
@@ -309,12 +259,7 @@ def _local_rank_argument(script: Script) -> Iterator[Hit]:
         spelled = [name for name in names if name in LOCAL_RANK_OPTIONS]
         if len(spelled) != 1 or spelled[0] == script.setting.local_rank_arg:
             continue
-        yield script.at(
-            call,
-            f"{spelled[0]} is expected as an argument and LOCAL_RANK is never read: under torchrun "
-            "or k8sjob it keeps its default and all processes of a pod take the same GPU; set "
-            f'run.local_rank_arg: {spelled[0]}, or default=int(os.environ.get("LOCAL_RANK", 0))',
-        )
+        yield script.at(call, "local-rank-argument", option=spelled[0])
 
 
 @RULES.error
@@ -325,12 +270,7 @@ def _device_by_global_rank(script: Script) -> Iterator[Hit]:
     for call in (call for _, call in script.calls):
         for device in _devices(script, call):
             if script.ranks.reads(device):
-                yield script.at(
-                    device,
-                    f"`{ast.unparse(device)}` is the rank over all pods, used as the index of a "
-                    "GPU in this pod: from the second pod on, no GPU has that index; use"
-                    " LOCAL_RANK, or the rank modulo torch.cuda.device_count()",
-                )
+                yield script.at(device, "device-by-global-rank", device=ast.unparse(device))
 
 
 def _devices(script: Script, call: ast.Call) -> Iterator[ast.expr]:

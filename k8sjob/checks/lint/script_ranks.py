@@ -10,17 +10,16 @@ import ast
 import operator
 import re
 from contextlib import suppress
-from functools import cache, cached_property
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.checks.lint.script_code import constant, defaults, keyword
+from k8sjob.checks.lint.script_code import constant, defaults, followed, keyword
 from k8sjob.checks.lint.script_paths import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from k8sjob.checks.lint.script_paths import Paths
-    from k8sjob.checks.lint.script_values import Values
 
 OnRanks = tuple[Any, ...]
 """A value on each of RANKS; None: not known."""
@@ -85,24 +84,19 @@ _OPERATORS: Final[dict[type[ast.cmpop], Callable[[Any, Any], bool]]] = {
 class Ranks:
     """The values of a program's expressions on each rank."""
 
-    def __init__(self, code: Paths, values: Values) -> None:
-        self._code, self._values = code, values
-        self._known: dict[ast.AST | None, OnRanks] = {}
-        self._about_rank: dict[ast.expr, bool] = {}
-        self._made_of_rank: dict[ast.AST, bool] = {}
-        self._guards: dict[ast.AST, list[Guard]] = {}
+    def __init__(self, code: Paths) -> None:
+        self._code = code
 
     def truth(self, test: ast.AST | None) -> Truth:
         """The value of a test on rank 0 and on rank 1, if there are several processes."""
         return tuple(None if one is None else bool(one) for one in self.of(test))
 
+    @followed(_UNKNOWN)
     def of(self, node: ast.AST | None) -> OnRanks:
         """The value of an expression on each of RANKS: a number, a text, a bool, a list."""
-        if node not in self._known:
-            self._known[node] = _UNKNOWN  # for one that is made of itself, or nested too deep
-            with suppress(RecursionError, TypeError, ValueError):  # such as `1 in 2`, or int("a")
-                self._known[node] = self._of(node)
-        return self._known[node]
+        with suppress(TypeError, ValueError):  # such as `1 in 2`, or int("a")
+            return self._of(node)
+        return _UNKNOWN
 
     def _of(self, node: ast.AST | None) -> OnRanks:
         found = _UNKNOWN
@@ -146,7 +140,7 @@ class Ranks:
         if variable := self.variable(node):
             texts = ("0", "1") if variable in _RANK_VARIABLES else (str(_WORLD), str(_WORLD))
             return texts if variable in _RANK_VARIABLES or _COUNT.search(variable) else _UNKNOWN
-        sources = self._values.sources(node)
+        sources = self._code.sources(node)
         values = [] if None in sources or node in sources else [one for one in sources if one]
         found, name = self._either(values), self._code.last_name(node)
         if found == _UNKNOWN:
@@ -195,7 +189,7 @@ class Ranks:
 
     def reads(self, node: ast.expr, variable: str = "RANK") -> bool:
         """Whether a value is certainly that of an environment variable; get_rank() is RANK."""
-        origins = self._values.origins(node)
+        origins = self._code.origins(node)
         return bool(origins) and all(self._reads(origin, variable) for origin in origins)
 
     def _reads(self, node: ast.expr, variable: str) -> bool:
@@ -207,25 +201,20 @@ class Ranks:
             case _:
                 return self.variable(node) == variable
 
+    @followed(unknown=False)
     def made_of_rank(self, node: ast.AST) -> bool:
         """Whether an expression certainly has the rank in it, directly or through variables."""
-        if node not in self._made_of_rank:
-            self._made_of_rank[node] = False  # for one that is made of itself
-            names = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
-            parts = [part for part in ast.walk(node) if isinstance(part, names)]
-            origins = [o for part in parts for o in self._values.origins(part) if o is not part]
-            with suppress(RecursionError):
-                made = any(map(self.reads, parts)) or any(map(self.made_of_rank, origins))
-                self._made_of_rank[node] = made
-        return self._made_of_rank[node]
+        names = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
+        parts = [part for part in ast.walk(node) if isinstance(part, names)]
+        origins = [o for part in parts for o in self._code.origins(part) if o is not part]
+        return any(map(self.reads, parts)) or any(map(self.made_of_rank, origins))
 
+    @followed([])
     def guards(self, node: ast.AST) -> list[Guard]:
         """The conditions on a node, decorators like `@rank_zero_only` included."""
-        if node not in self._guards:
-            says = [one for one in self._code.contexts(node) if len(set(self.truth(one))) > 1]
-            more = [Guard(one, holds=True, where="under `{}`") for one in says]
-            self._guards[node] = [*self._code.guards(node), *more]
-        return self._guards[node]
+        says = [one for one in self._code.contexts(node) if len(set(self.truth(one))) > 1]
+        more = [Guard(one, holds=True, where="under `{}`") for one in says]
+        return [*self._code.guards(node), *more]
 
     def mentioned_in(self, node: ast.AST | None) -> bool:
         """Whether an expression seems to depend on the rank, or on the process otherwise."""
@@ -238,17 +227,14 @@ class Ranks:
             case ast.Constant(value=str(text)):
                 return "RANK" in text or text == "HOSTNAME"
             case ast.Name() | ast.Attribute() | ast.Call():
-                if part not in self._about_rank:
-                    self._about_rank[part] = False  # for one that is made of itself
-                    with suppress(RecursionError):
-                        self._about_rank[part] = self._is_about_rank(part)
-                return self._about_rank[part]
+                return self._is_about_rank(part)
             case _:
                 return False
 
+    @followed(unknown=False)
     def _is_about_rank(self, use: ast.expr) -> bool:
         """`first = rank == 0`; not `model.to(rank)`, which is a model."""
-        known, values = self.of(use), self._values.sources(use)
+        known, values = self.of(use), self._code.sources(use)
         called = self._code.name(use.func) if isinstance(use, ast.Call) else ""
         return (
             known[0] != known[1]
@@ -263,11 +249,6 @@ class Ranks:
     def only_some_reach(self, node: ast.AST) -> bool:
         """Whether only some ranks seem to come to a line, or to have an object of its class."""
 
-        @cache
-        def selected(place: ast.AST) -> bool:
-            tests = [guard.test for guard in self._code.guards(place)]
-            return any(map(self.mentioned_in, (*tests, *self._code.contexts(place))))
-
         def of_some(place: ast.AST) -> bool:
             owner = self._code.class_of(place)
             calls = (
@@ -275,9 +256,15 @@ class Ranks:
                 for use in self._code.uses(owner.name if owner else "")
             )
             made = [one for use, one in calls if isinstance(one, ast.Call) and one.func is use]
-            return bool(made) and all(self._code.always(one, selected) for one in made)
+            return bool(made) and all(self._code.always(one, self._selected) for one in made)
 
-        return self._code.always(node, lambda place: selected(place) or of_some(place))
+        return self._code.always(node, lambda place: self._selected(place) or of_some(place))
+
+    @followed(unknown=False)
+    def _selected(self, place: ast.AST) -> bool:
+        """Whether a condition around a line, in its function, seems to ask for the rank."""
+        tests = [guard.test for guard in self._code.guards(place)]
+        return any(map(self.mentioned_in, (*tests, *self._code.contexts(place))))
 
 
 def _with_defaults(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:

@@ -109,10 +109,6 @@ if rank != 0:
 if rank != 0:
     try: return load()
     except OSError: return
----
-match rank:
-    case 0: print(x)
-    case _: return
 """
 STAYS = """\
 if rank == 0: print(x)
@@ -147,9 +143,6 @@ if rank != 0:
 ---
 match x:
     case 0: return
----
-match [rank, x]:
-    case [1, 2]: return
 """
 
 
@@ -317,20 +310,6 @@ def sync(first):
         dist.barrier()
 
 sync(rank == 0)
----
-match rank:
-    case 0:
-        dist.barrier()
----
-match dist.get_rank():
-    case 1 | 2:
-        pass
-    case other:
-        dist.barrier()
----
-match os.environ["RANK"]:
-    case "0" if True:
-        dist.barrier()
 ---
 while True:
     if rank == 0:
@@ -537,21 +516,8 @@ match rank:
     case 0 | 1:
         dist.barrier()
 ---
-match rank:
-    case 0 if late:
-        pass
-    case _:
-        dist.barrier()
----
 match mode:
     case "train":
-        dist.barrier()
----
-def fits(x):
-    return rank == 0
-
-match mode:
-    case Train(x=1):
         dist.barrier()
 ---
 if False and rank == 0:

@@ -93,6 +93,10 @@ FIND = {
         ("for name in set(names):\n    print(name)", False),
         ("torch.manual_seed(hash(f'{rank}') % 2**32)", False),
         ("bucket = hash(number) % 16", False),
+        ("for i in range(9):\n    if hash(i) % world == rank:\n        use(i)", False),
+        ("mine = [f for i, f in enumerate(files) if hash(i) % world == rank]", False),
+        ("mine = [f for i, f in enumerate(files) if hash(f) % world == rank]", True),
+        ("number = len(files)\nuse(hash(number) % world == rank)", False),
     ],
 }  # fmt: skip
 """Bodies after HEAD, and whether the check finds them."""
@@ -130,6 +134,7 @@ LAUNCHES = [
         "import tempfile\nwith tempfile.TemporaryDirectory() as d:\n    os.system('torchrun x')",
         True,
     ),
+    ("import accelerate\naccelerate.notebook_launcher(f, (), num_processes=1)", False),
     ("os.system('pip install deepspeed')", False),
     ("subprocess.check_output(['mpirun', '--version'])", False),
     ("subprocess.run(['which', 'torchrun'])", False),
