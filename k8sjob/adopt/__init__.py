@@ -45,11 +45,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Adopted", "adopt", "same_meaning"]
 
-_SERVER_FIELDS: Final = (
-    "uid resourceVersion generation creationTimestamp deletionTimestamp "
-    "deletionGracePeriodSeconds managedFields selfLink ownerReferences"
+_SERVERS: Final = (
+    *("uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp"),
+    *("deletionGracePeriodSeconds", "managedFields", "selfLink", "ownerReferences"),
 )
-_SERVERS: Final = tuple(_SERVER_FIELDS.split())
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 _Place = tuple[Document, "FieldPath", Json]
 """An object: its document, where it is in that, and what it says."""

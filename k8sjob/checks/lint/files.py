@@ -20,6 +20,7 @@ from k8sjob.checks.lint import (
 from k8sjob.checks.lint.finding import UNKNOWN_IGNORE, Finding, findings
 from k8sjob.checks.lint.script_facts import Script, Setting
 from k8sjob.checks.lint.script_modules import parse_module, program
+from k8sjob.checks.lint.tables import TABLES
 from k8sjob.contract import CONTAINER_NAMES
 from k8sjob.errors import Problem, SpecError
 from k8sjob.kube.objects import at_path
@@ -215,15 +216,7 @@ def _place_below(document: Document, base: FieldPath, path: FieldPath) -> tuple[
 
 _FIELDS: Final[dict[str, FieldPath]] = {
     **DEFAULT.sources,
-    "name": ("name",),
-    "image": ("image",),
-    "imagePullPolicy": ("image", "pull_policy"),
-    "command": ("run",),
-    "args": ("run", "args"),
-    "env": ("run", "env"),
-    "resources": ("resources",),
-    "volumeMounts": ("resources", "shm"),
-    "annotations": ("annotations",),
+    **{name: tuple(field.split(".")) for name, field in TABLES["fields"].items()},
 }
 """Fields of the job spec that a field of the rendered manifest comes from."""
 

@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.lint import manifest_pods
+from k8sjob.checks.lint.tables import message
 from k8sjob.contract import closest
 from k8sjob.errors import SpecError
 from k8sjob.rules import Hit, Rules
@@ -63,11 +64,8 @@ def _script_missing(job: JobFile) -> Iterator[Hit]:
         # A module of another package may be installed in the image.
         here = module and (job.context / module.partition(".")[0]).is_dir()
         if job.spec.builds_image and here and not job.script:
-            yield job.at(
-                "run",
-                f"{module!r} is not in the context {getattr(job.spec.image, 'context', '.')!r},"
-                " from which the image is built, though its package is; correct run.module",
-            )
+            context = getattr(job.spec.image, "context", ".")
+            yield job.at("run", message("module-missing", module=module, context=context))
 
 
 @RULES.warning
@@ -79,11 +77,7 @@ def _script_not_here(job: JobFile) -> Iterator[Hit]:
         return
     if close := closest(path.name, (file.name for file in path.parent.glob("*.py"))):
         meant = PurePosixPath(script).with_name(close)
-        yield job.at(
-            "run",
-            f"{script} is not beside the job.yaml, where {meant} is: unless the image has a file "
-            f"of that name, every replica ends at once; did you mean run.script: {meant}?",
-        )
+        yield job.at("run", message("script-not-here", script=script, meant=meant))
 
 
 @RULES.error

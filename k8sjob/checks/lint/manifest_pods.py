@@ -7,6 +7,7 @@ import re
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, Final
 
+from k8sjob.checks.lint.tables import TABLES, message, pattern
 from k8sjob.contract import Role
 from k8sjob.errors import field_path
 from k8sjob.image.registry.manifest import DEFAULT_REGISTRY, ImageReference
@@ -25,10 +26,7 @@ if TYPE_CHECKING:
 RULES: Final = Rules["ManifestJob"]("manifest")
 
 _UNEXPANDED: Final = re.compile(r"(?<!\$)\$(?:\{[A-Za-z_]\w*\}|[A-Za-z_]\w*)")
-_SERVERS: Final = re.compile(
-    r"tensorboard|jupyter|fluent-?bit|fluentd|filebeat|vector\b|promtail|dcgm-exporter|node_exporter"
-    r"|http\.server|nginx|sleep inf|tail -f"
-)
+_SERVERS: Final = pattern("servers")
 
 
 @RULES.error
@@ -76,15 +74,9 @@ def _no_shared_memory(job: ManifestJob) -> Iterator[Hit]:
         paths = [at_path(mount, "mountPath") for mount in container.items("volumeMounts")]
         has = any(str(path).rstrip("/") in ("/dev/shm", "/dev") for path in paths)  # noqa: S108 - a mount point
         if container.gpus and not has and replica.pod.get("hostIPC") is not True:
-            yield job.at(
-                (*container.path, "volumeMounts"),
-                f"the {replica.role} has a GPU and 64Mi of /dev/shm: DataLoader(num_workers > 0) "
-                "fails with a bus error as soon as batches outgrow it; "
-                + job.step(
-                    "mount an emptyDir with medium Memory at /dev/shm",
-                    "set resources.shm, such as 8Gi",
-                ),
-            )
+            step = message("no-shared-memory-" + job.step("manifest", "spec"))
+            text = message("no-shared-memory", role=replica.role, step=step)
+            yield job.at((*container.path, "volumeMounts"), text)
 
 
 @RULES.error
@@ -96,15 +88,9 @@ def _host_network_dns(job: ManifestJob) -> Iterator[Hit]:
         nodes = [count for count in (job.nodes, parallel, of_runtime) if isinstance(count, int)]
         resolves = pod.get("dnsPolicy") in ("ClusterFirstWithHostNet", "None")
         if pod.get("hostNetwork") is True and max(nodes) > 1 and not resolves:
-            yield job.at(
-                (*replica.path, "spec", "hostNetwork"),
-                f"hostNetwork of the {replica.role} without dnsPolicy ClusterFirstWithHostNet: it "
-                "cannot resolve the names of the other pods, so the processes never meet; "
-                + job.step(
-                    "set dnsPolicy: ClusterFirstWithHostNet beside it",
-                    "set host_network: true, which sets the policy, too, or add dnsPolicy",
-                ),
-            )
+            step = message("host-network-dns-" + job.step("manifest", "spec"))
+            text = message("host-network-dns", role=replica.role, step=step)
+            yield job.at((*replica.path, "spec", "hostNetwork"), text)
 
 
 @RULES.warning
@@ -115,12 +101,8 @@ def _istio_annotation_misplaced(job: ManifestJob) -> Iterator[Hit]:
             continue
         templates = [Object(replica.template) for replica in job.replicas]
         if not all(one.annotations.get(ISTIO) or one.labels.get(ISTIO) for one in templates):
-            yield job.at(
-                ("metadata", group, ISTIO),
-                f"{ISTIO} on the job has no effect on its pods: where injection is on, a sidecar "
-                "keeps running after training, and the job never ends; move it to "
-                "template.metadata of each replica",
-            )
+            text = message("istio-annotation-misplaced", key=ISTIO)
+            yield job.at(("metadata", group, ISTIO), text)
 
 
 @RULES.warning
@@ -135,11 +117,8 @@ def _variable_not_expanded(job: ManifestJob) -> Iterator[Hit]:
                 # Lower case in arguments is rather a program's own, as OmegaConf's.
                 if found and (kind == "command" or not found[0].islower()):
                     name = found[0].strip("${}")
-                    yield job.at(
-                        (*container.path, kind, index),
-                        f"{word!r} reaches the program unchanged, with the {found[0]}, since no "
-                        f"shell expands it; write $({name})",
-                    )
+                    text = message("variable-not-expanded", word=word, found=found[0], name=name)
+                    yield job.at((*container.path, kind, index), text)
 
 
 @RULES.warning
@@ -151,28 +130,14 @@ def _sidecar_holds_the_job(job: ManifestJob) -> Iterator[Hit]:
         for container in replica.containers():
             words = " ".join([*container.argv, str(container.data.get("image"))])
             if container != trainer and _SERVERS.search(words):
-                yield job.at(
-                    container.path,
-                    f"container {container.name!r} never ends by itself, so the {replica.role} "
-                    "never succeeds and the job runs forever; make it an init container with "
-                    "restartPolicy: Always (a native sidecar)",
-                )
+                seen = {"name": container.name, "role": replica.role}
+                yield job.at(container.path, message("sidecar-holds-the-job", **seen))
 
 
-_KNOWN: Final = (
-    "gcr.io ghcr.io icr.io index.docker.io lscr.io mcr.microsoft.com nvcr.io public.ecr.aws "
-    "quay.io registry.gitlab.com registry.k8s.io"
-)
-_REGISTRIES: Final = (DEFAULT_REGISTRY, *_KNOWN.split())
+_REGISTRIES: Final = (DEFAULT_REGISTRY, *TABLES["images"]["registries"].split())
 _MIN_HOST_LENGTH: Final = len("quay.io")
 _HUB_PARTS: Final = 2
 """Docker Hub's repositories are user/name."""
-_OLDEST: Final = (
-    (re.compile(r"docker\.io/library/python:(\d+)\.(\d+)"), (3, 11), "Python"),
-    (re.compile(r"[^/]+/pytorch/pytorch:(\d+)\.(\d+)\b"), (2, 6), "torch"),
-    (re.compile(r"nvcr\.io/nvidia/pytorch:(\d\d)\.(\d\d)\b"), (25, 1), "NVIDIA's PyTorch release"),
-)
-"""Images whose tag is a version, and the first one that is enough for k8sjob's runtime."""
 
 
 def _reference(image: str) -> ImageReference | None:
@@ -188,11 +153,7 @@ def _wrong_host(image: str) -> str:
     if registry == DEFAULT_REGISTRY:
         parts = reference.repository.split("/")
         if len(parts) > _HUB_PARTS:
-            return (
-                f"{parts[0]!r} is not a registry's host (it has neither a dot nor a port), and "
-                f"{registry} has no names of {len(parts)} parts; put the registry's full host in "
-                "front"
-            )
+            return message("no-host", name=parts[0], registry=registry, parts=len(parts))
         return ""
     meant = [known for known in _REGISTRIES if _is_typo(registry, known)]
     if not meant or registry in _REGISTRIES:
@@ -221,17 +182,16 @@ def too_old(image: str, torch: str = "") -> str:
     """
     reference = _reference(image)
     name = reference and f"{reference.registry}/{reference.repository}:{reference.tag}"
-    for pattern, oldest, what in _OLDEST:
-        if not (found := pattern.match(name or "")):
+    for form, oldest in TABLES["oldest"].items():
+        needed, _, software = oldest.partition(" ")
+        if not (version := re.match(form, name or "")):
             continue
-        version = int(found[1]), int(found[2])
-        if version < oldest:
-            width = 2 if "NVIDIA" in what else 1
-            needed = f"{oldest[0]}.{oldest[1]:0{width}}"
-            return f"{what} {found[1]}.{found[2]}, and k8sjob's runtime needs {needed} or later"
+        label, numbers = ".".join(version.groups()), [*map(int, version.groups())]
+        if numbers < [*map(int, needed.split("."))]:
+            return f"{software} {label}, and k8sjob's runtime needs {needed} or later"
         installed = re.match(r"(\d+)\.(\d+)", torch)
-        if what == "torch" and installed and version < (int(installed[1]), int(installed[2])):
-            return f"torch {found[1]}.{found[2]}, and this machine has {torch}"
+        if software == "torch" and installed and numbers < [*map(int, installed.groups())]:
+            return f"torch {label}, and this machine has {torch}"
     return ""
 
 
@@ -251,8 +211,5 @@ def _latest_image_kept(job: ManifestJob) -> Iterator[Hit]:
         image, policy = str(container.data.get("image")), container.data.get("imagePullPolicy")
         reference = _reference(image)
         if reference and reference.version == "latest" and policy == "IfNotPresent":
-            yield job.at(
-                (*container.path, "imagePullPolicy"),
-                f"{image!r} with IfNotPresent: each node runs whichever `latest` it pulled first, "
-                "so replicas may run different code; use another tag for each version, or a digest",
-            )
+            text = message("latest-image-kept", image=image)
+            yield job.at((*container.path, "imagePullPolicy"), text)

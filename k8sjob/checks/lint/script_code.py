@@ -259,24 +259,25 @@ class Code:
         if imported or not variable or variable.definitions:
             return [node]
         function = variable.parameter_of
-        given = self.passed(function, node.id) if function and isinstance(node, ast.Name) else []
-        return [*variable.values, *given, *([None] if variable.unknown else [])]
+        passed = self.passed(function, node.id) if function and isinstance(node, ast.Name) else []
+        return [*variable.values, *passed, *([None] if variable.unknown else [])]
 
     def passed(self, function: Function, name: str) -> list[ast.expr | None]:
         """The values that the program passes as a parameter, or its default; None is not known."""
         called = self.parent(function)
         if function.name != "__init__" or not isinstance(called, ast.ClassDef):
             called = function
-        names = [one.arg for one in parameters(function) if one.arg not in ("self", "cls")]
+        names = [parameter.arg for parameter in parameters(function)]
+        names = [parameter for parameter in names if parameter not in ("self", "cls")]
         position = names.index(name) if name in names else None
         values: list[ast.expr | None] = [None] if called.decorator_list else []
         for use in self.uses(called.name):
             call, defined = self.parent(use), self.definition(use)
             if defined is called and isinstance(call, ast.Call) and call.func is use:
-                given = keyword(call, name, position)
-                several = any(isinstance(one, ast.Starred) for one in call.args)
-                several |= any(one.arg is None for one in call.keywords)
-                values.append(given or (None if several else defaults(function.args).get(name)))
+                argument, default = keyword(call, name, position), defaults(function.args).get(name)
+                several = any(isinstance(word, ast.Starred) for word in call.args)
+                several |= any(option.arg is None for option in call.keywords)
+                values.append(argument or (None if several else default))
             elif defined in (None, called):
                 values.append(None)
         return values
@@ -293,7 +294,7 @@ class Code:
     def makers(self, node: ast.expr) -> list[str]:
         """The names of what is called to make a value, "" where nothing is; empty if not known."""
         origins = self.origins(node)
-        return [self.name(one.func) if isinstance(one, ast.Call) else "" for one in origins]
+        return [self.name(end.func) if isinstance(end, ast.Call) else "" for end in origins]
 
     @cached_property
     def _returned(self) -> dict[ast.AST | None, list[ast.expr]]:

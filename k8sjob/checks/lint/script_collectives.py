@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.checks.lint.script_code import keyword
+from k8sjob.checks.lint.script_code import followed, keyword
 from k8sjob.checks.lint.script_facts import MAKES_GROUP
 from k8sjob.checks.lint.script_modules import Function
 from k8sjob.checks.lint.script_ranks import RANKS
-from k8sjob.checks.lint.script_values import TABLES
+from k8sjob.checks.lint.tables import TABLES
 from k8sjob.rules import Hit, Rules
 
 if TYPE_CHECKING:
@@ -71,8 +71,6 @@ class _Place:
 class _Reach:
     def __init__(self, script: Script) -> None:
         self._script, self._ranks = script, script.ranks
-        self._functions: dict[tuple[Function, int, bool], _Reached] = {}
-        self._called: dict[ast.Call, str | Function | None] = {}
         self.calls: dict[ast.AST, list[ast.Call]] = {}
         """Calls by the function that they are in, or else the module."""
         for _, call in script.calls:
@@ -91,24 +89,29 @@ class _Reach:
 
     def of(self, call: ast.Call, rank: int, *, certain: bool) -> _Reached:
         """The collectives that a call reaches: certainly, or perhaps."""
-        if call not in self._called:
-            called, origins = call.func, self._script.origins(call.func)
-            if len(origins) == 1 and isinstance(origins[0], ast.Name | ast.Attribute):
-                called = origins[0]  # `wait = dist.barrier`
-            self._called[call] = self._collective(call, called) or self._function(called)
-        function = self._called[call]
+        function = self._callee(call)
         if not isinstance(function, Function):
             return {function: ()} if function else {}
-        key = function, rank, certain
-        if key not in self._functions:
-            self._functions[key] = {}  # for one that calls itself
-            found: _Reached = {}
-            for inner in self.calls.get(function, ()):
-                reached = self.of(inner, rank, certain=certain)
-                if reached and self.reaches(self._ranks.guards(inner), rank, certain=certain):
-                    found = reached | found
-            self._functions[key] = found
-        return {name: (function.name, *via) for name, via in self._functions[key].items()}
+        inside = self._inside((function, rank, certain))
+        return {name: (function.name, *via) for name, via in inside.items()}
+
+    @followed({})
+    def _inside(self, way: tuple[Function, int, bool]) -> _Reached:
+        function, rank, certain = way
+        inside: _Reached = {}
+        for call in self.calls.get(function, ()):
+            reached = self.of(call, rank, certain=certain)
+            if reached and self.reaches(self._ranks.guards(call), rank, certain=certain):
+                inside = reached | inside
+        return inside
+
+    @followed("")
+    def _callee(self, call: ast.Call) -> str | Function | None:
+        """The collective that a call is, or the function of the program that it runs."""
+        called, origins = call.func, self._script.origins(call.func)
+        if len(origins) == 1 and isinstance(origins[0], ast.Name | ast.Attribute):
+            called = origins[0]  # `wait = dist.barrier`
+        return self._collective(call, called) or self._function(called)
 
     def _function(self, called: ast.expr) -> Function | None:
         """The program's own function that a call runs."""
@@ -200,7 +203,7 @@ def _where(script: Script, place: _Place) -> str:
     for guard in place.guards:
         truth = script.ranks.truth(guard.test)
         if guard.test and truth[place.rank == 0] is (not guard.holds):
-            return guard.where.format(ast.unparse(guard.shown or guard.test))
+            return guard.where.format(ast.unparse(guard.test))
     return ""
 
 

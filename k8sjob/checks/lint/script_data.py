@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.lint.script_code import constant, keyword
 from k8sjob.checks.lint.script_facts import MANAGED, Script
+from k8sjob.checks.lint.tables import TABLES, pattern
 from k8sjob.rules import Hit, Rules
 
 if TYPE_CHECKING:
@@ -15,27 +16,18 @@ if TYPE_CHECKING:
 
 RULES: Final = Rules["Script"]("script")
 
-_EVALUATION: Final = re.compile(r"(^|_)(test|val|valid|validation|eval|dev|holdout)(_|set|$|\d)")
-_DIVIDES: Final = (
-    "Subset shard split_dataset_by_node IterableDataset SequentialSampler "
-    "StatefulDistributedSampler ResumableDistributedSampler"
-)
-_OPTIMIZER: Final = re.compile(r"torch\.optim\.(?!lr_scheduler|swa_utils)(\w+\.)?[A-Z]\w*")
-_STREAM: Final = re.compile(r"buf|bytes|stream|\bio\b|file_?obj|^f$|^fh$|^fp$")
+_EVALUATION: Final = pattern("evaluation")
+_OPTIMIZER: Final = pattern("optimizer")
+_STREAM: Final = pattern("stream")
 
 
 def _samplers(script: Script) -> Iterator[tuple[ast.Call, bool]]:
     """Every DistributedSampler with whether it is one for evaluation."""
     for call in script.torch_calls("DistributedSampler"):
-        names = [ast.unparse(argument).lower() for argument in call.args[:1]]
-        names += [ast.unparse(k.value).lower() for k in call.keywords if k.arg == "dataset"]
-        for _, parent in script.ancestors(call):
-            if isinstance(parent, ast.Assign):
-                names += [ast.unparse(target).lower() for target in parent.targets]
-            if isinstance(parent, ast.stmt):
-                break
-        words = (word for name in names for word in re.split(r"[^a-z0-9_]+", name))
-        yield call, any(_EVALUATION.search(word) for word in words)
+        stmt = next(parent for _, parent in script.ancestors(call) if isinstance(parent, ast.stmt))
+        named = [keyword(call, "dataset", 0), *getattr(stmt, "targets", ())]
+        text = " ".join(ast.unparse(part).lower() for part in named if part)
+        yield call, any(map(_EVALUATION.search, re.split(r"[^a-z0-9_]+", text)))
 
 
 @RULES.warning
@@ -59,8 +51,6 @@ def _sets_epoch(script: Script) -> bool:
     """Whether a sampler may get its epoch, by whatever means."""
     samplers = set(script.torch_calls("DistributedSampler"))
     for node in script.nodes:
-        if constant(node) == "set_epoch":  # for getattr
-            return True
         match node:
             case ast.Attribute(value=owner, attr="epoch", ctx=ast.Store()):
                 if samplers & set(script.origins(owner)) or "sampler" in ast.unparse(owner).lower():
@@ -68,7 +58,8 @@ def _sets_epoch(script: Script) -> bool:
             case _:
                 pass
     numbers = {constant(keyword(one, "epoch", 0)) for one in script.method_calls("set_epoch")}
-    return None in numbers or len(numbers) > 1
+    by_name = any(constant(node) == "set_epoch" for node in script.nodes)  # for getattr
+    return by_name or None in numbers or len(numbers) > 1
 
 
 def _has_epochs(script: Script) -> bool:
@@ -127,7 +118,8 @@ def _is_local(script: Script, value: ast.expr) -> bool:
 @RULES.warning
 def _data_not_sharded(script: Script) -> Iterator[Hit]:
     """DistributedDataParallel averages gradients; dividing the data is the sampler's business."""
-    divides = any(map(script.uses, _DIVIDES.split())) or _passes_sampler(script)
+    dividers = TABLES["libraries"]["divides"].split()
+    divides = any(map(script.uses, dividers)) or _passes_sampler(script)
     divides |= script.has_runtime or bool(script.modules & MANAGED) or not script.self_contained
     if divides or not script.torch_calls("DistributedDataParallel"):
         return
@@ -220,9 +212,7 @@ def _keras_fit_diverges(script: Script) -> Iterator[Hit]:
         yield script.at(call, "keras-fit-diverges")
 
 
-_MODES: Final = frozenset(
-    {"Dropout", "SpatialDropout1D", "SpatialDropout2D", "GaussianNoise", "BatchNormalization"}
-)
+_MODES: Final = frozenset(TABLES["libraries"]["keras-modes"].split())
 """Layers of Keras that do something else while the model is trained."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 import sys
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.checks.lint.script_code import constant
 from k8sjob.checks.lint.script_paths import Paths, is_main_guard
 from k8sjob.checks.lint.script_ranks import Ranks
-from k8sjob.checks.lint.script_values import SAME, TABLES, Values
+from k8sjob.checks.lint.script_values import SAME, Values
+from k8sjob.checks.lint.tables import TABLES, message, pattern
 from k8sjob.rules import Hit
 
 if TYPE_CHECKING:
@@ -20,17 +20,13 @@ if TYPE_CHECKING:
 
     from k8sjob.checks.lint.script_modules import Module
 
-MESSAGES: Final = TABLES["messages"]
-"""What the checks of scripts say, mostly by the id of the check."""
 MANAGED: Final = frozenset(TABLES["libraries"]["managed"].split())
 """Frameworks that make the process group and divide the data by themselves."""
 MAKES_GROUP: Final = frozenset({"init_process_group", "init_device_mesh", "init_rpc"})
 _LIBRARIES: Final = frozenset(TABLES["libraries"]["plain"].split())
 """Known to make no process group behind the script's back."""
 LOCAL_RANK_OPTIONS: Final = frozenset({"--local_rank", "--local-rank"})
-_KERAS_MODEL: Final = re.compile(
-    r"keras\.((models|saving)\.)?(Sequential|Model|Functional|\w+_model)|keras\.applications\..+"
-)
+_KERAS_MODEL: Final = pattern("keras-model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +60,10 @@ class Script(Paths):
         super().__init__(files)
         self.setting = setting
 
-    def at(self, node: ast.expr | ast.stmt, message: str, **seen: object) -> Hit:
-        """A hit at the beginning of a node: a message by its name, with what was seen."""
-        text = MESSAGES[message].format(**seen)
-        return Hit(node.lineno, node.col_offset + 1, text, self.module(node).source)
+    def at(self, node: ast.expr | ast.stmt, name: str, /, **seen: object) -> Hit:
+        """A hit at the beginning of a node: a message of the tables, with what was seen."""
+        place = node.lineno, node.col_offset + 1
+        return Hit(*place, message(name, **seen), self.module(node).source)
 
     @cached_property
     def values(self) -> Values:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 RULES: Final = Rules["Script"]("script")
 
 _REGISTERS: Final = frozenset({"register_buffer", "register_parameter", "add_module"})
-_MODULES: Final = frozenset({"ModuleDict", "ModuleList", "ParameterDict", "ParameterList"})
+_MODULES: Final = frozenset({"ModuleDict", "ParameterDict"})
 _KEEP_ORDER: Final = frozenset({"enumerate", "iter", "list", "tuple", "tqdm"})
 _FILES: Final = frozenset({"glob", "iglob", "iterdir", "listdir", "rglob", "scandir"})
 _TEXTS: Final = _FILES | {"basename", "format", "join", "lower", "split", "splitlines", "str"}
@@ -30,15 +30,12 @@ def _order_by_hash(script: Script) -> Iterator[Hit]:
         match node:
             case ast.For(iter=items) if _registers(script, node):  # by names, so by texts
                 place = items
-            case ast.Call(args=[ast.DictComp() | ast.ListComp() as entries, *_]):
-                items, of_module = entries.generators[0].iter, script.last_name(node) in _MODULES
-                of_texts = isinstance(entries, ast.DictComp) or _holds(script, items, _TEXTS)
-                place = items if of_module and of_texts else None
-            case ast.Call(func=ast.Name(id="enumerate"), args=[items, *_]):
-                place = items if _holds(script, items, _TEXTS) else None
-            case ast.Call(func=ast.Name(id="list" | "tuple"), args=[items]):
-                of_files = _holds(script, items, _FILES) and not _is_sorted(script, node)
-                place = items if of_files else None
+            case ast.Call(args=[ast.DictComp() as entries]) if script.last_name(node) in _MODULES:
+                place = entries.generators[0].iter
+            case ast.Call(func=ast.Name(id="enumerate" | "list" | "tuple" as name), args=[items]):
+                makers = _TEXTS if name == "enumerate" else _FILES
+                if _holds(script, items, makers) and not _is_sorted(script, node):
+                    place = items
             case ast.BinOp(left=ast.Call(func=ast.Name(id="hash"), args=[item]), op=ast.Mod()):
                 around = [parent for _, parent in script.ancestors(node)][:2]
                 seeds = any("seed" in ast.unparse(parent).lower() for parent in around)

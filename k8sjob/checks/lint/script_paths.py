@@ -23,17 +23,14 @@ class Guard(NamedTuple):
         test: its expression; None for an exception that is handled.
         holds: whether the line runs if the test holds, or if it does not.
         where: the line's place, as `under {}` with the test in the braces.
-        shown: what stands in the braces instead, where the test is not in the text.
     """
 
     test: ast.expr | None
     holds: bool
     where: str = ""
-    shown: ast.expr | None = None
 
 
-_Exit = tuple[ast.expr, ast.expr]
-_ALWAYS: Final[_Exit] = (ast.Constant(value=True), ast.Constant(value=True))
+_ALWAYS: Final[ast.expr] = ast.Constant(value=True)
 _SKIPPED: Final = (ast.For, ast.AsyncFor, ast.While, ast.Match)
 """Statements of which no block may be run."""
 
@@ -53,10 +50,8 @@ class Paths(Code):
                 block = getattr(parent, name, None)
                 if isinstance(block, list) and child in block:
                     for stmt in block[: block.index(child)]:
-                        for test, shown in self._exits_before(stmt):
-                            yield Guard(
-                                test, holds=False, where="after `if {}` has left", shown=shown
-                            )
+                        for test in self._exits_before(stmt):
+                            yield Guard(test, holds=False, where="after `if {}` has left")
             if isinstance(parent, Function):
                 return
 
@@ -70,15 +65,15 @@ class Paths(Code):
                 return
 
     @followed([])
-    def _exits_before(self, stmt: ast.stmt) -> list[_Exit]:
+    def _exits_before(self, stmt: ast.stmt) -> list[ast.expr]:
         """The exits of a statement that stands before the one that is asked about."""
         return self._exits(stmt)
 
-    def _exits(self, stmt: ast.stmt, depth: int = 0, *, looped: bool = False) -> list[_Exit]:
+    def _exits(self, stmt: ast.stmt, depth: int = 0, *, looped: bool = False) -> list[ast.expr]:
         """The tests by which who comes to a statement does not come to what follows.
 
-        Each with the part of it that is shown. An error ends the job and is no exit. `looped`: a
-        loop lies between, which is all that `break` leaves.
+        An error ends the job and is no exit. `looped`: a loop lies between, which is all that
+        `break` leaves.
         """
         match stmt:
             case (
@@ -102,14 +97,14 @@ class Paths(Code):
         ]
         if every and not isinstance(stmt, _SKIPPED) and all(_ALWAYS in exits for _, exits in every):
             return [_ALWAYS]
-        found: list[_Exit] = []
+        found: list[ast.expr] = []
         for test, exits in every if len(every) == 1 or not isinstance(stmt, ast.Try) else ():
             if test is None:
                 found += exits
             elif _ALWAYS in exits:
-                found.append((test, test))
+                found.append(test)
             else:
-                found += [(ast.BoolOp(ast.And(), [test, one]), shown) for one, shown in exits]
+                found += [ast.BoolOp(ast.And(), [test, inner]) for inner in exits]
         return found
 
     def conditional(self, node: ast.AST) -> bool:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-import re
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.lint.script_code import constant, keyword
-from k8sjob.checks.lint.script_facts import LOCAL_RANK_OPTIONS, MANAGED, MESSAGES, Script
+from k8sjob.checks.lint.script_facts import LOCAL_RANK_OPTIONS, MANAGED, Script
+from k8sjob.checks.lint.tables import message, pattern
 from k8sjob.contract import LAUNCHES
 from k8sjob.rules import Hit, Rules
 
@@ -16,31 +16,26 @@ if TYPE_CHECKING:
 
 RULES: Final = Rules["Script"]("script")
 
-_LOOPBACK: Final = re.compile(r"^(tcp://)?(localhost|127\.\d+\.\d+\.\d+|\[?::1\]?)(:(\d+|\{\}))?$")
-_NODE_NAMES: Final = re.compile(
-    r"NODE_?RANK|GROUP_RANK|NODEID|node[-_]?rank|machine[-_]?rank|^RANK$|^-?-?nr$"
-)
+_LOOPBACK: Final = pattern("loopback")
+_NODE_NAMES: Final = pattern("pod-number")
 
 
 def _environ_writes(script: Script) -> Iterator[tuple[str, ast.expr]]:
     """Variables that the script sets for itself, with their values."""
     for node in script.nodes:
-        given: ast.AST | None = None
+        pairs: list[tuple[object, ast.expr]] = []
         match node:
             case ast.Assign(targets=[ast.Subscript(value=owner, slice=key), *_], value=value):
-                given = ast.Dict([key], [value]) if script.name(owner) == "os.environ" else None
-            case ast.AugAssign(target=owner, op=ast.BitOr(), value=value):
-                given = value if script.name(owner) == "os.environ" else None
-            case ast.Call(func=function, args=[*args]):
-                if script.name(function) == "os.environ.update":
-                    yield from ((str(one.arg), one.value) for one in node.keywords)
-                    given = next(iter(args), None)
+                pairs = [(constant(key), value)]
+            case ast.Call(func=ast.Attribute(value=owner, attr="update"), args=args):
+                pairs = [(option.arg, option.value) for option in node.keywords]
+                for table in args:
+                    if isinstance(table, ast.Dict) and None not in table.keys:  # **os.environ
+                        pairs += zip(map(constant, table.keys), table.values, strict=True)
             case _:
-                pass
-        if isinstance(given, ast.Dict) and None not in given.keys:  # {..., **os.environ}
-            yield from zip(map(str, map(constant, given.keys)), given.values, strict=True)
-        elif isinstance(given, ast.Call) and script.name(given.func) == "dict":
-            yield from ((str(one.arg), one.value) for one in given.keywords)
+                continue
+        if pairs and script.name(owner) == "os.environ":
+            yield from ((str(name), value) for name, value in pairs)
 
 
 def _spawns(script: Script) -> Sequence[ast.Call]:
@@ -84,17 +79,11 @@ def _spawn_in_every_pod(script: Script) -> Iterator[Hit]:
     for call in _spawns(script):
         if seen == "one-rank" and _spawns_one(script, keyword(call, "nprocs", 2)):
             continue
-        yield script.at(call, "spawn-in-every-pod", seen=MESSAGES[f"spawn-of-{seen}"])
+        yield script.at(call, "spawn-in-every-pod", seen=message(f"spawn-of-{seen}"))
 
 
-_STARTS: Final = re.compile(
-    r"subprocess\.\w+|os\.(system|popen|exec\w+|spawn\w+|posix_spawnp?)|runpy\.run_module"
-    r"|asyncio\.create_subprocess_\w+"
-)
-_IN_PROCESS: Final = re.compile(
-    r"torch\.distributed\.(run\.(main|run)|launch\.main|launcher\.(api\.)?elastic_launch)"
-    r"|accelerate\.(notebook_launcher|commands\.launch\.\w+)"
-)
+_STARTS: Final = pattern("starts")
+_IN_PROCESS: Final = pattern("launches-here")
 
 
 @RULES.warning
@@ -153,12 +142,6 @@ def _init_methods(script: Script) -> Iterator[tuple[ast.expr, ast.expr | None]]:
         yield call, keyword(call, "init_method", position)
         if position == 0:
             yield call, keyword(call, "host_name")
-    for node in script.nodes:
-        match node:
-            case ast.Assign(targets=[ast.Attribute(attr="init_method")], value=value):
-                yield value, value
-            case _:
-                pass
 
 
 @RULES.error

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import ast
 import operator
-import re
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.checks.lint.script_code import constant, defaults, followed, keyword
 from k8sjob.checks.lint.script_paths import Guard
+from k8sjob.checks.lint.tables import pattern
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,43 +30,15 @@ RANKS: Final = (0, 1)
 _UNKNOWN: Final[OnRanks] = (None, None)
 _WORLD: Final = 1000
 """Names for the number of processes, nodes or GPUs: a test asks if there are several."""
-_RANK: Final = re.compile(
-    r"_?((global|world|local|node|ddp|dist|ddp_local|process|proc|my|cur|current|worker|host)_?)?"
-    r"(rank|rank_id)|process_index|local_process_index|(get_)(global_|local_|node_)?rank",
-    re.IGNORECASE,
-)
-_MAIN: Final = re.compile(
-    r"_?(is|am|on)_(the_)?((local|global|world)_)?((main|master|primary|chief|leader|coordinator"
-    r"|rank_?(0|zero)|(process_)?zero)(_(process|proc|rank|worker|node|device))?(_zero)?"
-    r"|(root|first)_(process|proc|rank|worker))"
-    r"|_?(main|master|primary)_(process|proc|rank)(_only)?|rank_?zero(_only)?|is_global_zero",
-    re.IGNORECASE,
-)
-_COUNT: Final = re.compile(
-    r"world_?size|(num|n)_?(gpus?|procs?|processes|nodes|replicas|ranks)", re.IGNORECASE
-)
-_SEVERAL: Final = re.compile(
-    r"distributed|^(is_|use_)?(dist|ddp|fsdp|parallel)$|multi_?(gpu|proc|node)|initialized"
-    r"|is_available",
-    re.IGNORECASE,
-)
-"""Whether there are several processes, and a group of them."""
-_RANK_NAME: Final = re.compile(
-    r"rank|main|master|primary|chief|leader|coordinator|writer|zero|gpu|proc|(worker|device|node)_id",
-    re.IGNORECASE,
-)
+_RANK: Final = pattern("rank")
+_MAIN: Final = pattern("main")
+_COUNT: Final = pattern("count")
+_SEVERAL: Final = pattern("several")
+_RANK_NAME: Final = pattern("about-rank")
 _VARIABLES: Final = "RANK LOCAL_RANK GROUP_RANK SLURM_PROCID SLURM_LOCALID OMPI_COMM_WORLD_RANK"
 _RANK_VARIABLES: Final = frozenset(_VARIABLES.split())
-_OWN: Final = re.compile(
-    r"socket\.(gethostname|getfqdn)|platform\.(node|uname)|os\.(getpid|uname)|uuid\.uuid[14]"
-    r"|tempfile\.(mk[ds]temp|\w*Temporary\w+)"
-)
-"""Functions whose result differs in each process, like the rank."""
-_PATHS: Final = re.compile(
-    r"os\.path\.\w+|os\.fspath|(pathlib\.)?(Pure|Posix)*Path|str"
-    r"|.*\.(format|join|joinpath|with_name|with_stem|with_suffix)"
-)
-"""Functions that return a text or a path made of their arguments."""
+_OWN: Final = pattern("of-process")
+_PATHS: Final = pattern("paths")
 _OPERATORS: Final[dict[type[ast.cmpop], Callable[[Any, Any], bool]]] = {
     ast.Eq: operator.eq,
     ast.Is: operator.eq,

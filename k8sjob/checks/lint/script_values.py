@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-import tomllib
-from itertools import count
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.lint.script_code import followed, parameters
+from k8sjob.checks.lint.tables import TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,12 +17,7 @@ if TYPE_CHECKING:
 
 _UNKNOWN: Final = "{}"
 """A part of a text that is not known."""
-_FIELD: Final = re.compile(r"\{(\w*)[^{}]*\}")
 _MAX_TEXT: Final = 200
-TABLES: Final[dict[str, dict[str, str]]] = tomllib.loads(
-    Path(__file__).with_name("script_rules.toml").read_text(encoding="utf-8")
-)
-"""The known names of libraries, and the messages of checks."""
 _PARAMETERS: Final = {
     "accelerator": ("accelerate", "accelerator"),
     "fabric": ("lightning", "fabric"),
@@ -55,16 +48,6 @@ class Values:
             case ast.Name():
                 texts = {self.text(one) for one in self._code.origins(node)}
                 return texts.pop() if len(texts) == 1 else _UNKNOWN
-            case ast.Call(
-                func=ast.Attribute(value=ast.Constant(value=str(pattern)), attr="format"),
-                args=args,
-                keywords=named,
-            ):
-                at, given = count(), {str(number): one for number, one in enumerate(args)}
-                given |= {str(one.arg): one.value for one in named}
-                return _FIELD.sub(
-                    lambda field: self.text(given.get(field[1] or str(next(at)))), pattern
-                )
             case ast.JoinedStr(values=parts):
                 pass
             case ast.BinOp(left=left, op=ast.Add(), right=right):

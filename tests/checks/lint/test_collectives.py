@@ -140,9 +140,6 @@ if rank != 0:
 ---
 if rank != 0:
     def later(): return
----
-match x:
-    case 0: return
 """
 
 
