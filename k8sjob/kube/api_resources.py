@@ -1,13 +1,16 @@
-"""API resources: the paths of their objects, and those that a Pod refers to. Pure."""
+"""API resources: the paths of their objects, those that a Pod refers to, and foreign kinds."""
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote, urlencode
 
 from k8sjob.errors import BackendError
-from k8sjob.kube.objects import containers
+from k8sjob.kube.objects import at_path, containers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -198,3 +201,16 @@ def _named(source: Json, *kinds: tuple[str, str]) -> Iterator[ObjectReference]:
         named = source.get(key)
         if named and not named.get("optional"):
             yield ObjectReference(kind, named.get("name", ""))
+
+
+def foreign_kind(item: Any) -> str:
+    """What an object is that runs programs and is no job for k8sjob; empty for any other."""
+    group = str(at_path(item, "apiVersion")).partition("/")[0]
+    text = _foreign_kinds()["kinds"].get(f"{at_path(item, 'kind')} {group}", "")
+    return text.format(**_foreign_kinds()["steps"])
+
+
+@cache
+def _foreign_kinds() -> dict[str, dict[str, str]]:
+    file = Path(__file__).with_name("foreign_kinds.toml")
+    return tomllib.loads(file.read_text(encoding="utf-8"))

@@ -39,7 +39,7 @@ def _refuse_manifests(documents: list[Document]) -> None:
     for document in documents:
         kind = document.data.get("kind") if isinstance(document.data, dict) else None
         if isinstance(kind, str):
-            from k8sjob.kube.foreign_kinds import foreign_kind  # noqa: PLC0415 - only for manifests
+            from k8sjob.kube.api_resources import foreign_kind  # noqa: PLC0415 - only for manifests
 
             file = document.source if document.source not in ("", "<stdin>") else "FILE"
             step = foreign_kind(document.data) or (

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import Role
 from k8sjob.errors import field_path
-from k8sjob.kube.api_resources import ObjectReference, path, references_of
-from k8sjob.kube.foreign_kinds import foreign_kind
+from k8sjob.kube.api_resources import ObjectReference, foreign_kind, path, references_of
 from k8sjob.kube.objects import PRIORITY, QUEUE, Object, event_time, moment
 from k8sjob.targets.indexed import IndexedJob
 from k8sjob.targets.indexed_reader import IndexedReader

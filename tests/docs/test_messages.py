@@ -58,6 +58,11 @@ def texts():
                 yield f"{file.relative_to(ROOT)}:{node.lineno}", "".join(map(str, parts))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield f"{file.relative_to(ROOT)}:{node.lineno}", node.value
+    for table in ROOT.rglob("*.toml"):
+        if table.name == "manifest_fields.toml":
+            continue  # those of manifests, not of a job.yaml
+        lines = enumerate(table.read_text().splitlines(), start=1)
+        yield from ((f"{table.relative_to(ROOT)}:{number}", line) for number, line in lines)
 
 
 TEXTS = [(place, text) for place, text in texts() if " " in text]

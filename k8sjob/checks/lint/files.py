@@ -17,10 +17,9 @@ from k8sjob.checks.lint import (
     script_order,
     script_process_group,
 )
-from k8sjob.checks.lint.finding import UNKNOWN_IGNORE, Finding, findings
+from k8sjob.checks.lint.finding import TABLES, UNKNOWN_IGNORE, Finding, findings
 from k8sjob.checks.lint.script_facts import Script, Setting
 from k8sjob.checks.lint.script_modules import parse_module, program
-from k8sjob.checks.lint.tables import TABLES
 from k8sjob.contract import CONTAINER_NAMES
 from k8sjob.errors import Problem, SpecError
 from k8sjob.kube.objects import at_path

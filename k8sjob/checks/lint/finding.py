@@ -1,10 +1,12 @@
-"""Findings of lint, and the comments that silence them."""
+"""Findings of lint, their messages, and the comments that silence them."""
 
 from __future__ import annotations
 
 import os
 import re
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
@@ -16,7 +18,21 @@ if TYPE_CHECKING:
 
     from k8sjob.rules import Hit
 
+TABLES: Final[dict[str, dict[str, str]]] = tomllib.loads(
+    Path(__file__).with_name("tables.toml").read_text(encoding="utf-8")
+)
+"""The known names of libraries and images, and the messages of checks."""
 _IGNORE_COMMENT: Final = re.compile(r"#\s*k8sjob:\s*ignore\[([^\[\]\n]*)\]")
+
+
+def pattern(name: str) -> re.Pattern[str]:
+    """A regular expression of the tables."""
+    return re.compile(TABLES["patterns"][name])
+
+
+def message(name: str, /, **seen: object) -> str:
+    """The message of that name, which is mostly the id of a check, with what was seen."""
+    return TABLES["messages"][name].format(**seen)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.lint import manifest_pods
-from k8sjob.checks.lint.tables import message
+from k8sjob.checks.lint.finding import message
 from k8sjob.contract import closest
 from k8sjob.errors import SpecError
 from k8sjob.rules import Hit, Rules

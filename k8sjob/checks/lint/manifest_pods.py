@@ -7,7 +7,7 @@ import re
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.checks.lint.tables import TABLES, message, pattern
+from k8sjob.checks.lint.finding import TABLES, message, pattern
 from k8sjob.contract import Role
 from k8sjob.errors import field_path
 from k8sjob.image.registry.manifest import DEFAULT_REGISTRY, ImageReference

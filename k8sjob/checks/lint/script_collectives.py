@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
+from k8sjob.checks.lint.finding import TABLES
 from k8sjob.checks.lint.script_code import followed, keyword
 from k8sjob.checks.lint.script_facts import MAKES_GROUP
 from k8sjob.checks.lint.script_modules import Function
 from k8sjob.checks.lint.script_ranks import RANKS
-from k8sjob.checks.lint.tables import TABLES
 from k8sjob.rules import Hit, Rules
 
 if TYPE_CHECKING:

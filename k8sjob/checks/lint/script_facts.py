@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
+from k8sjob.checks.lint.finding import TABLES, message, pattern
 from k8sjob.checks.lint.script_code import constant
 from k8sjob.checks.lint.script_paths import Paths, is_main_guard
 from k8sjob.checks.lint.script_ranks import Ranks
 from k8sjob.checks.lint.script_values import SAME, Values
-from k8sjob.checks.lint.tables import TABLES, message, pattern
 from k8sjob.rules import Hit
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Final
 
+from k8sjob.checks.lint.finding import message, pattern
 from k8sjob.checks.lint.script_code import constant, keyword
 from k8sjob.checks.lint.script_facts import LOCAL_RANK_OPTIONS, MANAGED, Script
-from k8sjob.checks.lint.tables import message, pattern
 from k8sjob.contract import LAUNCHES
 from k8sjob.rules import Hit, Rules
 

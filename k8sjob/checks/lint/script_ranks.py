@@ -12,9 +12,9 @@ from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
+from k8sjob.checks.lint.finding import pattern
 from k8sjob.checks.lint.script_code import constant, defaults, followed, keyword
 from k8sjob.checks.lint.script_paths import Guard
-from k8sjob.checks.lint.tables import pattern
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

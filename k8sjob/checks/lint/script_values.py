@@ -6,8 +6,8 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
+from k8sjob.checks.lint.finding import TABLES
 from k8sjob.checks.lint.script_code import followed, parameters
-from k8sjob.checks.lint.tables import TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

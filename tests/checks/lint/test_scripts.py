@@ -24,11 +24,6 @@ def ids(body, setting=None, *, group=True):
     return [f.id for f in lint_script(GROUP + text + END if group else text, "x.py", setting)]
 
 
-def test_there_are_good_scripts():
-    assert len(OWN) >= 10
-    assert EXAMPLES
-
-
 @pytest.mark.parametrize("script", OWN + EXAMPLES, ids=lambda path: "/".join(path.parts[-2:]))
 def test_good_scripts_give_nothing(script):
     assert [str(f) for f in lint_script(script.read_text(), str(script))] == []
@@ -124,7 +119,6 @@ SPEAKS = {
         ("s = dist.TCPStore('localhost', 29500, 2, False)", True),
         ("s = dist.TCPStore(host_name='::1', port=29500)", True),
         ("o = dist.rpc.TensorPipeRpcBackendOptions(init_method='tcp://master:29501')", False),
-        ("o = client.Options(init_method='tcp://localhost:1')", False),
         # followed to its constant
         ("a = 'localhost'\nos.environ['MASTER_ADDR'] = a", True),
         ("a = 'local'\nos.environ['MASTER_ADDR'] = f'{a}host'", True),
