@@ -103,7 +103,8 @@ def _only_job(
     others = [item for _, _, item in beside]
     if not jobs:
         # With the version: Volcano has Jobs, too, and there were PyTorchJobs of other groups.
-        of = (f" of {one['apiVersion']}" if one.get("apiVersion") else "" for one in others)
+        typed = ((one.get("kind"), one.get("apiVersion")) for one in others)
+        of = (f" of {version}" if kind and version else "" for kind, version in typed)
         seen = ", ".join(map("".join, zip(map(_called, others), of, strict=True))) or "nothing"
         kinds = [f"{one.target.kind} of {one.target.api_version}" for one in READERS]
         step = near_job(others) or f"specify a file with one of {', '.join(kinds)}"

@@ -159,7 +159,7 @@ def lint_manifest(text: str, source: str = "") -> list[Finding]:
         kinds = ", ".join(target.kind for target in TARGETS)
         step = f"specify a file with one ({kinds}), a job.yaml or a script"
         seen = ", ".join(dict.fromkeys(str(one["kind"]) for one in others if one.get("kind")))
-        message = f"there is no job in it, but {seen or 'nothing'}: {near_job(others) or step}"
+        message = f"there is no job in it{seen and f', but {seen}'}; {near_job(others) or step}"
         return [Finding.of(_INVALID, message, source)]
     hits = (hit for job in jobs for hit in _manifest_hits(job))
     return findings(hits, {source: text}, {_INVALID.id, *_ids(_MANIFEST_RULES)})
