@@ -17,7 +17,7 @@ from k8sjob.checks.lint import (
     script_order,
     script_process_group,
 )
-from k8sjob.checks.lint.finding import TABLES, UNKNOWN_IGNORE, Finding, findings
+from k8sjob.checks.lint.finding import UNKNOWN_IGNORE, Finding, findings, table
 from k8sjob.checks.lint.script_facts import Script, Setting
 from k8sjob.checks.lint.script_modules import parse_module, program
 from k8sjob.contract import CONTAINER_NAMES
@@ -215,7 +215,7 @@ def _place_below(document: Document, base: FieldPath, path: FieldPath) -> tuple[
 
 _FIELDS: Final[dict[str, FieldPath]] = {
     **DEFAULT.sources,
-    **{name: tuple(field.split(".")) for name, field in TABLES["fields"].items()},
+    **{name: tuple(field.split(".")) for name, field in table("fields").items()},
 }
 """Fields of the job spec that a field of the rendered manifest comes from."""
 

@@ -18,21 +18,26 @@ if TYPE_CHECKING:
 
     from k8sjob.rules import Hit
 
-TABLES: Final[dict[str, dict[str, str]]] = tomllib.loads(
+_TABLES: Final[dict[str, dict[str, str]]] = tomllib.loads(
     Path(__file__).with_name("tables.toml").read_text(encoding="utf-8")
 )
 """The known names of libraries and images, and the messages of checks."""
 _IGNORE_COMMENT: Final = re.compile(r"#\s*k8sjob:\s*ignore\[([^\[\]\n]*)\]")
 
 
+def table(name: str) -> dict[str, str]:
+    """One of the tables."""
+    return _TABLES[name]
+
+
 def pattern(name: str) -> re.Pattern[str]:
     """A regular expression of the tables."""
-    return re.compile(TABLES["patterns"][name])
+    return re.compile(table("patterns")[name])
 
 
 def message(name: str, /, **seen: object) -> str:
     """The message of that name, which is mostly the id of a check, with what was seen."""
-    return TABLES["messages"][name].format(**seen)
+    return table("messages")[name].format(**seen)
 
 
 @dataclass(frozen=True, slots=True)

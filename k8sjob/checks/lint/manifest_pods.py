@@ -7,7 +7,7 @@ import re
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.checks.lint.finding import TABLES, message, pattern
+from k8sjob.checks.lint.finding import message, pattern, table
 from k8sjob.contract import Role
 from k8sjob.errors import field_path
 from k8sjob.image.registry.manifest import DEFAULT_REGISTRY, ImageReference
@@ -134,7 +134,7 @@ def _sidecar_holds_the_job(job: ManifestJob) -> Iterator[Hit]:
                 yield job.at(container.path, message("sidecar-holds-the-job", **seen))
 
 
-_REGISTRIES: Final = (DEFAULT_REGISTRY, *TABLES["images"]["registries"].split())
+_REGISTRIES: Final = (DEFAULT_REGISTRY, *table("images")["registries"].split())
 _MIN_HOST_LENGTH: Final = len("quay.io")
 _HUB_PARTS: Final = 2
 """Docker Hub's repositories are user/name."""
@@ -182,7 +182,7 @@ def too_old(image: str, torch: str = "") -> str:
     """
     reference = _reference(image)
     name = reference and f"{reference.registry}/{reference.repository}:{reference.tag}"
-    for form, oldest in TABLES["oldest"].items():
+    for form, oldest in table("oldest").items():
         needed, _, software = oldest.partition(" ")
         if not (version := re.match(form, name or "")):
             continue

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.checks.lint.finding import TABLES
+from k8sjob.checks.lint.finding import table
 from k8sjob.checks.lint.script_code import followed, keyword
 from k8sjob.checks.lint.script_facts import MAKES_GROUP
 from k8sjob.checks.lint.script_modules import Function
@@ -31,7 +31,7 @@ RULES: Final = Rules["Script"]("script")
 _MAKES_GROUP: Final = "init_process_group"
 _TORCH: Final = {
     name: int(at) if at.isdecimal() else None
-    for at, names in TABLES["collectives"].items()
+    for at, names in table("collectives").items()
     for name in names.split()
 }
 """Functions of torch.distributed, with the position of their argument `group`."""
@@ -135,7 +135,7 @@ class _Reach:
 
 
 def _all_call(kind: str) -> Sequence[str]:
-    return TABLES["methods"].get(kind, "").split()
+    return table("methods").get(kind, "").split()
 
 
 def _of_torch(name: str, call: ast.Call) -> str:

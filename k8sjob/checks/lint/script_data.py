@@ -6,7 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.checks.lint.finding import TABLES, pattern
+from k8sjob.checks.lint.finding import pattern, table
 from k8sjob.checks.lint.script_code import constant, keyword
 from k8sjob.checks.lint.script_facts import MANAGED, Script
 from k8sjob.rules import Hit, Rules
@@ -118,7 +118,7 @@ def _is_local(script: Script, value: ast.expr) -> bool:
 @RULES.warning
 def _data_not_sharded(script: Script) -> Iterator[Hit]:
     """DistributedDataParallel averages gradients; dividing the data is the sampler's business."""
-    dividers = TABLES["libraries"]["divides"].split()
+    dividers = table("libraries")["divides"].split()
     divides = any(map(script.uses, dividers)) or _passes_sampler(script)
     divides |= script.has_runtime or bool(script.modules & MANAGED) or not script.self_contained
     if divides or not script.torch_calls("DistributedDataParallel"):
@@ -212,7 +212,7 @@ def _keras_fit_diverges(script: Script) -> Iterator[Hit]:
         yield script.at(call, "keras-fit-diverges")
 
 
-_MODES: Final = frozenset(TABLES["libraries"]["keras-modes"].split())
+_MODES: Final = frozenset(table("libraries")["keras-modes"].split())
 """Layers of Keras that do something else while the model is trained."""
 
 

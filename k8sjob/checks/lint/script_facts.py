@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.checks.lint.finding import TABLES, message, pattern
+from k8sjob.checks.lint.finding import message, pattern, table
 from k8sjob.checks.lint.script_code import constant
 from k8sjob.checks.lint.script_paths import Paths, is_main_guard
 from k8sjob.checks.lint.script_ranks import Ranks
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
     from k8sjob.checks.lint.script_modules import Module
 
-MANAGED: Final = frozenset(TABLES["libraries"]["managed"].split())
+MANAGED: Final = frozenset(table("libraries")["managed"].split())
 """Frameworks that make the process group and divide the data by themselves."""
 MAKES_GROUP: Final = frozenset({"init_process_group", "init_device_mesh", "init_rpc"})
-_LIBRARIES: Final = frozenset(TABLES["libraries"]["plain"].split())
+_LIBRARIES: Final = frozenset(table("libraries")["plain"].split())
 """Known to make no process group behind the script's back."""
 LOCAL_RANK_OPTIONS: Final = frozenset({"--local_rank", "--local-rank"})
 _KERAS_MODEL: Final = pattern("keras-model")

@@ -6,7 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.checks.lint.finding import TABLES
+from k8sjob.checks.lint.finding import table
 from k8sjob.checks.lint.script_code import followed, parameters
 
 if TYPE_CHECKING:
@@ -107,5 +107,5 @@ def _is_unwrapped(value: ast.expr) -> bool:
 
 
 def _kind_named(name: str) -> str:
-    constructors = TABLES["constructors"].items()
+    constructors = table("constructors").items()
     return next((kind for kind, pattern in constructors if re.fullmatch(pattern, name)), "")
