@@ -105,9 +105,8 @@ def run_elastic(
                 return reason, False
             if time.monotonic() - began >= TIMEOUTS.settled:
                 failures.count = losses = 0
-            log_line(
-                f"{describe(reason) if reason else 'stopped'}; the remaining nodes start again"
-            )
+            why = describe(reason) if reason else "stopped"
+            log_line(f"{why}; the remaining nodes start again")
             if reason and is_loss(reason, node):
                 losses += 1
             elif reason and reason.exit_code != ExitCode.STOPPED:

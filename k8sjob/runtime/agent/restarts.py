@@ -141,13 +141,13 @@ def in_vain(before: Reason | None, now: Reason, record: Attempt) -> Reason | Non
 
     `before` is why the start before this one has ended.
     """
-    if now.rank in record.mismatched:
+    why = ""
+    # A rank that has reported an error, as of a lost peer, may abort while it leaves.
+    if now.type == "Signal" and now.rank in record.mismatched:
         why = "another rank's call or tensor differs from its own, so there is no restart"
     elif repeats(before, now):
         why = "twice at the same place, so there is no further restart"
-    else:
-        return None
-    return replace(now, message=f"{now.message}; {why}")
+    return replace(now, message=f"{now.message}; {why}") if why else None
 
 
 def repeats(before: Reason | None, now: Reason) -> bool:

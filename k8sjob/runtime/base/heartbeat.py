@@ -55,7 +55,7 @@ class Seen:
     importing: bool = False  # whether it is importing torch now
     ranks: int = 0  # size of the largest process group that it was in; 0 before the first
     called: int = 0  # processes that RPC connects, itself included; 0: it has not used RPC
-    gloo: bool = False  # whether the default process group that it is in is over gloo alone
+    gloo: bool = False  # whether all process groups that it is in are over gloo alone
     started: bool = False  # whether it started processes that may train, and have no observer
     # optimizer steps done, also those of a checkpoint that a session resumed; -1 before the first
     # of this process
@@ -341,8 +341,8 @@ def places(seen: Mapping[int, Seen], ranks: tuple[int, ...]) -> str:
 
 def _is_over_gloo() -> bool:
     c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
-    with suppress(Exception):  # the group may be destroyed at this moment
-        return bool(c10d.get_backend() == "gloo")
+    with suppress(Exception):  # a group may be destroyed at this moment
+        return {backend for backend, _ in c10d._world.pg_map.values()} == {"gloo"}  # noqa: SLF001 - torch has no public list
     return False
 
 
