@@ -87,11 +87,15 @@ def with_earlier(
     if _explains_nothing(snapshot, diagnoses):
         with suppress(BackendError):  # there may be none
             recorded = record(JobRef.of(snapshot.job)).findings
-            earlier = [
-                Diagnosis(**{**item, "replicas": tuple(item["replicas"])}) for item in recorded
-            ]
-            return [*(item for item in earlier if item.cause not in _PASSING), *diagnoses]
+            earlier = (_recorded(item) for item in recorded if item["cause"] not in _PASSING)
+            return [*earlier, *diagnoses]
     return diagnoses
+
+
+def _recorded(item: Json) -> Diagnosis:
+    """A finding of a record, whose writer may have put any command into its next step."""
+    step = f"its record says: {item['next_step']}"
+    return Diagnosis(**{**item, "replicas": tuple(item["replicas"]), "next_step": step})
 
 
 def _explains_nothing(snapshot: Snapshot, diagnoses: Sequence[Diagnosis]) -> bool:

@@ -59,6 +59,7 @@ def test_a_record_keeps_the_cause_when_pods_and_events_are_gone(
         for backend in (records.open(ref), cluster):
             first, *others = findings(backend, gone)
             assert (first.cause, first.message.count("(seen at 2026-")) == (cause, 1)
+            assert first.next_step.startswith("its record says: ")
             assert [one.cause for one in others] == ["deleting" if end else "restart-limit"]
 
 

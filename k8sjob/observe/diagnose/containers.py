@@ -80,10 +80,8 @@ def bad_image(facts: Facts, pod: ReplicaPod) -> Explanation | None:
 
 def explain_pull(reason: str, image: str, message: str) -> Explanation:
     """Why an image cannot be pulled."""
-    detail = _innermost(message)
-    found = first_match(
-        _PULL_RULES, f"{reason} {_NAMES.sub('', message)}", image=image, detail=detail
-    )
+    text = f"{reason} {_NAMES.sub('', message)}"
+    found = first_match(_PULL_RULES, text, image=image, detail=_innermost(message))
     assert found  # noqa: S101 - the last rule matches everything
     return found
 

@@ -231,9 +231,8 @@ def _explained_by_output(facts: Facts, end: Failure) -> Diagnosis | None:
         pod = facts.pod(end.replica)
         asked = pod_requests(pod.spec).get("nvidia.com/gpu") if pod else None
         if pod and asked and _NO_GPU.search(explanation.what):
-            explanation = replace(
-                explanation, next_step=_STEPS["sees_no_gpu"].format(node=pod.node)
-            )
+            step = _STEPS["sees_no_gpu"].format(node=pod.node)
+            explanation = replace(explanation, next_step=step)
     return _explained(end, explanation)
 
 
