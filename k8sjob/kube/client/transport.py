@@ -138,14 +138,17 @@ def refusal(code: int, answer: Json | str) -> ApiError:
 def check_names(item: Json) -> None:
     """Refuse an object that is called as no apiserver would allow it.
 
-    Who may create a Pod may write anything as the name of its node, though: then it has none.
+    Some names may be any text of who creates the object, so they are dropped: that of an Event,
+    which controllers make of others' names, and that of a Pod's node.
 
     Raises:
         BackendError: for its name, its namespace or its uid.
     """
-    spec = Object(item).spec
-    if not is_name(spec.get("nodeName")):
-        del spec["nodeName"]
+    own = Object(item)
+    free = {"nodeName": own.spec, "name": own.part("involvedObject") and own.metadata}
+    for key, part in free.items():
+        if not is_name(part.get(key)):
+            del part[key]
     if name := odd_name(item):
         raise BackendError(
             f"the server has sent an object with the name {name}, which Kubernetes does not allow:"

@@ -166,3 +166,11 @@ def test_who_writes_a_pod_may_name_any_node(script):
     script.on("GET", path("pods", "team"), {"items": pods})
     answer = ExplainedErrors(script, CONTROLLERS).request("GET", path("pods", "team"))
     assert [pod["spec"].get("nodeName") for pod in answer["items"]] == [None, "n-1"]
+
+
+@pytest.mark.parametrize("name", [".17a6f0c1d2e3b4a5", "me@team.17a6", "a b;touch x.17a6"])
+def test_an_event_may_have_any_name(script, name):
+    event = {"metadata": {"name": name, "uid": "u-1"}, "involvedObject": {"kind": "Node"}}
+    script.on("GET", path("events", "team"), {"kind": "EventList", "items": [event]})
+    answer = ExplainedErrors(script, CONTROLLERS).request("GET", path("events", "team"))
+    assert [one["metadata"] for one in answer["items"]] == [{"uid": "u-1"}]
