@@ -58,6 +58,11 @@ def test_the_command_line_starts_light():
     assert not names & {"pydantic", "rich", "jinja2", "yaml", "torch", "kubernetes", "urllib3"}
 
 
+def test_a_job_is_checked_without_a_look_at_what_is_installed():
+    start = "from k8sjob.cli.program import program\nprogram.get_command(None, 'validate')"
+    assert "email" not in loaded(start)  # of importlib.metadata
+
+
 def test_the_supervisor_of_local_jobs_starts_light():
     names = loaded("import k8sjob.backends.local.supervisor")
     assert not names & (CLIENT_ONLY | {"torch"})

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,8 +69,10 @@ def show_lint_errors(job: JobFile) -> None:
 
 def old_base(spec: JobSpec, *, linted: bool = False) -> Iterator[str]:
     """A remark on a base that is older than the runtime needs (see lint), or than torch here."""
-    base, torch = getattr(spec.image, "base", None) or "", ""
-    with suppress(metadata.PackageNotFoundError):
-        torch = metadata.version("torch")
-    if spec.uses_agent and (why := too_old(base, torch)) and not (linted and too_old(base)):
-        yield f"image.base: {base} has {why}; use a newer base"
+    base = getattr(spec.image, "base", None)
+    if base and spec.uses_agent:
+        from k8sjob.checks.distributions import pinned  # noqa: PLC0415 - of no use for most jobs
+
+        torch = pinned("torch").partition("==")[2]
+        if (why := too_old(base, torch)) and not (linted and too_old(base)):
+            yield f"image.base: {base} has {why}; use a newer base"
