@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Final
 
+from k8sjob.checks.lint.script_code import followed
 from k8sjob.rules import Hit, Rules
 
 if TYPE_CHECKING:
@@ -108,16 +109,22 @@ def _is_sorted(script: Script, node: ast.expr) -> bool:
 
 def _holds(script: Script, node: ast.expr, makers: frozenset[str]) -> bool:
     """Whether a value is made of texts that some functions return, and not of numbers."""
-    names, parts, visited = set[str](), [*ast.walk(node)], set[ast.AST]()
-    for part in parts:
+    names = _called(script, node)
+    return bool(names & makers) and not names & _NUMBERS
+
+
+@followed(frozenset[str]())
+def _called(script: Script, node: ast.expr) -> frozenset[str]:
+    """The names of what is called for a value, and `str` for a text that stands there."""
+    names = set[str]()
+    for part in ast.walk(node):
         match part:
             case ast.Call():
                 names.add(script.last_name(part))
             case ast.JoinedStr() | ast.Set(elts=[ast.Constant(value=str()), *_]):
                 names.add("str")
-            case ast.Name() if part not in visited:
-                visited.add(part)
-                parts += (inner for origin in script.origins(part) for inner in ast.walk(origin))
+            case ast.Name():
+                names.update(*(_called(script, origin) for origin in script.origins(part)))
             case _:
                 pass
-    return bool(names & makers) and not names & _NUMBERS
+    return frozenset(names)
