@@ -61,7 +61,7 @@ class Place:
     all_namespaces: bool = False
 
     def __post_init__(self) -> None:
-        if self.namespace is not None and not is_namespace(self.namespace):
+        if self.namespace is not None and not _NAMESPACE.fullmatch(self.namespace):
             raise click.UsageError(f"-n {self.namespace!r} is not a valid namespace")
         if self.is_cluster and self.is_local:
             raise click.UsageError("--local means this machine; omit the options for a cluster")
@@ -98,11 +98,6 @@ class Place:
             namespace=namespace or self.namespace,
             client=self.client,
         )
-
-
-def is_namespace(text: str) -> bool:
-    """Whether it is a valid name: anything else must not reach the path of a request."""
-    return _NAMESPACE.fullmatch(text) is not None
 
 
 def place_options(
@@ -241,7 +236,7 @@ def _find_record(name: str, namespace: str) -> tuple[Backend, JobRef] | None:
 
 def _find(job: str, place: Place) -> tuple[Backend, JobRef]:
     namespace, _, name = job.rpartition("/")
-    if not _NAME.fullmatch(name) or ("/" in job and not is_namespace(namespace)):
+    if not _NAME.fullmatch(name) or ("/" in job and not _NAMESPACE.fullmatch(namespace)):
         raise click.UsageError(
             f"{job!r} is not a job's name; write NAME, local/NAME, local/NAME@RUN or NAMESPACE/NAME"
         )

@@ -138,8 +138,7 @@ def refusal(code: int, answer: Json | str) -> ApiError:
 def check_names(item: Json) -> None:
     """Refuse an object that is called as no apiserver would allow it.
 
-    Some names may be any text of who creates the object, so they are dropped: that of an Event,
-    which controllers make of others' names, and that of a Pod's node.
+    Who creates an Event may call it anything, and who creates a Pod its node: then it has no name.
 
     Raises:
         BackendError: for its name, its namespace or its uid.
