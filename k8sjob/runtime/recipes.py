@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from k8sjob.runtime.keras import model as keras_model
 
 _BY_CLASS = (functional.cross_entropy, functional.nll_loss)
-OWN_LOOP = "write your own loop: docs/how-to/from-ddp.md#several-models-or-optimizers"
+OWN_LOOP = 'write your own loop; see "Several models or optimizers" in the documentation'
 
 
 def make_optimizer(recipe: Any, model: nn.Module) -> Optimizer:

@@ -97,6 +97,10 @@ def test_every_command_and_option_that_a_message_names_exists():
     assert not unknown
 
 
+def test_no_message_cites_a_page_by_a_path_which_an_installed_k8sjob_lacks():
+    assert [place for place, text in TEXTS if "docs/how-to/" in text] == []
+
+
 def test_every_option_that_a_message_names_exists():
     context = click.Context(program)
     commands = [program, *(program.get_command(context, name) for name in COMMANDS)]
