@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self
 
+from k8sjob.backends.local import mounts
 from k8sjob.backends.local.prepare import Places, prepare
 from k8sjob.backends.local.state_folder import Store
 from k8sjob.contract import AGENT, counted
@@ -30,7 +31,7 @@ from k8sjob.proving.rules import (
     repeats,
 )
 from k8sjob.proving.trace import TracedRun
-from k8sjob.proving.volumes import detach, private
+from k8sjob.proving.volumes import detach, private, refuse_unhidden
 from k8sjob.targets.jobs import DEFAULT
 
 if TYPE_CHECKING:
@@ -298,16 +299,22 @@ class Forks:
         `files` are folders to lay over the new one, as another run has kept them; see `run`.
         """
         root.mkdir(parents=True)
-        places = Places(private(plan, root), root, root / "checkpoints", Store())
+        places = Places(private(plan, root), root, root / "checkpoints", Store(), hides=True)
         launches = prepare(places, places.job).launches.values()
         detach(root)
+        refuse_unhidden(places.plan.spec, next(iter(launches)).mounts)
         for folder in files:
             shutil.copytree(folder, root, dirs_exist_ok=True)
         nodes = [
-            {"argv": launch.argv[len(AGENT) :], "env": launch.env, "cwd": launch.cwd}
+            {
+                "argv": launch.argv[len(AGENT) :],
+                "env": launch.env,
+                "cwd": launch.cwd,
+                "mounts": launch.mounts,
+            }
             for launch in launches
         ]
-        return self.run({"nodes": nodes, "root": str(root), **request})
+        return self.run({"nodes": nodes, "root": str(root), "mounter": mounts.__file__, **request})
 
     def run(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Run a script; see k8sjob.runtime.prover.

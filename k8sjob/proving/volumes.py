@@ -14,7 +14,10 @@ from k8sjob.errors import BackendError
 from k8sjob.spec.replicas import Volume
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from k8sjob.backends.api import Plan
+    from k8sjob.spec import JobSpec
 
 MAX_BYTES: Final = 2 << 30
 MAX_FILES: Final = 50_000
@@ -45,6 +48,18 @@ def private(plan: Plan, root: Path) -> Plan:
         local = {"mount": spec.checkpoint.dir, "local": str(root / "checkpoints")}
         volumes.append(Volume(name="k8sjob-checkpoints", empty_dir={}, **local))
     return replace(plan, spec=spec.model_copy(update={"volumes": volumes}))
+
+
+def refuse_unhidden(spec: JobSpec, mounts: Mapping[str, str]) -> None:
+    """BackendError where a script that has the path of a mount would find a folder of the user."""
+    for volume in spec.volumes:
+        path = Path(volume.mount)
+        if volume.empty_dir is None and volume.mount not in mounts and path.exists():
+            raise BackendError(
+                f"volume {volume.name!r}: {path} exists on this machine, where no copy can hide it"
+                " from the script, which could write there; leave the volume out, with --set"
+                " 'volumes=[...]'"
+            )
 
 
 def detach(root: Path) -> None:

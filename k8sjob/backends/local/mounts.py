@@ -42,7 +42,7 @@ def refusal(mounts: Mapping[str, str]) -> str:
     return answer.stderr.strip().rpartition("\n")[2] if answer.returncode else ""
 
 
-class _Mounts:
+class Mounts:
     """The mounts of this process, from here on its own."""
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class _Mounts:
 
 if __name__ == "__main__":
     try:
-        _Mounts().add(json.loads(sys.argv[1]))
+        Mounts().add(json.loads(sys.argv[1]))
     except (OSError, AttributeError) as error:  # AttributeError: macOS, or a libc without them
         sys.exit(f"k8sjob: the volumes cannot be mounted: {error}")
     os.execvp(sys.argv[2], sys.argv[2:])  # noqa: S606 - the command that was asked for

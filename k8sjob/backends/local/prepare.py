@@ -63,6 +63,7 @@ _TOO_MANY: Final = 50_000
 """Files of one copy that are refused: its reading and writing would take minutes, unseen."""
 _MIN_FREE_BYTES: Final = 512 * 1024**2
 """Bytes of disk that a copy must leave free."""
+_KERNEL: Final = ("/dev/", "/proc/", "/sys/")
 _REFERENCE: Final = re.compile(r"\$(\$|\(([^)]*)\))?")
 
 
@@ -377,12 +378,14 @@ class Places:
         job: the job's folder in the state folder.
         checkpoints: the folder for checkpoint.dir, unless the user has named one.
         store: the state folder.
+        hides: whether a mount may hide what this machine has at its path.
     """
 
     plan: Plan
     job: Path
     checkpoints: Path
     store: Store
+    hides: bool = False
 
     def of(self, replica: str) -> dict[str, str]:
         """Each mount path that a replica sees, with its folder here; longer paths first.
@@ -402,16 +405,26 @@ class Places:
         return {mount: str(folder) for mount, folder in longest_first}
 
     def mounts(self, replica: str) -> dict[str, str]:
-        """The mounts that a replica shall have at their own paths: none without a `local` volume.
+        """The mounts that a replica shall have at their own paths.
 
-        None hides anything of this machine.
+        None where each `local` volume is at its path anyway, and nothing is to be hidden.
         """
         folders = self.of(replica)
         local = (volume.mount for volume in self.plan.spec.volumes if volume.local)
-        if all(folders[mount] == mount for mount in local):
+        if not self.hides and all(folders[mount] == mount for mount in local):
             return {}
         taken = {WORKDIR, RUNTIME_HOME}
-        return {at: to for at, to in folders.items() if at not in taken and _is_free(at)}
+        return {
+            at: to
+            for at, to in folders.items()
+            if at not in taken and (_is_free(at) or (self.hides and self._can_hide(at)))
+        }
+
+    def _can_hide(self, path: str) -> bool:
+        """Whether a process starts without what this machine has at a path."""
+        needed = map(Path, (sys.prefix, sys.base_prefix, _PACKAGE, self.job))
+        real = Path(path).resolve()
+        return not path.startswith(_KERNEL) and not any(at.is_relative_to(real) for at in needed)
 
     @property
     def checkpoints_are_the_users(self) -> bool:
@@ -448,7 +461,7 @@ class Places:
 
 def _is_free(path: str) -> bool:
     """Whether a folder may be mounted there: nothing is, or an empty folder, and not a device."""
-    if path.startswith(("/dev/", "/proc/", "/sys/")):
+    if path.startswith(_KERNEL):
         return False
     with suppress(OSError):
         return not Path(path).exists() or not any(Path(path).iterdir())

@@ -6,6 +6,7 @@ import contextlib
 import faulthandler
 import json
 import os
+import runpy
 import shutil
 import signal
 import sys
@@ -33,11 +34,11 @@ def run_group(request: dict[str, Any]) -> dict[str, Any]:
     """Run a script in several processes, and wait for their end.
 
     Args:
-        request: nodes (argv, env, cwd); ranks (of all nodes); root, the folder of all of the run's
-            files; folder, of its record; options, see Recorder, and hashes (ranks have their own
-            seeds of hashes); quiet (seconds without a record and without work after which the
-            group hangs), silent (seconds without a record after which it is ended), limit
-            (seconds in all).
+        request: nodes (argv, env, cwd, mounts), mounter (the file that makes mounts); ranks (of all
+            nodes); root, the folder of all of the run's files; folder, of its record; options, see
+            Recorder, and hashes (ranks have their own seeds of hashes); quiet (seconds without a
+            record and without work after which the group hangs), silent (seconds without a record
+            after which it is ended), limit (seconds in all).
 
     Returns:
         ranks (their number), hung, the places in the script where those are that did not end, and
@@ -97,6 +98,8 @@ def _run_rank(request: dict[str, Any], rank: int, port: int) -> None:
             signal.SIGUSR2, (folder / f"stack-{rank}").open("w"), all_threads=False
         )
         os.chdir(node["cwd"])
+        if node["mounts"]:  # also of what this machine has there, so that no script writes to it
+            runpy.run_path(request["mounter"])["Mounts"]().add(node["mounts"])
         torch.set_num_threads(1)
         rng.seed_all(SEED, rank)
         if "memory" in options:
