@@ -22,9 +22,9 @@ from k8sjob.errors import K8sJobError
 def prove_command(job: JobFile, steps: int | None, quiet: bool, output: str) -> int:
     """Compare the training in FILE (default: job.yaml) on one process with that on several.
 
-    FILE may also be a Python script. The script runs on this machine, unchanged, with --nproc
-    processes (default: nproc_per_node of the job, at least 2) and with one that is given the same
-    batches. Arguments after `--` are passed to the script.
+    FILE may also be a Python script. The script runs on this machine, unchanged, with the job's
+    nodes and processes (two of a job of one) and with one process that is given the same batches.
+    Arguments after `--` are passed to the script.
 
     The exit code is 0 if the numbers are equal, 1 if they differ, with what differs first and the
     likely cause, and 2 if they cannot be compared.

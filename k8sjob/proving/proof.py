@@ -305,15 +305,7 @@ class Forks:
         refuse_unhidden(places.plan.spec, next(iter(launches)).mounts)
         for folder in files:
             shutil.copytree(folder, root, dirs_exist_ok=True)
-        nodes = [
-            {
-                "argv": launch.argv[len(AGENT) :],
-                "env": launch.env,
-                "cwd": launch.cwd,
-                "mounts": launch.mounts,
-            }
-            for launch in launches
-        ]
+        nodes = [asdict(launch) | {"argv": launch.argv[len(AGENT) :]} for launch in launches]
         return self.run({"nodes": nodes, "root": str(root), "mounter": mounts.__file__, **request})
 
     def run(self, request: Mapping[str, Any]) -> dict[str, Any]:
