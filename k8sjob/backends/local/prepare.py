@@ -414,15 +414,12 @@ class Places:
         if not self.hides and all(folders[mount] == mount for mount in local):
             return {}
         taken = {WORKDIR, RUNTIME_HOME}
-        return {
-            at: to
-            for at, to in folders.items()
-            if at not in taken and (_is_free(at) or (self.hides and self._can_hide(at)))
-        }
+        suits = self._can_hide if self.hides else _is_free
+        return {at: to for at, to in folders.items() if at not in taken and suits(at)}
 
     def _can_hide(self, path: str) -> bool:
         """Whether a process starts without what this machine has at a path."""
-        needed = map(Path, (sys.prefix, sys.base_prefix, _PACKAGE, self.job))
+        needed = (Path(sys.prefix), Path(sys.base_prefix), _PACKAGE, self.job)
         real = Path(path).resolve()
         return not path.startswith(_KERNEL) and not any(at.is_relative_to(real) for at in needed)
 
