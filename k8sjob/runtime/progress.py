@@ -118,6 +118,7 @@ class ProgressReporter:
         self._pending_weight, self._pending_count = 0.0, 0
         self._distance = 1
         self._warm = False  # the first step also loads kernels, or compiles: no pace to go by
+        self._between_epochs, self._steps = 0.0, 0
         self.begin(0, 1, 0, 0)
 
     def begin(
@@ -128,6 +129,9 @@ class ProgressReporter:
         `step` of its `steps` optimizer steps (0: not known) are done, with samples of the weight
         `count` over all ranks, whose losses sum up to `loss`.
         """
+        # What a script does after an epoch, as an evaluation, it will do after each that is left.
+        if self._steps and step == 0:
+            self._between_epochs = time.monotonic() - self._since
         self._epoch, self._epochs, self._steps, self._step = epoch, epochs, steps, step
         self._total, self._count = loss, count
         self._next = step + self._distance
@@ -203,7 +207,8 @@ class ProgressReporter:
         loss = self._recent / self._recent_weight if self._recent_weight else math.nan
         more: dict[str, float] = {"memory_bytes": int(max(memory))}
         if self._warm and self._steps >= self._step:
-            more["eta_s"] = left / pace
+            gaps = self._epochs - self._epoch - 1
+            more["eta_s"] = left / pace + gaps * self._between_epochs
         self._warm = True
         if len(own) > 1:
             lost, slowest = lost_time(own)

@@ -5,6 +5,7 @@ import os
 import platform
 import random
 import signal
+import time
 from collections import Counter, UserDict
 from functools import partial
 from types import SimpleNamespace
@@ -83,6 +84,19 @@ def train(epochs, *, stop_after=None, **options):
                     os.kill(os.getpid(), signal.SIGTERM)
             job.log(**run.evaluate(data()))
     return run
+
+
+def test_the_time_left_has_what_comes_between_epochs(told, settings):
+    settings()
+    with runtime.session() as job:
+        run = prepare(job)
+        for _ in run.epochs(3):
+            for batch in run.batches(data(), batch_size=20):
+                run.step(*batch)
+            time.sleep(0.3)  # an evaluation
+    left = {event["epoch"]: event.get("eta_s") for event in told("progress") if event["step"] == 2}
+    assert left[0] < 0.3 <= left[1]
+    assert left[2] == 0
 
 
 def test_a_folder_that_can_hold_no_checkpoint_ends_it_before_the_first_step(settings, tmp_path):
