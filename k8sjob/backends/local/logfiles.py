@@ -185,15 +185,16 @@ def read_last(folder: Path, replica: str, count: int) -> list[LogLine]:
 
 
 def _end_of(folder: Path, replica: str, attempt: int, count: int) -> list[LogLine]:
-    lines: list[LogLine] = []
+    lines, last = list[LogLine](), _FIRST_LOOK
     for number in reversed(_files(folder).get(attempt, ())):
-        size, last = 1, 0
-        while last < size:
-            last = last * 4 or _FIRST_LOOK
+        while True:
             with closing(_Reader(folder, replica, attempt, number=number, last=last)) as reader:
                 lines, size = list(reader.lines()), reader.size
             if len(lines) > count:
                 return lines[1:]  # the first one may be cut
+            if last >= size:
+                break
+            last *= 4
     return lines
 
 
@@ -226,10 +227,14 @@ def last_lines(folder: Path, attempt: int, *, lines: int, size: int, without: st
 
     Lines that begin with `without` are left out, unless it is empty.
     """
-    newest = max(_files(folder).get(attempt, [0]))
-    with closing(_Reader(folder, "", attempt, number=newest, last=_END)) as reader:
-        whole = (line.text for line in reader.lines())
-        texts = deque((t for t in whole if not (without and t.startswith(without))), maxlen=lines)
+    texts = deque[str](maxlen=lines)
+    # A file that has just been begun may have less than the end of a traceback.
+    for number in reversed(_files(folder).get(attempt, [])[-2:]):
+        with closing(_Reader(folder, "", attempt, number=number, last=_END)) as reader:
+            whole = (line.text for line in reader.lines())
+            texts.extend(t for t in whole if not (without and t.startswith(without)))
+        if reader.size >= _END or len(texts) == lines:
+            break
     return "\n".join(texts).encode()[-size:].decode(errors="ignore")
 
 
@@ -258,8 +263,9 @@ class _Reader:
                 with suppress(OSError):
                     first = self._folder / f"{self.attempt}.log"
                     self._file = open_file(_file_of(first, self._number))
-                    self.size = os.fstat(self._file.fileno()).st_size
-                    self._file.seek(max(self.size - self._last, 0) if self._last else 0)
+                    size = os.fstat(self._file.fileno()).st_size
+                    self.size = self.size or size  # of the first file
+                    self._file.seek(max(size - self._last, 0) if self._last else 0)
             yield from self._rows()
             if not newer:
                 return

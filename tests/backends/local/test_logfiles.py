@@ -114,6 +114,7 @@ def test_a_path_that_a_line_repeats_is_looked_at_once(tmp_path):
 
 def test_the_last_files_of_a_start_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr("k8sjob.backends.local.logfiles.LOG_BYTES", 10_000)
+    monkeypatch.setattr("k8sjob.backends.local.logfiles._FIRST_LOOK", 400)
     writer = LogWriter(tmp_path / "0.log")
     over = threading.Event()
     slow = follow_lines(tmp_path, "r", ended=over.is_set, stopped=lambda: False)
@@ -132,9 +133,11 @@ def test_the_last_files_of_a_start_are_kept(tmp_path, monkeypatch):
     assert gap.timestamp == first.timestamp
     numbers = [int(line.text) for line in (first, *lines)]
     assert numbers == list(range(numbers[0], 3000))
-    assert [line.text for line in read_last(tmp_path, "r", 600)[-600:]] == [
-        str(number) for number in range(2400, 3000)
-    ]
+    for count in (1, 20, 300, 940):
+        assert [line.text for line in read_last(tmp_path, "r", count)[-count:]] == [
+            str(number) for number in range(3000 - count, 3000)
+        ]
+    assert last_lines(tmp_path, 0, lines=200, size=9999, without="").startswith("2800\n")
     later = list(slow)  # the rest of the file that it had open, and then what is there
     assert [one.gap for one in later].count(True) == 1
     assert later[-1].text == "2999"
