@@ -117,7 +117,8 @@ def _row(
     status: JobStatus, snapshot: Snapshot, progress: JobProgress | None, *, wide: bool
 ) -> list[object]:
     # The operator removes the Pods of a job that has failed, and counts them no more.
-    none = f"{len(replica_names(snapshot.job))} removed" if status.state.finished else "none"
+    removed = status.started is not None and status.state.finished
+    none = f"{len(replica_names(snapshot.job))} removed" if removed else "none"
     counts = ", ".join(f"{count} {what}" for what, count in status.counts.items()) or none
     row: list[object] = [status.state, counts, *times(status, snapshot.now)]
     if wide:

@@ -37,6 +37,8 @@ def test_one_long_name_wraps_no_other_row(capsys, monkeypatch):
 def test_the_replicas_of_a_job_that_has_failed_are_not_none():
     snapshot = Snapshot(trainings.job(end=1, state="Failed", workers=3))
     assert "4 removed" in _row(job_status(snapshot), snapshot, None, wide=False)
+    del snapshot.job["status"]["startTime"]  # suspended to the end: it never had any
+    assert "none" in _row(job_status(snapshot), snapshot, None, wide=False)
 
 
 def test_a_traceback_is_harmless(capsys):
