@@ -278,10 +278,11 @@ class Store:
             self._sweep()
             try:
                 draft = Path(tempfile.mkdtemp(prefix=".new-", dir=self._jobs))
-                held = os.open(draft, os.O_RDONLY)
+                # A file, since over NFS a lock of a folder holds on this machine alone.
+                held = os.open(draft / "ballast", os.O_CREAT | os.O_RDWR, 0o600)
+                fcntl.flock(held, fcntl.LOCK_EX)
             except OSError as error:
                 raise BackendError(os_error_message("write", self._jobs, error)) from error
-            fcntl.flock(held, fcntl.LOCK_EX)
         try:
             (draft / "ballast").write_bytes(b"\0" * _RESERVE_BYTES)
             yield JobFolder(draft)
@@ -295,12 +296,12 @@ class Store:
         """Remove what killed processes left half created or half removed."""
         for path in self._jobs.glob(".*"):
             with suppress(OSError):
-                held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                held = os.open(path / "ballast", os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW)
                 try:
                     fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # who makes a job holds it
-                    shutil.rmtree(path, ignore_errors=True)
                 finally:
-                    os.close(held)
+                    os.close(held)  # first, or NFS would keep it under another name
+                shutil.rmtree(path, ignore_errors=True)
 
     def publish(self, draft: JobFolder, name: str, uid: str) -> JobFolder:
         """Make a draft the folder of a job."""

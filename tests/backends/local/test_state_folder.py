@@ -1,4 +1,5 @@
 import errno
+import fcntl
 import os
 import stat
 import subprocess
@@ -104,6 +105,9 @@ def test_what_a_killed_process_left_out_of_sight_goes_at_the_next_start(store):
     with store.draft() as slow:
         make(store, "job", "0123456789")
         assert [path.name for path in jobs.glob(".*")] == [slow.path.name]
+        # The lock of a folder would not hold against another machine with the same home over NFS.
+        with (slow.path / "ballast").open("ab") as ballast, pytest.raises(BlockingIOError):
+            fcntl.flock(ballast, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_a_draft_is_out_of_sight_and_leaves_nothing(store):
