@@ -18,6 +18,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import LOCAL, TOO_FEW_GPUS
@@ -125,12 +126,14 @@ def prepare(places: Places, draft: Path, *, fresh: bool = False, resume: bool = 
 
 def _mounts_are_refused(places: Places, *, uses_gpus: bool) -> bool:
     """Whether no replica can have its mounts at their own paths; see mounts.py."""
-    existing = {at: to for at, to in places.mounts("master-0").items() if Path(to).exists()}
-    if existing and uses_gpus:
+    mounts = places.mounts("master-0")
+    if mounts and uses_gpus:
         # CUDA calls it at its first use, and as a setuid program it does nothing behind mounts.
         with suppress(OSError):
             subprocess.run(["nvidia-modprobe", "-u", "-c=0"], check=False)  # noqa: S607 - on PATH
-    return bool(refusal(existing)) if existing else False
+    with TemporaryDirectory() as empty:  # in place of the folders that the job will make
+        tried = {at: to if Path(to).exists() else empty for at, to in mounts.items()}
+        return bool(mounts and refusal(tried))
 
 
 def _note_fixed_paths(places: Places, prepared: Prepared, *, refused: bool) -> None:
@@ -460,9 +463,10 @@ def _is_free(path: str) -> bool:
     """Whether a folder may be mounted there: nothing is, or an empty folder, and not a device."""
     if path.startswith(_KERNEL):
         return False
-    with suppress(OSError):
-        return not Path(path).exists() or not any(Path(path).iterdir())
-    return False
+    try:
+        return not any(Path(path).iterdir())
+    except OSError as error:  # it is a file, or below one
+        return isinstance(error, FileNotFoundError)
 
 
 def mapped(path: str, places: Mapping[str, str]) -> str | None:

@@ -94,3 +94,15 @@ def test_a_path_that_is_not_mounted_is_named(folder, make_plan, finished, backen
     ref = finished(make_plan(f'print("{mount}")', workers=0, volumes=volumes))
     messages = {e["reason"]: e["message"] for e in backend.snapshot(ref).events}
     assert f"{mount}, which is {folder}" in messages["PathNotMapped"]
+
+
+@pytest.mark.parametrize("mount", ["file/below", "link"])
+def test_a_mount_point_that_cannot_be_made_ends_no_job(
+    mounts, folder, make_plan, backend, wait, mount
+):
+    (folder.parent / "file").touch()
+    (folder.parent / "link").symlink_to("nowhere")
+    local = {"name": "keep", "mount": "/k8sjob-a", "pvc": "claim", "local": str(folder)}
+    scratch = {"name": "scratch", "mount": f"{folder.parent}/{mount}", "empty_dir": {}}
+    ref = backend.create(make_plan("", workers=0, volumes=[local, scratch]))
+    assert wait.end(ref).state is JobState.SUCCEEDED
