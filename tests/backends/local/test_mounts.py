@@ -97,9 +97,8 @@ def test_a_path_that_is_not_mounted_is_named(folder, make_plan, finished, backen
 
 
 @pytest.mark.parametrize("mount", ["file/below", "link"])
-def test_a_mount_point_that_cannot_be_made_ends_no_job(
-    mounts, folder, make_plan, backend, wait, mount
-):
+@pytest.mark.usefixtures("mounts")
+def test_a_mount_point_that_cannot_be_made_ends_no_job(folder, make_plan, backend, wait, mount):
     (folder.parent / "file").touch()
     (folder.parent / "link").symlink_to("nowhere")
     local = {"name": "keep", "mount": "/k8sjob-a", "pvc": "claim", "local": str(folder)}
