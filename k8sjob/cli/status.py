@@ -71,8 +71,7 @@ def status_command(job: str, output: str, exit_code: bool, place: Place) -> int:
             document({**job_document(snapshot, trains), **places}, output)
         case _:
             files = {"CHECKPOINTS": str(saved or ""), "WRITTEN": listed(written)}
-            restarts = progress.summary.restarts if progress else 0
-            _show(status, snapshot, files, trains, restarts)
+            _show(status, snapshot, files, progress)
             related = backend.related(snapshot) if status.state is JobState.QUEUED else ()
             # What `why` finds reads more, so only if the output of one replica shows trouble.
             if diagnose(snapshot, {reporter: lines} if lines else {}, related):
@@ -81,11 +80,7 @@ def status_command(job: str, output: str, exit_code: bool, place: Place) -> int:
 
 
 def _show(
-    status: JobStatus,
-    snapshot: Snapshot,
-    files: dict[str, str],
-    progress: JobProgress | None,
-    restarts: int,
+    status: JobStatus, snapshot: Snapshot, files: dict[str, str], progress: JobProgress | None
 ) -> None:
     row = [status.ref, status.state, *times(status, snapshot.now)]
     table(["NAME", "STATE", "AGE", "TIME"], [row])
@@ -94,7 +89,7 @@ def _show(
     runs = [f"  runs as {digest}" for digest in digests if digest not in reference]
     sections = {
         status.reason or "MESSAGE": [status.message],
-        "PROGRESS": [str(progress or "")],
+        "PROGRESS": [str(progress or "")] * (status.state is JobState.RUNNING),
         "IMAGE": [reference, *runs, *_made_of(snapshot.job)],
         **{title: paths.splitlines() for title, paths in files.items()},
     }
@@ -104,6 +99,7 @@ def _show(
             table([title], [[text] for text in lines])
     if status.replicas:
         click.echo()
+        restarts = progress.summary.restarts if progress else 0
         header = ["REPLICA", "PHASE", "RESTARTS", "EXIT CODE", "NODE", "REASON", "MESSAGE"]
         table(header, [_replica_row(replica, restarts) for replica in status.replicas])
 

@@ -160,9 +160,8 @@ def _further(summary: JobSummary, job: JobRef | str, files: JobFolder | None) ->
     if summary.state == JobState.DELETED:
         return {}
     if files and isinstance(job, JobRef):
-        logs = f"k8sjob logs {job.name}"
-        written = listed(written_files(files))
-        return {"files": str(files.path), "written": written, "logs": logs}
+        places = {"files": str(files.path), "written": listed(written_files(files))}
+        return {**places, "logs": f"k8sjob logs {job.name}"}
     return {"logs": f"k8sjob logs {job}"}
 
 

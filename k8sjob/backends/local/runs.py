@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 LOOK_SECONDS: Final = 0.5
 """How often to look whether the supervisor is alive: its death changes no file."""
 _CANNOT_BE_LOCATED: Final = "The container could not be located when the pod was terminated"
-_NOWHERE: Final = Path("/nothing/there")
 
 
 def _object_shape(texts: str, times: str = "", **others: Any) -> dict[str, Any]:
@@ -259,8 +258,8 @@ def checkpoints_of(folder: JobFolder) -> Path | None:
     """The folder of a run's checkpoints; None if it has written none."""
     launches: dict[str, dict[str, Any]] = launch_of(folder).get("replicas") or {}
     env = next(iter(launches.values()), {}).get("env") or {}
-    found = Path(env.get(CHECKPOINT_DIR_ENV) or _NOWHERE)
-    return found if _has_some(found) else None
+    path = env.get(CHECKPOINT_DIR_ENV)
+    return Path(path) if path and _has_some(Path(path)) else None
 
 
 def remove_checkpoints(store: Store, name: str, identity: str) -> None:
@@ -291,16 +290,12 @@ def find_run(store: Store, name: str) -> JobFolder:
     sources = {folder: source_of(folder) for folder in folders}
     if len({source for source in sources.values() if source}) < 2:
         return folders[0]
-    working = ""
-    with suppress(FileNotFoundError):  # the working folder was removed
-        working = str(Path.cwd())
-    here = [folder for folder in folders if working and sources[folder] == working]
-    if not here:
-        newest: dict[str, str] = {}
-        for folder, source in sources.items():
-            newest.setdefault(source, f"local/{name}@{folder.run} of {source or 'a lost folder'}")
-        raise BackendError(f"{name!r} is ambiguous; specify one of {', '.join(newest.values())}")
-    return here[0]
+    with suppress(FileNotFoundError, StopIteration):  # the working folder was removed
+        return next(folder for folder in folders if sources[folder] == str(Path.cwd()))
+    newest: dict[str, str] = {}
+    for folder, source in sources.items():
+        newest.setdefault(source, f"local/{name}@{folder.run} of {source or 'a lost folder'}")
+    raise BackendError(f"{name!r} is ambiguous; specify one of {', '.join(newest.values())}")
 
 
 def resumed_checkpoints(
@@ -355,10 +350,9 @@ def _chosen(store: Store, name: str, run: str) -> str:
 
 
 def _succeeded(folder: JobFolder) -> bool:
-    try:
+    with suppress(JobNotFound):
         return Object(read_state(folder).job).condition("Succeeded").true
-    except JobNotFound:
-        return False
+    return False
 
 
 def _has_some(checkpoints: Path) -> bool:

@@ -135,10 +135,11 @@ class Supervisor:
         if self._deleted or (self._stopping and self._kubelet.busy):
             return
         ended = has_ended(self._job)
-        if ended and self._ended_at is None:
-            self._ended_at = time.monotonic()
-        if ended and self._kubelet.busy and not self._past_delay():
-            return
+        if ended:
+            self._ended_at = self._ended_at or time.monotonic()
+            late = time.monotonic() - self._ended_at > CLEAN_UP_DELAY
+            if self._kubelet.busy and not (late or Object(self._job).condition("Failed").true):
+                return
         now = datetime.now(UTC)
         reconcile = partial(LOCAL_CONTROLLER.reconcile, self._job, self._kubelet.pods, now)
         status, actions = reconcile()
@@ -194,12 +195,6 @@ class Supervisor:
         # Nobody else knows how the job has ended before it is written.
         unwritten = self._write_at > 0 and not self._stopping
         return has_ended(self._job) and self._ended_at is not None and not (dying or unwritten)
-
-    def _past_delay(self) -> bool:
-        return self._ended_at is not None and (
-            time.monotonic() - self._ended_at > CLEAN_UP_DELAY
-            or Object(self._job).condition("Failed").true
-        )
 
     # --- the state ------------------------------------------------------------------------------
 
