@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import re
 import zipfile
 from collections import Counter
 from copy import copy
@@ -152,10 +153,10 @@ def decode(content: bytes) -> dict[str, Any]:
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:
         # torch raises many types: pickle.UnpicklingError, RuntimeError, EOFError, ...
-        # Its advice, weights_only=False, would run the file's code.
-        lines = (line for line in str(error).splitlines() if line and "weights_only" not in line)
-        reason = next(lines, type(error).__name__)
-        raise ValueError(f"it cannot be loaded: {reason:.300}") from error
+        # Its advice, weights_only=False or to allow a class, would run the file's code.
+        lines = (line for line in str(error).splitlines() if not re.search("[Ww]eights.only", line))
+        reason = next(filter(str.strip, lines), type(error).__name__).partition(". Please")[0]
+        raise ValueError(f"it cannot be loaded: {reason.strip():.300}") from error
     if not isinstance(state, dict):
         raise ValueError(f"it holds a {type(state).__name__}, not a dict: another program's file")  # noqa: TRY004 - of a file's content, not of an argument
     _expanded(state, len(content), {})
