@@ -39,7 +39,7 @@ def pair(kind, **options):
     ("kind", "shape"),
     [(nn.BatchNorm1d, (5, 3)), (nn.BatchNorm2d, (4, 3, 2, 5)), (nn.BatchNorm3d, (2, 3, 2, 2, 2))],
 )
-def test_outputs_gradients_and_moments_are_torchs(kind, shape, options):
+def test_outputs_gradients_and_moments_are_torchs(monkeypatch, kind, shape, options):
     stock, ours = pair(kind, **options)
     for _ in range(3):
         batch = (
@@ -55,6 +55,7 @@ def test_outputs_gradients_and_moments_are_torchs(kind, shape, options):
         torch.testing.assert_close(ours.state_dict()[name], value, **CLOSE)
     for mine, theirs in zip(ours.parameters(), stock.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-7, atol=1e-9)
+    monkeypatch.delattr(dist, "all_reduce")  # an evaluation may be on one rank
     torch.testing.assert_close(ours.eval()(batch), stock.eval()(batch), **CLOSE)
 
 

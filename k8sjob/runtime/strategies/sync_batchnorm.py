@@ -42,15 +42,16 @@ class SyncBatchNorm(nn.SyncBatchNorm):
     """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
-        """Normalize with the moments of all ranks' batches; in eval mode with the running ones."""
+        """Normalize with the moments of all ranks' batches; in eval mode as torch, on each rank."""
         if input.ndim < 2:
             raise ValueError(f"SyncBatchNorm takes (N, C, ...), got {tuple(input.shape)}")
-        if not self.training and self.running_mean is not None:
+        if not self.training:  # where ranks may have unequally many batches
+            moments, alone = (self.running_mean, self.running_var), self.running_mean is None
             return functional.batch_norm(
-                input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+                input, *moments, self.weight, self.bias, training=alone, eps=self.eps
             )
         mean, variance, count = self._moments(input)
-        if self.training and self.running_mean is not None:
+        if self.running_mean is not None:
             self._remember(mean.detach(), variance.detach(), count)
         shape = (1, -1, *(1 for _ in input.shape[2:]))
         factor = torch.rsqrt(variance + self.eps)
