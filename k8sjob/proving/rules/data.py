@@ -212,19 +212,21 @@ def uneven(evidence: Evidence) -> Iterator[Difference]:
 
 
 def _repeated(evidence: Evidence, kind: str) -> Iterator[tuple[Pass, Pass, list[int]]]:
-    """Two passes of a loader, one after the other, of which all have one order of samples.
+    """Two passes of a loader, one after the other, with the same samples in the same order.
 
-    Where there are several orders, the epoch is set: a search for a rate may come before that.
+    Where others differ, the epoch is set: a search for a rate may come before the first of them.
     """
     loaders: dict[int, list[Pass]] = {}
     for (loader, _), row in evidence.ranks[0].passes.items():
         if row.trained and len(row.samples(kind)) > 3:
             loaders.setdefault(loader, []).append(row)
     for rows in loaders.values():
-        orders = [row.samples(kind) for row in rows]
-        shortest = min(map(len, orders))
-        if all(order[:shortest] == orders[0][:shortest] for order in orders):
-            yield from ((*pair, orders[0][:shortest]) for pair in pairwise(rows))
+        shortest = min(len(row.samples(kind)) for row in rows)
+        orders = [row.samples(kind)[:shortest] for row in rows]
+        always = orders.count(orders[0]) == len(orders)
+        for (one, order), (other, again) in pairwise(zip(rows, orders, strict=True)):
+            if order == again and (always or order != orders[0]):
+                yield one, other, order
 
 
 def unseen_epoch(evidence: Evidence) -> Iterator[Difference]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from common import epochs, fault, fit, right, rows, sgd, sharded, train
+from common import epochs, fault, fit, fit_epoch, right, rows, sgd, sharded, train
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -233,6 +233,14 @@ def range_test():
         train(model, sgd(model), loader, F.cross_entropy)
     model.load_state_dict(state)
     fit(model, sgd(model), loader, F.cross_entropy)
+
+
+@fault("sampler-not-reseeded")
+def an_epoch_twice():
+    """The sampler is given its epoch, and once that of the epoch before."""
+    model, loader = DDP(nn.Linear(6, 2)), sharded(rows(64), 8)
+    for epoch in (0, 1, 1, 2):
+        fit_epoch(model, sgd(model), loader, F.cross_entropy, epoch)
 
 
 @right()
