@@ -74,10 +74,8 @@ class Run:
         if row.warning:
             context.reporter.warn(f"strategy.kind: {kind}: {row.warning}")
         prepared = strategy(kind, model, loss, context.group, options)
-        self.model, self.optimizer = (
-            prepared.model,
-            recipes.make_optimizer(optimizer, prepared.model),
-        )
+        self.model = prepared.model
+        self.optimizer = recipes.make_optimizer(optimizer, prepared.model)
         if prepared.parts is None and config.checkpoint_format == "sharded":
             raise ValueError(
                 f"checkpoint.format: sharded, but under strategy.kind: {kind} no rank has some of"

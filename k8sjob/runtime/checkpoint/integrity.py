@@ -142,5 +142,4 @@ def _check_step(path: Path, state: dict[str, Any]) -> None:
     """Refuse a step that is not that of the name: the next checkpoints would not be the newest."""
     step, named = state.get("step"), step_of(path)
     if named >= 0 and (type(step) is not int or step != named):
-        held = step if isinstance(step, int) else "no"
-        raise ValueError(f"it holds {held} step, and its name says {named}")
+        raise ValueError(f"it is not of step {named}, as its name says")
