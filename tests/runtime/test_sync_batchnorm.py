@@ -68,6 +68,7 @@ def test_conversion_goes_deep_and_keeps_everything():
     assert converted[1]["in"].weight is weight
     assert not converted[1]["in"].training
     assert list(converted.state_dict()) == names
+    nn.parallel.DistributedDataParallel(converted)  # refuses torch's own on CPUs
 
 
 def test_one_value_per_channel_is_refused():

@@ -281,8 +281,7 @@ def _metadata(folder: Path, files: dict[str, Digest]) -> Metadata:
         raise
     except Exception as error:
         # A pickle that somebody wrote may raise whatever it likes.
-        reason = f"{type(error).__name__}: {error!s:.300}"
-        raise ValueError(f"{METADATA} cannot be read: {reason}") from error
+        raise ValueError(f"{METADATA} cannot be read: {error!r:.300}") from error
     if not isinstance(found, Metadata):
         raise ValueError(f"{METADATA} holds a {type(found).__name__}")  # noqa: TRY004 - see above
     try:

@@ -140,6 +140,6 @@ def load(path: Path) -> dict[str, Any]:
 
 def _check_step(path: Path, state: dict[str, Any]) -> None:
     """Refuse a step that is not that of the name: the next checkpoints would not be the newest."""
-    step, named = state.get("step"), step_of(path)
-    if named >= 0 and (type(step) is not int or step != named):
+    named = step_of(path)
+    if named >= 0 and (type(state.get("step")) is not int or state["step"] != named):
         raise ValueError(f"it is not of step {named}, as its name says")

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
 
 if TYPE_CHECKING:
     from k8sjob.runtime.comm.process_group import Group
@@ -35,7 +36,7 @@ class _AllReduce(torch.autograd.Function):
         return total, None
 
 
-class SyncBatchNorm(nn.SyncBatchNorm):
+class SyncBatchNorm(_BatchNorm):  # DistributedDataParallel refuses torch's on CPUs
     """BatchNorm1d, 2d and 3d over all ranks; same parameters, buffers and state_dict.
 
     Takes (N, C, ...); N may differ between the ranks. Every rank must call it equally often.
@@ -106,5 +107,5 @@ def convert(model: nn.Module, ranks: Any = None, *, stock: bool = False) -> nn.M
     model = nn.SyncBatchNorm.convert_sync_batchnorm(model, ranks)  # type: ignore[no-untyped-call]  # torch leaves it so
     for module in model.modules():
         if type(module) is nn.SyncBatchNorm and not stock:
-            module.__class__ = SyncBatchNorm  # which has the same state, and another forward
+            module.__class__ = SyncBatchNorm  # type: ignore[assignment]  # it has the same state
     return model
