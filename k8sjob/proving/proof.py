@@ -306,7 +306,8 @@ class Forks:
         for folder in files:
             shutil.copytree(folder, root, dirs_exist_ok=True)
         nodes = [asdict(launch) | {"argv": launch.argv[len(AGENT) :]} for launch in launches]
-        return self.run({"nodes": nodes, "root": str(root), "mounter": mounts.__file__, **request})
+        request = {"mounter": mounts.__file__, "root": str(root), **request}
+        return self.run({"nodes": nodes, "local_rank_arg": plan.spec.run.local_rank_arg, **request})
 
     def run(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Run a script; see k8sjob.runtime.prover.

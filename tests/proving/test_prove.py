@@ -197,6 +197,13 @@ def test_quiet_shows_only_a_difference(tmp_path):
     assert command.returncode == 0
 
 
+def test_a_script_that_takes_its_local_rank_as_an_option(tmp_path):
+    shutil.copytree(ROOT / "manifests/own-script", tmp_path, dirs_exist_ok=True)
+    with proving("-q", "--steps", "2", "--set", "replicas.workers=0", folder=tmp_path) as command:
+        assert command.communicate()[0] == ""
+    assert command.returncode == 0
+
+
 @pytest.mark.parametrize("local", [False, True])
 def test_checkpoints_of_a_job_are_neither_read_nor_written(local, tmp_path):
     shutil.copy(ROOT / "templates/init/main.py", tmp_path)
@@ -215,8 +222,8 @@ def test_checkpoints_of_a_job_are_neither_read_nor_written(local, tmp_path):
 def test_a_script_that_works_and_records_nothing_is_ended(tmp_path):
     (tmp_path / "main.py").write_text("while True:\n    pass\n")
     options = {"steps": 5, "seconds": 5.0}
-    node = {"argv": ["main.py"], "env": {}, "cwd": str(tmp_path)}
-    request = {"nodes": [node], "ranks": 2, "root": str(tmp_path)}
+    node = {"argv": ["main.py"], "env": {}, "cwd": str(tmp_path), "mounts": {}}
+    request = {"nodes": [node], "ranks": 2, "root": str(tmp_path), "local_rank_arg": None}
     limits = {"quiet": 60.0, "silent": 2.0, "limit": 60.0}
     with Forks() as forks:
         answer = forks.run(

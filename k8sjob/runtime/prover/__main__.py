@@ -35,10 +35,11 @@ def run_group(request: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         request: nodes (argv, env, cwd, mounts), mounter (the file that makes mounts); ranks (of all
-            nodes); root, the folder of all of the run's files; folder, of its record; options, see
-            Recorder, and hashes (ranks have their own seeds of hashes); quiet (seconds without a
-            record and without work after which the group hangs), silent (seconds without a record
-            after which it is ended), limit (seconds in all).
+            nodes); local_rank_arg, an option of the script, or None; root, the folder of all of the
+            run's files; folder, of its record; options, see Recorder, and hashes (ranks have their
+            own seeds of hashes); quiet (seconds without a record and without work after which the
+            group hangs), silent (seconds without a record after which it is ended), limit (seconds
+            in all).
 
     Returns:
         ranks (their number), hung, the places in the script where those are that did not end, and
@@ -100,6 +101,8 @@ def _run_rank(request: dict[str, Any], rank: int, port: int) -> None:
         os.chdir(node["cwd"])
         if node["mounts"]:  # also of what this machine has there, so that no script writes to it
             runpy.run_path(request["mounter"])["Mounts"]().add(node["mounts"])
+        if option := request["local_rank_arg"]:
+            node["argv"].append(f"{option}={local_rank}")
         torch.set_num_threads(1)
         rng.seed_all(SEED, rank)
         if "memory" in options:
