@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
@@ -91,6 +92,19 @@ def _image_too_old(job: JobFile) -> Iterator[Hit]:
 @RULES.warning
 def _checkpoint_not_shared(job: JobFile) -> Iterator[Hit]:
     """A pod that is created again may be on another node, where such a folder is empty."""
-    for remark in job.spec.remarks:
-        if remark.startswith("checkpoint.dir: ") and job.spec.nnodes > 1:
+    spec = job.spec
+    if spec.nnodes == 1:
+        return
+    for remark in spec.remarks:
+        if remark.startswith("checkpoint.dir: "):
             yield job.at("checkpoint", remark)
+    # Checkpoints of the script's own: it loads what it saves, and it is told or has the path.
+    script = job.script.read_text(errors="replace") if job.script and not spec.checkpoint else ""
+    if "torch.save(" not in script or "torch.load(" not in script:
+        return
+    words = (*(spec.run.command or ()), *spec.run.args, *spec.run.env.values(), script)
+    for volume in spec.volumes:
+        kind = "an empty_dir" if volume.empty_dir else "a host_path" if volume.host_path else ""
+        mount = re.compile(rf"{re.escape(volume.mount)}(?![\w-])")
+        if kind and not volume.read_only and any(map(mount.search, words)):
+            yield job.at("volumes", message("own-checkpoint", mount=volume.mount, kind=kind))

@@ -429,3 +429,8 @@ def test_checkpoints_on_a_folder_of_one_node(tmp_path, volume, workers, found):
     text += f"replicas: {{workers: {workers}}}\nvolumes: [{{name: c, mount: /c, {volume}}}]\n"
     (tmp_path / "job.yaml").write_text(text)
     assert [finding.id for finding in lint(tmp_path)] == ["checkpoint-not-shared"] * found
+    # The same of a script that has checkpoints of its own.
+    text = text.replace("checkpoint: {dir: /c/d}\n", "").replace("a.py}", "a.py, args: [-o=/c/d]}")
+    (tmp_path / "job.yaml").write_text(text)
+    (tmp_path / "a.py").write_text("import torch\ntorch.save(torch.load('last.pt'), 'last.pt')\n")
+    assert [finding.id for finding in lint(tmp_path)] == ["checkpoint-not-shared"] * found
