@@ -260,7 +260,8 @@ def test_relative_paths_lead_to_the_mounts(tmp_path):
         found = [work / path for work in works for path in ("../data", "inner", "../mnt/a/b")]
         assert [(path / "here").read_text() for path in found] == ["data"] * 6
     assert (tmp_path / "context/inner/here").read_text() == "context/inner"
-    assert [file.name for file in (tmp_path / "data").iterdir()] == ["here"]
+    # A container runtime, too, makes the point of a mount that is inside of another volume.
+    assert {file.name for file in (tmp_path / "data").iterdir()} <= {"here", "sub"}
 
 
 @pytest.mark.parametrize(
