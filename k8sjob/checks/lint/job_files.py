@@ -98,7 +98,7 @@ def _checkpoint_not_shared(job: JobFile) -> Iterator[Hit]:
     for remark in spec.remarks:
         if remark.startswith("checkpoint.dir: "):
             yield job.at("checkpoint", remark)
-    # Checkpoints of the script's own: it loads what it saves, and it is told or has the path.
+    # Checkpoints of the script itself: it loads what it saves, in a folder that it names.
     script = job.script.read_text(errors="replace") if job.script and not spec.checkpoint else ""
     if "torch.save(" not in script or "torch.load(" not in script:
         return
