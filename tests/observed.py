@@ -53,6 +53,18 @@ def make_job(*conditions, replicas=None, nproc="1", labels=None, deadline=60, **
     }
 
 
+def make_jobset(*replicated, condition):
+    """A JobSet of others, with these replicatedJobs."""
+    meta = {"name": "job", "namespace": "ns", "uid": "u", "creationTimestamp": at("00:00")}
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": meta,
+        "spec": {"replicatedJobs": [*replicated]},
+        "status": {"conditions": [condition]},
+    }
+
+
 def make_pod(replica, phase="Running", *, dying=False, restarts=0, last=None, meta=(), **state):
     """The Pod of a replica, with this state of its container: `running={}`, `terminated=...`."""
     role, _, index = replica.rpartition("-")

@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from observed import NOW, at, ended, make_pod, snapshot
+from observed import NOW, at, ended, make_jobset, make_pod, snapshot
 
 from k8sjob.backends.api import JobRef, LogLine, Snapshot
 from k8sjob.backends.record import Records
@@ -80,18 +80,7 @@ def test_a_jobs_condition_has_the_exit_code_of_a_pod_that_is_gone():
     policy |= {"message": f"{said} rule at index 0", "lastTransitionTime": at("09:00")}
     failed = {"type": "Failed", "status": "True", "reason": "FailedJobs", "message": "first: job"}
     node = {"name": "node", "template": {"spec": {"completions": 2, "parallelism": 2}}}
-    job = {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": {
-            "name": "job",
-            "namespace": "ns",
-            "uid": "u",
-            "creationTimestamp": at("00:00"),
-        },
-        "spec": {"replicatedJobs": [node]},
-        "status": {"conditions": [failed]},
-        "child": {"kind": "Job", "status": {"conditions": [policy]}},
-    }
+    job = make_jobset(node, condition=failed)
+    job["child"] = {"kind": "Job", "status": {"conditions": [policy]}}
     finding, *_ = diagnose(replace(snapshot(), job=job), {}, now=NOW)
     assert (finding.cause, finding.replica) == ("killed", "worker-0")

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from observed import NOW, about, about_job, at, condition, snapshot
+from observed import NOW, about, about_job, condition, make_jobset, snapshot
 
 from k8sjob.observe.diagnose import diagnose
 
@@ -89,18 +89,7 @@ def test_a_jobset_of_others_has_replicas_by_the_names_of_their_pods():
         {"name": name, "template": {"spec": {"completions": 1, "parallelism": 1, **pod}}}
         for name in ("leader", "actors")
     ]
-    job = {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": {
-            "name": "job",
-            "namespace": "ns",
-            "uid": "u",
-            "creationTimestamp": at("00:00"),
-        },
-        "spec": {"replicatedJobs": parts},
-        "status": {"conditions": [condition("Failed:FailedJobs:jobset failed")]},
-    }
+    job = make_jobset(*parts, condition=condition("Failed:FailedJobs:jobset failed"))
     row = ("Failed", START_ERROR, "spec.containers{main}")
     events = tuple(told(SCHEDULED, row, pod="job-actors-0-0-x7k2p"))
     [finding] = why(replace(snapshot(), job=job, events=events))

@@ -51,7 +51,7 @@ def followed(unknown: _Value) -> Callable[[_Method], _Method]:
                     values[node] = compute(code, node)
             return values[node]
 
-        return read  # type: ignore[return-value]
+        return read  # type: ignore[return-value]  # of the type of the method that it stands for
 
     return once
 

@@ -183,7 +183,7 @@ class KerasOptimizer(Optimizer):
         super().__init__([variable.value for variable in self._trained], {})
 
     @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]
+    def step(self) -> None:  # type: ignore[override]  # takes no closure
         """Apply the gradients."""
         gradients = [variable.value.grad for variable in self._trained]
         self.keras.apply(gradients, self._trained)
