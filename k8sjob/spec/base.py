@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import FrozenInstanceError
 from inspect import Parameter, Signature
+from types import NoneType, UnionType
 from typing import (
     TYPE_CHECKING,
     Annotated,
     Any,
     ClassVar,
     Final,
+    Literal,
     NamedTuple,
     NoReturn,
     TypeVar,
+    Union,
     get_args,
     get_origin,
 )
@@ -112,6 +115,11 @@ _HIDDEN: Final = frozenset(dir(BaseModel)) - frozenset(dir(object))
 """Names of pydantic, which work as before."""
 
 
+class _Unquoted(str):
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
 class _Type(type(BaseModel)):  # type: ignore[misc]
     @property
     def __doc__(self) -> str:  # type: ignore[override]
@@ -122,11 +130,14 @@ class _Type(type(BaseModel)):  # type: ignore[misc]
 
     @property
     def __signature__(self) -> Signature:
-        fields = self.model_fields.items()
-        kind, empty = Parameter.KEYWORD_ONLY, Parameter.empty
         parameters = [
-            Parameter(name, kind, default=empty if field.is_required() else field.default)
-            for name, field in fields
+            Parameter(
+                name,
+                Parameter.KEYWORD_ONLY,
+                annotation=_Unquoted(_type(field.annotation)),
+                default=Parameter.empty if field.is_required() else field.default,
+            )
+            for name, field in self.model_fields.items()
         ]
         return Signature(parameters)
 
@@ -138,9 +149,28 @@ class _Type(type(BaseModel)):  # type: ignore[misc]
         return [name for name in super().__dir__() if name not in _HIDDEN]
 
 
+def _type(annotation: Any) -> str:
+    """The type of a field as one writes it, without the validators."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type(arguments[0])
+    if origin in {Union, UnionType}:
+        return " | ".join(map(_type, arguments))
+    if origin is Literal:
+        return f"Literal[{', '.join(map(repr, arguments))}]"
+    if origin:
+        inner = ", ".join(_type(argument) for argument in arguments if argument is not ...)
+        return f"{origin.__name__}[{inner}]"
+    return "None" if annotation is NoneType else getattr(annotation, "__name__", str(annotation))
+
+
 def _line(name: str, field: FieldInfo) -> str:
-    default = "" if field.is_required() else f" (default {field.default!r})"
-    return f"    {name}{default}: {field.description}"
+    extra = field.json_schema_extra
+    unit = extra.get("unit") if isinstance(extra, dict) else None
+    unit = "seconds, or text as '10m'" if unit == "time" else unit
+    default = None if field.is_required() else f"default {field.default!r}"
+    about = ", ".join(str(part) for part in (_type(field.annotation), unit, default) if part)
+    return f"    {name} ({about}): {field.description}"
 
 
 if not TYPE_CHECKING:  # pydantic's plugin of mypy does not know other metaclasses

@@ -18,20 +18,22 @@ SPEC = JobSpec(
 )
 
 
-def test_a_signature_has_the_fields_and_their_defaults():
+def test_a_signature_has_the_fields_as_one_writes_them():
     shown = str(inspect.signature(JobSpec))
-    assert shown.startswith("(*, name, image, run, namespace=None")
-    assert "policy=Policy()" in shown
+    assert shown.startswith("(*, name: str, image: str | Image, run: Run, namespace: str | None =")
+    assert "policy: Policy = Policy()" in shown
+    assert "hang_timeout: int" in str(inspect.signature(k8sjob.spec.Run))
     assert str(inspect.signature(Checkpoint)) == (
-        "(*, dir='/checkpoints', every='epoch', keep=3, format='auto')"
+        "(*, dir: str = '/checkpoints', every: Literal['epoch'] | int = 'epoch', keep: int = 3,"
+        " format: Literal['auto', 'full', 'sharded'] = 'auto')"
     )
 
 
 def test_the_help_has_all_fields_and_nothing_of_pydantic():
     text = pydoc.render_doc(JobSpec, renderer=pydoc.plaintext)
-    assert "replicas (default Replicas()): How many replicas" in text
-    assert "name: " in text
+    assert "replicas (Replicas, default Replicas()): How many replicas" in text
     assert "to_yaml(self)" in text
+    assert "workers (int, pods, default 0): Workers in" in inspect.getdoc(k8sjob.spec.Replicas)
     assert not [word for word in ("model_", "Annotated", "validator") if word in text]
     assert "Args:" not in str(schema()), "the schema has the fields themselves"
 
