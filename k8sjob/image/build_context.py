@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.errors import ImageError
 from k8sjob.rendering.dockerfile import COPY_MARK, MADE_HERE, OWN_IGNORE
-from k8sjob.rendering.dockerignore import HISTORY, PRIVATE_FILES, Ignore, dockerignore, own_patterns
+from k8sjob.rendering.dockerignore import Ignore, dockerignore, own_patterns, private_patterns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -126,7 +126,7 @@ class _Walk:
 
     def __init__(self, folder: Path) -> None:
         own = own_patterns(folder / OWN_IGNORE)
-        named = f"{HISTORY}{PRIVATE_FILES}"
+        named = private_patterns()
         self._ignored = Ignore(dockerignore() if own is None else own)
         self._private = Ignore(named)
         # The user's own patterns come last, so that a `!` of theirs takes back.

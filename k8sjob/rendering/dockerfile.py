@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.contract import RUNTIME_HOME, WORKDIR
 from k8sjob.errors import ImageError, Problem, RenderError, SpecError
 from k8sjob.files import DRAFT, whole_folder, write_files
-from k8sjob.rendering.dockerignore import HISTORY, PRIVATE_FILES, Ignore, dockerignore, own_patterns
+from k8sjob.rendering.dockerignore import Ignore, dockerignore, own_patterns, private_patterns
 from k8sjob.rendering.manifest import IMAGE_UID, container_argv, render
 from k8sjob.rendering.template import fill
 from k8sjob.targets.jobs import TARGETS
@@ -77,7 +77,7 @@ def write_context(
     own = source / OWN_IGNORE
     theirs = own_patterns(own)
     kept = Ignore(theirs or "")  # here, so that an error names the line of their file
-    patterns = dockerignore() if theirs is None else f"{HISTORY}{PRIVATE_FILES}\n{theirs}"
+    patterns = dockerignore() if theirs is None else f"{private_patterns()}\n{theirs}"
     if target.resolve() == source.resolve():
         _refuse_foreign(rendered, target)
         if theirs is None:

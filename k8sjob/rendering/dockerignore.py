@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.errors import ImageError
+from k8sjob.rendering.template import templates_dir
 from k8sjob.targets.jobs import TARGETS
 
 if TYPE_CHECKING:
@@ -28,50 +29,6 @@ _IN_CLASS = re.compile(r"\\(.)|([^-])")
 _UP_TO_TWO_STARS = re.compile(r"((?:[^*\\]|\\.|\*(?!\*))*/)(?=\*\*)")
 """The names between two `**`, with the `/` after them."""
 _TWO_STARS = re.compile(r"(?<!\\)\*\*")
-
-_CLUTTER: Final = """\
-# Written by k8sjob. Edit it as you like: it is never overwritten.
-# Version control, virtual environments, caches
-**/.git
-**/.hg
-**/.venv
-**/venv
-**/__pycache__
-**/*.pyc
-**/.mypy_cache
-**/.pytest_cache
-**/.ruff_cache
-**/.ipynb_checkpoints
-**/node_modules
-"""
-
-PRIVATE_FILES: Final = """\
-**/.env
-**/.env.*
-**/.netrc
-**/.pgpass
-**/.git-credentials
-**/.pypirc
-**/pip.conf
-**/.aws
-**/.azure
-**/.docker
-**/.kube
-**/.kaggle
-**/.ssh
-**/id_rsa*
-**/id_ecdsa*
-**/id_ed25519*
-**/*.pem
-**/*.key
-**/*.p12
-**/*.pfx
-**/kubeconfig
-"""
-"""Patterns, as in a .dockerignore, of files that often hold credentials."""
-
-HISTORY: Final = "**/.git\n"
-"""Left out like a private file: what was committed once and taken out again is in it."""
 
 _OWN: Final = "\n".join(
     (
@@ -146,7 +103,19 @@ class Ignore:
 
 def dockerignore() -> str:
     """A .dockerignore for contexts that have none: no secrets, no history, no caches."""
-    return f"{_CLUTTER}\n# Files that often contain credentials\n{PRIVATE_FILES}\n{_OWN}"
+    return f"{_template()}\n{_OWN}"
+
+
+def private_patterns() -> str:
+    """The patterns of files that often hold credentials, and of a repository's history.
+
+    What was committed once and taken out again is in the history.
+    """
+    return "**/.git\n" + _template().partition("# Files that often contain credentials\n")[2]
+
+
+def _template() -> str:
+    return (templates_dir() / "dockerignore").read_text(encoding="utf-8")
 
 
 def own_patterns(path: Path) -> str | None:
