@@ -17,7 +17,6 @@ from k8sjob.kube.objects import Object
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-    from datetime import datetime
 
     from k8sjob.contract import Role
     from k8sjob.errors import Problem
@@ -215,21 +214,6 @@ class RecordEvent:
 
 
 Action = CreatePod | DeletePod | DeleteJob | RecordEvent
-
-
-class LocalController(Protocol):
-    """The controller of a kind, as pure functions, for the jobs on this machine."""
-
-    def reconcile(
-        self, job: Json, pods: Sequence[Json], now: datetime, *, trouble: str = ""
-    ) -> tuple[Json, list[Action]]:
-        """The new status of a job, and what to do, in order; `trouble`: why it must fail."""
-
-    def new_pod(self, job: Json, role: Role, index: int, now: datetime, node: str) -> Json:
-        """The Pod of a replica as the controller makes it: Pending, from its template."""
-
-    def fail(self, status: Json, reason: str, message: str, now: datetime) -> Json:
-        """A copy of a job's status with which it has failed."""
 
 
 class RecordedEnd(NamedTuple):

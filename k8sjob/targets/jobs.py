@@ -23,17 +23,10 @@ if TYPE_CHECKING:
 
     from k8sjob.kube.objects import Json
     from k8sjob.kube.pod_security import FieldPath
-    from k8sjob.targets.api import (
-        Companion,
-        LocalController,
-        Made,
-        ManifestReader,
-        RoleReplicas,
-        Target,
-    )
+    from k8sjob.targets.api import Companion, Made, ManifestReader, RoleReplicas, Target
 
 DEFAULT: Final[Target] = PyTorchJob()
-LOCAL_CONTROLLER: Final[LocalController] = reconcile
+LOCAL_CONTROLLER: Final = reconcile
 """The controller of the jobs on this machine, which are of the default kind."""
 _JOB, _JOBSET, _TRAINJOB = IndexedJob(), JobSet(), TrainJob()
 TARGETS: Final[tuple[Target, ...]] = (DEFAULT, _JOB, _JOBSET, _TRAINJOB)
