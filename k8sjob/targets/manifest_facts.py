@@ -13,6 +13,7 @@ from k8sjob.errors import field_path
 from k8sjob.kube.capacity import counts_gpus
 from k8sjob.kube.objects import Json, at_path, training
 from k8sjob.rules import Hit
+from k8sjob.targets.api import RoleReplicas
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -70,26 +71,11 @@ class ManifestContainer:
         return sorted(filter(counts_gpus, names))
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestReplica:
-    """Replicas of one Pod template, which is at a path.
+class ManifestReplica(RoleReplicas):
+    """Replicas of one Pod template, with its containers.
 
-    Attributes:
-        role: theirs in messages: Master, Worker; "Pod" where there are no roles.
-        count: how many; 1 where that is not known.
-        restart_policy: as the operator takes it.
+    Their role is "Pod" where there are no roles, and they are one where their number is not known.
     """
-
-    role: str
-    path: FieldPath
-    template: Json
-    count: int = 1
-    restart_policy: str = ""
-
-    @property
-    def pod(self) -> Json:
-        """Its pod spec."""
-        return at_path(self.template, "spec") or {}
 
     def containers(self, kind: str = "containers") -> list[ManifestContainer]:
         """Its containers, or its `initContainers`."""
@@ -154,10 +140,11 @@ class ManifestJob:
         """The replicas of each role, or of each Pod template where the kind has no checks."""
         if self.target.rules:
             return [
-                ManifestReplica(one.role, one.path, one.template, one.count, one.restart_policy)
+                ManifestReplica(one.role, one.count, one.path, one.template, one.restart_policy)
                 for one in self.target.replicas(self.data)
             ]
-        return [ManifestReplica("Pod", path, found) for path, found in _templates(self.data)]
+        pods = _templates(self.data)
+        return [ManifestReplica("Pod", 1, path, template, "") for path, template in pods]
 
     def replica(self, role: Role) -> ManifestReplica | None:
         """The replicas of a role."""
@@ -184,7 +171,7 @@ class ManifestJob:
         at = self.target.process_at
         if at and (process := self.get(*at)):
             as_container = {**process, "resources": process.get("resourcesPerNode")}
-            yield ManifestReplica("Pod", at, {}), ManifestContainer(at, as_container)
+            yield ManifestReplica("Pod", 1, at, {}, ""), ManifestContainer(at, as_container)
         for replica in self.replicas:
             for container in replica.containers():
                 yield replica, container
