@@ -42,11 +42,10 @@ if TYPE_CHECKING:
     from k8sjob.runtime.comm.process_group import Group
     from k8sjob.runtime.data import BatchShard
     from k8sjob.runtime.rank_context import RankContext
+    from k8sjob.runtime.strategies.step import Loss, Options
 
 
-def prepare(
-    model: Any, loss: Callable[..., Tensor], group: Group, options: Mapping[str, Any]
-) -> Strategy:
+def prepare(model: Any, loss: Loss, group: Group, options: Options) -> Strategy:
     """The row of the table: DistributedDataParallel over the model as torch calls it."""
     mesh, bf16 = Mesh(group), options["bf16"]
     view = AsTorch(model, group.device)

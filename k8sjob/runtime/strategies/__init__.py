@@ -17,13 +17,14 @@ from k8sjob.runtime.strategies.step import Backward, clip_gradients, forward
 from k8sjob.strategies import STRATEGIES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
     from k8sjob.runtime.comm.mesh import Mesh
     from k8sjob.runtime.comm.process_group import Group
+    from k8sjob.runtime.strategies.step import Loss, Options
 
 __all__ = ["Strategy", "assemble", "strategy"]
 
@@ -98,13 +99,7 @@ def assemble(
     return Strategy(model=model, mesh=mesh, backward=backward, **{**common, **own})
 
 
-def strategy(
-    kind: str,
-    model: nn.Module,
-    loss: Callable[..., Tensor],
-    group: Group,
-    options: Mapping[str, Any],
-) -> Strategy:
+def strategy(kind: str, model: nn.Module, loss: Loss, group: Group, options: Options) -> Strategy:
     """A model under a strategy.
 
     `kind` is a key of STRATEGIES, with all of its settings, which the caller has checked. The model

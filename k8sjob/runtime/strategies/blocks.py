@@ -11,7 +11,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+    from k8sjob.runtime.strategies.step import Options
 
 _SHOWN: Final = 40
 """Names in a message: a recommender has some dozens of tables."""
@@ -61,9 +63,7 @@ def tied(model: nn.Module) -> list[list[str]]:
     return [found for found in names.values() if len(found) > 1]
 
 
-def prepare_layers(
-    model: nn.Module, options: Mapping[str, Any], *, as_one: bool = False
-) -> list[nn.Module]:
+def prepare_layers(model: nn.Module, options: Options, *, as_one: bool = False) -> list[nn.Module]:
     """Let blocks be recomputed and compiled, as the settings say; hooks and names stay.
 
     Args:

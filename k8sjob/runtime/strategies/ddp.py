@@ -14,16 +14,13 @@ from k8sjob.runtime.strategies.blocks import prepare_layers
 from k8sjob.runtime.strategies.step import forward_backward, replicate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from torch import Tensor
 
     from k8sjob.runtime.comm.process_group import Group
+    from k8sjob.runtime.strategies.step import Loss, Options
 
 
-def prepare(
-    model: nn.Module, loss: Callable[..., Tensor], group: Group, options: Mapping[str, Any]
-) -> Strategy:
+def prepare(model: nn.Module, loss: Loss, group: Group, options: Options) -> Strategy:
     """The row of the table: DistributedDataParallel, or the bare model on a single rank."""
     if options["sync_batchnorm"]:
         model = sync_batchnorm.convert_for(model, group)
@@ -32,9 +29,7 @@ def prepare(
     return assemble(model, Mesh(group), backward, bf16=options["bf16"], wrapped=wrapped)
 
 
-def prepare_data_parallel(
-    model: nn.Module, loss: Callable[..., Tensor], group: Group, options: Mapping[str, Any]
-) -> Strategy:
+def prepare_data_parallel(model: nn.Module, loss: Loss, group: Group, options: Options) -> Strategy:
     """nn.DataParallel: one process copies the model in every step to the GPUs that it sees.
 
     On a CPU, or on one GPU, there is nothing to divide.

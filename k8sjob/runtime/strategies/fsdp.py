@@ -20,17 +20,16 @@ from k8sjob.runtime.strategies.blocks import prepare_layers
 from k8sjob.runtime.strategies.step import clip_gradients, forward_backward
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable
 
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
     from k8sjob.runtime.comm.process_group import Group
+    from k8sjob.runtime.strategies.step import Loss, Options
 
 
-def prepare(
-    model: nn.Module, loss: Callable[..., Tensor], group: Group, options: Mapping[str, Any]
-) -> Strategy:
+def prepare(model: nn.Module, loss: Loss, group: Group, options: Options) -> Strategy:
     """The row of the table: FSDP2, or the bare model on a single rank."""
     if options["sync_batchnorm"]:
         model = sync_batchnorm.convert_for(model, group)
@@ -65,9 +64,7 @@ def prepare(
     )
 
 
-def _shard(
-    model: nn.Module, blocks: Iterable[nn.Module], mesh: Mesh, options: Mapping[str, Any]
-) -> None:
+def _shard(model: nn.Module, blocks: Iterable[nn.Module], mesh: Mesh, options: Options) -> None:
     # bfloat16 goes over the wire too; the sums of gradients stay in single precision.
     policy = MixedPrecisionPolicy()
     if options["bf16"]:

@@ -29,17 +29,16 @@ from k8sjob.runtime.strategies.step import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator
 
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
     from k8sjob.runtime.comm.process_group import Group
+    from k8sjob.runtime.strategies.step import Loss, Options
 
 
-def prepare(
-    model: nn.Module, loss: Callable[..., Tensor], group: Group, options: Mapping[str, Any]
-) -> Strategy:
+def prepare(model: nn.Module, loss: Loss, group: Group, options: Options) -> Strategy:
     """The row of the table: DistributedDataParallel here, RemoteModules on the servers."""
     names = choose(model, options["tables"], options["servers"])
     whole = StageState(model)

@@ -37,19 +37,18 @@ from k8sjob.runtime.strategies.step import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
     from k8sjob.runtime.comm.process_group import Group
+    from k8sjob.runtime.strategies.step import Loss, Options
 
 _EVALUATION: Final = -1
 """Instead of a micro-batch's number."""
 
 
-def prepare(
-    model: nn.Module, loss: Callable[..., Tensor], group: Group, options: Mapping[str, Any]
-) -> Strategy:
+def prepare(model: nn.Module, loss: Loss, group: Group, options: Options) -> Strategy:
     """The row of the table: stages along model, averaged gradients along data."""
     stages = cut(model, options["splits"])
     mesh, bf16 = Mesh(group, len(stages)), options["bf16"]
@@ -388,9 +387,7 @@ def _bytes(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(-1).view(torch.uint8)
 
 
-def prepare_model_split(
-    model: nn.Module, loss: Callable[..., Tensor], group: Group, options: Mapping[str, Any]
-) -> Strategy:
+def prepare_model_split(model: nn.Module, loss: Loss, group: Group, options: Options) -> Strategy:
     """Stages on the GPUs of this single process; only one of them computes at a time.
 
     The plain way to train a model that no single GPU can hold. On a CPU all layers stay there.

@@ -13,7 +13,7 @@ from torch.nn.utils import get_total_norm
 from torch.utils._pytree import tree_leaves
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from contextlib import AbstractContextManager
 
     from torch import Tensor, nn
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
     from k8sjob.runtime.comm.mesh import Mesh
     from k8sjob.runtime.comm.process_group import Group
+
+    Loss = Callable[..., Tensor]
+    """A user's loss: the model's output and the targets -> the mean over the batch."""
+    Options = Mapping[str, Any]
+    """All settings of a strategy, which the caller has checked."""
 
 
 class Backward(Protocol):
@@ -64,7 +69,7 @@ def forward(model: nn.Module, inputs: Any, *, bf16: bool) -> Any:
     return output.float() if half else output
 
 
-def mean_loss(loss: Callable[..., Tensor], output: Any, targets: tuple[Any, ...]) -> Tensor:
+def mean_loss(loss: Loss, output: Any, targets: tuple[Any, ...]) -> Tensor:
     """The user's loss, which must be one number."""
     value = loss(output, *targets)
     if value.ndim:
@@ -77,7 +82,7 @@ def mean_loss(loss: Callable[..., Tensor], output: Any, targets: tuple[Any, ...]
 
 def forward_backward(
     model: nn.Module,
-    loss: Callable[..., Tensor],
+    loss: Loss,
     inputs: Any,
     targets: tuple[Any, ...],
     *,
@@ -106,7 +111,7 @@ def forward_backward(
 
 
 def replicate(
-    model: nn.Module, loss: Callable[..., Tensor], group: Group, *, bf16: bool
+    model: nn.Module, loss: Loss, group: Group, *, bf16: bool
 ) -> tuple[nn.Module, Backward]:
     """The model under DistributedDataParallel, or as it is on a single rank, and its step.
 

@@ -32,7 +32,7 @@ from k8sjob.runtime.strategies.step import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
@@ -40,11 +40,10 @@ if TYPE_CHECKING:
 
     from k8sjob.runtime.comm.process_group import Group
     from k8sjob.runtime.strategies.layout import Axes
+    from k8sjob.runtime.strategies.step import Loss, Options
 
 
-def prepare(
-    model: nn.Module, loss: Callable[..., Tensor], group: Group, options: Mapping[str, Any]
-) -> Strategy:
+def prepare(model: nn.Module, loss: Loss, group: Group, options: Options) -> Strategy:
     """The row of the table: DTensor along model, averaged gradients along data."""
     mesh, bf16 = Mesh(group, options["model"]), options["bf16"]
     divided = layout.parameters(model, options["layout"])
