@@ -429,12 +429,8 @@ class Places:
     @property
     def checkpoints_are_the_users(self) -> bool:
         """Whether checkpoint.dir is on a volume for which the user has named a folder here."""
-        if self.plan.spec.checkpoint is None:
-            return False
-        path = self.plan.spec.checkpoint.dir + "/"
-        covering = [v for v in self.plan.spec.volumes if path.startswith(v.mount.rstrip("/") + "/")]
-        nearest = max(covering, key=lambda volume: len(volume.mount), default=None)
-        return nearest is not None and nearest.local is not None
+        volume = self.plan.spec.checkpoint_volume
+        return volume is not None and volume.local is not None
 
     def _folder(self, index: int, volume: Volume, home: Path) -> Path:
         if volume.local is not None:
