@@ -303,26 +303,20 @@ class TrainJobReader(IndexedReader):
         if (version := runtime.get("apiVersion")) != TrainJob.api_version:
             message = f"{version!r} is not {TrainJob.api_version!r}, the only version that k8sjob"
             raise SpecError([Problem("runtime.apiVersion", f"{message} knows; convert the {kind}")])
-        own = kind == "TrainingRuntime" and name == Object(job).name
+        job_name = Object(job).name
+        own = kind == "TrainingRuntime" and name == job_name
         became = f"the {kind} {name} became a TrainingRuntime of the job's name, without its labels"
         notes = [] if own else [became]
         if len(spec.get("runtimePatches") or ()) < len(given.get("runtimePatches") or ()):
             notes.append(f"left out, since Kueue sets it again: the runtimePatches of {_KUEUE}")
-        job["spec"] = {
-            **spec,
-            "runtimeRef": {
-                "apiGroup": "trainer.kubeflow.org",
-                "kind": "TrainingRuntime",
-                "name": Object(job).name,
-            },
-        }
+        spec["runtimeRef"] = {"apiGroup": _GROUP, "kind": "TrainingRuntime", "name": job_name}
         job["runtime"] = {
             "apiVersion": runtime.get("apiVersion"),
             "kind": "TrainingRuntime",
-            "metadata": {"name": Object(job).name, "namespace": Object(job).namespace or None},
+            "metadata": {"name": job_name, "namespace": Object(job).namespace or None},
             "spec": runtime.get("spec") or {},
         }
-        notes += join(at_path(job, *_SET) or {}, Object(job).name, _SET)
+        notes += join(at_path(job, *_SET) or {}, job_name, _SET)
         notes += self._move_process(job)
         notes += self.rendered_names(job)
         return Authored(job, notes, found)
