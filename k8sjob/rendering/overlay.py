@@ -59,23 +59,22 @@ def apply_overlay(
             training operator, or by the standard.
     """
     problems = list(_forbidden_fields(overlay))
+    changes = {"overlay": overlay, "pod_template": pod_template}
     if companion := keyed(target_of(manifest)):
         problems += _forbidden_fields(overlay.get(companion.key), f"overlay.{companion.key}")
     if image_is_built:
-        problems += _images(manifest, overlay, pod_template)
-    problems += _twice({"overlay": overlay, "pod_template": pod_template})
+        problems += _images(manifest, changes)
+    problems += _twice(changes)
     if not problems:
         merged, target = manifest, target_of(manifest)
         for one in target.replicas(manifest) if pod_template else ():
-            process, rest = _split_template(
-                target, training(one.pod.get("containers")), pod_template
-            )
+            container = training(one.pod.get("containers"))
+            process, rest = _split_template(target, container, pod_template)
             merged = _replaced_at(merged, one.path, merge(at_path(merged, *one.path), rest))
             if process:
                 apart = merge(at_path(merged, *target.process_at), process)
                 merged = _replaced_at(merged, target.process_at, apart)
         merged = merge(merged, overlay)
-        changes = {"overlay": overlay, "pod_template": pod_template}
         templates = [one.path for one in target.replicas(manifest)]
         problems = first_problems(
             target.problems(merged), lambda one: _at_source(one, merged, changes, templates)
@@ -83,7 +82,7 @@ def apply_overlay(
         if image_is_built and not problems and _image(merged) != _image(manifest):
             problems.append(Problem("overlay", _REPLACED.format(_image(merged))))
         if restricted and not problems:
-            problems += _violations(merged, overlay, pod_template)
+            problems += _violations(merged, changes)
     if problems:
         raise SpecError(problems)
     return merged
@@ -222,17 +221,16 @@ def _twice(change: Any, path: FieldPath = ()) -> Iterator[Problem]:
             yield Problem(at, f"{name!r} is duplicated; rename one, or merge them")
 
 
-def _violations(merged: Json, overlay: Json, pod_template: Json) -> list[Problem]:
+def _violations(merged: Json, changes: dict[str, Json]) -> list[Problem]:
     """The violations of the standard, at their paths in the overlay or in pod_template."""
     from k8sjob.spec.base import seen  # noqa: PLC0415 - as in _at_source
 
     def explain(found: tuple[RoleReplicas, tuple[FieldPath, Any, str]]) -> Problem:
         replicas, (path, value, wanted) = found
         of_pod = ("overlay", *replicas.path, "spec")
-        changes = at_path(overlay, *of_pod[1:])
-        if at_path(changes, str(path[0])) is None and pod_template:
-            changes, of_pod = at_path(pod_template, "spec"), ("pod_template", "spec")
-        at = field_path(_as_given(changes, replicas.pod, path))
+        if at_path(changes, *of_pod, str(path[0])) is None and changes["pod_template"]:
+            of_pod = ("pod_template", "spec")
+        at = field_path(_as_given(at_path(changes, *of_pod), replicas.pod, path))
         return Problem(
             f"{field_path(of_pod)}.{at}",
             f"{'absent' if value is None else seen(value)}, and security: restricted"
@@ -285,8 +283,7 @@ def _as_given(change: Any, merged: Any, path: FieldPath) -> FieldPath:
     return tuple(found)
 
 
-def _images(manifest: Json, overlay: Json, pod_template: Json) -> Iterator[Problem]:
-    changes = {"overlay": overlay, "pod_template": pod_template}
+def _images(manifest: Json, changes: dict[str, Json]) -> Iterator[Problem]:
     roles = target_of(manifest).replicas(manifest)
     of_roles = [("overlay", *one.path) for one in roles]
     for template in dict.fromkeys([*of_roles, ("pod_template",)]):
