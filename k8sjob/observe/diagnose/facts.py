@@ -70,14 +70,10 @@ class PodContainer:
         self.ended: Json = self.state.get("terminated") or {}
 
     @property
-    def sidecar(self) -> bool:
-        """Whether it is an init container that runs beside the training."""
-        return self.init and self.spec.get("restartPolicy") == "Always"
-
-    @property
     def initializing(self) -> bool:
         """Whether it runs and the training starts only when it has ended."""
-        return self.init and not self.sidecar and "running" in self.state
+        is_sidecar = self.spec.get("restartPolicy") == "Always"
+        return self.init and not is_sidecar and "running" in self.state
 
 
 @dataclass(frozen=True)
