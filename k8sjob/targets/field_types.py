@@ -70,7 +70,6 @@ POD_TEMPLATE: Final[dict[str, Any]] = shape("pod_template")
 _NAMES: Final = {
     str: "text",
     int: "a whole number",
-    float: "a number",
     bool: "true or false",
     Quantity: "a quantity, such as 500m or 16Gi",
     Time: "a time",
@@ -116,8 +115,6 @@ def _is_instance(value: Any, shape: type) -> bool:
         return not isinstance(value, bool) and _is_quantity(value)
     if shape is Time:
         return isinstance(value, str) and _is_time(value)
-    if shape is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
     if shape is int and isinstance(value, int) and abs(value) > _MAX_INT:
         return False
     return isinstance(value, shape) and (shape is bool or not isinstance(value, bool))
