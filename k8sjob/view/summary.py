@@ -94,7 +94,6 @@ class JobSummary:
 
     job: str = ""
     state: str = ""
-    reason: str = ""
     message: str = ""
     exit_code: int | None = None
     created: float | None = None
@@ -193,7 +192,6 @@ class JobSummary:
 
     def _job(self, data: dict[str, Any]) -> None:
         self.state = text(data.get("state"))
-        self.reason = text(data.get("reason"))
         self.message = text(data.get("message"))
         self.exit_code = integer(data.get("exit_code"))
         self.created, self.started, self.finished = (
