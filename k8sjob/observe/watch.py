@@ -365,10 +365,8 @@ class _Readers:
 
     def _last_lines(self, name: str, stop: threading.Event, *, previous: bool) -> Iterator[LogLine]:
         tail = None if previous else LAST_LINES
-        try:
+        with suppress(BackendError):  # its pod may be gone by now
             yield from self._backend.logs(self._ref, name, previous=previous, tail=tail, stop=stop)
-        except BackendError:
-            return  # its pod may be gone by now
 
 
 class Stalled:
