@@ -127,11 +127,11 @@ def _never(facts: Facts, workload: Json) -> tuple[str, str] | None:
     name = Object(workload).name
     if Object(workload).spec.get("active") is False:
         reason = one_line(Object(workload).condition("Evicted").message)
+        what = f"its Workload is deactivated{': ' * bool(reason)}{reason}"
+        if rejected := _checks(workload, {"Rejected"}):
+            what += f"; {rejected}"
         patch = f"kubectl patch workload {name} -n {facts.namespace} --type merge"
-        return (
-            f"its Workload is deactivated{': ' * bool(reason)}{reason}{_rejected(workload)}",
-            f'remove the cause, then {patch} -p \'{{"spec":{{"active":true}}}}\'',
-        )
+        return what, f'remove the cause, then {patch} -p \'{{"spec":{{"active":true}}}}\''
     finished = Object(workload).condition("Finished")
     if finished.true:
         reason = f"{finished.reason}: {one_line(finished.message)}"
@@ -150,11 +150,6 @@ def _never(facts: Facts, workload: Json) -> tuple[str, str] | None:
 
 def _has(text: str, kind: str) -> bool:
     return any(part in text for part in _MESSAGES[kind])
-
-
-def _rejected(workload: Json) -> str:
-    found = _checks(workload, {"Rejected"})
-    return f"; {found}" if found else ""
 
 
 def _checks(workload: Json, states: set[str]) -> str:
