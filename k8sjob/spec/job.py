@@ -304,17 +304,14 @@ class JobSpec(Part, HasCard):
     @property
     def runtime_config(self) -> RuntimeConfig:
         """The settings for the containers: the value of K8SJOB_CONFIG."""
-        checkpoint = self.checkpoint
         run = self.run
+        checkpoint = {f"checkpoint_{name}": value for name, value in self.checkpoint or ()}
         return RuntimeConfig(
             job=self.name,
             strategy=self.strategy.kind,
             options=self.strategy.settings,
             backend=self.strategy.backend,
-            checkpoint_dir=checkpoint.dir if checkpoint else None,
-            checkpoint_every=checkpoint.every if checkpoint else "epoch",
-            checkpoint_keep=checkpoint.keep if checkpoint else 3,
-            checkpoint_format=checkpoint.format if checkpoint else "auto",
+            **checkpoint,
             local_rank_arg=run.local_rank_arg,
             max_restarts=self.policy.max_restarts,
             restart_policy=self.restart_policy,

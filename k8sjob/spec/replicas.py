@@ -244,8 +244,7 @@ class Resources(Part):
         """The Master's resources: `master` merged into the Workers'."""
         if self.master is None:
             return self
-        own = {k: getattr(self.master, k) for k in type(self.master).model_fields}
-        update = {key: value for key, value in own.items() if value is not None}
+        update = {name: value for name, value in self.master if value is not None}
         return self.model_copy(update={**update, "master": None})
 
     @property
