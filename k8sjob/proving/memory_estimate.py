@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from k8sjob.errors import BackendError
 from k8sjob.image.builders.process import signals_as_exit
 from k8sjob.jobs.plan import load_spec, plan_run
-from k8sjob.proving.proof import Forks, check_script
+from k8sjob.proving.proof import NO_GPUS, Forks, check_script
 from k8sjob.proving.rules import message
-from k8sjob.targets.jobs import DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -209,12 +208,7 @@ def fit(
         limits = {"kind": strategy.kind, "ranks": ranks, "most": _PROCESSES}
         raise BackendError(message("too-many-ranks", **limits))
     shape = {"workers": 0, "nproc_per_node": ranks if whole else 1, "elastic": None}
-    alone = spec.with_(
-        replicas=shape,
-        resources={"gpus": 0, "gpu_type": None, "master": None},
-        target=DEFAULT.name,
-    )
-    plan = plan_run(alone, folder)
+    plan = plan_run(spec.with_(replicas=shape, resources=NO_GPUS), folder)
     folder_of_runs = TemporaryDirectory(prefix="k8sjob-fit-")
     with signals_as_exit(), folder_of_runs as temporary, Forks() as forking:
         first, second = (

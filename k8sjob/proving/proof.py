@@ -32,7 +32,6 @@ from k8sjob.proving.rules import (
 )
 from k8sjob.proving.trace import TracedRun
 from k8sjob.proving.volumes import detach, private, refuse_unhidden
-from k8sjob.targets.jobs import DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -50,6 +49,8 @@ _SILENT_SECONDS: Final = 100.0
 _LIMIT: Final = 300.0
 """Seconds of one run."""
 _DATA_PARALLEL: Final = frozenset({"ddp", "fsdp"})
+NO_GPUS: Final = {"gpus": 0, "gpu_type": None, "master": None}
+"""`resources` of a run on this machine's CPU."""
 _MAX_PROCESSES: Final = 8
 """Of a job with more, two nodes of two processes are run; see Layout."""
 
@@ -213,8 +214,7 @@ class _Runs:
         spec, self._folder = job
         # With as many processes as the GPUs would give, where the spec does not name a number.
         shape = {"nproc_per_node": spec.nproc_per_node, "elastic": None}
-        resources = {"gpus": 0, "gpu_type": None, "master": None}
-        self._spec = spec.with_(replicas=shape, resources=resources, target=DEFAULT.name)
+        self._spec = spec.with_(replicas=shape, resources=NO_GPUS)
         self._root, self._forks = root, forks
         self._steps, self._progress = steps, progress
         # The agent gives all ranks one seed of hashes; another launcher does not.
