@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from k8sjob.image.dependencies import BuildRequest, Dependencies
 
-__all__ = ["AUTO", "BUILDERS", "Builder", "choose"]
-
 AUTO: Final = "auto"
 
 

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from k8sjob.runtime.comm.process_group import Group
     from k8sjob.runtime.strategies.step import Loss, Options
 
-__all__ = ["Strategy", "assemble", "strategy"]
-
-
 _HOME: Final = {
     "data_parallel": ("strategies.ddp", "prepare_data_parallel"),
     "keras": ("keras.strategy", "prepare"),
