@@ -245,8 +245,10 @@ def _phases(log: list[_Change], model: nn.Module, blocks: list[nn.Module]) -> li
     found = []
 
     def add(parameters: Iterable[Tensor]) -> None:
+        each = list(parameters)
+        trained = sum(_bytes(p for p in each if p.requires_grad))
         ready = sum(_bytes(outside[key] for key in there))
-        found.append([*_sizes(parameters), most, ready])
+        found.append([sum(_bytes(each)), trained, most, ready])
 
     for index, change in enumerate(log):
         if change.parameter is None and index not in gradients:
@@ -275,11 +277,6 @@ def _gradients(log: list[_Change]) -> set[int]:
             becomes.discard(change.key)
             found.add(index)
     return found
-
-
-def _sizes(parameters: Iterable[Tensor]) -> tuple[int, int]:
-    each = list(parameters)
-    return sum(_bytes(each)), sum(_bytes(p for p in each if p.requires_grad))
 
 
 def _storages(values: Any) -> list[torch.UntypedStorage]:

@@ -159,11 +159,10 @@ def join(  # noqa: PLR0911 - one for each type
         except TypeError:
             return joined
     if isinstance(first, list | tuple):
-        if not any(isinstance(one, Tensor | Mapping | list | tuple) for one in first):
-            return type(first)(one for part in parts for one in part)
+        plain = not any(isinstance(one, Tensor | Mapping | list | tuple) for one in first)
         listed = [len(part) for part in parts]
         of_samples = listed == sizes and _is_of_samples(first, sizes[0])
-        if of_samples or listed != [len(first)] * len(parts):
+        if plain or of_samples or listed != [len(first)] * len(parts):
             return type(first)(one for part in parts for one in part)
         members = [join(list(each), sizes, pads) for each in zip(*parts, strict=True)]
         return type(first)(*members) if hasattr(first, "_fields") else type(first)(members)
