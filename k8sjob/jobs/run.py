@@ -65,16 +65,22 @@ def run_plan(plan: Plan, backend: LocalBackend, follow: Callable[..., int]) -> L
         JobFailed: it was deleted before it could be shown.
     """
     ref = backend.create(plan)
-    keeps = plan.spec.checkpoint is not None
     reached, snapshot = Reached(), None
+
+    def stop(times: int) -> str | None:
+        """Stop the job at the first interrupt, and kill it at the second."""
+        if times > 2:
+            return None
+        backend.stop(ref, now=times == 2, message="Ctrl-C or SIGTERM")
+        if times == 2:
+            return "killing the job"
+        keeps = plan.spec.checkpoint is not None
+        how = "stopping after a checkpoint" if keeps else "stopping the job"
+        return f"{how}; press Ctrl-C again to kill the job"
+
     try:
-        code = follow(
-            backend,
-            ref,
-            interrupted=_stop_on_interrupt(backend, ref, keeps=keeps),
-            files=backend.folder(ref),
-            seen=reached.add,
-        )
+        files = backend.folder(ref)
+        code = follow(backend, ref, interrupted=stop, files=files, seen=reached.add)
     except JobNotFound:
         raise deleted(ref) from None
     finally:
@@ -83,20 +89,3 @@ def run_plan(plan: Plan, backend: LocalBackend, follow: Callable[..., int]) -> L
     with suppress(JobNotFound):
         snapshot = backend.snapshot(ref)
     return LocalRun(backend, ref, code, reached, snapshot)
-
-
-def _stop_on_interrupt(
-    backend: LocalBackend, ref: JobRef, *, keeps: bool
-) -> Callable[[int], str | None]:
-    """Handle interrupts: the first stops the job, the second kills it; `keeps` its progress."""
-
-    def stop(times: int) -> str | None:
-        if times > 2:
-            return None
-        backend.stop(ref, now=times == 2, message="Ctrl-C or SIGTERM")
-        if times == 2:
-            return "killing the job"
-        how = "stopping after a checkpoint" if keeps else "stopping the job"
-        return f"{how}; press Ctrl-C again to kill the job"
-
-    return stop
