@@ -17,9 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from torch import Tensor
+    from collections.abc import Iterator, Sequence
 
     from k8sjob.runtime.comm.mesh import Mesh
 
@@ -94,15 +92,6 @@ class AsTorch(nn.Module):
         given = named or (inputs[0] if len(inputs) == 1 else list(inputs))
         with on(self._device):  # also where Keras was imported after the session began
             return self.keras(given, training=self.keras.training)
-
-
-def with_layer_losses(model: Any, loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A loss with what the layers added to it in their last call: regularisers, add_loss()."""
-
-    def whole(output: Any, *targets: Any) -> Tensor:
-        return sum(model.losses, start=loss(output, *targets))
-
-    return whole
 
 
 class Moved:

@@ -21,14 +21,7 @@ from k8sjob.runtime.comm.mesh import Mesh
 from k8sjob.runtime.data import strided
 from k8sjob.runtime.keras import model as keras_model
 from k8sjob.runtime.keras.callback import Placement
-from k8sjob.runtime.keras.model import (
-    TEST_BATCH,
-    AsTorch,
-    KerasOptimizer,
-    Moved,
-    Seeds,
-    with_layer_losses,
-)
+from k8sjob.runtime.keras.model import TEST_BATCH, AsTorch, KerasOptimizer, Moved, Seeds
 from k8sjob.runtime.strategies import Strategy, assemble
 from k8sjob.runtime.strategies.step import forward, replicate
 
@@ -49,7 +42,12 @@ def prepare(model: Any, loss: Loss, group: Group, options: Options) -> Strategy:
     """The row of the table: DistributedDataParallel over the model as torch calls it."""
     mesh, bf16 = Mesh(group), options["bf16"]
     view = AsTorch(model, group.device)
-    wrapped, step = replicate(view, with_layer_losses(model, loss), group, bf16=bf16)
+
+    def whole_loss(output: Any, *targets: Any) -> Tensor:
+        """The loss, and what layers added to it in their last call: regularisers, add_loss()."""
+        return sum(model.losses, start=loss(output, *targets))
+
+    wrapped, step = replicate(view, whole_loss, group, bf16=bf16)
     seeds, moved = Seeds(model), Moved(model, mesh)
     seeds.part(mesh.data_rank)
 
