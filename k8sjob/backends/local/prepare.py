@@ -46,7 +46,7 @@ from k8sjob.rendering.overlay import merge
 from k8sjob.targets.jobs import pod_specs, target_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from k8sjob.backends.api import Plan
     from k8sjob.backends.local.state_folder import Store
@@ -109,7 +109,11 @@ def prepare(places: Places, draft: Path, *, fresh: bool = False, resume: bool = 
         )
     check_packages(plan.spec, plan.context)
     _check_checkpoints(places, prepared, fresh=fresh, resume=resume)
-    replicas = dict(_replicas(prepared.job))
+    replicas = {
+        group.name(index): (Role(group.role), index)
+        for group in target_of(prepared.job).replicas(prepared.job)
+        for index in range(group.count)
+    }
     gpus = _gpus(plan, list(replicas), prepared)
     refused = _mounts_are_refused(places, uses_gpus=any(gpus.values()))
     _note_fixed_paths(places, prepared, refused=refused)
@@ -181,12 +185,6 @@ def _check_checkpoints(places: Places, prepared: Prepared, *, fresh: bool, resum
         )
     hint = "" if places.checkpoints_are_the_users else "; --fresh starts from scratch"
     prepared.notice("Resumes", f"resumes the checkpoints of an earlier run, in {folder}{hint}")
-
-
-def _replicas(job: Json) -> Iterator[tuple[str, tuple[Role, int]]]:
-    for role, count, _ in pod_specs(job):
-        for index in range(count):
-            yield f"{role.lower()}-{index}", (Role(role), index)
 
 
 def _gpus(plan: Plan, replicas: list[str], prepared: Prepared) -> dict[str, str]:
