@@ -121,16 +121,15 @@ def _pod(pod: Json, *, config: bool) -> None:
     pod.setdefault("terminationGracePeriodSeconds", 30)
     _leave_out(pod, serviceAccountName="default", dnsPolicy="ClusterFirst", hostNetwork=False)
     _leave_out(pod, schedulerName="default-scheduler")
-    for container in mappings(pod.get("containers")):
+    containers = [*mappings(pod.get("containers")), *mappings(pod.get("initContainers"))]
+    for container in containers:
         _container(container, config=config)
-    container = training(mappings(pod.get("containers")))
-    if after_agent(container.get("command") or []) == []:  # with -P or without
-        container["command"] = list(AGENT)
-    for container in mappings(pod.get("initContainers")):
-        _container(container, config=config)
+    trains = training(mappings(pod.get("containers")))
+    if after_agent(trains.get("command") or []) == []:  # with -P or without
+        trains["command"] = list(AGENT)
     for volume in mappings(pod.get("volumes")):
         _volume(volume)
-    _rename_shm(pod)
+    _rename_shm(pod, containers)
 
 
 def _leave_out(holder: Json, **defaults: Any) -> None:
@@ -195,9 +194,8 @@ def _volume(volume: Json) -> None:
         source["sizeLimit"] = _Amount(source["sizeLimit"])
 
 
-def _rename_shm(pod: Json) -> None:
+def _rename_shm(pod: Json, containers: list[Json]) -> None:
     """Call the memory volume at /dev/shm as k8sjob does; a volume's name has no meaning."""
-    containers = [*mappings(pod.get("containers")), *mappings(pod.get("initContainers"))]
     mounts = [mount for c in containers for mount in mappings(c.get("volumeMounts"))]
     at_shm = {m.get("name") for m in mounts if m.get("mountPath") == "/dev/shm"}  # noqa: S108 - a mount point
     volumes = mappings(pod.get("volumes"))
