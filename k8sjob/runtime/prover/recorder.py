@@ -379,7 +379,8 @@ class Recorder:
         for name, parameter in named.items():
             self._names.setdefault(id(parameter), prefix + name)
             if parameter.requires_grad and parameter.is_leaf and not hasattr(parameter, "to_local"):
-                parameter.register_hook(self._hook(parameter))  # type: ignore[no-untyped-call]
+                hook = functools.partial(self._see_gradient, parameter)
+                parameter.register_hook(hook)  # type: ignore[no-untyped-call]
         parts = list(module.named_modules())
         for path, part in parts:
             # By its owner: it may be replaced later.
@@ -400,19 +401,16 @@ class Recorder:
             else {prefix + _plain(name): sketch(b) for name, b in module.named_buffers()},
         )
 
-    def _hook(self, parameter: Tensor) -> Callable[[Tensor], None]:
-        def seen(grad: Tensor) -> None:
-            if not self.active:
-                return
-            mine = sketch(grad)
-            before = self._local.get(id(parameter))
-            if before is not None and parameter.grad is not None and bool(parameter.grad.any()):
-                total = [a + b for a, b in zip(before, mine, strict=True)]
-                total[0] = max(before[0], mine[0])  # the squares do not add; only a scale
-                mine = total
-            self._local[id(parameter)] = mine
-
-        return seen
+    def _see_gradient(self, parameter: Tensor, grad: Tensor) -> None:
+        if not self.active:
+            return
+        mine = sketch(grad)
+        before = self._local.get(id(parameter))
+        if before is not None and parameter.grad is not None and bool(parameter.grad.any()):
+            total = [a + b for a, b in zip(before, mine, strict=True)]
+            total[0] = max(before[0], mine[0])  # the squares do not add; only a scale
+            mine = total
+        self._local[id(parameter)] = mine
 
     def backward(self, loss: Any) -> None:
         """A loss is about to be differentiated."""
