@@ -65,7 +65,7 @@ _TOO_MANY: Final = 50_000
 _MIN_FREE_BYTES: Final = 512 * 1024**2
 """Bytes of disk that a copy must leave free."""
 _KERNEL: Final = ("/dev/", "/proc/", "/sys/")
-_REFERENCE: Final = re.compile(r"\$(\$|\(([^)]*)\))?")
+_REFERENCE: Final = re.compile(r"\$\$|\$\(([^)]*)\)")
 
 
 @dataclass(slots=True)
@@ -313,14 +313,9 @@ def _local_env(
 
 def _expand(text: str, env: Mapping[str, str]) -> str:
     """$(NAME) and $$ as Kubernetes replaces them; an unknown name stays as it is."""
-
-    def replaced(match: re.Match[str]) -> str:
-        if match.group(1) == "$":
-            return "$"
-        name = match.group(2)
-        return match.group() if name is None else env.get(name, match.group())
-
-    return _REFERENCE.sub(replaced, text)
+    return _REFERENCE.sub(
+        lambda match: "$" if match[0] == "$$" else env.get(match[1], match[0]), text
+    )
 
 
 def _rewrite(prepared: Prepared, text: str, folders: Mapping[str, str]) -> str:
