@@ -305,10 +305,9 @@ def _refuse_others(existing: Json) -> None:
 def _existing(backend: ClusterBackend, manifest: Json) -> Json | None:
     """The job of that kind and name, whoever created it."""
     name = Object(manifest).name
-    try:
+    with suppress(JobNotFound):
         return backend.snapshot(JobRef(name, backend.namespace, kind=manifest["kind"])).job
-    except JobNotFound:
-        return None
+    return None
 
 
 def _with_defaults(backend: ClusterBackend, manifest: Json) -> Json:

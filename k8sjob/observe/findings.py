@@ -72,9 +72,8 @@ def keep_record_of(backend: Backend, ref: JobRef) -> str:
     if backend.recorded or isinstance(backend, LocalBackend):
         return ""
     try:
-        Records().keep(backend, ref, judge=findings_to_keep)
-    except JobNotFound:
-        return ""  # deleted by somebody, or after its ttl
+        with suppress(JobNotFound):  # deleted by somebody, or after its ttl
+            Records().keep(backend, ref, judge=findings_to_keep)
     except (BackendError, OSError) as error:
         return f"no record is kept of {ref}: {error}"
     return ""

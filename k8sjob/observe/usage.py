@@ -292,12 +292,10 @@ def _amounts(
 
 
 def _node_of(job: Json, rank: int | None, on: Mapping[str, str]) -> str:
-    if rank is None:
-        return ""
-    try:
-        return on.get(replica_of_rank(job, rank), "")
-    except BackendError:
-        return ""
+    if rank is not None:
+        with suppress(BackendError):  # the job has no such rank
+            return on.get(replica_of_rank(job, rank), "")
+    return ""
 
 
 # --- what the group did ---------------------------------------------------------------------------

@@ -100,7 +100,6 @@ def _epochs(source: Any) -> dict[str, int]:
 
 
 def _or_none(function: Callable[[Any], Any], value: Any) -> Any:
-    try:
+    with contextlib.suppress(Exception):  # a loader without a length
         return function(value)
-    except Exception:  # noqa: BLE001 - a loader without a length
-        return None
+    return None
