@@ -6,8 +6,10 @@ clipboard, hide text or show it in another order.
 
 from __future__ import annotations
 
+import json
 import math
 import re
+import unicodedata
 from typing import Any, Final
 
 # Any introducer ends a control string, as in a terminal. So no character is looked at more than
@@ -32,9 +34,17 @@ _INVISIBLE: Final = re.compile(
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"  # of shorthand and of notes
     "]"
 )
-_MARK: Final = "[\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]"
-_MARKS: Final = re.compile(f"({_MARK}{{4}}){_MARK}+")
-"""More marks on one letter than any language has: they would cover the lines around."""
+_SIGNS: Final = re.compile(r"[^\w\s\x00-\u02ff]{5,}")
+"""Runs in which marks may stack; a regular expression knows no class of marks alone."""
+_MOST_MARKS: Final = 4
+"""Of one letter; with more than any language has, they would cover the lines around."""
+_MARKS: Final = frozenset({"Mn", "Me", "Cf"})
+"""Categories of what is drawn over the character before it, or not at all."""
+# GitHub and its relatives act on a line that begins with `::NAME ...::`, Azure, TeamCity and older
+# runners on `##[`, `##vso[` or `##teamcity[` anywhere in it. What GitLab and Travis act on needs a
+# control sequence.
+_LEADING_COMMAND: Final = re.compile(r"\A(\s*+:)(?=:[A-Za-z].*::)")
+_INNER_COMMAND: Final = re.compile(r"#(?=#\w*\[)")
 _SURROGATES: Final = re.compile("[\ud800-\udfff]")
 
 
@@ -43,20 +53,38 @@ def safe_line(text: str) -> str:
 
     Control sequences and characters that act without being seen are removed; of a line that was
     written over (`\r`, as progress bars do) the last version stays; line breaks become spaces.
+    Commands to a CI, as `::error::` and `##vso[...]`, get a space that makes them plain text.
     """
-    if text.isascii() and text.isprintable():  # nearly every line
-        return text
-    text = _SEQUENCES.sub("", text)
-    if "\r" in text:
-        text = next((part for part in reversed(text.split("\r")) if part.strip("\n")), "")
-    text = _MARKS.sub(r"\1", _SURROGATES.sub("\ufffd", _INVISIBLE.sub("", text)))
-    return text.replace("\n", " ").expandtabs(4)
+    if not (text.isascii() and text.isprintable()):  # as few lines are
+        text = _SEQUENCES.sub("", text)
+        if "\r" in text:
+            text = next((part for part in reversed(text.split("\r")) if part.strip("\n")), "")
+        text = _SURROGATES.sub("\ufffd", _INVISIBLE.sub("", text))
+        text = _SIGNS.sub(_with_few_marks, text).replace("\n", " ").expandtabs(4)
+    if "##" in text:
+        text = _INNER_COMMAND.sub("# ", text)
+    return _LEADING_COMMAND.sub(r"\1 ", text) if "::" in text else text
+
+
+def _with_few_marks(signs: re.Match[str]) -> str:
+    shown, marks = list[str](), 0
+    for sign in signs[0]:
+        is_mark = unicodedata.combining(sign) or unicodedata.category(sign) in _MARKS
+        marks = marks + 1 if is_mark else 0
+        if marks <= _MOST_MARKS:
+            shown.append(sign)
+    return "".join(shown)
 
 
 def safe_text(text: str) -> str:
     r"""The same for text of several lines; `\r\n` counts as one line break."""
     lines = text.replace("\r\n", "\n").split("\n")
     return "\n".join(safe_line(line) for line in lines)
+
+
+def safe_json(data: Any, **options: Any) -> str:
+    """The data as JSON by json.dumps, in which no CI finds a command; see safe_line."""
+    return json.dumps(data, **options).replace("##", r"#\u0023")
 
 
 def flat(data: dict[str, Any]) -> dict[str, str | float]:

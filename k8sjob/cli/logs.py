@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections import defaultdict
@@ -22,7 +21,7 @@ from k8sjob.contract import Event, EventKind
 from k8sjob.errors import K8sJobError
 from k8sjob.observe.logs import MOST_AT_ONCE, logs, select
 from k8sjob.observe.status import JobStatus, job_status
-from k8sjob.sanitize import integer, text
+from k8sjob.sanitize import integer, safe_json, text
 from k8sjob.view.follow import Interrupts, batches
 from k8sjob.view.lines import LinePrinter, phrase, position
 from k8sjob.view.summary import JobSummary
@@ -159,7 +158,7 @@ class _Printer:
             return
         if self._json:
             rows = ({key: getattr(one, key) for key in _FIELDS} for one in lines)
-            sys.stdout.write("".join(json.dumps(row) + "\n" for row in rows))
+            sys.stdout.write("".join(safe_json(row) + "\n" for row in rows))
         elif self._console.is_terminal:
             self._console.print(Text("\n").join(map(self._line, lines)), soft_wrap=True)
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -15,7 +14,7 @@ import click
 
 from k8sjob.environment import TRACEBACK, no_colors, wants_traceback
 from k8sjob.errors import K8sJobError, redacted
-from k8sjob.sanitize import safe_line, safe_text
+from k8sjob.sanitize import safe_json, safe_line, safe_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -31,7 +30,7 @@ def document(data: Any, output: str) -> None:
     """Print JSON data as "json" or "yaml"."""
     from k8sjob.yamldoc import dump  # noqa: PLC0415 - a program that starts needs no YAML
 
-    text(dump(data) if output == "yaml" else json.dumps(data, indent=2) + "\n")
+    text(dump(data) if output == "yaml" else safe_json(data, indent=2) + "\n")
 
 
 def text(content: str) -> None:

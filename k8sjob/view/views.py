@@ -22,6 +22,7 @@ from rich.text import Text
 from k8sjob.contract import Event, EventKind
 from k8sjob.environment import allows_live_screen, locale
 from k8sjob.html_card import bar, card, curve, folded, paragraph, table
+from k8sjob.sanitize import safe_json
 from k8sjob.view.filters import ShownEvents
 from k8sjob.view.final_report import report
 from k8sjob.view.lines import JobClock, LinePrinter, costs, duration, position, started
@@ -223,7 +224,7 @@ def json_view(out: TextIO, job: str = "") -> CallbackView:
     """One JSON object an event: see `record`."""
 
     def write(event: Event) -> None:
-        out.write(json.dumps(record(event), default=str) + "\n")
+        out.write(safe_json(record(event), default=str) + "\n")
         out.flush()
 
     return CallbackView(write, job)

@@ -21,7 +21,7 @@ _BARE: Final = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
 _WORDS: Final = frozenset(
     ["y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf", "infinity"]
 )
-_ESCAPED: Final = re.compile(r"[^\x20-\x7e]")
+_ESCAPED: Final = re.compile(r"[^\x20-\x7e]|(?<=#)#")  # `##[` is a command to some CIs
 _MAX_KEY: Final = 1000  # YAML reads `key:` only within 1024 characters; longer ones need `? key`
 
 

@@ -1,4 +1,6 @@
 import ast
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +24,37 @@ def test_tables_and_lines_are_harmless(capsys):
     table([HOSTILE, "B"], [[HOSTILE, HOSTILE], ["a", "b"]])
     line(f"job {HOSTILE}")
     assert capsys.readouterr().out == "ok   B\nok   ok\na    b\njob ok\n"
+
+
+def ci_commands(done):
+    """The lines on which GitHub's runner, Azure's agent or TeamCity would act."""
+    lines = re.split("[\r\n]+", done.out + done.err)
+    return [text for text in lines if re.search(r"^\s*::[a-z-]+.*::|##[a-z]*\[", text)]
+
+
+def test_nothing_of_a_job_is_a_command_to_a_ci(k8sjob, job_file, tmp_path, monkeypatch):
+    attack = ["::stop-commands::x", "  ::set-env name=PATH::/tmp", "##[add-path]/tmp"]
+    attack += ["x ##vso[task.setvariable variable=a]b", "\x1b[0K::error::y", "a\r::add-mask::b"]
+    text = "\n".join(attack)
+    (tmp_path / "fails.py").write_text(f"print({text!r}, flush=True)\nraise ValueError({text!r})\n")
+    shown = [k8sjob("run", tmp_path / "fails.py")]
+    assert "stop-commands" in shown[0].out
+    name = "fails"
+    for words in ("logs", "why", "status", "watch", "list"):
+        for output in ("", "json", "yaml"):
+            options = ["-o", output] if output else []
+            shown.append(k8sjob(words, *([] if words == "list" else [name]), *options))
+    shown.append(k8sjob("prove", tmp_path / "fails.py"))
+    monkeypatch.chdir(tmp_path)
+    job_file(f"annotations: {{a: {json.dumps(text)}, {json.dumps(attack[3])}: b}}")
+    shown += [k8sjob(command, "job.yaml") for command in ("validate", "lint", "render")]
+    job_file(f"annotations: {{a: {json.dumps(text)}}}")
+    shown += [k8sjob(command, "job.yaml") for command in ("validate", "lint", "render")]
+    for odd in attack:
+        bad = Path(odd.replace("/", "-"))
+        bad.write_text("replicas: " + json.dumps(text))
+        shown += [k8sjob("validate", bad), k8sjob("lint", bad), k8sjob("validate", f"no{bad}")]
+    assert [ci_commands(done) for done in shown] == [[]] * len(shown)
 
 
 def test_one_long_name_wraps_no_other_row(capsys, monkeypatch):
