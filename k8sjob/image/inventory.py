@@ -233,7 +233,8 @@ def _python(tree: _Tree, path: str) -> tuple[str, str] | None:
         for folder in path.split(":"):
             called = posixpath.join("/", folder, name)
             real = tree.resolve(called)
-            if real in tree.marks and posixpath.basename(real).startswith("python"):
+            is_python = real in tree.marks and posixpath.basename(real).startswith("python")
+            if is_python and called.isprintable():  # messages name it
                 return called, real
     return None
 

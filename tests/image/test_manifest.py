@@ -140,6 +140,8 @@ def entry(platform, digit):
         (["linux/arm64", "windows/amd64"], None, None),
         (["linux/arm64"], "linux/arm", None),
         ([], None, None),
+        (["linux/arm64\nbuilt: all", "linux/arm64"], None, 1),
+        (["linux\r/amd64", "linux/amd64/\x1b[2J", "linux/" + "a" * 999], None, None),
     ],
 )
 @pytest.mark.parametrize("kind", [manifest.OCI_INDEX, manifest.DOCKER_INDEX])
@@ -151,6 +153,21 @@ def test_platforms(platforms, wanted, chosen, kind):
             index.choose(wanted, "b")
     else:
         assert index.choose(wanted, "b") == entries[chosen]["digest"]
+
+
+def test_a_message_names_few_platforms():
+    index = manifest.Index({f"linux/a{number:03}": DIGEST for number in range(500)})
+    with pytest.raises(ImageError, match="linux/a009 and 490 more; set image.platform") as raised:
+        index.choose(None, "b")
+    assert len(str(raised.value)) < 300
+
+
+def test_a_platform_in_a_config_begins_no_line():
+    broken = base_of({"architecture": "arm64\nbuilt: all"})
+    with pytest.raises(ImageError, match=r"is for 'linux/arm64\\nbuilt: all', which is not a platf"):
+        _ = broken.platform
+    with pytest.raises(ImageError, match="not a platform"):
+        _ = base_of({"os": {"a": 1}}).platform
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,7 @@ def _error_text(body: bytes) -> str:
     try:
         errors = json.loads(body)["errors"]
         texts = [
-            " ".join(str(error.get(key) or "") for key in ("code", "message")).strip()
+            " ".join(" ".join(str(error.get(key) or "") for key in ("code", "message")).split())
             for error in errors[:3]
         ]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

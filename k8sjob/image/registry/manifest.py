@@ -44,6 +44,9 @@ _OCI_LAYERS: Final = {
 _OCI_ZSTD: Final = "application/vnd.oci.image.layer.v1.tar+zstd"
 _OCI_CONFIG: Final = "application/vnd.oci.image.config.v1+json"
 _CONFIGS: Final = frozenset({_OCI_CONFIG, "application/vnd.docker.container.image.v1+json"})
+_PLATFORM: Final = re.compile(r"[\w.+-]{1,32}(/[\w.+-]{1,32}){0,2}", re.ASCII)
+_MOST_PLATFORMS: Final = 10
+"""Platforms of an index that a message names."""
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
 
 
@@ -188,7 +191,10 @@ class Index:
         for name, digest in self.platforms.items():
             if name == wanted or name.startswith(f"{wanted}/"):
                 return digest
-        what = f"not for {wanted}, only for {', '.join(sorted(self.platforms))}; set image.platform"
+        names = sorted(self.platforms)
+        more = f" and {len(names) - _MOST_PLATFORMS} more" if names[_MOST_PLATFORMS:] else ""
+        shown = ", ".join(names[:_MOST_PLATFORMS]) + more
+        what = f"not for {wanted}, only for {shown}; set image.platform"
         if not self.platforms:
             what = "its index names no platform; use image@digest of one of its manifests"
         raise ImageError(f"{where}: {what}, or use another base")
@@ -256,6 +262,8 @@ def _platforms(entries: Any, where: str) -> dict[str, str]:
         if parts[0] == "unknown":
             continue  # not an image but what a builder attests of one
         name = "/".join(str(part) for part in parts if part) or "any"
+        if not _PLATFORM.fullmatch(name):
+            continue  # nobody can want it, and in a message a line break would begin a line of ours
         found.setdefault(name, Descriptor.of(entry, where).digest)
     return found
 
@@ -275,8 +283,18 @@ class BaseImage:
 
     @property
     def platform(self) -> str:
-        """Its platform: os/architecture."""
-        return f"{self.config.get('os') or 'linux'}/{self.config.get('architecture') or 'amd64'}"
+        """Its platform: os/architecture.
+
+        Raises:
+            ImageError: the config has something else there.
+        """
+        names = f"{self.config.get('os') or 'linux'}/{self.config.get('architecture') or 'amd64'}"
+        if not _PLATFORM.fullmatch(names):
+            raise ImageError(
+                f"{self.reference}: its config is for {names[:80]!a}, which is not a platform; the"
+                " image is broken"
+            )
+        return names
 
     @property
     def diff_ids(self) -> list[str]:
