@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import JobRef, Snapshot
-from k8sjob.errors import BackendError, JobNotFound, StorageError
+from k8sjob.errors import BackendError, JobNotFound, StorageError, redacted
 from k8sjob.kube.client.listwatch import Kind
 from k8sjob.kube.objects import NOTIFY, Object, Pod, stamp
 from k8sjob.observe.diagnose import diagnose
@@ -238,8 +238,11 @@ class Collector:
 
 
 def _part(text: str) -> str:
-    """A part of a message: one line, so that a job's output cannot look like another part."""
-    return safe_line(text)[:_MOST_PART]
+    """A part of a message: one line, so that a job's output cannot look like another part.
+
+    What looks like a credential is taken out first: a chat has more readers than the job's output.
+    """
+    return redacted(safe_line(text))[:_MOST_PART]
 
 
 def _deleted(snapshot: Snapshot) -> Snapshot:
