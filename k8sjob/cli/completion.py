@@ -2,12 +2,14 @@
 
 A script sends the line up to the cursor and gets a candidate a line: its kind (`word`, `part` for a
 word that does not end here, `file`, `dir`), the word, and what it means, with tabs between.
-Nothing is written on stderr, whatever goes wrong: it would land in the line that is typed.
+Nothing is written on stderr, whatever goes wrong: it would land in the line that is typed. A word
+that a shell would expand, as `$(...)`, is not offered: bash puts it into the line as it is.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +28,9 @@ from k8sjob.sanitize import safe_line
 _NO_SPACE, _NO_FILES = 2, 4
 """The bits of the last line, `:4`, as kubectl reads them."""
 
+_INERT: Final = re.compile(r"[\w@%+=:,./-]*")
+"""What no shell expands."""
+
 _SHELLS: Final = ("bash", "zsh", "fish")
 """Each evaluates its script, completion.SHELL."""
 
@@ -39,8 +44,8 @@ def completion_command(shell: str) -> None:
     compinit. For fish: k8sjob completion fish > ~/.config/fish/completions/k8sjob.fish
 
     Commands, options, fields of --set and their values, names of jobs, namespaces and contexts are
-    completed. The cluster is queried for at most a second. kubectl completes `kubectl k8sjob` by
-    itself.
+    completed. The cluster is queried for at most a second, and not at all where the kubeconfig names
+    a program for the credentials: a tab runs none. kubectl completes `kubectl k8sjob` by itself.
     """
     script = Path(__file__).with_suffix(f".{shell}").read_text(encoding="utf-8")
     click.echo(script, nl=False)
@@ -75,7 +80,7 @@ def complete(sent: str) -> None:
         before = typed[: typed.find("=") + 1] if typed.startswith("--") else ""
         for item in _candidates(words, typed):
             meaning = safe_line(" ".join((item.help or "").split()))
-            click.echo(f"{_kind(item)}\t{before}{safe_line(item.value)}\t{meaning}")
+            click.echo(f"{_kind(item)}\t{before}{item.value}\t{meaning}")
 
 
 def main() -> None:
@@ -94,7 +99,8 @@ def main() -> None:
 
 
 def _candidates(words: list[str], typed: str) -> list[CompletionItem]:
-    return ShellComplete(program, {}, "k8sjob", COMPLETE).get_completions(words, typed)
+    items = ShellComplete(program, {}, "k8sjob", COMPLETE).get_completions(words, typed)
+    return [item for item in items if _INERT.fullmatch(item.value)]
 
 
 def _kind(item: CompletionItem) -> str:

@@ -90,13 +90,14 @@ class Place:
         given = (("--context", self.context), ("--kubeconfig", self.kubeconfig))
         return "".join(f" {option} {shlex.quote(value)}" for option, value in given if value)
 
-    def connect(self, namespace: str | None = None) -> ClusterBackend:
-        """The cluster, in a namespace of it."""
+    def connect(self, namespace: str | None = None, *, plugins: bool = True) -> ClusterBackend:
+        """The cluster, in a namespace of it; see k8sjob.backends.cluster.connect."""
         return connect(
             context=self.context,
             kubeconfig=self.kubeconfig,
             namespace=namespace or self.namespace,
             client=self.client,
+            plugins=plugins,
         )
 
 
@@ -156,7 +157,7 @@ def _namespaces(ctx: click.Context, _parameter: click.Parameter, incomplete: str
     place = _place(ctx)
     found = set(namespaces(place.kubeconfig))
     with suppress(BackendError):
-        found |= _within(COMPLETION_SECONDS, lambda: place.connect().namespaces())
+        found |= _within(COMPLETION_SECONDS, lambda: place.connect(plugins=False).namespaces())
     return sorted(name for name in found if name.startswith(incomplete))
 
 
@@ -365,7 +366,9 @@ def complete_job(ctx: click.Context, _parameter: click.Parameter, incomplete: st
         here = list(dict.fromkeys(Object(s.job).name for s in local_backend().jobs()))
     if namespace != LOCAL and place.asks_cluster:
         with suppress(BackendError):
-            jobs = _within(COMPLETION_SECONDS, lambda: place.connect(namespace or None).jobs())
+            jobs = _within(
+                COMPLETION_SECONDS, lambda: place.connect(namespace or None, plugins=False).jobs()
+            )
             there = {Object(s.job).name: Object(s.job).namespace for s in jobs}
     names = [f"{LOCAL}/{name}" if slash or name in there else name for name in here]
     names += [f"{ns}/{name}" if slash or name in here else name for name, ns in there.items()]

@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
+from apiserver import kubeconfig
 
 READY = {
     "bash": 'source <("$PYTHON" -m k8sjob completion bash)',
@@ -58,6 +60,46 @@ def test_namespaces_of_the_kubeconfig_and_of_the_cluster(api, complete, tmp_path
         if len(found) > 1:
             break
     assert found == [["word", "blue"], ["word", "green"], ["word", "red"]]
+
+
+@pytest.mark.parametrize("line", ["list -n", "status"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "interactiveMode": "Never"}},
+        {"auth-provider": {"name": "gcp", "config": {"cmd-args": "now", "expiry": "2020-01-01"}}},
+    ],
+    ids=lambda how: next(iter(how)),
+)
+def test_a_tab_runs_no_program_of_a_kubeconfig(tmp_path, complete, line, how):
+    pytest.importorskip("kubernetes", reason="needs the Python client: pip install kubernetes")
+    plugin = tmp_path / "plugin"
+    plugin.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\necho {{}}\n")
+    plugin.chmod(0o755)
+    for part in (how.get("exec"), how.get("auth-provider", {}).get("config")):
+        if part is not None:
+            part["command" if "exec" in how else "cmd-path"] = str(plugin)
+    file = kubeconfig(tmp_path, "http://127.0.0.1:9")
+    config = yaml.safe_load(file.read_text())
+    config["users"][0]["user"] = how
+    file.write_text(yaml.safe_dump(config))
+    offered = words(complete(f"k8sjob {line} ", KUBECONFIG=str(file)))
+    assert not (tmp_path / "ran").exists()
+    assert offered == ([["word", "blue"]] if line.endswith("-n") else [])
+
+
+def test_a_word_that_a_shell_would_expand_is_not_offered(tmp_path, complete):
+    names = ["plain", "arn:aws:eks:eu-1:12:cluster/one", "a@b.c", "한글"]
+    odd = ["$(touch x)", "`x`", "a;b", "a b", "a\tb", "a\nb", "!!", "~root", "*", "'q", "a|b", ">f"]
+    contexts = [{"name": name, "context": {"namespace": name}} for name in (*names, *odd)]
+    file = tmp_path / "config"
+    file.write_text(yaml.safe_dump({"contexts": contexts}, allow_unicode=True))
+    assert words(complete("k8sjob list --context ", KUBECONFIG=str(file))) == [
+        ["word", name] for name in sorted(names)
+    ]
+    assert words(complete("k8sjob list -n ", KUBECONFIG=str(file))) == [
+        ["word", name] for name in sorted(names)
+    ]
 
 
 def test_kubectl_is_answered_in_its_own_form(tmp_path):

@@ -24,6 +24,7 @@ def connect(
     kubeconfig: str | Path | None = None,
     namespace: str | None = None,
     client: Client | None = None,
+    plugins: bool = True,
 ) -> ClusterBackend:
     """A cluster, as the kubeconfig names it, or that of the pod that this runs in.
 
@@ -35,6 +36,7 @@ def connect(
             ~/.kube/config, or a pod's own service account.
         namespace: where jobs are made and looked for; None: the context's.
         client: None: the `kubernetes` package where it is installed, else kubectl.
+        plugins: False: run no program of the kubeconfig; a context that needs one is refused.
 
     Raises:
         BackendError: no cluster is configured, the kubeconfig cannot be used, or there is no
@@ -42,7 +44,7 @@ def connect(
     """
     from k8sjob.backends.cluster.backend import ClusterBackend  # noqa: PLC0415 - commands start light
 
-    found = access(context, kubeconfig, namespace)
+    found = access(context, kubeconfig, namespace, plugins=plugins)
     if client == "python" or (client is None and importlib.util.find_spec("kubernetes")):
         from k8sjob.kube.client.python_client import PythonTransport  # noqa: PLC0415 - only one of them
 

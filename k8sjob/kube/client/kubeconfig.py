@@ -153,6 +153,7 @@ def access(
     kubeconfig: str | Path | None = None,
     namespace: str | None = None,
     *,
+    plugins: bool = True,
     service_account: Path = SERVICE_ACCOUNT,
 ) -> Access:
     """The access to the cluster that is meant.
@@ -161,6 +162,7 @@ def access(
         context: None: the current context; in a pod without a kubeconfig its service account.
         kubeconfig: a file, or a list of them as in $KUBECONFIG; None: $KUBECONFIG, or the user's.
         namespace: None: that of the context.
+        plugins: False: refuse a context whose credentials come from a program.
         service_account: where a pod has its own.
 
     Raises:
@@ -188,6 +190,10 @@ def access(
     if name not in known:
         hint = did_you_mean(name, known, f"available: {there}")
         raise BackendError(f"{where}: no context {name!r}; {hint}")
+    user = _part(config, "contexts", name, "context").get("user", "")
+    fields = _part(config, "users", user, "user")
+    if not plugins and (fields.get("exec") or fields.get("auth-provider")):
+        raise BackendError(f"{where}: the credentials of context {name!r} come from a program")
     return _of_context(name, config, files, namespace)
 
 
