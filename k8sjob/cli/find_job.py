@@ -193,7 +193,7 @@ def find(job: str, place: Place, *, recorded: bool = True) -> tuple[Backend, Job
         BackendError: the cluster cannot be asked.
         click.UsageError: the name is not one, is ambiguous, or the options say another place.
     """
-    if "://" in job or job.endswith(".k8sjob"):
+    if is_record(job):
         record = open_record(job)
         return record, record.find("")
     try:
@@ -206,6 +206,11 @@ def find(job: str, place: Place, *, recorded: bool = True) -> tuple[Backend, Job
         if (found := _find_record(name, namespace)) is None:
             raise
         return found
+
+
+def is_record(job: str) -> bool:
+    """Whether it is the file of a record or its URL, and not the name of a job."""
+    return "://" in job or job.endswith(".k8sjob")
 
 
 def open_record(job: str) -> RecordBackend:

@@ -67,16 +67,59 @@ def test_a_record_runs_where_its_code_is(k8sjob, ran, tmp_path):
     record = tmp_path / "counts.k8sjob"
     k8sjob("archive", "counts", "-o", record)
     k8sjob("delete", "counts")
-    assert "version 1" in k8sjob("rerun", record).out
+    assert "version 1" in k8sjob("rerun", record, "--yes").out
     there = ran.rename(tmp_path / "moved")
-    gone = k8sjob("rerun", record)
+    gone = k8sjob("rerun", record, "-y")
     assert (gone.code, gone.out) == (1, "")
     assert f"{ran}, where the job.yaml and the code were, is not a folder" in gone.err
-    assert "version 1" in k8sjob("rerun", record, "--folder", there).out
+    assert "version 1" in k8sjob("rerun", record, "-y", "--folder", there).out
     (there / "train.py").write_text(TRAIN.replace("version 1", "version 2"))
-    other = k8sjob("rerun", record, "--folder", there)
+    other = k8sjob("rerun", record, "-y", "--folder", there)
     assert (other.code, other.out) == (1, "")
     assert f"train.py in {there} is not what the job ran with" in other.err
+
+
+def test_the_command_of_a_records_file_is_shown_and_asked_for(
+    k8sjob, tmp_path, monkeypatch, on_a_terminal
+):
+    folder = tmp_path / "job"
+    folder.mkdir()
+    command = f"[touch, {tmp_path}/ran, '\\e[2J::error::x']"
+    (folder / "job.yaml").write_text(f"name: odd\nimage: none\nrun: {{command: {command}}}\n")
+    record = tmp_path / "odd.k8sjob"
+    assert k8sjob("run", folder).code == 0
+    k8sjob("archive", "odd", "-o", record)
+    (tmp_path / "ran").unlink()
+    monkeypatch.setenv("K8SJOB_STATE", str(tmp_path / "others"))
+    refused = k8sjob("rerun", record, "-q")
+    assert (refused.code, refused.out) == (2, "")
+    assert f"on this machine in {folder}:\n" in refused.err
+    assert f"\n    - touch\n    - {tmp_path}/ran\n" in refused.err
+    assert "nothing was run; read the job above, and add --yes to run it" in refused.err
+    code, shown = on_a_terminal("rerun", record, typed="n\n")
+    assert code != 0
+    assert "    - touch\r\n" in shown
+    assert "Run it? [y/N]" in shown
+    assert "\x1b[2J" not in shown + refused.err
+    assert not (tmp_path / "ran").exists()
+    assert on_a_terminal("rerun", record, typed="y\n")[0] == 0
+    assert (tmp_path / "ran").exists()
+
+
+def test_the_job_of_a_records_file_is_submitted_when_it_was_asked_for(
+    k8sjob, api, job_file, tmp_path
+):
+    record = tmp_path / "tiny.k8sjob"
+    k8sjob("submit", job_file())
+    k8sjob("archive", "tiny", "-o", record)
+    jobs = k8sjob("list", "-o", "name").out
+    refused = k8sjob("rerun", record, "--detach")
+    assert (refused.code, refused.out) == (2, "")
+    assert "it runs this in fake, namespace blue:\n\nname: tiny-" in refused.err
+    assert "image: " in refused.err
+    assert k8sjob("list", "-o", "name").out == jobs
+    assert k8sjob("rerun", record, "--detach", "-y").code == 0
+    assert len(k8sjob("list", "-o", "name").out.splitlines()) == len(jobs.splitlines()) + 1
 
 
 def test_a_job_of_a_cluster_has_its_code_in_its_image(k8sjob, api, job_file, tmp_path):
