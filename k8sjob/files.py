@@ -6,16 +6,14 @@ import os
 import secrets
 import shutil
 from contextlib import ExitStack, contextmanager, suppress
-from typing import IO, TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING
 
 from k8sjob.errors import K8sJobError
+from k8sjob.temporary import DRAFT, create_draft
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
-
-DRAFT: Final = ".k8sjob-"
-"""How the names of incomplete files and folders begin; a process that was killed may leave one."""
 
 
 @contextmanager
@@ -29,13 +27,13 @@ def whole_file(path: Path, mode: int = 0o600) -> Iterator[IO[bytes]]:
     Raises:
         OSError: it cannot be written.
     """
-    draft = path.with_name(f"{DRAFT}{secrets.token_hex(6)}")
+    draft, file = create_draft(path, mode)
     try:
-        with open(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode), "w+b") as out:  # noqa: PTH123 - a descriptor
+        with os.fdopen(file, "w+b") as out:
             yield out
             out.flush()
             os.fsync(out.fileno())  # else a file system may keep the new name and lose the content
-        draft.replace(path)
+            draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
 

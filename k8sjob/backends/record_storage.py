@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import tempfile
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any, Final
 
@@ -16,6 +15,7 @@ from k8sjob.backends.record import DAMAGE, SUFFIX, UNSENT, RecordBackend, write_
 from k8sjob.contract import __version__
 from k8sjob.errors import K8sJobError, StorageError, redacted
 from k8sjob.sanitize import safe_line
+from k8sjob.temporary import temporary_folder
 
 if TYPE_CHECKING:
     import zipfile
@@ -69,7 +69,7 @@ class StoredRecords:
         judge: Judge | None = None,
     ) -> str:
         """Keep a brief record of a job, as write_record does; it is there whole or not at all."""
-        with tempfile.NamedTemporaryFile(prefix="k8sjob-") as out:
+        with temporary_folder("record") as folder, (folder / "record").open("w+b") as out:
             write_record(
                 backend, ref, out, brief=True, snapshot=snapshot, earlier=self.open, judge=judge
             )

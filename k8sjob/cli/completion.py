@@ -44,7 +44,7 @@ def completion_command(shell: str) -> None:
     compinit. For fish: k8sjob completion fish > ~/.config/fish/completions/k8sjob.fish
 
     Commands, options, fields of --set and their values, names of jobs, namespaces and contexts are
-    completed. The cluster is queried for at most a second, and not at all where the kubeconfig names
+    completed. The cluster is queried for at most a second, and not at all where the kubeconfig has
     a program for the credentials: a tab runs none. kubectl completes `kubectl k8sjob` by itself.
     """
     script = Path(__file__).with_suffix(f".{shell}").read_text(encoding="utf-8")

@@ -7,8 +7,6 @@ import re
 from bisect import bisect
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from k8sjob.errors import BackendError
@@ -16,9 +14,11 @@ from k8sjob.image.builders.process import signals_as_exit
 from k8sjob.jobs.plan import load_spec, plan_run
 from k8sjob.proving.proof import NO_GPUS, Forks, check_script
 from k8sjob.proving.rules import message
+from k8sjob.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from k8sjob.backends.api import Plan
     from k8sjob.spec import JobSpec
@@ -209,10 +209,9 @@ def fit(
         raise BackendError(message("too-many-ranks", **limits))
     shape = {"workers": 0, "nproc_per_node": ranks if whole else 1, "elastic": None}
     plan = plan_run(spec.with_(replicas=shape, resources=NO_GPUS), folder)
-    folder_of_runs = TemporaryDirectory(prefix="k8sjob-fit-")
-    with signals_as_exit(), folder_of_runs as temporary, Forks() as forking:
+    with signals_as_exit(), temporary_folder("fit") as temporary, Forks() as forking:
         first, second = (
-            _run(plan, Path(temporary, str(scale)), forking, options | {"scale": scale})
+            _run(plan, temporary / str(scale), forking, options | {"scale": scale})
             for scale in (1, 2)
         )
     other = second if second.batch != first.batch else None

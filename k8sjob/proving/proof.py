@@ -10,7 +10,6 @@ import sys
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self
 
 from k8sjob.backends.local import mounts
@@ -32,6 +31,7 @@ from k8sjob.proving.rules import (
 )
 from k8sjob.proving.trace import TracedRun
 from k8sjob.proving.volumes import detach, private, refuse_unhidden
+from k8sjob.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -147,9 +147,8 @@ def prove(
     layout = Layout.of(spec, nproc)
     _check(spec, layout)
     started = Forks() if forks is None else nullcontext(forks)
-    folder_of_runs = TemporaryDirectory(prefix="k8sjob-prove-")
-    with signals_as_exit(), folder_of_runs as temporary, started as forking:
-        runs = _Runs((spec, folder), Path(temporary), forking, steps or _STEPS, progress)
+    with signals_as_exit(), temporary_folder("prove") as temporary, started as forking:
+        runs = _Runs((spec, folder), temporary, forking, steps or _STEPS, progress)
         return _proof(runs.evidence(layout), Layout(spec.nnodes, spec.nproc_per_node), layout)
 
 

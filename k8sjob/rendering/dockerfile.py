@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import RUNTIME_HOME, WORKDIR
 from k8sjob.errors import ImageError, Problem, RenderError, SpecError
-from k8sjob.files import DRAFT, whole_folder, write_files
+from k8sjob.files import whole_folder, write_files
 from k8sjob.rendering.dockerignore import Ignore, dockerignore, own_patterns, private_patterns
 from k8sjob.rendering.manifest import IMAGE_UID, container_argv, render
 from k8sjob.rendering.template import fill
 from k8sjob.targets.jobs import TARGETS
+from k8sjob.temporary import DRAFT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -210,7 +211,8 @@ def runtime_files() -> Iterator[tuple[str, Path]]:
 
     These parts of k8sjob need only torch and the standard library.
     """
-    shared = (_PACKAGE / name for name in ("__init__.py", "contract.py", "strategies.py"))
+    names = ("__init__.py", "contract.py", "strategies.py", "temporary.py")
+    shared = (_PACKAGE / name for name in names)
     for file in (*shared, *sorted((_PACKAGE / "runtime").rglob("*.py"))):
         yield f"{_PACKAGE.name}/{file.relative_to(_PACKAGE).as_posix()}", file
 

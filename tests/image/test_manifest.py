@@ -157,14 +157,14 @@ def test_platforms(platforms, wanted, chosen, kind):
 
 def test_a_message_names_few_platforms():
     index = manifest.Index({f"linux/a{number:03}": DIGEST for number in range(500)})
-    with pytest.raises(ImageError, match="linux/a009 and 490 more; set image.platform") as raised:
+    with pytest.raises(ImageError, match="linux/a009 and 490 more; set") as raised:
         index.choose(None, "b")
     assert len(str(raised.value)) < 300
 
 
 def test_a_platform_in_a_config_begins_no_line():
     broken = base_of({"architecture": "arm64\nbuilt: all"})
-    with pytest.raises(ImageError, match=r"is for 'linux/arm64\\nbuilt: all', which is not a platf"):
+    with pytest.raises(ImageError, match=r"is for 'linux/arm64\\nbuilt: all', which is not a"):
         _ = broken.platform
     with pytest.raises(ImageError, match="not a platform"):
         _ = base_of({"os": {"a": 1}}).platform

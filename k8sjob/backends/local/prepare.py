@@ -18,7 +18,6 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import LOCAL, TOO_FEW_GPUS
@@ -44,6 +43,7 @@ from k8sjob.rendering import dockerignore
 from k8sjob.rendering.dockerignore import Ignore, own_patterns
 from k8sjob.rendering.overlay import merge
 from k8sjob.targets.jobs import pod_specs, target_of
+from k8sjob.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -135,8 +135,8 @@ def _mounts_are_refused(places: Places, *, uses_gpus: bool) -> bool:
         # CUDA calls it at its first use, and as a setuid program it does nothing behind mounts.
         with suppress(OSError):
             subprocess.run(["nvidia-modprobe", "-u", "-c=0"], check=False)  # noqa: S607 - on PATH
-    with TemporaryDirectory() as empty:  # in place of the folders that the job will make
-        tried = {at: to if Path(to).exists() else empty for at, to in mounts.items()}
+    with temporary_folder("mounts") as empty:  # in place of the folders that the job will make
+        tried = {at: to if Path(to).exists() else str(empty) for at, to in mounts.items()}
         return bool(mounts and refusal(tried))
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import tempfile
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from k8sjob.image.layer_tar import Layer
 from k8sjob.image.registry.blob_content import FileContent
 from k8sjob.image.registry.manifest import Manifest, read, read_object
 from k8sjob.rendering.dockerfile import dependencies_dockerfile
+from k8sjob.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -68,8 +68,7 @@ class Recipe:
 @contextmanager
 def written(request: BuildRequest) -> Iterator[Recipe]:
     """The files for a build; they are removed afterwards."""
-    with tempfile.TemporaryDirectory(prefix="k8sjob-build-") as name:
-        folder = Path(name)
+    with temporary_folder("build") as folder:
         context = folder / "context"
         context.mkdir()
         reference = request.base.reference

@@ -11,12 +11,10 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-import tempfile
 import time
 import zipfile
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.errors import ImageError
@@ -26,9 +24,11 @@ from k8sjob.image.builders.pip_settings import as_uv_settings
 from k8sjob.image.inventory import DEFAULT_PATH, read_inventory
 from k8sjob.image.layers import DEPS_BIN, pack_packages
 from k8sjob.image.registry.manifest import environment
+from k8sjob.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+    from pathlib import Path
 
     from k8sjob.image.dependencies import BuildRequest, Dependencies
     from k8sjob.image.inventory import Inventory
@@ -80,8 +80,8 @@ def build(request: BuildRequest) -> None:
     """Install what is wanted, and push the image; see `unpack`."""
     request.say(f"reading the packages of {request.base.reference}")
     inventory = read_inventory(request.base, request.below, _progress(request.say))
-    with tempfile.TemporaryDirectory(prefix="k8sjob-") as folder:
-        target = Path(folder, "deps")
+    with temporary_folder("build") as folder:
+        target = folder / "deps"
         unpack(inventory, request.wanted, target, request.say, cached=request.cached)
         layer = pack_packages(target, inventory, zstd=request.zstd)
     with closing(layer):
@@ -129,8 +129,7 @@ def unpack(
     common += [inventory.version, "--python-platform", platform, *_WHEELS_ONLY]
     common += ["--default-index", wanted.index_url] if wanted.index_url else []
     common += [] if cached else ["--refresh"]
-    with tempfile.TemporaryDirectory(prefix="k8sjob-") as name:
-        work = Path(name)
+    with temporary_folder("uv") as work:
         settings, variables = as_uv_settings()
         pinned = _write_inputs(work, inventory, wanted, settings)
         uv = partial(_run_uv, work=work, variables=variables, inventory=inventory)

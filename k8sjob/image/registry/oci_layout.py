@@ -10,13 +10,14 @@ import json
 import os
 import tempfile
 import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.errors import ImageError
 from k8sjob.image.registry.blob_content import Sent, counted, in_memory
 from k8sjob.image.registry.manifest import OCI_INDEX, digest_of, encode, read_object
+from k8sjob.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -41,7 +42,8 @@ class Layout:
         """Check the folder, which may not exist; ImageError where it is something else."""
         self.folder = folder
         self.reference = reference
-        self._unfinished: tempfile.TemporaryDirectory[str] | None = None
+        self._unfinished: Path | None = None
+        self._at_end = ExitStack()
         self._lock = threading.Lock()
         with _errors_explained(folder):
             if folder.exists() and not (folder / _MARK).exists() and any(folder.iterdir()):
@@ -53,8 +55,7 @@ class Layout:
 
     def close(self) -> None:
         """Remove what is not complete."""
-        if self._unfinished is not None:
-            self._unfinished.cleanup()
+        self._at_end.close()
 
     def has(self, raw: bytes, media_type: str) -> bool:
         """Whether an image exists, by its manifest."""
@@ -100,10 +101,9 @@ class Layout:
         path.parent.mkdir(parents=True, exist_ok=True)
         with self._lock:
             if self._unfinished is None:
-                self._unfinished = tempfile.TemporaryDirectory(
-                    dir=self.folder, prefix=".", ignore_cleanup_errors=True
-                )
-        with tempfile.NamedTemporaryFile(dir=self._unfinished.name, delete=False) as file:
+                folder = temporary_folder("layout", str(self.folder))
+                self._unfinished = self._at_end.enter_context(folder)
+        with tempfile.NamedTemporaryFile(dir=self._unfinished, delete=False) as file:
             for block in blocks:
                 file.write(block)
             file.flush()

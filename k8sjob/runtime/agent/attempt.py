@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import signal
 import sys
-import tempfile
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import OWN_LAUNCHER, EventKind, ExitCode, Reason
@@ -24,9 +22,11 @@ from k8sjob.runtime.base.frames import aborted_beside_collective, fatal_place, u
 from k8sjob.runtime.base.heartbeat import HeartbeatMonitor, Seen, hang_of, read_seen
 from k8sjob.runtime.base.long_waits import StepClock, step_missing, warn_of_wait
 from k8sjob.runtime.base.termination import by_rank, read_reason, read_stacks, seen_file
+from k8sjob.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from k8sjob.contract import RuntimeConfig
     from k8sjob.runtime.agent.worker_group import Program
@@ -110,8 +110,8 @@ def run_attempt(
         EnvError: there is no folder to write in.
         OSError: a process could not be started.
     """
-    with _folder() as folder:
-        members = program(restart, Path(folder))
+    with ExitStack() as stack:
+        members = program(restart, _folder(stack))
         group = WorkerGroup(members)
         files = [seen_file(member.error_file) for member in members]
         monitor = HeartbeatMonitor(files, config.session_hang_timeout)
@@ -172,12 +172,12 @@ def _warn_of_launcher(group: WorkerGroup, members: Sequence[Member], record: Att
         write_event(EventKind.WARNING, message=message, reason=OWN_LAUNCHER, command=command)
 
 
-def _folder() -> tempfile.TemporaryDirectory[str]:
+def _folder(stack: ExitStack) -> Path:
     """A temporary folder; in /dev/shm where the root file system is read-only."""
     problem: OSError | None = None
     for parent in (None, "/dev/shm"):  # noqa: S108 - the pod's
         try:
-            return tempfile.TemporaryDirectory("", "k8sjob-", parent, ignore_cleanup_errors=True)
+            return stack.enter_context(temporary_folder("agent", parent))
         except OSError as error:
             problem = problem or error
     raise EnvError(f"no folder to write in: {problem}; mount an empty_dir at /tmp or set TMPDIR")

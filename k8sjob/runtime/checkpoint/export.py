@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +20,7 @@ from k8sjob.runtime.checkpoint.format import gathered
 from k8sjob.runtime.checkpoint.integrity import load, newest_whole, verify
 from k8sjob.runtime.checkpoint.store import DIGESTS, Checkpoints, write
 from k8sjob.runtime.comm.process_group import Group
+from k8sjob.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,18 +67,17 @@ def export(
         )
     path, state = _checkpoint(source, warn)
     chosen = gathered(state if everything else _weights(state, path))
-    draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    draft = Path(target.name)
     try:
-        (_write_safetensors if as_safetensors else write)(draft, chosen)
-        with draft.open("rb") as file:
-            os.fsync(file.fileno())
-        draft.replace(target)
+        with temporary_folder("export", str(target.parent)) as folder:
+            draft = folder / target.name
+            (_write_safetensors if as_safetensors else write)(draft, chosen)
+            with draft.open("rb") as file:
+                os.fsync(file.fileno())
+            draft.replace(target)
     except OSError as error:
         reason = (error.strerror or str(error)).removeprefix(f"{draft}: ")
         raise OSError(f"{target} cannot be written: {reason}") from error
-    finally:
-        with suppress(OSError):
-            draft.unlink()
     return {
         "path": str(target),
         "source": str(path),

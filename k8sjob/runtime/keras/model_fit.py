@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 import weakref
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import keras
@@ -20,6 +18,7 @@ from k8sjob.runtime.data import Feed
 from k8sjob.runtime.keras import model as keras_model
 from k8sjob.runtime.keras.callback import KIND, Callbacks, JobCallback
 from k8sjob.runtime.keras.strategy import ReplicatedModel
+from k8sjob.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -306,11 +305,8 @@ def save_model(context: RankContext, model: Any, path: Path) -> None:
 
 def _write(model: Any, path: Path) -> None:
     """Write it whole or not at all."""
-    draft = path.with_name(f".{path.stem}.{os.getpid()}.tmp{_SUFFIX}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
+    with temporary_folder("keras", str(path.parent)) as folder:
+        draft = folder / path.name
         model.save(draft)
         draft.replace(path)
-    finally:
-        with suppress(OSError):
-            draft.unlink()
