@@ -25,6 +25,7 @@ from k8sjob.errors import BackendError
 from k8sjob.proving import Proof, prove
 from k8sjob.proving.proof import Forks
 from k8sjob.spec import JobSpec
+from k8sjob.temporary import temporary_folder
 
 pytestmark = pytest.mark.dist
 ROOT = Path(__file__).parents[2]
@@ -260,6 +261,8 @@ def test_no_process_outlives_the_command_and_no_copy_of_a_volume(number, code, t
     for pid in pids.read_text().split():
         until(lambda pid=pid: not _runs(pid), 15)
     until(lambda: not [*copies.glob("*/*/volumes" if code == -9 else "k8sjob-*")], 15)
+    with temporary_folder("prove", str(copies)):
+        assert len([*copies.glob("k8sjob-*")]) == 2, "what was killed has left more"
 
 
 def _runs(pid):
