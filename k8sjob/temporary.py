@@ -61,7 +61,7 @@ def create_draft(path: Path, mode: int) -> tuple[Path, int]:
         OSError: it cannot be made.
     """
     for draft in _abandoned(path.parent, f"{DRAFT}{_HOST}-*"):
-        draft.unlink()
+        draft.unlink(missing_ok=True)
     draft = path.with_name(f"{DRAFT}{_HOST}-{secrets.token_hex(6)}")
     return draft, _create_locked(draft, mode)
 
