@@ -55,8 +55,8 @@ def names(folder):
 
 
 def start_next(folder):
-    with temporary_folder("next", str(folder)) as made, whole_file(folder / "next") as out:
-        assert made.stat().st_mode & 0o777 == 0o700
+    with temporary_folder("next", str(folder)) as new, whole_file(folder / "next") as out:
+        assert new.stat().st_mode & 0o777 == 0o700
         out.write(b"next")
     (folder / "next").unlink()
 
@@ -91,7 +91,7 @@ def test_nothing_of_others_is_removed(hold, tmp_path, monkeypatch):
     child = hold()
     child.kill()
     child.wait()
-    left = names(tmp_path)
+    leftovers = names(tmp_path)
     users = {"k8sjob-mine", "k8sjob-mine.lock", ".k8sjob-mine", "k8sjob-prove-12345678-abc"}
     for name in users:
         (tmp_path / name).mkdir()
@@ -113,7 +113,7 @@ def test_nothing_of_others_is_removed(hold, tmp_path, monkeypatch):
     assert names(tmp_path) == before, "they are another machine's"
     monkeypatch.undo()
     start_next(tmp_path)
-    assert before - names(tmp_path) == left
+    assert before - names(tmp_path) == leftovers
     assert (tmp_path / "elsewhere" / "file").exists()
 
 
@@ -156,5 +156,5 @@ def test_all_temporary_files_are_made_here():
         and (node.attr if isinstance(node, ast.Attribute) else node.id) in makers
     }
     # In a folder of this module; with a lock of its own.
-    rest = {"image/registry/oci_layout.py", "backends/local/state_folder.py"}
-    assert users == {"temporary.py", *rest}
+    others = {"image/registry/oci_layout.py", "backends/local/state_folder.py"}
+    assert users == {"temporary.py", *others}
