@@ -13,6 +13,7 @@ from k8sjob.backends.local.outputs import copy_written
 from k8sjob.cli.jobfile import JobCommand, JobFile, job_file_options
 from k8sjob.cli.options import view_options
 from k8sjob.cli.output import line, print_status, warn
+from k8sjob.contract import counted
 from k8sjob.errors import JobNotFound
 from k8sjob.observe.status import job_status
 from k8sjob.targets.api import JobState
@@ -129,8 +130,11 @@ def run_here(
     logs = not (no_logs or quiet)
     show = partial(follow, output=shown, logs=logs, verbose=verbose, outlives_reader=True)
     done = run_plan(plan, backend, show)
-    if copy_to and done.snapshot and (existing := copy_written(backend.folder(done.ref), copy_to)):
-        warn(f"not copied, as these files exist: {', '.join(map(str, existing))}")
+    if copy_to and done.snapshot:
+        copies, existing = copy_written(backend.folder(done.ref), copy_to)
+        print_status(f"copied {counted(copies, 'file')} to {copy_to}")
+        if existing:
+            warn(f"not copied, as these files exist: {', '.join(map(str, existing))}")
     if quiet and done.code in {JobState.FAILED.exit_code, JobState.STOPPED.exit_code}:
         done.result(check=True)
     return done

@@ -409,6 +409,7 @@ def test_what_a_script_writes_is_listed_copied_and_named_before_it_is_deleted(
     done = k8sjob("run", file, "--copy-to", tmp_path / "results")
     (model,) = re.findall(r"^ +written +(.*/master-0/work/model.pt)$", done.out, re.MULTILINE)
     assert (tmp_path / "results/model.pt").read_text() == "0"
+    assert f"copied 1 file to {tmp_path / 'results'}" in done.err
     assert model in k8sjob("status", "tiny").out.partition("WRITTEN\n")[2]
     failing = job("fail", "policy: {restart_policy: Never}")
     again = k8sjob("run", "-q", failing, "--copy-to", tmp_path / "results")

@@ -43,8 +43,8 @@ def listed(paths: Sequence[Path]) -> str:
     return "\n".join([*lines, f"... and {more} more"] if more else lines)
 
 
-def copy_written(folder: JobFolder, target: Path) -> list[Path]:
-    """Copy what the replicas wrote; the files that exist in `target`, which stay as they are.
+def copy_written(folder: JobFolder, target: Path) -> tuple[int, list[Path]]:
+    """Copy what the replicas wrote; how many files, and those that exist in `target` and stay.
 
     A file of a replica is in a subfolder of the replica's name, unless one replica wrote them all.
     """
@@ -63,4 +63,4 @@ def copy_written(folder: JobFolder, target: Path) -> list[Path]:
             continue
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, copy, follow_symlinks=False)
-    return existing
+    return len(names) - len(existing), existing

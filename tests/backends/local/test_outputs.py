@@ -42,7 +42,8 @@ def test_new_and_changed_files_are_found_and_copied(
     first.mkdir(parents=True)
     (first / "model.pt").write_text("of an earlier run")
     (first / "runs").write_text("a file where a folder would be")
-    assert copy_written(folder, target) == [first / "model.pt", first / "runs/events.1"]
+    existing = [first / "model.pt", first / "runs/events.1"]
+    assert copy_written(folder, target) == (len(expected) - 2, existing)
     assert (first / "model.pt").read_text() == "of an earlier run"
     assert (first / "notes.txt").read_text() == "the user's more"
     assert str((first / "last.pt").readlink()) == "model.pt"
@@ -50,7 +51,7 @@ def test_new_and_changed_files_are_found_and_copied(
     assert (target / "worker-0/model.pt").exists() == bool(workers)
     (folder.path / "volumes/shared/replicas").mkdir(parents=True)
     (folder.path / "volumes/shared/replicas/x").touch()
-    assert copy_written(folder, tmp_path / "all") == []
+    assert copy_written(folder, tmp_path / "all") == (len(expected) + 1, [])
     assert (tmp_path / "all/job/volumes/shared/replicas/x").exists()
 
 
