@@ -7,6 +7,7 @@ have; a request that names another host (DNS rebinding) or comes from another or
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import socket
@@ -26,6 +27,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from k8sjob.errors import BackendError, JobNotFound, K8sJobError
 from k8sjob.observe.watch import watch
@@ -50,6 +52,15 @@ _HOSTS: Final = frozenset({HOST, "localhost", "::1"})
 _STATIC: Final = Path(__file__).with_name("static")
 _STREAMS: Final = 64
 """Streams that are open at a time; a browser opens six at most."""
+_CONNECTIONS: Final = 128
+"""Connections that are open at a time; more than the streams, so that a page always has some."""
+_ACCEPTED: Final = 32
+"""Connections that are accepted before the others are looked at; with those above, they need fewer
+file descriptors than the smallest usual limit of a process, 256."""
+_BACKLOG: Final = 2048
+"""Connections that wait in the kernel."""
+_REQUEST_SECONDS: Final = 10.0
+"""A connection may take so long for the headers of a request, or have none, until it is closed."""
 _MOST_COMPARED: Final = 8
 _BEAT_SECONDS: Final = 10.0
 """A stream without events sends a comment so often, which notices a reader that is gone."""
@@ -302,6 +313,52 @@ def listen(port: int) -> socket.socket:
         ) from error
 
 
+class _Connection(H11Protocol):
+    """A connection to the page, which is closed where it asks nothing.
+
+    uvicorn alone waits for ever for a first request, and for one that comes byte by byte.
+    """
+
+    idle_since: float
+    """The time of its loop at which it was opened, or its last answer ended."""
+    _deadline: asyncio.TimerHandle
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_request()
+        peers = [peer for peer in self.connections if not peer.transport.is_closing()]
+        unused = [peer for peer in peers if isinstance(peer, _Connection) and not peer.is_in_use]
+        if len(peers) > _CONNECTIONS:
+            min(unused, key=lambda peer: peer.idle_since).transport.abort()
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether a request for data is being answered.
+
+        The page's own files are sent without a token, perhaps to somebody who does not read them.
+        """
+        is_answered = getattr(self.cycle, "response_complete", True)  # None before the first
+        return not is_answered and self.scope["path"].startswith("/api/")
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.is_in_use:
+            self._deadline.cancel()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._deadline.cancel()
+        self._await_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._deadline.cancel()
+
+    def _await_request(self) -> None:
+        self.idle_since = self.loop.time()
+        self._deadline = self.loop.call_later(_REQUEST_SECONDS, self.transport.abort)
+
+
 class Server(uvicorn.Server):
     """Answers requests until an interrupt comes: `Server(page, token).run(sockets=[listen(0)])`.
 
@@ -313,7 +370,10 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 page.app(token),
-                log_level="warning",
+                http=_Connection,
+                ws="none",
+                backlog=_ACCEPTED,  # asyncio accepts so many at once
+                log_level="error",  # its warnings are about requests, which anybody can make
                 access_log=False,
                 server_header=False,
                 timeout_graceful_shutdown=3,
@@ -321,7 +381,24 @@ class Server(uvicorn.Server):
         )
         self._page = page
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen."""
+        asyncio.get_running_loop().set_exception_handler(_report)
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(_BACKLOG)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called by a signal."""
         self._page.close()
         super().handle_exit(sig, frame)
+
+
+def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Report an error of the event loop, unless it is about a connection.
+
+    Such are clients that go away. Where no file descriptor is free, asyncio writes a traceback for
+    each of the connections that wait, again and again.
+    """
+    if not isinstance(context.get("exception"), OSError):
+        loop.default_exception_handler(context)

@@ -2,9 +2,12 @@
 
 import os
 import re
+import resource
 import signal
+import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import pytest
 import urllib3
@@ -48,6 +51,20 @@ def test_the_page_is_served_until_an_interrupt_comes(ui):
     assert (process.returncode, out) == (130, "")
     assert len(err.strip().splitlines()) == 1  # nothing but the note below the address
     assert "Traceback" not in err
+
+
+def test_a_server_has_file_descriptors_left_whatever_connects(ui):
+    process = ui("--local")
+    port = int(process.stdout.readline().split("/#")[0].rpartition(":")[2])
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (256, 256))
+    with ExitStack() as stack:
+        for _ in range(700):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), 20))
+        client = Client(port)
+        assert [client.ask("/")[0] for _ in range(3)] == [200] * 3
+        client.close()
+    process.send_signal(signal.SIGINT)
+    assert len(process.communicate(timeout=60)[1].strip().splitlines()) == 1
 
 
 def test_a_port_that_is_taken_is_one_error(ui):

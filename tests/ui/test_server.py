@@ -2,15 +2,17 @@
 
 import math
 import socket
-from contextlib import ExitStack
+import struct
+from contextlib import ExitStack, suppress
 
 import pytest
 from inmemory import JobsInMemory
-from ui.conftest import job
+from ui.conftest import TOKEN, job
 
 from k8sjob.backends.record import RecordBackend, write_record
 from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError
+from k8sjob.ui import server
 
 KEY = "local:uid-digits"
 GONE = "local:uid-gone"
@@ -119,12 +121,79 @@ def test_no_file_outside_of_the_pages_own_is_served_and_no_other_method_answered
         assert client.ask("/", method)[0] == 405
 
 
-def test_connections_that_ask_nothing_do_not_block_the_page(serve):
-    client = serve(JobsInMemory())
-    with ExitStack() as idle:
-        for _ in range(140):
-            idle.enter_context(socket.create_connection(("127.0.0.1", client.port)))
+def opened(client, stack):
+    return stack.enter_context(socket.create_connection(("127.0.0.1", client.port), 20))
+
+
+def is_closed(connection):
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_of_connections_that_ask_nothing_the_oldest_are_closed(serve, digits):
+    client = serve(digits)
+    with client.stream("/api/events") as events, ExitStack() as stack:
+        list_of_jobs = rows(events)
+        next(list_of_jobs)
+        idle = [opened(client, stack) for _ in range(300)]
         assert client.ask("/")[0] == 200
+        assert all(is_closed(connection) for connection in idle[:170])
+        idle[-1].sendall(f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\n\r\n".encode())
+        assert idle[-1].recv(15) == b"HTTP/1.1 200 OK"
+        digits.write("digits", Event(EventKind.PROGRESS, {"epoch": 0, "step": 2, "steps": 2}, 5.0))
+        assert next(list_of_jobs)
+
+
+def test_files_that_nobody_reads_keep_no_connection(serve):
+    client = serve(JobsInMemory())
+    ask = f"GET /static/uPlot.min.js HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\n\r\n".encode()
+    with ExitStack() as stack:
+        unread = [opened(client, stack) for _ in range(200)]
+        for connection in unread:
+            connection.sendall(ask * 80)
+        assert client.ask("/")[0] == 200
+        received = 0
+        with suppress(ConnectionResetError):
+            while block := unread[0].recv(1 << 20):
+                received += len(block)
+        assert received < 80 * 51_081
+
+
+@pytest.mark.parametrize("start", [b"", b"GET / HTTP/1.1\r\n"])
+def test_a_request_must_come_in_time(serve, monkeypatch, start):
+    monkeypatch.setattr(server, "_REQUEST_SECONDS", 0.2)
+    client = serve(JobsInMemory())
+    with ExitStack() as stack:
+        connection = opened(client, stack)
+        connection.sendall(start)
+        connection.settimeout(0.05)
+        for _ in range(400):
+            try:
+                assert is_closed(connection)
+                break
+            except TimeoutError:
+                if start:  # it goes on, byte by byte
+                    with suppress(OSError):
+                        connection.sendall(b"x")
+        else:
+            pytest.fail("still open")
+
+
+def test_a_client_that_goes_away_is_no_error(serve, digits, capfd):
+    client = serve(digits)
+    for asked in (b"", b"GET", b"GET /api/events HTTP/1.1\r\n", b"nonsense\r\n\r\n"):
+        with ExitStack() as stack:
+            connection = opened(client, stack)
+            bearer = f"Host: 127.0.0.1:{client.port}\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
+            connection.sendall(asked + (bearer.encode() if asked.endswith(b"1.1\r\n") else b""))
+            if len(asked) > 3:
+                connection.recv(15)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    assert client.ask("/")[0] == 200
+    client.end()
+    assert capfd.readouterr().err == ""
 
 
 # --- the list -------------------------------------------------------------------------------------
