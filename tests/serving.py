@@ -13,6 +13,7 @@ class Server(ThreadingHTTPServer):
     Args:
         handler: the class of its handlers.
         port: 0: one that is free.
+        address: where it listens.
         tls: an SSLContext; None: it speaks plain HTTP.
         attributes: of the handlers.
     """
@@ -20,11 +21,11 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, handler, *, port=0, tls=None, **attributes):
-        super().__init__(("127.0.0.1", port), type("Handler", (handler,), attributes))
+    def __init__(self, handler, *, port=0, address="127.0.0.1", tls=None, **attributes):
+        super().__init__((address, port), type("Handler", (handler,), attributes))
         if tls:
             self.socket = tls.wrap_socket(self.socket, server_side=True)
-        self.host = f"127.0.0.1:{self.server_port}"
+        self.host = f"{address}:{self.server_port}"
         threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 
     def handle_error(self, *_):

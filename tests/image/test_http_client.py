@@ -16,6 +16,7 @@ from k8sjob.image.registry.http_client import (
     Response,
     RetryPolicy,
     TransportError,
+    Zone,
     _retry_after,
     is_loopback,
 )
@@ -38,6 +39,28 @@ from k8sjob.image.registry.repository import run_parallel, start
 )
 def test_this_machine_is_known_only_by_its_address(host, expected):
     assert is_loopback(host) is expected
+
+
+@pytest.mark.parametrize(
+    ("address", "zone"),
+    [
+        ("8.8.8.8", Zone.PUBLIC),
+        ("2606:4700::1111", Zone.PUBLIC),
+        ("10.1.2.3", Zone.PRIVATE),
+        ("192.168.0.1", Zone.PRIVATE),
+        ("100.64.0.1", Zone.PRIVATE),
+        ("fd00:ec2::254", Zone.PRIVATE),
+        ("127.8.8.8", Zone.LOOPBACK),
+        ("::1", Zone.LOOPBACK),
+        ("0.0.0.0", Zone.LOOPBACK),
+        ("::ffff:127.0.0.1", Zone.LOOPBACK),
+        ("::ffff:10.0.0.1", Zone.PRIVATE),
+        ("169.254.169.254", Zone.LINK_LOCAL),
+        ("fe80::1%eth0", Zone.LINK_LOCAL),
+    ],
+)
+def test_where_an_address_is(address, zone):
+    assert Zone.of(address) is zone
 
 
 @pytest.mark.parametrize(

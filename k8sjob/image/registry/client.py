@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
     from k8sjob.image.registry.credentials import Login
-    from k8sjob.image.registry.http_client import HttpClient, Response, RetryPolicy
+    from k8sjob.image.registry.http_client import HttpClient, Response, RetryPolicy, Zone
     from k8sjob.image.registry.manifest import ImageReference
 
 _SCHEME: Final = re.compile(r"(?:^|,)\s*(Basic|Bearer)\b", re.IGNORECASE)
@@ -118,7 +118,7 @@ class RegistryClient:
         """
         used, shown = self._shown(url, headers)
         answer = self._http.send(method, url, headers=shown, body=body)
-        if answer.status == 401 and self._is_own(url) and not self._authorizer.renew(answer, used):
+        if answer.status == 401 and self.owns(url) and not self._authorizer.renew(answer, used):
             raise self.refusal(answer, "uploading")
         return answer
 
@@ -133,7 +133,7 @@ class RegistryClient:
                 f"{self.registry} redirects to {location!r}, which is not a URL; the registry, or a"
                 " proxy in front of it, is broken"
             ) from None
-        if self._is_own(url):  # a registry behind a proxy often takes its own scheme for http
+        if self.owns(url):  # a registry behind a proxy often takes its own scheme for http
             return self._base + urlsplit(url)._replace(scheme="", netloc="").geturl()
         return url
 
@@ -146,16 +146,18 @@ class RegistryClient:
             + step.format(host=self.registry)
         )
 
-    def _is_own(self, url: str) -> bool:
-        return host_of(url) == host_of(self._base)
+    def owns(self, url: str) -> bool:
+        """Whether a URL is of the registry's host and port; others get no login."""
+        return _same_host(url, self._base)
 
     def _authorized(
         self, method: str, url: str, headers: Mapping[str, str] | None, **options: Any
     ) -> Response:
         for _ in range(2):
             used, shown = self._shown(url, headers)
-            answer = self._http.request(method, url, headers=shown, **options)
-            is_refused = answer.status == 401 and self._is_own(url)
+            limit = None if self.owns(url) else self._http.zone(self._base)
+            answer = self._http.request(method, url, headers=shown, limit=limit, **options)
+            is_refused = answer.status == 401 and self.owns(url)
             if not is_refused or not self._authorizer.renew(answer, used):
                 break
         return answer
@@ -165,8 +167,16 @@ class RegistryClient:
     ) -> tuple[str | None, dict[str, str]]:
         """The login's header, and all headers; no other host sees the login."""
         used = self._authorizer.header
-        own = {"Authorization": used} if used and self._is_own(url) else {}
+        own = {"Authorization": used} if used and self.owns(url) else {}
         return used, {**(headers or {}), **own}
+
+
+def _same_host(url: str, other: str) -> bool:
+    first, second = (
+        host_of(one).removesuffix(":443" if one.lower().startswith("https:") else ":80")
+        for one in (url, other)
+    )
+    return first == second
 
 
 def _error_text(body: bytes) -> str:
@@ -208,7 +218,7 @@ class Authorizer:
             if self.header != used:
                 return True  # another thread was faster
             before = self.header
-            self.header = self._authorization(answer.headers.get("WWW-Authenticate", ""))
+            self.header = self._authorization(answer)
             return self.header != before
 
     @cached_property
@@ -216,11 +226,12 @@ class Authorizer:
         """The user's credentials for this registry; looked for when they are first needed."""
         return self._find_login()
 
-    def _authorization(self, challenge: str) -> str:
+    def _authorization(self, answer: Response) -> str:
+        challenge = answer.headers.get("WWW-Authenticate", "")
         wanted = parse_challenges(challenge)
         login = self.login
         if "bearer" in wanted:
-            return f"Bearer {self._token(wanted['bearer'])}"
+            return f"Bearer {self._token(wanted['bearer'], answer.url)}"
         if "basic" not in wanted:
             raise ImageError(
                 f"{self._host} asks for a kind of authorization that registries do not use:"
@@ -231,16 +242,24 @@ class Authorizer:
             raise ImageError(f"{self._host} requires a login; run: docker login {self._host}")
         return basic
 
-    def _token(self, parameters: dict[str, str]) -> str:
+    def _token(self, parameters: dict[str, str], asked: str) -> str:
+        """A token for what the registry wants in its answer at the URL `asked`."""
         realm = parameters.get("realm", "")
         if not host_of(realm):
             raise ImageError(f"{self._host}: its tokens come from {realm!r}, which is not a URL")
+        # The realm gets the login, so it may be of another host, but never less protected.
+        if urlsplit(realm).scheme != "https" and urlsplit(asked).scheme == "https":
+            raise ImageError(
+                f"{self._host}: its tokens come from {redacted(realm)!r}, without TLS, which the"
+                " registry itself has; ask its administrator to correct the address"
+            )
+        limit = None if _same_host(realm, asked) else self._http.zone(asked)
         wanted = set(parameters.get("scope", "").split())
         service = parameters.get("service", "")
-        answer = self._request_token(realm, service, self.scopes | wanted)
+        answer = self._request_token(realm, service, self.scopes | wanted, limit)
         if answer.status in {400, 401, 403} and wanted and wanted != self.scopes:
             # Some refuse all of it where one part is not allowed.
-            answer = self._request_token(realm, service, wanted)
+            answer = self._request_token(realm, service, wanted, limit)
         if answer.status != 200:
             who = "the login is refused" if self.login else "a login is required"
             raise ImageError(
@@ -256,7 +275,9 @@ class Authorizer:
             raise ImageError(f"{self._host}: {host_of(realm)} returned no token")
         return token
 
-    def _request_token(self, realm: str, service: str, scopes: set[str]) -> Response:
+    def _request_token(
+        self, realm: str, service: str, scopes: set[str], limit: Zone | None
+    ) -> Response:
         login = self.login
         if login is not None and login.identity_token:
             form = {
@@ -267,7 +288,8 @@ class Authorizer:
                 "refresh_token": login.identity_token,
             }
             kind = {"Content-Type": "application/x-www-form-urlencoded"}
-            return self._http.request("POST", realm, headers=kind, body=urlencode(form).encode())
+            sent = urlencode(form).encode()
+            return self._http.request("POST", realm, headers=kind, body=sent, limit=limit)
         query = [("service", service)] if service else []
         query += [("scope", scope) for scope in sorted(scopes)]
         basic = _basic(login)
@@ -275,7 +297,8 @@ class Authorizer:
             query.append(("account", login.username))
         separator = "&" if "?" in realm else "?"
         headers = {} if basic is None else {"Authorization": basic}
-        return self._http.request("GET", f"{realm}{separator}{urlencode(query)}", headers=headers)
+        url = f"{realm}{separator}{urlencode(query)}"
+        return self._http.request("GET", url, headers=headers, limit=limit)
 
 
 def _basic(login: Login | None) -> str | None:

@@ -18,6 +18,8 @@ import time
 import urllib.request
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import IntEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -29,7 +31,7 @@ from k8sjob.environment import home
 from k8sjob.errors import ImageError, redacted
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from urllib3 import BaseHTTPResponse
 
@@ -55,6 +57,26 @@ _REASONS: Final[dict[type, str]] = {
 
 class TransportError(Exception):
     """The connection broke or could not be made; a retry may succeed."""
+
+
+class Zone(IntEnum):
+    """Where an address is. A registry may lead to its own zone and those before it."""
+
+    PUBLIC = 0
+    PRIVATE = 1  # any network that is not the Internet
+    LOOPBACK = 2
+    LINK_LOCAL = 3  # a cloud's metadata server, for one
+
+    @classmethod
+    def of(cls, address: str) -> Zone:
+        """That of an IPv4 or IPv6 address; a ValueError where it is none."""
+        ip = ipaddress.ip_address(address.partition("%")[0])
+        ip = getattr(ip, "ipv4_mapped", None) or ip
+        if ip.is_loopback or ip.is_unspecified:
+            return cls.LOOPBACK
+        if ip.is_link_local:
+            return cls.LINK_LOCAL
+        return cls.PUBLIC if ip.is_global else cls.PRIVATE
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +136,8 @@ class HttpClient:
         """Prepare; `plain_http` names registries (host[:port]) besides loopback without TLS."""
         self.retry = retry or RetryPolicy()
         self._plain_http = plain_http
-        self._pools: dict[tuple[str, str], urllib3.PoolManager] = {}
+        self._pools: dict[tuple[str, str, str, Zone | None], urllib3.PoolManager] = {}
+        self._zones: dict[str, Zone] = {}
         self._lock = threading.Lock()
 
     def base_url(self, host: str) -> str:
@@ -130,6 +153,10 @@ class HttpClient:
         answer = self.request("GET", f"http://{host}/v2/")
         uses_tls = answer.status == 400 and b"https" in answer.body.lower()
         return f"{'https' if uses_tls else 'http'}://{host}"
+
+    def zone(self, url: str) -> Zone:
+        """Where the host of a URL was when it was last connected to; PUBLIC behind a proxy."""
+        return self._zones.get(host_of(url), Zone.PUBLIC)
 
     def close(self) -> None:
         """Close idle connections; the others are closed when they are given back."""
@@ -148,10 +175,12 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
         stream: bool = False,
+        limit: Zone | None = None,
     ) -> Response:
         """Make a request that is safe to repeat, with retries; the last answer, of any status.
 
-        Redirects are not followed; stream: leave the body of a good answer to be read.
+        Redirects are not followed; stream: leave the body of a good answer to be read; limit: the
+        farthest zone, for a URL that a registry gave.
 
         Raises:
             TransportError: there was no answer.
@@ -161,7 +190,9 @@ class HttpClient:
         for failures in itertools.count(1):
             retry_after, is_last = None, failures >= self.retry.tries
             try:
-                answer = self.send(method, url, headers=headers, body=body, stream=stream)
+                answer = self.send(
+                    method, url, headers=headers, body=body, stream=stream, limit=limit
+                )
                 if answer.status not in _RETRIED or is_last or time.monotonic() > end:
                     break
                 retry_after = answer.headers.get("Retry-After")
@@ -179,9 +210,10 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
         body: bytes | Iterable[bytes] | None = None,
         stream: bool = False,
+        limit: Zone | None = None,
     ) -> Response:
         """Make a request once; see `request`. The body may be a stream of blocks."""
-        pool = self._pool(url)
+        pool = self._pool(url, limit)
         try:
             response = pool.request(
                 method,
@@ -201,7 +233,7 @@ class HttpClient:
         response.release_conn()
         return Response(url, response.status, response.headers, content)
 
-    def _pool(self, url: str) -> urllib3.PoolManager:
+    def _pool(self, url: str, limit: Zone | None) -> urllib3.PoolManager:
         """The connections for a URL; refuses what is none, or lacks TLS."""
         host = host_of(url)
         scheme = url.partition(":")[0].lower()
@@ -212,29 +244,72 @@ class HttpClient:
                 f"{host} would be accessed without TLS, so that anyone could read and change what"
                 f" is sent; if you trust the network in between: --plain-http {shlex.quote(host)}"
             )
-        key = (proxy_for(scheme, host), host if scheme == "https" else "")
+        proxy = proxy_for(scheme, host)
+        if proxy:
+            with suppress(ValueError):  # a name, whose address is the proxy's affair
+                self._check(host, limit, (urllib3.util.parse_url(url).host or "").strip("[]"))
+        key = (proxy, scheme, host, limit)
         with self._lock:
             return self._pools.get(key) or self._pools.setdefault(key, self._new_pool(*key))
 
-    def _new_pool(self, proxy: str, host: str) -> urllib3.PoolManager:
+    def _new_pool(
+        self, proxy: str, scheme: str, host: str, limit: Zone | None
+    ) -> urllib3.PoolManager:
         options: dict[str, Any] = {
             "timeout": urllib3.Timeout(connect=self.retry.connect, read=self.retry.read),
             "maxsize": _POOL_SIZE,
-            "ssl_context": _tls_context(host) if host else None,
+            "ssl_context": _tls_context(host) if scheme == "https" else None,
         }
         try:
             manager = pool_manager(proxy, **options)
         except ValueError as error:
             step = "correct http_proxy and https_proxy, or name the registry in no_proxy"
             raise ImageError(f"{error}; {step}") from None
-        manager.pool_classes_by_scheme = {"http": _HTTPPool, "https": _HTTPSPool}
+        check = None if proxy else partial(self._check, host, limit)
+        manager.pool_classes_by_scheme = {
+            "http": partial(_HTTPPool, check=check),  # type: ignore[dict-item]  # called alone
+            "https": partial(_HTTPSPool, check=check),  # type: ignore[dict-item]
+        }
         return manager
 
+    def _check(self, host: str, limit: Zone | None, address: str) -> None:
+        """Note where a host is; refuse what is farther than a registry may lead."""
+        zone = Zone.of(address)
+        if limit is None:
+            self._zones[host] = zone
+        elif zone > limit and not (
+            host in self._plain_http or any(map(Path.is_dir, _certificate_folders(host)))
+        ):
+            raise ImageError(
+                f"the registry leads to {host}, a {zone.name.lower().replace('_', '-')} address"
+                f" ({address}), where it is not itself; if you trust it: mkdir -p"
+                f" ~/.docker/certs.d/{shlex.quote(host)}"
+            )
 
-class _HeadersDeadline:
-    """A connection whose headers must arrive in time, however slowly each byte comes."""
+
+class _Checked:
+    """A connection to an address that is checked before anything is sent.
+
+    Its headers must arrive in time, however slowly each byte comes.
+    """
 
     sock: socket.socket
+
+    def __init__(
+        self, *args: Any, check: Callable[[str], None] | None = None, **options: Any
+    ) -> None:
+        super().__init__(*args, **options)
+        self._check = check
+
+    def _new_conn(self) -> socket.socket:
+        connection: socket.socket = super()._new_conn()  # type: ignore[misc]  # of the connection
+        try:
+            if self._check:
+                self._check(connection.getpeername()[0])
+        except ImageError:
+            connection.close()
+            raise
+        return connection
 
     def getresponse(self) -> urllib3.HTTPResponse:
         late = threading.Event()
@@ -260,11 +335,11 @@ class _HeadersDeadline:
             self.sock.shutdown(socket.SHUT_RDWR)
 
 
-class _HTTP(_HeadersDeadline, urllib3.connection.HTTPConnection):  # type: ignore[misc]  # the same form
+class _HTTP(_Checked, urllib3.connection.HTTPConnection):  # type: ignore[misc]  # the same form
     pass
 
 
-class _HTTPS(_HeadersDeadline, urllib3.connection.HTTPSConnection):  # type: ignore[misc]  # see above
+class _HTTPS(_Checked, urllib3.connection.HTTPSConnection):  # type: ignore[misc]  # see above
     pass
 
 
@@ -324,14 +399,22 @@ def proxy_for(scheme: str, host: str) -> str:
     return proxy if "://" in proxy or not proxy else f"http://{proxy}"
 
 
+def _certificate_folders(host: str) -> list[Path]:
+    """The folders for the certificates of a registry."""
+    return [
+        *(Path(folder) / host for folder in _CERTIFICATES),
+        *(home() / folder / host for folder in _HOME_CERTIFICATES),
+    ]
+
+
 def _tls_context(host: str) -> ssl.SSLContext:
     """The machine's certificates (or SSL_CERT_FILE's), and those kept for this registry."""
     context = ssl.create_default_context()
     # Set from Python 3.13 on: it refuses CAs of companies that docker and containerd accept.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-    folders = [Path(folder) / host for folder in _CERTIFICATES]
-    folders += [home() / folder / host for folder in _HOME_CERTIFICATES]
-    for file in (file for folder in folders for file in sorted(folder.glob("*"))):
+    for file in (
+        file for folder in _certificate_folders(host) for file in sorted(folder.glob("*"))
+    ):
         try:
             if file.suffix == ".crt":
                 context.load_verify_locations(file)

@@ -23,7 +23,7 @@ from k8sjob.errors import ImageError
 from k8sjob.image.registry import manifest
 from k8sjob.image.registry.blob_content import RemoteContent, Sent, in_memory
 from k8sjob.image.registry.client import RegistryClient
-from k8sjob.image.registry.http_client import MAX_BODY, TransportError
+from k8sjob.image.registry.http_client import MAX_BODY, TransportError, host_of
 from k8sjob.image.registry.manifest import BaseImage, Index, digest_of, read_object
 
 if TYPE_CHECKING:
@@ -185,9 +185,16 @@ class Repository:
         return self._location(answer, doing)
 
     def _location(self, answer: Response, doing: str) -> str:
-        if location := answer.headers.get("Location"):
-            return self.client.url(location, answer)
-        raise ImageError(f"{doing}: the registry returned no location to send it to")
+        location = answer.headers.get("Location")
+        if not location:
+            raise ImageError(f"{doing}: the registry returned no location to send it to")
+        url = self.client.url(location, answer)
+        if not self.client.owns(url):
+            raise ImageError(
+                f"{doing}: {self.client.registry} wants it to be sent to another host,"
+                f" {host_of(url)}; the registry, or a proxy in front of it, is misconfigured"
+            )
+        return url
 
     def _send(
         self, content: Content, location: str, sent: Callable[[int], object], doing: str
