@@ -38,6 +38,11 @@ DEFAULT_PORT: Final = 23456
 
 CONFIG_ENV: Final = "K8SJOB_CONFIG"
 """The one JSON variable with the job's runtime settings: see RuntimeConfig."""
+JOB_UID_ENV: Final = "K8SJOB_JOB_UID"
+"""The uid of the Job of an Indexed Job's Pods; Kubernetes tells Pods of no other kind of job."""
+SECRET_ENV: Final = "K8SJOB_SECRET"  # noqa: S105 - the name of a variable
+"""A secret of the job, by which its agents know each other's messages: from run.env_from, or from
+the local back end."""
 CHECKPOINT_DIR_ENV: Final = "K8SJOB_CHECKPOINT_DIR"
 """Overrides checkpoint.dir; the local back end sets it to the folder mapped on this machine."""
 PATHS_ENV: Final = "K8SJOB_PATHS"

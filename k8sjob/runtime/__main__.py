@@ -128,7 +128,7 @@ def _run_fixed(program: Program, node: NodeEnv, settings: RuntimeConfig, inbox: 
     count = RestartCount(config.restarts_file(), settings.max_restarts)
     if count.refused is not None:
         return count.refused, ExitCode.RESTARTS_SPENT
-    with Roster(node, settings.job) as roster:
+    with Roster(node, settings.job, config.agents_key()) as roster:
         coordinator = Coordinator(node, roster, count)
         reason, final = run_agent(program, settings, inbox, coordinator)
         if reason is None:

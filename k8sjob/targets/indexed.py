@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
-from k8sjob.contract import CONTAINER_NAME, DEFAULT_PORT, ExitCode, Role, counted
+from k8sjob.contract import CONTAINER_NAME, DEFAULT_PORT, JOB_UID_ENV, ExitCode, Role, counted
 from k8sjob.errors import Problem, field_path
 from k8sjob.kube.api_resources import Controller
 from k8sjob.kube.objects import PODSET_GROUP, Object, at_path, true_conditions
@@ -58,6 +58,11 @@ RETRIED: Final = sorted({*_SIGNALS, ExitCode.PEER_LOST, ExitCode.HUNG, ExitCode.
 """Exit codes after which a replica starts again under the restart policy ExitCode: a rule of a Job
 has at most 255 of them, and these are what the runtime and the kernel end a container with."""
 _RANKS: Final = ("RANK", "PET_NODE_RANK")
+_FIELDS: Final = {
+    **dict.fromkeys(_RANKS, f"metadata.annotations['{_INDEX}']"),
+    JOB_UID_ENV: "metadata.labels['batch.kubernetes.io/controller-uid']",
+}
+"""Fields of the Pod by the variables that have them; empty where Kubernetes sets no such label."""
 _ENDING: Final = ("SuccessCriteriaMet", "FailureTarget")
 """Conditions of a Job that has come to its end, and whose Pods are still being counted."""
 _GENERATED: Final = ("controller-uid", "job-name")
@@ -180,7 +185,7 @@ class Indexed(Target):
             "final_codes": _final_codes(spec),
             "port_name": "rendezvous",
             "injected": self._env(spec),
-            "fields": {} if elastic else dict.fromkeys(_RANKS, f"metadata.annotations['{_INDEX}']"),
+            "fields": {} if elastic else _FIELDS,
             # With so few nodes may Kueue start it: it changes parallelism and completions.
             "min_parallelism": str(elastic.min) if elastic and partial else None,
         }

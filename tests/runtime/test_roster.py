@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 import socket
-from dataclasses import asdict
+import socketserver
+import threading
+from contextlib import ExitStack
+from dataclasses import asdict, replace
 
 import pytest
 from waiting import until
 
-from k8sjob.contract import Reason
+from k8sjob.contract import Event, EventKind, Reason
+from k8sjob.runtime.agent import roster as module
 from k8sjob.runtime.agent.restarts import Coordinator, RestartCount
-from k8sjob.runtime.agent.roster import DONE, NodeState, Roster, _connect
+from k8sjob.runtime.agent.roster import DONE, NodeState, Roster, _connect, _port
+from k8sjob.runtime.base.config import agents_key
 from k8sjob.runtime.base.env import NodeEnv
 
 
@@ -22,14 +28,38 @@ def nodes(request, master_port):
     return [NodeEnv(rank, 3, 2, addr, master_port) for rank in range(3)]
 
 
-def call(node):
+KEY = b"of the job"
+
+
+@pytest.fixture(autouse=True)
+def exchange_often(monkeypatch):
+    monkeypatch.setattr(module, "TIMEOUTS", replace(module.TIMEOUTS, exchange=0.05))
+
+
+def roster(node, key=KEY):
+    return Roster(node, "j", key)
+
+
+def signed(content, key=KEY):
+    """A line of an agent that has a key, made without the roster."""
+    body = content + b"\n"
+    return hmac.new(key, body, "sha256").hexdigest().encode() + b" " + body
+
+
+def content(node, job="j", nnodes=3):
     state = asdict(NodeState(node, DONE, restarts=99))
-    return json.dumps({"job": "j", "nnodes": 3, "state": state}).encode() + b"\n"
+    return json.dumps({"job": job, "nnodes": nnodes, "state": state}).encode()
+
+
+def answer_to(line, node):
+    with _connect(node) as wire:
+        wire.sendall(line)
+        return wire.makefile("rb").readline()
 
 
 def test_all_nodes_learn_the_states_of_all(nodes):
-    with Roster(nodes[0], "j") as first, Roster(nodes[1], "j") as second:
-        with Roster(nodes[2], "j") as third:
+    with roster(nodes[0]) as first, roster(nodes[1]) as second:
+        with roster(nodes[2]) as third:
             until(lambda: len(first.others()) == 2)
             third.report(state=DONE, grouped=True)
             third.flush(5)
@@ -41,17 +71,17 @@ def test_all_nodes_learn_the_states_of_all(nodes):
 
 
 def test_a_late_node_has_the_count_of_the_others(nodes):
-    with Roster(nodes[0], "j") as first, Roster(nodes[1], "j") as second:
+    with roster(nodes[0]) as first, roster(nodes[1]) as second:
         first.report(restarts=2)
         until(lambda: second.restarts() == 2)
-        with Roster(nodes[2], "j") as third:
+        with roster(nodes[2]) as third:
             until(lambda: third.joined == 2)
             assert third.own.restarts == 0
 
 
 @pytest.mark.parametrize(("own", "others", "following"), [(0, 0, 1), (0, 2, 2), (1, 1, 2)])
 def test_a_node_joins_the_restart_that_the_others_have_begun(nodes, own, others, following):
-    with Roster(nodes[0], "j") as first, Roster(nodes[1], "j") as second:
+    with roster(nodes[0]) as first, roster(nodes[1]) as second:
         until(first.others)
         second.report(restarts=others)
         second.flush(5)
@@ -59,9 +89,9 @@ def test_a_node_joins_the_restart_that_the_others_have_begun(nodes, own, others,
 
 
 def test_a_new_node_0_learns_from_the_others(nodes):
-    second = Roster(nodes[1], "j")
+    second = roster(nodes[1])
     second.report(restarts=2)
-    with second, Roster(nodes[0], "j") as first:
+    with second, roster(nodes[0]) as first:
         until(lambda: first.joined == 2)
 
 
@@ -71,28 +101,100 @@ def test_a_new_node_0_learns_from_the_others(nodes):
         b"\n",
         b"GET / HTTP/1.1\n",
         b"\xff\xfe\n",
-        b"[]\n",
-        b"[" * 100_000 + b"\n",
-        call(1).replace(b"99", b"1e999"),
-        b'{"job": "other", "nnodes": 3, "state": {}}\n',
-        b'{"job": "j", "nnodes": 2, "state": {}}\n',
-        call(9),
-        call(0),
+        signed(b"[]"),
+        signed(b"[" * 100_000),
+        signed(content(1).replace(b"99", b"1e999")),
+        signed(content(1, job="other")),
+        signed(content(1, nnodes=2)),
+        signed(content(9)),
+        signed(content(0)),
+        signed(content(1), b"another"),
+        signed(content(1), b""),
+        content(1) + b"\n",  # as the agents of older versions
+        b" " + content(1) + b"\n",
+        signed(content(1)).replace(b"99", b"98"),
+        signed(content(1)).replace(b" ", b"0 ", 1),
+        signed(content(1)).rstrip(b"\n") + b" \n",
+        signed(content(1) + b" " * (1 << 18)),
     ],
 )
 def test_an_invalid_call_changes_nothing(nodes, line):
-    with Roster(nodes[0], "j") as first:
-        with _connect(nodes[0]) as wire:
-            wire.sendall(line)
-            wire.recv(1 << 16)
+    with roster(nodes[0]) as first:
+        answer_to(line, nodes[0])
         assert (first.others(), first.restarts()) == ([], 0)
 
 
 def test_with_a_taken_port_each_node_decides_alone(nodes):
-    with Roster(nodes[0], "j") as first, Roster(nodes[0], "j") as second:
+    with roster(nodes[0]) as first, roster(nodes[0]) as second:
         assert (first.active, second.active) == (True, False)
 
 
 def test_a_single_node_does_not_listen():
-    with Roster(NodeEnv(0, 1, 2, "127.0.0.1", 1), "j") as roster:
-        assert not roster.active
+    with roster(NodeEnv(0, 1, 2, "127.0.0.1", 1)) as alone:
+        assert not alone.active
+
+
+def test_a_call_with_the_key_is_taken_and_answered(nodes):
+    with roster(nodes[0]) as first:
+        line = signed(content(1))
+        signature, _, body = answer_to(line, nodes[0]).partition(b" ")
+        assert hmac.new(KEY, line + body, "sha256").hexdigest().encode() == signature
+        assert [one["restarts"] for one in json.loads(body)] == [0, 99]
+        assert first.restarts() == 99
+
+
+def test_a_node_with_another_key_changes_nothing_and_both_say_so(nodes, capfd):
+    """As where two replicas have other secrets, settings, or versions of k8sjob."""
+    with roster(nodes[0]) as first, roster(nodes[1], b"another") as second:
+        second.report(restarts=99)
+        first.report(restarts=5)
+        lines = []
+        until(lambda: lines.append(capfd.readouterr()) or "does not accept" in written(lines, 1))
+        assert (first.restarts(), second.restarts()) == (5, 99)
+    assert written(lines, 1).count("is not an agent of this job: its messages are ignored") == 1
+    assert written(lines, 1).count("start all of them from one image and one manifest") == 2
+    assert "::ffff" not in written(lines, 1)
+    events = [Event.decode(line) for line in written(lines, 0).splitlines()]
+    assert [event.kind for event in events] == [EventKind.WARNING]
+
+
+def written(lines, stream):
+    return "".join(captured[stream] for captured in lines)
+
+
+@pytest.mark.parametrize("answer", [b"", b"[]\n", b"x y\n", signed(b"[]")])
+def test_an_answer_without_the_key_changes_nothing(nodes, answer, capfd):
+    """signed(b"[]") is a call, or the answer to another one."""
+
+    class Stranger(socketserver.StreamRequestHandler):
+        def handle(self):
+            self.rfile.readline()
+            self.wfile.write(answer)
+
+    with socketserver.ThreadingTCPServer(("", _port(nodes[0])), Stranger) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        with roster(nodes[1]) as second:
+            lines = []
+            until(lambda: lines.append(capfd.readouterr()) or "not accept" in written(lines, 1))
+            assert (second.others(), second._reported.is_set()) == ([], False)
+        server.shutdown()
+
+
+def test_calls_that_do_not_end_keep_no_other_from_being_answered(nodes):
+    with roster(nodes[0]) as first, ExitStack() as stack:
+        for _ in range(300):
+            stack.enter_context(_connect(nodes[0])).sendall(b"x" * 1000)
+        with roster(nodes[1]) as second:
+            until(lambda: first.others() and second.others())
+        assert len(first._server._calls) <= 128
+
+
+def test_the_key_is_of_what_all_pods_of_a_job_have():
+    environ = {"K8SJOB_CONFIG": "{}", "RANK": "0"}
+    key = agents_key(environ)
+    assert agents_key({**environ, "RANK": "1", "K8SJOB_PATHS": "{}"}) == key
+    others = [agents_key({**environ, name: "x"}) for name in KEYS]
+    assert len({key, *others}) == 4
+
+
+KEYS = ("K8SJOB_CONFIG", "K8SJOB_JOB_UID", "K8SJOB_SECRET")

@@ -9,6 +9,7 @@ the job: at its end of file the job is stopped.
 from __future__ import annotations
 
 import os
+import secrets
 import select
 import signal
 import socket
@@ -28,7 +29,7 @@ from k8sjob.backends.local.state_folder import (
     read_json,
     write_json,
 )
-from k8sjob.contract import ExitCode, Reason, counted
+from k8sjob.contract import SECRET_ENV, ExitCode, Reason, counted
 from k8sjob.environment import variables
 from k8sjob.errors import BackendError
 from k8sjob.kube.objects import Object, Pod, is_true, new_event, stamp
@@ -69,6 +70,7 @@ class Supervisor:
         self._recorded: set[str] = set()
         self._saved, self._sign_at, self._write_at = "", 0.0, 0.0
         self._port = _reserve_port()
+        self._secret = secrets.token_hex()
         launch = read_json(folder.launch)
         self._max_restarts = int(launch["max_restarts"])
         self._kubelet = Kubelet(
@@ -260,7 +262,7 @@ class Supervisor:
         values = {"MASTER_PORT": str(port), "PET_MASTER_PORT": str(port)}
         values["PET_RDZV_ENDPOINT"] = f"127.0.0.1:{port}"
         ports = {name: value for name, value in values.items() if name in launch.env}
-        return {**inherited, **launch.env, **ports}
+        return {**inherited, **launch.env, **ports, SECRET_ENV: self._secret}
 
 
 def _reserve_port() -> socket.socket:

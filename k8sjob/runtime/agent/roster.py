@@ -2,12 +2,14 @@
 
 The agent of node 0 listens on a port derived from MASTER_PORT. The others call once a second, send
 their state, and get the whole table. A call is one line of JSON each way, so a node that was away
-needs no repair. Where node 0 does not respond, behind a NetworkPolicy for instance, each agent
-decides by what it sees itself.
+needs no repair. Each line begins with an HMAC of the job's key: without the right one it changes
+nothing. Where node 0 does not respond, behind a NetworkPolicy for instance, or does not accept what
+it gets, each agent decides by what it sees itself.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
 import socket
 import socketserver
@@ -17,8 +19,9 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from k8sjob.contract import Reason
+from k8sjob.contract import EventKind, Reason
 from k8sjob.runtime.base.config import TIMEOUTS
+from k8sjob.runtime.base.event_lines import log_line, write_event
 from k8sjob.runtime.base.network import is_loopback
 
 if TYPE_CHECKING:
@@ -33,8 +36,19 @@ FAILED: Final = "failed"
 """The node's agent gave up."""
 _DISTANCE: Final = 4096
 """From MASTER_PORT; scripts take the ports next to it for groups that they make."""
-_MAX_BYTES: Final = 1 << 20
+_MAX_CALL: Final = 1 << 18
+_MAX_ANSWER: Final = 1 << 20
+_MAX_CALLS: Final = 128
+"""Calls that are answered at a time; of more, the oldest is ended: a node's takes milliseconds."""
+_MAX_STRANGERS: Final = 16
+"""Addresses of which a line says that their calls are not accepted."""
+_REFUSED: Final = 3
+"""Calls in a row without an answer: one may be due to the end of node 0."""
 _MAX_MESSAGE: Final = 300
+_MIXED: Final = (
+    "if it is one of the job's pods, start all of them from one image and one manifest, with the"
+    " same K8SJOB_SECRET"
+)
 _INVALID: Final = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
 """The errors raised by reading an invalid call."""
 
@@ -74,9 +88,11 @@ class Roster:
         joined: the restarts of a running group that this node joined, by its first answer.
     """
 
-    def __init__(self, node: NodeEnv, job: str) -> None:
+    def __init__(self, node: NodeEnv, job: str, key: bytes) -> None:
         """A roster; entered, it begins to listen or to call. Other jobs' calls are not answered."""
-        self._node, self._job = node, job
+        self._node, self._job, self._key = node, job, key
+        self._strangers: set[str] = set()
+        self._refusals = 0
         self._lock = threading.Lock()
         self._table = {node.node_rank: NodeState(node.node_rank)}
         self._changed, self._closed = threading.Event(), threading.Event()
@@ -154,13 +170,13 @@ class Roster:
 
     # --- node 0 ---------------------------------------------------------------------------------
 
-    def take(self, line: bytes) -> bytes:
-        """Another node's call; returns the answer.
+    def take(self, line: bytes, address: str) -> bytes:
+        """Another node's call, from an address; returns the answer.
 
         Raises:
             ValueError, KeyError, TypeError: it is not valid.
         """
-        body = json.loads(line)
+        body = json.loads(self._content(line, address=address))
         if body["job"] != self._job or body["nnodes"] != self._node.nnodes:
             raise ValueError("the call is from another group")
         state = NodeState.decode(body["state"], self._node.nnodes)
@@ -169,7 +185,33 @@ class Roster:
                 self.joined = max(self.joined, state.restarts)
             if state.node:
                 self._table[state.node] = state
-            return json.dumps([asdict(one) for one in self._table.values()]).encode()
+            table = json.dumps([asdict(one) for one in self._table.values()])
+        return self._signed(table, line)
+
+    # --- both -----------------------------------------------------------------------------------
+
+    def _signed(self, content: str, call: bytes = b"") -> bytes:
+        """A line; with the call, if it is an answer to that."""
+        body = content.encode() + b"\n"
+        return hmac.digest(self._key, call + body, "sha256").hex().encode() + b" " + body
+
+    def _content(self, line: bytes, call: bytes = b"", address: str = "") -> str:
+        """The content of a line from a stranger's address or node 0; a ValueError: not accepted."""
+        content = line.partition(b" ")[2].rstrip(b"\n").decode()
+        if hmac.compare_digest(self._signed(content, call), line):
+            return content
+        if not address:
+            self._refusals += 1
+            if self._refusals == _REFUSED:
+                message = f"node 0 at {self._node.master_addr} does not accept this node's messages"
+                message += f", so each decides alone when to restart and to end; {_MIXED}"
+                log_line(message)
+                write_event(EventKind.WARNING, message=message)
+        elif line and address not in self._strangers and len(self._strangers) < _MAX_STRANGERS:
+            self._strangers.add(address)
+            shown = address.removeprefix("::ffff:")
+            log_line(f"{shown} is not an agent of this job: its messages are ignored; {_MIXED}")
+        raise ValueError("not authentic")
 
     # --- the others -----------------------------------------------------------------------------
 
@@ -179,7 +221,7 @@ class Roster:
             self._changed.clear()
             with suppress(OSError, *_INVALID):
                 self._call(first=first)
-                first = False
+                first, self._refusals = False, 0
                 if not self._changed.is_set():
                     self._reported.set()
             self._changed.wait(TIMEOUTS.exchange)
@@ -188,13 +230,36 @@ class Roster:
         own = asdict(self.own)
         body = {"job": self._job, "nnodes": self._node.nnodes, "state": own}
         with _connect(self._node) as server, server.makefile("rb") as answers:
-            server.sendall(json.dumps(body).encode() + b"\n")
-            answer = json.loads(answers.readline(_MAX_BYTES))
+            call = self._signed(json.dumps(body))
+            server.sendall(call)
+            answer = json.loads(self._content(answers.readline(_MAX_ANSWER), call))
         known = [NodeState.decode(one, self._node.nnodes) for one in answer]
         with self._lock:
             if first:
                 self.joined = max((one.restarts for one in known), default=0)
             self._table |= {one.node: one for one in known if one.node != self._node.node_rank}
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+    roster: Roster
+
+    def __init__(self) -> None:
+        super().__init__(("", 0), _Handler, bind_and_activate=False)
+        self._calls: dict[Any, None] = {}
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._calls[request] = None
+        if len(self._calls) > _MAX_CALLS:
+            oldest, *_ = self._calls  # at once: other threads change it
+            self._calls.pop(oldest, None)
+            with suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._calls.pop(request, None)
+        super().shutdown_request(request)
 
 
 class _Handler(socketserver.StreamRequestHandler):
@@ -203,8 +268,8 @@ class _Handler(socketserver.StreamRequestHandler):
     def handle(self) -> None:
         """Answer one call; an invalid one is not answered."""
         with suppress(OSError, *_INVALID):
-            answer = self.server.roster.take(self.rfile.readline(_MAX_BYTES))  # type: ignore[attr-defined]
-            self.wfile.write(answer + b"\n")
+            line = self.rfile.readline(_MAX_CALL)
+            self.wfile.write(self.server.roster.take(line, self.client_address[0]))  # type: ignore[attr-defined]
 
 
 def _listen(node: NodeEnv, roster: Roster) -> socketserver.BaseServer:
@@ -216,11 +281,10 @@ def _listen(node: NodeEnv, roster: Roster) -> socketserver.BaseServer:
         family=socket.AF_INET6 if both or ":" in address else socket.AF_INET,
         dualstack_ipv6=both,
     )
-    server = socketserver.ThreadingTCPServer(("", 0), _Handler, bind_and_activate=False)
+    server = _Server()
     server.socket.close()
     server.socket = listener
-    server.daemon_threads = True
-    server.roster = roster  # type: ignore[attr-defined]
+    server.roster = roster
     return server
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import reprlib
@@ -36,6 +37,12 @@ def runtime_config(environ: Mapping[str, str] = os.environ) -> RuntimeConfig:
     config = RuntimeConfig() if text is None else _decode(text)
     override = environ.get(contract.CHECKPOINT_DIR_ENV)
     return config if override is None else replace(config, checkpoint_dir=override or None)
+
+
+def agents_key(environ: Mapping[str, str] = os.environ) -> bytes:
+    """The key of the agents' messages, from variables that all containers of the job have."""
+    names = (contract.CONFIG_ENV, contract.JOB_UID_ENV, contract.SECRET_ENV)
+    return hashlib.sha256(json.dumps([environ.get(name, "") for name in names]).encode()).digest()
 
 
 def timeouts(environ: Mapping[str, str] = os.environ) -> dict[str, float]:
