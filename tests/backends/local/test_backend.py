@@ -70,6 +70,8 @@ def test_a_job_runs_to_its_end_with_the_environment_of_the_operator(
     assert ports != {"23456"}
     assert {os.path.realpath(env["python"]) for env in seen} == {os.path.realpath(sys.executable)}
     assert len({env["folder"] for env in seen}) == 3
+    (secret,) = {env["K8SJOB_SECRET"] for env in seen}
+    assert len(secret) == 64
     # The environment of another group is not inherited.
     assert seen[0]["MINE"] == "kept"
     assert "7" not in [v for k, v in seen[0].items() if k.startswith(("LOCAL_", "TORCHE", "PET_R"))]
