@@ -165,7 +165,7 @@ LAUNCHES: Final = re.compile(
     r"|\btorch\.distributed\.(run|launch)\b|\baccelerate(\.commands\.launch|\s+launch)\b"
 )
 """A launcher at the beginning of a command, or as a module."""
-_MARK: Final = "k8sjob/1 "
+EVENT_MARK: Final = "k8sjob/1 "
 _OF_THE_WATCHER: Final = frozenset(
     {EventKind.JOB, EventKind.REPLICA, EventKind.LOG, EventKind.FINDING}
 )
@@ -238,7 +238,7 @@ class Event:
     def encode(self) -> str:
         """The event as one line of a log, without the newline; pure ASCII."""
         body = {"kind": self.kind, "time": round(self.time, 3), "data": self.data}
-        return _MARK + json.dumps(body, separators=(",", ":"), default=str)
+        return EVENT_MARK + json.dumps(body, separators=(",", ":"), default=str)
 
     @classmethod
     def decode(cls, line: str, replica: str = "") -> Event | None:
@@ -248,10 +248,10 @@ class Event:
         like an event is ordinary text, and so is an event of a kind that only the watcher makes:
         a job cannot report its own state.
         """
-        at = line.find(_MARK + "{")
+        at = line.find(EVENT_MARK + "{")
         if at < 0:
             return None
-        body = decode_object(line[at + len(_MARK) :], _MAX_EVENT) or {}
+        body = decode_object(line[at + len(EVENT_MARK) :], _MAX_EVENT) or {}
         kind, data, time = body.get("kind"), body.get("data"), body.get("time")
         if not isinstance(kind, str) or kind in _OF_THE_WATCHER:
             return None

@@ -11,6 +11,7 @@ be explained when it is deleted.
 from __future__ import annotations
 
 import base64
+import io
 import json
 import os
 import shlex
@@ -20,24 +21,25 @@ import zlib
 from collections import Counter, deque
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, NoReturn
 
 from k8sjob.backends.api import JobRef, Launched, LogLine, Snapshot
 from k8sjob.backends.local import LocalBackend
-from k8sjob.backends.local.runs import RELATED, SNAPSHOT
 from k8sjob.backends.local.state_folder import Store
-from k8sjob.contract import __version__
-from k8sjob.errors import BackendError, K8sJobError, field_path
+from k8sjob.contract import EVENT_MARK, __version__
+from k8sjob.errors import BackendError, JobTooLarge, K8sJobError, field_path
 from k8sjob.files import whole_file
-from k8sjob.kube.objects import Pod, odd_name
-from k8sjob.targets.field_types import ANY, fit
+from k8sjob.kube.json_text import OversizeError, check_size, parsed
+from k8sjob.kube.objects import Object, Pod, moment, odd_name
+from k8sjob.targets.field_types import fit
 from k8sjob.targets.jobs import excess, replica_names, replica_of, target_of
+from k8sjob.targets.object_types import typed_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from datetime import datetime
     from threading import Event
 
     from k8sjob.backends.api import Backend
@@ -57,6 +59,7 @@ _MOST_OBJECTS: Final = 1 << 28
 _MOST_OUTPUT: Final = 1 << 30
 """Bytes of one replica's output, as JSON, that are written or read."""
 _MOST_LINE: Final = 1 << 24
+_BUFFER: Final = 1 << 20
 _MOST_TAIL: Final = 1 << 24
 """Bytes of the last lines of much output; they are in memory while a record is written."""
 _KEPT_OUTPUT: Final = 1 << 25
@@ -127,8 +130,13 @@ def write_record(
             objects["launched"] = {
                 "spec": made.spec, "folder": str(made.folder), "code": dict(made.code)
             }  # fmt: skip
+    text = json.dumps(objects).encode()
+    try:
+        check_size(text)
+    except OversizeError as error:
+        raise JobTooLarge(f"{ref} is too large for a record: {error}") from None
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(_OBJECTS, json.dumps(objects))
+        archive.writestr(_OBJECTS, text)
         replicas: Sequence[str] = replica_names(snapshot.job)
         if brief:
             failed = [replica_of(pod) for pod in snapshot.pods if Pod(pod).phase == "Failed"]
@@ -152,26 +160,30 @@ def _read(found: Json) -> tuple[Snapshot, list[Json], list[Json]]:
     Raises:
         ValueError: a part does not have the form that Kubernetes gives it.
     """
-    moment = _moment(found["at"])
-    seen, wrong = fit({key: found[key] for key in SNAPSHOT}, SNAPSHOT)
-    related = []
-    for given in found["related"]:
-        one, more = fit(given, RELATED.get(given.get("kind"), RELATED[ANY]))
-        related.append(one)
-        wrong += more
-    judged, more = fit({"findings": found.get("findings") or []}, {"findings": [_FINDING]})
-    wrong += more
+    at = _moment(found["at"])
+    if len({replica_of(pod) for pod in found["pods"]}) < len(found["pods"]):
+        raise ValueError("it has several Pods of one replica")
+    job = _typed(target_of(found["job"]).kind, found["job"])
+    pods = [_typed("Pod", pod) for pod in found["pods"]]
+    events = [_typed("Event", event) for event in found["events"]]
+    related = [_typed(item.get("kind"), item) for item in found["related"]]
+    judged, wrong = fit({"findings": found.get("findings") or []}, {"findings": [_FINDING]})
+    if wrong:
+        raise ValueError(f"{field_path(wrong[0].path)} is not {wrong[0].expected}")
     findings = [{key: finding[key] for key in _FINDING} for finding in judged["findings"]]
-    target = target_of(seen["job"])
-    job, more = target.typed(seen["job"])
-    if problems := [*wrong, *more]:
-        raise ValueError(f"{field_path(problems[0].path)} is not {problems[0].expected}")
-    for one in (job, *seen["pods"], *seen["events"], *related):
-        if name := odd_name(one):
+    for item in (job, *pods, *events, *related):
+        if name := odd_name(item):
             raise ValueError(f"{name} is not a valid name in Kubernetes")
     if problem := excess(job):
         raise ValueError(f"its job {problem}")
-    return Snapshot(job, seen["pods"], seen["events"], moment), related, findings
+    return Snapshot(job, pods, events, at), related, findings
+
+
+def _typed(kind: str, item: Json) -> Json:
+    item, problem = typed_object(kind, item)
+    if problem:
+        raise ValueError(f"of its {kind} {Object(item).name} {problem}")
+    return item
 
 
 def _launched(given: Any) -> Launched | None:
@@ -239,10 +251,9 @@ def _row(line: LogLine) -> bytes:
 
 
 def _moment(text: str) -> datetime:
-    moment = datetime.fromisoformat(text)
-    if moment.tzinfo is None:
-        raise ValueError(f"{text!a} has no time zone")
-    return moment
+    if not (time := moment(text)):
+        raise ValueError(f"{text!a} is no time, or has no time zone")
+    return time
 
 
 def _decoded(replica: str, text: bytes) -> LogLine:
@@ -392,7 +403,7 @@ class RecordBackend:
                 text = file.read(_MOST_OBJECTS + 1)
             if len(text) > _MOST_OBJECTS:
                 raise ValueError(f"its objects have over {_MOST_OBJECTS} bytes")
-            found = json.loads(text)
+            found = parsed(text)
             if (version := found["format"]) != _FORMAT:
                 raise ValueError(f"it has format {version!r}, and {__version__} reads {_FORMAT}")
             seen, self._related, self.findings = _read(found)
@@ -486,17 +497,24 @@ class RecordBackend:
             raise BackendError(f"{replica} was started only once; omit --previous")
         return (line for line in self._lines(replica) if line.attempt == attempts[-2])
 
-    def _lines(self, replica: str, tail: int | None = None) -> Iterator[LogLine]:
+    def reports(self, replica: str) -> Iterator[LogLine]:
+        """The lines of a replica that may be reports of the runtime: few of them are decoded."""
+        return self._lines(replica, part=EVENT_MARK.encode())
+
+    def _lines(self, replica: str, tail: int | None = None, part: bytes = b"") -> Iterator[LogLine]:
         try:
             with self._opened() as archive:
                 if f"logs/{replica}" not in archive.namelist():
                     raise BackendError(f"{self.path} has no output of {replica}")
-                with archive.open(f"logs/{replica}") as file:
+                # The archive's own lines take ten times as long as those of a buffer.
+                source: Any = archive.open(f"logs/{replica}")
+                with io.BufferedReader(source, _BUFFER) as file:
                     if tail is not None:  # to find the lines takes a tenth of decoding them
                         begins = deque((at for at, _ in _rows(replica, file)), max(tail, 1))
                         file.seek(begins[0] if begins else 0)
                     for _, text in _rows(replica, file):
-                        yield _decoded(replica, text)
+                        if part in text:
+                            yield _decoded(replica, text)
         except DAMAGE as error:
             # No BackendError: it would pass for output that is not there.
             raise K8sJobError(self._damage(error, f"logs/{replica}: ")) from error

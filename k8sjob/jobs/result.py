@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.backends.api import JobRef
 from k8sjob.backends.local import LocalBackend
+from k8sjob.backends.record import RecordBackend
 from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError, JobFailed
 from k8sjob.observe.diagnose import diagnose
@@ -163,7 +164,9 @@ def read_reached(backend: Backend, snapshot: Snapshot) -> Reached:
     """Read a job's results from the output of the replica that reports; empty without it."""
     reached, ref = Reached(), JobRef.of(snapshot.job)
     with suppress(BackendError):
-        for line in backend.logs(ref, reporting_replica(snapshot.job)):
+        replica = reporting_replica(snapshot.job)
+        record = backend if isinstance(backend, RecordBackend) else None
+        for line in record.reports(replica) if record else backend.logs(ref, replica):
             if event := Event.decode(line.text, line.replica):
                 reached.add(event)
     return reached

@@ -20,6 +20,8 @@ Json = dict[str, Any]
 
 _NAME: Final = re.compile(r"\w[\w.:-]{0,252}", re.ASCII)
 _LONG_AGO: Final = datetime.fromtimestamp(0, UTC)
+_YEARS: Final = (1900, 2999)
+"""A clock that is lost may show other years; with days added or taken away they stay a date."""
 
 
 def at_path(value: Any, *path: str | int) -> Any:
@@ -252,8 +254,15 @@ def is_true(status: Json, kind: str) -> bool:
 
 
 def moment(timestamp: str | None) -> datetime | None:
-    """A timestamp of the apiserver; None for none."""
-    return datetime.fromisoformat(timestamp) if timestamp else None
+    """A timestamp of the apiserver; None for none, and for one that no calendar has.
+
+    Who writes an Event may choose the year 0, and Go's own zero is the year 1: no time either.
+    """
+    try:
+        time = datetime.fromisoformat(timestamp or "")
+    except ValueError:
+        return None
+    return time if time.tzinfo and _YEARS[0] <= time.year <= _YEARS[1] else None
 
 
 def stamp(now: datetime) -> str:

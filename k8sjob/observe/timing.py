@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from k8sjob.backends.api import LOCAL, JobRef
 from k8sjob.contract import Event, EventKind
 from k8sjob.errors import BackendError
-from k8sjob.kube.objects import Object, Pod
+from k8sjob.kube.objects import Object, Pod, moment
 from k8sjob.observe.logs import MOST_AT_ONCE, in_parallel
 from k8sjob.observe.status import job_status, reporting_replica, training_fields
 from k8sjob.observe.suspension import last_suspension, read_related
@@ -355,8 +355,8 @@ def _marks(
     states = product(("state", "lastState"), ("running", "terminated"))
     known = [_moment(pod.container.part(*path).get("startedAt")) for path in states]
     known += [_first_seen(event) for event in ours if event.get("reason") == "Started"]
-    begun = [moment for moment in known if moment]  # 0: it could not be started
-    in_time = [moment for moment in begun if moment <= before + _ROUNDING]
+    begun = [at for at in known if at]  # 0: it could not be started
+    in_time = [at for at in begun if at <= before + _ROUNDING]
     started = max(in_time, default=min(begun, default=None))
 
     yield "pod", created, ""
@@ -421,7 +421,7 @@ def _phases(marks: Sequence[_Mark], begin: float) -> tuple[tuple[Phase, ...], fl
 def _row(start: _Start, own: OutputTimes, begin: float) -> Row:
     ends = [start.end(one) for one in ("pod", "scheduling", "init", "image", "container")]
     ends += own.first_line, own.imported, own.met
-    after = (None if moment is None else max(moment - begin, 0.0) for moment in ends)
+    after = (None if at is None else max(at - begin, 0.0) for at in ends)
     return Row(start.replica, start.node, *after)
 
 
@@ -468,7 +468,8 @@ def _missing(
 
 
 def _moment(stamp: str | None) -> float | None:
-    return datetime.fromisoformat(stamp).timestamp() if stamp else None
+    time = moment(stamp)
+    return time.timestamp() if time else None
 
 
 def _find(events: Iterable[Json], reason: str) -> Json:

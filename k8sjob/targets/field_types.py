@@ -7,7 +7,6 @@ a type, or None for anything. An apiserver refuses a field of another type.
 from __future__ import annotations
 
 import tomllib
-from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -35,10 +34,6 @@ class WrongType(NamedTuple):
 
 class Quantity:
     """A quantity of Kubernetes', as text or as a number."""
-
-
-class Time:
-    """A moment, as an apiserver writes it: 2026-01-31T08:00:00Z."""
 
 
 _TYPES: Final = {
@@ -72,7 +67,6 @@ _NAMES: Final = {
     int: "a whole number",
     bool: "true or false",
     Quantity: "a quantity, such as 500m or 16Gi",
-    Time: "a time",
 }
 
 
@@ -113,8 +107,6 @@ def _fit(value: Any, shape: Any, path: _Path, wrong: list[WrongType]) -> Any:
 def _is_instance(value: Any, shape: type) -> bool:
     if shape is Quantity:
         return not isinstance(value, bool) and _is_quantity(value)
-    if shape is Time:
-        return isinstance(value, str) and _is_time(value)
     if shape is int and isinstance(value, int) and abs(value) > _MAX_INT:
         return False
     return isinstance(value, shape) and (shape is bool or not isinstance(value, bool))
@@ -128,17 +120,16 @@ def _is_quantity(value: Any) -> bool:
     return True
 
 
-def _is_time(text: str) -> bool:
-    try:
-        return datetime.fromisoformat(text).tzinfo is not None
-    except ValueError:
-        return False
-
-
 def type_problems(wrong: list[WrongType]) -> Iterator[Problem]:
     """Each field of a wrong type."""
     for path, value, expected in wrong:
-        seen = ascii(value)
-        seen = seen if len(seen) <= _MAX_SHOWN else f"{seen[:_MAX_SHOWN]}..."
-        message = f"{seen} is not {expected}; correct it, a cluster would refuse the manifest"
+        message = (
+            f"{shown(value)} is not {expected}; correct it, a cluster would refuse the manifest"
+        )
         yield Problem(field_path(path), message)
+
+
+def shown(value: Any) -> str:
+    """A value of any size in a message."""
+    text = ascii(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."

@@ -143,8 +143,7 @@ def with_child(job: Json, found: Iterable[Json]) -> Json:
 
 def _controller(item: Json) -> str:
     """The uid of the object that controls this one; empty if there is none."""
-    owners = item["metadata"].get("ownerReferences") or ()
-    return next((str(one.get("uid")) for one in owners if one.get("controller")), "")
+    return next((str(one.get("uid")) for one in Object(item).owners if one.get("controller")), "")
 
 
 # --- the job --------------------------------------------------------------------------------------

@@ -270,7 +270,7 @@ NODE = {"kind": "Node", "metadata": {"name": "n"}}
         ({"metadata": {"name": "/tmp/x"}}, "not a valid name"),
         ({"metadata": {"name": "x", "namespace": "a; rm -rf ~"}}, "not a valid name"),
         ({"metadata": {"name": "x", "uid": "\x1b[2J"}}, "not a valid name"),
-        ({"status": {"conditions": {}}}, "job.status.conditions is not a list"),
+        ({"status": {"conditions": {}}}, "status.conditions is {}, not a list"),
         ({"spec": {"pytorchReplicaSpecs": {"Master": {"replicas": "1"}}}}, "not a whole number"),
     ],
 )

@@ -13,6 +13,7 @@ from k8sjob.backends.cluster.creation import Creation, delete_as_read
 from k8sjob.backends.cluster.informer import refuse_excess, snapshot, snapshots
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.kube.api_resources import path
+from k8sjob.kube.client.answers import CheckedAnswers
 from k8sjob.kube.client.errors import ExplainedErrors, is_absent
 from k8sjob.kube.client.listwatch import list_all, merged, reflect
 from k8sjob.kube.client.transport import ApiError
@@ -33,6 +34,7 @@ from k8sjob.targets.jobs import (
     target_of,
     with_child,
 )
+from k8sjob.targets.object_types import typed_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -64,7 +66,7 @@ class ClusterBackend(Creation):
     recorded = False
 
     def __init__(self, transport: Transport) -> None:
-        self.transport = ExplainedErrors(transport, CONTROLLERS)
+        self.transport = ExplainedErrors(CheckedAnswers(transport, typed_object), CONTROLLERS)
         self.context, self.namespace = transport.context, transport.namespace
         self._pods: WeakValueDictionary[str, JobPods] = WeakValueDictionary()
         """The instances by the job's uid, while its output is read."""
@@ -402,7 +404,7 @@ class ClusterBackend(Creation):
             if not ref.kind and not target.is_training(job):
                 ignored = ignored or target.kind
                 continue
-            if not ref.uid or Object(job).uid == ref.uid:
+            if Object(job).name == ref.name and ref.uid in {"", Object(job).uid}:
                 found = True
                 yield {"apiVersion": target.api_version, "kind": target.kind, **job}
         if ignored and not found:

@@ -19,6 +19,7 @@ from k8sjob.backends.api import LogLine
 from k8sjob.errors import BackendError
 from k8sjob.kube.api_resources import path
 from k8sjob.kube.client.transport import ApiError
+from k8sjob.kube.objects import moment
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -286,8 +287,8 @@ class _Output:
 
     def gap(self, now: Instance | None, message: str) -> LogLine:
         """A line that says what is missing here; `now` is None if there is no Pod."""
-        made = now.made if now else datetime.now(UTC).isoformat()
-        stamp = self._last or f"{made[:19]}.000000000Z"
+        made = (now and moment(now.made)) or datetime.now(UTC)
+        stamp = self._last or f"{made.astimezone(UTC).isoformat()[:19]}.000000000Z"
         attempt = self._earlier_pods + self.number
         return LogLine(self.replica, attempt, stamp, f"k8sjob: {self.replica}: {message}", gap=True)
 
@@ -355,6 +356,9 @@ def stamped(raw: bytes) -> tuple[str, bytes]:
     if not match:
         return "", b""
     second, fraction, zone = (part.decode() if part else "" for part in match.groups())
+    time = moment(second + zone)
+    if not time:
+        return "", b""
     if zone != "Z":  # a node whose containers' logs are in another time zone
-        second = datetime.fromisoformat(second + zone).astimezone(UTC).isoformat()[:19]
+        second = time.astimezone(UTC).isoformat()[:19]
     return f"{second}.{fraction:0<9}Z", raw[match.end() :]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import OUTPUT
@@ -172,7 +173,7 @@ def _init_outputs(transport: Transport, snapshot: Snapshot) -> list[Json]:
             query |= {"previous": "true"} if "running" in status.part("state") else {}
             where = path("pods", namespace, pod.name, "log")
             with suppress(ApiError):
-                lines = list(transport.stream(where, query=query, idle=_SECONDS))
+                lines = [*islice(transport.stream(where, query=query, idle=_SECONDS), 10)]
                 meta = {"name": pod.name, "namespace": namespace}
                 text = [line.decode(errors="replace").rstrip() for line in lines]
                 outputs[name] = {"kind": OUTPUT, "metadata": meta, "container": name, "lines": text}

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.backends.api import LOCAL, OUTPUT, Snapshot
+from k8sjob.backends.api import LOCAL, Snapshot
 from k8sjob.backends.local.container import ContainerEnd
 from k8sjob.backends.local.kubelet import container_ended
 from k8sjob.backends.local.state_folder import open_file, read_json
@@ -21,8 +21,9 @@ from k8sjob.contract import CHECKPOINT_DIR_ENV
 from k8sjob.errors import BackendError, JobNotFound, field_path
 from k8sjob.kube.objects import Object, Pod, stamp
 from k8sjob.targets.api import LocalReason
-from k8sjob.targets.field_types import ANY, METADATA, POD_TEMPLATE, Quantity, Time, fit
+from k8sjob.targets.field_types import fit
 from k8sjob.targets.jobs import DEFAULT, LOCAL_CONTROLLER, has_ended, replica_of
+from k8sjob.targets.object_types import object_shape
 
 if TYPE_CHECKING:
     from k8sjob.backends.local.state_folder import JobFolder, Store
@@ -33,75 +34,12 @@ LOOK_SECONDS: Final = 0.5
 _CANNOT_BE_LOCATED: Final = "The container could not be located when the pod was terminated"
 
 
-def _object_shape(texts: str, times: str = "", **others: Any) -> dict[str, Any]:
-    """The shape of an object with these texts, times, and other fields; see fit."""
-    return {**dict.fromkeys(texts.split(), str), **dict.fromkeys(times.split(), Time), **others}
-
-
-_META: Final = _object_shape(
-    "name namespace uid",
-    "creationTimestamp deletionTimestamp",
-    **METADATA,
-    finalizers=[str],
-    ownerReferences=[_object_shape("kind name uid", controller=bool)],
-)
-_CONDITION: Final = _object_shape("type status reason message", "lastTransitionTime")
-_CONTAINER_STATE: Final = {
-    "running": _object_shape("", "startedAt"),
-    "waiting": _object_shape("reason message"),
-    "terminated": _object_shape("reason message", "startedAt finishedAt", exitCode=int),
-}
-_CONTAINER_STATUS: Final = _object_shape(
-    "name image imageID", restartCount=int, state=_CONTAINER_STATE, lastState=_CONTAINER_STATE
-)
-_POD_STATUS: Final = _object_shape(
-    "phase reason message",
-    "startTime",
-    conditions=[_CONDITION],
-    containerStatuses=[_CONTAINER_STATUS],
-    initContainerStatuses=[_CONTAINER_STATUS],
-)
-_JOB_STATUS: Final = {
-    "conditions": [_CONDITION],
-    "startTime": Time,
-    "completionTime": Time,
-    "replicaStatuses": {ANY: {"active": int, "succeeded": int, "failed": int}},
-}
-_TOLERATION: Final = _object_shape("key operator value effect")
-_POD: Final = {
-    "metadata": _META,
-    "spec": {**POD_TEMPLATE["spec"], "nodeName": str, "tolerations": [_TOLERATION]},
-    "status": _POD_STATUS,
-}
-_EVENT: Final = _object_shape(
-    "type reason message",
-    "firstTimestamp lastTimestamp eventTime",
-    metadata=_META,
-    involvedObject=_object_shape("kind name uid"),
-    count=int,
-)
 SNAPSHOT: Final[dict[str, Any]] = {
-    "job": {"metadata": _META, "status": _JOB_STATUS},
-    "pods": [_POD],
-    "events": [_EVENT],
+    "job": {**object_shape(DEFAULT.kind), "spec": None},
+    "pods": [object_shape("Pod")],
+    "events": [object_shape("Event")],
 }
 """The shape of what is read of a job, without the spec of its kind; see fit."""
-RELATED: Final[dict[str, Any]] = {
-    "Status": _object_shape("status reason", details=_object_shape("kind name")),
-    "Event": _EVENT,
-    OUTPUT: {"metadata": _META, "container": str, "lines": [str]},
-    ANY: {
-        "metadata": _META,
-        "spec": {"taints": [_object_shape("key value effect")], "hard": {ANY: Quantity}},
-        "status": {
-            "conditions": [_CONDITION],
-            "allocatable": {ANY: Quantity},
-            "hard": {ANY: Quantity},
-            "used": {ANY: Quantity},
-        },
-    },
-}
-"""The shapes of what is read of the objects around a job, by their kind."""
 
 # --- the state of a run ---------------------------------------------------------------------------
 

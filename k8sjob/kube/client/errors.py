@@ -14,10 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.errors import BackendError, redacted
+from k8sjob.errors import redacted
 from k8sjob.kube.api_resources import ResourcePath
-from k8sjob.kube.client.transport import ApiError, check_names
-from k8sjob.kube.objects import Object
+from k8sjob.kube.client.transport import ApiError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -65,28 +64,12 @@ class ExplainedErrors:
     def request(self, method: str, path: str, **options: Any) -> Json:
         """One request; see Transport.request."""
         with self._explaining(method, path):
-            answer = self._transport.request(method, path, **options)
-        about, items = ResourcePath.of(path), answer.get("items")
-        for item in items if isinstance(items, list) else [answer]:
-            check_names(item)
-        if method == "GET" and about.name and not about.subresource:
-            self._check_identity(Object(answer), about)
-        return answer
+            return self._transport.request(method, path, **options)
 
     def stream(self, path: str, **options: Any) -> Iterator[bytes]:
         """The lines of an answer as they come; see Transport.stream."""
         with self._explaining("GET", path):
             yield from self._transport.stream(path, **options)
-
-    def _check_identity(self, answer: Object, about: ResourcePath) -> None:
-        """Make sure that an object is the one that was asked for: files are called after it."""
-        elsewhere = about.namespace and answer.namespace not in {"", about.namespace}
-        if answer.name not in {"", about.name} or elsewhere:
-            raise BackendError(
-                f"{self.server} (context {self.context}) has answered a request for {about} with"
-                f" {answer.namespace}/{answer.name}: it cannot be trusted; check its address in the"
-                " kubeconfig"
-            )
 
     @contextmanager
     def _explaining(self, method: str, path: str) -> Iterator[None]:

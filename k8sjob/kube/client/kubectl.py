@@ -27,7 +27,14 @@ from typing import IO, TYPE_CHECKING, Final
 from k8sjob.environment import variables
 from k8sjob.errors import BackendError, redacted
 from k8sjob.kube.api_resources import ResourcePath, with_query
-from k8sjob.kube.client.transport import ApiError, lines, skew_by
+from k8sjob.kube.client.transport import (
+    MAX_LINE,
+    ApiError,
+    body_of,
+    lines,
+    parsed_answer,
+    skew_by,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -121,10 +128,10 @@ class KubectlTransport:
             argv += [] if body is None else ["-f", "-"]
         text = self._run(argv, timeout, body)
         try:
-            found = json.loads(text) if text.strip() else {}
+            return parsed_answer(text)
         except ValueError:
-            raise self._unexpected(f"prints no JSON: {text[:200]!r}") from None
-        return found if isinstance(found, dict) else {"items": found}
+            shown = text[:200].decode(errors="replace")
+            raise self._unexpected(f"prints no JSON: {shown!r}") from None
 
     def stream(
         self,
@@ -142,13 +149,14 @@ class KubectlTransport:
                 return
             if process.wait() != 0:
                 stderr.seek(0)
-                raise self._error(stderr.read().decode(errors="replace"))
+                raise self._error(stderr.read(MAX_LINE).decode(errors="replace"))
 
     @cached_property
     def skew(self) -> float:
         """By the headers of one small answer, which kubectl prints at this verbosity."""
         with suppress(BackendError):
-            printed = self._run(["get", "--raw", "/version", "--v=8"], 10.0, log=True)
+            argv = ["get", "--raw", "/version", "--v=8"]
+            printed = self._run(argv, 10.0, log=True).decode(errors="replace")
             if date := _DATE.search(printed):
                 return skew_by(date[1])
         return 0.0
@@ -157,22 +165,27 @@ class KubectlTransport:
 
     def _run(
         self, argv: Sequence[str], timeout: float, body: Json | None = None, *, log: bool = False
-    ) -> str:
+    ) -> bytes:
         """What kubectl prints, or what it writes to its log."""
         # With --request-timeout kubectl does not find a pod's own account any more.
         timeout += LOGIN_SECONDS if self._access.plugin else 0.0
-        sent = b"" if body is None else json.dumps(body).encode()
-        pipe = subprocess.PIPE
-        with self._process([*self._argv, *argv], stdin=pipe, stderr=pipe) as process:
-            try:
-                printed, stderr = process.communicate(sent, timeout)
-            except subprocess.TimeoutExpired:
-                raise self._access.unreachable("it does not respond in time") from None
+        temporary = tempfile.TemporaryFile
+        with temporary() as stdin, temporary() as stderr:
+            stdin.write(b"" if body is None else json.dumps(body).encode())
+            stdin.seek(0)
+            with self._process([*self._argv, *argv], stdin=stdin, stderr=stderr) as process:
+                try:
+                    printed = body_of(self._pieces(process, timeout, None), timeout)
+                    process.wait(timeout)
+                except (subprocess.TimeoutExpired, TimeoutError):
+                    raise self._access.unreachable("it does not respond in time") from None
+            stderr.seek(0)
+            logged = stderr.read(MAX_LINE)
         if process.returncode != 0:
             if _PASSWORD_PROMPT in printed:
                 raise self._access.rejected()
-            raise self._error(stderr.decode(errors="replace"))
-        return (stderr if log else printed).decode(errors="replace")
+            raise self._error(logged.decode(errors="replace"))
+        return logged if log else printed
 
     @contextmanager
     def _started(self, argv: Sequence[str], stderr: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
@@ -193,7 +206,7 @@ class KubectlTransport:
 
     @contextmanager
     def _process(
-        self, argv: Sequence[str], *, stdin: int, stderr: int | IO[bytes]
+        self, argv: Sequence[str], *, stdin: int | IO[bytes], stderr: IO[bytes]
     ) -> Iterator[subprocess.Popen[bytes]]:
         """A process that is ended, with all that it has started, when the block is left."""
         try:

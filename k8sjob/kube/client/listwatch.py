@@ -7,7 +7,6 @@ reported as a deletion then.
 
 from __future__ import annotations
 
-import json
 import random
 import threading
 import time
@@ -17,8 +16,9 @@ from enum import StrEnum
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.kube.client.transport import ApiError, check_names, refusal
-from k8sjob.kube.objects import without_managed_fields
+from k8sjob.kube.client.transport import ApiError, malformed, refusal
+from k8sjob.kube.json_text import parsed
+from k8sjob.kube.objects import Object, without_managed_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 PAGE: Final = 250
 """Objects in one answer: some 2 MB of jobs, which are parsed before the next ones come."""
+MAX_PAGES: Final = 4000
+"""Of one list: a million objects, of which etcd has never held as many of a kind."""
 WATCH_SECONDS: Final = 120
 """When the server is to end a watch by itself; it is resumed where it ended."""
 IDLE_SECONDS: Final = 150.0
@@ -86,6 +88,7 @@ def pages(
         ApiError: as for list_all; 410 where reading took so long that the rest has expired.
     """
     asked = {**(query or {}), **({"limit": str(size)} if size else {})}
+    tokens: set[str] = set()
     while True:
         page = transport.request("GET", path, query=asked)
         # The items of a list have no kind of their own.
@@ -96,7 +99,11 @@ def pages(
         yield CollectionPage(items, str(meta.get("resourceVersion", "")))
         if not meta.get("continue"):
             return
-        asked["continue"] = meta["continue"]
+        tokens.add(asked.get("continue", ""))
+        asked["continue"] = str(meta["continue"])
+        # A page may be empty: the server filters after it has read. But a list has an end.
+        if asked["continue"] in tokens or len(tokens) > MAX_PAGES:
+            raise malformed(f"a list of {path} that does not end after {len(tokens):,} pages")
 
 
 # --- changes --------------------------------------------------------------------------------------
@@ -286,10 +293,9 @@ class _Reflection:
             for event in self._events(version):
                 heard = True
                 kind, item = event["type"], event["object"]
-                check_names(item)
                 if kind == "ERROR":
                     raise refusal(int(item.get("code") or 500), item)
-                version = item["metadata"]["resourceVersion"]
+                version = str(Object(item).metadata.get("resourceVersion") or version)
                 if kind == Kind.DELETED:
                     if self._known.pop(_uid(item), None):
                         yield CollectionChange(Kind.DELETED, without_managed_fields(item))
@@ -310,7 +316,7 @@ class _Reflection:
             self._path, query=query, idle=IDLE_SECONDS, stop=self._stop
         ):
             try:
-                event = json.loads(line)
+                event = parsed(line)
             except ValueError:
                 raise ApiError("the watch broke in the middle of an event") from None
             yield event
@@ -318,9 +324,10 @@ class _Reflection:
     def _seen(self, item: Json) -> Iterator[CollectionChange]:
         if not self._keep(item):
             return
-        meta, uid = item["metadata"], _uid(item)
+        meta, uid = Object(item).metadata, _uid(item)
         before = self._known.get(uid)
-        if before and before["metadata"]["resourceVersion"] == meta.get("resourceVersion"):
+        version = meta.get("resourceVersion")
+        if before and Object(before).metadata.get("resourceVersion") == version:
             return
         reported = ("name", "namespace", "uid", "resourceVersion")
         self._known[uid] = {"metadata": {key: meta[key] for key in reported if key in meta}}
@@ -328,4 +335,4 @@ class _Reflection:
 
 
 def _uid(item: Json) -> str:
-    return str(item["metadata"]["uid"])
+    return Object(item).uid

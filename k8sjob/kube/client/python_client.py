@@ -19,7 +19,15 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.errors import BackendError
 from k8sjob.kube.api_resources import with_query
 from k8sjob.kube.client.kubeconfig import IN_CLUSTER
-from k8sjob.kube.client.transport import ApiError, lines, refusal, skew_by
+from k8sjob.kube.client.transport import (
+    ApiError,
+    body_of,
+    lines,
+    parsed_answer,
+    refusal,
+    skew_by,
+)
+from k8sjob.kube.json_text import parsed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -74,15 +82,13 @@ class PythonTransport:
         content = None if body is None else json.dumps(body).encode()
         send = partial(self._send, method, with_query(path, query), headers, content, timeout)
         answer = self._answer(send)
-        with self._network_errors():
-            data = answer.data
+        data = self._body(answer)
         if answer.status >= 300:
             raise self._refused(answer.status, data)
         try:
-            found = json.loads(data) if data else {}
+            return parsed_answer(data)
         except ValueError:
             raise refusal(answer.status, data.decode(errors="replace")) from None
-        return found if isinstance(found, dict) else {"items": found}
 
     def stream(
         self,
@@ -100,7 +106,7 @@ class PythonTransport:
         try:
             with self._network_errors(stop), _ended_by(stop, answer):
                 if answer.status >= 300:
-                    raise self._refused(answer.status, answer.data)
+                    raise self._refused(answer.status, self._body(answer))
                 for line in lines(answer.stream(64 * 1024)):
                     if stop and stop.is_set():
                         return
@@ -179,11 +185,20 @@ class PythonTransport:
                     " as a line break"
                 )
 
+    def _body(self, answer: urllib3.BaseHTTPResponse) -> bytes:
+        with self._network_errors():
+            try:
+                return body_of(answer.stream(64 * 1024))
+            except BaseException:
+                answer.close()  # the rest of it would be the next answer of its connection
+                raise
+        raise AssertionError  # not reached: errors are raised
+
     def _refused(self, status: int, data: bytes) -> ApiError:
         if status == 401:
             return self._access.rejected()
         try:
-            answer = json.loads(data)
+            answer = parsed(data)
         except ValueError:
             answer = None
         return refusal(

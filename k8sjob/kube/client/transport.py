@@ -11,7 +11,7 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Final, Protocol
 
 from k8sjob.errors import BackendError
-from k8sjob.kube.objects import Object, is_name, odd_name
+from k8sjob.kube.json_text import OversizeError, parsed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -135,29 +135,53 @@ def refusal(code: int, answer: Json | str) -> ApiError:
     return ApiError(text, code=code, reason=reason, detail=text, causes=causes)
 
 
-def check_names(item: Json) -> None:
-    """Refuse an object that is called as no apiserver would allow it.
+def malformed(what: str) -> ApiError:
+    """The error for an answer that Kubernetes does not give; it is not asked for again."""
+    return ApiError(f"the server has sent {what}", code=200, reason="Malformed", detail=what)
 
-    Who creates an Event may call it anything, and who creates a Pod its node: then it has no name.
+
+def parsed_answer(data: bytes) -> Json:
+    """The object in an answer.
 
     Raises:
-        BackendError: for its name, its namespace or its uid.
+        ApiError: it is too large or too deep.
+        ValueError: it is no JSON.
     """
-    own = Object(item)
-    free = {"nodeName": own.spec, "name": own.part("involvedObject") and own.metadata}
-    for key, part in free.items():
-        if not is_name(part.get(key)):
-            del part[key]
-    if name := odd_name(item):
-        raise BackendError(
-            f"the server has sent an object with the name {name}, which Kubernetes does not allow:"
-            " it cannot be trusted; check its address in the kubeconfig"
-        )
+    try:
+        answer = parsed(data) if data.strip() else {}
+    except OversizeError as error:
+        raise malformed(f"JSON that is not read: {error}") from None
+    return answer if isinstance(answer, dict) else {"items": answer}
+
+
+MAX_ANSWER: Final = 1 << 28
+"""Bytes of one answer: ten times those of a list of 10,000 Pods."""
+ANSWER_SECONDS: Final = 600.0
+"""How long one answer may take, however steadily it comes."""
+
+
+def body_of(pieces: Iterable[bytes], seconds: float = ANSWER_SECONDS) -> bytes:
+    """The whole of an answer that comes in pieces, within so many seconds.
+
+    Raises:
+        ApiError: it is too large.
+        OSError: it does not end.
+    """
+    body, deadline = bytearray(), time.monotonic() + seconds
+    for piece in pieces:
+        body += piece
+        if len(body) > MAX_ANSWER:
+            raise malformed(f"an answer of more than {MAX_ANSWER >> 20} MiB")
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"its answer has not ended after {seconds:.0f} s")
+    return bytes(body)
 
 
 MAX_LINE: Final = 16 * 2**20
 """Bytes of one line that are kept. No object of a cluster is that large, and no readable log line;
 a progress bar that never ends its line is."""
+_ENDLESS: Final = MAX_LINE * 16
+"""Bytes of a line after which no end is expected: kubelets rotate logs after 10 MiB."""
 
 
 class PartialLine:
@@ -172,6 +196,8 @@ class PartialLine:
         room = MAX_LINE - len(self._kept)
         self._kept += piece[:room]
         self._left_out += max(len(piece) - room, 0)
+        if self._left_out > _ENDLESS:
+            raise malformed(f"a line of more than {_ENDLESS >> 20} MiB")
 
     def take(self) -> bytes:
         """The line so far, with a note if part of it was left out; starts the next line."""

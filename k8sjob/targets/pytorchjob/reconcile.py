@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import CONTAINER_NAME, Role
-from k8sjob.kube.objects import Object, Pod, is_true, stamp, true_conditions
+from k8sjob.kube.objects import Object, Pod, is_true, moment, stamp, true_conditions
 from k8sjob.targets.api import CreatePod, DeleteJob, DeletePod, RecordEvent
 from k8sjob.targets.pytorchjob.operator import (
     COUNTED,
@@ -194,10 +194,11 @@ class _Reconciliation:
         self.expire()
 
     def expire(self) -> None:
-        ttl, end = self.policy.get("ttlSecondsAfterFinished"), self.status.get("completionTime")
+        ttl = self.policy.get("ttlSecondsAfterFinished")
+        end = moment(self.status.get("completionTime"))
         if ttl is None or end is None or self.policy.get("suspend"):
             return
-        if self.now > datetime.fromisoformat(end) + timedelta(seconds=ttl):
+        if self.now > end + timedelta(seconds=ttl):
             self.actions.append(DeleteJob())
 
     def suspended(self) -> None:
@@ -236,10 +237,11 @@ class _Reconciliation:
             return self.trouble
         if self.past_backoff_limit():
             return f"Job {self.name} has failed because it has reached the specified backoff limit"
-        deadline, start = self.policy.get("activeDeadlineSeconds"), self.status.get("startTime")
+        deadline = self.policy.get("activeDeadlineSeconds")
+        start = moment(self.status.get("startTime"))
         if deadline is None or start is None:
             return ""
-        if self.now - datetime.fromisoformat(start) < timedelta(seconds=deadline):
+        if self.now - start < timedelta(seconds=deadline):
             return ""
         return f"Job {self.name} has failed because it was active longer than specified deadline"
 

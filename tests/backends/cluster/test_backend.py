@@ -440,7 +440,8 @@ def jobset(script, listed, error):
     child = job("one-node-0")
     child["metadata"]["labels"] = uid
     child["metadata"]["ownerReferences"] = [{"kind": "JobSet", "uid": "uid-1", "controller": True}]
-    child |= {"status": {"ready": 1}, "spec": {"completionMode": "Indexed", "completions": 1}}
+    child |= {"kind": "Job", "status": {"ready": 1}}
+    child["spec"] = {"completionMode": "Indexed", "completions": 1}
     spec = {"replicatedJobs": [{"name": "node", "template": {"spec": child["spec"]}}]}
     made = {**job(), "kind": "JobSet", "spec": spec}
     jobsets = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/team/jobsets"
@@ -492,6 +493,7 @@ def test_a_trainjob_is_read_with_what_is_made_of_it(how, backend, script, listed
 
     train = {**job(uid="t"), "kind": "TrainJob", "spec": {"runtimeRef": {"name": "any"}}}
     below, its_job = of("t", job()), of("uid-1", job("one-node-0", "its-job"))
+    below["kind"], its_job["kind"] = "JobSet", "Job"
     script.on("GET", f"{TRAINJOBS}/one", train).on("GET", TRAINJOBS, listed(1, train))
     script.on("GET", f"{JOBSETS}/one", below).on("GET", JOBSETS, listed(1, below))
     script.on("GET", f"{BATCH}/one-node-0", its_job).on("GET", BATCH, listed(1, its_job))

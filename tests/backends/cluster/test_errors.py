@@ -4,9 +4,11 @@ import pytest
 
 from k8sjob.errors import BackendError
 from k8sjob.kube.api_resources import ResourcePath, path
+from k8sjob.kube.client.answers import CheckedAnswers
 from k8sjob.kube.client.errors import ExplainedErrors, explained
 from k8sjob.kube.client.transport import ApiError
 from k8sjob.targets.jobs import CONTROLLERS
+from k8sjob.targets.object_types import typed_object
 
 JOBS = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs"
 
@@ -126,9 +128,9 @@ def test_requests_and_streams_are_carried_and_their_errors_explained(script):
     refused = ApiError("busy", code=429, reason="TooManyRequests")
     script.on("GET", "/api/v1/nodes", {"kind": "NodeList"}, refused)
     script.watched("/api/v1/nodes", [{"a": 1}, refused])
-    transport = ExplainedErrors(script, CONTROLLERS)
+    transport = checked(script)
     assert (transport.context, transport.namespace) == ("there", "team")
-    assert transport.request("GET", "/api/v1/nodes") == {"kind": "NodeList"}
+    assert transport.request("GET", "/api/v1/nodes") == {"kind": "NodeList", "items": []}
     with pytest.raises(ApiError, match="context there is busy"):
         transport.request("GET", "/api/v1/nodes")
     lines = transport.stream("/api/v1/nodes")
@@ -137,16 +139,20 @@ def test_requests_and_streams_are_carried_and_their_errors_explained(script):
         next(lines)
 
 
+def checked(script):
+    return ExplainedErrors(CheckedAnswers(script, typed_object), CONTROLLERS)
+
+
 @pytest.mark.parametrize("name", ["../../x", "..", "a;touch b", "-n", "a\nb", "x" * 300, 7, ["a"]])
 def test_a_name_from_a_server_is_a_name_in_kubernetes(script, name):
     where = path("pods", "team", "a")
     for metadata in ({"name": name}, {"name": "a", "namespace": name}, {"name": "a", "uid": name}):
-        transport = ExplainedErrors(script, CONTROLLERS)
+        transport = checked(script)
         script.on("GET", where, {"metadata": metadata})
         script.on("GET", path("pods", "team"), {"items": [{"metadata": metadata}]})
-        for asked in (where, path("pods", "team")):
-            with pytest.raises(BackendError, match="cannot be trusted"):
-                transport.request("GET", asked)
+        with pytest.raises(ApiError, match="cannot be trusted"):
+            transport.request("GET", where)
+        assert transport.request("GET", path("pods", "team"))["items"] == []
 
 
 def test_an_answer_is_the_object_that_was_asked_for(script):
@@ -154,7 +160,7 @@ def test_an_answer_is_the_object_that_was_asked_for(script):
     others = ({"name": "b"}, {"name": "a", "namespace": "other"})
     answers = (*others, {"name": "a", "namespace": "team"})
     script.on("GET", where, *({"metadata": metadata} for metadata in answers))
-    transport = ExplainedErrors(script, CONTROLLERS)
+    transport = checked(script)
     for _ in others:
         with pytest.raises(BackendError, match="cannot be trusted"):
             transport.request("GET", where)
@@ -164,7 +170,7 @@ def test_an_answer_is_the_object_that_was_asked_for(script):
 def test_who_writes_a_pod_may_name_any_node(script):
     pods = [{"metadata": {"name": "a"}, "spec": {"nodeName": one}} for one in ("n;touch x", "n-1")]
     script.on("GET", path("pods", "team"), {"items": pods})
-    answer = ExplainedErrors(script, CONTROLLERS).request("GET", path("pods", "team"))
+    answer = checked(script).request("GET", path("pods", "team"))
     assert [pod["spec"].get("nodeName") for pod in answer["items"]] == [None, "n-1"]
 
 
@@ -172,5 +178,5 @@ def test_who_writes_a_pod_may_name_any_node(script):
 def test_an_event_may_have_any_name(script, name):
     event = {"metadata": {"name": name, "uid": "u-1"}, "involvedObject": {"kind": "Node"}}
     script.on("GET", path("events", "team"), {"kind": "EventList", "items": [event]})
-    answer = ExplainedErrors(script, CONTROLLERS).request("GET", path("events", "team"))
+    answer = checked(script).request("GET", path("events", "team"))
     assert [one["metadata"] for one in answer["items"]] == [{"uid": "u-1"}]

@@ -1,0 +1,69 @@
+"""The types of the fields of objects, as an apiserver or a record has them. Pure."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob.errors import field_path
+from k8sjob.targets.field_types import fit, shape, shown
+from k8sjob.targets.jobs import TARGETS
+
+if TYPE_CHECKING:
+    from k8sjob.kube.objects import Json
+
+_JOBS: Final = {target.resource: target.kind for target in TARGETS}
+KINDS: Final = {
+    **_JOBS,
+    "clusterqueues": "ClusterQueue",
+    "deployments": "Deployment",
+    "events": "Event",
+    "localqueues": "LocalQueue",
+    "nodes": "Node",
+    "pendingworkloads": "PendingWorkload",
+    "podgroups": "PodGroup",
+    "pods": "Pod",
+    "queues": "Queue",
+    "resourcequotas": "ResourceQuota",
+    "trainingruntimes": "TrainingRuntime",
+    "workloads": "Workload",
+}
+"""The kinds of objects whose fields are read, by their resource."""
+_KNOWN: Final = frozenset(
+    {*KINDS.values(), "ContainerOutput", "List", "PendingWorkloadsSummary", "Status"}
+)
+
+
+@cache
+def object_shape(kind: str) -> dict[str, Any]:
+    """The shape of the objects of a kind, also of an unknown one; see fit."""
+    if kind not in _JOBS.values():
+        return dict(shape(kind if kind in _KNOWN else "Object"))
+    job, status = shape("Object"), {"status": shape("job_status")}
+    child = {**job, **status, "spec": shape("Job")}
+    return {
+        **job,
+        **status,
+        "spec": shape(kind),
+        "child": child,
+        "runtime": shape("TrainingRuntime"),
+    }
+
+
+def typed_object(of: str, item: Any) -> tuple[Json, str]:
+    """An object without nulls, and a sentence about its first field of a wrong type; or empty.
+
+    Args:
+        of: its kind or its resource; an object of one that is not known here may have any kind.
+        item: the object.
+    """
+    kind = KINDS.get(of, of)
+    if not isinstance(item, dict):
+        return {}, f"it is {shown(item)}, not a mapping"
+    fitted, wrong = fit(item, object_shape(kind))
+    if kind in _KNOWN - {"List"} and (fitted.get("kind") or kind) != kind:
+        return fitted, f"its kind is {shown(item['kind'])}, not {kind}"
+    for problem in wrong[:1]:
+        where = field_path(problem.path)
+        return fitted, f"{where} is {shown(problem.seen)}, not {problem.expected}"
+    return fitted, ""

@@ -1,0 +1,94 @@
+"""An apiserver that sends recorded objects with one value of another kind."""
+
+import copy
+import json
+
+from k8sjob.kube.api_resources import ResourcePath
+from k8sjob.kube.client.transport import ApiError
+from k8sjob.targets.object_types import KINDS
+
+NESTED = json.loads("[" * 90 + "]" * 90)
+VALUES = (
+    None, [], {}, [None], [[]], {"": None}, 0, -1, 10**30, 1.5, 1e308, True, "", "x" * 70_000,
+    "\ud800", "\x1b[2J\n::error::", "0000-01-01T00:00:00Z", "0001-01-01T00:00:00+23:59",
+    "9999-12-31T23:59:59-23:59", "2026-06-30T23:59:60Z", "2026-01-01T00:00:00", NESTED,
+)  # fmt: skip
+"""What may stand in the place of any value."""
+_RESOURCES = {kind: resource for resource, kind in KINDS.items()} | {
+    "PersistentVolumeClaim": "persistentvolumeclaims",
+    "Namespace": "namespaces",
+}
+
+
+class Recorded:
+    """The objects of one recorded job; see Transport."""
+
+    context, namespace, server, skew = "hostile", "", "https://hostile", 0.0
+
+    def __init__(self, seen):
+        self.objects, self.job = {}, _RESOURCES[seen["kind"]]
+        related = (item for item in seen.get("related", []) if isinstance(item, dict))
+        for kind, items in {
+            seen["kind"]: [seen["job"]], "Pod": seen.get("pods", []), "Event": seen["events"],
+        }.items():  # fmt: skip
+            self.objects[_RESOURCES[kind]] = items
+        for item in related:
+            resource = _RESOURCES.get(str(item.get("kind")))
+            if resource in {"pods", "events"}:
+                self.objects[resource] = [*self.objects[resource], item]
+            elif resource:
+                self.objects.setdefault(resource, []).append(item)
+        self.namespace = seen["namespace"]
+        self.logs = seen.get("logs", {})
+        self.more = {}
+
+    def request(self, method, path, **_):
+        about = ResourcePath.of(path)
+        items = self.objects.get(about.resource)
+        if method != "GET" or (items is None and about.name):
+            raise ApiError("not found", code=404, reason="NotFound", detail=f"{path} not found")
+        if not about.name:
+            meta = {"resourceVersion": "1"}
+            found = {"kind": "List", "metadata": meta, "items": items or [], **self.more}
+            return json.loads(json.dumps(found))
+        named = [item for item in items if name_of(item) == about.name]
+        # The job is what is asked for, whatever it is called.
+        for item in named or (items if about.resource == self.job else []):
+            return json.loads(json.dumps(item))
+        raise ApiError("not found", code=404, reason="NotFound", detail=f"{path} not found")
+
+    def stream(self, path, *, query=None, idle=300.0, stop=None):
+        about = ResourcePath.of(path)
+        if about.subresource == "log":
+            for replica, lines in self.logs.items():
+                if about.name.endswith(replica):
+                    for line in lines:
+                        yield f"2026-01-01T00:00:00.000000001Z {line}\n".encode()
+            return
+        for item in self.objects.get(about.resource, []):
+            yield json.dumps({"type": "MODIFIED", "object": item}).encode() + b"\n"
+
+
+def name_of(item):
+    meta = item.get("metadata") if isinstance(item, dict) else None
+    return meta.get("name") if isinstance(meta, dict) else None
+
+
+def places(value, path=()):
+    """The paths of all values in JSON."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, item in inner:
+        yield (*path, key)
+        if isinstance(item, dict | list):
+            yield from places(item, (*path, key))
+
+
+def changed(seen, path, value):
+    """A copy with another value at a path."""
+    copied = copy.deepcopy(seen)
+    *parents, last = path
+    inner = copied
+    for key in parents:
+        inner = inner[key]
+    inner[last] = value
+    return copied
