@@ -5,6 +5,7 @@ import json
 
 from k8sjob.kube.api_resources import ResourcePath
 from k8sjob.kube.client.transport import ApiError
+from k8sjob.kube.objects import at_path
 from k8sjob.targets.object_types import KINDS
 
 NESTED = json.loads("[" * 90 + "]" * 90)
@@ -21,26 +22,34 @@ _RESOURCES = {kind: resource for resource, kind in KINDS.items()} | {
 
 
 class Recorded:
-    """The objects of one recorded job; see Transport."""
+    """The objects of one recorded job; see Transport.
 
-    context, namespace, server, skew = "hostile", "", "https://hostile", 0.0
+    Attributes:
+        objects: the objects by their resource.
+        watched: what a watch of a resource reports, in place of its objects.
+        more: fields of each list.
+    """
+
+    context, server, skew = "hostile", "https://hostile", 0.0
 
     def __init__(self, seen):
-        self.objects, self.job = {}, _RESOURCES[seen["kind"]]
-        related = (item for item in seen.get("related", []) if isinstance(item, dict))
-        for kind, items in {
-            seen["kind"]: [seen["job"]], "Pod": seen.get("pods", []), "Event": seen["events"],
-        }.items():  # fmt: skip
-            self.objects[_RESOURCES[kind]] = items
-        for item in related:
-            resource = _RESOURCES.get(str(item.get("kind")))
-            if resource in {"pods", "events"}:
-                self.objects[resource] = [*self.objects[resource], item]
-            elif resource:
-                self.objects.setdefault(resource, []).append(item)
-        self.namespace = seen["namespace"]
-        self.logs = seen.get("logs", {})
-        self.more = {}
+        self.namespace, self.name, self.kind = (
+            next(value for value in (at_path(seen["job"], *path), default) if is_text(value))
+            for path, default in (
+                (("metadata", "namespace"), "team"),
+                (("metadata", "name"), "x"),
+                (("kind",), "PyTorchJob"),
+            )
+        )
+        self.logs, self.watched, self.more = seen.get("logs", {}), {}, {}
+        self.job = _RESOURCES.get(self.kind, "pytorchjobs")
+        self.objects = {self.job: [seen["job"]]}
+        for resource, part in (("pods", "pods"), ("events", "events")):
+            self.objects[resource] = seen[part]
+        for item in seen["related"] if isinstance(seen["related"], list) else ():
+            resource = _RESOURCES.get(str(at_path(item, "kind")), "nodes")
+            known = self.objects.get(resource, [])
+            self.objects[resource] = [*known, item] if isinstance(known, list) else known
 
     def request(self, method, path, **_):
         about = ResourcePath.of(path)
@@ -49,11 +58,17 @@ class Recorded:
             raise ApiError("not found", code=404, reason="NotFound", detail=f"{path} not found")
         if not about.name:
             meta = {"resourceVersion": "1"}
-            found = {"kind": "List", "metadata": meta, "items": items or [], **self.more}
+            found = {
+                "kind": "List",
+                "metadata": meta,
+                "items": [] if items is None else items,
+                **self.more,
+            }
             return json.loads(json.dumps(found))
-        named = [item for item in items if name_of(item) == about.name]
+        every = items if isinstance(items, list) else [items]
+        named = [item for item in every if at_path(item, "metadata", "name") == about.name]
         # The job is what is asked for, whatever it is called.
-        for item in named or (items if about.resource == self.job else []):
+        for item in named or (every if about.resource == self.job else []):
             return json.loads(json.dumps(item))
         raise ApiError("not found", code=404, reason="NotFound", detail=f"{path} not found")
 
@@ -65,22 +80,22 @@ class Recorded:
                     for line in lines:
                         yield f"2026-01-01T00:00:00.000000001Z {line}\n".encode()
             return
-        for item in self.objects.get(about.resource, []):
+        for item in self.watched.get(about.resource, ()):
             yield json.dumps({"type": "MODIFIED", "object": item}).encode() + b"\n"
 
 
-def name_of(item):
-    meta = item.get("metadata") if isinstance(item, dict) else None
-    return meta.get("name") if isinstance(meta, dict) else None
+def is_text(value):
+    return isinstance(value, str) and bool(value) and value.isascii() and value.isprintable()
 
 
 def places(value, path=()):
     """The paths of all values in JSON."""
+    if not isinstance(value, dict | list):
+        return
     inner = value.items() if isinstance(value, dict) else enumerate(value)
     for key, item in inner:
         yield (*path, key)
-        if isinstance(item, dict | list):
-            yield from places(item, (*path, key))
+        yield from places(item, (*path, key))
 
 
 def changed(seen, path, value):

@@ -36,10 +36,20 @@ class Quantity:
     """A quantity of Kubernetes', as text or as a number."""
 
 
+class Message:
+    """A text for people, of which the beginning and the end of a very long one are read.
+
+    Kubernetes' own have 4 KiB at most, but whoever may write an Event writes any, and the patterns
+    of a diagnosis take longer than linear time.
+    """
+
+
+_MAX_MESSAGE: Final = 4096
 _TYPES: Final = {
     "any": None,
     "bool": bool,
     "int": int,
+    "message": Message,
     "quantity": Quantity,
     "str": str,
 }
@@ -66,6 +76,7 @@ _NAMES: Final = {
     str: "text",
     int: "a whole number",
     bool: "true or false",
+    Message: "text",
     Quantity: "a quantity, such as 500m or 16Gi",
 }
 
@@ -94,6 +105,9 @@ def _fit(value: Any, shape: Any, path: _Path, wrong: list[WrongType]) -> Any:
         empty: Any = {} if isinstance(shape[0], dict) else ""
         items = (_fit(item, shape[0], (*path, i), wrong) for i, item in enumerate(value))
         return [empty if item is None else item for item in items]
+    if shape is Message and isinstance(value, str):
+        half = _MAX_MESSAGE // 2
+        return value if len(value) <= _MAX_MESSAGE else f"{value[:half]} ... {value[-half:]}"
     if shape is None or (isinstance(shape, type) and _is_instance(value, shape)):
         return value
     expected = "a mapping" if isinstance(shape, dict) else "a list"

@@ -12,11 +12,14 @@ from unittest.mock import Mock
 
 import pytest
 
+from k8sjob.backends import record as record_module
 from k8sjob.backends import record_storage
 from k8sjob.backends.api import JobRef, LogLine, Snapshot
 from k8sjob.backends.record import RecordBackend, Records, write_record
 from k8sjob.backends.record_storage import StoredRecords
-from k8sjob.errors import BackendError, K8sJobError
+from k8sjob.contract import Event, EventKind
+from k8sjob.errors import BackendError, JobTooLarge, K8sJobError
+from k8sjob.jobs.result import read_reached
 from k8sjob.observe.diagnose import diagnose
 from k8sjob.observe.logs import last_lines
 from k8sjob.targets.jobs import replica_names
@@ -246,16 +249,36 @@ MANY = {"kind": "Job", "metadata": {"name": "x"}, "spec": {"completions": 10**9}
         (zipped(record__json=json.dumps({**WELL, "job": {}, "pods": 3})), "cannot be read"),
         (zipped(record__json=json.dumps({**WELL, "job": MANY})), "more than 100,000"),
         (zipped(record__json=json.dumps({**WELL, "format": 2})), "it has format 2, and"),
+        (zipped(record__json=json.dumps({**WELL, "job": {}, "pods": [{}] * 9})), "several Pods of"),
+        (zipped(record__json=f"[{'{},' * 30_000}0]"), "its values would take 8 MiB, more than 3"),
+        (zipped(record__json='{"a":' * 9_000 + "1" + "}" * 9_000), "nested deeper than 100"),
         (zipped(record__json=" " * (10**6 + 1)), "over 1000000 bytes"),
     ],
-    ids=range(12),
+    ids=range(15),
 )
 def test_what_is_no_record_is_refused(content, message, tmp_path, monkeypatch):
+    monkeypatch.setattr("k8sjob.kube.json_text.MAX_MEMORY", 3 << 20)
     monkeypatch.setattr("k8sjob.backends.record._MOST_OBJECTS", 10**6)
     file = tmp_path / "x.k8sjob"
     file.write_bytes(content)
     with pytest.raises(BackendError, match=message):
         RecordBackend(file)
+
+
+def test_a_record_that_could_not_be_read_is_not_written(monkeypatch, tmp_path):
+    monkeypatch.setattr("k8sjob.kube.json_text.MAX_MEMORY", 1000)
+    with pytest.raises(JobTooLarge, match=r"too large for a record: its values would take"):
+        written(recorded(), tmp_path / "x.k8sjob")
+
+
+def test_of_much_output_only_reports_are_decoded_to_know_what_ran(monkeypatch, tmp_path):
+    report = Event(EventKind.STARTED, {"world_size": 2}, time=1.0).encode()
+    lines = [LogLine("master-0", 0, STAMP, text) for text in (report, *["loss 0.5"] * 1000)]
+    record = written(recorded(), tmp_path / "x.k8sjob", lines)
+    decode = Mock(side_effect=record_module._decoded)
+    monkeypatch.setattr(record_module, "_decoded", decode)
+    assert read_reached(record, record.snapshot(None)).group == {"world_size": 2}
+    assert decode.call_count == 1
 
 
 SOUND = {"kind": "PyTorchJob", "metadata": {"name": "x", "namespace": "ns", "uid": "u"}}

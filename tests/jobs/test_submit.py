@@ -252,7 +252,10 @@ class WithNodes(InMemory):
         if self.kinds is None:
             raise refusal(*status(403, "Forbidden", "no"))
         self.asked = (query or {}).get("labelSelector", "")
-        nodes = [{"metadata": {"labels": {"kubernetes.io/arch": kind}}} for kind in self.kinds]
+        nodes = [
+            {"metadata": {"name": "n", "labels": {"kubernetes.io/arch": kind}}}
+            for kind in self.kinds
+        ]
         return {"metadata": {}, "items": nodes}
 
 

@@ -1,9 +1,12 @@
 """What both transports must do alike, against a server that answers as it is told."""
 
+import gzip
 import http.server
 import json
 import threading
 import time
+from contextlib import suppress
+from itertools import repeat
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
@@ -276,6 +279,58 @@ def test_several_threads_ask_at_once(transport, apiserver):
 )
 def test_pieces_become_lines(chunks, expected):
     assert list(lines(chunks)) == expected
+
+
+def endless(piece):
+    """A body that ends when nobody reads it."""
+    with suppress(OSError):
+        for _ in range(10_000):
+            piece(b"[" + b"0," * 32_000)
+
+
+def test_an_answer_without_an_end_is_not_read_on(transport, apiserver, monkeypatch):
+    monkeypatch.setattr("k8sjob.kube.client.transport.MAX_ANSWER", 1 << 20)
+    apiserver.on((200, endless))
+    assert refused(transport).detail == "an answer of more than 1 MiB"
+
+
+def test_a_small_answer_that_becomes_large_is_not_read_on(transport, apiserver, monkeypatch):
+    monkeypatch.setattr("k8sjob.kube.client.transport.MAX_ANSWER", 1 << 20)
+    packed = gzip.compress(b" " * (64 << 20))
+
+    def body(piece):
+        piece(packed)
+        return True
+
+    apiserver.on((200, body, {"Content-Encoding": "gzip"}))
+    assert refused(transport).detail == "an answer of more than 1 MiB"
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 10_000 + "]" * 10_000, '{"a":' * 10_000 + "1" + "}" * 10_000]
+)
+def test_an_answer_that_is_nested_too_deep_is_one_error(transport, apiserver, text):
+    apiserver.on((200, text))
+    assert refused(transport).detail == (
+        "JSON that is not read: it is nested deeper than 100 levels"
+    )
+
+
+def test_an_answer_whose_values_are_far_larger_than_its_text_is_not_parsed(
+    transport, apiserver, monkeypatch
+):
+    monkeypatch.setattr("k8sjob.kube.json_text.MAX_MEMORY", 1 << 20)
+    apiserver.on((200, f"[{'{},' * 10_000}0]"))
+    assert refused(transport).detail == (
+        "JSON that is not read: its values would take 2 MiB, more than 1"
+    )
+
+
+def test_a_line_without_an_end_is_an_error_at_last(monkeypatch):
+    monkeypatch.setattr("k8sjob.kube.client.transport._ENDLESS", 1 << 20)
+    pieces = repeat(b"x" * (1 << 20))
+    with pytest.raises(ApiError, match="a line of more than 1 MiB"):
+        next(lines(pieces))
 
 
 def test_a_line_that_never_ends_is_read_in_linear_time_and_cut():

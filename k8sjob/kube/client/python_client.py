@@ -188,7 +188,7 @@ class PythonTransport:
     def _body(self, answer: urllib3.BaseHTTPResponse) -> bytes:
         with self._network_errors():
             try:
-                return body_of(answer.stream(64 * 1024))
+                return body_of(answer.stream(64 * 1024, decode_content=True))
             except BaseException:
                 answer.close()  # the rest of it would be the next answer of its connection
                 raise
