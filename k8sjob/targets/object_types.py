@@ -29,39 +29,33 @@ KINDS: Final = {
     "workloads": "Workload",
 }
 """The kinds of objects whose fields are read, by their resource."""
-_KNOWN: Final = frozenset(
-    {*KINDS.values(), "ContainerOutput", "List", "PendingWorkloadsSummary", "Status"}
-)
+_OTHERS: Final = frozenset({"ContainerOutput", "List", "PendingWorkloadsSummary", "Status"})
+_KNOWN: Final = _OTHERS.union(KINDS.values())
 
 
 @cache
 def object_shape(kind: str) -> dict[str, Any]:
     """The shape of the objects of a kind, also of an unknown one; see fit."""
+    about = {"kind": str, "apiVersion": str}
     if kind not in _JOBS.values():
-        return dict(shape(kind if kind in _KNOWN else "Object"))
-    job, status = shape("Object"), {"status": shape("job_status")}
-    child = {**job, **status, "spec": shape("Job")}
-    return {
-        **job,
-        **status,
-        "spec": shape(kind),
-        "child": child,
-        "runtime": shape("TrainingRuntime"),
-    }
+        return {**shape(kind if kind in _KNOWN else "Object"), **about}
+    job = {**shape("Object"), **about, "status": shape("job_status")}
+    beside = {"child": {**job, "spec": shape("Job")}, "runtime": shape("TrainingRuntime")}
+    return {**job, **beside, "spec": shape(kind)}
 
 
 def typed_object(of: str, item: Any) -> tuple[Json, str]:
     """An object without nulls, and a sentence about its first field of a wrong type; or empty.
 
     Args:
-        of: its kind or its resource; an object of one that is not known here may have any kind.
+        of: its kind or its resource; an object of an unknown one may have any kind.
         item: the object.
     """
     kind = KINDS.get(of, of)
     if not isinstance(item, dict):
         return {}, f"it is {shown(item)}, not a mapping"
     fitted, wrong = fit(item, object_shape(kind))
-    if kind in _KNOWN - {"List"} and (fitted.get("kind") or kind) != kind:
+    if kind in _KNOWN and kind != "List" and (fitted.get("kind") or kind) != kind:
         return fitted, f"its kind is {shown(item['kind'])}, not {kind}"
     for problem in wrong[:1]:
         where = field_path(problem.path)

@@ -97,7 +97,7 @@ class CheckedAnswers:
         """The same of an object that must have a name, as all have that are listed."""
         named = isinstance(at_path(item, "metadata", "name"), str)
         item, problem = self._checked(of, item)
-        return item, problem or ("" if named else "there is no name")
+        return item, problem or ("" if named else "the name is missing")
 
     def _checked(self, of: str, item: Any) -> tuple[Json, str]:
         """An object without nulls, and what is wrong with its types or its name; or empty.
