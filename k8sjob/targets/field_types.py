@@ -56,7 +56,8 @@ _TYPES: Final = {
 
 
 @cache
-def _written() -> dict[str, Any]:
+def tables() -> dict[str, Any]:
+    """The tables of shapes.toml."""
     return tomllib.loads(Path(__file__).with_name("shapes.toml").read_text(encoding="utf-8"))
 
 
@@ -66,7 +67,7 @@ def shape(written: Any) -> Any:
         return {key: shape(value) for key, value in written.items()}
     if isinstance(written, list):
         return [shape(item) for item in written]
-    return _TYPES[written] if written in _TYPES else shape(_written()[written])
+    return _TYPES[written] if written in _TYPES else shape(tables()[written])
 
 
 METADATA: Final[dict[str, Any]] = shape("metadata")

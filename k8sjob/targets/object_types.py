@@ -6,31 +6,16 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.errors import field_path
-from k8sjob.targets.field_types import fit, shape, shown
+from k8sjob.targets.field_types import fit, shape, shown, tables
 from k8sjob.targets.jobs import TARGETS
 
 if TYPE_CHECKING:
     from k8sjob.kube.objects import Json
 
 _JOBS: Final = {target.resource: target.kind for target in TARGETS}
-KINDS: Final = {
-    **_JOBS,
-    "clusterqueues": "ClusterQueue",
-    "deployments": "Deployment",
-    "events": "Event",
-    "localqueues": "LocalQueue",
-    "nodes": "Node",
-    "pendingworkloads": "PendingWorkload",
-    "podgroups": "PodGroup",
-    "pods": "Pod",
-    "queues": "Queue",
-    "resourcequotas": "ResourceQuota",
-    "trainingruntimes": "TrainingRuntime",
-    "workloads": "Workload",
-}
+KINDS: Final[dict[str, str]] = {**_JOBS, **tables()["kinds"]}
 """The kinds of objects whose fields are read, by their resource."""
-_OTHERS: Final = frozenset({"ContainerOutput", "List", "PendingWorkloadsSummary", "Status"})
-_KNOWN: Final = _OTHERS.union(KINDS.values())
+_KNOWN: Final = {*KINDS.values(), "ContainerOutput", "List", "PendingWorkloadsSummary", "Status"}
 
 
 @cache
