@@ -316,8 +316,8 @@ def deflated(content):
         (saved_by_torch({"marked": endless_lists()}), "values, and has"),
         (saved_by_torch({"marked": torch.ones(1).expand(1 << 50)}), "tensor of"),
         (deflated(saved_by_torch({"marked": torch.zeros(1 << 20)})), "unpacks to more"),
-        (saved_by_torch({"marked": Evil("/")}), "GLOBAL posix.mkdir"),
-        (saved_by_torch({"marked": Path("/")}), "GLOBAL pathlib"),
+        (saved_by_torch({"marked": Evil("/")}), "names posix.mkdir"),
+        (saved_by_torch({"marked": Path("/")}), "names pathlib"),
     ],
     ids=["lists", "strides", "deflated", "code", "class"],
 )
@@ -331,6 +331,150 @@ def test_a_small_file_that_would_become_large_is_skipped(either, content, reason
     assert either.newest()["epoch"] == 1
     assert reason in either.skipped[0]
     assert not re.search("weights.only|torch.serialization|trust", either.skipped[0])
+
+
+def with_pickle(operations, compression=0):
+    """A file of torch.save with other operations as its pickle, and one tensor of 6 floats."""
+    out = io.BytesIO()
+    old = zipfile.ZipFile(io.BytesIO(saved_by_torch(torch.zeros(6))))
+    with zipfile.ZipFile(out, "w", compression) as new:
+        for entry in old.infolist():
+            pickled = entry.filename.endswith("data.pkl")
+            new.writestr(entry.filename, b"\x80\x02" + operations if pickled else old.read(entry))
+    return out.getvalue()
+
+
+def text(value):
+    return b"X" + len(value).to_bytes(4, "little") + value.encode()
+
+
+def endless_tuples(levels=60):
+    """Operations that push a tuple of two of a tuple of two ..., by the memo."""
+    pairs = (b"h%ch%c\x86q%c" % (level, level, level + 1) for level in range(levels))
+    return b")q\x00" + b"".join(pairs)
+
+
+def repeated(elements, name="_rebuild_tensor_v2"):
+    """Operations that push a tensor of many elements that share the memory of one."""
+    number = b"\x8a\x05" + elements.to_bytes(5, "little")
+    storage = (
+        b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text("0") + text("cpu") + b"K\x06tQ"
+    )
+    parts = storage + b"K\x00" + number + b"\x85K\x00\x85\x89ccollections\nOrderedDict\n)R"
+    return b"ctorch._utils\n%s\n(" % name.encode() + parts + b"tR"
+
+
+ENDLESS = {
+    "key": b"}" + endless_tuples() + b"K\x01s.",
+    "element of a set": b"cbuiltins\nset\n](" + endless_tuples() + b"e\x85R.",
+    "no function": endless_tuples() + b")R.",
+    "no class": endless_tuples() + b")\x81.",
+    "name of a layout": b"ctorch.serialization\n_get_layout\n" + endless_tuples() + b"\x85R.",
+    "name of a storage": b"("
+    + text("storage")
+    + b"ctorch\nFloatStorage\n"
+    + endless_tuples()
+    + text("cpu")
+    + b"K\x06tQ.",
+    "deep key": b"})" + b"\x85" * 2_000_000 + b"K\x01s.",
+    "bytes": b"cbuiltins\nbytearray\n\x8a\x06\0\0\0\0\0\x01\x85R.",
+    "encoded bytes": b"c_codecs\nencode\nq\x00"
+    + text("a")
+    + text("latin1")
+    + b"\x86Rq\x01"
+    + b"".join(b"h\x00h%c" % at + text("hex") + b"\x86Rq%c" % (at + 1) for at in range(1, 60))
+    + b".",
+    "list that holds itself": b"}" + text("a") + b"]q\x00h\x00as.",
+    "converted tensor": b"ctorch._utils\n_rebuild_device_tensor_from_cpu_tensor\n("
+    + repeated(1 << 36)
+    + b"ctorch\nfloat64\n"
+    + text("cpu")
+    + b"\x89tR.",
+    "elements of a sparse tensor": b"ctorch._utils\n_rebuild_sparse_tensor\n("
+    + text("torch.sparse_coo")
+    + b"("
+    + repeated(1 << 36)
+    + b"t"
+    + b"tR.",
+    "one tensor many times": b"}"
+    + text("a")
+    + b"]("
+    + repeated(200)
+    + b"q\x01"
+    + b"h\x01" * 10_000
+    + b"es.",
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+@pytest.mark.timeout(60)
+def test_a_pickle_that_would_never_end_is_skipped(either, name):
+    either.save(1, 2)
+    content = with_pickle(ENDLESS[name])
+    if either.form == "sharded":
+        forge(either.of(2), "others.pt", content)
+    else:
+        either.of(2).write_bytes(content)
+    assert either.newest()["epoch"] == 1
+    [told] = either.skipped
+    assert len(told) < 600
+
+
+@pytest.mark.parametrize(
+    "operations",
+    [
+        b"}" + endless_tuples() + b"K\x01s.",
+        b"cbuiltins\ngetattr\n" + endless_tuples() + b"\x85R.",
+        b"cbuiltins\ngetattr\n" + endless_tuples() + b"h\x00\x86R.",
+        b"ctorch.distributed.checkpoint.metadata\n_MEM_FORMAT_ENCODING\n"
+        + endless_tuples()
+        + b"\x85R.",
+        b"\x96" + (1 << 36).to_bytes(8, "little") + b".",
+        b"})" + b"\x85" * 2_000_000 + b"K\x01s.",
+    ],
+    ids=["key", "arguments", "object", "enumeration", "bytes", "depth"],
+)
+@pytest.mark.timeout(60)
+def test_a_description_that_would_never_end_is_skipped(desk, operations):
+    desk.save(1, 2)
+    forge(desk.of(2), ".metadata", b"\x80\x04" + operations)
+    assert desk.newest()["epoch"] == 1
+    [told] = desk.skipped
+    assert len(told) < 600
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        with_pickle(b"}" + endless_tuples() + b"K\x01s."),
+        with_pickle(repeated(1 << 36) + b"."),
+        deflated(saved_by_torch(torch.zeros(1 << 20))),
+        b"\x80\x02}" + endless_tuples() + b"K\x01s." + saved_by_torch(torch.zeros(6)),
+    ],
+    ids=["key", "strides", "deflated", "a pickle before it"],
+)
+@pytest.mark.timeout(60)
+def test_a_part_that_would_never_end_is_refused(desk, content):
+    desk.save(2)
+    folder = desk.of(2)
+    about = pickle.loads((folder / ".metadata").read_bytes())
+    for place in about.storage_data.values():
+        place.offset, place.length = 0, len(content)
+    forge(folder, "__0_0.distcp", content)
+    forge(folder, ".metadata", pickle.dumps(about))
+    with pytest.raises(ValueError, match=r"a\.weight cannot be loaded: it ") as raised:
+        desk.newest()
+    assert len(str(raised.value)) < 600
+
+
+@pytest.mark.parametrize("name", ["others.pt", "__0_0.distcp"])
+def test_a_file_of_holes_is_skipped(either, name):
+    either.save(1, 2)
+    file = either.of(2) / name if either.form == "sharded" else either.of(2)
+    with file.open("r+b") as stream:
+        stream.truncate(1 << 40)
+    assert either.newest()["epoch"] == 1
+    assert "1,099,511,627,776 bytes, most of them holes" in either.skipped[0]
 
 
 def test_tensors_that_share_the_bytes_of_one_are_refused(desk):
@@ -427,6 +571,7 @@ class Own(dict):
     ("value", "seen"),
     [
         ({"best": [object()]}, r"state\['best'\]\[0\] is a builtins.object"),
+        ({"none": b""}, r"state\['none'\] is a builtins.bytes"),
         ({"own": Own()}, r"state\['own'\] is a Own"),
         ({"f": torch.ones(2).numpy()}, r"state\['f'\] is a numpy.ndarray"),
         ({"f": torch.ones(2).double().numpy()[0]}, r"state\['f'\] is a numpy.float64"),

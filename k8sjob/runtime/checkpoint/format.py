@@ -16,10 +16,11 @@ from collections import Counter
 from copy import copy
 from enum import EnumMeta
 from itertools import product
-from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+from typing import IO, TYPE_CHECKING, Any, ClassVar, Final, cast
 
 import torch
 
+from k8sjob.runtime.checkpoint import pickles
 from k8sjob.runtime.checkpoint.store import content_of, read_digests
 
 if TYPE_CHECKING:
@@ -36,9 +37,13 @@ METADATA: Final = ".metadata"
 OTHERS: Final = "others.pt"
 """Everything but the tensors of model and optimizer, and where each of those belongs."""
 _MARK: Final = "k8sjob/tensor"
-_DEEPEST: Final = 100
-_ANY_FILE_HOLDS: Final = 1_000_000
-"""Values that a file may hold whatever its size, since an honest one shares some too."""
+_NAMES: Final = re.compile(
+    r"collections (OrderedDict|Counter)|_codecs encode|torch (Size|[A-Z]\w*Storage|[a-z]\w*)"
+    r"|torch\.storage \w+|torch\.serialization _get_layout"
+    r"|torch\._utils _rebuild_(tensor|qtensor|sparse_tensor|meta_tensor|parameter)\w*"
+)
+"""What torch.save names in a checkpoint, as "module name". Torch would call more: a conversion to
+another type, which copies, and text codecs, of which each doubles what the one before made."""
 
 _DESCRIPTIONS: Final = {
     "torch.distributed.checkpoint.metadata": (
@@ -136,19 +141,7 @@ def mark(nest: Any, name: str = "") -> tuple[Any, dict[str, Tensor]]:
 
 def decode(content: bytes) -> dict[str, Any]:
     """The state in a file's content, on the CPU; ValueError if it is damaged or holds more."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            entries = archive.infolist()
-            stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
-            fits = stored and sum(entry.file_size for entry in entries) <= len(content)
-            torn = archive.testzip() if fits else None
-    except Exception as error:
-        # For a file that somebody wrote zipfile may raise any error.
-        raise ValueError(f"it is incomplete or damaged: {error} ({len(content)} bytes)") from error
-    if not fits:
-        raise ValueError(f"it unpacks to more than its {len(content)} bytes")
-    if torn:
-        raise ValueError(f"it is incomplete or damaged: {torn} does not match its checksum")
+    _check_archive(io.BytesIO(content), len(content), checksums=True)
     try:
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:
@@ -159,29 +152,46 @@ def decode(content: bytes) -> dict[str, Any]:
         raise ValueError(f"it cannot be loaded: {reason.strip():.300}") from error
     if not isinstance(state, dict):
         raise ValueError(f"it holds a {type(state).__name__}, not a dict: another program's file")  # noqa: TRY004 - of a file's content, not of an argument
-    _expanded(state, len(content), {})
+    if (total := _bytes_of_tensors(state)) > pickles.MOST_SHARED * len(content):
+        raise ValueError(f"its tensors have {total} bytes, and it has {len(content)}")
     return state
 
 
-def _expanded(value: Any, size: int, known: dict[int, int], depth: int = 0) -> int:
-    """The values in a nest, each as often as it occurs; ValueError for more than a file may have.
+def _check_archive(stream: IO[bytes], size: int, *, checksums: bool = False) -> None:
+    """Refuse what torch.save wrote, of `size` bytes, if it is damaged or becomes far larger."""
+    try:
+        # Anything may precede a zip archive; torch would load it as a pickle.
+        begins = stream.read(4) == b"PK\x03\x04"
+        with zipfile.ZipFile(stream) as archive:
+            entries = archive.infolist()
+            stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
+            fits = begins and stored and sum(entry.file_size for entry in entries) <= size
+            torn = archive.testzip() if fits and checksums else None
+        stream.seek(0)
+        # By torch's own reader: of two entries of one name, another one may read the other.
+        reader = torch._C.PyTorchFileReader(stream) if fits else None  # noqa: SLF001 - see above
+        pickled = reader.get_record("data.pkl") if reader else b""
+        stream.seek(0)
+    except Exception as error:
+        # For a file that somebody wrote zipfile may raise any error.
+        raise ValueError(f"it is incomplete or damaged: {error!s:.300} ({size} bytes)") from error
+    if not fits:
+        raise ValueError(f"it is not of torch.save, or unpacks to more than its {size} bytes")
+    if torn:
+        raise ValueError(f"it is incomplete or damaged: {torn:.300} does not match its checksum")
+    pickles.check(pickled, size, _NAMES)
 
-    A pickle can put one list into another twice, and so on: who copies or checks that never ends.
-    """
-    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-        if value.numel() * value.itemsize > size:
-            raise ValueError(f"it holds a tensor of {value.numel()} elements, and has {size} bytes")
-    elif isinstance(value, dict | list | tuple):
-        if depth > _DEEPEST:
-            raise ValueError(f"it holds more than {_DEEPEST} lists or dicts, one in the other")
-        if id(value) not in known:
-            below = value.values() if isinstance(value, dict) else value
-            count = sum(_expanded(item, size, known, depth + 1) for item in below)
-            if count > max(size, _ANY_FILE_HOLDS):
-                raise ValueError(f"it holds {count} values, and has {size} bytes")
-            known[id(value)] = count
-        return known[id(value)]
-    return 1
+
+def _bytes_of_tensors(value: Any) -> int:
+    """The memory of all tensors in a nest, each as often as it occurs."""
+    if isinstance(value, dict | list | tuple):
+        values = value.values() if isinstance(value, dict) else value
+        return sum(map(_bytes_of_tensors, values))
+    if not isinstance(value, torch.Tensor):
+        return 0
+    dense = value.layout is torch.strided
+    elements = value.numel() if dense else value._nnz()  # noqa: SLF001 - torch shows it to users
+    return elements * value.itemsize
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -218,8 +228,24 @@ class _Folder:
     def __init__(self, path: Path, metadata: Metadata) -> None:
         from torch.distributed.checkpoint.filesystem import FileSystemReader
 
+        class Reader(FileSystemReader):
+            """Torch's reader, which loads each part as a file of torch.save's."""
+
+            def _slice_file(self, file: Any, sinfo: Any) -> Any:
+                part: Any = super()._slice_file(file, sinfo)
+                seek = part.seek
+
+                def from_end(offset: int, whence: int = io.SEEK_SET) -> Any:
+                    # Torch's own counts from the end in the wrong direction.
+                    end = whence == io.SEEK_END
+                    return seek(sinfo.length + offset) if end else seek(offset, whence)
+
+                part.seek = from_end
+                _check_archive(part, sinfo.length)
+                return part
+
         self.path, self.metadata = path, metadata
-        self._reader = FileSystemReader(path)
+        self._reader = Reader(path)
         self._reader.set_up_storage_reader(metadata, is_coordinator=True)
 
     def fill(self, name: str, target: Tensor) -> None:
@@ -233,7 +259,7 @@ class _Folder:
         except Exception as error:
             # For a file of another program torch may raise any error.
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise ValueError(f"{self.path}: {name} cannot be loaded: {reason}") from error
+            raise ValueError(f"{self.path}: {name} cannot be loaded: {reason:.300}") from error
 
 
 _InPython: Any = pickle._Unpickler  # noqa: SLF001 - its parts can be replaced
@@ -259,14 +285,16 @@ class _Descriptions(_InPython):  # type: ignore[misc]  # see above
         if (module, name) == ("builtins", "getattr"):
             return _member
         if name not in _DESCRIPTIONS.get(module, ()):
-            raise ValueError(f"{METADATA} asks for {module}.{name}, which describes no tensor")
+            raise ValueError(
+                f"{METADATA} asks for {module:.100}.{name:.100}, which describes no tensor"
+            )
         return super().find_class(module, name)
 
 
 def _member(kind: Any, name: Any) -> Any:
     """The member of an enumeration, which Python 3.11.0 to 3.11.3 pickle as a call of getattr."""
     if not isinstance(kind, EnumMeta):
-        raise ValueError(f"{METADATA} asks for {name!r} of {kind!r}, which describes no tensor")  # noqa: TRY004 - of a file's content
+        raise ValueError(f"{METADATA} asks for {name!r:.99} of {kind!r:.99}, no description")  # noqa: TRY004 - of a file's content
     return kind[name]
 
 
@@ -276,9 +304,10 @@ def _metadata(folder: Path, files: dict[str, Digest]) -> Metadata:
 
     content = content_of(folder / METADATA)
     try:
+        pickles.check(content, len(content))
         found = _Descriptions(io.BytesIO(content)).load()
-    except ValueError:
-        raise
+    except ValueError as error:
+        raise ValueError(f"{METADATA}: {error!s:.300}") from error
     except Exception as error:
         # A pickle that somebody wrote may raise whatever it likes.
         raise ValueError(f"{METADATA} cannot be read: {error!r:.300}") from error
@@ -296,7 +325,7 @@ def _metadata(folder: Path, files: dict[str, Digest]) -> Metadata:
     if not plain:
         raise ValueError(f"{METADATA} describes something that is not a plain tensor")
     if odd := places - files.keys():
-        raise ValueError(f"{METADATA} names {min(odd)}, of which there is no digest")
+        raise ValueError(f"{METADATA} names {min(odd):.300}, of which there is no digest")
     sizes = {name: files[name].size for name in places}
     if wrong := _problem(found, sizes, len(content)):
         raise ValueError(f"{METADATA}: {wrong}")

@@ -31,6 +31,9 @@ FROM_SCRATCH: Final = (
 )
 """How to ignore the checkpoints that are there."""
 DIGESTS: Final = "digests.json"
+_BLOCK: Final = 512
+_MOST_HOLES: Final = 1000
+"""How many times the bytes that it takes on the disk a file may have."""
 _PLAIN: Final = (type(None), bool, int, float, str, bytes, torch.Tensor, torch.Size, torch.dtype)
 
 
@@ -131,14 +134,19 @@ def is_folder(path: Path) -> bool:
 def content_of(file: Path) -> bytes:
     """The content of a file of a checkpoint; for errors see opened()."""
     with opened(file) as stream:
-        return stream.read()
+        try:
+            return stream.read()
+        except MemoryError:
+            size = os.fstat(stream.fileno()).st_size
+            raise ValueError(f"no memory for {file.name}, {size:,} bytes") from None
 
 
 def opened(file: Path) -> BufferedReader:
     """A file of a checkpoint, to read.
 
     Raises:
-        ValueError: it is missing, or a link, a pipe or a device; none of these is waited for.
+        ValueError: it is missing, or consists of holes, or is a link, a pipe or a device; none of
+            these is waited for.
         OSError: it cannot be read.
     """
     try:
@@ -150,9 +158,17 @@ def opened(file: Path) -> BufferedReader:
             raise
         raise ValueError(f"{file.name} is a link or a device") from None
     stream = os.fdopen(handle, "rb")
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
+    about = os.fstat(handle)
+    if not stat.S_ISREG(about.st_mode):
         stream.close()
         raise ValueError(f"{file.name} is a pipe or a device, not a file")
+    # Some file systems count no blocks, or compress them; those know of no holes in such files.
+    if about.st_size > about.st_blocks * _BLOCK * _MOST_HOLES:
+        holes = os.lseek(handle, 0, os.SEEK_HOLE) < about.st_size
+        os.lseek(handle, 0, os.SEEK_SET)
+        if holes:
+            stream.close()
+            raise ValueError(f"{file.name} is {about.st_size:,} bytes, most of them holes")
     return stream
 
 
@@ -211,7 +227,12 @@ def check_state(value: Any, where: str = "state") -> None:
     elif isinstance(value, list | tuple) and type(value) in (list, tuple):
         for index, item in enumerate(value):
             check_state(item, f"{where}[{index}]")
-    elif not isinstance(value, _PLAIN) or type(value).__module__ == "numpy":
+    # Torch writes bytes as a text that it encodes, except for none: those it would not load.
+    elif (
+        not isinstance(value, _PLAIN)
+        or type(value).__module__ == "numpy"
+        or (type(value) is bytes and not value)
+    ):
         raise TypeError(
             f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be "
             "loaded again without running code; make it a tensor, a number, a string, or a list "
@@ -263,7 +284,7 @@ def read_digests(folder: Path) -> dict[str, Digest]:
         ) from None
     for name in found:
         if "/" in name or name in {"", ".", ".."}:
-            raise ValueError(f"{DIGESTS} names {name!r}, which is not a file of the folder")
+            raise ValueError(f"{DIGESTS} names {name!r:.300}, which is not a file of the folder")
     return found
 
 
