@@ -83,7 +83,7 @@ def source_name(file: Path) -> str:
 _KEY: Final = r"[A-Za-z0-9][\w./-]*"
 _VALUE: Final = r"[\w.-]*"
 _TERM: Final = re.compile(
-    rf"\s*(?:(?P<set>{_KEY})\s+(?P<in>in|notin)\s*\((?P<values>[\w.,\s-]*)\)"
+    rf"\s*+(?:(?P<set>{_KEY})\s+(?P<in>in|notin)\s*\((?P<values>[\w.,\s-]*)\)"
     rf"|(?P<key>{_KEY})\s*(?P<is>==?|!=)\s*(?P<value>{_VALUE})"
     rf"|(?P<absent>!?)\s*(?P<there>{_KEY}))\s*(?:,|$)"
 )

@@ -57,7 +57,9 @@ _LEFT_OUT: Final = frozenset({"__pycache__", ".lock", "uv_cache.json", "direct_u
 _RECORDED: Final = re.compile(
     rb"^[^\n]*/(?:uv_cache|direct_url)\.json,[^\n]*\n|^(bin/[^\n,]*),[^\n]*$", re.MULTILINE
 )
-_SHEBANG: Final = re.compile(rb"#![^\n]*python[^\n]*\n|#!/bin/sh\n'''exec' [^\n]*\n' '''\n")
+_SHEBANG: Final = re.compile(
+    rb"#!(?=[^\n]*+\n)[^\n]*python[^\n]*\n|#!/bin/sh\n'''exec' [^\n]*\n' '''\n"
+)
 """How a command names the Python that it was unpacked by."""
 
 

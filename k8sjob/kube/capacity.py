@@ -27,7 +27,7 @@ _REQUIRED: Final = (
 )
 Amounts = dict[str, Decimal]
 """By resource: cores, bytes, counts."""
-_GPUS: Final = re.compile(r"/(?!.*(?:mem|core)).*gpu|/mig-")
+_GPUS: Final = re.compile(r"/(?![^/]*(?:mem|core))[^/]*gpu|/mig-")
 
 
 def amounts(quantities: Any) -> Amounts:

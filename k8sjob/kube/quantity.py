@@ -16,7 +16,7 @@ _DECIMAL: Final = {suffix: 3 * power for power, suffix in enumerate(_SUFFIXES, -
 _BINARY: Final = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 """The powers of ten, and of two, that suffixes stand for."""
 _FORM: Final = re.compile(
-    r"([+-]?)(\d+\.?\d*|\.\d+)(?:([KMGTPE]i)|([eE][+-]?\d+)|([numkMGTPE]?))", re.ASCII
+    r"([+-]?)(\d++(?:\.\d*+)?|\.\d++)(?:([KMGTPE]i)|([eE][+-]?\d+)|([numkMGTPE]?))", re.ASCII
 )
 _NANO: Final = -9
 _LONGEST: Final = 100

@@ -159,7 +159,7 @@ def _sharded(
 
 def gpu_memory(product: str) -> int | None:
     """Bytes of a GPU by the label of its product, as NVIDIA-A100-SXM4-80GB; None: not known."""
-    size = re.search(r"(\d+)GB", product)
+    size = re.search(r"(?<!\d)(\d++)GB", product)
     named = next((_MEMORY[word] for word in re.split(r"[-_ ]", product) if word in _MEMORY), None)
     gigabytes = int(size[1]) if size else named
     return None if gigabytes is None else gigabytes * 10**9

@@ -61,7 +61,7 @@ _INVALID: Final = re.compile(r"The (?P<what>.+?) is invalid(?:: ?(?P<causes>.*))
 _DATE: Final = re.compile(r"\bDate: (\w{3}, [^\n]*? GMT)")
 _LOGGED: Final = re.compile(r"^(?:[EWIF]\d{4} |Warning: )")
 _LOGGED_OUT: Final = re.compile(r"must be logged in to the server|Unauthorized")
-_PLUGIN: Final = re.compile(r"(?P<before>.*?)[^\n]*getting credentials: (?P<why>[^\n]*)", re.DOTALL)
+_PLUGIN: Final = re.compile(r"^[^\n]*getting credentials: (?P<why>[^\n]*)", re.MULTILINE)
 _TLS: Final = re.compile(r"x509: (?P<why>.*)")
 _UNUSABLE: Final = re.compile(r"unable to (?:read|load) .*|invalid configuration: .*")
 _PASSWORD_PROMPT: Final = b"Please enter Username"
@@ -269,8 +269,8 @@ class KubectlTransport:
         if refused and refused["reason"] != "Unauthorized":
             reason, message = refused["reason"] or "", refused["message"].strip()
             return ApiError(message, code=_CODES.get(reason, 500), reason=reason, detail=message)
-        if plugin := _PLUGIN.match(text):
-            message = " ".join(plugin["before"].split())  # the plugin's own
+        if plugin := _PLUGIN.search(text):
+            message = " ".join(text[: plugin.start()].split())  # the plugin's own
             raised = self._access.without_credentials
             return raised(f"{plugin['why']}: {message}" if message else plugin["why"])
         if _LOGGED_OUT.search(text):

@@ -23,7 +23,7 @@ _POD_IDENTIFIERS: Final = re.compile(
 )
 """Parts of the kubelet's messages that differ by Pod where the problem is the same."""
 _REPLICA_IDENTIFIERS: Final = re.compile(
-    r"(?:master|worker)-\d+\b|\brank ?\d+|\[?\d+\.\d+\.\d+\.\d+\]?(?:[:<]\d+>?)?"
+    r"(?:master|worker)-\d+\b|\brank ?\d+|\[?(?<!\d)\d++\.\d+\.\d+\.\d+\]?(?:[:<]\d+>?)?"
     r"|, \d+ times\b(?: in \d+ \w+)?"
 )
 _MAX_LINES: Final = 5

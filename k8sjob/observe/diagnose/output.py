@@ -76,9 +76,9 @@ _OF_TORCHRUN: Final = re.compile(
     r"|[IWE]\d{4} \S+ .*torch/distributed/elastic"
 )
 """A line that torchrun writes itself."""
-_BETWEEN_RANKS: Final = re.compile(r"(?i:gloo|nccl|c10d)|Dist\w*Error|PeerLost")
+_BETWEEN_RANKS: Final = re.compile(r"(?i:gloo|nccl|c10d)|Dist\w{0,40}Error|PeerLost")
 """In a text about a connection: it is one between ranks, and not one of the script's own."""
-_TORCH_ERROR: Final = re.compile(r"^[\w.]*(?:RuntimeError|Dist\w*Error|PeerLost)\b")
+_TORCH_ERROR: Final = re.compile(r"^[\w.]*(?:RuntimeError|Dist\w{0,40}Error|PeerLost)\b")
 """Exceptions of torch and jax; a ConnectionResetError is that of another connection."""
 _MAX_UNFRAMED: Final = 10
 """Last lines in which an error without a traceback is looked for."""
@@ -86,12 +86,13 @@ _MAX_UNFRAMED: Final = 10
 _KIND: Final = re.compile(r"(?:\w+\.)*(\w+)(?::|$)")
 """The class at the beginning of an exception's first line."""
 _UNSPECIFIC: Final = re.compile(
-    r"NCCL|nccl|gloo|c10d|ProcessGroup|Dist\w*Error|DataLoader worker \(\S+ [\d, ]+\) exited"
+    r"NCCL|nccl|gloo|c10d|ProcessGroup|Dist\w{0,40}Error|DataLoader worker \(\S+ [\d, ]+\) exited"
     r"|device-side assert|ProcessExitedException|process \d+ terminated with exit code"
 )
 """In an exception's text: what NCCL, gloo, a GPU or its cause wrote before it may say more."""
 _NCCL: Final = re.compile(
-    r"NCCL error.*?(unhandled (?:system|cuda) error|internal error|invalid usage|remote .*error)"
+    r"^(?:(?!NCCL error).)*+NCCL error.*?"
+    r"(unhandled (?:system|cuda) error|internal error|invalid usage|remote .{0,80}error)"
 )
 _LAST_ERROR: Final = "Last error:"
 _WATCHDOG: Final = re.compile(r"\[Rank (\d+)\] Watchdog caught collective operation timeout")

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 _QUOTED: Final = re.compile(r'"([^"]+)"')
 _QUOTA: Final = re.compile(
-    r"exceeded quota: [^,]+, requested: (?P<asked>.*), used: (?P<used>.*), limited: (?P<hard>.*)"
+    r"exceeded quota: [^,]+, requested: (?P<asked>(?:(?!, used: |exceeded).)*+), used: "
+    r"(?P<used>(?:(?!, limited: |exceeded).)*+), limited: (?P<hard>.*)"
 )
 _RESTRICTED: Final = (
     "set `security: restricted` in job.yaml (a container that is not root, no privileges)"

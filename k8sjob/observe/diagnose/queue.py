@@ -30,7 +30,7 @@ _NO_WORKLOAD: Final = timedelta(seconds=8)
 """Kueue makes the Workload of a new job within a second."""
 _SHORT: Final = re.compile(r"insufficient (?:unused )?quota for (\S+) in flavor ([^\s,;]+)")
 _MESSAGES: Final[dict[str, list[str]]] = load_data("queue")
-_PREEMPTOR: Final = re.compile(r"\(UID: ([^,)]+), JobUID: ([^,)]+)\)")
+_PREEMPTOR: Final = re.compile(r"\(UID: ([^,()]++), JobUID: ([^,()]++)\)")
 
 
 def queued(facts: Facts) -> Iterator[Diagnosis]:

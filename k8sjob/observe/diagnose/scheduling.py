@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from k8sjob.observe.diagnose.facts import Facts, ReplicaPod
 
 _NODES: Final = re.compile(r"^\d+/(\d+) nodes are (?:un)?available: ?")
-_REASONS: Final = re.compile(r"(\d+) ((?:Insufficient|Too many|node\(s\)).*?)(?=, \d+ |\.? *$)")
+_REASONS: Final = re.compile(r"(?<!\d)(\d++) ((?:Insufficient|Too many|node\(s\)).*?)(?=, \d+ |$)")
 _SHAPE: Final = ("schedulingGates", "tolerations", "nodeSelector", "affinity", "volumes")
 """Parts of a Pod's spec that decide where it may go."""
 _CORE: Final = frozenset({"cpu", "memory", "ephemeral-storage"})
@@ -96,7 +96,7 @@ def _explain(facts: Facts, pod: ReplicaPod, message: str) -> tuple[str, list[str
     # After the first sentence the scheduler speaks of preemption.
     rest = message[found.end() :] if found else ""
     first = re.split(r"\. (?:preemption:|no new claims)|, no new claims", rest)[0]
-    reasons = [(int(count), reason) for count, reason in _REASONS.findall(first)]
+    reasons = [(int(count), reason) for count, reason in _REASONS.findall(first.rstrip(". "))]
     if not found or not reasons:
         what = first.rstrip(".") if found else message
         return f"no node accepts it: {what}", [f"for the full message: {_describe(facts)}"]

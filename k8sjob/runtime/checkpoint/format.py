@@ -172,6 +172,10 @@ def _check_archive(stream: IO[bytes], size: int, *, checksums: bool = False) -> 
         reader = torch._C.PyTorchFileReader(stream) if fits else None  # noqa: SLF001 - see above
         pickled = reader.get_record("data.pkl") if reader else b""
         stream.seek(0)
+        if fits and not torn:
+            pickles.check(pickled, size, _NAMES)
+    except ValueError:
+        raise
     except Exception as error:
         # For a file that somebody wrote zipfile may raise any error.
         raise ValueError(f"it is incomplete or damaged: {error!s:.300} ({size} bytes)") from error
@@ -179,7 +183,6 @@ def _check_archive(stream: IO[bytes], size: int, *, checksums: bool = False) -> 
         raise ValueError(f"it is not of torch.save, or unpacks to more than its {size} bytes")
     if torn:
         raise ValueError(f"it is incomplete or damaged: {torn:.300} does not match its checksum")
-    pickles.check(pickled, size, _NAMES)
 
 
 def _bytes_of_tensors(value: Any) -> int:

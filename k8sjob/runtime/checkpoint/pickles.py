@@ -50,20 +50,16 @@ class _Value:
 
 
 def check(pickled: bytes, size: int, names: re.Pattern[str] | None = None) -> None:
-    """Refuse a pickle that becomes far larger than it is; ValueError, also if it is damaged.
+    """Refuse a pickle that becomes far larger than it is.
 
     Args:
         pickled: the pickle.
         size: bytes of the file that it is part of; a tensor has no more elements.
         names: of classes and functions that it may name, as "module name"; None: any.
+
+    Raises:
+        ValueError: it is refused. Of one that is damaged, any error.
     """
-    try:
-        _check(pickled, size, names)
-    except (IndexError, KeyError, TypeError) as error:
-        raise ValueError(f"its pickle is damaged: {error!s:.100}") from error
-
-
-def _check(pickled: bytes, size: int, names: re.Pattern[str] | None) -> None:
     most = max(MOST_SHARED * len(pickled), _ANY_FILE_HOLDS)
     stack, marks, memo = list[_Value](), list[int](), dict[Any, _Value]()
     for operation, argument, _ in pickletools.genops(pickled):

@@ -134,11 +134,7 @@ def is_folder(path: Path) -> bool:
 def content_of(file: Path) -> bytes:
     """The content of a file of a checkpoint; for errors see opened()."""
     with opened(file) as stream:
-        try:
-            return stream.read()
-        except MemoryError:
-            size = os.fstat(stream.fileno()).st_size
-            raise ValueError(f"no memory for {file.name}, {size:,} bytes") from None
+        return stream.read()
 
 
 def opened(file: Path) -> BufferedReader:

@@ -1,0 +1,63 @@
+"""Texts that took minutes: expressions that read the rest of a text again from each character."""
+
+import click
+import pytest
+
+from k8sjob.cli import options
+from k8sjob.image import layers
+from k8sjob.image.registry import client as registry
+from k8sjob.kube import capacity
+from k8sjob.kube.client import kubectl
+from k8sjob.observe.diagnose import containers, finding, output, pod_creation, queue, scheduling
+
+
+def selector(text):
+    with pytest.raises(click.UsageError):
+        options.selector(text)
+
+
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [
+        (capacity.counts_gpus, "a.example" + "/mem" + "/" * 400_000),
+        (selector, " \t" * 200_000),
+        (kubectl._PLUGIN.search, "%a" * 1_000_000),
+        (layers._SHEBANG.match, b"#!" + b"python" * 1_000_000),
+        (registry._PARAMETER.findall, "a" * 300_000),
+        (queue._PREEMPTOR.search, "(UID: " * 400_000),
+        (output._NCCL.search, "NCCL error " * 300_000),
+        (output._BETWEEN_RANKS.search, "Dist" * 400_000),
+        (scheduling._REASONS.findall, "0" * 400_000),
+        (scheduling._REASONS.findall, "1 node(s)" + " " * 400_000 + "0" * 400_000 + "\n."),
+        (pod_creation._QUOTA.search, "exceeded quota: a, requested: " + ", used: " * 200_000),
+        (lambda text: containers._NAMES.sub("", text).strip('a"'), 'a"' * 200_000),
+        (lambda text: finding.without_replica(text).strip("0"), "0" * 300_000),
+    ],
+)
+@pytest.mark.timeout(60)
+def test_a_long_text_is_read_once(read, text):
+    assert not read(text)
+
+
+@pytest.mark.parametrize(
+    ("resource", "counted"),
+    [
+        ("nvidia.com/gpu", True),
+        ("nvidia.com/mig-1g.5gb", True),
+        ("a.com/vgpu", True),
+        ("a.com/gpu-mem", False),
+        ("a.com/gpucores", False),
+        ("gpu.com/memory", False),
+        ("cpu", False),
+    ],
+)
+def test_what_counts_gpus(resource, counted):
+    assert capacity.counts_gpus(resource) == counted
+
+
+def test_a_challenge_and_a_plugin_are_still_understood():
+    found = registry._PARAMETER.findall(r'realm="https://a/b",service = "c\"d" , scope=e')
+    assert found == [("realm", "https://a/b", ""), ("service", r"c\"d", ""), ("scope", "", "e")]
+    text = "not logged in\nE0 getting credentials: exec: exit status 1\nmore"
+    found = kubectl._PLUGIN.search(text)
+    assert (text[: found.start()], found["why"]) == ("not logged in\n", "exec: exit status 1")
