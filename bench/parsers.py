@@ -20,11 +20,13 @@ import io
 import json
 import math
 import re
+import re._parser as parser
 import sys
 import tempfile
 import time
 import tracemalloc
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -89,50 +91,30 @@ def _of_tables():
         yield f"prefix of output: {prefix[:40]}", "sub", re.compile(prefix)
 
 
+def literals(node):
+    """The texts that a part of a parsed expression names, and a character of each range."""
+    if isinstance(node, tuple) and str(node[0]) == "RANGE":
+        yield chr(node[1][0])
+    elif not isinstance(node, str | int):
+        items = list(node or ())
+        texts = [chr(part[1]) if str(part)[1:8] == "LITERAL" else "\0" for part in items]
+        yield from "".join(texts).split("\0")
+        for part in items:
+            if str(part)[1:8] != "LITERAL" and isinstance(part, tuple | list | parser.SubPattern):
+                yield from literals(part)
+
+
 def pieces(pattern) -> set[str]:
     """Texts to repeat: what the expression names, and what separates words."""
-    import re._parser as parser
-
-    found = set()
-
-    def walk(items):
-        literal = ""
-        for operation, value in items:
-            name = str(operation)
-            if name == "LITERAL":
-                literal += chr(value)
-                continue
-            found.add(literal)
-            literal = ""
-            if name == "IN":
-                for kind, each in value:
-                    if str(kind) == "LITERAL":
-                        found.add(chr(each))
-                    elif str(kind) == "RANGE":
-                        found.add(chr(each[0]))
-            for part in value if isinstance(value, tuple | list) else [value]:
-                if isinstance(part, parser.SubPattern):
-                    walk(part)
-                elif isinstance(part, list):
-                    for sub in part:
-                        if isinstance(sub, parser.SubPattern):
-                            walk(sub)
-        found.add(literal)
-
-    text = pattern.pattern
-    walk(
-        parser.parse(
-            text.decode("latin1") if isinstance(text, bytes) else text,
-            pattern.flags & ~re.UNICODE if isinstance(text, bytes) else pattern.flags,
-        )
-    )
-    found |= set("a0 \t\n._-/:\"'=,\\([{|%")
-    found.discard("")
-    short = sorted(piece for piece in found if len(piece) < 40)
-    letters = [piece for piece in short if len(piece) == 1]
+    text, flags = pattern.pattern, pattern.flags
+    if isinstance(text, bytes):
+        text, flags = text.decode("latin1"), flags & ~re.UNICODE
+    short = {part for part in literals(parser.parse(text, flags)) if 0 < len(part) < 40}
+    short |= set("a0 \t\n._-/:\"'=,\\([{|%") | set("".join(part for part in short)[:30])
+    letters = sorted(part for part in short if len(part) == 1)
     pairs = {one + other for one in letters[:16] for other in "a " if one != other}
-    words = {piece + end for piece in short if len(piece) > 1 for end in ("", " ", "a")}
-    return set(short) | pairs | words
+    words = {part + end for part in short if len(part) > 1 for end in ("", " ", "a")}
+    return short | pairs | words
 
 
 def seconds_of(run, least=0.0) -> float:
@@ -177,6 +159,7 @@ def slowest(method, pattern, large=4000, factor=4):
 
 
 def measure_expressions():
+    """The rows of the second table."""
     rows, known = [], {}
     for place, method, pattern in expressions():
         key = method, pattern.pattern, pattern.flags
@@ -224,6 +207,7 @@ def case(base, name=""):
 
 
 def many(line, number):
+    """The line with each number in its place."""
     return "".join(line.format(n) for n in range(number))
 
 
@@ -232,10 +216,8 @@ def harmless(run):
     from k8sjob.errors import K8sJobError
 
     def tried():
-        try:
+        with suppress(K8sJobError, ValueError):
             run()
-        except (K8sJobError, ValueError):
-            pass
 
     return tried
 
@@ -373,6 +355,7 @@ def _(n, _folder):
 
 
 def dependencies(text):
+    """What checks a file of requirements."""
     from k8sjob.image.dependencies import Dependencies
 
     return lambda: (Dependencies(requirements=text).refused_line(),)
@@ -482,6 +465,7 @@ def _(n, _folder):
 
 
 def snapshot_of(pods, events):
+    """A job with so many Pods and Events."""
     from datetime import UTC, datetime
 
     import yaml
@@ -498,7 +482,10 @@ def snapshot_of(pods, events):
     }
     return Snapshot(
         job,
-        [{**pod, "metadata": {"name": f"p{k}", "namespace": "a", "uid": f"{k}"}} for k in range(pods)],
+        [
+            {**pod, "metadata": {"name": f"p{k}", "namespace": "a", "uid": f"{k}"}}
+            for k in range(pods)
+        ],
         [
             {"kind": "Event", "metadata": {"name": f"e{k}"}, "type": "Warning", "reason": "BackOff",
              "message": f"m{k}", "lastTimestamp": TIME, "involvedObject": {"name": f"p{k}"}}
@@ -509,6 +496,7 @@ def snapshot_of(pods, events):
 
 
 def record(folder, pods, events, lines):
+    """The file of a record."""
     from k8sjob.backends.api import JobRef, LogLine
     from k8sjob.backends.record import write_record
 
@@ -567,6 +555,7 @@ def _(n, _folder):
 
 
 def log_writer(data):
+    """What writes the output of a run, in blocks as they come from a pipe."""
     from k8sjob.backends.local.logfiles import LogWriter
 
     def run():
@@ -607,6 +596,8 @@ def _(n, folder):
 
 
 def sanitized(piece):
+    """A case of text that goes to a terminal."""
+
     def prepare(n, _folder):
         from k8sjob.sanitize import safe_text
 
@@ -621,6 +612,8 @@ for piece in ("\x1b[1", "\x1b]0;", "\x90a", "a\u0301", "\r", "\u202ea", "\ud800"
 
 
 def hidden(piece):
+    """A case of text whose passwords are hidden."""
+
     def prepare(n, _folder):
         from k8sjob.errors import redacted
 
@@ -630,8 +623,10 @@ def hidden(piece):
 
 
 for piece in (
-    "://", "//a", "--token ", "--a-b-key  ", "token", "token=", "token: ", "secret: '", "password=\\'",
-    "eyJaaaaaaaa", "eyJaaaaaaaa.", "Bearer ", "-----BEGIN PRIVATE KEY-----", "api_key_", "a-", "&key=",
+    "://", "//a", "--token ", "--a-b-key  ", "token", "token=", "token: ", "secret: '",
+    "password=\\'",    "eyJaaaaaaaa", "eyJaaaaaaaa.", "Bearer ", "-----BEGIN PRIVATE KEY-----",
+    "api_key_", "a-",
+    "&key=",
 ):  # fmt: skip
     case(100, f"redaction: {piece!a}")(hidden(piece))
 
@@ -705,6 +700,7 @@ def _(n, _folder):
 
 
 def why(lines):
+    """What looks for the cause in the last output of a replica."""
     from k8sjob.observe.diagnose import output
     from k8sjob.observe.diagnose.facts import Failure
 
@@ -748,6 +744,7 @@ for piece in ("a", " ", "Error: ", "a.", "[rank1]: ", "%|", "NCCL ", "'", "CUDA 
 
 
 def archive(members):
+    """A layer of these files."""
     import tarfile
 
     out = io.BytesIO()
@@ -760,6 +757,7 @@ def archive(members):
 
 
 def scan(data):
+    """What reads a layer."""
     from k8sjob.image import inventory
 
     return lambda: inventory._scan_archive(io.BytesIO(data), "a", inventory.LayerScan())
@@ -921,11 +919,11 @@ for reader, text in {
 }.items():
     for piece in ("1", "a.b-c/", "a ", "1h", "2026-01-", "{", "=,"):
 
-        def prepare(n, _folder, text=text, piece=piece):
+        def _of_text(n, _folder, text=text, piece=piece):
             import importlib
 
             import click
-            import pydantic_core
+            from pydantic_core import PydanticCustomError
 
             module, _, path = text.partition(":")
             function = importlib.import_module(module)
@@ -934,14 +932,12 @@ for reader, text in {
 
             def run():
                 for _ in range(100):
-                    try:
+                    with suppress(ValueError, click.UsageError, PydanticCustomError):
                         function(piece * n)
-                    except (ValueError, click.UsageError, pydantic_core.PydanticCustomError):
-                        pass
 
             return run
 
-        case(10, f"{reader}: {piece!r}")(prepare)
+        case(10, f"{reader}: {piece!r}")(_of_text)
 
 
 @case(20, "notebooks: cells")
@@ -955,6 +951,7 @@ def _(n, folder):
 
 
 def checkpoint(state):
+    """The bytes that torch.save writes."""
     import torch
 
     out = io.BytesIO()
@@ -1045,6 +1042,7 @@ for what, as_chunks in (("tensors", False), ("chunks", True)):
 
 
 def peak_of(run) -> int:
+    """Bytes that Python has allocated at once."""
     tracemalloc.start()
     run()
     peak = tracemalloc.get_traced_memory()[1]
@@ -1076,6 +1074,7 @@ def grown(name):
 
 
 def measure(words=()):
+    """The rows of the first table; of parsers whose name has one of the words, if there are any."""
     rows = []
     for name in CASES:
         if not words or any(word in name for word in words):
@@ -1098,4 +1097,4 @@ if __name__ == "__main__":
         print("\ntime  seconds  expression, with 4,000 characters of the text that costs most")
         for row in sorted(measure_expressions(), reverse=True):
             if row[1] > 5e-4:
-                print("{:4.2f} {:8.4f}  {3}  {2!a}".format(*row))
+                print("{0:4.2f} {1:8.4f}  {3}  {2!a}".format(*row))

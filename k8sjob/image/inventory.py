@@ -50,6 +50,7 @@ _NAME: Final = re.compile(
 )
 """A distribution's name; files here are named by it, so it must not be a path."""
 _MAX_LINKS: Final = 40
+_MAX_PATH: Final = 4096
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 _METADATA: Final = re.compile(r"(?:^|/)[^/]+\.(?:dist-info/METADATA|egg-info/PKG-INFO|egg-info)$")
 _HEADER: Final = re.compile(
@@ -190,6 +191,12 @@ def take_inventory(base: BaseImage, layers: Iterable[LayerScan]) -> Inventory:
     )
 
 
+def _is_hidden(path: str, hidden: set[str]) -> bool:
+    """Whether the path, or a folder that it lies in, is hidden; "a/" hides what lies in a."""
+    ends = [match.start() for match in re.finditer("/", path[:_MAX_PATH])]
+    return path in hidden or any(path[: end + more] in hidden for end in ends for more in (0, 1))
+
+
 class _Tree:
     """The files of interest in all layers together."""
 
@@ -199,11 +206,10 @@ class _Tree:
 
     def add(self, layer: LayerScan) -> None:
         """Put a layer on top."""
-        for hidden in layer.hidden:
-            folder = f"{hidden.rstrip('/')}/"
-            for paths in (self.links, self.marks):
-                for path in [each for each in paths if each == hidden or each.startswith(folder)]:
-                    del paths[path]
+        hidden = set(layer.hidden)
+        for paths in (self.links, self.marks) if hidden else ():
+            for path in [each for each in paths if _is_hidden(each, hidden)]:
+                del paths[path]
         for path, target in layer.links.items():
             self.marks.pop(path, None)
             self.links[path] = target

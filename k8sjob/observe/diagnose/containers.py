@@ -39,8 +39,8 @@ _WAIT: Final = "it continues when the Master is ready"
 _CREATION_RULES: Final = load_rules("containers")
 _PULL_RULES: Final = load_rules("pull")
 _NAMES: Final = re.compile(
-    r"\[[^][]*+\](?::\d+)?|\b(?!i/o\b)\w\S{0,250}[/.:@]\w\S*|(?<=lookup )\S+|(?<=manifest )\S+(?= in )"
-    r"|(?<=pull image )\"[^\"]*\"|(?<=pulling image )\"[^\"]*\""
+    r"\[[^][]*+\](?::\d+)?|\b(?!i/o\b)\w\S{0,250}[/.:@]\w\S*|(?<=lookup )\S+"
+    r"|(?<=manifest )\S+(?= in )|(?<=pull image )\"[^\"]*\"|(?<=pulling image )\"[^\"]*\""
 )
 """Parts of an error that name an image, a host, a port or a digest: 5401, forbidden/train:404."""
 

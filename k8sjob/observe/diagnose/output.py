@@ -72,7 +72,7 @@ _AFTERMATH: Final = re.compile(
 )
 """A line that C++ or torchrun writes after what ended a process."""
 _OF_TORCHRUN: Final = re.compile(
-    r"[*=-]*$|(?:.*torch/distributed/run.*\] )?Setting OMP_NUM_THREADS"
+    r"[*=-]*$|(?:.*torch/distributed/run(?:(?!torch/d).)*\] )?Setting OMP_NUM_THREADS"
     r"|[IWE]\d{4} \S+ .*torch/distributed/elastic"
 )
 """A line that torchrun writes itself."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _QUOTED: Final = re.compile(r'"([^"]+)"')
 _QUOTA: Final = re.compile(
-    r"exceeded quota: [^,]+, requested: (?P<asked>(?:(?!, used: |exceeded).)*+), used: "
+    r"exceeded quota: [^,]{1,253}, requested: (?P<asked>(?:(?!, used: |exceeded).)*+), used: "
     r"(?P<used>(?:(?!, limited: |exceeded).)*+), limited: (?P<hard>.*)"
 )
 _RESTRICTED: Final = (
