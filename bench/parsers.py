@@ -1065,12 +1065,11 @@ def grown(name):
     step = math.log(large / small)
     # Of next to nothing, as of a refusal, an exponent would be noise.
     time_exponent = math.log(after / before) / step if before and after > 1e-3 else 0.0
-    if not peak:  # tracing takes several times the time
-        (small, _, held), (large_memory, _, peak) = points[-3:-1]
-        memory_exponent = math.log(peak / held) / math.log(large_memory / small)
-    else:
-        memory_exponent = math.log(peak / held) / step
-    return time_exponent, memory_exponent if peak > 1e5 else 0.0, after, peak / 2**20, large
+    if not peak and len(points) > 2:  # tracing takes several times the time
+        (_, _, held), (_, _, peak) = points[-3:-1]
+        step = math.log(points[-2][0] / points[-3][0])
+    memory_exponent = math.log(peak / held) / step if held and peak > 1e5 else 0.0
+    return time_exponent, memory_exponent, after, peak / 2**20, large
 
 
 def measure(words=()):
