@@ -13,7 +13,6 @@ import shlex
 import sys
 import tokenize
 from collections import defaultdict
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from importlib import metadata
@@ -25,11 +24,18 @@ from k8sjob.checks.distributions import distribution_of, pinned, table
 from k8sjob.checks.lint.files import read_text
 from k8sjob.checks.lint.script_code import constant, keyword
 from k8sjob.checks.lint.script_facts import LOCAL_RANK_OPTIONS, MANAGED, Script, Setting
-from k8sjob.checks.lint.script_modules import Function, parse_module, program
+from k8sjob.checks.lint.script_modules import (
+    Function,
+    TookTooLong,
+    parse_module,
+    program,
+    time_limit,
+)
 from k8sjob.errors import Problem, SpecError
 from k8sjob.rendering.template import fill
 from k8sjob.spec import JobSpec
 from k8sjob.spec.load import job_name
+from k8sjob.yamldoc.reading import MAX_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -71,7 +77,8 @@ def find_script(path: Path) -> Path:
             message = "no script; specify a .py or .ipynb file, or a folder with one"
             raise SpecError([Problem("", message)], str(path))
         return path
-    found = [file for file in sorted(path.glob("*.py")) if file.is_file() and _is_training(file)]
+    with time_limit():
+        found = [file for file in sorted(path.glob("*.py")) if file.is_file() and _is_training(file)]
     for name in _USUAL_NAMES if len(found) > 1 else ():
         if path / name in found:
             return path / name
@@ -85,6 +92,8 @@ def find_script(path: Path) -> Path:
 def _is_training(file: Path) -> bool:
     try:
         script = _read(file, read_text(file, str(file)), file.parent)
+    except TookTooLong:
+        raise
     except SpecError:
         return False
     return script.is_program and bool(script.modules & ({"keras", "k8sjob", "torch"} | MANAGED))
@@ -130,8 +139,9 @@ def draft(file: Path, folder: Path, *, name: str = "", args: Sequence[str] = ())
         raise SpecError([Problem("", message)], str(file))
     path = script_file.relative_to(folder.resolve()).as_posix()
     files = {path: text} if is_notebook else {}
-    job = _Job(_read(file, text, folder), file, path, folder, args)
-    files["job.yaml"] = job.text(name or job_name(file.stem))
+    with time_limit():
+        job = _Job(_read(file, text, folder), file, path, folder, args)
+        files["job.yaml"] = job.text(name or job_name(file.stem))
     try:
         JobSpec.from_yaml(files["job.yaml"])
     except SpecError as error:  # its lines are of a file that is not written
@@ -147,6 +157,9 @@ def _cells(file: Path) -> str:
         code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise SpecError([Problem("", "not a notebook of format 4")], str(file)) from None
+    if sum(map(len, code)) > MAX_BYTES:
+        message = f"its code is longer than {MAX_BYTES} bytes; specify a smaller script"
+        raise SpecError([Problem("", message)], str(file))
     return "\n\n".join(_python(cell.rstrip("\n")) for cell in code) + "\n"
 
 
@@ -161,25 +174,32 @@ def _python(cell: str) -> str:
     if cell.startswith("%%") and not _CELLS_OF_PYTHON.match(cell):
         return "\n".join(f"# {line}" for line in lines)
     code, is_continued = list[str](), False
-    while lines:
-        magic = _FOR_IPYTHON.fullmatch(lines[0])
+    while len(code) < len(lines):
+        line = lines[len(code)]
+        magic = _FOR_IPYTHON.fullmatch(line)
         if magic or is_continued:
-            line = lines.pop(0)
             indent, text = magic.groups() if magic else ("", line)
             code.append(f"{indent}{'pass  ' if indent else ''}# {text}")
             is_continued = line.endswith("\\")
         else:
-            code += [lines.pop(0) for _ in range(_length(lines))]
+            code += lines[len(code) : len(code) + _length(lines, len(code))]
     return "\n".join(code)
 
 
-def _length(lines: list[str]) -> int:
-    """The lines of the first statement, which may be in brackets."""
-    tokens = tokenize.generate_tokens(iter(f"{line}\n" for line in lines).__next__)
+def _length(lines: list[str], first: int) -> int:
+    """The lines of a statement, which may be in brackets; if those are never closed, the rest."""
+    if lines[first].strip()[:1] in {"", "#"}:
+        return 1
+    rest = (f"{lines[number]}\n" for number in range(first, len(lines)))
+    tokens = tokenize.generate_tokens(rest.__next__)
     ends = (token.end[0] for token in tokens if token.type == tokenize.NEWLINE)
-    with suppress(tokenize.TokenError, SyntaxError):
-        return next(ends, 1) if lines[0].strip()[:1] not in {"", "#"} else 1
-    return 1
+    try:
+        return next(ends, 1)
+    except SyntaxError:
+        return 1
+    except tokenize.TokenError as error:
+        is_open = any(text in str(error) for text in ("EOF", "triple-quoted"))
+        return len(lines) - first if is_open else 1
 
 
 class _Start(NamedTuple):

@@ -19,7 +19,7 @@ from k8sjob.checks.lint import (
 )
 from k8sjob.checks.lint.finding import UNKNOWN_IGNORE, Finding, findings, table
 from k8sjob.checks.lint.script_facts import Script, Setting
-from k8sjob.checks.lint.script_modules import parse_module, program
+from k8sjob.checks.lint.script_modules import TookTooLong, parse_module, program, time_limit
 from k8sjob.contract import CONTAINER_NAMES
 from k8sjob.errors import Problem, SpecError
 from k8sjob.kube.objects import at_path
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from k8sjob.yamldoc import FieldPath
 
 _SHEBANG: Final = re.compile(r"#!.*python")
-_DOCKERFILE: Final = re.compile(r"^\s*FROM\s+\S+", re.MULTILINE | re.IGNORECASE)
+_DOCKERFILE: Final = re.compile(r"^[^\S\n]*FROM\s+\S+", re.MULTILINE | re.IGNORECASE)
 
 _INVALID: Final = Check(
     "invalid-document",
@@ -50,6 +50,12 @@ _SYNTAX: Final = Check(
     Severity.ERROR,
     "script",
     "A file that Python cannot parse ends every replica at its first line.",
+)
+_UNFINISHED: Final = Check(
+    "script-unfinished",
+    Severity.ERROR,
+    "script",
+    "Code may be so long or so nested that the checks take too long; what they miss goes unseen.",
 )
 _MANIFEST_RULES: Final = (manifest_pods.RULES, *filter(None, (kind.rules for kind in TARGETS)))
 _SCRIPT_RULES: Final = (
@@ -336,27 +342,35 @@ def lint_script(
     Returns:
         The findings in the order of the file; those on a line with `# k8sjob: ignore[id]` left out.
     """
-    try:
-        entry = parse_module(text, source, name, name.rpartition(".")[0])
-        files = program(entry, roots)
-        script = Script(files, setting or Setting())
-        hits = (hit for rules in _SCRIPT_RULES for hit in rules.hits(script))
-        texts = {module.source: module.text for module in files}
-        return findings(hits, texts, {_SYNTAX.id, *_ids(_SCRIPT_RULES)})
-    except (SyntaxError, ValueError, RecursionError) as error:
-        line, column = getattr(error, "lineno", 1) or 1, getattr(error, "offset", 1) or 1
-        version = ".".join(str(part) for part in sys.version_info[:2])
-        message = (
-            f"Python {version} cannot parse this: {getattr(error, 'msg', error)}; every replica "
-            "ends at once; correct it"
-        )
-        return [Finding.of(_SYNTAX, message, source, line, max(column, 1))]
+    hits, texts = list[tuple[Check, Hit]](), {source: text}
+    with time_limit():
+        try:
+            entry = parse_module(text, source, name, name.rpartition(".")[0])
+        except (SyntaxError, ValueError) as error:
+            line, column = getattr(error, "lineno", 1) or 1, getattr(error, "offset", 1) or 1
+            version = ".".join(str(part) for part in sys.version_info[:2])
+            message = (
+                f"Python {version} cannot parse this: {getattr(error, 'msg', error)}; every "
+                "replica ends at once; correct it"
+            )
+            return [Finding.of(_SYNTAX, message, source, line, max(column, 1))]
+        try:
+            files = program(entry, roots)
+            script = Script(files, setting or Setting())
+            texts = {module.source: module.text for module in files}
+            hits.extend(hit for rules in _SCRIPT_RULES for hit in rules.hits(script))
+        # Besides the time, nesting that Python parses and cannot walk, and numbers of 5,000 digits.
+        except (TookTooLong, RecursionError, ValueError) as error:
+            why = "it is nested too deeply" if isinstance(error, RecursionError) else error
+            hits.append((_UNFINISHED, Hit(1, 1, f"not checked further: {why}")))
+    return findings(hits, texts, {_SYNTAX.id, _UNFINISHED.id, *_ids(_SCRIPT_RULES)})
 
 
 _ALL: Final = (
     _INVALID,
     *(check for rules in (*_MANIFEST_RULES, job_files.RULES) for check in rules.checks),
     _SYNTAX,
+    _UNFINISHED,
     *(check for rules in _SCRIPT_RULES for check in rules.checks),
     UNKNOWN_IGNORE,
 )

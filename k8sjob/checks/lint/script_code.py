@@ -13,7 +13,7 @@ from functools import cached_property, wraps
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from k8sjob.checks.lint.script_modules import Definition, Function, Module
+from k8sjob.checks.lint.script_modules import Definition, Function, Module, check_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -23,8 +23,10 @@ _Method = TypeVar("_Method", bound="Callable[[Any, Any], Any]")
 
 _MAX_HOPS: Final = 20
 """Imports from one local module into another that a name is followed through."""
-_MAX_DEPTH: Final = 8
-"""Base classes that a method is looked for in."""
+MAX_VALUES: Final = 64
+"""Values that a name, a call or a parameter may have; of one with more not all are known."""
+_MAX_NAME: Final = 500
+"""Length of a dotted name; of a longer one only the last part is known."""
 _NAMES: Final[dict[type[ast.AST], str]] = {
     ast.Name: "id",
     ast.Attribute: "attr",
@@ -46,6 +48,7 @@ def followed(unknown: _Value) -> Callable[[_Method], _Method]:
         def read(code: Any, node: Any) -> Any:
             values = code.__dict__.setdefault(name, {})
             if node not in values:
+                check_time()
                 values[node] = unknown
                 with suppress(RecursionError):
                     values[node] = compute(code, node)
@@ -61,7 +64,7 @@ class Variable:
     """One name in one scope.
 
     Attributes:
-        values: the expressions that are assigned to it.
+        values: the expressions that are assigned to it, the first MAX_VALUES.
         unknown: whether it gets values in other ways too (loops, unpacking, +=).
         parameter_of: the function that it is a parameter of.
         definitions: the functions and classes of that name.
@@ -71,6 +74,13 @@ class Variable:
     unknown: bool = False
     parameter_of: Function | None = None
     definitions: list[Definition] = field(default_factory=list)
+
+    def add(self, value: ast.expr) -> None:
+        """Take one more value."""
+        if len(self.values) < MAX_VALUES:
+            self.values.append(value)
+        else:
+            self.unknown = True
 
 
 class Code:
@@ -91,10 +101,12 @@ class Code:
             self._scopes |= module.scopes
         self._tops = {f"{m.name}.{name}": node for m in files for name, node in m.tops.items()}
         self._aliases = {f"{m.name}.{name}": to for m in files for name, to in m.aliases.items()}
-        known = [*self._tops, *self._aliases]
-        stars = [(into.name, star) for into in files for star in into.stars]
+        members = defaultdict[str, list[str]](list)
+        for dotted in [*self._tops, *self._aliases]:
+            members[dotted.rpartition(".")[0]].append(dotted)
+        stars = dict.fromkeys((into.name, star) for into in files for star in into.stars)
         for into, star in stars:
-            for dotted in (one for one in known if one.rpartition(".")[0] == star):
+            for dotted in members.get(star, ()):
                 name = f"{into}{dotted.removeprefix(star)}"
                 if name not in self._tops:
                     self._aliases.setdefault(name, dotted)
@@ -133,6 +145,7 @@ class Code:
             dotted = self._aliases.get(f"{self.module(node).name}.{node.id}", node.id)
         elif isinstance(node, ast.Attribute):
             dotted = f"{self.name(node.value)}.{node.attr}"
+            dotted = dotted if len(dotted) <= _MAX_NAME else f".{node.attr}"
         return self._follow(dotted)
 
     def last_name(self, node: ast.AST) -> str:
@@ -162,6 +175,11 @@ class Code:
             if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
                 uses[self.last_name(node)].append(node)
         return uses
+
+    @followed("")
+    def unparsed(self, node: ast.AST) -> str:
+        """The source of a node."""
+        return ast.unparse(node)
 
     # --- where a node is --------------------------------------------------------------------
 
@@ -207,9 +225,9 @@ class Code:
             for target, value in _assignments(node):
                 plain.add(target)
                 if isinstance(target, ast.Name):
-                    found[self._scope(target)][target.id].values.append(value)
+                    found[self._scope(target)][target.id].add(value)
                 elif (owner := self._of_self(target)) and isinstance(target, ast.Attribute):
-                    found[owner][f"self.{target.attr}"].values.append(value)
+                    found[owner][f"self.{target.attr}"].add(value)
         for node in self.nodes:
             if isinstance(node, Definition):
                 found[self._scope(node)][node.name].definitions.append(node)
@@ -267,20 +285,29 @@ class Code:
         called = self.parent(function)
         if function.name != "__init__" or not isinstance(called, ast.ClassDef):
             called = function
-        names = [parameter.arg for parameter in parameters(function)]
-        names = [parameter for parameter in names if parameter not in ("self", "cls")]
-        position = names.index(name) if name in names else None
-        values: list[ast.expr | None] = [None] if called.decorator_list else []
-        for use in self.uses(called.name):
+        positions, given = self._signature(function)
+        position, default, uses = positions.get(name), given.get(name), self.uses(called.name)
+        is_known = not called.decorator_list and len(uses) <= MAX_VALUES
+        values: list[ast.expr | None] = [] if is_known else [None]
+        for use in uses[:MAX_VALUES]:
             call, defined = self.parent(use), self.definition(use)
             if defined is called and isinstance(call, ast.Call) and call.func is use:
-                argument, default = keyword(call, name, position), defaults(function.args).get(name)
+                if len(call.args) + len(call.keywords) > MAX_VALUES:
+                    values.append(None)
+                    continue
+                argument = keyword(call, name, position)
                 several = any(isinstance(word, ast.Starred) for word in call.args)
                 several |= any(option.arg is None for option in call.keywords)
                 values.append(argument or (None if several else default))
             elif defined in (None, called):
                 values.append(None)
         return values
+
+    @followed(({}, {}))
+    def _signature(self, function: Function) -> tuple[dict[str, int], dict[str, ast.expr | None]]:
+        """The positions of a function's parameters without `self`, and their defaults."""
+        names = [one.arg for one in parameters(function) if one.arg not in ("self", "cls")]
+        return {name: at for at, name in enumerate(names)}, defaults(function.args)
 
     @followed([])
     def origins(self, node: ast.expr) -> list[ast.expr]:
@@ -289,7 +316,8 @@ class Code:
             [source] if source is node else self.origins(source) if source else []
             for source in self.sources(node)
         ]
-        return list(dict.fromkeys(chain(*origins))) if all(origins) else []
+        several = list(dict.fromkeys(chain(*origins))) if all(origins) else []
+        return several if len(several) <= MAX_VALUES else []
 
     def makers(self, node: ast.expr) -> list[str]:
         """The names of what is called to make a value, "" where nothing is; empty if not known."""
@@ -297,12 +325,14 @@ class Code:
         return [self.name(end.func) if isinstance(end, ast.Call) else "" for end in origins]
 
     @cached_property
-    def _returned(self) -> dict[ast.AST | None, list[ast.expr]]:
+    def _returned(self) -> dict[ast.AST | None, list[ast.expr | None]]:
         """The values that functions return."""
-        returned: dict[ast.AST | None, list[ast.expr]] = defaultdict(list)
+        returned: dict[ast.AST | None, list[ast.expr | None]] = defaultdict(list)
         for node in self.nodes:
             if isinstance(node, ast.Return) and node.value:
-                returned[self.function(node)].append(node.value)
+                values = returned[self.function(node)]
+                if len(values) <= MAX_VALUES:
+                    values.append(node.value if len(values) < MAX_VALUES else None)
         return returned
 
     # --- functions and classes --------------------------------------------------------------
@@ -329,7 +359,7 @@ class Code:
             made = made or self.definition(node.value)  # a static or class method
             if isinstance(made, ast.ClassDef):
                 above = isinstance(node.value, ast.Call) and made is owner  # of super()
-                return self.method(made, node.attr, inherited=above)
+                return self._inherited((made, node.attr)) if above else self.method(made, node.attr)
         name = self.name(node)
         own = f"{self.module(node).name}.{name}" if isinstance(node, ast.Name) else ""
         return self._tops.get(name) or self._tops.get(own)
@@ -343,18 +373,21 @@ class Code:
             case _:
                 return None
 
-    def method(
-        self, of: ast.ClassDef, name: str, depth: int = 0, *, inherited: bool = False
-    ) -> Function | None:
-        """A method of a class, looked for in the program's base classes too, or only there."""
-        for stmt in () if inherited else of.body:
-            if isinstance(stmt, Function) and stmt.name == name:
-                return stmt
-        for base in of.bases if depth < _MAX_DEPTH else ():
-            found = self.definition(base)
-            if isinstance(found, ast.ClassDef) and (method := self.method(found, name, depth + 1)):
-                return method
-        return None
+    def method(self, of: ast.ClassDef, name: str) -> Function | None:
+        """A method of a class, looked for in the program's base classes, too."""
+        return self._methods(of).get(name) or self._inherited((of, name))
+
+    @followed({})
+    def _methods(self, of: ast.ClassDef) -> dict[str, Function]:
+        return {stmt.name: stmt for stmt in reversed(of.body) if isinstance(stmt, Function)}
+
+    @followed(None)
+    def _inherited(self, attribute: tuple[ast.ClassDef, str]) -> Function | None:
+        """A method that a class has from the program's base classes."""
+        of, name = attribute
+        bases = (self.definition(base) for base in of.bases)
+        methods = (self.method(base, name) for base in bases if isinstance(base, ast.ClassDef))
+        return next(filter(None, methods), None)
 
 
 def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.checks.lint.finding import table
 from k8sjob.checks.lint.script_code import followed, keyword
@@ -41,8 +42,8 @@ _FORWARD: Final = "forward"
 _NO_PLACES: Final = (ast.Lambda, ast.ExceptHandler)
 """Code that runs later, or only when something has failed."""
 
-_Reached = dict[str, tuple[str, ...]]
-"""Collectives with the functions that lead to them."""
+_Reached = dict[str, str]
+"""Collectives with the function that leads to them; empty: they are called directly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +57,16 @@ class _Place:
     """
 
     name: str
-    via: tuple[str, ...]
+    via: str
     call: ast.Call
     guards: Sequence[Guard]
     rank: int | None
     certain: bool
     function: ast.AST
 
-    def is_met_by(self, other: _Place) -> bool:
-        """Whether another rank may call the same there."""
-        return other.name == self.name and (other.rank is None or other.rank != self.rank)
+    def is_met(self, ranks: set[int | None]) -> bool:
+        """Whether another rank may call the same, of those that do so."""
+        return None in ranks or bool(ranks - {self.rank})
 
 
 class _Reach:
@@ -91,9 +92,8 @@ class _Reach:
         """The collectives that a call reaches: certainly, or perhaps."""
         function = self._callee(call)
         if not isinstance(function, Function):
-            return {function: ()} if function else {}
-        inside = self._inside((function, rank, certain))
-        return {name: (function.name, *via) for name, via in inside.items()}
+            return {function: ""} if function else {}
+        return dict.fromkeys(self._inside((function, rank, certain)), function.name)
 
     @followed({})
     def _inside(self, way: tuple[Function, int, bool]) -> _Reached:
@@ -187,12 +187,13 @@ def _one_sided(script: Script) -> Sequence[tuple[_Place, str]]:
     if setting.processes == 1:
         return ()
     places = list(_places(script))
-    free = [
-        one
-        for one in places
-        if not any(one.function is other.function and one.is_met_by(other) for other in places)
-    ]
-    lonely = [one for one in free if one.certain and not any(map(one.is_met_by, free))]
+    there, anywhere = (defaultdict[Any, set[int | None]](set) for _ in range(2))
+    for place in places:
+        there[place.function, place.name].add(place.rank)
+    free = [one for one in places if not one.is_met(there[one.function, one.name])]
+    for place in free:
+        anywhere[place.name].add(place.rank)
+    lonely = [one for one in free if one.certain and not one.is_met(anywhere[one.name])]
     found = [(one, _where(script, one)) for one in lonely]
     # With one process in each pod all have the local rank 0.
     alone = setting.processes is not None and setting.processes == setting.nodes
@@ -203,7 +204,7 @@ def _where(script: Script, place: _Place) -> str:
     for guard in place.guards:
         truth = script.ranks.truth(guard.test)
         if guard.test and truth[place.rank == 0] is (not guard.holds):
-            return guard.where.format(ast.unparse(guard.test))
+            return guard.where.format(script.shown(guard.test))
     return ""
 
 
@@ -214,7 +215,7 @@ def _collective_on_one_rank(script: Script) -> Iterator[Hit]:
         if one.name == _FORWARD:
             continue
         name, via = one.name, one.via
-        what = f"{via[0]} calls {name}, a collective, and" if via else f"{name} is a collective and"
+        what = f"{via} calls {name}, a collective, and" if via else f"{name} is a collective and"
         yield script.at(one.call, "collective-on-one-rank", what=what, where=where)
 
 
@@ -231,6 +232,10 @@ def _group_differs_by_rank(script: Script) -> Iterator[Hit]:
     """All ranks call new_group in one order with the same list, whether they are in it or not."""
     calls = [] if script.setting.processes == 1 else script.torch_calls("new_group")
     lonely = {place.call for place, _ in _one_sided(script)} if calls else set()
+    twins = defaultdict[str, list[ast.Call]](list)
+    for call in calls:
+        twins[script.unparsed(call)].append(call)
+    ways = {text: _ways(script, alike) for text, alike in twins.items()}
     for call in calls:
         ranks = keyword(call, "ranks", 0)
         # Groups of one rank have nobody to confuse; local synchronization is made for such lists.
@@ -238,11 +243,10 @@ def _group_differs_by_rank(script: Script) -> Iterator[Hit]:
         if call in lonely or alone or keyword(call, "use_local_synchronization"):
             continue
         guards = [guard for guard in script.guards(call) if _selects(script, guard.test)]
-        twins = [twin for twin in calls if ast.unparse(twin) == ast.unparse(call)]
         if ranks is not None and script.ranks.made_of_rank(ranks):
-            seen = f"`{ast.unparse(ranks)}` is another list on other ranks"
-        elif guards and not any(_is_elsewhere(script, guards[0], twin) for twin in twins):
-            seen = f"only the ranks come here that `{ast.unparse(guards[0].test or call)}` selects"
+            seen = f"`{script.shown(ranks)}` is another list on other ranks"
+        elif guards and _other(guards[0]) not in ways[script.unparsed(call)]:
+            seen = f"only the ranks come here that `{script.shown(guards[0].test or call)}` selects"
         else:
             continue
         yield script.at(call, "group-differs-by-rank", seen=seen)
@@ -261,9 +265,18 @@ def _selects(script: Script, test: ast.AST | None) -> bool:
     return selects and script.ranks.reads(left)
 
 
-def _is_elsewhere(script: Script, guard: Guard, twin: ast.Call) -> bool:
-    """Whether the ranks that a condition keeps from a call come to its twin."""
-    return any(one.test is guard.test and one.holds != guard.holds for one in script.guards(twin))
+_Way = tuple[ast.expr | None, bool]
+"""A test, and whether it holds."""
+
+
+def _ways(script: Script, calls: Iterable[ast.Call]) -> set[_Way]:
+    """The conditions under which some of several calls run."""
+    return {(guard.test, guard.holds) for call in calls for guard in script.guards(call)}
+
+
+def _other(guard: Guard) -> _Way:
+    """The condition of the ranks that a guard keeps from a line."""
+    return guard.test, not guard.holds
 
 
 _ROOTED: Final = re.compile(
@@ -275,6 +288,7 @@ _ROOTED: Final = re.compile(
 @RULES.error
 def _root_differs_by_rank(script: Script) -> Iterator[Hit]:
     """All ranks name the same source or destination; its own rank is another one on each."""
+    ways: dict[str, set[_Way]] = {}
     for path, call in script.calls if script.setting.processes != 1 else ():
         name = script.last_name(call.func)
         if not _ROOTED.fullmatch(path) or name not in _TORCH:
@@ -283,7 +297,8 @@ def _root_differs_by_rank(script: Script) -> Iterator[Hit]:
         root = keyword(call, "src", position) or keyword(call, "dst")
         alone = _in_subgroup(name, call) or script.ranks.only_some_reach(call)
         # The rank that has a value sends it, and the others name that rank.
-        twins, guards = script.method_calls(name), script.guards(call)
-        alone |= any(_is_elsewhere(script, one, twin) for one in guards for twin in twins)
+        if name not in ways:
+            ways[name] = _ways(script, script.method_calls(name))
+        alone |= any(_other(guard) in ways[name] for guard in script.guards(call))
         if root is not None and script.ranks.reads(root) and not alone:
-            yield script.at(root, "root-differs-by-rank", root=ast.unparse(root), name=name)
+            yield script.at(root, "root-differs-by-rank", root=script.shown(root), name=name)

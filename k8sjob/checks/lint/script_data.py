@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.lint.finding import pattern, table
-from k8sjob.checks.lint.script_code import constant, keyword
+from k8sjob.checks.lint.script_code import constant, followed, keyword
 from k8sjob.checks.lint.script_facts import MANAGED, Script
 from k8sjob.rules import Hit, Rules
 
@@ -26,7 +26,7 @@ def _samplers(script: Script) -> Iterator[tuple[ast.Call, bool]]:
     for call in script.torch_calls("DistributedSampler"):
         stmt = next(parent for _, parent in script.ancestors(call) if isinstance(parent, ast.stmt))
         named = [keyword(call, "dataset", 0), *getattr(stmt, "targets", ())]
-        text = " ".join(ast.unparse(part).lower() for part in named if part)
+        text = " ".join(script.unparsed(part).lower() for part in named if part)
         yield call, any(map(_EVALUATION.search, re.split(r"[^a-z0-9_]+", text)))
 
 
@@ -37,7 +37,7 @@ def _sampler_without_set_epoch(script: Script) -> Iterator[Hit]:
         return
     seen = "set_epoch is never called"
     if calls := script.method_calls("set_epoch"):
-        seen = f"`{ast.unparse(calls[0])}` is the same epoch every time"
+        seen = f"`{script.shown(calls[0])}` is the same epoch every time"
     for call, evaluates in _samplers(script):
         if evaluates or constant(keyword(call, "shuffle", 3)) is False:
             continue
@@ -103,7 +103,7 @@ def _sampler_by_local_rank(script: Script) -> Iterator[Hit]:
         named = [option.value for option in call.keywords if option.arg in _SHARE]
         for value in (*call.args, *named):
             if _is_local(script, value):
-                yield script.at(value, "sampler-by-local-rank", value=ast.unparse(value))
+                yield script.at(value, "sampler-by-local-rank", value=script.shown(value))
 
 
 def _is_local(script: Script, value: ast.expr) -> bool:
@@ -135,16 +135,16 @@ def _data_not_sharded(script: Script) -> Iterator[Hit]:
 
 def _passes_sampler(script: Script) -> bool:
     """Whether a DistributedSampler may be given to a loader: it does more than get its epoch."""
+    names = set[str]()
     for sampler in script.uses("DistributedSampler"):
         around = [parent for _, parent in script.ancestors(sampler)][:2]
         match around:
             case [ast.Call(), ast.Assign(targets=[ast.Name(id=name)])]:
-                owners = (next(script.ancestors(use))[1] for use in script.uses(name))
-                if any(getattr(one, "attr", "") not in ("set_epoch", "epoch") for one in owners):
-                    return True
+                names.add(name)
             case _:
                 return True
-    return False
+    owners = (script.parent(use) for name in names for use in script.uses(name))
+    return any(getattr(owner, "attr", "") not in ("set_epoch", "epoch") for owner in owners)
 
 
 @RULES.error
@@ -170,9 +170,9 @@ def _save_on_every_rank(script: Script) -> Iterator[Hit]:
         if target is None or script.ranks.mentioned_in(target):
             continue
         made = script.name(target.func) if isinstance(target, ast.Call) else ""
-        if made.endswith("BytesIO") or _STREAM.search(ast.unparse(target).lower()):
+        if made.endswith("BytesIO") or _STREAM.search(script.unparsed(target).lower()):
             continue
-        yield script.at(call, "save-on-every-rank", target=ast.unparse(target))
+        yield script.at(call, "save-on-every-rank", target=script.shown(target))
 
 
 @RULES.warning
@@ -187,7 +187,7 @@ def _download_on_every_rank(script: Script) -> Iterator[Hit]:
         return
 
     def locked(place: ast.AST) -> bool:
-        return any("lock" in ast.unparse(one).lower() for one in script.contexts(place))
+        return any("lock" in script.unparsed(one).lower() for one in script.contexts(place))
 
     for name, call in script.calls:
         library = name.startswith(("torchvision.", "torchaudio.", "torchtext."))
@@ -237,12 +237,12 @@ def _keras_not_training(script: Script) -> Iterator[Hit]:
         given = any(one.arg in (None, "training") for one in call.keywords)
         if given or not steps.intersection(script.loops(call)[:1]):
             continue
-        contexts = [ast.unparse(one) for one in script.contexts(call)]
+        contexts = [script.unparsed(one) for one in script.contexts(call)]
         if any("no_grad" in one or "inference_mode" in one for one in contexts):
             continue
         if layers := script.is_keras_model(call.func) and _modes(script, call.func):
             yield script.at(
-                call, "keras-not-training", model=ast.unparse(call.func), layer=min(layers)
+                call, "keras-not-training", model=script.shown(call.func), layer=min(layers)
             )
 
 
@@ -260,10 +260,15 @@ def _modes(script: Script, model: ast.expr) -> set[str]:
     for made in script.unwrapped(model):
         listed = isinstance(made, ast.Call) and made.args and isinstance(made.args[0], ast.List)
         whole = made if listed else script.function(made) or script.module(made).tree
-        text = ast.unparse(script.instance(made) or whole)
-        if not re.search(r"training(: bool)? ?= ?True", text):
-            found |= set(re.findall(r"\w+", text)) & _MODES
+        found |= _modes_in(script, script.instance(made) or whole)
     return found
+
+
+@followed(frozenset[str]())
+def _modes_in(script: Script, node: ast.AST) -> frozenset[str]:
+    text = script.unparsed(node)
+    is_set = re.search(r"training(: bool)? ?= ?True", text)
+    return frozenset() if is_set else _MODES.intersection(re.findall(r"\w+", text))
 
 
 _CLEARS: Final = frozenset({"zero_grad", "zero_", "_foreach_zero_", "grad"})

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.lint.finding import message, pattern, table
-from k8sjob.checks.lint.script_code import constant
+from k8sjob.checks.lint.script_code import MAX_VALUES, constant, followed
 from k8sjob.checks.lint.script_paths import Paths, is_main_guard
 from k8sjob.checks.lint.script_ranks import Ranks
 from k8sjob.checks.lint.script_values import SAME, Values
@@ -27,6 +27,8 @@ _LIBRARIES: Final = frozenset(table("libraries")["plain"].split())
 """Known to make no process group behind the script's back."""
 LOCAL_RANK_OPTIONS: Final = frozenset({"--local_rank", "--local-rank"})
 _KERAS_MODEL: Final = pattern("keras-model")
+_MAX_SHOWN: Final = 300
+"""Characters of the source of an expression in a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,11 @@ class Script(Paths):
         """A hit at the beginning of a node: a message of the tables, with what was seen."""
         place = node.lineno, node.col_offset + 1
         return Hit(*place, message(name, **seen), self.module(node).source)
+
+    def shown(self, node: ast.AST) -> str:
+        """The source of a node for a message."""
+        text = self.unparsed(node)
+        return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
     @cached_property
     def values(self) -> Values:
@@ -163,6 +170,7 @@ class Script(Paths):
 
         return bool(values) and all(map(is_keras, values))
 
+    @followed([])
     def unwrapped(self, node: ast.expr) -> list[ast.expr]:
         """Where a model comes from, whatever DistributedDataParallel or `.to()` is around it."""
         origins, models = list(self.origins(node)), list[ast.expr]()
@@ -175,5 +183,7 @@ class Script(Paths):
                 case _:
                     models.append(origin)
                     continue
+            if len(origins) > MAX_VALUES:
+                return []
             origins += [one for one in self.origins(inner) if one not in origins]
         return models

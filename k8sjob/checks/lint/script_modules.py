@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import ast
+import math
 import sys
+import time
 import warnings
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.util import decode_source
 from typing import TYPE_CHECKING, Final
 
+from k8sjob.errors import Problem, SpecError
 from k8sjob.yamldoc.reading import MAX_BYTES, content
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -22,7 +27,38 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _INNER: Final = (ast.expr, ast.arguments, ast.arg, ast.pattern)
 """What a field of a node may hold, besides a list of nodes."""
 _MAX_MODULES: Final = 300
-"""Local modules that are read; what is imported beyond that counts as a library."""
+_MAX_PROGRAM: Final = 8 * MAX_BYTES
+"""Local modules that are read, and their length; what is imported beyond counts as a library."""
+_MAX_PARTS: Final = 30
+"""Packages in each other in which a module is looked for."""
+TIME_LIMIT: Final = 30
+"""Seconds for a script with its modules. Ordinary scripts of 10,000 lines take three."""
+_deadline: ContextVar[float] = ContextVar("_deadline", default=math.inf)
+
+
+class TookTooLong(SpecError):
+    """A script with its modules took more than TIME_LIMIT."""
+
+
+@contextmanager
+def time_limit() -> Iterator[None]:
+    """Limit the time in which a script is read, in this thread: the readers look at the clock."""
+    token = _deadline.set(time.monotonic() + TIME_LIMIT)
+    try:
+        yield
+    finally:
+        _deadline.reset(token)
+
+
+def check_time() -> None:
+    """Give up when the time of `time_limit` is over; no signal and no thread has to do it.
+
+    Raises:
+        TookTooLong: it is over.
+    """
+    if time.monotonic() > _deadline.get():
+        message = f"took more than {TIME_LIMIT} s; specify a smaller script"
+        raise TookTooLong([Problem("", message)])
 
 
 @dataclass(eq=False, slots=True)
@@ -127,17 +163,20 @@ def program(entry: Module, roots: Sequence[Path]) -> list[Module]:
     read or parsed are left out, as libraries are.
     """
     found: dict[str, Module | None] = {}
-    queue = [entry]
+    queue, length_left = [entry], _MAX_PROGRAM
     for module in queue:
-        for dotted in module.imports:
-            parts = dotted.split(".")
+        for dotted in dict.fromkeys(module.imports):
+            parts = dotted.split(".", _MAX_PARTS)[:_MAX_PARTS]
             for length in range(1, len(parts) + 1):
                 name = ".".join(parts[:length])
                 if name in found or not name or name in sys.builtin_module_names:
                     continue
-                found[name] = made = _local(name, roots) if len(queue) < _MAX_MODULES else None
+                check_time()
+                is_read = len(queue) < _MAX_MODULES and length_left > 0
+                found[name] = made = _local(name, roots) if is_read else None
                 if made is not None and made.source != entry.source:
                     queue.append(made)
+                    length_left -= len(made.text)
     return queue
 
 

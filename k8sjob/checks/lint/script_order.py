@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.lint.script_code import followed
@@ -39,7 +40,7 @@ def _order_by_hash(script: Script) -> Iterator[Hit]:
                     place = items
             case ast.BinOp(left=ast.Call(func=ast.Name(id="hash"), args=[item]), op=ast.Mod()):
                 around = [parent for _, parent in script.ancestors(node)][:2]
-                seeds = any("seed" in ast.unparse(parent).lower() for parent in around)
+                seeds = any(_names_seed(script, parent) for parent in around)
                 divides = isinstance(around[0], ast.Compare) and script.ranks.made_of_rank(
                     around[0]
                 )
@@ -53,7 +54,12 @@ def _order_by_hash(script: Script) -> Iterator[Hit]:
 
 
 def _hit(script: Script, place: ast.expr) -> Hit:
-    return script.at(place, "order-by-hash", place=ast.unparse(place))
+    return script.at(place, "order-by-hash", place=script.shown(place))
+
+
+@followed(unknown=False)
+def _names_seed(script: Script, node: ast.AST) -> bool:
+    return "seed" in script.unparsed(node).lower()
 
 
 def _is_counted(script: Script, item: ast.expr) -> bool:
@@ -69,7 +75,7 @@ def _is_counted(script: Script, item: ast.expr) -> bool:
                 ):
                     first = target.elts[0] if isinstance(target, ast.Tuple) else target
                     counts = "range" if first is target else "enumerate"
-                    if ast.unparse(first) == ast.unparse(item):
+                    if script.unparsed(first) == script.unparsed(item):
                         return maker == counts
                 case _:
                     pass
@@ -101,10 +107,17 @@ def _is_set(script: Script, node: ast.expr) -> bool:
 def _is_sorted(script: Script, node: ast.expr) -> bool:
     """Whether a list is put in order, or only counted: here, or where its variable is used."""
     parent = script.parent(node)
-    name = ast.unparse(parent.targets[0]) if isinstance(parent, ast.Assign) else ""
+    name = script.unparsed(parent.targets[0]) if isinstance(parent, ast.Assign) else ""
+    nodes, texts = _sorting(script)
+    return node in nodes or not texts.isdisjoint((name, f"{name}.sort"))
+
+
+@lru_cache(maxsize=1)
+def _sorting(script: Script) -> tuple[set[ast.expr], set[str]]:
+    """What is put in order or counted, and its source."""
     calls = script.method_calls("sort", "sorted", "len")
-    uses = [use for call in calls for use in (*call.args, call.func)]
-    return any(use is node or ast.unparse(use) in (name, f"{name}.sort") for use in uses)
+    nodes = {use for call in calls for use in (*call.args, call.func)}
+    return nodes, set(map(script.unparsed, nodes))
 
 
 def _holds(script: Script, node: ast.expr, makers: frozenset[str]) -> bool:
@@ -115,12 +128,12 @@ def _holds(script: Script, node: ast.expr, makers: frozenset[str]) -> bool:
 
 @followed(frozenset[str]())
 def _called(script: Script, node: ast.expr) -> frozenset[str]:
-    """The names of what is called for a value, and `str` for a text that stands there."""
+    """What is called for a value, of the names that matter; `str` for a text that stands there."""
     names = set[str]()
     for part in ast.walk(node):
         match part:
             case ast.Call():
-                names.add(script.last_name(part))
+                names.update({script.last_name(part)} & (_TEXTS | _NUMBERS))
             case ast.JoinedStr() | ast.Set(elts=[ast.Constant(value=str()), *_]):
                 names.add("str")
             case ast.Name():

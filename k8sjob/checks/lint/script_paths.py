@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
+from functools import cached_property
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from k8sjob.checks.lint.script_code import Code, followed
@@ -13,6 +16,10 @@ if TYPE_CHECKING:
 
 _MAX_DEPTH: Final = 8
 """Statements in each other that are looked into for what leaves."""
+_MAX_GUARDS: Final = 64
+"""Conditions on a line; with more of them nobody can say who comes to it."""
+_MAX_WAYS: Final = 64
+"""Calls around which loops are looked for."""
 _ENDS: Final = frozenset({"sys.exit", "exit", "quit", "os._exit"})
 
 
@@ -44,30 +51,43 @@ class Paths(Code):
         Besides the branches that it is in these are the ones before it that leave: after
         `if rank != 0: return` only rank 0 is left, wherever in a statement that is.
         """
+        for number, guard in enumerate(self._every_guard(node)):
+            if number == _MAX_GUARDS:
+                yield _MANY
+                return
+            yield guard
+
+    def _every_guard(self, node: ast.AST) -> Iterator[Guard]:
         for child, parent in self.ancestors(node):
-            yield from _branch(child, parent)
-            for name in ("body", "orelse", "finalbody"):
-                block = getattr(parent, name, None)
-                if isinstance(block, list) and child in block:
-                    for stmt in block[: block.index(child)]:
-                        for test in self._exits_before(stmt):
-                            yield Guard(test, holds=False, where="after `if {}` has left")
+            yield from self._branch(child, parent)
+            if isinstance(child, ast.stmt):
+                exits, before = self._block_exits(parent).get(child, ((), 0))
+                yield from islice(exits, before)
             if isinstance(parent, Function):
                 return
+
+    @followed({})
+    def _block_exits(self, parent: ast.AST) -> dict[ast.stmt, tuple[Sequence[Guard], int]]:
+        """The exits of each block of a node; of each statement how many of them are before it."""
+        places: dict[ast.stmt, tuple[Sequence[Guard], int]] = {}
+        for name in ("body", "orelse", "finalbody"):
+            block, exits = getattr(parent, name, None), list[Guard]()
+            for stmt in block if isinstance(block, list) else ():
+                places[stmt] = exits, len(exits)
+                if stmt is not block[-1] and len(exits) <= _MAX_GUARDS:
+                    where = "after `if {}` has left"
+                    exits += [Guard(test, holds=False, where=where) for test in self._exits(stmt)]
+        return places
 
     def contexts(self, node: ast.AST) -> Iterator[ast.expr]:
         """The `with` and the decorators that a node is under, within its function."""
         for child, parent in self.ancestors(node):
             if isinstance(parent, ast.With) and isinstance(child, ast.stmt):
-                yield from (item.context_expr for item in parent.items)
+                yield from (item.context_expr for item in parent.items[:_MAX_GUARDS])
             if isinstance(parent, Function):
-                yield from parent.decorator_list if isinstance(child, ast.stmt) else ()
+                if isinstance(child, ast.stmt):
+                    yield from parent.decorator_list[:_MAX_GUARDS]
                 return
-
-    @followed([])
-    def _exits_before(self, stmt: ast.stmt) -> list[ast.expr]:
-        """The exits of a statement that stands before the one that is asked about."""
-        return self._exits(stmt)
 
     def _exits(self, stmt: ast.stmt, depth: int = 0, *, looped: bool = False) -> list[ast.expr]:
         """The tests by which who comes to a statement does not come to what follows.
@@ -117,60 +137,105 @@ class Paths(Code):
         Ways are followed through the functions of the program; one that nothing in it uses is
         taken for one that is reached in the asked way.
         """
-        return all(self.function(way) or holds(way) for way in self._ways(node, holds))
+        function = self.function(node)
+        return holds(node) or (function is not None and not self._is_open(function.name, holds))
 
-    def _ways(
-        self, node: ast.AST, stop: Callable[[ast.AST], bool] = lambda _: False
-    ) -> Iterator[ast.AST]:
-        """A node, the calls that lead to its function, and so on, except those before a stop."""
+    def _is_open(self, name: str, holds: Callable[[ast.AST], bool]) -> bool:
+        """Whether functions of a name are reached by a way for which something does not hold.
+
+        Each name is decided once, together with all the names that lead to it.
+        """
+        decided = self._open.setdefault(holds, {})
+        if name in decided:
+            return decided[name]
+        leads_to, names = defaultdict[str, list[str]](list), {name: False}
+        opened, queue = list[str](), [name]
+        for called in queue:
+            for use in self.uses(called):
+                if holds(use):
+                    continue
+                function = self.function(use)
+                if function is None or decided.get(function.name):
+                    opened.append(called)
+                    continue
+                leads_to[function.name].append(called)
+                if function.name not in names and function.name not in decided:
+                    names[function.name] = False
+                    queue.append(function.name)
+        for called in opened:
+            if not names[called]:
+                names[called] = True
+                opened += leads_to[called]
+        decided.update(names)
+        return names[name]
+
+    @cached_property
+    def _open(self) -> dict[Callable[[ast.AST], bool], dict[str, bool]]:
+        return {}
+
+    def _ways(self, node: ast.AST) -> Iterator[ast.AST]:
+        """A node, the calls that lead to its function, and so on."""
         ways: list[ast.AST] = [node]
-        seen: set[Function] = set()
+        names = set[str]()
         for way in ways:
             yield way
             function = self.function(way)
-            if function and function not in seen and not stop(way):
-                seen.add(function)
-                ways += self.uses(function.name)
+            if function and function.name not in names:
+                names.add(function.name)
+                ways += self.uses(function.name)[:_MAX_WAYS]
 
     def loops(self, node: ast.AST) -> list[ast.For | ast.While]:
         """The loops around a node within its function, the innermost first."""
-        function = self.function(node)
-        return [
-            parent
-            for _, parent in self.ancestors(node)
-            if isinstance(parent, ast.For | ast.While) and self.function(parent) is function
-        ]
+        around = (parent for _, parent in self.ancestors(node))
+        inside = takewhile(lambda parent: not isinstance(parent, Function), around)
+        return [parent for parent in inside if isinstance(parent, ast.For | ast.While)]
 
     def all_loops(self, node: ast.AST) -> set[ast.For | ast.While]:
         """The loops around a node, and around what leads to its function."""
-        return {loop for way in self._ways(node) for loop in self.loops(way)}
+        ways = islice(self._ways(node), _MAX_WAYS)
+        return {loop for way in ways for loop in self.loops(way)}
+
+    def _branch(self, child: ast.AST, parent: ast.AST) -> Iterator[Guard]:
+        """The condition under which the parent runs the child."""
+        match parent:
+            case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
+                shown = "`while {}`" if isinstance(parent, ast.While) else "`if {}`"
+                is_else = child is parent.orelse
+                if isinstance(parent.orelse, list) and parent.orelse:  # which may be long
+                    is_else = _start(child) >= _start(parent.orelse[0])
+                if is_else:
+                    yield Guard(test, holds=False, where=f"under the `else` of {shown}")
+                elif child is not test and not self._is_main_guard(parent):
+                    yield Guard(test, holds=True, where=f"under {shown}")
+            case ast.BoolOp(op=op, values=values):
+                before = takewhile(lambda value: value is not child, values)
+                yield from (Guard(one, isinstance(op, ast.And), "behind `{}`") for one in before)
+            case ast.Match():
+                if isinstance(child, ast.match_case):
+                    yield Guard(self._is_case(parent), holds=True)
+            case ast.ExceptHandler():
+                yield Guard(None, holds=True)
+            case _:
+                pass
+
+    @followed(None)
+    def _is_case(self, match: ast.Match) -> ast.expr | None:
+        """The test of all its cases, which is one node: its value is computed once."""
+        return _unknown(match.subject)
+
+    @followed(unknown=False)
+    def _is_main_guard(self, node: ast.AST) -> bool:
+        return is_main_guard(node)
+
+
+def _start(node: ast.AST) -> tuple[int, int]:
+    return getattr(node, "lineno", 0), getattr(node, "col_offset", 0)
 
 
 def is_main_guard(node: ast.AST) -> bool:
     """`if __name__ == "__main__":`, which is true in every process."""
     parts = ast.walk(node.test) if isinstance(node, ast.If) else ()
     return any(isinstance(part, ast.Name) and part.id == "__name__" for part in parts)
-
-
-def _branch(child: ast.AST, parent: ast.AST) -> Iterator[Guard]:
-    """The condition under which the parent runs the child."""
-    match parent:
-        case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
-            shown = "`while {}`" if isinstance(parent, ast.While) else "`if {}`"
-            orelse = parent.orelse if isinstance(parent.orelse, list) else [parent.orelse]
-            if child in orelse:
-                yield Guard(test, holds=False, where=f"under the `else` of {shown}")
-            elif child is not test and not is_main_guard(parent):
-                yield Guard(test, holds=True, where=f"under {shown}")
-        case ast.BoolOp(op=op, values=values):
-            for before in values[: values.index(child)] if isinstance(child, ast.expr) else ():
-                yield Guard(before, isinstance(op, ast.And), "behind `{}`")
-        case ast.Match(subject=subject) if isinstance(child, ast.match_case):
-            yield Guard(_unknown(subject), holds=True)
-        case ast.ExceptHandler():
-            yield Guard(None, holds=True)
-        case _:
-            pass
 
 
 def _blocks(stmt: ast.stmt) -> Iterator[tuple[ast.expr | None, Sequence[ast.stmt]]]:
@@ -195,3 +260,6 @@ def _blocks(stmt: ast.stmt) -> Iterator[tuple[ast.expr | None, Sequence[ast.stmt
 def _unknown(about: ast.expr) -> ast.expr:
     """A test of something, of which nobody can say on which ranks it holds."""
     return ast.Await(about)
+
+
+_MANY: Final = Guard(_unknown(_ALWAYS), holds=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.checks.lint.finding import message, pattern
@@ -68,8 +69,7 @@ def _spawns_one(script: Script, count: ast.expr | None) -> bool:
         for origin in script.origins(count)
     }
     name = getattr(count, "attr", "")
-    options = {constant(value) for option, value in script.ranks.defaults if option == name}
-    return numbers == {1} or options - {None} == {1}
+    return numbers == {1} or script.ranks.default_values.get(name, set()) - {None} == {1}
 
 
 @RULES.warning
@@ -109,12 +109,17 @@ def _own_launcher(script: Script) -> Iterator[Hit]:
             yield script.at(call, "own-launcher", launcher=text)
 
 
+_MAX_PARTS: Final = 1000
+_MAX_COMMAND: Final = 4000
+"""Parts and characters of a command in which a launcher is looked for."""
+
+
 def _words(script: Script, node: ast.AST) -> str:
     """The texts in a command, those of its variables included."""
-    parts = [part for part in ast.walk(node) if isinstance(part, ast.Name | ast.Constant)]
-    origins = [origin for part in parts for origin in script.origins(part)]
-    words = [constant(text) for origin in origins for text in ast.walk(origin)]
-    return " ".join(word for word in words if isinstance(word, str))
+    names = (part for part in ast.walk(node) if isinstance(part, ast.Name | ast.Constant))
+    origins = (origin for name in names for origin in script.origins(name))
+    parts = islice(chain.from_iterable(map(ast.walk, origins)), _MAX_PARTS)
+    return " ".join(word for word in map(constant, parts) if isinstance(word, str))[:_MAX_COMMAND]
 
 
 @RULES.error
@@ -253,7 +258,7 @@ def _device_by_global_rank(script: Script) -> Iterator[Hit]:
     for call in (call for _, call in script.calls):
         for device in _devices(script, call):
             if script.ranks.reads(device):
-                yield script.at(device, "device-by-global-rank", device=ast.unparse(device))
+                yield script.at(device, "device-by-global-rank", device=script.shown(device))
 
 
 def _devices(script: Script, call: ast.Call) -> Iterator[ast.expr]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import operator
+from collections import defaultdict
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -28,6 +29,7 @@ Truth = tuple[bool | None, ...]
 
 RANKS: Final = (0, 1)
 _UNKNOWN: Final[OnRanks] = (None, None)
+_MAX_DIGITS: Final = 20
 _WORLD: Final = 1000
 """Names for the number of processes, nodes or GPUs: a test asks if there are several."""
 _RANK: Final = pattern("rank")
@@ -66,7 +68,7 @@ class Ranks:
     @followed(_UNKNOWN)
     def of(self, node: ast.AST | None) -> OnRanks:
         """The value of an expression on each of RANKS: a number, a text, a bool, a list."""
-        with suppress(TypeError, ValueError):  # such as `1 in 2`, or int("a")
+        with suppress(TypeError, ValueError, OverflowError):  # `1 in 2`, int("a"), int(1e999)
             return self._of(node)
         return _UNKNOWN
 
@@ -144,6 +146,14 @@ class Ranks:
         return [pair for node in self._code.nodes for pair in _with_defaults(node)]
 
     @cached_property
+    def default_values(self) -> dict[str, set[object]]:
+        """The constants among the defaults of each name."""
+        values = defaultdict[str, set[object]](set)
+        for name, value in self.defaults:
+            values[name].add(constant(value))
+        return values
+
+    @cached_property
     def _sizes(self) -> frozenset[str]:
         """Names that get a number which no rank has by default: `rank=8` is a matrix's."""
         return frozenset(name for name, value in self.defaults if _is_size(constant(value)))
@@ -188,6 +198,7 @@ class Ranks:
         more = [Guard(one, holds=True, where="under `{}`") for one in says]
         return [*self._code.guards(node), *more]
 
+    @followed(unknown=False)
     def mentioned_in(self, node: ast.AST | None) -> bool:
         """Whether an expression seems to depend on the rank, or on the process otherwise."""
         return any(map(self._mentions, ast.walk(node) if node else ()))
@@ -221,16 +232,18 @@ class Ranks:
     def only_some_reach(self, node: ast.AST) -> bool:
         """Whether only some ranks seem to come to a line, or to have an object of its class."""
 
-        def of_some(place: ast.AST) -> bool:
-            owner = self._code.class_of(place)
-            calls = (
-                (use, self._code.parent(use))
-                for use in self._code.uses(owner.name if owner else "")
-            )
-            made = [one for use, one in calls if isinstance(one, ast.Call) and one.func is use]
-            return bool(made) and all(self._code.always(one, self._selected) for one in made)
+        return self._code.always(node, self._of_some)
 
-        return self._code.always(node, lambda place: self._selected(place) or of_some(place))
+    def _of_some(self, place: ast.AST) -> bool:
+        owner = self._code.class_of(place)
+        return self._selected(place) or (owner is not None and self._made_by_some(owner.name))
+
+    @followed(unknown=False)
+    def _made_by_some(self, name: str) -> bool:
+        """Whether only some ranks seem to make objects of a class."""
+        calls = ((use, self._code.parent(use)) for use in self._code.uses(name))
+        made = [call for use, call in calls if isinstance(call, ast.Call) and call.func is use]
+        return bool(made) and all(self._code.always(call, self._selected) for call in made)
 
     @followed(unknown=False)
     def _selected(self, place: ast.AST) -> bool:
@@ -261,6 +274,6 @@ def _with_defaults(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
 
 def _is_size(value: object) -> bool:
     """Whether a literal is a number that no rank has before it is known."""
-    text = str(value)
-    is_number = isinstance(value, int | str) and text.removeprefix("-").isdecimal()
-    return is_number and text.isascii() and int(text) not in (-1, 0)
+    if isinstance(value, str) and value.isascii() and value.removeprefix("-").isdecimal():
+        return len(value) > _MAX_DIGITS or int(value) not in (-1, 0)
+    return isinstance(value, int) and not isinstance(value, bool) and value not in (-1, 0)

@@ -51,7 +51,8 @@ def test_every_check_has_its_row_and_its_example():
     )
     assert rows == [(check.id, str(check.severity), check.why) for check in CHECKS.values()]
     assert all(name == check.id for name, check in CHECKS.items())
-    assert SECTIONS.keys() == CHECKS.keys()
+    # What takes half a minute is no example.
+    assert SECTIONS.keys() == CHECKS.keys() - {"script-unfinished"}
 
 
 @pytest.mark.parametrize("name", SECTIONS)
