@@ -67,7 +67,12 @@ def inline(form: str, part: str, joint: str, before: str = "") -> Callable[[int]
 
     def text(size: int) -> str:
         count = max(2, size // (len(part) + len(joint)))
-        return HEAD + before + form.replace("%", joint.join(part.replace("@", str(i)) for i in range(count))) + TAIL
+        return (
+            HEAD
+            + before
+            + form.replace("%", joint.join(part.replace("@", str(i)) for i in range(count)))
+            + TAIL
+        )
 
     return text
 
@@ -95,7 +100,9 @@ def function_of(form: str, after: str = "") -> Callable[[int], str]:
 
     def text(size: int) -> str:
         count = max(2, size // (len(inner) + 4))
-        body = "".join(inner.replace("@", str(i)).replace("<", str(max(i - 1, 0))) for i in range(count))
+        body = "".join(
+            inner.replace("@", str(i)).replace("<", str(max(i - 1, 0))) for i in range(count)
+        )
         return f"{HEAD}def work(x, rank):\n{body}    {after or 'dist.barrier()'}\nif rank == 0:\n    work(x, rank)\nwork(x, 0)\n{TAIL}"
 
     return text
@@ -103,14 +110,20 @@ def function_of(form: str, after: str = "") -> Callable[[int], str]:
 
 def elifs(size: int) -> str:
     """One chain, as long as Python parses."""
-    return HEAD + "if rank == 0:\n    dist.barrier()\n" + "".join(f"elif rank == {i}:\n    dist.barrier()\n" for i in range(size // 36)) + TAIL
+    return (
+        HEAD
+        + "if rank == 0:\n    dist.barrier()\n"
+        + "".join(f"elif rank == {i}:\n    dist.barrier()\n" for i in range(size // 36))
+        + TAIL
+    )
 
 
 def calling(size: int) -> str:
     """Functions that each call eight others, in circles."""
     count = max(9, size // 120)
     body = "".join(
-        f"def f{i}(x):\n" + "".join(f"    f{(i * 7 + 3 * k + 1) % count}(x)\n" for k in range(8)) for i in range(count)
+        f"def f{i}(x):\n" + "".join(f"    f{(i * 7 + 3 * k + 1) % count}(x)\n" for k in range(8))
+        for i in range(count)
     )
     return HEAD + body + "def g(): dist.barrier()\nif rank == 0:\n    f0(1)\n    g()\n" + TAIL
 
@@ -126,7 +139,9 @@ def many_parameters(size: int) -> str:
 
 def many_callers(size: int) -> str:
     """A function with some parameters and very many callers."""
-    return lines("f(rank, @, x@)", "def f(a, b, c):\n    if a == 0:\n        dist.barrier()\n    return a\n")(size)
+    return lines(
+        "f(rank, @, x@)", "def f(a, b, c):\n    if a == 0:\n        dist.barrier()\n    return a\n"
+    )(size)
 
 
 def ways(size: int) -> str:
@@ -160,7 +175,8 @@ SCRIPTS: dict[str, Callable[[int], str]] = {
     "augmented": lines("c += [@]\nc.sort()"),
     "attribute-assign": lines("self.x = self.x + 1\nif self.x: dist.barrier()"),
     "attribute-of-class": lines(
-        "    def f@(self):\n        self.x = self.y = self.x + @\n        if self.x: dist.barrier()", "class A:\n"
+        "    def f@(self):\n        self.x = self.y = self.x + @\n        if self.x: dist.barrier()",
+        "class A:\n",
     ),
     "attribute-deep": inline("x = a%\nif x: dist.barrier()\n", ".b", ""),
     "attribute-deep-short": lines("a" + ".bc" * 150 + ".all_reduce()"),
@@ -175,20 +191,43 @@ SCRIPTS: dict[str, Callable[[int], str]] = {
     "breaks": lines("for i in y:\n    if rank: break\ndist.barrier()"),
     "breaks-inside": lines("    if a@: break\n    dist.barrier()", "while True:\n"),
     "calling": calling,
-    "chain-of-functions": lines("def f@(x):\n    return f>(x)", "", "def f@(x):\n    dist.barrier()\nif rank == 0:\n    f0(1)\n"),
-    "chain-of-functions-back": lines("def f@(x):\n    return f<(x)", "", "if rank == 0:\n    f@(1)\n    dist.barrier()\n"),
-    "chain-of-parameters": lines("def f@(x):\n    if x == 0: dist.barrier()\n    f>(x)", "", "f0(rank)\n"),
-    "classes": lines("class A@(A<):\n    def f(self):\n        super().f()", "class A0:\n    def f(self): dist.barrier()\n", "A@().f()\n"),
-    "class-of-methods": lines("    def f@(self):\n        self.f>()", "class A:\n", "\nif rank == 0: A().f0()\n"),
-    "class-instances": lines("a@ = A()\na@.f()", "class A:\n    def f(self):\n        dist.barrier()\n"),
-    "class-one-name": lines("a = A()\na.f()\nif rank == 0: a.f()", "class A:\n    def f(self):\n        dist.barrier()\n"),
+    "chain-of-functions": lines(
+        "def f@(x):\n    return f>(x)",
+        "",
+        "def f@(x):\n    dist.barrier()\nif rank == 0:\n    f0(1)\n",
+    ),
+    "chain-of-functions-back": lines(
+        "def f@(x):\n    return f<(x)", "", "if rank == 0:\n    f@(1)\n    dist.barrier()\n"
+    ),
+    "chain-of-parameters": lines(
+        "def f@(x):\n    if x == 0: dist.barrier()\n    f>(x)", "", "f0(rank)\n"
+    ),
+    "classes": lines(
+        "class A@(A<):\n    def f(self):\n        super().f()",
+        "class A0:\n    def f(self): dist.barrier()\n",
+        "A@().f()\n",
+    ),
+    "class-of-methods": lines(
+        "    def f@(self):\n        self.f>()", "class A:\n", "\nif rank == 0: A().f0()\n"
+    ),
+    "class-instances": lines(
+        "a@ = A()\na@.f()", "class A:\n    def f(self):\n        dist.barrier()\n"
+    ),
+    "class-one-name": lines(
+        "a = A()\na.f()\nif rank == 0: a.f()",
+        "class A:\n    def f(self):\n        dist.barrier()\n",
+    ),
     "class-made-often": lines(
         "A(rank)", "class A:\n    def f(self):\n" + "        torch.save(m, 'm')\n" * 50
     ),
     "classes-of-one-name": lines("class A:\n    def f(self): dist.barrier()\nA().f()"),
     "collectives": lines("if rank == 0: dist.barrier()"),
-    "collectives-by-name": lines("if rank == 0: dist.all_reduce(x@)\nelse: dist.broadcast(x@, src=rank)"),
-    "collectives-of-names": lines("def all_reduce@(): dist.all_reduce(x)\nif rank == 0: all_reduce@()"),
+    "collectives-by-name": lines(
+        "if rank == 0: dist.all_reduce(x@)\nelse: dist.broadcast(x@, src=rank)"
+    ),
+    "collectives-of-names": lines(
+        "def all_reduce@(): dist.all_reduce(x)\nif rank == 0: all_reduce@()"
+    ),
     "comments-ignore": lines("x = 1  # k8sjob: ignore[save-on-every-rank]"),
     "comments-ignore-many": inline("x = 1  # k8sjob: ignore[%]\n", "save-on-every-rank", ","),
     "comments-unknown": lines("x = 1  # k8sjob: ignore[unknown@]"),
@@ -197,32 +236,46 @@ SCRIPTS: dict[str, Callable[[int], str]] = {
     "comments-hashes": white("x = 1  |#  |\n"),
     "comprehensions": towers("x = [a for a in [", "]"[:0] + "1", 1),
     "comprehension-loops": inline("x = [a0 %]\n", "for a@ in b@ if rank", " "),
-    "comprehension-many": lines("x@ = [hash(a) % 8 for a in [b for b in [c for c in os.listdir(x<)]]]"),
+    "comprehension-many": lines(
+        "x@ = [hash(a) % 8 for a in [b for b in [c for c in os.listdir(x<)]]]"
+    ),
     "contexts": inline("with %:\n    dist.barrier()\n", "lock@()", ", "),
     "contexts-lines": lines("with open(@) as f:\n    torch.save(m, f)"),
     "continues": lines("    if x@: continue\n    dist.barrier()", "for i in y:\n"),
     "data-loaders": lines("l@ = DataLoader(d, sampler=DistributedSampler(d), shuffle=True)"),
     "data-samplers": lines("sampler = DistributedSampler(d)\nsampler.set_epoch(1)"),
     "data-sampler-names": lines("s@ = DistributedSampler(d)\ns@.epoch = 1"),
-    "data-by-local-rank": lines("DistributedSampler(d, rank=r@)\nr@ = int(os.environ['LOCAL_RANK'])"),
-    "data-loops-of-loaders": lines("for b in DataLoader(d):\n    for c in b:\n        c.backward()"),
+    "data-by-local-rank": lines(
+        "DistributedSampler(d, rank=r@)\nr@ = int(os.environ['LOCAL_RANK'])"
+    ),
+    "data-loops-of-loaders": lines(
+        "for b in DataLoader(d):\n    for c in b:\n        c.backward()"
+    ),
     "decorators": inline("%\ndef f(): dist.barrier()\nf()\n", "@d@"[:2] + "x", "\n"),
     "decorators-of-functions": lines("@rank_zero_only\ndef f@(): dist.barrier()\nf@()"),
     "devices": lines("model.to(r@)\nr@ = rank\ntorch.cuda.set_device(rank)"),
     "dictionary": inline("x = {%}\nif x: dist.barrier()\n", "'k@': rank", ", "),
-    "downloads": lines("torchvision.datasets.MNIST('.', download=True)", "import torchvision\ndef f():\n    with lock: pass\n"),
+    "downloads": lines(
+        "torchvision.datasets.MNIST('.', download=True)",
+        "import torchvision\ndef f():\n    with lock: pass\n",
+    ),
     "downloads-in-function": lines(
-        "def f@(): torchvision.datasets.MNIST('.', download=True)\nf@()\nf@()", "import torchvision\n"
+        "def f@(): torchvision.datasets.MNIST('.', download=True)\nf@()\nf@()",
+        "import torchvision\n",
     ),
     "elif": elifs,
-    "environment-writes": lines("os.environ['MASTER_ADDR'] = a@\na@ = 'local' + 'host'\nos.environ['RANK'] = '0'"),
+    "environment-writes": lines(
+        "os.environ['MASTER_ADDR'] = a@\na@ = 'local' + 'host'\nos.environ['RANK'] = '0'"
+    ),
     "environment-reads": lines("r@ = int(os.environ.get('RANK'))\nif r@ == 0: dist.barrier()"),
     "exits": function_of("if rank == @: return\ndist.barrier()"),
     "exits-nested": function_of("if rank:\n        if x:\n            return"),
     "exits-while": function_of("while rank:\n        return"),
     "exits-of-system": lines("if rank: sys.exit()\ndist.barrier()", "import sys\n"),
     "exits-without-collective": function_of("if rank == @: return"),
-    "exits-of-functions": lines("def f@():\n    if rank: return\n    if x: return\n    dist.barrier()\nf@()"),
+    "exits-of-functions": lines(
+        "def f@():\n    if rank: return\n    if x: return\n    dist.barrier()\nf@()"
+    ),
     "globals": lines("def f@():\n    global g@, g<\n    g@ = rank\n    if g< == 0: dist.barrier()"),
     "global-names": inline("def f():\n    global %\n    a0 = rank\n", "a@", ", "),
     "globs": lines("x = list(glob.glob('*'))"),
@@ -239,9 +292,12 @@ SCRIPTS: dict[str, Callable[[int], str]] = {
     "imports-aliases": lines("import a@ as a<", "", ""),
     "imports-stars": lines("from a@ import *"),
     "imports-circle": lines("from a import b@ as b<\nif b@: dist.barrier()"),
-    "keras-models": lines("m@ = keras.Sequential([keras.layers.Dropout(0.1)])\nm@.fit(x)\nm@(x)", "import keras\n"),
+    "keras-models": lines(
+        "m@ = keras.Sequential([keras.layers.Dropout(0.1)])\nm@.fit(x)\nm@(x)", "import keras\n"
+    ),
     "keras-one-model": lines(
-        "m = keras.Sequential([keras.layers.Dropout(1)])\nw = m.trainable_weights\nfor i in y:\n    m(x).backward()", "import keras\n"
+        "m = keras.Sequential([keras.layers.Dropout(1)])\nw = m.trainable_weights\nfor i in y:\n    m(x).backward()",
+        "import keras\n",
     ),
     "lambdas": lines("f@ = lambda: f<() or dist.barrier()\nif rank: f@()"),
     "list": inline("x = [%]\nif x: dist.barrier()\nos.system(x)\n", "'a@'", ", "),
@@ -251,12 +307,22 @@ SCRIPTS: dict[str, Callable[[int], str]] = {
     "loops-nested": towers("for a@ in b@:", "dist.barrier(); x.backward(); torch.save(m, 'm')"),
     "ifs-nested": towers("if a@:", "dist.barrier(); x.backward(); torch.save(m, 'm')", 90),
     "ifs-flat": lines("if a@: dist.barrier()"),
-    "ifs-rank": lines("if rank == 0 and x@:\n    dist.barrier()\nelif rank:\n    dist.all_reduce(x)"),
+    "ifs-rank": lines(
+        "if rank == 0 and x@:\n    dist.barrier()\nelif rank:\n    dist.all_reduce(x)"
+    ),
     "match": lines("    case @:\n        dist.barrier()", "match x:\n"),
     "match-returns": function_of("match x:\n        case @: return\ndist.barrier()"),
-    "match-one": lines("        case @: return", "def f(rank):\n    match rank:\n", "    dist.barrier()\nf(rank)\n"),
-    "match-ifs": lines("        case @:\n            if rank: return\n            dist.barrier()", "def f(rank):\n    match rank:\n", "    dist.barrier()\nf(rank)\n"),
-    "methods-of-many": lines("x@.all_reduce()\nx@.barrier()\nx@ = accelerate.Accelerator()", "import accelerate\n"),
+    "match-one": lines(
+        "        case @: return", "def f(rank):\n    match rank:\n", "    dist.barrier()\nf(rank)\n"
+    ),
+    "match-ifs": lines(
+        "        case @:\n            if rank: return\n            dist.barrier()",
+        "def f(rank):\n    match rank:\n",
+        "    dist.barrier()\nf(rank)\n",
+    ),
+    "methods-of-many": lines(
+        "x@.all_reduce()\nx@.barrier()\nx@ = accelerate.Accelerator()", "import accelerate\n"
+    ),
     "negations": inline("if % rank: dist.barrier()\n", "not", " "),
     "optimizers": lines("o@ = torch.optim.SGD(p)\nfor i in y:\n    o@.step()"),
     "optimizer-one-name": lines("for i in y:\n    o = torch.optim.SGD(p)\n    o.step()"),
@@ -265,34 +331,50 @@ SCRIPTS: dict[str, Callable[[int], str]] = {
     "parameters": many_parameters,
     "callers": many_callers,
     "returns": function_of("if x: return rank", "return 0"),
-    "returns-used": lines("if f(@) == 0: dist.barrier()", "def f(x):\n" + "    if x: return rank\n" * 100),
+    "returns-used": lines(
+        "if f(@) == 0: dist.barrier()", "def f(x):\n" + "    if x: return rank\n" * 100
+    ),
     "saves": lines("torch.save(m, 'm@.pt')"),
     "saves-in-functions": lines("def f@():\n    torch.save(m, 'm')\nf@()\nf<()"),
     "saves-of-one-function": ways,
     "semicolons": inline("%\n", "dist.barrier()", "; "),
     "sets": lines("s = s | {'a@'}\nfor x in s: m.register_buffer(x)\nt = list(s)", "s = {'a'}\n"),
     "slices": lines("x = y[rank::@]"),
-    "spawns": lines("mp.spawn(f, nprocs=n@)\nn@ = torch.cuda.device_count()", "import torch.multiprocessing as mp\n"),
-    "strings": inline("x = '%'\nif x: dist.barrier()\nos.environ['MASTER_ADDR'] = x\n", "abcdefghij klmno", ""),
+    "spawns": lines(
+        "mp.spawn(f, nprocs=n@)\nn@ = torch.cuda.device_count()",
+        "import torch.multiprocessing as mp\n",
+    ),
+    "strings": inline(
+        "x = '%'\nif x: dist.barrier()\nos.environ['MASTER_ADDR'] = x\n", "abcdefghij klmno", ""
+    ),
     "strings-joined": inline("x = (%)\nos.environ['MASTER_ADDR'] = x\n", "'a@'", " "),
     "strings-format": inline("x = f'%'\nos.environ['MASTER_ADDR'] = x\n", "{a@}", ""),
     "strings-format-lines": lines("x = f'{x}{y}@'\ny = f'{y}{x}'\nos.environ['MASTER_ADDR'] = x"),
     "strings-lines": lines("s += 'text@'\nprint(s, 'rank')"),
     "subscripts": inline("x = a%\n", "[0]", ""),
     "sum": inline("x = %\nif x: dist.barrier()\n", "a@", " + "),
-    "sum-short": lines("x@ = " + " + ".join(["rank"] * 150) + "\nif x@ == 0: dist.barrier()\nlist(x@)"),
-    "tries": lines("try:\n    dist.barrier()\nexcept E@:\n    return\nfinally:\n    x = 1".replace("return", "sys.exit()")),
+    "sum-short": lines(
+        "x@ = " + " + ".join(["rank"] * 150) + "\nif x@ == 0: dist.barrier()\nlist(x@)"
+    ),
+    "tries": lines(
+        "try:\n    dist.barrier()\nexcept E@:\n    return\nfinally:\n    x = 1".replace(
+            "return", "sys.exit()"
+        )
+    ),
     "tries-nested": towers("try:\nfinally:\n a@ = rank", "dist.barrier()"),
     "tries-handlers": lines("except E@:\n    dist.barrier()", "try:\n    dist.barrier()\n"),
     "walrus": lines("if (c := c + @) == 0: dist.barrier()", "c = rank\n"),
-    "walrus-nested": inline("if %rank" + "): dist.barrier()\n", "(c := ", "").__call__ and lines("if (a@ := (b@ := (c@ := a<))): dist.barrier()"),
+    "walrus-nested": inline("if %rank" + "): dist.barrier()\n", "(c := ", "").__call__
+    and lines("if (a@ := (b@ := (c@ := a<))): dist.barrier()"),
     "worlds": lines("if world_size@ > 1: dist.barrier()\nif is_distributed: dist.barrier()"),
     "white-lines": white("import torch\n|\n|x = 1\n"),
     "white-spaces": white("import torch\nx = 1|   |\n"),
     "brackets": inline("x = %\n", "[]", ", "),
     "bytes": white("x = b'|\\x00|'\n"),
     "number": white("x = 1|0|\n"),
-    "number-hex": white("import torch.distributed as dist\ndist.init_process_group()\nrank = 0x|f|\nif rank == 0: dist.barrier()\n"),
+    "number-hex": white(
+        "import torch.distributed as dist\ndist.init_process_group()\nrank = 0x|f|\nif rank == 0: dist.barrier()\n"
+    ),
     "number-list": lines("if rank in (@, 1, 2, 3, 4, 5, 6, 7, 8, 9): dist.barrier()"),
     "power": lines("f(rank=1" + "0" * 60 + ")\nx = 'a' * @"),
 }
@@ -308,7 +390,13 @@ def manifest(form: str, before: str = HEADER + TRAINER, after: str = "") -> Call
     """A manifest with a line, or several, again and again."""
 
     def text(size: int) -> str:
-        return before + "".join(form.replace("@", str(i)) + "\n" for i in range(max(1, size // (len(form) + 3)))) + after
+        return (
+            before
+            + "".join(
+                form.replace("@", str(i)) + "\n" for i in range(max(1, size // (len(form) + 3)))
+            )
+            + after
+        )
 
     return text
 
@@ -316,25 +404,58 @@ def manifest(form: str, before: str = HEADER + TRAINER, after: str = "") -> Call
 OPEN = HEADER + "          - name: pytorch\n            image: a/b:1\n"
 MANIFESTS: dict[str, Callable[[int], str]] = {
     "yaml-containers": manifest("          - {name: c@, image: x/c@}"),
-    "yaml-args": manifest("            - $(X) $UPPER@", OPEN + "            command: [python]\n            args:\n"),
+    "yaml-args": manifest(
+        "            - $(X) $UPPER@", OPEN + "            command: [python]\n            args:\n"
+    ),
     "yaml-env": manifest("            - {name: V@, value: a}", OPEN + "            env:\n"),
-    "yaml-env-same": manifest("            - {name: MASTER_ADDR, value: a}", OPEN + "            env:\n"),
-    "yaml-mounts": manifest("            - {name: v@, mountPath: /a@}", OPEN + "            volumeMounts:\n"),
-    "yaml-resources": manifest("              a.b/r@: 1", OPEN + "            resources:\n              limits:\n"),
-    "yaml-shell": manifest("              torchrun --a=$X @ && python x & for", OPEN + "            command: [sh, -c]\n            args:\n            - |\n"),
-    "yaml-wrong-types": manifest("            - {name: 1, value: [@]}", OPEN + "            env:\n"),
-    "yaml-jobs": manifest("---\napiVersion: kubeflow.org/v1\nkind: PyTorchJob\nmetadata: {name: a@}\nspec: {pytorchReplicaSpecs: {Worker: {template: {spec: {containers: [{name: pytorch, image: x}]}}}}}", ""),
+    "yaml-env-same": manifest(
+        "            - {name: MASTER_ADDR, value: a}", OPEN + "            env:\n"
+    ),
+    "yaml-mounts": manifest(
+        "            - {name: v@, mountPath: /a@}", OPEN + "            volumeMounts:\n"
+    ),
+    "yaml-resources": manifest(
+        "              a.b/r@: 1", OPEN + "            resources:\n              limits:\n"
+    ),
+    "yaml-shell": manifest(
+        "              torchrun --a=$X @ && python x & for",
+        OPEN + "            command: [sh, -c]\n            args:\n            - |\n",
+    ),
+    "yaml-wrong-types": manifest(
+        "            - {name: 1, value: [@]}", OPEN + "            env:\n"
+    ),
+    "yaml-jobs": manifest(
+        "---\napiVersion: kubeflow.org/v1\nkind: PyTorchJob\nmetadata: {name: a@}\nspec: {pytorchReplicaSpecs: {Worker: {template: {spec: {containers: [{name: pytorch, image: x}]}}}}}",
+        "",
+    ),
     "yaml-others": manifest("---\napiVersion: v1\nkind: Kind@\nmetadata: {name: a@}", ""),
     "yaml-unknown": manifest("  x@: 1", HEADER.partition("  pytorch")[0]),
     "yaml-image": manifest("a/", OPEN.replace("a/b:1", "") + "            image: "),
     "yaml-comments": manifest("# k8sjob: ignore[no-shared-memory]"),
     "yaml-templates": manifest("{{ x }}"),
-    "job-yaml-args": manifest("    - a@", "name: a\nimage: {repository: r.io/x, base: 'python:3.12'}\nrun:\n  script: main.py\n  args:\n"),
-    "job-yaml-env": manifest("    V@: a", "name: a\nimage: {repository: r.io/x, base: 'python:3.12'}\nrun:\n  script: main.py\n  env:\n"),
-    "job-yaml-wrong": manifest("x@: 1", "name: a\nimage: {repository: r.io/x, base: 'python:3.12'}\nrun: {script: main.py}\n"),
-    "job-yaml-overlay": manifest("    x@: {y: 1}", "name: a\nimage: {repository: r.io/x, base: 'python:3.12'}\nrun: {script: main.py}\noverlay:\n  metadata:\n   annotations:\n"),
-    "job-yaml-volumes": manifest("- {mount: /m@, host_path: /x@}", "name: a\nimage: {repository: r.io/x, base: 'python:3.12'}\nrun: {script: main.py}\nreplicas: {workers: 1}\nvolumes:\n"),
-    "job-yaml-dependencies": manifest("  - a@==1", "name: a\nimage:\n  repository: r.io/x\n  base: 'python:3.12'\n  packages:\n"),
+    "job-yaml-args": manifest(
+        "    - a@",
+        "name: a\nimage: {repository: r.io/x, base: 'python:3.12'}\nrun:\n  script: main.py\n  args:\n",
+    ),
+    "job-yaml-env": manifest(
+        "    V@: a",
+        "name: a\nimage: {repository: r.io/x, base: 'python:3.12'}\nrun:\n  script: main.py\n  env:\n",
+    ),
+    "job-yaml-wrong": manifest(
+        "x@: 1",
+        "name: a\nimage: {repository: r.io/x, base: 'python:3.12'}\nrun: {script: main.py}\n",
+    ),
+    "job-yaml-overlay": manifest(
+        "    x@: {y: 1}",
+        "name: a\nimage: {repository: r.io/x, base: 'python:3.12'}\nrun: {script: main.py}\noverlay:\n  metadata:\n   annotations:\n",
+    ),
+    "job-yaml-volumes": manifest(
+        "- {mount: /m@, host_path: /x@}",
+        "name: a\nimage: {repository: r.io/x, base: 'python:3.12'}\nrun: {script: main.py}\nreplicas: {workers: 1}\nvolumes:\n",
+    ),
+    "job-yaml-dependencies": manifest(
+        "  - a@==1", "name: a\nimage:\n  repository: r.io/x\n  base: 'python:3.12'\n  packages:\n"
+    ),
 }
 UNNAMED: dict[str, Callable[[int], str]] = {
     "dockerfile-spaces": white("|  |FROM python\nRUN x\n"),
@@ -380,7 +501,10 @@ def folder(kind: str) -> Callable[[Path, int], Path]:
         many = range(min(count, 2000))
         main = "import torch\n"
         for i in many:
-            body = "".join(f"import m{(i + k) % count}\nfrom m{(i + k) % count} import *\ndef f{i}_{k}(): pass\n" for k in range(6))
+            body = "".join(
+                f"import m{(i + k) % count}\nfrom m{(i + k) % count} import *\ndef f{i}_{k}(): pass\n"
+                for k in range(6)
+            )
             if kind == "scripts":
                 body = "import torch\nfor i in x:\n    torch.save(i)\n" + body
             if kind == "packages":
@@ -394,7 +518,13 @@ def folder(kind: str) -> Callable[[Path, int], Path]:
 
 
 FOLDERS = {f"init-{kind}": folder(kind) for kind in ("modules", "packages", "scripts")}
-KINDS = {"script": SCRIPTS, "manifest": MANIFESTS, "unnamed": UNNAMED, "notebook": NOTEBOOKS, "init": SCRIPTS}
+KINDS = {
+    "script": SCRIPTS,
+    "manifest": MANIFESTS,
+    "unnamed": UNNAMED,
+    "notebook": NOTEBOOKS,
+    "init": SCRIPTS,
+}
 
 
 def prepared(kind: str, shape: Callable, size: int, root: Path) -> tuple[int, Callable[[], object]]:
@@ -411,7 +541,12 @@ def prepared(kind: str, shape: Callable, size: int, root: Path) -> tuple[int, Ca
 
         return size, read
     text = shape(size)
-    name = {"script": "main.py", "init": "main.py", "notebook": "main.ipynb", "unnamed": "Dockerfile"}.get(kind, "job.yaml")
+    name = {
+        "script": "main.py",
+        "init": "main.py",
+        "notebook": "main.ipynb",
+        "unnamed": "Dockerfile",
+    }.get(kind, "job.yaml")
     (root / name).write_text(text)
     if kind in ("notebook", "init"):
         return len(text), lambda: draft(root / name, root)
@@ -443,7 +578,9 @@ def _measure(kind: str, shape: Callable, size: int, answer: object, profile: boo
             if any("unfinished" in str(f) for f in (result if isinstance(result, list) else ())):
                 note = "unfinished"
         except Exception as error:  # noqa: BLE001 - what is measured may refuse
-            note = type(error).__name__ + (": " + str(error)[:60] if "SpecError" not in type(error).__name__ else "")
+            note = type(error).__name__ + (
+                ": " + str(error)[:60] if "SpecError" not in type(error).__name__ else ""
+            )
         seconds = time.process_time() - start
         if profiler:
             profiler.disable()
@@ -452,7 +589,9 @@ def _measure(kind: str, shape: Callable, size: int, answer: object, profile: boo
         answer.send((length, seconds, memory / 1024, note))
 
 
-def measure(kind: str, shape: Callable, size: int, limit: float, profile: bool = False) -> tuple[int, float, float, str]:
+def measure(
+    kind: str, shape: Callable, size: int, limit: float, profile: bool = False
+) -> tuple[int, float, float, str]:
     """Bytes, seconds of the CPU, MiB and the outcome, measured in a process of its own."""
     fork = multiprocessing.get_context("fork")
     here, there = fork.Pipe(duplex=False)
@@ -479,7 +618,12 @@ def main() -> None:
     import k8sjob.checks.from_script
     import k8sjob.checks.lint  # noqa: F401 - not in each process
 
-    shapes = [(name, kind, shape) for kind, group in KINDS.items() if kind != "init" for name, shape in group.items()]
+    shapes = [
+        (name, kind, shape)
+        for kind, group in KINDS.items()
+        if kind != "init"
+        for name, shape in group.items()
+    ]
     shapes += [(name, "folder", shape) for name, shape in FOLDERS.items()]
     if given.init:
         shapes += [(f"init-{name}", "init", shape) for name, shape in SCRIPTS.items()]
@@ -496,13 +640,26 @@ def main() -> None:
         exponent = math.inf
         if rows[-1][1] < math.inf:
             (small, early, *_), (large, late, *_) = rows[-2:]
-            exponent = math.log(late / max(early, 1e-4)) / math.log(large / small) if late > FLOOR and large > small else 0
+            exponent = (
+                math.log(late / max(early, 1e-4)) / math.log(large / small)
+                if late > FLOOR and large > small
+                else 0
+            )
         seconds = "".join(f"{row[1]:>10.3f}" for row in rows)
         mark = "  <--" if exponent > BOUND else ""
         worst += bool(mark)
-        print(f"{name:<28}{rows[-1][0] / 1000:>8.0f}{seconds:>34}{rows[-1][2]:>8.0f}{exponent:>10.2f} {rows[-1][3]}{mark}", flush=True)
+        print(
+            f"{name:<28}{rows[-1][0] / 1000:>8.0f}{seconds:>34}{rows[-1][2]:>8.0f}{exponent:>10.2f} {rows[-1][3]}{mark}",
+            flush=True,
+        )
         if given.profile:
-            measure(kind, shape, rows[-1][0] if exponent < math.inf else given.base * SIZES[len(rows) - 2], 4 * given.limit, profile=True)
+            measure(
+                kind,
+                shape,
+                rows[-1][0] if exponent < math.inf else given.base * SIZES[len(rows) - 2],
+                4 * given.limit,
+                profile=True,
+            )
     print(f"{len(shapes)} shapes, {worst} above {BOUND}, {os.cpu_count()} CPUs")
 
 

@@ -26,7 +26,7 @@ from k8sjob.checks.lint.script_code import constant, keyword
 from k8sjob.checks.lint.script_facts import LOCAL_RANK_OPTIONS, MANAGED, Script, Setting
 from k8sjob.checks.lint.script_modules import (
     Function,
-    TookTooLong,
+    TooLarge,
     parse_module,
     program,
     time_limit,
@@ -41,8 +41,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from k8sjob.checks.lint.script_modules import Module
+
 _IN_BASE: Final = frozenset({"k8sjob", "numpy", "torch", "torchaudio", "torchvision"})
 """Top-level modules that need no installation: of the base, and what k8sjob adds."""
+_FRAMEWORKS: Final = MANAGED | {"keras", "k8sjob", "torch"}
 _USUAL_NAMES: Final = ("train.py", "main.py", "run.py", "finetune.py")
 _MAX_AROUND: Final = 4
 """Folders around the job's in which the rest of a repository is looked for."""
@@ -78,7 +81,9 @@ def find_script(path: Path) -> Path:
             raise SpecError([Problem("", message)], str(path))
         return path
     with time_limit():
-        found = [file for file in sorted(path.glob("*.py")) if file.is_file() and _is_training(file)]
+        found = [
+            file for file in sorted(path.glob("*.py")) if file.is_file() and _is_training(file)
+        ]
     for name in _USUAL_NAMES if len(found) > 1 else ():
         if path / name in found:
             return path / name
@@ -91,20 +96,28 @@ def find_script(path: Path) -> Path:
 
 def _is_training(file: Path) -> bool:
     try:
-        script = _read(file, read_text(file, str(file)), file.parent)
-    except TookTooLong:
+        text = read_text(file, str(file))
+        script = Script([_entry(file, text, file.parent)], Setting())
+        # Mostly its own imports tell, without those of all modules around it.
+        if script.is_program and not script.modules & _FRAMEWORKS:
+            script = _read(file, text, file.parent)
+    except TooLarge:
         raise
     except SpecError:
         return False
-    return script.is_program and bool(script.modules & ({"keras", "k8sjob", "torch"} | MANAGED))
+    return script.is_program and bool(script.modules & _FRAMEWORKS)
 
 
 @lru_cache(maxsize=1)  # the one script of a folder is read to find it, and again for its job.yaml
 def _read(file: Path, text: str, folder: Path) -> Script:
     """A script with its imports from its own folder and the job's."""
+    return Script(program(_entry(file, text, folder), [file.parent, folder]), Setting())
+
+
+def _entry(file: Path, text: str, folder: Path) -> Module:
     try:
         inside = file.resolve().parent.relative_to(folder.resolve()).parts
-        entry = parse_module(text, str(file), package=".".join(inside))
+        return parse_module(text, str(file), package=".".join(inside))
     except (SyntaxError, ValueError) as error:
         message = f"Python cannot parse it: {getattr(error, 'msg', error)}"
         line = getattr(error, "lineno", 0) or 0
@@ -112,7 +125,6 @@ def _read(file: Path, text: str, folder: Path) -> Script:
             message += f", in {(getattr(error, 'text', None) or '').strip()!r}"
             line = 0
         raise SpecError([Problem("", message, line)], str(file)) from None
-    return Script(program(entry, [file.parent, folder]), Setting())
 
 
 def draft(file: Path, folder: Path, *, name: str = "", args: Sequence[str] = ()) -> Draft:

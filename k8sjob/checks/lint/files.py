@@ -19,7 +19,7 @@ from k8sjob.checks.lint import (
 )
 from k8sjob.checks.lint.finding import UNKNOWN_IGNORE, Finding, findings, table
 from k8sjob.checks.lint.script_facts import Script, Setting
-from k8sjob.checks.lint.script_modules import TookTooLong, parse_module, program, time_limit
+from k8sjob.checks.lint.script_modules import TooLarge, parse_module, program, time_limit
 from k8sjob.contract import CONTAINER_NAMES
 from k8sjob.errors import Problem, SpecError
 from k8sjob.kube.objects import at_path
@@ -343,26 +343,24 @@ def lint_script(
         The findings in the order of the file; those on a line with `# k8sjob: ignore[id]` left out.
     """
     hits, texts = list[tuple[Check, Hit]](), {source: text}
-    with time_limit():
-        try:
-            entry = parse_module(text, source, name, name.rpartition(".")[0])
-        except (SyntaxError, ValueError) as error:
-            line, column = getattr(error, "lineno", 1) or 1, getattr(error, "offset", 1) or 1
-            version = ".".join(str(part) for part in sys.version_info[:2])
-            message = (
-                f"Python {version} cannot parse this: {getattr(error, 'msg', error)}; every "
-                "replica ends at once; correct it"
-            )
-            return [Finding.of(_SYNTAX, message, source, line, max(column, 1))]
-        try:
-            files = program(entry, roots)
+    try:
+        with time_limit():
+            files = program(parse_module(text, source, name, name.rpartition(".")[0]), roots)
             script = Script(files, setting or Setting())
             texts = {module.source: module.text for module in files}
             hits.extend(hit for rules in _SCRIPT_RULES for hit in rules.hits(script))
-        # Besides the time, nesting that Python parses and cannot walk, and numbers of 5,000 digits.
-        except (TookTooLong, RecursionError, ValueError) as error:
-            why = "it is nested too deeply" if isinstance(error, RecursionError) else error
-            hits.append((_UNFINISHED, Hit(1, 1, f"not checked further: {why}")))
+    except SyntaxError as error:
+        line, column = error.lineno or 1, error.offset or 1
+        version = ".".join(str(part) for part in sys.version_info[:2])
+        message = (
+            f"Python {version} cannot parse this: {error.msg}; every replica "
+            "ends at once; correct it"
+        )
+        return [Finding.of(_SYNTAX, message, source, line, max(column, 1))]
+    # Besides the time: nesting that Python parses and cannot walk, numbers of 5,000 digits.
+    except (TooLarge, RecursionError, ValueError) as error:
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        hits.append((_UNFINISHED, Hit(1, 1, f"not checked further: {why}")))
     return findings(hits, texts, {_SYNTAX.id, _UNFINISHED.id, *_ids(_SCRIPT_RULES)})
 
 

@@ -111,6 +111,7 @@ class Code:
                 if name not in self._tops:
                     self._aliases.setdefault(name, dotted)
         self.nodes: list[ast.AST] = []
+        self._elifs: dict[ast.AST, ast.AST] = {}
         named = (node for module in files for node in module.nodes if type(node) in _NAMES)
         used = {getattr(node, _NAMES[type(node)]) for node in named}
         left_out: set[ast.AST] = {
@@ -120,6 +121,8 @@ class Code:
             if isinstance(node, Function) and not node.decorator_list and node.name not in used
         }
         for node in (node for module in files for node in module.nodes):
+            if isinstance(node, ast.If) and len(node.orelse) == 1:
+                self._elifs[node.orelse[0]] = self._elifs.get(node, node)
             if node in left_out or self._parents.get(node) in left_out:
                 left_out.add(node)
             else:
@@ -188,6 +191,12 @@ class Code:
         while parent := self._parents.get(node):
             yield node, parent
             node = parent
+
+    def around(self, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+        """The ancestors of a node, without those between an `elif` and the `if` of its chain."""
+        while parent := self._parents.get(node):
+            yield node, parent
+            node = self._elifs.get(parent, parent)
 
     def parent(self, node: ast.AST) -> ast.AST | None:
         """What a node is directly in; None for a module."""
@@ -387,7 +396,7 @@ class Code:
         of, name = attribute
         bases = (self.definition(base) for base in of.bases)
         methods = (self.method(base, name) for base in bases if isinstance(base, ast.ClassDef))
-        return next(filter(None, methods), None)
+        return next((method for method in methods if method), None)
 
 
 def _assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:

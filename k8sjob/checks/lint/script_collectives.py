@@ -76,7 +76,7 @@ class _Reach:
         """Calls by the function that they are in, or else the module."""
         for _, call in script.calls:
             function = script.function(call)
-            around = (one for _, one in script.ancestors(call) if isinstance(one, _NO_PLACES))
+            around = (one for _, one in script.around(call) if isinstance(one, _NO_PLACES))
             if all(script.function(one) is not function for one in around):
                 self.calls.setdefault(function or script.module(call).tree, []).append(call)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import io
 import math
+import re
 import sys
 import time
+import tokenize
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -31,13 +34,16 @@ _MAX_PROGRAM: Final = 8 * MAX_BYTES
 """Local modules that are read, and their length; what is imported beyond counts as a library."""
 _MAX_PARTS: Final = 30
 """Packages in each other in which a module is looked for."""
+_MAX_JOINED: Final = 1000
+"""Parts of a name, values of an f-string: Python parses both in quadratic time (140 s, 1 GB)."""
+_LONG_NAME: Final = re.compile(rf"(?<![\w.])(?:[^\W\d]\w*+[\s\\]*\.[\s\\]*){{{_MAX_JOINED}}}")
 TIME_LIMIT: Final = 30
 """Seconds for a script with its modules. Ordinary scripts of 10,000 lines take three."""
 _deadline: ContextVar[float] = ContextVar("_deadline", default=math.inf)
 
 
-class TookTooLong(SpecError):
-    """A script with its modules took more than TIME_LIMIT."""
+class TooLarge(SpecError):  # noqa: N818 - as JobTooLarge
+    """Code that would take too long to read."""
 
 
 @contextmanager
@@ -54,11 +60,14 @@ def check_time() -> None:
     """Give up when the time of `time_limit` is over; no signal and no thread has to do it.
 
     Raises:
-        TookTooLong: it is over.
+        TooLarge: it is over.
     """
     if time.monotonic() > _deadline.get():
-        message = f"took more than {TIME_LIMIT} s; specify a smaller script"
-        raise TookTooLong([Problem("", message)])
+        raise _too_large(f"took more than {TIME_LIMIT} s")
+
+
+def _too_large(what: str) -> TooLarge:
+    return TooLarge([Problem("", f"{what}; specify a smaller script")])
 
 
 @dataclass(eq=False, slots=True)
@@ -145,15 +154,29 @@ def parse_module(text: str, source: str, name: str = "__main__", package: str = 
 
     Raises:
         SyntaxError: Python cannot parse it.
-        ValueError: the same: null bytes, half surrogate pairs, very deep nesting.
+        TooLarge: Python would take minutes for it.
     """
+    if text.count(".") > _MAX_JOINED and _LONG_NAME.search(text):
+        raise _too_large(f"there is a name of more than {_MAX_JOINED} parts")
+    if text.count("{") > _MAX_JOINED and sys.version_info < (3, 12) and _is_long_format(text):
+        raise _too_large(f"there is an f-string of more than {_MAX_JOINED} values")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an invalid escape is not what is looked for
         try:
             tree = ast.parse(text.removeprefix("\ufeff"))
         except (RecursionError, MemoryError):  # 20,000 `elif`, or a sum of 3,000 terms
-            raise ValueError("it is nested too deeply") from None
+            raise SyntaxError("it is nested too deeply") from None
+        except ValueError as error:  # null bytes, half surrogate pairs
+            raise SyntaxError(str(error)) from None
     return Module(name, source, text, tree, package)
+
+
+def _is_long_format(text: str) -> bool:
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    with suppress(tokenize.TokenError, SyntaxError):
+        formats = (token.string for token in tokens if token.type == tokenize.STRING)
+        return any("f" in one[:2].lower() and one.count("{") > _MAX_JOINED for one in formats)
+    return False
 
 
 def program(entry: Module, roots: Sequence[Path]) -> list[Module]:

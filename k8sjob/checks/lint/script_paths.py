@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
-from functools import cached_property
 from itertools import islice, takewhile
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from k8sjob.checks.lint.script_code import Code, followed
 from k8sjob.checks.lint.script_modules import Function
@@ -18,8 +16,8 @@ _MAX_DEPTH: Final = 8
 """Statements in each other that are looked into for what leaves."""
 _MAX_GUARDS: Final = 64
 """Conditions on a line; with more of them nobody can say who comes to it."""
-_MAX_WAYS: Final = 64
-"""Calls around which loops are looked for."""
+_MAX_WAYS: Final = 200
+"""Calls that lead to a line, directly or not; more of them are not looked at."""
 _ENDS: Final = frozenset({"sys.exit", "exit", "quit", "os._exit"})
 
 
@@ -71,7 +69,8 @@ class Paths(Code):
         """The exits of each block of a node; of each statement how many of them are before it."""
         places: dict[ast.stmt, tuple[Sequence[Guard], int]] = {}
         for name in ("body", "orelse", "finalbody"):
-            block, exits = getattr(parent, name, None), list[Guard]()
+            block: Any = getattr(parent, name, None)
+            exits = list[Guard]()
             for stmt in block if isinstance(block, list) else ():
                 places[stmt] = exits, len(exits)
                 if stmt is not block[-1] and len(exits) <= _MAX_GUARDS:
@@ -81,7 +80,7 @@ class Paths(Code):
 
     def contexts(self, node: ast.AST) -> Iterator[ast.expr]:
         """The `with` and the decorators that a node is under, within its function."""
-        for child, parent in self.ancestors(node):
+        for child, parent in self.around(node):
             if isinstance(parent, ast.With) and isinstance(child, ast.stmt):
                 yield from (item.context_expr for item in parent.items[:_MAX_GUARDS])
             if isinstance(parent, Function):
@@ -137,56 +136,25 @@ class Paths(Code):
         Ways are followed through the functions of the program; one that nothing in it uses is
         taken for one that is reached in the asked way.
         """
-        function = self.function(node)
-        return holds(node) or (function is not None and not self._is_open(function.name, holds))
+        ways = islice(self._ways(node, holds), _MAX_WAYS)
+        return all(self.function(way) or holds(way) for way in ways)
 
-    def _is_open(self, name: str, holds: Callable[[ast.AST], bool]) -> bool:
-        """Whether functions of a name are reached by a way for which something does not hold.
-
-        Each name is decided once, together with all the names that lead to it.
-        """
-        decided = self._open.setdefault(holds, {})
-        if name in decided:
-            return decided[name]
-        leads_to, names = defaultdict[str, list[str]](list), {name: False}
-        opened, queue = list[str](), [name]
-        for called in queue:
-            for use in self.uses(called):
-                if holds(use):
-                    continue
-                function = self.function(use)
-                if function is None or decided.get(function.name):
-                    opened.append(called)
-                    continue
-                leads_to[function.name].append(called)
-                if function.name not in names and function.name not in decided:
-                    names[function.name] = False
-                    queue.append(function.name)
-        for called in opened:
-            if not names[called]:
-                names[called] = True
-                opened += leads_to[called]
-        decided.update(names)
-        return names[name]
-
-    @cached_property
-    def _open(self) -> dict[Callable[[ast.AST], bool], dict[str, bool]]:
-        return {}
-
-    def _ways(self, node: ast.AST) -> Iterator[ast.AST]:
-        """A node, the calls that lead to its function, and so on."""
+    def _ways(
+        self, node: ast.AST, stop: Callable[[ast.AST], bool] = lambda _: False
+    ) -> Iterator[ast.AST]:
+        """A node, the calls that lead to its function, and so on, except those before a stop."""
         ways: list[ast.AST] = [node]
         names = set[str]()
         for way in ways:
             yield way
             function = self.function(way)
-            if function and function.name not in names:
+            if function and function.name not in names and not stop(way):
                 names.add(function.name)
                 ways += self.uses(function.name)[:_MAX_WAYS]
 
     def loops(self, node: ast.AST) -> list[ast.For | ast.While]:
         """The loops around a node within its function, the innermost first."""
-        around = (parent for _, parent in self.ancestors(node))
+        around = (parent for _, parent in self.around(node))
         inside = takewhile(lambda parent: not isinstance(parent, Function), around)
         return [parent for parent in inside if isinstance(parent, ast.For | ast.While)]
 

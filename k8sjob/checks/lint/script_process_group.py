@@ -69,7 +69,7 @@ def _spawns_one(script: Script, count: ast.expr | None) -> bool:
         for origin in script.origins(count)
     }
     name = getattr(count, "attr", "")
-    return numbers == {1} or script.ranks.default_values.get(name, set()) - {None} == {1}
+    return numbers == {1} or script.ranks.defaults.get(name, set()) - {None} == {1}
 
 
 @RULES.warning

@@ -11,6 +11,7 @@ import operator
 from collections import defaultdict
 from contextlib import suppress
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.checks.lint.finding import pattern
@@ -141,22 +142,19 @@ class Ranks:
         return not (found and found.unknown)
 
     @cached_property
-    def defaults(self) -> Sequence[tuple[str, ast.expr | None]]:
-        """Names of parameters, attributes and options, with their defaults."""
-        return [pair for node in self._code.nodes for pair in _with_defaults(node)]
-
-    @cached_property
-    def default_values(self) -> dict[str, set[object]]:
-        """The constants among the defaults of each name."""
+    def defaults(self) -> dict[str, set[object]]:
+        """Names of parameters, attributes and options, with their defaults; None: no literals."""
         values = defaultdict[str, set[object]](set)
-        for name, value in self.defaults:
+        for name, value in chain.from_iterable(map(_with_defaults, self._code.nodes)):
             values[name].add(constant(value))
         return values
 
     @cached_property
     def _sizes(self) -> frozenset[str]:
         """Names that get a number which no rank has by default: `rank=8` is a matrix's."""
-        return frozenset(name for name, value in self.defaults if _is_size(constant(value)))
+        return frozenset(
+            name for name, values in self.defaults.items() if any(map(_is_size, values))
+        )
 
     def variable(self, node: ast.expr) -> str:
         """The environment variable that an expression reads; empty if it is none."""
@@ -231,7 +229,6 @@ class Ranks:
 
     def only_some_reach(self, node: ast.AST) -> bool:
         """Whether only some ranks seem to come to a line, or to have an object of its class."""
-
         return self._code.always(node, self._of_some)
 
     def _of_some(self, place: ast.AST) -> bool:

@@ -1,0 +1,218 @@
+"""Lint of large and odd texts: its work grows as they do, or it says that it gives up."""
+
+import json
+import sys
+import threading
+import tokenize
+
+import pytest
+from click.testing import CliRunner
+
+from k8sjob.checks.from_script import draft, find_script
+from k8sjob.checks.lint import Severity, lint, lint_script, script_modules
+from k8sjob.cli.lint import lint_command
+from k8sjob.errors import SpecError
+
+HEAD = (
+    "import accelerate, glob, keras, os, subprocess, torch\nimport torch.distributed as dist\n"
+    "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+    "from torch.utils.data.distributed import DistributedSampler\n"
+    "dist.init_process_group('gloo')\nrank = dist.get_rank()\n"
+)
+WORK = "def work(x, rank):\n{}    dist.barrier()\nif rank == 0:\n    work(x, rank)\n"
+LINES = {
+    "values of a name": "c = @\nif c == 0: dist.barrier()\n",
+    "values in a circle": "a, b = b, a\nif a: dist.barrier()\n",
+    "values of an attribute": "    def f@(self):\n        self.x = self.x + @\n        self.x()\n",
+    "exits of a loop": "    if a@: break\n    dist.barrier()\n",
+    "exits of a function": "    if rank == @: return\n    dist.barrier()\n",
+    "exits of cases": "        case @: return\n",
+    "exits after cases": "    match x:\n        case @: return\n    dist.barrier()\n",
+    "branches": "elif rank == @:\n    dist.barrier()\n",
+    "collectives": "if rank == 0: dist.all_reduce(x@)\nelse: dist.broadcast(x@, src=rank)\n",
+    "groups": "g = dist.new_group([0, 1])\nif rank in [0]: dist.new_group([2])\n",
+    "hashes": "x = hash('a@') % 8\n",
+    "sorted lists": "x@ = list(set(glob.glob('*')))\nx@.sort()\n",
+    "commands": "subprocess.run(words)\nwords = ['torchrun', str(@)]\n",
+    "samplers": "sampler = DistributedSampler(d)\nsampler.set_epoch(1)\n",
+    "models": "m = keras.Sequential([k.Dropout(1)])\nw = m.trainable_weights\nm(x).backward()\n",
+    "objects": "a = A()\na.f()\nif rank == 0: a.f()\n",
+    "optimizers": "for i in y:\n    o = torch.optim.SGD(p)\n    o.step()\n",
+    "ways": "def f@():\n    torch.save(m, 'm')\nf<()\n",
+    "options": "torch.multiprocessing.spawn(f, nprocs=args.o@, o@=1)\n",
+    "stars": "from a@ import *\nimport b@ as c@\n",
+}
+BEFORE = {
+    "values of an attribute": "class A:\n",
+    "exits of a loop": "while True:\n",
+    "branches": "if rank: dist.barrier()\n",
+    "objects": "class A:\n    def f(self): dist.barrier()\n",
+    "exits of cases": "    match x:\n",
+}
+
+
+def script(name, size):
+    form = LINES[name]
+    many = range(size // len(form))
+    text = BEFORE.get(name, "") + "".join(
+        form.replace("@", str(i)).replace("<", str(max(i - 1, 0))) for i in many
+    )
+    return HEAD + (WORK.format(text) if name.startswith("exits") and "loop" not in name else text)
+
+
+def calls(text):
+    """How many functions are called for a script, of Python and of C."""
+    number = 0
+
+    def count(frame, event, arg):
+        nonlocal number
+        number += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        found = lint_script(text, "main.py")
+    finally:
+        sys.setprofile(None)
+    assert not {"script-syntax", "script-unfinished"} & {finding.id for finding in found}
+    return number
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_the_work_for_a_script_grows_as_it_does(name):
+    small, large = (script(name, size) for size in (4_000, 16_000))
+    # Some work grows until a bound is reached: 64 values, or conditions.
+    assert calls(large) / calls(small) < 1.3 * len(large) / len(small)
+
+
+def test_operands_are_read_in_linear_work():
+    for form, part in (("rank == 0 {}\n", " and dist.barrier()"), ("x = [{}]\nx()\n", "rank, ")):
+        small, large = (HEAD + form.format(part * count) for count in (100, 400))
+        assert calls(large) < 5 * calls(small)
+
+
+def test_the_bases_of_classes_are_looked_at_once():
+    bases = "".join(f"class A{i + 1}({f'A{i}, ' * 12}): pass\n" for i in range(20))
+    text = f"{HEAD}class A0: pass\n{bases}if rank == 0: A20().f()\n"  # 12 ** 8 ways of old
+    assert calls(text) < 100_000
+
+
+def test_a_message_shows_the_beginning_of_a_long_condition():
+    terms = " and ".join(["rank == 0"] * 500)
+    found = lint_script(f"{HEAD}if {terms}:\n{'    dist.barrier()' + chr(10) * 1}", "main.py")
+    shown = [finding.message for finding in found if finding.id == "collective-on-one-rank"]
+    assert shown
+    assert all(len(message) < 600 and "...`" in message for message in shown)
+
+
+LATE = HEAD + "torch.save(m, 'm.pt')\n"
+"""It has one finding."""
+
+
+def test_a_script_that_takes_too_long_is_an_error(monkeypatch, tmp_path):
+    clock = iter(range(1_000_000))
+    monkeypatch.setattr(script_modules.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(script_modules, "TIME_LIMIT", 20)
+    (tmp_path / "main.py").write_text(LATE)
+    result = CliRunner().invoke(lint_command, [str(tmp_path / "main.py")], standalone_mode=False)
+    assert "error[script-unfinished]: not checked further: took more than 20 s" in result.output
+    assert result.return_value == 1
+    monkeypatch.setattr(script_modules, "TIME_LIMIT", -1)
+    with pytest.raises(SpecError, match="took more than -1 s; specify a smaller script"):
+        draft(tmp_path / "main.py", tmp_path)
+
+
+def test_the_time_limit_needs_no_thread_and_no_main_thread(monkeypatch):
+    before, results = threading.active_count(), []
+
+    def check():
+        results.append([finding.id for finding in lint_script(LATE, "main.py")])
+        results.append(threading.active_count())
+
+    for limit in (-1, 600):
+        monkeypatch.setattr(script_modules, "TIME_LIMIT", limit)
+        check()
+        thread = threading.Thread(target=check)
+        thread.start()
+        thread.join()
+    ended, whole = ["script-unfinished"], ["save-on-every-rank"]
+    assert results[::2] == [ended, ended, whole, whole]
+    assert results[1::2] == [before, before + 1] * 2
+
+
+def test_findings_before_the_limit_are_kept(monkeypatch):
+    text = "import torch\ntorch.distributed.init_process_group('mpi')\n"
+
+    def nested(script):
+        raise RecursionError
+
+    monkeypatch.setattr("k8sjob.checks.lint.script_collectives._one_sided", nested)
+    unfinished, *others = lint_script(text)
+    assert unfinished.message == "not checked further: it is nested too deeply"
+    assert (unfinished.id, unfinished.severity) == ("script-unfinished", Severity.ERROR)
+    assert [finding.id for finding in others] == ["backend-not-built-in", "group-not-destroyed"]
+
+
+def test_what_python_parses_in_quadratic_time_and_memory_is_refused():
+    for text in ("import a" + ".b" * 200_000, "a" + ".b" * 50_000):
+        (finding,) = lint_script(text)
+        assert finding.id == "script-unfinished"
+        assert "a name of more than 1000 parts" in finding.message
+    (finding, *_) = lint_script("x = f'" + "{a}" * 200_000 + "'\n")
+    if sys.version_info < (3, 12):
+        assert "an f-string of more than 1000 values" in finding.message
+    assert lint_script("x = '" + "{a}" * 20_000 + "'\ny = 'a b." + "c" * 500_000 + "'\n") == []
+
+
+@pytest.mark.parametrize("number", ["1e999", f"0x{'f' * 5000}"], ids=["infinite", "long"])
+def test_odd_numbers_are_no_error_of_lint(number):
+    found = lint_script(f"{HEAD}f(rank={number})\nif int({number}): dist.barrier()\n", "main.py")
+    assert "script-syntax" not in {finding.id for finding in found}
+    assert lint_script(f"{HEAD}f(rank='{'9' * 5000}')\ndist.destroy_process_group()\n") == []
+
+
+def test_white_space_in_a_dockerfile_takes_linear_time(tmp_path):
+    for text in ("RUN [\n" + "\n" * 200_000 + "x y\n", " " * 300_000 + "FROM x\n"):
+        (tmp_path / "Dockerfile").write_text(text)
+        with pytest.raises(SpecError, match="lint does not read it"):
+            lint(tmp_path / "Dockerfile")
+
+
+def notebook(path, *cells):
+    code = [{"cell_type": "code", "source": [cell]} for cell in cells]
+    path.write_text(json.dumps({"cells": code}))
+    return path
+
+
+def test_a_bracket_that_is_never_closed_is_read_once(tmp_path, monkeypatch):
+    lines, generate = [], tokenize.generate_tokens
+
+    def counted(readline):
+        return generate(lambda: lines.append(1) or readline())
+
+    monkeypatch.setattr(tokenize, "generate_tokens", counted)
+    with pytest.raises(SpecError, match="Python cannot parse it"):
+        draft(notebook(tmp_path / "a.ipynb", "!x\n" + "x = (\n" * 1000), tmp_path)
+    assert len(lines) < 1100
+    with pytest.raises(SpecError, match="its code is longer than 1048576 bytes"):
+        draft(notebook(tmp_path / "a.ipynb", "x = 1\n" * 200_000), tmp_path)
+
+
+def test_a_folder_of_scripts_is_searched_by_their_own_imports(tmp_path, monkeypatch):
+    names = [f"m{number}" for number in range(20)]
+    for name in names:
+        imports = "".join(f"import {other}\n" for other in names)
+        (tmp_path / f"{name}.py").write_text(f"import torch\n{imports}print(torch)\n")
+    reads, read = [], script_modules.content
+    monkeypatch.setattr(script_modules, "content", lambda file: reads.append(file) or read(file))
+    with pytest.raises(SpecError, match="several training scripts"):
+        find_script(tmp_path)
+    assert reads == []
+
+
+def test_local_modules_are_bounded_by_their_length(tmp_path):
+    text = "import torch\n" + "# long\n" * 150_000
+    names = [f"m{number}" for number in range(12)]
+    for name in names:
+        (tmp_path / f"{name}.py").write_text(text[: script_modules.MAX_BYTES - 100])
+    entry = script_modules.parse_module("".join(f"import {name}\n" for name in names), "main.py")
+    assert len(script_modules.program(entry, [tmp_path])) == 1 + 9
