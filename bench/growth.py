@@ -18,8 +18,11 @@ import pstats
 import resource
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SIZES = (1, 4, 16)
 FLOOR = 0.04
@@ -49,14 +52,14 @@ if rank == 0:
 
 
 def lines(form: str, before: str = "", after: str = "") -> Callable[[int], str]:
-    """A script of a line, or several, with `@` for its number, `<` for the one before and `>` for the next."""
+    """A script of a line, or several, with `@` for its number, `<` for the one before, `>` for the next and NUL for a decorator's sign."""
 
     def text(size: int) -> str:
         count = max(2, size // (len(form) + 4))
         parts = [before]
         for i in range(count):
             part = form.replace("@", str(i)).replace("<", str(max(i - 1, 0)))
-            parts.append(part.replace(">", str(i + 1)) + "\n")
+            parts.append(part.replace(">", str(i + 1)).replace("\0", "@") + "\n")
         return HEAD + "".join(parts) + after.replace("@", str(count - 1)) + TAIL
 
     return text
@@ -70,7 +73,9 @@ def inline(form: str, part: str, joint: str, before: str = "") -> Callable[[int]
         return (
             HEAD
             + before
-            + form.replace("%", joint.join(part.replace("@", str(i)) for i in range(count)))
+            + form.replace(
+                "%", joint.join(part.replace("@", str(i)).replace("\0", "@") for i in range(count))
+            )
             + TAIL
         )
 
@@ -234,7 +239,6 @@ SCRIPTS: dict[str, Callable[[int], str]] = {
     "comments-open": inline("x = 1  #%\n", " k8sjob: ignore[", "#"),
     "comments-spaces": white("x = 1  # k8sjob:| |\n"),
     "comments-hashes": white("x = 1  |#  |\n"),
-    "comprehensions": towers("x = [a for a in [", "]"[:0] + "1", 1),
     "comprehension-loops": inline("x = [a0 %]\n", "for a@ in b@ if rank", " "),
     "comprehension-many": lines(
         "x@ = [hash(a) % 8 for a in [b for b in [c for c in os.listdir(x<)]]]"
@@ -251,8 +255,7 @@ SCRIPTS: dict[str, Callable[[int], str]] = {
     "data-loops-of-loaders": lines(
         "for b in DataLoader(d):\n    for c in b:\n        c.backward()"
     ),
-    "decorators": inline("%\ndef f(): dist.barrier()\nf()\n", "@d@"[:2] + "x", "\n"),
-    "decorators-of-functions": lines("@rank_zero_only\ndef f@(): dist.barrier()\nf@()"),
+    "decorators-of-functions": lines("\0rank_zero_only\ndef f@(): dist.barrier()\nf@()"),
     "devices": lines("model.to(r@)\nr@ = rank\ntorch.cuda.set_device(rank)"),
     "dictionary": inline("x = {%}\nif x: dist.barrier()\n", "'k@': rank", ", "),
     "downloads": lines(
@@ -364,9 +367,7 @@ SCRIPTS: dict[str, Callable[[int], str]] = {
     "tries-nested": towers("try:\nfinally:\n a@ = rank", "dist.barrier()"),
     "tries-handlers": lines("except E@:\n    dist.barrier()", "try:\n    dist.barrier()\n"),
     "walrus": lines("if (c := c + @) == 0: dist.barrier()", "c = rank\n"),
-    "walrus-nested": inline("if %rank" + "): dist.barrier()\n", "(c := ", "").__call__
-    and lines("if (a@ := (b@ := (c@ := a<))): dist.barrier()"),
-    "worlds": lines("if world_size@ > 1: dist.barrier()\nif is_distributed: dist.barrier()"),
+    "worlds": lines("if world_size@ != 1: dist.barrier()\nif is_distributed: dist.barrier()"),
     "white-lines": white("import torch\n|\n|x = 1\n"),
     "white-spaces": white("import torch\nx = 1|   |\n"),
     "brackets": inline("x = %\n", "[]", ", "),
@@ -379,7 +380,7 @@ SCRIPTS: dict[str, Callable[[int], str]] = {
     "power": lines("f(rank=1" + "0" * 60 + ")\nx = 'a' * @"),
 }
 SCRIPTS["comprehensions"] = lines("x = " + "[a for a in " * 12 + "set(y)" + "]" * 12)
-SCRIPTS["decorators"] = inline("%\ndef f(): dist.barrier()\nf()\n", "@rank_zero_only", "\n")
+SCRIPTS["decorators"] = inline("%\ndef f(): dist.barrier()\nf()\n", "\0rank_zero_only", "\n")
 SCRIPTS["walrus-nested"] = lines("if (a@ := (b@ := (c@ := a<))): dist.barrier()")
 
 HEADER = "apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nmetadata: {name: a}\nspec:\n  pytorchReplicaSpecs:\n    Master:\n      replicas: 1\n      restartPolicy: OnFailure\n      template:\n        spec:\n          containers:\n"
@@ -573,9 +574,13 @@ def _measure(kind: str, shape: Callable, size: int, answer: object, profile: boo
         try:
             result = read()
             note = str(len(result)) if isinstance(result, list) else "ok"
-            if isinstance(result, list) and any("script-syntax" in str(f) for f in result):
+            if isinstance(result, list) and any(
+                getattr(one, "id", "") == "script-syntax" for one in result
+            ):
                 note = "refused"
-            if any("unfinished" in str(f) for f in (result if isinstance(result, list) else ())):
+            if isinstance(result, list) and any(
+                getattr(one, "id", "") == "script-unfinished" for one in result
+            ):
                 note = "unfinished"
         except Exception as error:  # noqa: BLE001 - what is measured may refuse
             note = type(error).__name__ + (
@@ -608,6 +613,7 @@ def measure(
 
 
 def main() -> None:
+    """Measure the shapes and print the table."""
     options = argparse.ArgumentParser()
     options.add_argument("words", nargs="*")
     options.add_argument("--base", type=int, default=8000)

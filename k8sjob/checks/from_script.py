@@ -26,7 +26,7 @@ from k8sjob.checks.lint.script_code import constant, keyword
 from k8sjob.checks.lint.script_facts import LOCAL_RANK_OPTIONS, MANAGED, Script, Setting
 from k8sjob.checks.lint.script_modules import (
     Function,
-    TooLarge,
+    check_time,
     parse_module,
     program,
     time_limit,
@@ -81,9 +81,9 @@ def find_script(path: Path) -> Path:
             raise SpecError([Problem("", message)], str(path))
         return path
     with time_limit():
-        found = [
-            file for file in sorted(path.glob("*.py")) if file.is_file() and _is_training(file)
-        ]
+        files = [file for file in sorted(path.glob("*.py")) if file.is_file()]
+        found = [file for file in files if _is_training(file)]
+        check_time()
     for name in _USUAL_NAMES if len(found) > 1 else ():
         if path / name in found:
             return path / name
@@ -101,8 +101,6 @@ def _is_training(file: Path) -> bool:
         # Mostly its own imports tell, without those of all modules around it.
         if script.is_program and not script.modules & _FRAMEWORKS:
             script = _read(file, text, file.parent)
-    except TooLarge:
-        raise
     except SpecError:
         return False
     return script.is_program and bool(script.modules & _FRAMEWORKS)

@@ -63,7 +63,7 @@ def check_time() -> None:
         TooLarge: it is over.
     """
     if time.monotonic() > _deadline.get():
-        raise _too_large(f"took more than {TIME_LIMIT} s")
+        raise _too_large(f"reading the script took more than {TIME_LIMIT} s")
 
 
 def _too_large(what: str) -> TooLarge:

@@ -90,6 +90,7 @@ def _registers(script: Script, loop: ast.For) -> bool:
     return bool(called & _REGISTERS) or (is_module and "setattr" in called)
 
 
+@followed(unknown=False)
 def _is_set(script: Script, node: ast.expr) -> bool:
     """Whether an expression certainly has the order of a set."""
     match node:
