@@ -1,6 +1,8 @@
 """The transport over kubectl: what it is asked, and its words read back."""
 
 import json
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from waiting import until
 
 from k8sjob.errors import BackendError
 from k8sjob.kube.api_resources import ObjectReference
+from k8sjob.kube.client import kubectl
 from k8sjob.kube.client.kubeconfig import IN_CLUSTER, Access, access
 from k8sjob.kube.client.kubectl import KubectlTransport
 from k8sjob.kube.client.transport import ApiError
@@ -168,11 +171,39 @@ def test_in_a_pod_kubectl_finds_its_account_by_itself(fake, monkeypatch):
     assert files is None
 
 
-def test_an_answer_that_is_no_json(fake):
-    transport, _ = fake(stdout="hello")
-    words = r"kubectl prints no JSON: 'hello'; check it with: .* version"
+@pytest.mark.parametrize("text", ["hello", "[" * 200_000])
+def test_an_answer_that_is_no_json(fake, text):
+    transport, _ = fake(stdout=text)
+    words = rf"kubectl prints no JSON: '{re.escape(text[:200])}'; check it with: .* version"
     with pytest.raises(ApiError, match=words):
         transport.request("GET", JOB)
+
+
+def test_an_answer_without_an_end_is_not_kept(kubeconfig, tmp_path, monkeypatch):
+    monkeypatch.setattr(kubectl, "_MOST_PRINTED", 1 << 20)
+    program = shell(tmp_path, "while :; do echo '{}'; done")
+    with pytest.raises(ApiError, match="prints more than 1 MiB"):
+        KubectlTransport(access(kubeconfig=kubeconfig()), program).request("GET", JOB)
+
+
+def test_a_long_line_of_an_error_is_read_once(fake):
+    """It took a minute for 150 KB, and four for twice as many."""
+    transport, _ = fake(stderr="error: " + "a" * 600_000, code=1)
+    with pytest.raises(ApiError, match="kubectl fails: error: a{393};"):
+        transport.request("GET", JOB)
+
+
+def test_what_a_plugin_leaves_in_the_background_is_not_waited_for(kubeconfig, tmp_path):
+    """An agent or a tunnel holds the pipes that kubectl had."""
+    pids = tmp_path / "pids"
+    program = shell(tmp_path, f"sleep 600 &\necho $! >> {pids}\necho '{{}}'")
+    transport = KubectlTransport(access(kubeconfig=kubeconfig()), program)
+    try:
+        assert transport.request("GET", JOB, timeout=60) == {}
+        assert list(transport.stream(JOB, idle=60)) == [b"{}\n"]
+    finally:
+        for pid in pids.read_text().split():
+            os.kill(int(pid), signal.SIGKILL)
 
 
 def test_without_kubectl_it_is_named(kubeconfig):
@@ -207,10 +238,8 @@ LINUX_ALONE = pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux
 def test_no_kubectl_outlives_a_program_that_ends_in_the_middle_of_a_stream(
     end, kubeconfig, tmp_path
 ):
-    program = tmp_path / "kubectl"
-    program.write_text("#!/bin/sh\necho $$\nexec sleep 600\n")
-    program.chmod(0o755)
-    argv = [sys.executable, "-c", READER, str(kubeconfig()), str(program), str(int(end))]
+    program = shell(tmp_path, "echo $$\nexec sleep 600")
+    argv = [sys.executable, "-c", READER, str(kubeconfig()), program, str(int(end))]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (-end, "")
     until(lambda: not lives(done.stdout.strip()))
@@ -218,17 +247,25 @@ def test_no_kubectl_outlives_a_program_that_ends_in_the_middle_of_a_stream(
 
 def test_a_request_that_takes_too_long_ends_with_all_that_it_started(kubeconfig, tmp_path):
     """A plugin that hangs is kubectl's child, and holds the pipes that are read."""
-    program, written = tmp_path / "kubectl", tmp_path / "pid"
-    program.write_text(f"#!/bin/sh\nsleep 600 &\necho $! > {written}.new\n"
-                       f"mv {written}.new {written}\nwait\n")  # fmt: skip
-    program.chmod(0o755)
-    transport = KubectlTransport(access(kubeconfig=kubeconfig()), str(program))
+    written = tmp_path / "pid"
+    program = shell(
+        tmp_path, f"sleep 600 &\necho $! > {written}.new\nmv {written}.new {written}\nwait"
+    )
+    transport = KubectlTransport(access(kubeconfig=kubeconfig()), program)
     seconds = 1.0
     while not written.exists():  # a slow machine may not have started it in time
         with pytest.raises(ApiError, match="it does not respond in time"):
             transport.request("GET", JOB, timeout=seconds)
         seconds *= 2
     until(lambda: not lives(written.read_text().strip()))
+
+
+def shell(folder, script):
+    """The path of a program in kubectl's place."""
+    program = folder / "kubectl"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    return str(program)
 
 
 def lives(pid):

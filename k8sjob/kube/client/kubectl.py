@@ -77,6 +77,8 @@ _NETWORK: Final = re.compile(
 )
 """Failures of the connection; others are kubectl's own."""
 _POLL_SECONDS: Final = 0.2
+_MOST_OF_ERROR: Final = 1 << 16
+"""Characters of an error that are read."""
 LOGIN_SECONDS: Final = 120.0
 """How long a plugin may take that asks a person."""
 _DIE_WITH_PARENT: Final = """
@@ -242,6 +244,9 @@ class KubectlTransport:
                         return
                     silent_since = time.monotonic()
                     yield piece
+                # What a plugin leaves in the background, as an agent, may hold the pipe for ever.
+                elif process.poll() is not None:
+                    return
                 elif time.monotonic() - silent_since > idle:
                     raise self._access.unreachable("it does not respond in time")
 
@@ -260,6 +265,7 @@ class KubectlTransport:
 
     def _error(self, stderr: str) -> ApiError:
         """The error that kubectl printed."""
+        stderr = stderr[:_MOST_OF_ERROR]
         text = "\n".join(x for x in stderr.splitlines() if x and not _LOGGED.match(x)).strip()
         text = redacted(text or stderr.strip())
         if invalid := _INVALID.match(text):
