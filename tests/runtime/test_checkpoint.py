@@ -1,5 +1,6 @@
 """One rank's saves, as files and as folders: what is on the disk, what is read and refused."""
 
+import errno
 import io
 import os
 import pickle
@@ -270,6 +271,26 @@ def test_what_is_no_checkpoint_of_its_name_is_skipped(either, odd):
     assert either.newest()["epoch"] == 2
     [told] = either.skipped
     assert told.startswith(f"warning: checkpoint {either.of(9)} is skipped: ")
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EACCES])
+def test_where_the_file_system_fails_nothing_starts_from_scratch(either, monkeypatch, number):
+    either.save(1, 2)
+    really, failing = os.open, ["step-00000002"]
+
+    def fail(path, *args, **kwargs):
+        if any(name in str(path) for name in failing):
+            raise OSError(number, os.strerror(number), str(path))
+        return really(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", fail)
+    assert either.newest()["epoch"] == 1
+    assert "cannot be read: " in either.skipped[0]
+    failing.append("step-00000001")
+    with pytest.raises(OSError, match=f"{either.of(2)}: it cannot be read: .*; make it readable"):
+        either.newest()
+    failing.clear()
+    assert either.newest()["epoch"] == 2
 
 
 FILES = ["__0_0.distcp", ".metadata", "others.pt"]

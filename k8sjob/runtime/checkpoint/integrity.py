@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import json
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from k8sjob.runtime.checkpoint import format as sharded
 from k8sjob.runtime.checkpoint.format import decode
 from k8sjob.runtime.checkpoint.store import (
+    FROM_SCRATCH,
     check_digests,
     content_of,
     is_folder,
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 
     from k8sjob.runtime.checkpoint.store import Checkpoints
     from k8sjob.runtime.comm.process_group import Group
+
+
+_UNREADABLE: Final = "it cannot be read: "
+"""How the problem of a checkpoint begins of which nobody knows whether it is whole."""
 
 
 def sees_one_folder(checkpoints: Checkpoints, group: Group) -> bool:
@@ -61,7 +66,11 @@ def newest_whole(
 
     All ranks call it. Of a common folder (`shared`, see sees_one_folder) each reads what it needs.
     `warn` gets each checkpoint that is skipped, and why; `beat` is called while one is read.
+
+    Raises:
+        OSError: none is whole, and of some the file system does not tell.
     """
+    unreadable = ""
     names = [path.name for path in checkpoints.newest_first()]
     listed = group.broadcast_bytes(json.dumps(names).encode())
     for name in json.loads(listed or b"[]"):
@@ -74,6 +83,11 @@ def newest_whole(
         if state is not None:
             return path, state
         warn(f"checkpoint {path} is skipped: {problem}")
+        if problem.startswith(_UNREADABLE):
+            unreadable = unreadable or f"checkpoint {path}: {problem}"
+    # A server that is away for a moment, or another user's files: they are whole perhaps.
+    if unreadable:
+        raise OSError(f"{unreadable}; make it readable and start again, or {FROM_SCRATCH}")
     return None
 
 
@@ -83,7 +97,7 @@ def _verified(path: Path, group: Group, beat: Callable[[], None]) -> str:
     try:
         verify(path, part=group.rank, of=group.world_size)
     except (OSError, ValueError) as error:
-        problem = str(error)
+        problem = _problem(error)
     beat()
     text = torch.frombuffer(bytearray(problem.encode() + b"\0"), dtype=torch.uint8)
     problems = [bytes(one.tolist()).rstrip(b"\0").decode() for one in group.gather(text)]
@@ -97,11 +111,15 @@ def _read_for_all(path: Path, group: Group) -> tuple[dict[str, Any] | None, str]
         try:
             content = _whole(path)
         except (OSError, ValueError) as error:
-            problem = str(error)
+            problem = _problem(error)
     content = group.broadcast_bytes(content)
     if content is not None:
         return decode(content), ""
     return None, (group.broadcast_bytes(problem.encode() if problem else None) or b"").decode()
+
+
+def _problem(error: OSError | ValueError) -> str:
+    return f"{_UNREADABLE}{error.strerror or error}" if isinstance(error, OSError) else str(error)
 
 
 def _whole(path: Path) -> bytes:
