@@ -15,6 +15,7 @@ import time
 from collections import deque
 from contextlib import closing, suppress
 from io import FileIO
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from k8sjob.backends.api import LogLine
@@ -24,7 +25,6 @@ from k8sjob.kube.client.transport import PartialLine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 _END: Final = 1 << 18
 """Bytes at the end of a file in which its last lines are looked for."""
@@ -155,7 +155,10 @@ def _file_of(path: Path, number: int) -> Path:
 def _files(folder: Path) -> dict[int, list[int]]:
     """The numbers of the files of each start, the oldest first."""
     numbers: dict[int, list[int]] = {}
-    for name in filter(None, (_NAME.fullmatch(path.name) for path in folder.glob("*.log"))):
+    paths = list[Path]()
+    with suppress(OSError):  # a file server that is away for a moment
+        paths = list(folder.glob("*.log"))
+    for name in filter(None, (_NAME.fullmatch(path.name) for path in paths)):
         numbers.setdefault(int(name[1]), []).append(int(name[2] or 0))
     return {attempt: sorted(numbers[attempt]) for attempt in sorted(numbers)}
 

@@ -59,7 +59,7 @@ def read_state(folder: JobFolder) -> Snapshot:
             if not has_ended(state["job"]):
                 state = _mark_lost(state, folder)
     except (BackendError, FileNotFoundError) as error:
-        if not folder.path.is_dir():
+        if folder.is_gone:
             raise JobNotFound(
                 f"{LOCAL}/{folder.name} is gone; `k8sjob list` shows the existing jobs"
             ) from None
@@ -121,9 +121,10 @@ def has_supervisor(folder: JobFolder) -> bool:
 def _last_written(folder: JobFolder) -> datetime:
     """When the supervisor last wrote something: the state, or a line of output."""
     times = [0.0]
-    for file in (folder.state, *folder.path.glob("replicas/*/logs/*.log")):
-        with suppress(OSError):
-            times.append(file.lstat().st_mtime)
+    with suppress(OSError):
+        for file in (folder.state, *folder.path.glob("replicas/*/logs/*.log")):
+            with suppress(OSError):
+                times.append(file.lstat().st_mtime)
     return datetime.fromtimestamp(max(times), UTC)
 
 

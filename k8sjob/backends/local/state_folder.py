@@ -47,6 +47,7 @@ _RESERVE_BYTES: Final = 256 * 1024
 _KEPT_COPIES: Final = 16 * 1024**2
 """Bytes of unchanged copies of the user's files that an ended job keeps."""
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_MADE: Final = ("jobs", "checkpoints", "claims")
 _SILENT_S: Final = 600.0
 """Seconds without a sign after which a supervisor of another machine is gone."""
 SIGN_S: Final = 60.0
@@ -83,13 +84,22 @@ class JobFolder:
         """The folder of a replica."""
         return self.path / "replicas" / name
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether it was removed; false where the file system does not tell."""
+        try:
+            self.path.stat()
+        except OSError as error:
+            return error.errno == errno.ENOENT
+        return False
+
     def supervisor(self) -> Identity | None:
         """The process that is responsible for the job; None when the file is gone.
 
         Also None for one of another machine that has not shown for long that it runs: the machine
         may have ended, or have had another name. So it is with a damaged file.
         """
-        keeper, recent = self._named(), False
+        keeper, recent = self._named(), True  # also where a file server is away for a moment
         with suppress(OSError):
             recent = time.time() - self._keeper.lstat().st_mtime < _SILENT_S
         return keeper if keeper and (keeper.here or recent) else None
@@ -144,8 +154,11 @@ class JobFolder:
 
     def asked(self) -> dict[str, dict[str, Any]]:
         """The requests that were left; they are taken out."""
-        taken = {}
-        for file in sorted(self._requests.glob("[!.]*")):
+        taken = dict[str, dict[str, Any]]()
+        files = list[Path]()
+        with suppress(OSError):
+            files = sorted(self._requests.glob("[!.]*"))
+        for file in files:
             with suppress(OSError, BackendError):
                 taken[file.name] = read_json(file)
                 file.unlink()
@@ -231,21 +244,26 @@ class Store:
             if make:
                 # An existing folder keeps its mode: $K8SJOB_STATE may name one that others use.
                 self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-                for name in ("jobs", "checkpoints", "claims"):
+                for name in _MADE:
                     (self.root / name).mkdir(mode=0o700, exist_ok=True)
-            owner = self.root.stat().st_uid
-        except FileNotFoundError:
-            return
         except OSError as error:
             raise BackendError(os_error_message("use", self.root, error)) from error
-        if owner != os.getuid():
-            # A volume of a Pod belongs to root; by fsGroup its user may write into it.
-            writable = os.access(self.root, os.W_OK | os.X_OK)
-            choice = f"a new folder below it, {self.root}/k8sjob" if writable else "your own folder"
-            raise BackendError(
-                f"state folder {self.root} belongs to user {owner}, not to you ({os.getuid()}); "
-                f"set {STATE} to {choice}"
-            )
+        # Where others may write into the folder, those below it may be theirs.
+        for path in (self.root, *(self.root / name for name in (*_MADE, "records"))):
+            try:
+                owner = path.stat().st_uid
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise BackendError(os_error_message("use", path, error)) from error
+            if owner != os.getuid():
+                # A volume of a Pod belongs to root; by fsGroup its user may write into it.
+                writable = path == self.root and os.access(path, os.W_OK | os.X_OK)
+                choice = f"a new folder below it, {path}/k8sjob" if writable else "your own folder"
+                raise BackendError(
+                    f"state folder {path} belongs to user {owner}, not to you ({os.getuid()}); "
+                    f"set {STATE} to {choice}"
+                )
 
     def folder(self, name: str, uid: str) -> JobFolder:
         """The folder of the job of that name and uid, whether it exists or not."""

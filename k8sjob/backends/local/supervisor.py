@@ -222,7 +222,7 @@ class Supervisor:
             write_json(self._folder.state, state)
             self._saved, self._write_at = text, 0.0
         except BackendError as error:
-            if not self._folder.path.is_dir():
+            if self._folder.is_gone:
                 raise  # nobody asks for it any more
             self._write_at = time.monotonic() + WRITE_AGAIN_S
             self._record(self._job, RecordEvent("Warning", "StateNotWritten", str(error), "state"))

@@ -20,6 +20,8 @@ _LAST_LINES: Final = 12
 """Lines that an error repeats: pip's reason and the builder's own."""
 _MAX_LINE: Final = 400
 """Characters of each of them."""
+_LONGEST_LINE: Final = 1 << 14
+"""Characters of a line that are read; a step of a build may write one without an end."""
 _CLEANUP_SECONDS: Final = 20.0
 """How long a builder may clean up."""
 _CHECK_SECONDS: Final = 20.0
@@ -58,8 +60,10 @@ def run(
     last: deque[str] = deque(maxlen=_LAST_LINES)
     with signals_as_exit(), _started(argv, variables or {}) as process:
         assert process.stdout is not None  # noqa: S101 - a pipe, for mypy
-        for line in process.stdout:
-            if text := redacted(line.rstrip()):  # an index's address may hold a password
+        whole = True
+        while line := process.stdout.readline(_LONGEST_LINE):
+            begins, whole = whole, line.endswith("\n")
+            if begins and (text := redacted(line.rstrip())):  # an index's address may hold a password
                 last.append(text)
                 say(text)
         code = process.wait()

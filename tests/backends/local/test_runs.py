@@ -1,5 +1,6 @@
 """Which run a name means, and whose checkpoints a new run resumes."""
 
+import errno
 import os
 import shutil
 import socket
@@ -9,11 +10,13 @@ from typing import NamedTuple
 
 import pytest
 
+from k8sjob.backends.local.logfiles import attempts
 from k8sjob.backends.local.runs import (
     LatestState,
     find_run,
     has_supervisor,
     identity_of,
+    read_state,
     remove_checkpoints,
     resumed_checkpoints,
 )
@@ -178,6 +181,35 @@ def test_a_supervisor_elsewhere_counts_until_it_gives_no_sign(store, project, ra
     assert not has_supervisor(folder)
     folder.show_alive()
     assert has_supervisor(folder)
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])
+def test_while_a_file_server_is_away_a_job_is_neither_gone_nor_failed(
+    store, project, ran, monkeypatch, number
+):
+    """So its supervisor goes on, and who waits for it does not end it."""
+    folder = store.folder("job", ran(project("mine"), ended=""))
+    folder.record_supervisor(os.getpid())
+    folder.ask("delete")
+
+    def failing(function):
+        def fail(path, *args, **kwargs):
+            if str(path).startswith(str(store.root)):
+                raise OSError(number, os.strerror(number), str(path))
+            return function(path, *args, **kwargs)
+
+        return fail
+
+    with monkeypatch.context() as away:
+        for name in ("open", "stat", "lstat", "scandir", "listdir"):
+            away.setattr(os, name, failing(getattr(os, name)))
+        assert not folder.is_gone
+        assert folder.asked() == {}
+        assert attempts(folder.replica("master-0") / "logs") == []
+        assert read_state(folder).job["status"] == {}
+    assert folder.asked() == {"delete": {}}
+    folder.remove()
+    assert folder.is_gone
 
 
 # --- names ----------------------------------------------------------------------------------------

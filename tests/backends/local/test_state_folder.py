@@ -72,6 +72,24 @@ def test_a_folder_that_was_there_keeps_its_mode_and_what_is_in_it_is_for_its_use
     assert stat.S_IMODE((tmp_path / "own/state").stat().st_mode) == 0o700
 
 
+@pytest.mark.parametrize("name", ["jobs", "checkpoints", "claims", "records"])
+def test_what_somebody_else_made_in_it_is_not_used(tmp_path, monkeypatch, name):
+    """Where others may write into the folder, they could change what runs."""
+    (tmp_path / name).mkdir()
+    really = os.stat
+
+    def stat_as(path, **options):
+        state = really(path, **options)
+        theirs = str(path) == str(tmp_path / name)
+        owner = (state.st_uid + 1,) if theirs else (state.st_uid,)
+        return os.stat_result((*state[:4], *owner, *state[5:]))
+
+    monkeypatch.setattr(os, "stat", stat_as)
+    for use in (Store, LocalBackend):
+        with pytest.raises(BackendError, match=f"state folder {tmp_path / name} belongs to user"):
+            use(tmp_path)
+
+
 def test_reading_makes_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("K8SJOB_STATE", str(tmp_path / "state"))
     assert LocalBackend().jobs() == []
