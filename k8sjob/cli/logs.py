@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections import defaultdict
@@ -235,7 +236,9 @@ class Saver:
             if attempt not in parts:
                 parts[attempt] = self._begin(replica, attempt)
             try:
-                with parts[attempt].open("ab") as file:
+                # Others who may write into the folder could put a link in its place.
+                flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
+                with os.fdopen(os.open(parts[attempt], flags), "ab") as file:
                     file.writelines(found)
             except OSError as error:
                 self._parts.clear()  # none of them is complete

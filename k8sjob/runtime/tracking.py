@@ -383,9 +383,10 @@ def _read_ids(folder: Path | None) -> dict[str, str]:
 
 def _write_ids(folder: Path, ids: Mapping[str, str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    draft = folder / f".{_IDS}.{os.getpid()}"
+    draft = folder / f".{_IDS}.{os.urandom(4).hex()}"
     try:
-        draft.write_text(json.dumps(ids))
+        with draft.open("x") as file:  # never through a link of somebody else in the folder
+            file.write(json.dumps(ids))
         draft.replace(folder / _IDS)
     finally:
         draft.unlink(missing_ok=True)

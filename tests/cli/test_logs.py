@@ -76,6 +76,18 @@ def test_what_was_taken_is_kept_however_the_reading_ends(tmp_path):
     assert files(tmp_path) == kept | {"job-master-0.1.log": b"so far\nmore\n"}
 
 
+def test_a_link_that_somebody_puts_in_place_of_a_file_is_not_followed(tmp_path):
+    (tmp_path / "precious").write_text("mine")
+    with Saver(tmp_path, "job") as saver:
+        saver.show([line("a")])
+        (part,) = tmp_path.glob("*.part")
+        part.unlink()
+        part.symlink_to(tmp_path / "precious")
+        with pytest.raises(K8sJobError, match="cannot be written: Too many levels of symbolic"):
+            saver.show([line("b")])
+    assert (tmp_path / "precious").read_text() == "mine"
+
+
 def test_two_at_once_and_one_that_was_killed_leave_each_other_alone(tmp_path):
     killed = Saver(tmp_path, "job")
     killed.__enter__()

@@ -189,7 +189,7 @@ def test_an_answer_without_an_end_is_not_kept(kubeconfig, tmp_path, monkeypatch)
 def test_a_long_line_of_an_error_is_read_once(fake):
     """It took a minute for 150 KB, and four for twice as many."""
     transport, _ = fake(stderr="error: " + "a" * 600_000, code=1)
-    with pytest.raises(ApiError, match="kubectl fails: error: a{393};"):
+    with pytest.raises(ApiError, match=r"kubectl fails: error: a{393};"):
         transport.request("GET", JOB)
 
 

@@ -27,6 +27,7 @@ from k8sjob.runtime.checkpoint.store import (
     check_state,
     measure,
     read_digests,
+    write,
     write_digests,
 )
 from k8sjob.runtime.checkpoint.writer import Checkpointer
@@ -271,6 +272,19 @@ def test_what_is_no_checkpoint_of_its_name_is_skipped(either, odd):
     assert either.newest()["epoch"] == 2
     [told] = either.skipped
     assert told.startswith(f"warning: checkpoint {either.of(9)} is skipped: ")
+
+
+@pytest.mark.parametrize(
+    "fill", [lambda path: write(path, state(1)), lambda path: write_digests(path.parent, {})]
+)
+def test_a_draft_is_not_written_through_a_link(tmp_path, fill):
+    """Who may write into the folder, too, could put one there between two calls."""
+    precious, draft = tmp_path / "precious", tmp_path / "digests.json"
+    precious.write_text("mine")
+    draft.symlink_to(precious)
+    with pytest.raises(OSError, match="Too many levels of symbolic links"):
+        fill(draft)
+    assert precious.read_text() == "mine"
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EACCES])

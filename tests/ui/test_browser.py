@@ -255,6 +255,47 @@ def test_a_server_that_ends_is_noticed_and_a_token_that_is_wrong(serve, screen, 
     page.errors()
 
 
+REACH = """
+const [base, done] = arguments, got = {};
+const asked = (make) => new Promise((answer) => {
+  const asks = make();
+  asks.onload = asks.onopen = () => answer("reached");
+  asks.onerror = () => answer("refused");
+  if (asks instanceof HTMLElement) document.body.append(asks);
+});
+const tag = (name, path) => Object.assign(document.createElement(name), {src: base + path});
+const get = (path, how) => fetch(base + path, how).then(() => "reached", () => "refused");
+(async () => {
+  got.read = await get("/api/compare", {});
+  got.change = await get("/api/jobs/local:uid-digits/delete", {method: "POST", mode: "no-cors"});
+  got.script = await asked(() => tag("script", "/static/main.js"));
+  got.image = await asked(() => tag("img", "/static/icon.svg"));
+  got.stream = await asked(() => new EventSource(base + "/api/events"));
+  got.socket = await asked(() => new WebSocket(base.replace("http", "ws") + "/api/events"));
+  done(got);
+})();
+"""
+
+
+def test_another_page_of_the_browser_reaches_nothing(serve, screen, jobs, driver):
+    page, client, other = screen(), serve(jobs), serve(JobsInMemory())
+    page.open(client)
+    assert TOKEN not in driver.current_url
+    own = f"http://127.0.0.1:{client.port}"
+    # The pages have no policy of their own; that of k8sjob would refuse these requests itself.
+    driver.execute_cdp_cmd("Page.setBypassCSP", {"enabled": True})
+    try:
+        for address in (f"http://127.0.0.1:{other.port}/", "data:text/html,<body></body>"):
+            driver.get(address)
+            assert set(driver.execute_async_script(REACH, own).values()) == {"refused"}
+        driver.get(own)
+        assert driver.execute_async_script(REACH, own)["image"] == "reached"
+    finally:
+        driver.execute_cdp_cmd("Page.setBypassCSP", {"enabled": False})
+    assert jobs.asked == []
+    page.errors()
+
+
 def test_an_address_with_a_broken_escape_is_the_list(serve, screen, jobs):
     page = screen()
     page.open(serve(jobs))

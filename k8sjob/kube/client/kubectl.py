@@ -238,6 +238,7 @@ class KubectlTransport:
             selector.register(process.stdout, selectors.EVENT_READ)
             silent_since = time.monotonic()
             while not (stop and stop.is_set()):
+                has_ended = process.poll() is not None  # before a last look at its output
                 if selector.select(_POLL_SECONDS):
                     piece = os.read(process.stdout.fileno(), 64 * 1024)
                     if not piece:
@@ -245,7 +246,7 @@ class KubectlTransport:
                     silent_since = time.monotonic()
                     yield piece
                 # What a plugin leaves in the background, as an agent, may hold the pipe for ever.
-                elif process.poll() is not None:
+                elif has_ended:
                     return
                 elif time.monotonic() - silent_since > idle:
                     raise self._access.unreachable("it does not respond in time")

@@ -170,8 +170,13 @@ def opened(file: Path) -> BufferedReader:
 
 def write(path: Path, state: Any) -> None:
     """Write tensors and plain values into one file, which may not be on the disk yet."""
-    with as_oserror(path), path.open("wb") as file:
+    with as_oserror(path), open(path, "wb", opener=_never_linked) as file:
         torch.save(state, file)
+
+
+def _never_linked(path: str, flags: int) -> int:
+    # Others who may write into the folder could put a link to a file of this user there.
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 @contextmanager
@@ -187,7 +192,7 @@ def as_oserror(path: Path) -> Iterator[None]:
 @contextmanager
 def lasting(file: Path) -> Iterator[IO[bytes]]:
     """A file to write, which is synced to the disk afterwards."""
-    with as_oserror(file), file.open("wb") as stream:
+    with as_oserror(file), open(file, "wb", opener=_never_linked) as stream:
         yield stream
         stream.flush()
         os.fsync(stream.fileno())
