@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -13,7 +12,6 @@ from waiting import until
 
 from k8sjob.errors import BackendError
 from k8sjob.kube.api_resources import ObjectReference
-from k8sjob.kube.client import kubectl
 from k8sjob.kube.client.kubeconfig import IN_CLUSTER, Access, access
 from k8sjob.kube.client.kubectl import KubectlTransport
 from k8sjob.kube.client.transport import ApiError
@@ -171,19 +169,12 @@ def test_in_a_pod_kubectl_finds_its_account_by_itself(fake, monkeypatch):
     assert files is None
 
 
-@pytest.mark.parametrize("text", ["hello", "[" * 200_000])
-def test_an_answer_that_is_no_json(fake, text):
-    transport, _ = fake(stdout=text)
-    words = rf"kubectl prints no JSON: '{re.escape(text[:200])}'; check it with: .* version"
-    with pytest.raises(ApiError, match=words):
+def test_an_answer_that_is_no_json(fake):
+    transport, _ = fake(stdout="hello")
+    with pytest.raises(
+        ApiError, match=r"kubectl prints no JSON: 'hello'; check it with: .* version"
+    ):
         transport.request("GET", JOB)
-
-
-def test_an_answer_without_an_end_is_not_kept(kubeconfig, tmp_path, monkeypatch):
-    monkeypatch.setattr(kubectl, "_MOST_PRINTED", 1 << 20)
-    program = shell(tmp_path, "while :; do echo '{}'; done")
-    with pytest.raises(ApiError, match="prints more than 1 MiB"):
-        KubectlTransport(access(kubeconfig=kubeconfig()), program).request("GET", JOB)
 
 
 def test_a_long_line_of_an_error_is_read_once(fake):
