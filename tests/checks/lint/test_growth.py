@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from k8sjob.checks.from_script import draft, find_script
 from k8sjob.checks.lint import Severity, lint, lint_script, script_modules
-from k8sjob.cli.lint import lint_command
+from k8sjob.cli.program import program
 from k8sjob.errors import SpecError
 
 HEAD = (
@@ -113,7 +113,7 @@ def test_a_script_that_takes_too_long_is_an_error(monkeypatch, tmp_path):
     monkeypatch.setattr(script_modules.time, "monotonic", lambda: next(clock))
     monkeypatch.setattr(script_modules, "TIME_LIMIT", 20)
     (tmp_path / "main.py").write_text(LATE)
-    result = CliRunner().invoke(lint_command, [str(tmp_path / "main.py")], standalone_mode=False)
+    result = CliRunner().invoke(program, ["lint", str(tmp_path / "main.py")], standalone_mode=False)
     assert (
         "error[script-unfinished]: not checked further: reading the script took more than 20 s"
         in result.output
