@@ -213,15 +213,15 @@ def _env(variables: list[Any], *, config: bool) -> list[Any]:
     if not config:
         variables = [v for v in variables if at_path(v, "name") != CONFIG_ENV]
     used = {n for v in variables for n in _references(at_path(v, "value"))}
-    names = [at_path(variable, "name") for variable in variables]
-    made: list[Any] = []
+    last = {at_path(variable, "name"): index for index, variable in enumerate(variables)}
+    resolved: list[Any] = []
     known: set[str] = set()
     for index, variable in enumerate(variables):
-        again = names[index] in names[index + 1 :] and names[index] not in used
-        if not again:
-            made.append(_expanded(variable, known))
-        known.add(str(names[index]))
-    return made
+        name = at_path(variable, "name")
+        if last[name] == index or name in used:
+            resolved.append(_expanded(variable, known))
+        known.add(str(name))
+    return resolved
 
 
 def _references(value: Any) -> Iterable[str]:
