@@ -61,6 +61,8 @@ _BACKLOG: Final = 2048
 """Connections that wait in the kernel."""
 _REQUEST_SECONDS: Final = 10.0
 """A connection may take so long for the headers of a request, or have none, until it is closed."""
+_TRUSTED: Final = "k8sjob.trusted"
+"""In the scope of a request that has the token."""
 _MOST_COMPARED: Final = 8
 _BEAT_SECONDS: Final = 10.0
 """A stream without events sends a comment so often, which notices a reader that is gone."""
@@ -126,6 +128,7 @@ class RequestGuard:
             given = headers.get("authorization", "").removeprefix("Bearer ")
             if not hmac.compare_digest(given.encode(), self._token.encode()):
                 return 401, "the token is missing; open the address that `k8sjob ui` printed"
+            scope[_TRUSTED] = True
         if method == "POST" and self._read_only:
             return 403, "`k8sjob ui --read-only` changes nothing"
         return 0, ""
@@ -333,17 +336,13 @@ class _Connection(H11Protocol):
 
     @property
     def is_in_use(self) -> bool:
-        """Whether a request for data is being answered.
+        """Whether an answer is being made or read for somebody with the token.
 
-        The page's own files are sent without a token, perhaps to somebody who does not read them.
+        Anybody may ask for the page's own files, or without the token, and not read the answers.
         """
         is_answered = getattr(self.cycle, "response_complete", True)  # None before the first
-        return not is_answered and self.scope["path"].startswith("/api/")
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self.is_in_use:
-            self._deadline.cancel()
+        is_read = is_answered and not self.transport.get_write_buffer_size()
+        return not is_read and _TRUSTED in self.scope
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -356,7 +355,11 @@ class _Connection(H11Protocol):
 
     def _await_request(self) -> None:
         self.idle_since = self.loop.time()
-        self._deadline = self.loop.call_later(_REQUEST_SECONDS, self.transport.abort)
+        self._deadline = self.loop.call_later(_REQUEST_SECONDS, self._abort_unused)
+
+    def _abort_unused(self) -> None:
+        if not self.is_in_use:
+            self.transport.abort()
 
 
 class Server(uvicorn.Server):
