@@ -100,7 +100,8 @@ def main() -> None:
 
 def _candidates(words: list[str], typed: str) -> list[CompletionItem]:
     items = ShellComplete(program, {}, "k8sjob", COMPLETE).get_completions(words, typed)
-    return [item for item in items if _INERT.fullmatch(item.value)]
+    # Of files the word is what was typed, as `~/jo`; the shell itself finds and quotes the rest.
+    return [item for item in items if item.type != "plain" or _INERT.fullmatch(item.value)]
 
 
 def _kind(item: CompletionItem) -> str:

@@ -44,6 +44,8 @@ def words(done):
         ("k8sjob submit --target train", [["word", "trainjob"]]),
         ("k8sjob submit --set nothing=", []),
         ("k8sjob validate ", [["file", ""]]),
+        ("k8sjob validate ~/jo", [["file", "~/jo"]]),
+        ("k8sjob validate $HOME/my\\ jobs/", [["file", "$HOME/my jobs/"]]),
         ("k8sjob run --set 'unfinished", []),
         ("k8sjob --vers", [["word", "--version"]]),
     ],
