@@ -44,8 +44,10 @@ def temporary_folder(purpose: str, parent: str | None = None) -> Iterator[Path]:
     prefix = f"{_PREFIX}{purpose}-{_HOST}-"
     folder = tempfile.TemporaryDirectory("", prefix, place, ignore_cleanup_errors=True)
     lock = Path(f"{folder.name}.lock")
-    with os.fdopen(_create_locked(lock)):
+    unlocked = lock.with_suffix(".new")  # not looked for: another process could be faster
+    with os.fdopen(_create_locked(unlocked)):
         try:
+            unlocked.rename(lock)
             with folder as name:
                 yield Path(name)
         finally:
