@@ -63,6 +63,12 @@ def test_where_an_address_is(address, zone):
     assert Zone.of(address) is zone
 
 
+def test_a_host_whose_name_no_folder_can_have_is_not_reached(home):
+    (home / ".docker/certs.d").mkdir(parents=True)
+    with pytest.raises(TransportError):
+        HttpClient(retry=RetryPolicy(tries=1)).send("GET", f"https://{'a.' * 150}/")
+
+
 @pytest.mark.parametrize(
     ("url", "message"),
     [

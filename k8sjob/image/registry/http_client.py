@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import ipaddress
 import itertools
+import os
 import random
 import shlex
 import socket
@@ -277,9 +278,7 @@ class HttpClient:
         zone = Zone.of(address)
         if limit is None:
             self._zones[host] = zone
-        elif zone > limit and not (
-            host in self._plain_http or any(map(Path.is_dir, _certificate_folders(host)))
-        ):
+        elif zone > limit and not (host in self._plain_http or _certificate_folders(host)):
             raise ImageError(
                 f"the registry leads to {host}, a {zone.name.lower().replace('_', '-')} address"
                 f" ({address}), where it is not itself; if you trust it: mkdir -p"
@@ -400,11 +399,10 @@ def proxy_for(scheme: str, host: str) -> str:
 
 
 def _certificate_folders(host: str) -> list[Path]:
-    """The folders for the certificates of a registry."""
-    return [
-        *(Path(folder) / host for folder in _CERTIFICATES),
-        *(home() / folder / host for folder in _HOME_CERTIFICATES),
-    ]
+    """The folders for the certificates of a registry that exist and can be read."""
+    folders = [*map(Path, _CERTIFICATES), *(home() / folder for folder in _HOME_CERTIFICATES)]
+    # Path.is_dir() raises errors: of /etc/docker, which may be for root alone, and of long names.
+    return [path for folder in folders if os.path.isdir(path := folder / host)]  # noqa: PTH112
 
 
 def _tls_context(host: str) -> ssl.SSLContext:
@@ -413,7 +411,7 @@ def _tls_context(host: str) -> ssl.SSLContext:
     # Set from Python 3.13 on: it refuses CAs of companies that docker and containerd accept.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     for file in (
-        file for folder in _certificate_folders(host) for file in sorted(folder.glob("*"))
+        path for folder in _certificate_folders(host) for path in sorted(folder.glob("*"))
     ):
         try:
             if file.suffix == ".crt":
