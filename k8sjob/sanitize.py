@@ -34,8 +34,9 @@ _INVISIBLE: Final = re.compile(
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"  # of shorthand and of notes
     "]"
 )
-_SIGNS: Final = re.compile(r"[^\w\s\x00-\u02ff]{5,}")
-"""Runs in which marks may stack; a regular expression knows no class of marks alone."""
+_SIGNS: Final = re.compile(r"[^\w\s\x00-\u02ff\u2100-\u2bff]{5,}")
+"""Runs in which marks may stack; a regular expression knows no class of marks alone. The blocks and
+arrows of progress bars are left out."""
 _MOST_MARKS: Final = 4
 """Of one letter; with more than any language has, they would cover the lines around."""
 _MARKS: Final = frozenset({"Mn", "Me", "Cf"})
