@@ -63,9 +63,8 @@ def run(
         whole = True
         while line := process.stdout.readline(_LONGEST_LINE):
             begins, whole = whole, line.endswith("\n")
-            if begins and (
-                text := redacted(line.rstrip())
-            ):  # an index's address may hold a password
+            # An index's address may hold a password.
+            if begins and (text := redacted(line.rstrip())):
                 last.append(text)
                 say(text)
         code = process.wait()

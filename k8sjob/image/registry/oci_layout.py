@@ -93,7 +93,6 @@ class Layout:
         with _errors_explained(self.folder), _locked(self.folder):
             kept = [other for other in self._entries() if other.get("digest") != digest]
             index = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [*kept, entry]}
-            self.write(self.folder / _MARK, [_VERSION])
             self.write(self.folder / _INDEX, [encode(index)])
 
     def write(self, path: Path, blocks: Iterable[bytes]) -> None:
@@ -103,6 +102,8 @@ class Layout:
             if self._unfinished is None:
                 folder = temporary_folder("layout", str(self.folder))
                 self._unfinished = self._at_end.enter_context(folder)
+                # First of all: the next process continues in the folder of one that was killed.
+                (self.folder / _MARK).write_bytes(_VERSION)
         with tempfile.NamedTemporaryFile(dir=self._unfinished, delete=False) as file:
             for block in blocks:
                 file.write(block)
