@@ -92,7 +92,7 @@ def main() -> None:
         found = _candidates(words, typed)
     kinds = {_kind(item) for item in found}
     for item in found:
-        if item.value:
+        if item.type == "plain":  # kubectl's shells find files where no word is offered
             line(item.value)
     files = kinds & {"file", "dir"}
     click.echo(f":{(0 if files else _NO_FILES) + ('part' in kinds) * _NO_SPACE}")

@@ -119,6 +119,7 @@ def test_kubectl_is_answered_in_its_own_form(tmp_path):
     assert asked("rend") == ["render", ":4"]
     assert asked("run", "--set", "replicas.w") == ["replicas.workers=", ":6"]
     assert asked("validate", "") == [":0"]
+    assert asked("validate", "./jo") == [":0"]
 
 
 @pytest.fixture

@@ -172,11 +172,11 @@ class RegistryClient:
 
 
 def _same_host(url: str, other: str) -> bool:
-    first, second = (
-        host_of(one).removesuffix(":443" if one.lower().startswith("https:") else ":80")
-        for one in (url, other)
-    )
-    return first == second
+    hosts = {
+        host_of(address).removesuffix(":443" if address.lower().startswith("https:") else ":80")
+        for address in (url, other)
+    }
+    return len(hosts) == 1
 
 
 def _error_text(body: bytes) -> str:
@@ -288,8 +288,8 @@ class Authorizer:
                 "refresh_token": login.identity_token,
             }
             kind = {"Content-Type": "application/x-www-form-urlencoded"}
-            sent = urlencode(form).encode()
-            return self._http.request("POST", realm, headers=kind, body=sent, limit=limit)
+            data = urlencode(form).encode()
+            return self._http.request("POST", realm, headers=kind, body=data, limit=limit)
         query = [("service", service)] if service else []
         query += [("scope", scope) for scope in sorted(scopes)]
         basic = _basic(login)
