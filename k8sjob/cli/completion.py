@@ -91,11 +91,10 @@ def main() -> None:
         *words, typed = sys.argv[1:] or [""]
         found = _candidates(words, typed)
     kinds = {_kind(item) for item in found}
-    for item in found:
-        if item.type == "plain":  # kubectl's shells find files where no word is offered
-            line(item.value)
-    files = kinds & {"file", "dir"}
-    click.echo(f":{(0 if files else _NO_FILES) + ('part' in kinds) * _NO_SPACE}")
+    for word in (item.value for item in found if item.type == "plain"):
+        line(word)  # kubectl's shells find files where no word is offered
+    no_files, no_space = kinds.isdisjoint({"file", "dir"}), "part" in kinds
+    click.echo(f":{no_files * _NO_FILES + no_space * _NO_SPACE}")
 
 
 def _candidates(words: list[str], typed: str) -> list[CompletionItem]:

@@ -61,8 +61,6 @@ _BACKLOG: Final = 2048
 """Connections that wait in the kernel."""
 _REQUEST_SECONDS: Final = 10.0
 """A connection may take so long for the headers of a request, or have none, until it is closed."""
-_TRUSTED: Final = "k8sjob.trusted"
-"""In the scope of a request that has the token."""
 _MOST_COMPARED: Final = 8
 _BEAT_SECONDS: Final = 10.0
 """A stream without events sends a comment so often, which notices a reader that is gone."""
@@ -128,7 +126,7 @@ class RequestGuard:
             given = headers.get("authorization", "").removeprefix("Bearer ")
             if not hmac.compare_digest(given.encode(), self._token.encode()):
                 return 401, "the token is missing; open the address that `k8sjob ui` printed"
-            scope[_TRUSTED] = True
+            scope["auth"] = "token"
         if method == "POST" and self._read_only:
             return 403, "`k8sjob ui --read-only` changes nothing"
         return 0, ""
@@ -342,7 +340,7 @@ class _Connection(H11Protocol):
         """
         is_answered = getattr(self.cycle, "response_complete", True)  # None before the first
         is_read = is_answered and not self.transport.get_write_buffer_size()
-        return not is_read and _TRUSTED in self.scope
+        return not is_read and "auth" in self.scope
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

@@ -278,7 +278,7 @@ class HttpClient:
         zone = Zone.of(address)
         if limit is None:
             self._zones[host] = zone
-        elif zone > limit and not (host in self._plain_http or _certificate_folders(host)):
+        elif zone > limit and not (host in self._plain_http or _cert_folders(host)):
             raise ImageError(
                 f"the registry leads to {host}, a {zone.name.lower().replace('_', '-')} address"
                 f" ({address}), where it is not itself; if you trust it: mkdir -p"
@@ -398,7 +398,7 @@ def proxy_for(scheme: str, host: str) -> str:
     return proxy if "://" in proxy or not proxy else f"http://{proxy}"
 
 
-def _certificate_folders(host: str) -> list[Path]:
+def _cert_folders(host: str) -> list[Path]:
     """The folders for the certificates of a registry that exist and can be read."""
     folders = [*map(Path, _CERTIFICATES), *(home() / folder for folder in _HOME_CERTIFICATES)]
     # Path.is_dir() raises errors: of /etc/docker, which may be for root alone, and of long names.
@@ -410,9 +410,7 @@ def _tls_context(host: str) -> ssl.SSLContext:
     context = ssl.create_default_context()
     # Set from Python 3.13 on: it refuses CAs of companies that docker and containerd accept.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-    for file in (
-        path for folder in _certificate_folders(host) for path in sorted(folder.glob("*"))
-    ):
+    for file in (path for folder in _cert_folders(host) for path in sorted(folder.glob("*"))):
         try:
             if file.suffix == ".crt":
                 context.load_verify_locations(file)

@@ -185,8 +185,7 @@ class Repository:
         return self._location(answer, doing)
 
     def _location(self, answer: Response, doing: str) -> str:
-        location = answer.headers.get("Location")
-        if not location:
+        if not (location := answer.headers.get("Location")):
             raise ImageError(f"{doing}: the registry returned no location to send it to")
         url = self.client.url(location, answer)
         if not self.client.owns(url):
