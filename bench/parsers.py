@@ -481,7 +481,9 @@ def snapshot_of(pods, events):
     return Snapshot(
         job,
         [
-            {**pod, "metadata": {"name": f"p{k}", "namespace": "a", "uid": f"{k}"}}
+            {**pod, "metadata": {"name": f"p{k}", "namespace": "a", "uid": f"{k}", "labels": {
+                "training.kubeflow.org/replica-type": "worker",
+                "training.kubeflow.org/replica-index": f"{k}"}}}
             for k in range(pods)
         ],
         [
