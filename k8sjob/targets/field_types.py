@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 _Path = tuple[str | int, ...]
 ANY: Final = "*"
 _MAX_SHOWN: Final = 80
-_MAX_INT: Final = 2**31 - 1
-"""Of an int32, which most counts are; a time of 64 bits has no use for more seconds."""
 
 
 class WrongType(NamedTuple):
@@ -30,6 +28,10 @@ class WrongType(NamedTuple):
     path: _Path
     seen: Any
     expected: str
+
+
+class Seconds:
+    """A whole number of 64 bits, as times are; all others have 32."""
 
 
 class Quantity:
@@ -51,6 +53,7 @@ _TYPES: Final = {
     "int": int,
     "message": Message,
     "quantity": Quantity,
+    "seconds": Seconds,
     "str": str,
 }
 
@@ -73,9 +76,11 @@ def shape(written: Any) -> Any:
 METADATA: Final[dict[str, Any]] = shape("metadata")
 ABOUT: Final[dict[str, Any]] = shape("about")
 POD_TEMPLATE: Final[dict[str, Any]] = shape("pod_template")
+_BITS: Final = {int: 32, Seconds: 64}
 _NAMES: Final = {
     str: "text",
     int: "a whole number",
+    Seconds: "a whole number",
     bool: "true or false",
     Message: "text",
     Quantity: "a quantity, such as 500m or 16Gi",
@@ -113,8 +118,8 @@ def _fit(value: Any, shape: Any, path: _Path, wrong: list[WrongType]) -> Any:
         return value
     expected = "a mapping" if isinstance(shape, dict) else "a list"
     expected = _NAMES[shape] if isinstance(shape, type) else expected
-    if shape is int and isinstance(value, int) and not isinstance(value, bool):
-        expected = "a number of 32 bits"
+    if shape in (int, Seconds) and isinstance(value, int) and not isinstance(value, bool):
+        expected = f"a number of {_BITS[shape]} bits"
     wrong.append(WrongType(path, value, expected))
     return None
 
@@ -122,9 +127,10 @@ def _fit(value: Any, shape: Any, path: _Path, wrong: list[WrongType]) -> Any:
 def _is_instance(value: Any, shape: type) -> bool:
     if shape is Quantity:
         return not isinstance(value, bool) and _is_quantity(value)
-    if shape is int and isinstance(value, int) and abs(value) > _MAX_INT:
-        return False
-    return isinstance(value, shape) and (shape is bool or not isinstance(value, bool))
+    if bits := _BITS.get(shape):
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        return whole and value.bit_length() < bits
+    return isinstance(value, shape)
 
 
 def _is_quantity(value: Any) -> bool:

@@ -21,6 +21,7 @@ from k8sjob.observe.findings import findings
 from k8sjob.observe.status import job_status
 from k8sjob.observe.timing import read_timing
 from k8sjob.observe.usage import read_usage
+from k8sjob.targets.object_types import typed_object
 from k8sjob.view.json_output import job_document
 
 FOLDER = Path(__file__).parents[1] / "observe/recorded"
@@ -112,6 +113,16 @@ def test_an_object_that_is_none_is_left_out_with_one_warning(items, caplog):
     (warning,) = caplog.messages
     assert "pytorchjobs in namespace" in warning
     assert "of https://hostile (context hostile): 1 of 2 objects are left out; of" in warning
+
+
+def test_a_time_may_have_64_bits_and_trainer_may_choose_the_processes():
+    spec = {"activeDeadlineSeconds": 2**40, "trainer": {"numProcPerNode": "auto"}}
+    job = {"kind": "TrainJob", "metadata": {"name": "x", "namespace": "team"}, "spec": spec}
+    pod = {"metadata": {"name": "x"}, "spec": {"terminationGracePeriodSeconds": 2**63 - 1}}
+    for item in (job, {"kind": "Pod", **pod}):
+        assert typed_object(item["kind"], item) == (item, "")
+    pod["spec"]["terminationGracePeriodSeconds"] = 2**63
+    assert typed_object("Pod", pod)[1].endswith("not a number of 64 bits")
 
 
 @pytest.mark.parametrize("more", [{"items": {}}, {"items": 5}, {"metadata": []}, {"kind": {}}])

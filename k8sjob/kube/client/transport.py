@@ -181,7 +181,7 @@ MAX_LINE: Final = 16 * 2**20
 """Bytes of one line that are kept. No object of a cluster is that large, and no readable log line;
 a progress bar that never ends its line is."""
 _ENDLESS: Final = MAX_LINE * 16
-"""Bytes of a line after which no end is expected: kubelets rotate logs after 10 MiB."""
+"""Bytes of a line after which it counts as ended: a progress bar of days has more."""
 
 
 class PartialLine:
@@ -196,8 +196,11 @@ class PartialLine:
         room = MAX_LINE - len(self._kept)
         self._kept += piece[:room]
         self._left_out += max(len(piece) - room, 0)
-        if self._left_out > _ENDLESS:
-            raise malformed(f"a line of more than {_ENDLESS >> 20} MiB")
+
+    @property
+    def endless(self) -> bool:
+        """Whether no end is expected any more."""
+        return self._left_out > _ENDLESS
 
     def take(self) -> bytes:
         """The line so far, with a note if part of it was left out; starts the next line."""
@@ -218,5 +221,7 @@ def lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
         for other in others:
             yield line.take() + b"\n"
             line.add(other)
+        if line.endless:
+            yield line.take() + b"\n"
     if rest := line.take():
         yield rest

@@ -241,7 +241,7 @@ class _Reconciliation:
         start = moment(self.status.get("startTime"))
         if deadline is None or start is None:
             return ""
-        if self.now - start < timedelta(seconds=deadline):
+        if (self.now - start).total_seconds() < deadline:
             return ""
         return f"Job {self.name} has failed because it was active longer than specified deadline"
 
