@@ -10,7 +10,7 @@ import sys
 import time
 import zipfile
 from collections import Counter, OrderedDict
-from enum import Enum
+from enum import Enum, IntEnum
 from pathlib import Path
 
 import pytest
@@ -602,12 +602,23 @@ class Own(dict):
     pass
 
 
+class Phase(Enum):
+    WARM = "warm"
+
+
+class Level(IntEnum):
+    HIGH = 1
+
+
 @pytest.mark.parametrize(
     ("value", "seen"),
     [
         ({"best": [object()]}, r"state\['best'\]\[0\] is a builtins.object"),
         ({"none": b""}, r"state\['none'\] is a builtins.bytes"),
         ({"own": Own()}, r"state\['own'\] is a Own"),
+        ({"level": Level.HIGH}, r"state\['level'\] is a .*Level"),
+        ({"a": {Phase.WARM: 1}}, r"the key <Phase.* of state\['a'\] is a .*Phase"),
+        ({torch.ones(2).double().numpy()[0]: 1}, r"the key .* of state is a numpy.float64"),
         ({"f": torch.ones(2).numpy()}, r"state\['f'\] is a numpy.ndarray"),
         ({"f": torch.ones(2).double().numpy()[0]}, r"state\['f'\] is a numpy.float64"),
     ],

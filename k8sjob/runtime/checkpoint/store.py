@@ -34,7 +34,9 @@ DIGESTS: Final = "digests.json"
 _BLOCK: Final = 512
 _MOST_HOLES: Final = 1000
 """How many times the bytes that it takes on the disk a file may have."""
-_PLAIN: Final = (type(None), bool, int, float, str, bytes, torch.Tensor, torch.Size, torch.dtype)
+_PLAIN: Final = (
+    type(None), bool, int, float, str, bytes, torch.Size, torch.dtype, torch.device,
+)  # fmt: skip
 
 
 class Checkpoints:
@@ -224,16 +226,13 @@ def check_state(value: Any, where: str = "state") -> None:
         if type(value) not in (dict, Counter) and type(value).__name__ != "OrderedDict":
             raise TypeError(f"{where} is a {type(value).__name__}; make it a dict")
         for key, item in value.items():
+            check_state(key, f"the key {key!r:.99} of {where}")
             check_state(item, f"{where}[{key!r}]")
-    elif isinstance(value, list | tuple) and type(value) in (list, tuple):
+    elif type(value) in (list, tuple):
         for index, item in enumerate(value):
             check_state(item, f"{where}[{index}]")
     # Torch writes bytes as a text that it encodes, except for none: those it would not load.
-    elif (
-        not isinstance(value, _PLAIN)
-        or type(value).__module__ == "numpy"
-        or (type(value) is bytes and not value)
-    ):
+    elif not isinstance(value, torch.Tensor) and (type(value) not in _PLAIN or value == b""):
         raise TypeError(
             f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be "
             "loaded again without running code; make it a tensor, a number, a string, or a list "
