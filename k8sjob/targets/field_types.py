@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _Path = tuple[str | int, ...]
 ANY: Final = "*"
 _MAX_SHOWN: Final = 80
+_MAX_MESSAGE: Final = 4096
 
 
 class WrongType(NamedTuple):
@@ -31,7 +32,7 @@ class WrongType(NamedTuple):
 
 
 class Seconds:
-    """A whole number of 64 bits, as times are; all others have 32."""
+    """A whole number of 64 bits, as times are; others have 32."""
 
 
 class Quantity:
@@ -39,14 +40,9 @@ class Quantity:
 
 
 class Message:
-    """A text for people, of which the beginning and the end of a very long one are read.
-
-    Kubernetes' own have 4 KiB at most, but whoever may write an Event writes any, and the patterns
-    of a diagnosis take longer than linear time.
-    """
+    """A text for people; of one that is longer than Kubernetes' own, the beginning and the end."""
 
 
-_MAX_MESSAGE: Final = 4096
 _TYPES: Final = {
     "any": None,
     "bool": bool,
@@ -99,14 +95,17 @@ def fit(manifest: dict[str, Any], shape: Any) -> tuple[dict[str, Any], list[Wron
 
 def _fit(value: Any, shape: Any, path: _Path, wrong: list[WrongType]) -> Any:
     """The value if it has the shape; None if it has another or is null."""
-    if value is None and not (path and isinstance(path[-1], int)):  # in a list it is an item
-        return None
+    null = value is None and not (path and isinstance(path[-1], int))  # in a list it is an item
+    # Most values of 10,000 Pods are text, and come no further.
+    if null or shape is None or (shape is str and type(value) is str):
+        return value
     if isinstance(shape, dict) and isinstance(value, dict):
-        fitted = {
-            key: _fit(item, shape.get(key, shape.get(ANY)), (*path, key), wrong)
-            for key, item in value.items()
-        }
-        return {key: item for key, item in fitted.items() if item is not None}
+        fitted = {}
+        for key, item in value.items():
+            part = _fit(item, shape.get(key, shape.get(ANY)), (*path, key), wrong)
+            if part is not None:
+                fitted[key] = part
+        return fitted
     if isinstance(shape, list) and isinstance(value, list):
         empty: Any = {} if isinstance(shape[0], dict) else ""
         items = (_fit(item, shape[0], (*path, i), wrong) for i, item in enumerate(value))
@@ -114,11 +113,11 @@ def _fit(value: Any, shape: Any, path: _Path, wrong: list[WrongType]) -> Any:
     if shape is Message and isinstance(value, str):
         half = _MAX_MESSAGE // 2
         return value if len(value) <= _MAX_MESSAGE else f"{value[:half]} ... {value[-half:]}"
-    if shape is None or (isinstance(shape, type) and _is_instance(value, shape)):
+    if isinstance(shape, type) and _is_instance(value, shape):
         return value
     expected = "a mapping" if isinstance(shape, dict) else "a list"
     expected = _NAMES[shape] if isinstance(shape, type) else expected
-    if shape in (int, Seconds) and isinstance(value, int) and not isinstance(value, bool):
+    if isinstance(shape, type) and shape in _BITS and _is_whole(value):
         expected = f"a number of {_BITS[shape]} bits"
     wrong.append(WrongType(path, value, expected))
     return None
@@ -127,10 +126,13 @@ def _fit(value: Any, shape: Any, path: _Path, wrong: list[WrongType]) -> Any:
 def _is_instance(value: Any, shape: type) -> bool:
     if shape is Quantity:
         return not isinstance(value, bool) and _is_quantity(value)
-    if bits := _BITS.get(shape):
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        return whole and value.bit_length() < bits
-    return isinstance(value, shape)
+    if shape not in _BITS:
+        return isinstance(value, shape)
+    return _is_whole(value) and value.bit_length() < _BITS[shape]
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_quantity(value: Any) -> bool:
@@ -143,11 +145,9 @@ def _is_quantity(value: Any) -> bool:
 
 def type_problems(wrong: list[WrongType]) -> Iterator[Problem]:
     """Each field of a wrong type."""
+    step = "correct it, a cluster would refuse the manifest"
     for path, value, expected in wrong:
-        message = (
-            f"{shown(value)} is not {expected}; correct it, a cluster would refuse the manifest"
-        )
-        yield Problem(field_path(path), message)
+        yield Problem(field_path(path), f"{shown(value)} is not {expected}; {step}")
 
 
 def shown(value: Any) -> str:

@@ -54,10 +54,10 @@ class CheckedAnswers:
         item, problem = self._checked("Status" if refused else about.resource, answer)
         if problem:
             raise malformed(f"an object of which {problem}")
-        own = Object(item)
-        elsewhere = about.namespace and own.namespace not in {"", about.namespace}
-        if method == "GET" and about.name and (own.name not in {"", about.name} or elsewhere):
-            raise malformed(f"{own.namespace}/{own.name} in its place")
+        name, namespace = Object(item).name, Object(item).namespace
+        elsewhere = about.namespace and namespace not in {"", about.namespace}
+        if method == "GET" and about.name and (name not in {"", about.name} or elsewhere):
+            raise malformed(f"{namespace}/{name} in its place")
         return item
 
     def stream(self, path: str, **options: Any) -> Iterator[bytes]:
@@ -107,19 +107,19 @@ class CheckedAnswers:
         item, problem = self._typed(of, item)
         if problem:
             return item, problem
-        own = Object(item)
-        free = {"nodeName": own.spec, "name": own.part("involvedObject") and own.metadata}
+        typed = Object(item)
+        free = {"nodeName": typed.spec, "name": typed.part("involvedObject") and typed.metadata}
         for key, part in free.items():
             if not is_name(part.get(key)):
                 del part[key]
         name = odd_name(item)
         return item, name and f"a name is {name}, which Kubernetes does not allow"
 
-    def _warn(self, about: ResourcePath, what: str, item: Json, problem: str) -> None:
+    def _warn(self, about: ResourcePath, noun: str, item: Json, problem: str) -> None:
         """Warn of objects that are left out, once for each collection."""
         if about in self._warned:
             return
         self._warned.add(about)
         where = f"{about} of {self.server} (context {self.context})"
         name = ascii(Object(item).name)[:_MAX_NAME]
-        _LOGGER.warning("warning: %s", safe_line(f"{where}: {what} left out; of {name} {problem}"))
+        _LOGGER.warning("warning: %s", safe_line(f"{where}: {noun} left out; of {name} {problem}"))

@@ -171,8 +171,7 @@ class KubectlTransport:
         """What kubectl prints, or what it writes to its log."""
         # With --request-timeout kubectl does not find a pod's own account any more.
         timeout += LOGIN_SECONDS if self._access.plugin else 0.0
-        temporary = tempfile.TemporaryFile
-        with temporary() as stdin, temporary() as stderr:
+        with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stderr:
             stdin.write(b"" if body is None else json.dumps(body).encode())
             stdin.seek(0)
             with self._process([*self._argv, *argv], stdin=stdin, stderr=stderr) as process:

@@ -191,16 +191,12 @@ class PartialLine:
         self._kept = bytearray()
         self._left_out = 0
 
-    def add(self, piece: bytes) -> None:
-        """Append a piece without a newline."""
+    def add(self, piece: bytes) -> bool:
+        """Append a piece without a newline; false where no end is expected any more."""
         room = MAX_LINE - len(self._kept)
         self._kept += piece[:room]
         self._left_out += max(len(piece) - room, 0)
-
-    @property
-    def endless(self) -> bool:
-        """Whether no end is expected any more."""
-        return self._left_out > _ENDLESS
+        return self._left_out <= _ENDLESS
 
     def take(self) -> bytes:
         """The line so far, with a note if part of it was left out; starts the next line."""
@@ -216,12 +212,10 @@ def lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Pieces of an answer as whole lines, each with its newline; a last one may lack it."""
     line = PartialLine()
     for chunk in chunks:
-        first, *others = chunk.split(b"\n")
-        line.add(first)
-        for other in others:
-            yield line.take() + b"\n"
-            line.add(other)
-        if line.endless:
-            yield line.take() + b"\n"
+        for index, piece in enumerate(chunk.split(b"\n")):
+            if index:
+                yield line.take() + b"\n"
+            if not line.add(piece):
+                yield line.take() + b"\n"
     if rest := line.take():
         yield rest

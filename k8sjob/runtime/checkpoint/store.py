@@ -34,9 +34,7 @@ DIGESTS: Final = "digests.json"
 _BLOCK: Final = 512
 _MOST_HOLES: Final = 1000
 """How many times the bytes that it takes on the disk a file may have."""
-_PLAIN: Final = (
-    type(None), bool, int, float, str, bytes, torch.Size, torch.dtype, torch.device,
-)  # fmt: skip
+_PLAIN: Final = type(None), bool, int, float, str, bytes, torch.Size, torch.dtype, torch.device
 
 
 class Checkpoints:
