@@ -22,6 +22,7 @@ from k8sjob.runtime.base.env import dist_env
 from k8sjob.runtime.base.event_lines import Reporter
 from k8sjob.runtime.base.heartbeat import Observer
 from k8sjob.runtime.checkpoint import format as checkpoint_format
+from k8sjob.runtime.checkpoint import integrity
 from k8sjob.runtime.checkpoint.store import (
     Checkpoints,
     check_state,
@@ -305,6 +306,26 @@ def test_where_the_file_system_fails_nothing_starts_from_scratch(either, monkeyp
         either.newest()
     failing.clear()
     assert either.newest()["epoch"] == 2
+
+
+class TwoRanks:
+    """Rank 0 of two, of which rank 1 has found a file damaged."""
+
+    rank, world_size = 0, 2
+
+    def gather(self, text):
+        return [text, torch.tensor([*b"others.pt does not match\0"], dtype=torch.uint8)]
+
+
+def test_what_one_rank_finds_damaged_is_damaged_though_another_cannot_read_it(
+    tmp_path, monkeypatch
+):
+    def fail(*_, **__):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(integrity, "verify", fail)
+    problem = integrity._verified(tmp_path / "step-00000001", TwoRanks(), lambda: None)
+    assert problem == "others.pt does not match"
 
 
 FILES = ["__0_0.distcp", ".metadata", "others.pt"]

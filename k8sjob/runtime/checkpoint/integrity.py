@@ -100,8 +100,9 @@ def _verified(path: Path, group: Group, beat: Callable[[], None]) -> str:
         problem = _problem(error)
     beat()
     text = torch.frombuffer(bytearray(problem.encode() + b"\0"), dtype=torch.uint8)
-    problems = [bytes(one.tolist()).rstrip(b"\0").decode() for one in group.gather(text)]
-    return next(filter(None, problems), "")
+    problems = [bytes(part.tolist()).rstrip(b"\0").decode() for part in group.gather(text)]
+    # What one rank finds damaged is damaged, whatever another one cannot read of it.
+    return min(filter(None, problems), key=lambda text: text.startswith(_UNREADABLE), default="")
 
 
 def _read_for_all(path: Path, group: Group) -> tuple[dict[str, Any] | None, str]:
