@@ -111,7 +111,7 @@ def private_patterns() -> str:
 
     What was committed once and taken out again is in the history.
     """
-    return "**/.git\n" + _template().partition("# Files that often contain credentials\n")[2]
+    return "**/.git\n" + _template().rpartition("# Files that often contain credentials\n")[2]
 
 
 def _template() -> str:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from k8sjob.errors import ImageError
 from k8sjob.rendering import dockerignore
-from k8sjob.rendering.dockerignore import Ignore, own_patterns
+from k8sjob.rendering.dockerignore import Ignore, own_patterns, private_patterns
 
 
 @pytest.mark.parametrize(
@@ -132,6 +132,12 @@ def test_a_file_of_patterns_that_cannot_be_read(tmp_path, make, reason):
     make(path)
     with pytest.raises(ImageError, match=rf"dockerignore: cannot be read: {reason}; repair it"):
         own_patterns(path)
+
+
+def test_credentials_stay_out_whatever_the_templates_comments_are(monkeypatch):
+    template = dockerignore().replace("# Files", "# Those")
+    monkeypatch.setitem(private_patterns.__globals__, "_template", lambda: template)
+    assert {"**/.git", "**/.env", "**/id_rsa*"} <= {*private_patterns().splitlines()}
 
 
 def test_a_deep_folder_is_walked(tmp_path):
