@@ -14,6 +14,7 @@ import json
 import socket
 import socketserver
 import threading
+from collections import deque
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -39,7 +40,7 @@ _DISTANCE: Final = 4096
 _MAX_CALL: Final = 1 << 18
 _MAX_ANSWER: Final = 1 << 20
 _MAX_CALLS: Final = 128
-"""Calls that are answered at a time; of more, the oldest is ended: a node's takes milliseconds."""
+"""After so many others a call is ended, if it has not been answered: a node's takes milliseconds."""
 _MAX_STRANGERS: Final = 16
 """Addresses of which a line says that their calls are not accepted."""
 _REFUSED: Final = 3
@@ -246,20 +247,14 @@ class _Server(socketserver.ThreadingTCPServer):
 
     def __init__(self) -> None:
         super().__init__(("", 0), _Handler, bind_and_activate=False)
-        self._calls: dict[Any, None] = {}
+        self._calls = deque[Any]()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        self._calls[request] = None
+        self._calls.append(request)
         if len(self._calls) > _MAX_CALLS:
-            oldest, *_ = self._calls  # at once: other threads change it
-            self._calls.pop(oldest, None)
-            with suppress(OSError):
-                oldest.shutdown(socket.SHUT_RDWR)
+            with suppress(OSError):  # nearly all have ended
+                self._calls.popleft().shutdown(socket.SHUT_RDWR)
         super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        self._calls.pop(request, None)
-        super().shutdown_request(request)
 
 
 class _Handler(socketserver.StreamRequestHandler):
