@@ -15,24 +15,22 @@ import time
 from collections import deque
 from contextlib import closing, suppress
 from io import FileIO
-from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from k8sjob.backends.api import LogLine
-from k8sjob.backends.local.state_folder import open_file
+from k8sjob.backends.local.state_folder import open_file, paths_in
 from k8sjob.contract import counted
 from k8sjob.kube.client.transport import PartialLine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 _END: Final = 1 << 18
 """Bytes at the end of a file in which its last lines are looked for."""
 _FIRST_LOOK: Final = 1 << 16
 """Bytes at the end of a file that hold some hundred lines of most jobs."""
 _ROW: Final = re.compile(rb"([\w:.+-]+) (stdout|k8sjob) ([FP]) (.*)", re.DOTALL)
-_PATH: Final = re.compile(rb'[^\s":]*+((?:", line |:)\d)?')
-"""The rest of a path, and whether it names a line of code: in tracebacks, warnings and logs."""
 _NAME: Final = re.compile(r"([0-9]{1,9})(?:\.([0-9]{1,9}))?\.log")
 LOG_BYTES: Final = 10 << 20
 LOG_FILES: Final = 5
@@ -62,7 +60,10 @@ class LogWriter:
         self._in_line = False
         self._source = os.fsencode(source)
         self._copies = {os.fsencode(one) for one in (copy, os.path.realpath(copy)) if copy}
-        self._places = re.compile(b"|".join(map(re.escape, self._copies)))
+        # A path that names a line of code: in tracebacks, warnings and logs. It may hold the folder
+        # many times, and is looked at once.
+        copies = b"|".join(map(re.escape, self._copies))
+        self._code = re.compile(b"(?:%s)" % copies + rb'(/[^\s":]*+)((?:", line |:)\d)?')
         self._lost_lines = self._lost_bytes = 0
         self.missing = ""
         self._write(b"")  # so that the start has a file, even if it writes nothing
@@ -75,7 +76,7 @@ class LogWriter:
         for output in lines:
             line = output
             if any(copy in line for copy in self._copies):
-                line = self._with_own_paths(line)
+                line = self._code.sub(self._with_own_path, line)
             for start in range(0, max(len(line), 1), LONGEST_LINE):
                 part = line[start : start + LONGEST_LINE]
                 whole = start + LONGEST_LINE >= len(line)
@@ -96,20 +97,8 @@ class LogWriter:
         if self._file:
             self._file.close()
 
-    def _with_own_paths(self, line: bytes) -> bytes:
-        """The line with the user's folder in the places of code; paths of other files stay."""
-        end, names_code = -1, False
-
-        def own(match: re.Match[bytes]) -> bytes:
-            nonlocal end, names_code
-            # A path may hold the folder many times: each path is looked at once.
-            if match.end() > end and (path := _PATH.match(line, match.end())):
-                names_code = path[1] is not None
-                end = path.start(1) if names_code else path.end()
-            below = line[match.end() : match.end() + 1] == b"/" and match.end() + 1 < end
-            return self._source if names_code and below else match[0]
-
-        return self._places.sub(own, line)
+    def _with_own_path(self, path: re.Match[bytes]) -> bytes:
+        return self._source + path[1] + path[2] if path[2] else path[0]
 
     def _write(self, rows: bytes, lines: int = 0, size: int = 0) -> None:
         """Append whole rows, of so many lines and bytes of output, or none of them."""
@@ -155,10 +144,8 @@ def _file_of(path: Path, number: int) -> Path:
 def _files(folder: Path) -> dict[int, list[int]]:
     """The numbers of the files of each start, the oldest first."""
     numbers: dict[int, list[int]] = {}
-    paths = list[Path]()
-    with suppress(OSError):  # a file server that is away for a moment
-        paths = list(folder.glob("*.log"))
-    for name in filter(None, (_NAME.fullmatch(path.name) for path in paths)):
+    names = (_NAME.fullmatch(path.name) for path in paths_in(folder, "*.log"))
+    for name in filter(None, names):
         numbers.setdefault(int(name[1]), []).append(int(name[2] or 0))
     return {attempt: sorted(numbers[attempt]) for attempt in sorted(numbers)}
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from k8sjob.backends.api import LOCAL, Snapshot
 from k8sjob.backends.local.container import ContainerEnd
 from k8sjob.backends.local.kubelet import container_ended
-from k8sjob.backends.local.state_folder import open_file, read_json
+from k8sjob.backends.local.state_folder import open_file, paths_in, read_json
 from k8sjob.contract import CHECKPOINT_DIR_ENV
 from k8sjob.errors import BackendError, JobNotFound, field_path
 from k8sjob.kube.objects import Object, Pod, stamp
@@ -121,10 +121,9 @@ def has_supervisor(folder: JobFolder) -> bool:
 def _last_written(folder: JobFolder) -> datetime:
     """When the supervisor last wrote something: the state, or a line of output."""
     times = [0.0]
-    with suppress(OSError):
-        for file in (folder.state, *folder.path.glob("replicas/*/logs/*.log")):
-            with suppress(OSError):
-                times.append(file.lstat().st_mtime)
+    for file in (folder.state, *paths_in(folder.path, "replicas/*/logs/*.log")):
+        with suppress(OSError):
+            times.append(file.lstat().st_mtime)
     return datetime.fromtimestamp(max(times), UTC)
 
 

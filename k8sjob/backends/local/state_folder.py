@@ -154,11 +154,8 @@ class JobFolder:
 
     def asked(self) -> dict[str, dict[str, Any]]:
         """The requests that were left; they are taken out."""
-        taken = dict[str, dict[str, Any]]()
-        files = list[Path]()
-        with suppress(OSError):
-            files = sorted(self._requests.glob("[!.]*"))
-        for file in files:
+        taken = {}
+        for file in sorted(paths_in(self._requests, "[!.]*")):
             with suppress(OSError, BackendError):
                 taken[file.name] = read_json(file)
                 file.unlink()
@@ -340,6 +337,13 @@ class Store:
             yield
         finally:
             os.close(file)
+
+
+def paths_in(folder: Path, pattern: str) -> list[Path]:
+    """The paths in a folder that match; none where a file server is away for a moment."""
+    with suppress(OSError):
+        return list(folder.glob(pattern))
+    return []
 
 
 def files_in(folders: Iterable[Path]) -> Iterator[tuple[os.stat_result, Path]]:
