@@ -196,18 +196,21 @@ def decode_object(text: str, max_length: int = 2**20) -> dict[str, Any] | None:
             body = json.loads(whole, parse_int=_integer)
     except (ValueError, RecursionError):
         return None
-    return body if isinstance(body, dict) and _is_shallow(body, _MAX_DEPTH) else None
+    return body if isinstance(body, dict) and is_shallow(body, _MAX_DEPTH) else None
 
 
 def _integer(digits: str) -> int | float:
     return int(digits) if len(digits) <= _MAX_DIGITS else float(digits)
 
 
-def _is_shallow(value: Any, depth: int) -> bool:
-    if not isinstance(value, dict | list):
-        return True
-    parts = value.values() if isinstance(value, dict) else value
-    return depth > 0 and all(_is_shallow(part, depth - 1) for part in parts)
+def is_shallow(value: Any, depth: int) -> bool:
+    """Whether JSON has no more than so many objects and lists inside of each other."""
+    level = [value] if isinstance(value, dict | list) else []
+    while level and depth:
+        parts = (node.values() if isinstance(node, dict) else node for node in level)
+        level = [item for part in parts for item in part if isinstance(item, dict | list)]
+        depth -= 1
+    return not level
 
 
 def _is_time(value: Any) -> bool:

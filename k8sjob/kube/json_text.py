@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any, Final
+
+from k8sjob.contract import is_shallow
 
 MAX_DEPTH: Final = 100
 """Mappings and lists inside of each other; the deepest real ones are schemas, of about 40."""
@@ -36,15 +39,8 @@ def parsed(text: bytes) -> Any:
         ValueError: it is no JSON.
     """
     check_size(text)
-    too_deep = f"it is nested deeper than {MAX_DEPTH} levels"
-    try:
+    with suppress(RecursionError):
         document = json.loads(text)
-    except RecursionError:
-        raise OversizeError(too_deep) from None
-    level = [document] if isinstance(document, dict | list) else []
-    for _ in range(MAX_DEPTH):
-        parts = (node.values() if isinstance(node, dict) else node for node in level)
-        level = [item for part in parts for item in part if isinstance(item, dict | list)]
-        if not level:
+        if is_shallow(document, MAX_DEPTH):
             return document
-    raise OversizeError(too_deep)
+    raise OversizeError(f"it is nested deeper than {MAX_DEPTH} levels")
