@@ -21,7 +21,7 @@ _KNOWN: Final = {*KINDS.values(), "ContainerOutput", "List", "PendingWorkloadsSu
 @cache
 def object_shape(kind: str) -> dict[str, Any]:
     """The shape of the objects of a kind, also of an unknown one; see fit."""
-    about = {"kind": str, "apiVersion": str}
+    about = {"kind": str, "apiVersion": str, "metadata": shape("live_metadata")}
     if kind not in _JOBS.values():
         return {**shape(kind if kind in _KNOWN else "Object"), **about}
     job = {**shape("Object"), **about, "status": shape("job_status")}
