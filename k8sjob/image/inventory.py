@@ -381,14 +381,12 @@ class _TarInfo(tarfile.TarInfo):
     def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
         if self.type in _HEADER_TYPES and self.size > _MAX_HEADER:
             raise tarfile.ReadError(f"a header of {self.size} bytes")
-        if self.type == tarfile.GNUTYPE_SPARSE:
-            self._refuse_sparse()
         return super()._proc_member(archive)  # type: ignore[misc,no-any-return]  # no public form
 
     def _refuse_sparse(self, *_: object) -> NoReturn:
         raise tarfile.ReadError("a sparse file")
 
-    _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _refuse_sparse  # those of pax
+    _proc_sparse = _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _refuse_sparse
 
 
 def _scan_archive(stream: io.RawIOBase, what: str, found: LayerScan) -> None:
