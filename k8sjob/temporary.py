@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 DRAFT: Final = ".k8sjob-"
 """How the names of incomplete files and folders begin."""
 _PREFIX: Final = "k8sjob-"
+_LOCK: Final = ".lock"
+"""A file in each temporary folder."""
 _HOST: Final = f"{zlib.crc32(os.uname().nodename.encode()):08x}"
 
 
@@ -38,20 +40,15 @@ def temporary_folder(purpose: str, parent: str | None = None) -> Iterator[Path]:
         OSError: it cannot be made.
     """
     place = Path(parent or tempfile.gettempdir())
-    for lock in _abandoned(place, f"{_PREFIX}*-{_HOST}-*.lock"):
-        shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
-        _remove_lock(lock)
+    # Not held while they are removed: NFS would keep the lock under another name.
+    for lock in list(_abandoned(place, f"{_PREFIX}*-{_HOST}-*/{_LOCK}")):
+        shutil.rmtree(lock.parent, ignore_errors=True)
     prefix = f"{_PREFIX}{purpose}-{_HOST}-"
-    folder = tempfile.TemporaryDirectory("", prefix, place, ignore_cleanup_errors=True)
-    lock = Path(f"{folder.name}.lock")
-    unlocked = lock.with_suffix(".new")  # not looked for: another process could be faster
-    with os.fdopen(_create_locked(unlocked)):
-        try:
-            unlocked.rename(lock)
-            with folder as name:
-                yield Path(name)
-        finally:
-            _remove_lock(lock)
+    with tempfile.TemporaryDirectory("", prefix, place, ignore_cleanup_errors=True) as name:
+        new = Path(name, "new")
+        with os.fdopen(_create_locked(new)):
+            new.rename(new.with_name(_LOCK))  # by this name others try it
+            yield Path(name)
 
 
 def create_draft(path: Path, mode: int) -> tuple[Path, int]:
@@ -92,9 +89,3 @@ def _abandoned(folder: Path, pattern: str) -> Iterator[Path]:
                         yield path
             finally:
                 os.close(file)
-
-
-def _remove_lock(lock: Path) -> None:
-    """Remove the lock of a folder, unless some of the folder is left for the next try."""
-    if not os.path.lexists(lock.with_suffix("")):
-        lock.unlink(missing_ok=True)

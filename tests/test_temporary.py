@@ -64,13 +64,13 @@ def start_next(folder):
 def test_what_a_killed_process_left_is_removed_by_the_next(hold, tmp_path):
     child = hold()
     held = names(tmp_path)
-    assert len(held) == 3  # a folder, its lock, a draft
+    assert len(held) == 2  # a folder, a draft
     start_next(tmp_path)
     assert names(tmp_path) == held, "it still runs"
     child.kill()
     child.wait()
     other = hold()  # the next one of its kind
-    assert len(names(tmp_path)) == 3
+    assert len(names(tmp_path)) == 2
     assert not held & names(tmp_path)
     other.communicate()
     assert names(tmp_path) == {"result"}
@@ -92,16 +92,17 @@ def test_nothing_of_others_is_removed(hold, tmp_path, monkeypatch):
     child.kill()
     child.wait()
     leftovers = names(tmp_path)
-    users = {"k8sjob-mine", "k8sjob-mine.lock", ".k8sjob-mine", "k8sjob-prove-12345678-abc"}
-    for name in users:
+    for name in ("k8sjob-mine", ".k8sjob-mine", "k8sjob-prove-12345678-abc"):
         (tmp_path / name).mkdir()
+        (tmp_path / name / ".lock").touch()
     host = temporary._HOST
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "file").touch()
+    (tmp_path / "elsewhere" / ".lock").touch()
     (tmp_path / f"k8sjob-a-{host}-link").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / f"k8sjob-a-{host}-link.lock").touch()
-    (tmp_path / f"k8sjob-a-{host}-b.lock").symlink_to(tmp_path / "elsewhere" / "file")
-    os.mkfifo(tmp_path / f"k8sjob-a-{host}-fifo.lock")
+    for name in ("none", "other", "fifo"):
+        (tmp_path / f"k8sjob-a-{host}-{name}").mkdir()
+    (tmp_path / f"k8sjob-a-{host}-other" / ".lock").symlink_to(tmp_path / "elsewhere" / ".lock")
+    os.mkfifo(tmp_path / f"k8sjob-a-{host}-fifo" / ".lock")
     os.mkfifo(tmp_path / f".k8sjob-{host}-fifo")
     before = names(tmp_path)
     monkeypatch.setattr(os, "getuid", lambda: 4_000_000)
@@ -114,7 +115,7 @@ def test_nothing_of_others_is_removed(hold, tmp_path, monkeypatch):
     monkeypatch.undo()
     start_next(tmp_path)
     assert before - names(tmp_path) == leftovers
-    assert (tmp_path / "elsewhere" / "file").exists()
+    assert (tmp_path / "elsewhere" / ".lock").exists()
 
 
 def test_a_file_that_is_swept_before_it_is_locked_is_made_again(tmp_path, monkeypatch):
