@@ -243,16 +243,14 @@ class Store:
                 self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
                 for name in _MADE:
                     (self.root / name).mkdir(mode=0o700, exist_ok=True)
+            # Where others may write into the folder, those below it may be theirs.
+            owners = dict[Path, int]()
+            for path in (self.root, *(self.root / name for name in (*_MADE, "records"))):
+                with suppress(FileNotFoundError):
+                    owners[path] = path.stat().st_uid
         except OSError as error:
             raise BackendError(os_error_message("use", self.root, error)) from error
-        # Where others may write into the folder, those below it may be theirs.
-        for path in (self.root, *(self.root / name for name in (*_MADE, "records"))):
-            try:
-                owner = path.stat().st_uid
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                raise BackendError(os_error_message("use", path, error)) from error
+        for path, owner in owners.items():
             if owner != os.getuid():
                 # A volume of a Pod belongs to root; by fsGroup its user may write into it.
                 writable = path == self.root and os.access(path, os.W_OK | os.X_OK)

@@ -40,7 +40,7 @@ _DISTANCE: Final = 4096
 _MAX_CALL: Final = 1 << 18
 _MAX_ANSWER: Final = 1 << 20
 _MAX_CALLS: Final = 128
-"""After so many others a call is ended, if it has not been answered: a node's takes milliseconds."""
+"""Newer calls after which one that is not answered yet is ended: a node's takes milliseconds."""
 _MAX_STRANGERS: Final = 16
 """Addresses of which a line says that their calls are not accepted."""
 _REFUSED: Final = 3

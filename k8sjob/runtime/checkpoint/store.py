@@ -154,17 +154,17 @@ def opened(file: Path) -> BufferedReader:
             raise
         raise ValueError(f"{file.name} is a link or a device") from None
     stream = os.fdopen(handle, "rb")
-    about = os.fstat(handle)
+    about, problem = os.fstat(handle), ""
     if not stat.S_ISREG(about.st_mode):
-        stream.close()
-        raise ValueError(f"{file.name} is a pipe or a device, not a file")
+        problem = "a pipe or a device, not a file"
     # Some file systems count no blocks, or compress them; those know of no holes in such files.
-    if about.st_size > about.st_blocks * _BLOCK * _MOST_HOLES:
-        holes = os.lseek(handle, 0, os.SEEK_HOLE) < about.st_size
+    elif about.st_size > about.st_blocks * _BLOCK * _MOST_HOLES:
+        if os.lseek(handle, 0, os.SEEK_HOLE) < about.st_size:
+            problem = f"{about.st_size:,} bytes, most of them holes"
         os.lseek(handle, 0, os.SEEK_SET)
-        if holes:
-            stream.close()
-            raise ValueError(f"{file.name} is {about.st_size:,} bytes, most of them holes")
+    if problem:
+        stream.close()
+        raise ValueError(f"{file.name} is {problem}")
     return stream
 
 
