@@ -12,17 +12,17 @@ from k8sjob.targets.jobs import TARGETS
 if TYPE_CHECKING:
     from k8sjob.kube.objects import Json
 
-_JOBS: Final = {target.resource: target.kind for target in TARGETS}
-KINDS: Final[dict[str, str]] = {**_JOBS, **tables()["kinds"]}
+_JOBS: Final = {target.kind for target in TARGETS}
+_KNOWN: Final = [name for name in tables() if name[0].isupper() and name != "Object"]
+KINDS: Final = {f"{kind.lower()}s": kind for kind in _KNOWN}
 """The kinds of objects whose fields are read, by their resource."""
-_KNOWN: Final = {*KINDS.values(), "ContainerOutput", "List", "PendingWorkloadsSummary", "Status"}
 
 
 @cache
 def object_shape(kind: str) -> dict[str, Any]:
     """The shape of the objects of a kind, also of an unknown one; see fit."""
     about = {"kind": str, "apiVersion": str, "metadata": shape("live_metadata")}
-    if kind not in _JOBS.values():
+    if kind not in _JOBS:
         return {**shape(kind if kind in _KNOWN else "Object"), **about}
     job = {**shape("Object"), **about, "status": shape("job_status")}
     beside = {"child": {**job, "spec": shape("Job")}, "runtime": shape("TrainingRuntime")}

@@ -381,13 +381,11 @@ def _wrong(
             continue
         boxes.add(box)
         place = places.get(MetadataIndex(name, chunk.offsets))
-        if place is None:
-            return f"has a chunk at {_region(box)} that is in no file"
-        needed, file = elements * dtype.itemsize, place.relative_path
-        there = min(place.length, sizes[file] - place.offset)
-        if place.offset < 0 or there < needed:
-            held = f"of which {file} has {max(0, there):,}"
-            return f"has a chunk at {_region(box)} of {needed:,} bytes, {held}"
+        needed = elements * dtype.itemsize
+        if place is None or not 0 <= place.offset <= sizes[place.relative_path] - needed:
+            return f"has a chunk at {_region(box)} of {needed:,} bytes that are in no file"
+        if place.length < needed:
+            return f"has a chunk at {_region(box)} of {needed:,} bytes that has {place.length:,}"
     fault = _uncovered(tuple(shape), boxes) if math.prod(shape) else ""
     return f"has the shape {tuple(shape)}, and {fault}" if fault else ""
 
