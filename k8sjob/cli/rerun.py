@@ -53,8 +53,7 @@ def rerun_command(job: str, folder: Path | None, yes: bool, place: Place, **show
             print_status(
                 f"the code of that run is used; files changed since then: {', '.join(changed)}"
             )
-        if is_record(job):
-            _confirm(job, plan.spec, f"on this machine in {plan.context}", yes=yes)
+        _confirm(job, plan.spec, f"on this machine in {plan.context}", yes=yes)
         done = run_here(plan, LocalBackend(fresh=True, detached=shown["detach"]), **shown)
         return done.code if done else 0
     detach, quiet, no_logs = (shown.pop(name) for name in ("detach", "quiet", "no_logs"))
@@ -64,8 +63,7 @@ def rerun_command(job: str, folder: Path | None, yes: bool, place: Place, **show
         raise click.UsageError("-q is for jobs on this machine; --detach only submits the job")
     plan = plan_there(backend.snapshot(ref).job)
     cluster = place.connect(ref.namespace)
-    if is_record(job):
-        _confirm(job, plan.spec, f"in {cluster.context}, namespace {cluster.namespace}", yes=yes)
+    _confirm(job, plan.spec, f"in {cluster.context}, namespace {cluster.namespace}", yes=yes)
     made = submit_plan(plan, cluster, report=print_status)
     line(f"{made.ref} created")
     if detach:
@@ -74,11 +72,11 @@ def rerun_command(job: str, folder: Path | None, yes: bool, place: Place, **show
     return attach(cluster, made.ref, place, logs=not no_logs, **shown)
 
 
-def _confirm(record: str, spec: JobSpec, where: str, *, yes: bool) -> None:
+def _confirm(job: str, spec: JobSpec, where: str, *, yes: bool) -> None:
     """Show what the file of a record would run, and ask; UsageError where nobody can answer."""
-    if yes:
+    if yes or not is_record(job):
         return
-    print_status(f"{record} may be from anybody; it runs this {where}:\n\n{spec.to_yaml()}")
+    print_status(f"{job} may be from anybody; it runs this {where}:\n\n{spec.to_yaml()}")
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise click.UsageError("nothing was run; read the job above, and add --yes to run it")
     click.confirm("Run it?", abort=True, err=True)

@@ -21,10 +21,10 @@ KINDS: Final = {f"{kind.lower()}s": kind for kind in _KNOWN}
 @cache
 def object_shape(kind: str) -> dict[str, Any]:
     """The shape of the objects of a kind, also of an unknown one; see fit."""
-    about = {"kind": str, "apiVersion": str, "metadata": shape("live_metadata")}
+    common = shape("Object")
     if kind not in _JOBS:
-        return {**shape(kind if kind in _KNOWN else "Object"), **about}
-    job = {**shape("Object"), **about, "status": shape("job_status")}
+        return {**common, **shape(kind if kind in _KNOWN else "Object")}
+    job = {**common, "status": shape("job_status")}
     beside = {"child": {**job, "spec": shape("Job")}, "runtime": shape("TrainingRuntime")}
     return {**job, **beside, "spec": shape(kind)}
 
@@ -42,7 +42,7 @@ def typed_object(of: str, item: Any) -> tuple[Json, str]:
     fitted, wrong = fit(item, object_shape(kind))
     if kind in _KNOWN and kind != "List" and (fitted.get("kind") or kind) != kind:
         return fitted, f"its kind is {shown(item['kind'])}, not {kind}"
-    for problem in wrong[:1]:
-        where = field_path(problem.path)
-        return fitted, f"{where} is {shown(problem.seen)}, not {problem.expected}"
+    if wrong:
+        path, value, expected = wrong[0]
+        return fitted, f"{field_path(path)} is {shown(value)}, not {expected}"
     return fitted, ""
