@@ -59,7 +59,6 @@ _MOST_OBJECTS: Final = 1 << 28
 _MOST_OUTPUT: Final = 1 << 30
 """Bytes of one replica's output, as JSON, that are written or read."""
 _MOST_LINE: Final = 1 << 24
-_BUFFER: Final = 1 << 20
 _MOST_TAIL: Final = 1 << 24
 """Bytes of the last lines of much output; they are in memory while a record is written."""
 _KEPT_OUTPUT: Final = 1 << 25
@@ -403,12 +402,12 @@ class RecordBackend:
                 text = file.read(_MOST_OBJECTS + 1)
             if len(text) > _MOST_OBJECTS:
                 raise ValueError(f"its objects have over {_MOST_OBJECTS} bytes")
-            found = parsed(text)
-            if (version := found["format"]) != _FORMAT:
+            objects = parsed(text)
+            if (version := objects["format"]) != _FORMAT:
                 raise ValueError(f"it has format {version!r}, and {__version__} reads {_FORMAT}")
-            seen, self._related, self.findings = _read(found)
-            self._snapshot = replace(seen, record=shlex.quote(str(path)))
-            self._launched = _launched(found.get("launched"))
+            snapshot, self._related, self.findings = _read(objects)
+            self._snapshot = replace(snapshot, record=shlex.quote(str(path)))
+            self._launched = _launched(objects.get("launched"))
         except DAMAGE as error:
             raise BackendError(self._damage(error)) from error
 
@@ -508,7 +507,7 @@ class RecordBackend:
                     raise BackendError(f"{self.path} has no output of {replica}")
                 # The archive's own lines take ten times as long as those of a buffer.
                 source: Any = archive.open(f"logs/{replica}")
-                with io.BufferedReader(source, _BUFFER) as file:
+                with io.BufferedReader(source, 1 << 20) as file:
                     if tail is not None:  # to find the lines takes a tenth of decoding them
                         begins = deque((at for at, _ in _rows(replica, file)), max(tail, 1))
                         file.seek(begins[0] if begins else 0)

@@ -82,15 +82,15 @@ def find_script(path: Path) -> Path:
         return path
     with time_limit():
         files = [file for file in sorted(path.glob("*.py")) if file.is_file()]
-        found = [file for file in files if _is_training(file)]
+        scripts = [file for file in files if _is_training(file)]
         check_time()
-    for name in _USUAL_NAMES if len(found) > 1 else ():
-        if path / name in found:
+    for name in _USUAL_NAMES if len(scripts) > 1 else ():
+        if path / name in scripts:
             return path / name
-    if len(found) == 1:
-        return found[0]
-    several = f"several training scripts: {', '.join(file.name for file in found)}"
-    message = several if found else "no .py file in it is a training script"
+    if len(scripts) == 1:
+        return scripts[0]
+    several = f"several training scripts: {', '.join(file.name for file in scripts)}"
+    message = several if scripts else "no .py file in it is a training script"
     raise SpecError([Problem("", f"{message}; specify the one to start")], str(path))
 
 
@@ -200,14 +200,12 @@ def _length(lines: list[str], first: int) -> int:
     """The lines of a statement, which may be in brackets; if those are never closed, the rest."""
     if lines[first].strip()[:1] in {"", "#"}:
         return 1
-    rest = (f"{lines[number]}\n" for number in range(first, len(lines)))
-    tokens = tokenize.generate_tokens(rest.__next__)
+    source = (f"{lines[number]}\n" for number in range(first, len(lines)))
+    tokens = tokenize.generate_tokens(source.__next__)
     ends = (token.end[0] for token in tokens if token.type == tokenize.NEWLINE)
     try:
         return next(ends, 1)
-    except SyntaxError:
-        return 1
-    except tokenize.TokenError as error:
+    except (SyntaxError, tokenize.TokenError) as error:
         is_open = any(text in str(error) for text in ("EOF", "triple-quoted"))
         return len(lines) - first if is_open else 1
 

@@ -238,10 +238,7 @@ class Collector:
 
 
 def _part(text: str) -> str:
-    """A part of a message: one line, so that a job's output cannot look like another part.
-
-    What looks like a credential is taken out first: a chat has more readers than the job's output.
-    """
+    """A part of a message: one line, which cannot look like another part, without credentials."""
     return redacted(safe_line(text))[:_MOST_PART]
 
 

@@ -143,7 +143,8 @@ def with_child(job: Json, found: Iterable[Json]) -> Json:
 
 def _controller(item: Json) -> str:
     """The uid of the object that controls this one; empty if there is none."""
-    return next((str(one.get("uid")) for one in Object(item).owners if one.get("controller")), "")
+    owners = (owner for owner in Object(item).owners if owner.get("controller"))
+    return next((str(owner.get("uid")) for owner in owners), "")
 
 
 # --- the job --------------------------------------------------------------------------------------

@@ -304,9 +304,8 @@ class TrainJobReader(IndexedReader):
             message = f"{version!r} is not {TrainJob.api_version!r}, the only version that k8sjob"
             raise SpecError([Problem("runtime.apiVersion", f"{message} knows; convert the {kind}")])
         job_name = Object(job).name
-        own = kind == "TrainingRuntime" and name == job_name
         became = f"the {kind} {name} became a TrainingRuntime of the job's name, without its labels"
-        notes = [] if own else [became]
+        notes = [] if (kind, name) == ("TrainingRuntime", job_name) else [became]
         if len(spec.get("runtimePatches") or ()) < len(given.get("runtimePatches") or ()):
             notes.append(f"left out, since Kueue sets it again: the runtimePatches of {_KUEUE}")
         spec["runtimeRef"] = {"apiGroup": _GROUP, "kind": "TrainingRuntime", "name": job_name}

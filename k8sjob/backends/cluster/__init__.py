@@ -44,15 +44,15 @@ def connect(
     """
     from k8sjob.backends.cluster.backend import ClusterBackend  # noqa: PLC0415 - commands start light
 
-    found = access(context, kubeconfig, namespace, plugins=plugins)
+    cluster = access(context, kubeconfig, namespace, plugins=plugins)
     if client == "python" or (client is None and importlib.util.find_spec("kubernetes")):
         from k8sjob.kube.client.python_client import PythonTransport  # noqa: PLC0415 - only one of them
 
-        return ClusterBackend(PythonTransport(found))
+        return ClusterBackend(PythonTransport(cluster))
     if client is None and not shutil.which("kubectl"):
         raise BackendError(
             "no Kubernetes client is installed: pip install 'k8sjob[cluster]', or install kubectl"
         )
     from k8sjob.kube.client.kubectl import KubectlTransport  # noqa: PLC0415 - only one of them
 
-    return ClusterBackend(KubectlTransport(found))
+    return ClusterBackend(KubectlTransport(cluster))

@@ -287,8 +287,8 @@ class _Output:
 
     def gap(self, now: Instance | None, message: str) -> LogLine:
         """A line that says what is missing here; `now` is None if there is no Pod."""
-        made = (now and moment(now.made)) or datetime.now(UTC)
-        stamp = self._last or f"{made.astimezone(UTC).isoformat()[:19]}.000000000Z"
+        time = (now and moment(now.made)) or datetime.now(UTC)
+        stamp = self._last or f"{time.astimezone(UTC).isoformat()[:19]}.000000000Z"
         attempt = self._earlier_pods + self.number
         return LogLine(self.replica, attempt, stamp, f"k8sjob: {self.replica}: {message}", gap=True)
 

@@ -60,8 +60,7 @@ class LogWriter:
         self._in_line = False
         self._source = os.fsencode(source)
         self._copies = {os.fsencode(one) for one in (copy, os.path.realpath(copy)) if copy}
-        # A path that names a line of code: in tracebacks, warnings and logs. It may hold the folder
-        # many times, and is looked at once.
+        # A path that names a line of code. It may hold the folder many times, and is read once.
         copies = b"|".join(map(re.escape, self._copies))
         self._code = re.compile(b"(?:%s)" % copies + rb'(/[^\s":]*+)((?:", line |:)\d)?')
         self._lost_lines = self._lost_bytes = 0

@@ -62,11 +62,11 @@ def run(
         assert process.stdout is not None  # noqa: S101 - a pipe, for mypy
         whole = True
         while line := process.stdout.readline(_LONGEST_LINE):
-            begins, whole = whole, line.endswith("\n")
             # An index's address may hold a password.
-            if begins and (text := redacted(line.rstrip())):
+            if whole and (text := redacted(line.rstrip())):
                 last.append(text)
                 say(text)
+            whole = line.endswith("\n")
         code = process.wait()
     if code:
         raise BuilderError(argv[0], code, list(last))

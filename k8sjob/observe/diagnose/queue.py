@@ -127,11 +127,11 @@ def _never(facts: Facts, workload: Json) -> tuple[str, str] | None:
     name = Object(workload).name
     if Object(workload).spec.get("active") is False:
         reason = one_line(Object(workload).condition("Evicted").message)
-        what = f"its Workload is deactivated{': ' * bool(reason)}{reason}"
+        cause = f"its Workload is deactivated{': ' * bool(reason)}{reason}"
         if rejected := _checks(workload, {"Rejected"}):
-            what += f"; {rejected}"
+            cause += f"; {rejected}"
         patch = f"kubectl patch workload {name} -n {facts.namespace} --type merge"
-        return what, f'remove the cause, then {patch} -p \'{{"spec":{{"active":true}}}}\''
+        return cause, f'remove the cause, then {patch} -p \'{{"spec":{{"active":true}}}}\''
     finished = Object(workload).condition("Finished")
     if finished.true:
         reason = f"{finished.reason}: {one_line(finished.message)}"

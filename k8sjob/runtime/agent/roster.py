@@ -186,7 +186,7 @@ class Roster:
                 self.joined = max(self.joined, state.restarts)
             if state.node:
                 self._table[state.node] = state
-            table = json.dumps([asdict(one) for one in self._table.values()])
+            table = json.dumps([asdict(state) for state in self._table.values()])
         return self._signed(table, line)
 
     # --- both -----------------------------------------------------------------------------------

@@ -380,12 +380,11 @@ def _wrong(
         if not (elements := math.prod(chunk.sizes)):
             continue
         boxes.add(box)
-        place = places.get(MetadataIndex(name, chunk.offsets))
+        place: Any = places.get(MetadataIndex(name, chunk.offsets))
         needed = elements * dtype.itemsize
-        if place is None or not 0 <= place.offset <= sizes[place.relative_path] - needed:
+        room = min(place.length, sizes[place.relative_path] - place.offset) if place else -1
+        if room < needed or place.offset < 0:
             return f"has a chunk at {_region(box)} of {needed:,} bytes that are in no file"
-        if place.length < needed:
-            return f"has a chunk at {_region(box)} of {needed:,} bytes that has {place.length:,}"
     fault = _uncovered(tuple(shape), boxes) if math.prod(shape) else ""
     return f"has the shape {tuple(shape)}, and {fault}" if fault else ""
 

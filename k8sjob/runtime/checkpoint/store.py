@@ -31,9 +31,8 @@ FROM_SCRATCH: Final = (
 )
 """How to ignore the checkpoints that are there."""
 DIGESTS: Final = "digests.json"
-_BLOCK: Final = 512
-_MOST_HOLES: Final = 1000
-"""How many times the bytes that it takes on the disk a file may have."""
+_MOST_OF_BLOCK: Final = 512 * 1000
+"""Bytes that a file may have for each block of 512 that it takes on the disk."""
 _PLAIN: Final = type(None), bool, int, float, str, bytes, torch.Size, torch.dtype, torch.device
 
 
@@ -158,7 +157,7 @@ def opened(file: Path) -> BufferedReader:
     if not stat.S_ISREG(about.st_mode):
         problem = "a pipe or a device, not a file"
     # Some file systems count no blocks, or compress them; those know of no holes in such files.
-    elif about.st_size > about.st_blocks * _BLOCK * _MOST_HOLES:
+    elif about.st_size > about.st_blocks * _MOST_OF_BLOCK:
         if os.lseek(handle, 0, os.SEEK_HOLE) < about.st_size:
             problem = f"{about.st_size:,} bytes, most of them holes"
         os.lseek(handle, 0, os.SEEK_SET)

@@ -159,7 +159,7 @@ def join(  # noqa: PLR0911 - one for each type
         except TypeError:
             return joined
     if isinstance(first, list | tuple):
-        plain = not any(isinstance(one, Tensor | Mapping | list | tuple) for one in first)
+        plain = not any(isinstance(part, Tensor | Mapping | list | tuple) for part in first)
         listed = [len(part) for part in parts]
         of_samples = listed == sizes and _is_of_samples(first, sizes[0])
         if plain or of_samples or listed != [len(first)] * len(parts):
