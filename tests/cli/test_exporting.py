@@ -214,7 +214,10 @@ HUGE = 1 << 58
         (chunks_of(((0, 0), (3, 3)), ((1, 0), (1, 3))), "chunks overlap and leave gaps, as near"),
         (chunks_of(((0, 0), (2, 3)), ((3, 0), (2, 3))), "a chunk at [3:5, 0:3] outside of it"),
         (chunks_of(((0,), (4,))), "is not described as torch does it"),
-        (chunks_of(((0, 0), (HUGE, 3)), shape=(HUGE, 3)), f"of {HUGE * 12:,} bytes, of which"),
+        (
+            chunks_of(((0, 0), (HUGE, 3)), shape=(HUGE, 3)),
+            f"of {HUGE * 12:,} bytes that are in no file",
+        ),
         (chunks_of(((0, 0), (-4, -3)), shape=(-4, -3)), "has the shape torch.Size([-4, -3])"),
         (in_no_file, "has a chunk at [0:4, 0:3] of 48 bytes that are in no file"),
         (of_no_type, "and a Size for a type"),
