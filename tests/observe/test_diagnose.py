@@ -1408,6 +1408,19 @@ def test_a_mount_that_the_kubelet_has_not_retried_is_no_cause(count, seconds, ca
     assert causes("Created", pods=[pod], events=[event], replicas=MASTER) == [cause]
 
 
+def test_a_mount_that_fails_is_reported_without_its_command():
+    text = (
+        'MountVolume.SetUp failed for volume "data" : mount failed: exit status 32\n'
+        "Mounting command: mount\nMounting arguments: -t nfs nas:/data /var/lib/kubelet/pods/1\n"
+        "Output: mount.nfs: access denied by server\n"
+    )
+    pod = make_pod("master-0", "Pending", waiting={"reason": "ContainerCreating"})
+    event = about("Pod", "job-master-0", "FailedMount", text, time="01:00")
+    finding = only("Created", pods=[pod], events=[event], replicas=MASTER)
+    assert "exit status 32: mount.nfs: access denied by server" in finding.message
+    assert "Mounting" not in finding.message
+
+
 @pytest.mark.parametrize("container", ["pytorch", "main"])  # the only one may have any name
 def test_of_past_ends_the_newest_failure_is_reported(container):
     old = reported(1, 0, "ValueError", "old") | {"finishedAt": "2025-12-31T22:00:00Z"}

@@ -113,7 +113,7 @@ def not_mounted(facts: Facts, pod: ReplicaPod) -> Explanation | None:
     volume = re.search(r'volume "([^"]+)"', message)
     what = f"the volume {volume[1]!r}" if volume else "a volume"
     detail = re.sub(r'^\w+\.\w+ failed for volume "[^"]+" : ', "", message)
-    detail = re.sub(r"(?s)\nMounting command:(?:(?!\nMounting).)*?\nOutput: ", ": ", detail)
+    detail = re.sub(r"(?s)\nMounting command:(?:(?!\nMounting command).)*?\nOutput: ", ": ", detail)
     detail = f"{what} cannot be mounted: {one_line(detail)}"
     explanation = first_match(_MOUNTS, message, detail=detail)
     return explanation and replace(explanation, since=pod.created_at)
