@@ -82,6 +82,11 @@ class Variable:
         else:
             self.unknown = True
 
+    @property
+    def sources(self) -> list[ast.expr | None]:
+        """Its values, and None for those that are not known."""
+        return [*self.values, *([None] if self.unknown else [])]
+
 
 class Code:
     """The modules of a program, with their names and variables.
@@ -280,14 +285,14 @@ class Code:
         """
         if isinstance(node, ast.Call):
             function = self.definition(node.func)
-            return self._returned[function] if isinstance(function, Function) else [node]
+            return self._returned[function].sources if isinstance(function, Function) else [node]
         variable = self.variable(node)
         imported = isinstance(node, ast.Name) and node.id in self.module(node).aliases
         if imported or not variable or variable.definitions:
             return [node]
         function = variable.parameter_of
         passed = self.passed(function, node.id) if function and isinstance(node, ast.Name) else []
-        return [*variable.values, *passed, *([None] if variable.unknown else [])]
+        return [*variable.sources, *passed]
 
     def passed(self, function: Function, name: str) -> list[ast.expr | None]:
         """The values that the program passes as a parameter, or its default; None is not known."""
@@ -301,12 +306,10 @@ class Code:
         for use in uses[:MAX_VALUES]:
             call, defined = self.parent(use), self.definition(use)
             if defined is called and isinstance(call, ast.Call) and call.func is use:
-                if len(call.args) + len(call.keywords) > MAX_VALUES:
-                    values.append(None)
-                    continue
-                argument = keyword(call, name, position)
-                several = any(isinstance(word, ast.Starred) for word in call.args)
-                several |= any(option.arg is None for option in call.keywords)
+                several = len(call.args) + len(call.keywords) > MAX_VALUES
+                argument = None if several else keyword(call, name, position)
+                several |= any(isinstance(word, ast.Starred) for word in call.args[:MAX_VALUES])
+                several |= any(option.arg is None for option in call.keywords[:MAX_VALUES])
                 values.append(argument or (None if several else default))
             elif defined in (None, called):
                 values.append(None)
@@ -334,14 +337,12 @@ class Code:
         return [self.name(end.func) if isinstance(end, ast.Call) else "" for end in origins]
 
     @cached_property
-    def _returned(self) -> dict[ast.AST | None, list[ast.expr | None]]:
+    def _returned(self) -> dict[ast.AST | None, Variable]:
         """The values that functions return."""
-        returned: dict[ast.AST | None, list[ast.expr | None]] = defaultdict(list)
+        returned: dict[ast.AST | None, Variable] = defaultdict(Variable)
         for node in self.nodes:
             if isinstance(node, ast.Return) and node.value:
-                values = returned[self.function(node)]
-                if len(values) <= MAX_VALUES:
-                    values.append(node.value if len(values) < MAX_VALUES else None)
+                returned[self.function(node)].add(node.value)
         return returned
 
     # --- functions and classes --------------------------------------------------------------

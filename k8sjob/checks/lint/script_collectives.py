@@ -232,10 +232,9 @@ def _group_differs_by_rank(script: Script) -> Iterator[Hit]:
     """All ranks call new_group in one order with the same list, whether they are in it or not."""
     calls = [] if script.setting.processes == 1 else script.torch_calls("new_group")
     lonely = {place.call for place, _ in _one_sided(script)} if calls else set()
-    twins = defaultdict[str, list[ast.Call]](list)
+    opposites = defaultdict[str, set[_Way]](set)
     for call in calls:
-        twins[script.unparsed(call)].append(call)
-    ways = {text: _ways(script, alike) for text, alike in twins.items()}
+        opposites[script.unparsed(call)] |= _opposites(script, [call])
     for call in calls:
         ranks = keyword(call, "ranks", 0)
         # Groups of one rank have nobody to confuse; local synchronization is made for such lists.
@@ -245,7 +244,7 @@ def _group_differs_by_rank(script: Script) -> Iterator[Hit]:
         guards = [guard for guard in script.guards(call) if _selects(script, guard.test)]
         if ranks is not None and script.ranks.made_of_rank(ranks):
             seen = f"`{script.shown(ranks)}` is another list on other ranks"
-        elif guards and _other(guards[0]) not in ways[script.unparsed(call)]:
+        elif guards and guards[0][:2] not in opposites[script.unparsed(call)]:
             seen = f"only the ranks come here that `{script.shown(guards[0].test or call)}` selects"
         else:
             continue
@@ -269,14 +268,9 @@ _Way = tuple[ast.expr | None, bool]
 """A test, and whether it holds."""
 
 
-def _ways(script: Script, calls: Iterable[ast.Call]) -> set[_Way]:
-    """The conditions under which some of several calls run."""
-    return {(guard.test, guard.holds) for call in calls for guard in script.guards(call)}
-
-
-def _other(guard: Guard) -> _Way:
-    """The condition of the ranks that a guard keeps from a line."""
-    return guard.test, not guard.holds
+def _opposites(script: Script, calls: Iterable[ast.Call]) -> set[_Way]:
+    """The conditions under which some of several calls do not run."""
+    return {(guard.test, not guard.holds) for call in calls for guard in script.guards(call)}
 
 
 _ROOTED: Final = re.compile(
@@ -288,7 +282,7 @@ _ROOTED: Final = re.compile(
 @RULES.error
 def _root_differs_by_rank(script: Script) -> Iterator[Hit]:
     """All ranks name the same source or destination; its own rank is another one on each."""
-    ways: dict[str, set[_Way]] = {}
+    opposites: dict[str, set[_Way]] = {}
     for path, call in script.calls if script.setting.processes != 1 else ():
         name = script.last_name(call.func)
         if not _ROOTED.fullmatch(path) or name not in _TORCH:
@@ -297,8 +291,8 @@ def _root_differs_by_rank(script: Script) -> Iterator[Hit]:
         root = keyword(call, "src", position) or keyword(call, "dst")
         alone = _in_subgroup(name, call) or script.ranks.only_some_reach(call)
         # The rank that has a value sends it, and the others name that rank.
-        if name not in ways:
-            ways[name] = _ways(script, script.method_calls(name))
-        alone |= any(_other(guard) in ways[name] for guard in script.guards(call))
+        if name not in opposites:
+            opposites[name] = _opposites(script, script.method_calls(name))
+        alone |= any(guard[:2] in opposites[name] for guard in script.guards(call))
         if root is not None and script.ranks.reads(root) and not alone:
             yield script.at(root, "root-differs-by-rank", root=script.shown(root), name=name)

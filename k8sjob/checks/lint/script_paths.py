@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -57,22 +58,22 @@ class Paths(Code):
 
     def _every_guard(self, node: ast.AST) -> Iterator[Guard]:
         for child, parent in self.ancestors(node):
-            yield from self._branch(child, parent)
-            if isinstance(child, ast.stmt):
-                exits, before = self._block_exits(parent).get(child, ((), 0))
-                yield from islice(exits, before)
+            places = self._places(parent) if isinstance(child, ast.stmt) else {}
+            block, exits, before = places.get(child, ("", (), 0))
+            yield from self._branch(child, parent, is_else=block == "orelse")
+            yield from islice(exits, before)
             if isinstance(parent, Function):
                 return
 
     @followed({})
-    def _block_exits(self, parent: ast.AST) -> dict[ast.stmt, tuple[Sequence[Guard], int]]:
-        """The exits of each block of a node; of each statement how many of them are before it."""
-        places: dict[ast.stmt, tuple[Sequence[Guard], int]] = {}
+    def _places(self, parent: ast.AST) -> dict[ast.AST, tuple[str, Sequence[Guard], int]]:
+        """The block that each statement of a node is in, its exits, and how many are before it."""
+        places: dict[ast.AST, tuple[str, Sequence[Guard], int]] = {}
         for name in ("body", "orelse", "finalbody"):
             block: Any = getattr(parent, name, None)
             exits = list[Guard]()
             for stmt in block if isinstance(block, list) else ():
-                places[stmt] = exits, len(exits)
+                places[stmt] = name, exits, len(exits)
                 if stmt is not block[-1] and len(exits) <= _MAX_GUARDS:
                     where = "after `if {}` has left"
                     exits += [Guard(test, holds=False, where=where) for test in self._exits(stmt)]
@@ -128,7 +129,10 @@ class Paths(Code):
 
     def conditional(self, node: ast.AST) -> bool:
         """Whether a node runs only under a condition or as a reaction to an exception."""
-        return self.always(node, lambda place: next(self.guards(place), None) is not None)
+        return self.always(node, self._is_guarded)
+
+    def _is_guarded(self, place: ast.AST) -> bool:
+        return next(self.guards(place), None) is not None
 
     def always(self, node: ast.AST, holds: Callable[[ast.AST], bool]) -> bool:
         """Whether something holds for a node, or for whatever leads to it.
@@ -136,21 +140,21 @@ class Paths(Code):
         Ways are followed through the functions of the program; one that nothing in it uses is
         taken for one that is reached in the asked way.
         """
-        ways = islice(self._ways(node, holds), _MAX_WAYS)
-        return all(self.function(way) or holds(way) for way in ways)
+        function = self.function(node)
+        return holds(node) or bool(function and function.name not in self._reached(holds))
 
-    def _ways(
-        self, node: ast.AST, stop: Callable[[ast.AST], bool] = lambda _: False
-    ) -> Iterator[ast.AST]:
-        """A node, the calls that lead to its function, and so on, except those before a stop."""
-        ways: list[ast.AST] = [node]
-        names = set[str]()
-        for way in ways:
-            yield way
-            function = self.function(way)
-            if function and function.name not in names and not stop(way):
-                names.add(function.name)
-                ways += self.uses(function.name)[:_MAX_WAYS]
+    @followed(frozenset[str]())
+    def _reached(self, without: Callable[[ast.AST], bool]) -> set[str]:
+        """Names of the functions that the modules' own lines lead to without what is asked for."""
+        used = defaultdict[str, list[str]](list)
+        for name in {node.name for node in self.nodes if isinstance(node, Function)}:
+            for use in self.uses(name):
+                if not without(use):
+                    used[getattr(self.function(use), "name", "")].append(name)
+        names = [""]
+        for name in names:
+            names += used.pop(name, ())
+        return set(names)
 
     def loops(self, node: ast.AST) -> list[ast.For | ast.While]:
         """The loops around a node within its function, the innermost first."""
@@ -160,18 +164,20 @@ class Paths(Code):
 
     def all_loops(self, node: ast.AST) -> set[ast.For | ast.While]:
         """The loops around a node, and around what leads to its function."""
-        ways = islice(self._ways(node), _MAX_WAYS)
-        return {loop for way in ways for loop in self.loops(way)}
+        ways, names = [node], set[str]()
+        for way in islice(ways, _MAX_WAYS):
+            function = self.function(way)
+            if function and function.name not in names:
+                names.add(function.name)
+                ways += self.uses(function.name)[:_MAX_WAYS]
+        return {loop for way in ways[:_MAX_WAYS] for loop in self.loops(way)}
 
-    def _branch(self, child: ast.AST, parent: ast.AST) -> Iterator[Guard]:
+    def _branch(self, child: ast.AST, parent: ast.AST, *, is_else: bool) -> Iterator[Guard]:
         """The condition under which the parent runs the child."""
         match parent:
             case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
                 shown = "`while {}`" if isinstance(parent, ast.While) else "`if {}`"
-                is_else = child is parent.orelse
-                if isinstance(parent.orelse, list) and parent.orelse:  # which may be long
-                    is_else = _start(child) >= _start(parent.orelse[0])
-                if is_else:
+                if is_else or child is parent.orelse:
                     yield Guard(test, holds=False, where=f"under the `else` of {shown}")
                 elif child is not test and not self._is_main_guard(parent):
                     yield Guard(test, holds=True, where=f"under {shown}")
@@ -194,10 +200,6 @@ class Paths(Code):
     @followed(unknown=False)
     def _is_main_guard(self, node: ast.AST) -> bool:
         return is_main_guard(node)
-
-
-def _start(node: ast.AST) -> tuple[int, int]:
-    return getattr(node, "lineno", 0), getattr(node, "col_offset", 0)
 
 
 def is_main_guard(node: ast.AST) -> bool:
