@@ -37,8 +37,8 @@ _MAX_PARTS: Final = 30
 _MAX_JOINED: Final = 1000
 """Parts of a name, values of an f-string: Python parses both in quadratic time (140 s, 1 GB)."""
 _LONG_NAME: Final = re.compile(rf"(?<![\w.])(?:[^\W\d]\w*+[\s\\]*\.[\s\\]*){{{_MAX_JOINED}}}")
-TIME_LIMIT: Final = 30
-"""CPU seconds for a script with its modules. 10,000 lines take three; all of Megatron-LM, ten."""
+TIME_LIMIT: Final = 60
+"""CPU seconds for a script with its modules. 10,000 lines take 3, all of Megatron-LM 10 to 15."""
 _deadline: ContextVar[float] = ContextVar("_deadline", default=math.inf)
 
 

@@ -51,7 +51,7 @@ def test_every_check_has_its_row_and_its_example():
     )
     assert rows == [(check.id, str(check.severity), check.why) for check in CHECKS.values()]
     assert all(name == check.id for name, check in CHECKS.items())
-    # What takes half a minute is no example.
+    # What takes a minute is no example.
     assert SECTIONS.keys() == CHECKS.keys() - {"script-unfinished"}
 
 
