@@ -155,10 +155,10 @@ def _contexts(ctx: click.Context, _parameter: click.Parameter, incomplete: str) 
 
 def _namespaces(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     place = _place(ctx)
-    found = set(namespaces(place.kubeconfig))
+    names = set(namespaces(place.kubeconfig))
     with suppress(BackendError):
-        found |= _within(COMPLETION_SECONDS, lambda: place.connect(plugins=False).namespaces())
-    return sorted(name for name in found if name.startswith(incomplete))
+        names |= _within(COMPLETION_SECONDS, lambda: place.connect(plugins=False).namespaces())
+    return sorted(name for name in names if name.startswith(incomplete))
 
 
 def _place(ctx: click.Context) -> Place:

@@ -69,8 +69,8 @@ def apply_overlay(
         merged, target = manifest, target_of(manifest)
         for one in target.replicas(manifest) if pod_template else ():
             container = training(one.pod.get("containers"))
-            process, rest = _split_template(target, container, pod_template)
-            merged = _replaced_at(merged, one.path, merge(at_path(merged, *one.path), rest))
+            process, of_pod = _split_template(target, container, pod_template)
+            merged = _replaced_at(merged, one.path, merge(at_path(merged, *one.path), of_pod))
             if process:
                 apart = merge(at_path(merged, *target.process_at), process)
                 merged = _replaced_at(merged, target.process_at, apart)

@@ -299,8 +299,8 @@ class Code:
         called = self.parent(function)
         if function.name != "__init__" or not isinstance(called, ast.ClassDef):
             called = function
-        positions, given = self._signature(function)
-        position, default, uses = positions.get(name), given.get(name), self.uses(called.name)
+        positions, usual = self._signature(function)
+        position, default, uses = positions.get(name), usual.get(name), self.uses(called.name)
         is_known = not called.decorator_list and len(uses) <= MAX_VALUES
         values: list[ast.expr | None] = [] if is_known else [None]
         for use in uses[:MAX_VALUES]:
@@ -318,7 +318,7 @@ class Code:
     @followed(({}, {}))
     def _signature(self, function: Function) -> tuple[dict[str, int], dict[str, ast.expr | None]]:
         """The positions of a function's parameters without `self`, and their defaults."""
-        names = [one.arg for one in parameters(function) if one.arg not in ("self", "cls")]
+        names = [part.arg for part in parameters(function) if part.arg not in ("self", "cls")]
         return {name: at for at, name in enumerate(names)}, defaults(function.args)
 
     @followed([])

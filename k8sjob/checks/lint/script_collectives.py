@@ -76,8 +76,8 @@ class _Reach:
         """Calls by the function that they are in, or else the module."""
         for _, call in script.calls:
             function = script.function(call)
-            around = (one for _, one in script.around(call) if isinstance(one, _NO_PLACES))
-            if all(script.function(one) is not function for one in around):
+            around = (node for _, node in script.around(call) if isinstance(node, _NO_PLACES))
+            if all(script.function(node) is not function for node in around):
                 self.calls.setdefault(function or script.module(call).tree, []).append(call)
 
     def reaches(self, guards: Iterable[Guard], rank: int, *, certain: bool) -> bool:
@@ -187,17 +187,17 @@ def _one_sided(script: Script) -> Sequence[tuple[_Place, str]]:
     if setting.processes == 1:
         return ()
     places = list(_places(script))
-    there, anywhere = (defaultdict[Any, set[int | None]](set) for _ in range(2))
+    in_function, anywhere = (defaultdict[Any, set[int | None]](set) for _ in range(2))
     for place in places:
-        there[place.function, place.name].add(place.rank)
-    free = [one for one in places if not one.is_met(there[one.function, one.name])]
+        in_function[place.function, place.name].add(place.rank)
+    free = [place for place in places if not place.is_met(in_function[place.function, place.name])]
     for place in free:
         anywhere[place.name].add(place.rank)
-    lonely = [one for one in free if one.certain and not one.is_met(anywhere[one.name])]
-    found = [(one, _where(script, one)) for one in lonely]
+    lonely = [place for place in free if place.certain and not place.is_met(anywhere[place.name])]
+    reasons = [(place, _where(script, place)) for place in lonely]
     # With one process in each pod all have the local rank 0.
     alone = setting.processes is not None and setting.processes == setting.nodes
-    return [(one, where) for one, where in found if not (alone and "local" in where)]
+    return [(place, where) for place, where in reasons if not (alone and "local" in where)]
 
 
 def _where(script: Script, place: _Place) -> str:
@@ -211,20 +211,20 @@ def _where(script: Script, place: _Place) -> str:
 @RULES.error
 def _collective_on_one_rank(script: Script) -> Iterator[Hit]:
     """A collective returns when every rank has called it; if only some do, it never does."""
-    for one, where in _one_sided(script):
-        if one.name == _FORWARD:
+    for place, where in _one_sided(script):
+        if place.name == _FORWARD:
             continue
-        name, via = one.name, one.via
+        name, via = place.name, place.via
         what = f"{via} calls {name}, a collective, and" if via else f"{name} is a collective and"
-        yield script.at(one.call, "collective-on-one-rank", what=what, where=where)
+        yield script.at(place.call, "collective-on-one-rank", what=what, where=where)
 
 
 @RULES.warning
 def _forward_on_one_rank(script: Script) -> Iterator[Hit]:
     """The forward pass of DistributedDataParallel broadcasts buffers, even under no_grad."""
-    for one, where in _one_sided(script):
-        if one.name == _FORWARD:
-            yield script.at(one.call, "forward-on-one-rank", where=where)
+    for place, where in _one_sided(script):
+        if place.name == _FORWARD:
+            yield script.at(place.call, "forward-on-one-rank", where=where)
 
 
 @RULES.error

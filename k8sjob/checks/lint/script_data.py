@@ -187,7 +187,7 @@ def _download_on_every_rank(script: Script) -> Iterator[Hit]:
         return
 
     def locked(place: ast.AST) -> bool:
-        return any("lock" in script.unparsed(one).lower() for one in script.contexts(place))
+        return any("lock" in script.unparsed(held).lower() for held in script.contexts(place))
 
     for name, call in script.calls:
         library = name.startswith(("torchvision.", "torchaudio.", "torchtext."))
@@ -234,11 +234,11 @@ def _keras_not_training(script: Script) -> Iterator[Hit]:
             script.unwrapped(call.func)
         ):
             continue
-        given = any(one.arg in (None, "training") for one in call.keywords)
-        if given or not steps.intersection(script.loops(call)[:1]):
+        sets_mode = any(option.arg in (None, "training") for option in call.keywords)
+        if sets_mode or not steps.intersection(script.loops(call)[:1]):
             continue
-        contexts = [script.unparsed(one) for one in script.contexts(call)]
-        if any("no_grad" in one or "inference_mode" in one for one in contexts):
+        contexts = [script.unparsed(context) for context in script.contexts(call)]
+        if any("no_grad" in text or "inference_mode" in text for text in contexts):
             continue
         if layers := script.is_keras_model(call.func) and _modes(script, call.func):
             yield script.at(
@@ -256,12 +256,12 @@ def _is_optimized(script: Script, weights: ast.Attribute) -> bool:
 
 def _modes(script: Script, model: ast.expr) -> set[str]:
     """The layers of _MODES that a model seems to have, unless it sets their mode by itself."""
-    found: set[str] = set()
-    for made in script.unwrapped(model):
-        listed = isinstance(made, ast.Call) and made.args and isinstance(made.args[0], ast.List)
-        whole = made if listed else script.function(made) or script.module(made).tree
-        found |= _modes_in(script, script.instance(made) or whole)
-    return found
+    layers: set[str] = set()
+    for value in script.unwrapped(model):
+        listed = isinstance(value, ast.Call) and value.args and isinstance(value.args[0], ast.List)
+        whole = value if listed else script.function(value) or script.module(value).tree
+        layers |= _modes_in(script, script.instance(value) or whole)
+    return layers
 
 
 @followed(frozenset[str]())

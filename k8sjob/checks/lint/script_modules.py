@@ -66,8 +66,8 @@ def check_time() -> None:
         raise _too_large(f"reading the script took more than {TIME_LIMIT} s of CPU time")
 
 
-def _too_large(what: str) -> TooLarge:
-    return TooLarge([Problem("", f"{what}; specify a smaller script")])
+def _too_large(reason: str) -> TooLarge:
+    return TooLarge([Problem("", f"{reason}; specify a smaller script")])
 
 
 @dataclass(eq=False, slots=True)
@@ -197,10 +197,10 @@ def program(entry: Module, roots: Sequence[Path]) -> list[Module]:
                     continue
                 check_time()
                 is_read = len(queue) < _MAX_MODULES and length_left > 0
-                found[name] = made = _local(name, roots) if is_read else None
-                if made is not None and made.source != entry.source:
-                    queue.append(made)
-                    length_left -= len(made.text)
+                found[name] = local = _local(name, roots) if is_read else None
+                if local is not None and local.source != entry.source:
+                    queue.append(local)
+                    length_left -= len(local.text)
     return queue
 
 

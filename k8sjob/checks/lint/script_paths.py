@@ -183,7 +183,7 @@ class Paths(Code):
                     yield Guard(test, holds=True, where=f"under {shown}")
             case ast.BoolOp(op=op, values=values):
                 before = takewhile(lambda value: value is not child, values)
-                yield from (Guard(one, isinstance(op, ast.And), "behind `{}`") for one in before)
+                yield from (Guard(part, isinstance(op, ast.And), "behind `{}`") for part in before)
             case ast.Match():
                 if isinstance(child, ast.match_case):
                     yield Guard(self._is_case(parent), holds=True)

@@ -239,8 +239,8 @@ class Ranks:
     def _made_by_some(self, name: str) -> bool:
         """Whether only some ranks seem to make objects of a class."""
         calls = ((use, self._code.parent(use)) for use in self._code.uses(name))
-        made = [call for use, call in calls if isinstance(call, ast.Call) and call.func is use]
-        return bool(made) and all(self._code.always(call, self._selected) for call in made)
+        makers = [call for use, call in calls if isinstance(call, ast.Call) and call.func is use]
+        return bool(makers) and all(self._code.always(call, self._selected) for call in makers)
 
     @followed(unknown=False)
     def _selected(self, place: ast.AST) -> bool:

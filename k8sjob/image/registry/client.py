@@ -167,14 +167,14 @@ class RegistryClient:
     ) -> tuple[str | None, dict[str, str]]:
         """The login's header, and all headers; no other host sees the login."""
         used = self._authorizer.header
-        own = {"Authorization": used} if used and self.owns(url) else {}
-        return used, {**(headers or {}), **own}
+        login = {"Authorization": used} if used and self.owns(url) else {}
+        return used, {**(headers or {}), **login}
 
 
-def _same_host(url: str, other: str) -> bool:
+def _same_host(*urls: str) -> bool:
     hosts = {
         host_of(address).removesuffix(":443" if address.lower().startswith("https:") else ":80")
-        for address in (url, other)
+        for address in urls
     }
     return len(hosts) == 1
 

@@ -194,10 +194,10 @@ class Index:
         names = sorted(self.platforms)
         more = f" and {len(names) - _MOST_PLATFORMS} more" if names[_MOST_PLATFORMS:] else ""
         shown = ", ".join(names[:_MOST_PLATFORMS]) + more
-        what = f"not for {wanted}, only for {shown}; set image.platform"
+        reason = f"not for {wanted}, only for {shown}; set image.platform"
         if not self.platforms:
-            what = "its index names no platform; use image@digest of one of its manifests"
-        raise ImageError(f"{where}: {what}, or use another base")
+            reason = "its index names no platform; use image@digest of one of its manifests"
+        raise ImageError(f"{where}: {reason}, or use another base")
 
 
 def digest_of(content: bytes) -> str:

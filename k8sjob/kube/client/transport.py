@@ -135,9 +135,9 @@ def refusal(code: int, answer: Json | str) -> ApiError:
     return ApiError(text, code=code, reason=reason, detail=text, causes=causes)
 
 
-def malformed(what: str) -> ApiError:
+def malformed(answer: str) -> ApiError:
     """The error for an answer that Kubernetes does not give; it is not asked for again."""
-    return ApiError(f"the server has sent {what}", code=200, reason="Malformed", detail=what)
+    return ApiError(f"the server has sent {answer}", code=200, reason="Malformed", detail=answer)
 
 
 def parsed_answer(data: bytes) -> Json:
