@@ -191,7 +191,7 @@ class Repository:
         if not self.client.owns(url):
             raise ImageError(
                 f"{doing}: {self.client.registry} wants it to be sent to another host,"
-                f" {host_of(url)}; the registry, or a proxy in front of it, is misconfigured"
+                f" {host_of(url)}; write that host into image.repository, or correct the registry"
             )
         return url
 
