@@ -19,6 +19,7 @@ import gc
 import io
 import json
 import math
+import os
 import re
 import re._parser as parser
 import sys
@@ -31,6 +32,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZES = (1, 10, 100, 1000)
+os.environ.setdefault("KERAS_BACKEND", "torch")  # without it Keras imports TensorFlow
 MOST_S = 0.4
 """Seconds of CPU after which a parser gets no larger input, and is not measured again."""
 
