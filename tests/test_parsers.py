@@ -9,6 +9,9 @@ from k8sjob.image.registry import client as registry
 from k8sjob.kube import capacity
 from k8sjob.kube.client import kubectl
 from k8sjob.observe.diagnose import containers, finding, output, pod_creation, queue, scheduling
+from k8sjob.proving.rules import evaluation
+from k8sjob.targets import manifest_facts
+from k8sjob.targets.pytorchjob import lint, target
 
 
 def selector(text):
@@ -33,6 +36,10 @@ def selector(text):
         (pod_creation._QUOTA.search, "exceeded quota: " * 200_000),
         (lambda text: containers._NAMES.sub("", text).strip('a"'), 'a"' * 200_000),
         (lambda text: finding.without_replica(text).strip("0"), "0" * 300_000),
+        (evaluation._CLOCK.search, "1" + "a1" * 100_000),
+        (target._EXITED.fullmatch, "Pod: " + "a." * 200_000),
+        (lambda text: lint._STEP.findall(text)[1:], "[" * 300_000),
+        (lambda text: manifest_facts._brackets(text).strip("[."), "[" * 300_000),
     ],
 )
 @pytest.mark.timeout(60)

@@ -206,7 +206,7 @@ def launcher_of(container: ManifestContainer) -> str:
         return "other"
     if _PYTHON.fullmatch(PurePosixPath(argv[0]).name):
         return "none"
-    if container.is_shell and re.search(r"(^|[;&\n]|exec)\s*python[\d.]*\s", argv[-1]):
+    if container.is_shell and re.search(r"(^|[;&\n]|exec)[ \t]*python[\d.]*\s", argv[-1]):
         several = re.search(r"\bfor\b|\bwhile\b|[^&]&\s*$|\.sh\b", argv[-1])
         return "" if several else "none"
     return ""
@@ -237,4 +237,4 @@ def launcher_flags(container: ManifestContainer) -> dict[str, str]:
 
 def _brackets(field: str) -> str:
     """A field of the webhook, `pytorchReplicaSpecs[Master]`, as others are written."""
-    return re.sub(r"\[(\D[^\]]*)\]", r".\1", field)
+    return re.sub(r"\[(\D[^\]]*+)(?:\]|$)", r".\1", field)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 _NUMBER: Final = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 _CLOCK: Final = re.compile(
-    r"(?i)(?:time|took|elapsed)\W{0,3}[\d.:]+|[\d.:]+ ?(?:m?s|secs?|seconds?|minutes?|\w*/s\w*)\b"
+    r"(?i)(?:time|took|elapsed)\W{0,3}[\d.:]+"
+    r"|(?<![\d.:])[\d.:]++ ?(?:(?:m?s|secs?|seconds?|minutes?)\b|\w{0,30}+/s\w*)"
 )
 
 

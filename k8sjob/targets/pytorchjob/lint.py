@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 RULES: Final = Rules["ManifestJob"]("manifest")
 
-_STEP: Final = re.compile(r"\.?([\w-]+)|\[(\d+)\]|\[([^\]]+)\]")
+_STEP: Final = re.compile(r"\.?([\w-]+)|\[(\d+)\]|\[([^\]]++)(?:\]|$)")
 _RESTARTS: Final = ("OnFailure", "Never", "ExitCode", "Always")
 _CLEANS: Final = ("Running", "All", "None")
 _MAX_NAME: Final = 63

@@ -52,7 +52,7 @@ _FAILED: Final = re.compile(
     r" terminated message: (?P<message>.*)",
     re.DOTALL,
 )
-_EXITED: Final = re.compile(r"Pod: \S+?\.(?P<pod>\S+) exited with code (?P<code>[1-9]\d*)")
+_EXITED: Final = re.compile(r"Pod: [^\s.]++\.(?P<pod>\S++) exited with code (?P<code>[1-9]\d*)")
 """All that is left of a Pod that the ExitCode policy has recreated."""
 
 
