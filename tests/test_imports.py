@@ -1,12 +1,36 @@
 """What a static look at imports cannot see: which modules are really loaded."""
 
+import ast
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import grimp
 import pytest
 
+import k8sjob
+from k8sjob import runtime
+from k8sjob.cli.program import COMMANDS
+from k8sjob.runtime import strategies
+from k8sjob.strategies import STRATEGIES
+
+ROOT = Path(k8sjob.__file__).parent
+BY_NAME = {
+    "k8sjob": set(k8sjob._HOME.values()),  # nothing is loaded before it is used
+    "k8sjob.runtime": {f"k8sjob.runtime.{home}" for home in runtime._HOME.values()},  # the same
+    "k8sjob.cli.program": {  # help is fast
+        f"k8sjob.cli.{command.module}" for command in COMMANDS.values()
+    },
+    "k8sjob.runtime.strategies": {  # a strategy needs nothing of the others
+        f"k8sjob.runtime.{strategies._HOME.get(kind, (f'strategies.{kind}',))[0]}"
+        for kind in STRATEGIES
+    },
+    "k8sjob.backends.record_storage": set(),  # optional: s3fs, gcsfs, adlfs
+    "k8sjob.runtime.sessions": set(),  # optional: triton before TensorFlow
+    "k8sjob.runtime.tracking": set(),  # optional: mlflow, wandb, trackio, tensorboard
+}
+"""The modules that import others by a text, and which of k8sjob's own these are."""
 CLIENT_ONLY = {"pydantic", "jinja2", "yaml", "click", "rich", "kubernetes"}
 
 
@@ -68,17 +92,45 @@ def test_the_supervisor_of_local_jobs_starts_light():
     assert not names & (CLIENT_ONLY | {"torch"})
 
 
+def test_a_spec_has_a_card_before_a_view_is_loaded():
+    code = (
+        "import sys\nfrom k8sjob import JobSpec\nassert 'k8sjob.view' not in sys.modules\n"
+        "print(JobSpec(name='tiny', image='r.example/a:1', run={'script': 'm.py'})._repr_html_())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert "<b>tiny</b>" in done.stdout
+
+
 def test_what_is_exported_is_there():
     code = "import k8sjob\nfor name in k8sjob.__all__: getattr(k8sjob, name)\nk8sjob.nothing"
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert done.stderr.rstrip().endswith("module 'k8sjob' has no attribute 'nothing'")
 
 
+def imports_by_name(code):
+    """The calls in a module that import another one by a text."""
+    called = (ast.unparse(n.func) for n in ast.walk(ast.parse(code)) if isinstance(n, ast.Call))
+    importing = {"import_module", "__import__", "exec_module", "run_module"}
+    return [name for name in called if name.rpartition(".")[2] in importing]
+
+
+def test_modules_import_each_other_by_name_only_where_there_is_a_reason():
+    importing = {
+        ".".join(("k8sjob", *path.relative_to(ROOT).with_suffix("").parts))
+        for path in ROOT.rglob("*.py")
+        if imports_by_name(path.read_text())
+    }
+    assert {module.removesuffix(".__init__") for module in importing} == BY_NAME.keys()
+    code = "importlib.import_module('k8sjob.view')\nx = __import__(y)\nimport k8sjob.spec"
+    assert imports_by_name(code) == ["importlib.import_module", "__import__"]
+
+
 def test_no_modules_import_each_other_in_a_circle():
-    """Imports for types alone and inside functions count."""
+    """Imports for types alone, inside functions and by name count."""
     graph = grimp.build_graph("k8sjob", include_external_packages=False)
     left = {
-        module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules
+        module: graph.find_modules_directly_imported_by(module) | BY_NAME.get(module, set())
+        for module in graph.modules
     }
     while free := {module for module, imported in left.items() if not imported & left.keys()}:
         left = {module: imported for module, imported in left.items() if module not in free}

@@ -1,4 +1,4 @@
-"""`k8sjob completion`: the script of each shell, and the words that it asks for; `version`.
+"""The words that the script of a shell asks for: see `k8sjob completion`.
 
 A script sends the line up to the cursor and gets a candidate a line: its kind (`word`, `part` for a
 word that does not end here, `file`, `dir`), the word, and what it means, with tabs between.
@@ -12,16 +12,13 @@ import os
 import re
 import sys
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
 import click
 from click.shell_completion import CompletionItem, ShellComplete, split_arg_string
 
-from k8sjob.cli.options import format_option
-from k8sjob.cli.output import document, line
+from k8sjob.cli.output import line
 from k8sjob.cli.program import program
-from k8sjob.contract import __version__
 from k8sjob.environment import COMPLETE
 from k8sjob.sanitize import safe_line
 
@@ -30,44 +27,6 @@ _NO_SPACE, _NO_FILES = 2, 4
 
 _INERT: Final = re.compile(r"[\w@%+=:,./-]*")
 """What no shell expands."""
-
-_SHELLS: Final = ("bash", "zsh", "fish")
-"""Each evaluates its script, completion.SHELL."""
-
-
-@click.command("completion")
-@click.argument("shell", type=click.Choice(_SHELLS))
-def completion_command(shell: str) -> None:
-    """Print the script that completes words in SHELL.
-
-    For bash: source <(k8sjob completion bash), in ~/.bashrc to keep it; the same for zsh, after
-    compinit. For fish: k8sjob completion fish > ~/.config/fish/completions/k8sjob.fish
-
-    Commands, options, fields of --set and their values, names of jobs, namespaces and contexts are
-    completed. The cluster is queried for at most a second, and not at all where the kubeconfig has
-    a program for the credentials: a tab runs none. kubectl completes `kubectl k8sjob` by itself.
-    """
-    script = Path(__file__).with_suffix(f".{shell}").read_text(encoding="utf-8")
-    click.echo(script, nl=False)
-
-
-@click.command("version")
-@format_option("table", "json", "yaml")
-def version_command(output: str) -> None:
-    """Print the versions of k8sjob, of Python, and of torch if it is installed."""
-    import platform  # noqa: PLC0415 - not for a completion
-    from importlib import metadata  # noqa: PLC0415 - the same
-
-    try:
-        torch = metadata.version("torch")  # without importing it, which takes seconds
-    except metadata.PackageNotFoundError:
-        torch = None
-    versions = {"k8sjob": __version__, "python": platform.python_version(), "torch": torch}
-    if output != "table":
-        document(versions, output)
-        return
-    for name, version in versions.items():
-        click.echo(f"{name} {version or 'not installed'}")
 
 
 def complete(sent: str) -> None:

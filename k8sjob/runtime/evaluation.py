@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from k8sjob.runtime.comm.process_group import Group
-    from k8sjob.runtime.strategies import Strategy
+    from k8sjob.runtime.strategies.api import Strategy
 
 
 def evaluate(

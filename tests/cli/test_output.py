@@ -96,7 +96,7 @@ def test_commands_print_by_what_makes_text_harmless():
     names = {name.partition(":")[0] for name in found}
     # A progress line that overwrites itself, YAML in ASCII, k8sjob's own script and versions, and
     # a diff and completions whose parts were made harmless before.
-    assert names == {"push.py", "completion.py", "doctor.py", "diff.py"}
+    assert names == {"push.py", "completion.py", "doctor.py", "diff.py", "version.py"}
     assert len(found) <= 7
 
 

@@ -7,7 +7,7 @@ from k8sjob.runtime.base.env import DistEnv
 from k8sjob.runtime.comm.mesh import Mesh
 from k8sjob.runtime.comm.process_group import Group
 from k8sjob.runtime.evaluation import accuracy, evaluate
-from k8sjob.runtime.strategies import assemble
+from k8sjob.runtime.strategies.api import assemble
 
 
 class Recorder(Group):

@@ -22,7 +22,7 @@ from k8sjob.runtime.data import strided
 from k8sjob.runtime.keras import model as keras_model
 from k8sjob.runtime.keras.callback import Placement
 from k8sjob.runtime.keras.model import TEST_BATCH, AsTorch, KerasOptimizer, Moved, Seeds
-from k8sjob.runtime.strategies import Strategy, assemble
+from k8sjob.runtime.strategies.api import Strategy, assemble
 from k8sjob.runtime.strategies.step import forward, replicate
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from k8sjob.runtime.comm.mesh import Mesh
-from k8sjob.runtime.strategies import Strategy, assemble, sync_batchnorm
+from k8sjob.runtime.strategies import sync_batchnorm
+from k8sjob.runtime.strategies.api import Strategy, assemble
 from k8sjob.runtime.strategies.blocks import prepare_layers
 from k8sjob.runtime.strategies.step import forward_backward, replicate
 

@@ -15,7 +15,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from k8sjob.runtime.checkpoint import model_state
 from k8sjob.runtime.comm.mesh import Mesh, broadcast_state
-from k8sjob.runtime.strategies import Strategy, assemble, sync_batchnorm
+from k8sjob.runtime.strategies import sync_batchnorm
+from k8sjob.runtime.strategies.api import Strategy, assemble
 from k8sjob.runtime.strategies.blocks import prepare_layers
 from k8sjob.runtime.strategies.step import clip_gradients, forward_backward
 

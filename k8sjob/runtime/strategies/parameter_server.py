@@ -18,7 +18,8 @@ from k8sjob.runtime.checkpoint import model_state
 from k8sjob.runtime.checkpoint.format import gathered, on_host
 from k8sjob.runtime.checkpoint.model_state import StageState
 from k8sjob.runtime.comm.mesh import Mesh, broadcast_buffers
-from k8sjob.runtime.strategies import Strategy, assemble, embedding_tables
+from k8sjob.runtime.strategies import embedding_tables
+from k8sjob.runtime.strategies.api import Strategy, assemble
 from k8sjob.runtime.strategies.embedding_tables import RemoteTables, choose
 from k8sjob.runtime.strategies.step import (
     autocast,

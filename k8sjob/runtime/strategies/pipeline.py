@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from k8sjob.runtime.checkpoint.model_state import StageState
 from k8sjob.runtime.comm.mesh import Mesh, broadcast_state
 from k8sjob.runtime.data import move
-from k8sjob.runtime.strategies import Strategy, assemble
+from k8sjob.runtime.strategies.api import Strategy, assemble
 from k8sjob.runtime.strategies.blocks import prepare_layers, tied
 from k8sjob.runtime.strategies.step import (
     autocast,

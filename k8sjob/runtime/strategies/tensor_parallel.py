@@ -21,7 +21,8 @@ from torch.utils import _pytree as pytree
 from k8sjob.runtime.checkpoint import model_state
 from k8sjob.runtime.comm import rng
 from k8sjob.runtime.comm.mesh import Mesh, broadcast_state
-from k8sjob.runtime.strategies import Strategy, assemble, layout, sync_batchnorm
+from k8sjob.runtime.strategies import layout, sync_batchnorm
+from k8sjob.runtime.strategies.api import Strategy, assemble
 from k8sjob.runtime.strategies.blocks import prepare_layers
 from k8sjob.runtime.strategies.step import (
     MixedError,
