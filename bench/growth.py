@@ -530,8 +530,8 @@ KINDS = {
 
 def prepared(kind: str, shape: Callable, size: int, root: Path) -> tuple[int, Callable[[], object]]:
     """What is measured of a shape at a size, and how long its text is."""
-    from k8sjob.checks.from_script import draft, find_script
     from k8sjob.checks.lint import lint, lint_script
+    from k8sjob.checks.scripts.job_draft import draft, find_script
     from k8sjob.errors import SpecError
 
     if kind == "folder":
@@ -621,8 +621,6 @@ def main() -> None:
     options.add_argument("--profile", action="store_true")
     options.add_argument("--init", action="store_true", help="also init --from for the scripts")
     given = options.parse_args()
-    import k8sjob.checks.from_script
-    import k8sjob.checks.lint  # noqa: F401 - not in each process
 
     shapes = [
         (name, kind, shape)

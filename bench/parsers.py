@@ -944,12 +944,12 @@ for reader, text in {
 
 @case(20, "notebooks: cells")
 def _(n, folder):
-    from k8sjob.checks import from_script
+    from k8sjob.checks.scripts import job_draft
 
     file = folder / f"a-{n}.ipynb"
     cells = [{"cell_type": "code", "source": ["%time\n", f"a = {k}\n", "!pip\n"]} for k in range(n)]
     file.write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4}))
-    return harmless(lambda: from_script._cells(file))
+    return harmless(lambda: job_draft._cells(file))
 
 
 def checkpoint(state):

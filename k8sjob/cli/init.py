@@ -66,7 +66,7 @@ def init_command(folder: Path | None, name: str | None, origin: Path | None) -> 
 def _init_from_script(origin: Path, folder: Path | None, name: str) -> None:
     """Write the job of a script."""
     from k8sjob.backends.local.machine import check_packages  # noqa: PLC0415 - only needed here
-    from k8sjob.checks.from_script import draft, find_script  # noqa: PLC0415 - with all of lint
+    from k8sjob.checks.scripts.job_draft import draft, find_script  # noqa: PLC0415 - with all of lint
     from k8sjob.cli.lint import show_lint_errors  # noqa: PLC0415 - the same
 
     script = find_script(origin)

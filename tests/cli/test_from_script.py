@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from k8sjob.checks.from_script import draft, find_script
 from k8sjob.checks.lint import lint
+from k8sjob.checks.scripts.job_draft import draft, find_script
 from k8sjob.errors import SpecError
 from k8sjob.spec import JobSpec
 

@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import re
-import sys
 from functools import partial
-from importlib.util import decode_source
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.checks.lint import (
-    job_files,
-    manifest_pods,
-    script_collectives,
-    script_data,
-    script_order,
-    script_process_group,
-)
-from k8sjob.checks.lint.finding import UNKNOWN_IGNORE, Finding, findings, table
-from k8sjob.checks.lint.script_facts import Script, Setting
-from k8sjob.checks.lint.script_modules import TooLarge, parse_module, program, time_limit
+from k8sjob.checks import scripts
+from k8sjob.checks.finding import UNKNOWN_IGNORE, Finding, findings, table
+from k8sjob.checks.lint import job_files, manifest_pods
+from k8sjob.checks.scripts import Setting, lint_script, read_text, refusal
 from k8sjob.contract import CONTAINER_NAMES
-from k8sjob.errors import Problem, SpecError
+from k8sjob.errors import SpecError
 from k8sjob.kube.objects import at_path
 from k8sjob.rules import Check, Hit, Rules, Severity
 from k8sjob.targets.jobs import DEFAULT, TARGETS, keyed, near_job
 from k8sjob.targets.manifest_facts import ManifestJob, launcher_of
-from k8sjob.yamldoc import content, job_file, objects, parse, parse_all, refuse_template
-from k8sjob.yamldoc.reading import MAX_BYTES, Document
+from k8sjob.yamldoc import job_file, objects, parse, parse_all, refuse_template
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -35,6 +25,7 @@ if TYPE_CHECKING:
     from k8sjob.spec.changes import Change
     from k8sjob.targets.api import Target
     from k8sjob.yamldoc import FieldPath
+    from k8sjob.yamldoc.reading import Document
 
 _SHEBANG: Final = re.compile(r"#!.*python")
 _DOCKERFILE: Final = re.compile(r"^[^\S\n]*FROM\s+\S+", re.MULTILINE | re.IGNORECASE)
@@ -45,25 +36,7 @@ _INVALID: Final = Check(
     "manifest",
     "A file that is not YAML, has no job, or is a job.yaml with errors cannot be submitted.",
 )
-_SYNTAX: Final = Check(
-    "script-syntax",
-    Severity.ERROR,
-    "script",
-    "A file that Python cannot parse ends every replica at its first line.",
-)
-_UNFINISHED: Final = Check(
-    "script-unfinished",
-    Severity.ERROR,
-    "script",
-    "Code may be so long or so nested that the checks take too long; what they miss goes unseen.",
-)
 _MANIFEST_RULES: Final = (manifest_pods.RULES, *filter(None, (kind.rules for kind in TARGETS)))
-_SCRIPT_RULES: Final = (
-    script_process_group.RULES,
-    script_collectives.RULES,
-    script_data.RULES,
-    script_order.RULES,
-)
 
 
 def lint(path: str | Path, changes: Sequence[Change] = ()) -> list[Finding]:
@@ -111,34 +84,10 @@ def _lint_text(
 def _lint_unnamed(text: str, source: str, folder: Path) -> list[Finding]:
     """A file that is no YAML and has no telling name: a script, if Python can parse it."""
     found = lint_script(text, source, roots=[folder])
-    if [one.id for one in found] != [_SYNTAX.id]:
+    if [one.id for one in found] != [scripts.SYNTAX.id]:
         return found
     what = "is a Dockerfile" if _DOCKERFILE.search(text) else "is neither YAML nor Python"
-    raise _refusal(f"{what}, so lint does not read it", source)
-
-
-def read_text(file: Path, source: str) -> str:
-    """The text of a file, a script in its own encoding.
-
-    Raises:
-        SpecError: it cannot be read, is too long or in no encoding.
-    """
-    try:
-        data = content(file)
-        if len(data) > MAX_BYTES:
-            raise _refusal(f"longer than {MAX_BYTES} bytes", source)
-        is_python = source.endswith((".py", ".pyw"))
-        return decode_source(data) if is_python else data.decode("utf-8-sig")
-    except OSError as error:
-        raise _refusal(f"cannot be read: {error.strerror or error}", source) from None
-    except (SyntaxError, UnicodeError, LookupError) as error:  # the last: as rot13
-        message = f"{error}; save the file as UTF-8"
-        raise SpecError([Problem("", message)], source) from None
-
-
-def _refusal(what: str, source: str) -> SpecError:
-    step = "specify a job's manifest, a job.yaml or a script"
-    return SpecError([Problem("", f"{what}; {step}")], source)
+    raise refusal(f"{what}, so lint does not read it", source)
 
 
 # --- manifests ------------------------------------------------------------------------------------
@@ -317,59 +266,10 @@ def _below(overlay: Any, path: FieldPath) -> int:
     return len(path)
 
 
-# --- scripts --------------------------------------------------------------------------------------
-
-
-def lint_script(
-    text: str,
-    source: str = "",
-    setting: Setting | None = None,
-    *,
-    roots: Sequence[Path] = (),
-    name: str = "__main__",
-) -> list[Finding]:
-    """Find what will hang, crash or go wrong silently when a script trains in a job.
-
-    The script is parsed, never executed.
-
-    Args:
-        text: the script.
-        source: its file name, for the findings.
-        setting: how it is started; what is not known there is not held against the script.
-        roots: folders in which its local modules are looked for, and read as parts of it.
-        name: its own dotted name if it is started as a module.
-
-    Returns:
-        The findings in the order of the file; those on a line with `# k8sjob: ignore[id]` left out.
-    """
-    hits, texts = list[tuple[Check, Hit]](), {source: text}
-    try:
-        with time_limit():
-            files = program(parse_module(text, source, name, name.rpartition(".")[0]), roots)
-            script = Script(files, setting or Setting())
-            texts = {module.source: module.text for module in files}
-            hits.extend(hit for rules in _SCRIPT_RULES for hit in rules.hits(script))
-    except SyntaxError as error:
-        line, column = error.lineno or 1, error.offset or 1
-        version = ".".join(str(part) for part in sys.version_info[:2])
-        message = (
-            f"Python {version} cannot parse this: {error.msg}; every replica "
-            "ends at once; correct it"
-        )
-        return [Finding.of(_SYNTAX, message, source, line, max(column, 1))]
-    # Besides the time: nesting that Python parses and cannot walk, numbers of 5,000 digits.
-    except (TooLarge, RecursionError, ValueError) as error:
-        why = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        hits.append((_UNFINISHED, Hit(1, 1, f"not checked further: {why}")))
-    return findings(hits, texts, {_SYNTAX.id, _UNFINISHED.id, *_ids(_SCRIPT_RULES)})
-
-
 _ALL: Final = (
     _INVALID,
     *(check for rules in (*_MANIFEST_RULES, job_files.RULES) for check in rules.checks),
-    _SYNTAX,
-    _UNFINISHED,
-    *(check for rules in _SCRIPT_RULES for check in rules.checks),
+    *scripts.CHECKS,
     UNKNOWN_IGNORE,
 )
 CHECKS: Final = {check.id: check for check in _ALL}

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
+from k8sjob.checks.finding import message
 from k8sjob.checks.lint import manifest_pods
-from k8sjob.checks.lint.finding import message
 from k8sjob.contract import closest
 from k8sjob.errors import SpecError
 from k8sjob.rules import Hit, Rules

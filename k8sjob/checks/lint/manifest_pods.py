@@ -7,7 +7,7 @@ import re
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.checks.lint.finding import message, pattern, table
+from k8sjob.checks.finding import message, pattern, table
 from k8sjob.contract import Role
 from k8sjob.errors import field_path
 from k8sjob.image.registry.manifest import DEFAULT_REGISTRY, ImageReference

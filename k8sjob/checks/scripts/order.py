@@ -6,13 +6,13 @@ import ast
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.checks.lint.script_code import followed
+from k8sjob.checks.scripts.code import followed
 from k8sjob.rules import Hit, Rules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from k8sjob.checks.lint.script_facts import Script
+    from k8sjob.checks.scripts.facts import Script
 
 RULES: Final = Rules["Script"]("script")
 

@@ -6,9 +6,9 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.checks.lint.finding import pattern, table
-from k8sjob.checks.lint.script_code import constant, followed, keyword
-from k8sjob.checks.lint.script_facts import MANAGED, Script
+from k8sjob.checks.finding import pattern, table
+from k8sjob.checks.scripts.code import constant, followed, keyword
+from k8sjob.checks.scripts.facts import MANAGED, Script
 from k8sjob.rules import Hit, Rules
 
 if TYPE_CHECKING:

@@ -21,14 +21,14 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from k8sjob.checks.distributions import distribution_of, pinned, table
-from k8sjob.checks.lint.files import read_text
-from k8sjob.checks.lint.script_code import constant, keyword
-from k8sjob.checks.lint.script_facts import LOCAL_RANK_OPTIONS, MANAGED, Script, Setting
-from k8sjob.checks.lint.script_modules import (
+from k8sjob.checks.scripts.code import constant, keyword
+from k8sjob.checks.scripts.facts import LOCAL_RANK_OPTIONS, MANAGED, Script, Setting
+from k8sjob.checks.scripts.modules import (
     Function,
     check_time,
     parse_module,
     program,
+    read_text,
     time_limit,
 )
 from k8sjob.errors import Problem, SpecError
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from k8sjob.checks.lint.script_modules import Module
+    from k8sjob.checks.scripts.modules import Module
 
 _IN_BASE: Final = frozenset({"k8sjob", "numpy", "torch", "torchaudio", "torchvision"})
 """Top-level modules that need no installation: of the base, and what k8sjob adds."""

@@ -8,8 +8,9 @@ import tokenize
 import pytest
 from click.testing import CliRunner
 
-from k8sjob.checks.from_script import draft, find_script
-from k8sjob.checks.lint import Severity, lint, lint_script, script_modules
+from k8sjob.checks.lint import Severity, lint, lint_script
+from k8sjob.checks.scripts import modules
+from k8sjob.checks.scripts.job_draft import draft, find_script
 from k8sjob.cli.program import program
 from k8sjob.errors import SpecError
 
@@ -117,14 +118,14 @@ LATE = HEAD + "torch.save(m, 'm.pt')\n"
 
 def test_a_script_that_takes_too_long_is_an_error(monkeypatch, tmp_path):
     clock = iter(range(1_000_000))
-    monkeypatch.setattr(script_modules.time, "thread_time", lambda: next(clock))
-    monkeypatch.setattr(script_modules, "TIME_LIMIT", 20)
+    monkeypatch.setattr(modules.time, "thread_time", lambda: next(clock))
+    monkeypatch.setattr(modules, "TIME_LIMIT", 20)
     (tmp_path / "main.py").write_text(LATE)
     result = CliRunner().invoke(program, ["lint", str(tmp_path / "main.py")], standalone_mode=False)
     reason = "reading the script took more than 20 s of CPU time"
     assert f"error[script-unfinished]: not checked further: {reason}" in result.output
     assert result.return_value == 1
-    monkeypatch.setattr(script_modules, "TIME_LIMIT", -1)
+    monkeypatch.setattr(modules, "TIME_LIMIT", -1)
     with pytest.raises(
         SpecError,
         match="reading the script took more than -1 s of CPU time; specify a smaller script",
@@ -140,7 +141,7 @@ def test_the_time_limit_needs_no_thread_and_no_main_thread(monkeypatch):
         results.append(threading.active_count())
 
     for limit in (-1, 600):
-        monkeypatch.setattr(script_modules, "TIME_LIMIT", limit)
+        monkeypatch.setattr(modules, "TIME_LIMIT", limit)
         check()
         thread = threading.Thread(target=check)
         thread.start()
@@ -156,7 +157,7 @@ def test_findings_before_the_limit_are_kept(monkeypatch):
     def nested(script):
         raise RecursionError
 
-    monkeypatch.setattr("k8sjob.checks.lint.script_collectives._one_sided", nested)
+    monkeypatch.setattr("k8sjob.checks.scripts.collectives._one_sided", nested)
     unfinished, *others = lint_script(text)
     assert unfinished.message == "not checked further: it is nested too deeply"
     assert (unfinished.id, unfinished.severity) == ("script-unfinished", Severity.ERROR)
@@ -219,12 +220,12 @@ def test_a_folder_of_scripts_is_searched_by_their_own_imports(tmp_path, monkeypa
     for name in names:
         imports = "".join(f"import {other}\n" for other in names)
         (tmp_path / f"{name}.py").write_text(f"import torch\n{imports}print(torch)\n")
-    reads, read = [], script_modules.content
-    monkeypatch.setattr(script_modules, "content", lambda file: reads.append(file) or read(file))
+    reads, read = [], modules.content
+    monkeypatch.setattr(modules, "content", lambda file: reads.append(file) or read(file))
     with pytest.raises(SpecError, match="several training scripts"):
         find_script(tmp_path)
     assert reads == []
-    monkeypatch.setattr(script_modules, "TIME_LIMIT", -1)
+    monkeypatch.setattr(modules, "TIME_LIMIT", -1)
     with pytest.raises(SpecError, match="took more than -1 s"):
         find_script(tmp_path)
 
@@ -233,6 +234,6 @@ def test_local_modules_are_bounded_by_their_length(tmp_path):
     text = "import torch\n" + "# long\n" * 150_000
     names = [f"m{number}" for number in range(12)]
     for name in names:
-        (tmp_path / f"{name}.py").write_text(text[: script_modules.MAX_BYTES - 100])
-    entry = script_modules.parse_module("".join(f"import {name}\n" for name in names), "main.py")
-    assert len(script_modules.program(entry, [tmp_path])) == 1 + 9
+        (tmp_path / f"{name}.py").write_text(text[: modules.MAX_BYTES - 100])
+    entry = modules.parse_module("".join(f"import {name}\n" for name in names), "main.py")
+    assert len(modules.program(entry, [tmp_path])) == 1 + 9

@@ -148,6 +148,31 @@ def _base(node: ast.ImportFrom, package: str) -> str:
     return ".".join(part for part in (*parts, node.module or "") if part)
 
 
+def read_text(file: Path, source: str) -> str:
+    """The text of a file, a script in its own encoding.
+
+    Raises:
+        SpecError: it cannot be read, is too long or in no encoding.
+    """
+    try:
+        data = content(file)
+        if len(data) > MAX_BYTES:
+            raise refusal(f"longer than {MAX_BYTES} bytes", source)
+        is_python = source.endswith((".py", ".pyw"))
+        return decode_source(data) if is_python else data.decode("utf-8-sig")
+    except OSError as error:
+        raise refusal(f"cannot be read: {error.strerror or error}", source) from None
+    except (SyntaxError, UnicodeError, LookupError) as error:  # the last: as rot13
+        message = f"{error}; save the file as UTF-8"
+        raise SpecError([Problem("", message)], source) from None
+
+
+def refusal(what: str, source: str) -> SpecError:
+    """A file that lint does not read, with the next step."""
+    step = "specify a job's manifest, a job.yaml or a script"
+    return SpecError([Problem("", f"{what}; {step}")], source)
+
+
 @lru_cache(maxsize=_MAX_MODULES)  # `init` reads them, and lints what it has written
 def parse_module(text: str, source: str, name: str = "__main__", package: str = "") -> Module:
     """The module in a text.

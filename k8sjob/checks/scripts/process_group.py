@@ -6,9 +6,9 @@ import ast
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.checks.lint.finding import message, pattern
-from k8sjob.checks.lint.script_code import constant, keyword
-from k8sjob.checks.lint.script_facts import LOCAL_RANK_OPTIONS, MANAGED, Script
+from k8sjob.checks.finding import message, pattern
+from k8sjob.checks.scripts.code import constant, keyword
+from k8sjob.checks.scripts.facts import LOCAL_RANK_OPTIONS, MANAGED, Script
 from k8sjob.contract import LAUNCHES
 from k8sjob.rules import Hit, Rules
 

@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.checks.lint.finding import table
-from k8sjob.checks.lint.script_code import followed, keyword
-from k8sjob.checks.lint.script_facts import MAKES_GROUP
-from k8sjob.checks.lint.script_modules import Function
-from k8sjob.checks.lint.script_ranks import RANKS
+from k8sjob.checks.finding import table
+from k8sjob.checks.scripts.code import followed, keyword
+from k8sjob.checks.scripts.facts import MAKES_GROUP
+from k8sjob.checks.scripts.modules import Function
+from k8sjob.checks.scripts.ranks import RANKS
 from k8sjob.rules import Hit, Rules
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from k8sjob.checks.lint.script_facts import Script
-    from k8sjob.checks.lint.script_paths import Guard
+    from k8sjob.checks.scripts.facts import Script
+    from k8sjob.checks.scripts.paths import Guard
 
 RULES: Final = Rules["Script"]("script")
 

@@ -13,7 +13,7 @@ from functools import cached_property, wraps
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from k8sjob.checks.lint.script_modules import Definition, Function, Module, check_time
+from k8sjob.checks.scripts.modules import Definition, Function, Module, check_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

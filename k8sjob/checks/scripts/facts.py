@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.checks.lint.finding import message, pattern, table
-from k8sjob.checks.lint.script_code import MAX_VALUES, constant, followed
-from k8sjob.checks.lint.script_paths import Paths, is_main_guard
-from k8sjob.checks.lint.script_ranks import Ranks
-from k8sjob.checks.lint.script_values import SAME, Values
+from k8sjob.checks.finding import message, pattern, table
+from k8sjob.checks.scripts.code import MAX_VALUES, constant, followed
+from k8sjob.checks.scripts.paths import Paths, is_main_guard
+from k8sjob.checks.scripts.ranks import Ranks
+from k8sjob.checks.scripts.values import SAME, Values
 from k8sjob.rules import Hit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from k8sjob.checks.lint.script_modules import Module
+    from k8sjob.checks.scripts.modules import Module
 
 MANAGED: Final = frozenset(table("libraries")["managed"].split())
 """Frameworks that make the process group and divide the data by themselves."""

@@ -7,8 +7,8 @@ from collections import defaultdict
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from k8sjob.checks.lint.script_code import Code, followed
-from k8sjob.checks.lint.script_modules import Function
+from k8sjob.checks.scripts.code import Code, followed
+from k8sjob.checks.scripts.modules import Function
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -14,14 +14,14 @@ from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
-from k8sjob.checks.lint.finding import pattern
-from k8sjob.checks.lint.script_code import constant, defaults, followed, keyword
-from k8sjob.checks.lint.script_paths import Guard
+from k8sjob.checks.finding import pattern
+from k8sjob.checks.scripts.code import constant, defaults, followed, keyword
+from k8sjob.checks.scripts.paths import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from k8sjob.checks.lint.script_paths import Paths
+    from k8sjob.checks.scripts.paths import Paths
 
 OnRanks = tuple[Any, ...]
 """A value on each of RANKS; None: not known."""

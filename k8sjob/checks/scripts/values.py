@@ -6,14 +6,14 @@ import ast
 import re
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.checks.lint.finding import table
-from k8sjob.checks.lint.script_code import followed, parameters
+from k8sjob.checks.finding import table
+from k8sjob.checks.scripts.code import followed, parameters
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from k8sjob.checks.lint.script_code import Code
-    from k8sjob.checks.lint.script_modules import Function
+    from k8sjob.checks.scripts.code import Code
+    from k8sjob.checks.scripts.modules import Function
 
 _UNKNOWN: Final = "{}"
 """A part of a text that is not known."""
