@@ -17,13 +17,13 @@ and exits with `exit_code`; a traceback is always a bug.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-_T = TypeVar("_T")
+    from k8sjob.findings import Finding
+
 _INNER = f"{re.escape(__file__.removesuffix('errors.py'))}|.*/pydantic/"
 _SECRETS: Final = r"""(?xis)
     (?P<url>://|(?<![:\w])//)(?!git@)[^\s/?\#"'<>]+@   # user information of a URL
@@ -103,52 +103,23 @@ def _hidden(found: re.Match[str]) -> str:
     return "".join(parts.values()) + "[hidden]" + end
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One thing that is wrong with a document.
-
-    Attributes:
-        field: path of the field, as `replicas.workers` or `volumes[1].mount`; empty: the whole.
-        message: what is wrong, the value seen, and the next step.
-        line: line in the file, counted from 1; 0 if there is none.
-        column: column in the line, counted from 1; 0 if there is none.
-    """
-
-    field: str
-    message: str
-    line: int = 0
-    column: int = 0
-
-
-MAX_PROBLEMS: Final = 100
-"""Most problems in one error: nobody reads more, and each takes up to a millisecond to explain."""
-
-
-def first_problems(found: Sequence[_T], explain: Callable[[_T], Problem]) -> list[Problem]:
-    """The first of what was found, explained, and the number of the others."""
-    made = [explain(one) for one in found[:MAX_PROBLEMS]]
-    if more := len(found) - len(made):
-        made.append(Problem("", f"{more} more problems; correct these first"))
-    return made
-
-
 class SpecError(K8sJobError):
-    """A document that cannot be accepted, with every problem found in it.
+    """A document that cannot be accepted.
 
     Attributes:
-        problems: in the order of the document.
+        findings: everything wrong with it, in the order of the document.
         source: the file's name, "<stdin>", or empty for a spec made in Python.
     """
 
-    def __init__(self, problems: list[Problem], source: str = "") -> None:
-        self.problems = problems
+    def __init__(self, findings: list[Finding], source: str = "") -> None:
+        self.findings = findings
         self.source = source
-        super().__init__("\n".join(self._line(problem) for problem in problems))
+        super().__init__("\n".join(map(self._line, findings)))
 
-    def _line(self, problem: Problem) -> str:
-        numbers = [str(n) for n in (problem.line, problem.column) if n]
+    def _line(self, finding: Finding) -> str:
+        numbers = [str(n) for n in (finding.line, finding.column) if n]
         place = ":".join([self.source or "line", *numbers]) if numbers else self.source
-        return ": ".join(part for part in (place, problem.field, problem.message) if part)
+        return ": ".join(part for part in (place, finding.field, finding.text) if part)
 
 
 class RenderError(K8sJobError):

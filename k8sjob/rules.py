@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeVar
+
+from k8sjob.findings import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -12,15 +13,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Subject = Literal["manifest", "script", "any"]
-
-
-class Severity(StrEnum):
-    """The severity of a finding."""
-
-    ERROR = "error"
-    """It hangs, crashes at the start or is rejected."""
-    WARNING = "warning"
-    """It goes wrong silently, or only when something else fails."""
 
 
 @dataclass(frozen=True, slots=True)

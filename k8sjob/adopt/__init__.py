@@ -21,7 +21,8 @@ from k8sjob.adopt.equivalence import (
 )
 from k8sjob.adopt.fields import NO_COMMAND, fields, trainer
 from k8sjob.contract import after_agent
-from k8sjob.errors import Problem, SpecError, field_path
+from k8sjob.errors import SpecError, field_path
+from k8sjob.findings import Finding, invalid
 from k8sjob.kube.objects import Json, Object, at_path
 from k8sjob.rendering.manifest import companion, manifest
 from k8sjob.rendering.overlay import leaves, merge
@@ -69,7 +70,7 @@ def _read(text: str | bytes, source: str, name: str | None) -> tuple[Json, list[
     try:
         made = None if problems else reader.authored(copy.deepcopy(job), others)
     except SpecError as error:
-        problems = error.problems
+        problems = error.findings
     if made is None:
         raise SpecError([_placed(one, found, beside) for one in problems], source)
     notes = [f"left out, since the apiserver fills it in: {', '.join(dropped)}"] if dropped else []
@@ -78,7 +79,7 @@ def _read(text: str | bytes, source: str, name: str | None) -> tuple[Json, list[
     return made.job, [*notes, *made.notes]
 
 
-def _placed(problem: Problem, job: _Place, beside: list[_Place]) -> Problem:
+def _placed(problem: Finding, job: _Place, beside: list[_Place]) -> Finding:
     """The problem with its line, which may be in the object that the job has beside it."""
     (document, place, data), path = job, steps(problem.field)
     companion_of = keyed(reader_of(data).target)
@@ -108,13 +109,13 @@ def _only_job(
         seen = ", ".join(map("".join, zip(map(_called, others), of, strict=True))) or "nothing"
         kinds = [f"{one.target.kind} of {one.target.api_version}" for one in READERS]
         step = near_job(others) or f"specify a file with one of {', '.join(kinds)}"
-        raise SpecError([Problem("", f"found {seen}; {step}")], source)
+        raise SpecError([invalid("", f"found {seen}; {step}")], source)
     names = ", ".join(_called(job) for _, _, job in jobs)
     step = "adopt each from its own file" if name and chosen else "choose one by --name NAME"
     message = f"{names} are several jobs, and a job.yaml describes one; {step}"
     if not chosen:
         message = f"there is no job {name!r} among {names}; {step}"
-    raise SpecError([Problem("", message, jobs[-1][0].line, 1)], source)
+    raise SpecError([invalid("", message, line=jobs[-1][0].line, column=1)], source)
 
 
 def _without_nulls(value: Any) -> Any:
@@ -177,17 +178,17 @@ def adopt(text: str | bytes, source: str = "", name: str | None = None) -> Adopt
     try:
         return _adopted(original, notes)
     except SpecError as error:
-        raise SpecError([_of_manifest(problem) for problem in error.problems], source) from None
+        raise SpecError([_of_manifest(problem) for problem in error.findings], source) from None
 
 
-def _of_manifest(problem: Problem) -> Problem:
+def _of_manifest(problem: Finding) -> Finding:
     """A problem of the overlay that was to be made, in terms of the manifest, which has none."""
     field = problem.field.removeprefix("overlay.")
     if field == problem.field:
         return problem
     what = problem.message.partition(";")[0]
     step = f"move or remove it (`k8sjob lint` says where {field} belongs)"
-    return replace(problem, field=field, message=f"{what}; {step}")
+    return replace(problem, field=field, message=what, next_step=step)
 
 
 def _adopted(original: Json, notes: list[str]) -> Adopted:
@@ -211,7 +212,7 @@ def _adopted(original: Json, notes: list[str]) -> Adopted:
     left = difference(_rendered(spec, config=config), wanted)
     if left is not SAME:
         message = "a job.yaml cannot express this; change it, or keep the manifest"
-        raise SpecError([Problem(field_path(path), message) for path in leaves(left)])
+        raise SpecError([invalid(field_path(path), message) for path in leaves(left)])
     return Adopted(spec, (*notes, *_notes(spec, original)))
 
 
@@ -279,10 +280,10 @@ def _accepted(data: Json) -> JobSpec:
         try:
             return JobSpec.model_validate(data)
         except SpecError as error:
-            if not all(_take_out(data, problem.field) for problem in error.problems[:1]):
-                needed = [one for one in error.problems if not _take_out(data, one.field)]
+            if not all(_take_out(data, problem.field) for problem in error.findings[:1]):
+                needed = [one for one in error.findings if not _take_out(data, one.field)]
                 raise SpecError(needed) from None
-    raise SpecError([Problem("", "no part of it is a job spec; please report this bug")])
+    raise SpecError([invalid("", "no part of it is a job spec; please report this bug")])
 
 
 def _take_out(data: Any, field: str) -> bool:

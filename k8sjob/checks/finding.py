@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from k8sjob.contract import __version__, did_you_mean
-from k8sjob.rules import Check, Severity
+from k8sjob.findings import Severity
+from k8sjob.rules import Check
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -13,8 +13,9 @@ from k8sjob.adopt import adopt
 from k8sjob.cli.jobfile import JobCommand, JobFile, script_args
 from k8sjob.cli.options import source_name
 from k8sjob.cli.output import print_status, text
-from k8sjob.errors import BackendError, K8sJobError, Problem, SpecError
+from k8sjob.errors import BackendError, K8sJobError, SpecError
 from k8sjob.files import write_files
+from k8sjob.findings import invalid
 from k8sjob.rendering import templates_dir
 from k8sjob.spec import JobSpec, schema
 from k8sjob.yamldoc import content, scalar
@@ -95,9 +96,9 @@ def _job(name: str, *, named: bool) -> dict[str, str]:
     try:
         JobSpec.from_yaml(files["job.yaml"])
     except SpecError as error:
-        step = "" if named else "; give the job a name with --name"
-        messages = [problem.message for problem in error.problems if problem.field == "name"]
-        raise SpecError([Problem("name", m + step) for m in messages] or error.problems) from error
+        step = "" if named else "give the job a name with --name"
+        of_name = [invalid("name", one.text, step) for one in error.findings if one.field == "name"]
+        raise SpecError(of_name or error.findings) from error
     return {**files, _SCHEMA: json.dumps(schema(), indent=1) + "\n"}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +52,9 @@ def _checked(job: JobFile) -> tuple[dict[str, Any], str]:
             rendered = render(spec)  # whether an overlay fits shows only in the manifest
             check_script(spec, job.folder)
     except SpecError as error:
-        result.update(valid=False, problems=[asdict(problem) for problem in error.problems])
+        result.update(
+            valid=False, problems=[one.as_dict("field", "line", "column") for one in error.findings]
+        )
         return result, str(error)
     result["job"] = {"name": spec.name, "nodes": spec.nnodes, "processes": spec.world_size}
     of_image = image_warnings(spec, spec.image_reference)

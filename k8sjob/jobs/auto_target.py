@@ -57,7 +57,7 @@ def _obstacles(spec: JobSpec, target: Target, backend: ClusterBackend) -> Iterat
     try:
         job = manifest(spec)
     except SpecError as error:
-        fields = ", ".join(dict.fromkeys(problem.field for problem in error.problems))
+        fields = ", ".join(dict.fromkeys(problem.field for problem in error.findings))
         yield f"a {target.kind} cannot have {fields}"
         return
     made = namesake(target)

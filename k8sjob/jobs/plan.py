@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import LOCAL, Plan
 from k8sjob.contract import RUNTIME_HOME
-from k8sjob.errors import Problem, SpecError
+from k8sjob.errors import SpecError
+from k8sjob.findings import invalid
 from k8sjob.rendering import check_script, companion, manifest, remarks
 from k8sjob.spec import JobSpec, load
 from k8sjob.spec.job import longest_name
@@ -18,6 +19,7 @@ from k8sjob.targets.jobs import DEFAULT
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from k8sjob.findings import Finding
     from k8sjob.provenance import Provenance
 
 _SUFFIX_LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
@@ -43,7 +45,7 @@ def load_spec(
     if not isinstance(spec, str | Path):
         kind = type(spec).__name__
         step = "name a job.yaml, or make a spec by JobSpec(name=..., image=..., run=...)"
-        raise SpecError([Problem("", f"a {kind} is neither a JobSpec nor a path; {step}")])
+        raise SpecError([invalid("", f"a {kind} is neither a JobSpec nor a path; {step}")])
     return load(spec, here=here), folder or folder_of(spec)
 
 
@@ -105,20 +107,20 @@ def plan_submission(
     return plan_job(spec, folder, image=image)
 
 
-def _problems(spec: JobSpec, namespace: str | None, *, generate_name: bool) -> Iterator[Problem]:
+def _problems(spec: JobSpec, namespace: str | None, *, generate_name: bool) -> Iterator[Finding]:
     if namespace and spec.namespace and namespace != spec.namespace:
-        yield Problem(
+        yield invalid(
             "namespace",
             f"the spec says {spec.namespace!r}, and {namespace!r} is requested; give only one",
         )
     if LOCAL in (namespace, spec.namespace):
-        yield Problem(
+        yield invalid(
             "namespace",
             f"{LOCAL!r} stands for this machine, where `k8sjob run` runs jobs; use another name",
         )
     longest = longest_name(spec) - _SUFFIX_LENGTH - 1
     if generate_name and len(spec.name) > longest:
-        yield Problem(
+        yield invalid(
             "name",
             f"{spec.name!r} has {len(spec.name)} characters, and a generated name adds"
             f" {_SUFFIX_LENGTH + 1}; shorten it to at most {longest}",

@@ -17,7 +17,8 @@ from k8sjob.backends.local.prepare import Places, prepare
 from k8sjob.backends.local.state_folder import Store
 from k8sjob.contract import AGENT, counted
 from k8sjob.environment import variables
-from k8sjob.errors import BackendError, Problem, SpecError
+from k8sjob.errors import BackendError, SpecError
+from k8sjob.findings import invalid
 from k8sjob.image.builders.process import signals_as_exit
 from k8sjob.jobs.plan import load_spec, plan_run
 from k8sjob.proving.rules import (
@@ -154,17 +155,17 @@ def prove(
 
 def _check(spec: JobSpec, layout: Layout) -> None:
     if layout.size < 2:
-        raise SpecError([Problem("", message("one-process", size=layout.size))])
+        raise SpecError([invalid("", message("one-process", size=layout.size))])
     check_script(spec, "prove")
     if spec.strategy.kind not in _DATA_PARALLEL:
         text = message("no-data-parallel", kind=spec.strategy.kind)
-        raise SpecError([Problem("strategy.kind", text)])
+        raise SpecError([invalid("strategy.kind", text)])
 
 
 def check_script(spec: JobSpec, command: str) -> None:
     """SpecError where a job runs no Python script, which the command needs."""
     if not (spec.run.script or spec.run.module):
-        raise SpecError([Problem("run.command", message("no-script", command=command))])
+        raise SpecError([invalid("run.command", message("no-script", command=command))])
 
 
 def _proof(evidence: Evidence, job: Layout, layout: Layout) -> Proof:

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import RUNTIME_HOME, WORKDIR
-from k8sjob.errors import ImageError, Problem, RenderError, SpecError
+from k8sjob.errors import ImageError, RenderError, SpecError
 from k8sjob.files import whole_folder, write_files
+from k8sjob.findings import invalid
 from k8sjob.rendering.dockerignore import Ignore, dockerignore, own_patterns, private_patterns
 from k8sjob.rendering.manifest import IMAGE_UID, container_argv, render
 from k8sjob.rendering.template import fill
@@ -130,12 +131,12 @@ def check_script(spec: JobSpec, folder: Path, *, here: bool = False) -> None:
                 f"{script!r} is not in {context.absolute()}, which stands for {WORKDIR} of the"
                 " image on this machine; correct the path"
             )
-        raise SpecError([Problem("run.script", message)])
+        raise SpecError([invalid("run.script", message)])
     own = context / OWN_IGNORE
     patterns = own_patterns(own)
     if Ignore(dockerignore() if patterns is None else patterns)(name):
         message = f"{script!r} is left out of the image by {own}; add a last line '!{name}' to it"
-        raise SpecError([Problem("run.script", message)])
+        raise SpecError([invalid("run.script", message)])
 
 
 def _write(files: dict[str, str], target: Path) -> list[Path]:

@@ -23,7 +23,8 @@ from k8sjob.contract import (
     WORKDIR,
     Role,
 )
-from k8sjob.errors import Problem, SpecError
+from k8sjob.errors import SpecError
+from k8sjob.findings import invalid
 from k8sjob.kube.objects import (
     IMAGE_ORIGIN,
     ISTIO,
@@ -126,7 +127,7 @@ def companion(spec: JobSpec, job: dict[str, Any]) -> dict[str, Any] | None:
 def remarks(spec: JobSpec) -> list[str]:
     """Remarks on fields that are valid but will not work as expected, also those of its target."""
     found = by_name(spec.target).remarks(spec)
-    return [*spec.remarks, *(f"{one.field}: {one.message}" for one in found)]
+    return [*spec.remarks, *(f"{one.field}: {one.text}" for one in found)]
 
 
 def _parsed(text: str) -> dict[str, Any]:
@@ -170,7 +171,7 @@ def _checked(image: str) -> str:
 
     if not is_image_reference(image):
         message = f"{image!r} is not an image reference: [registry/]path[:tag][@sha256:digest]"
-        raise SpecError([Problem("image", message)])
+        raise SpecError([invalid("image", message)])
     return image
 
 

@@ -10,10 +10,12 @@ Standard "restricted".
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import CONTAINER_NAMES
-from k8sjob.errors import Problem, SpecError, field_path, first_problems
+from k8sjob.errors import SpecError, field_path
+from k8sjob.findings import first_findings, invalid
 from k8sjob.kube.objects import Json, at_path, training
 from k8sjob.kube.pod_security import FieldPath, restricted_violations
 from k8sjob.targets.jobs import TARGETS, keyed, target_of
@@ -21,6 +23,7 @@ from k8sjob.targets.jobs import TARGETS, keyed, target_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from k8sjob.findings import Finding
     from k8sjob.targets.api import RoleReplicas, Target
 
 # Two mounts of one volume share its name, so where a mount path is given it distinguishes them.
@@ -76,11 +79,11 @@ def apply_overlay(
                 merged = _replaced_at(merged, target.process_at, apart)
         merged = merge(merged, overlay)
         templates = [one.path for one in target.replicas(manifest)]
-        problems = first_problems(
+        problems = first_findings(
             target.problems(merged), lambda one: _at_source(one, merged, changes, templates)
         )
         if image_is_built and not problems and _image(merged) != _image(manifest):
-            problems.append(Problem("overlay", _REPLACED.format(_image(merged))))
+            problems.append(invalid("overlay", _REPLACED.format(_image(merged))))
         if restricted and not problems:
             problems += _violations(merged, changes)
     if problems:
@@ -88,7 +91,7 @@ def apply_overlay(
     return merged
 
 
-def of_another_kind(overlay: Json, target: Target) -> Iterator[Problem]:
+def of_another_kind(overlay: Json, target: Target) -> Iterator[Finding]:
     """The fields of an overlay that another kind of job has, and not this one."""
     spec = at_path(overlay, "spec")
     given: list[tuple[str, ...]] = [(key,) for key in overlay if key != "spec"]
@@ -96,7 +99,7 @@ def of_another_kind(overlay: Json, target: Target) -> Iterator[Problem]:
     for field in given:
         owners = [one.kind for one in TARGETS if _has(one, field)]
         if owners and not _has(target, field):
-            yield Problem(
+            yield invalid(
                 field_path(("overlay", *field)),
                 f"a {target.kind} has no {'.'.join(field)}, which is a {' or '.join(owners)}'s;"
                 f" use the fields of a {target.kind}, in pod_template if it applies to the Pods of"
@@ -193,20 +196,20 @@ def _names(items: list[Any], key: str) -> list[str] | None:
     return names if len(names) == len(items) else None
 
 
-def _forbidden_fields(overlay: Any, at: str = "overlay") -> Iterator[Problem]:
+def _forbidden_fields(overlay: Any, at: str = "overlay") -> Iterator[Finding]:
     metadata = at_path(overlay, "metadata")
     for key in ("apiVersion", "kind", "status"):
         if isinstance(overlay, dict) and key in overlay:
-            yield Problem(f"{at}.{key}", f"{overlay[key]!r} cannot be set by an overlay; remove it")
+            yield invalid(f"{at}.{key}", f"{overlay[key]!r} cannot be set by an overlay; remove it")
     for key in ("name", "namespace"):
         if isinstance(metadata, dict) and key in metadata:
-            yield Problem(
+            yield invalid(
                 f"{at}.metadata.{key}",
                 f"{metadata[key]!r} has its own field; set `{key}` in the job spec",
             )
 
 
-def _twice(change: Any, path: FieldPath = ()) -> Iterator[Problem]:
+def _twice(change: Any, path: FieldPath = ()) -> Iterator[Finding]:
     """Items of a list with the same name, which would be merged into one."""
     every = change.items() if isinstance(change, dict) else enumerate(change)
     for step, value in every:
@@ -218,20 +221,20 @@ def _twice(change: Any, path: FieldPath = ()) -> Iterator[Problem]:
     for index, name in enumerate(names):
         if name and name in names[:index]:
             at = field_path((*path, index, key))
-            yield Problem(at, f"{name!r} is duplicated; rename one, or merge them")
+            yield invalid(at, f"{name!r} is duplicated; rename one, or merge them")
 
 
-def _violations(merged: Json, changes: dict[str, Json]) -> list[Problem]:
+def _violations(merged: Json, changes: dict[str, Json]) -> list[Finding]:
     """The violations of the standard, at their paths in the overlay or in pod_template."""
     from k8sjob.spec.base import seen  # noqa: PLC0415 - as in _at_source
 
-    def explain(found: tuple[RoleReplicas, tuple[FieldPath, Any, str]]) -> Problem:
+    def explain(found: tuple[RoleReplicas, tuple[FieldPath, Any, str]]) -> Finding:
         replicas, (path, value, wanted) = found
         of_pod = ("overlay", *replicas.path, "spec")
         if at_path(changes, *of_pod, str(path[0])) is None and changes["pod_template"]:
             of_pod = ("pod_template", "spec")
         at = field_path(_as_given(at_path(changes, *of_pod), replicas.pod, path))
-        return Problem(
+        return invalid(
             f"{field_path(of_pod)}.{at}",
             f"{'absent' if value is None else seen(value)}, and security: restricted"
             f" requires {wanted}; change it, or set security: default",
@@ -239,12 +242,12 @@ def _violations(merged: Json, changes: dict[str, Json]) -> list[Problem]:
 
     all_replicas = target_of(merged).replicas(merged)
     found = [(one, each) for one in all_replicas for each in restricted_violations(one.pod)]
-    return first_problems(found, explain)
+    return first_findings(found, explain)
 
 
 def _at_source(
-    problem: Problem, merged: Json, changes: dict[str, Json], templates: list[FieldPath]
-) -> Problem:
+    problem: Finding, merged: Json, changes: dict[str, Json], templates: list[FieldPath]
+) -> Finding:
     """A problem of the merged job, whose Pod templates are at those paths, at the user's field."""
     from k8sjob.spec.changes import steps  # noqa: PLC0415 - it loads pydantic, which a spec has
 
@@ -254,14 +257,16 @@ def _at_source(
         if of_pod and at_path(changes["overlay"], *template) is None:
             merged = at_path(merged, *template)
             at = _as_given(changes["pod_template"], merged, path[len(template) :])
-            return Problem(field_path(("pod_template", *at)), problem.message)
+            return replace(problem, field=field_path(("pod_template", *at)))
     if not changes["overlay"]:
-        return Problem("pod_template", message)
+        return replace(problem, field="pod_template", message=message)
     at = _as_given(changes["overlay"], merged, path)
     if at == path:
-        return Problem(f"overlay.{problem.field}", problem.message)
+        return replace(problem, field=f"overlay.{problem.field}")
     whole = len(at) == len(path)
-    return Problem(field_path(("overlay", *at)), problem.message if whole else message)
+    return replace(
+        problem, field=field_path(("overlay", *at)), message=problem.message if whole else message
+    )
 
 
 def _as_given(change: Any, merged: Any, path: FieldPath) -> FieldPath:
@@ -283,7 +288,7 @@ def _as_given(change: Any, merged: Any, path: FieldPath) -> FieldPath:
     return tuple(found)
 
 
-def _images(manifest: Json, changes: dict[str, Json]) -> Iterator[Problem]:
+def _images(manifest: Json, changes: dict[str, Json]) -> Iterator[Finding]:
     roles = target_of(manifest).replicas(manifest)
     of_roles = [("overlay", *one.path) for one in roles]
     for template in dict.fromkeys([*of_roles, ("pod_template",)]):
@@ -292,7 +297,7 @@ def _images(manifest: Json, changes: dict[str, Json]) -> Iterator[Problem]:
         for index, container in enumerate(containers if isinstance(containers, list) else ()):
             if at_path(container, "name") in CONTAINER_NAMES and "image" in container:
                 message = _REPLACED.format(container["image"])
-                yield Problem(field_path((*path, index, "image")), message)
+                yield invalid(field_path((*path, index, "image")), message)
 
 
 def _image(manifest: Json) -> Any:

@@ -7,11 +7,13 @@ import shlex
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from k8sjob.errors import Problem, SpecError, field_path
+from k8sjob.errors import SpecError, field_path
+from k8sjob.findings import invalid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from k8sjob.findings import Finding
     from k8sjob.yamldoc import Document, FieldPath
 
 
@@ -28,7 +30,7 @@ def job_document(text: str | bytes, source: str = "") -> Document:
     document = only(documents, source)
     if document.data is None:
         message = "empty; write at least name, image and run, or start with `k8sjob init`"
-        raise SpecError([Problem("", message)], source)
+        raise SpecError([invalid("", message)], source)
     if not isinstance(document.data, dict):
         message = "not a mapping; write one field per line, starting with `name: my-job`"
         raise document.refuse((), message)
@@ -95,7 +97,7 @@ class Change:
                 message += "; the items of a list count from 0, as in run.args[0]"
             elif "[" in field:
                 message += """ or 'labels["example.com/team"]=vision'"""
-            raise SpecError([Problem("--set", message)])
+            raise SpecError([invalid("--set", message)])
         return cls(steps(field), parse(value, f"--set {field}").data)
 
 
@@ -123,7 +125,7 @@ def _apply(data: Any, change: Change, depth: int) -> Any:
         whole = field_path(change.path[:depth])
         there = f"a list of {len(data)}" if isinstance(data, list) else repr(data)
         message = f"{whole} is {there} there and has no such part; set {whole} as a whole"
-        raise SpecError([Problem(f"--set {field_path(change.path)}", message)])
+        raise SpecError([invalid(f"--set {field_path(change.path)}", message)])
     fields = dict(data or {})
     key = str(step)
     fields[key] = _apply(fields.get(key), change, depth + 1)
@@ -135,12 +137,14 @@ def _apply(data: Any, change: Change, depth: int) -> Any:
 def without_places(error: SpecError, changes: Sequence[Change], document: Document) -> SpecError:
     """The error with its problems of changed fields, which have no line, as those of options."""
 
-    def given(problem: Problem) -> Problem:
+    def given(problem: Finding) -> Finding:
         field = steps(problem.field)
         new = field not in document.keys and field not in document.values
         for one in changes if field else ():
             if field[: len(one.path)] == one.path or (new and one.path[: len(field)] == field):
-                return Problem(one.option or f"--set {problem.field}", problem.message)
+                return replace(
+                    problem, field=one.option or f"--set {problem.field}", line=0, column=0
+                )
         return problem
 
-    return SpecError([given(problem) for problem in error.problems], error.source)
+    return SpecError([given(problem) for problem in error.findings], error.source)

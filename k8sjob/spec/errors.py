@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 from pydantic import ValidationError
 
 from k8sjob.contract import did_you_mean
-from k8sjob.errors import Problem, RenderError, field_path, first_problems
+from k8sjob.errors import RenderError, field_path
+from k8sjob.findings import first_findings, invalid
 from k8sjob.spec.base import (
     UNEXPLAINED,
     Loc,
@@ -29,13 +30,15 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
 
+    from k8sjob.findings import Finding
+
 
 _KEY: Final = "[key]"  # pydantic's mark for an error in a mapping's key
 _BARE: Final = re.compile(r"(?:[0-9]+[A-Za-z]+)+")  # 32Gi, 1h30m: text without quotes, too
 _LONGEST: Final = 200  # characters of a value in a hint
 
 
-def problems(root: type[Part], error: ValidationError, document: Document | None) -> list[Problem]:
+def problems(root: type[Part], error: ValidationError, document: Document | None) -> list[Finding]:
     """Everything that is wrong, in the order of the document.
 
     Args:
@@ -50,11 +53,12 @@ def problems(root: type[Part], error: ValidationError, document: Document | None
             place = document.place(at, key=at_key) if document else (0, 0)
             found.append((place, at, message, detail))
 
-    def explain(one: tuple[tuple[int, int], Loc, str | None, ErrorDetails]) -> Problem:
-        place, at, message, detail = one
-        return Problem(field_path(at), message or _message(root, at, detail), *place)
+    def explain(one: tuple[tuple[int, int], Loc, str | None, ErrorDetails]) -> Finding:
+        (line, column), at, message, detail = one
+        text = message or _message(root, at, detail)
+        return invalid(field_path(at), text, line=line, column=column)
 
-    return first_problems(sorted(found, key=lambda one: one[0]), explain)
+    return first_findings(sorted(found, key=lambda one: one[0]), explain)
 
 
 def _message(root: type[Part], loc: Loc, detail: ErrorDetails) -> str:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.environment import home
-from k8sjob.errors import Problem, SpecError
+from k8sjob.errors import SpecError
+from k8sjob.findings import invalid
 from k8sjob.spec.changes import changed, job_document, steps, without_places
 from k8sjob.spec.job import JobSpec
 
@@ -52,8 +53,8 @@ def load(path: str | Path, changes: Sequence[Change] = (), *, here: bool = False
     except SpecError as caught:
         error = caught
         if not document.line and "image" not in document.data:
-            missing = Problem("image", _NEEDS_IMAGE)
-            others = [problem for problem in error.problems if problem.field != "image"]
+            missing = invalid("image", _NEEDS_IMAGE)
+            others = [problem for problem in error.findings if problem.field != "image"]
             error = SpecError([missing, *others], document.source)
         raise without_places(error, changes, document) from None
 
@@ -97,10 +98,10 @@ def _document(path: str | Path) -> Document:
     except FileNotFoundError:
         what = "a script" if file.suffix == _SCRIPT else "a job.yaml or a script"
         message = f"no such file; name {what}, or make one with `k8sjob init`"
-        raise SpecError([Problem("", message)], str(file)) from None
+        raise SpecError([invalid("", message)], str(file)) from None
     except OSError as error:
         message = f"cannot be read: {error.strerror or error}"
-        raise SpecError([Problem("", message)], str(file)) from error
+        raise SpecError([invalid("", message)], str(file)) from error
     if file.suffix == _SCRIPT:
         return _of_script(file)
     if file.suffix in (".pyw", ".ipynb", ".sh"):
@@ -108,7 +109,7 @@ def _document(path: str | Path) -> Document:
         if file.suffix == ".ipynb":
             step = f"k8sjob init --from {shlex.quote(str(file))} writes the job.yaml and the script"
         message = f"not a job.yaml; {step}"
-        raise SpecError([Problem("", message)], str(file))
+        raise SpecError([invalid("", message)], str(file))
     return job_document(text, str(file))
 
 
@@ -166,7 +167,7 @@ def located(path: str | Path, changes: Sequence[Change] = ()) -> Iterator[None]:
             raise
         document = _document(path)
         problems = []
-        for problem in error.problems:
+        for problem in error.findings:
             at = steps(problem.field)
             line, column = document.place(at) if at else (0, 0)
             problems.append(replace(problem, line=line, column=column))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from k8sjob.contract import Role
-    from k8sjob.errors import Problem
+    from k8sjob.findings import Finding
     from k8sjob.kube.api_resources import Controller
     from k8sjob.kube.objects import Json
     from k8sjob.rules import Rules
@@ -260,7 +260,7 @@ class ManifestReader(Protocol):
     def target(self) -> Target:
         """The kind that such a job becomes."""
 
-    def problems(self, job: Json) -> Iterator[Problem]:
+    def problems(self, job: Json) -> Iterator[Finding]:
         """Why a cluster would refuse the object."""
 
     def authored(self, job: Json, others: Sequence[Json]) -> Authored:
@@ -335,11 +335,11 @@ class Target(Protocol):
 
     # --- from a spec to an object
 
-    def refusals(self, spec: JobSpec) -> Iterator[Problem]:  # noqa: ARG002 - it has all fields
+    def refusals(self, spec: JobSpec) -> Iterator[Finding]:  # noqa: ARG002 - it has all fields
         """The fields of a spec that this kind of job cannot have."""
         yield from ()
 
-    def remarks(self, spec: JobSpec) -> Iterator[Problem]:  # noqa: ARG002 - nothing to remark
+    def remarks(self, spec: JobSpec) -> Iterator[Finding]:  # noqa: ARG002 - nothing to remark
         """The fields of a spec that do not work as expected with this kind of job."""
         yield from ()
 
@@ -357,7 +357,7 @@ class Target(Protocol):
     def typed(self, manifest: Json) -> tuple[Json, list[WrongType]]:
         """The manifest without its nulls and its fields of a wrong type, and those fields."""
 
-    def problems(self, manifest: Json) -> list[Problem]:
+    def problems(self, manifest: Json) -> list[Finding]:
         """Why a cluster would refuse the manifest, as far as its schema does not say."""
 
     @property

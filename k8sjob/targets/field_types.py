@@ -11,11 +11,14 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from k8sjob.errors import Problem, field_path
+from k8sjob.errors import field_path
+from k8sjob.findings import invalid
 from k8sjob.kube.quantity import parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from k8sjob.findings import Finding
 
 _Path = tuple[str | int, ...]
 ANY: Final = "*"
@@ -143,11 +146,11 @@ def _is_quantity(value: Any) -> bool:
     return True
 
 
-def type_problems(wrong: list[WrongType]) -> Iterator[Problem]:
+def type_problems(wrong: list[WrongType]) -> Iterator[Finding]:
     """Each field of a wrong type."""
     step = "correct it, a cluster would refuse the manifest"
     for path, value, expected in wrong:
-        yield Problem(field_path(path), f"{shown(value)} is not {expected}; {step}")
+        yield invalid(field_path(path), f"{shown(value)} is not {expected}; {step}")
 
 
 def shown(value: Any) -> str:

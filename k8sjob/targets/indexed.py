@@ -13,7 +13,8 @@ import re
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from k8sjob.contract import CONTAINER_NAME, DEFAULT_PORT, JOB_UID_ENV, ExitCode, Role, counted
-from k8sjob.errors import Problem, field_path
+from k8sjob.errors import field_path
+from k8sjob.findings import invalid
 from k8sjob.kube.api_resources import Controller
 from k8sjob.kube.objects import PODSET_GROUP, Object, at_path, true_conditions
 from k8sjob.targets.api import (
@@ -29,6 +30,7 @@ from k8sjob.targets.field_types import ABOUT, fit, shape, type_problems
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
+    from k8sjob.findings import Finding
     from k8sjob.kube.objects import Json
     from k8sjob.spec import JobSpec
     from k8sjob.targets.field_types import WrongType
@@ -122,11 +124,11 @@ class Indexed(Target):
 
     # --- from a spec to an object
 
-    def refusals(self, spec: JobSpec) -> Iterator[Problem]:
+    def refusals(self, spec: JobSpec) -> Iterator[Finding]:
         """The fields that need differing replicas or an operator, and a name that is too long."""
         longest = f"{spec.name}{self.child_name}-{spec.nnodes - 1}-xxxxx"
         if self.child_name and len(longest) > _MAX_NAME:
-            yield Problem(
+            yield invalid(
                 "name",
                 f"{spec.name!r} has {len(spec.name)} characters, and target {self.name} calls Pods"
                 f" {longest}, which must fit {_MAX_NAME}; use at most"
@@ -145,14 +147,14 @@ class Indexed(Target):
             why = "Kueue refuses a group of one Pod template"
             yield self._lacks(field_path(("annotations", PODSET_GROUP)), why)
 
-    def _lacks(self, field: str, why: str, having: str = "pytorchjob") -> Problem:
+    def _lacks(self, field: str, why: str, having: str = "pytorchjob") -> Finding:
         step = f"remove it, or use target {having}"
-        return Problem(field, f"target {self.name} does not have it: {why}; {step}")
+        return invalid(field, f"target {self.name} does not have it: {why}; {step}")
 
-    def remarks(self, spec: JobSpec) -> Iterator[Problem]:
+    def remarks(self, spec: JobSpec) -> Iterator[Finding]:
         """That OnFailure loses the output of a job that fails."""
         if spec.policy.restart_policy == "OnFailure":
-            yield Problem(
+            yield invalid(
                 "policy.restart_policy",
                 f"with OnFailure, a {self.kind} that fails deletes its pods, so why and logs cannot"
                 " show the cause afterwards; leave it out, and each restart gets a new pod, and"
@@ -216,7 +218,7 @@ class Indexed(Target):
         """The manifest without fields of a wrong type, as far as k8sjob reads them."""
         return fit(manifest, {**ABOUT, **self.shapes})
 
-    def basic_problems(self, job: Json) -> Iterator[Problem]:
+    def basic_problems(self, job: Json) -> Iterator[Finding]:
         """Fields of another type, and no name."""
         found = list(type_problems(self.typed(job)[1]))
         yield from found
@@ -224,25 +226,25 @@ class Indexed(Target):
             return
         if not Object(job).name:
             message = "the job has no name; give it one, also in place of a generateName"
-            yield Problem("metadata.name", message)
+            yield invalid("metadata.name", message)
         if (version := job.get("apiVersion")) != self.api_version:
             message = f"{version!r} is not {self.api_version!r}, the only version that k8sjob knows"
-            yield Problem("apiVersion", f"{message}; convert the manifest to that")
+            yield invalid("apiVersion", f"{message}; convert the manifest to that")
 
-    def problems(self, manifest: Json) -> list[Problem]:
+    def problems(self, manifest: Json) -> list[Finding]:
         """Whether it is one Indexed Job with as many Pods as its environment says."""
         return list(self.basic_problems(manifest)) or list(self._job_problems(manifest))[:1]
 
-    def _job_problems(self, manifest: Json) -> Iterator[Problem]:
+    def _job_problems(self, manifest: Json) -> Iterator[Finding]:
         job, nodes = self._job(manifest), self._nodes(manifest)
         if job.get("completionMode") != "Indexed":
             message = "a replica's rank is its completion index; use Indexed"
-            yield Problem(field_path((*self.job_at, "completionMode")), message)
+            yield invalid(field_path((*self.job_at, "completionMode")), message)
             return
         for key in ("completions", "parallelism"):
             if (count := job.get(key, 1)) < 1:
                 message = f"{count} Pods cannot train; use 1 or more"
-                yield Problem(field_path((*self.job_at, key)), message)
+                yield invalid(field_path((*self.job_at, key)), message)
         yield from self._policy_problems(job)
         jobs = at_path(manifest, *self.job_at[:-3]) if self.child_name else []
         master = self._variable(manifest, "MASTER_ADDR")
@@ -251,37 +253,37 @@ class Indexed(Target):
         named = network.get("enableDNSHostnames", True) and network.get("subdomain", domain)
         if named != domain:
             message = f"with this no Pod has the name {master}, which is MASTER_ADDR; remove it"
-            yield Problem(field_path((*self.job_at[:-4], "network")), message)
+            yield invalid(field_path((*self.job_at[:-4], "network")), message)
         for index, one in list(enumerate(jobs))[1:]:
             message = f"{one.get('name')!r} is another replicated Job, and all Pods of the job are"
             message += f" those of {jobs[0].get('name')!r}; change that one, or remove it"
-            yield Problem(field_path((*self.job_at[:-3], index)), message)
+            yield invalid(field_path((*self.job_at[:-3], index)), message)
         if jobs and (copies := jobs[0].get("replicas", 1)) != 1:
             message = f"{copies} Jobs of {nodes} Pods, and the ranks are those of one Job"
             message += "; set replicas in the job spec instead"
-            yield Problem(field_path((*self.job_at[:-2], "replicas")), message)
+            yield invalid(field_path((*self.job_at[:-2], "replicas")), message)
         world, each = self._variable(manifest, "WORLD_SIZE"), self.nproc_per_node(manifest)
         if world and each.isdecimal() and world != str(nodes * int(each)):
             message = (
                 f"{nodes} Pods with {counted(int(each), 'rank')} each, but WORLD_SIZE is {world}"
             )
             message += "; set replicas in the job spec instead"
-            yield Problem(field_path(self.nodes_at or (*self.job_at, "completions")), message)
+            yield invalid(field_path(self.nodes_at or (*self.job_at, "completions")), message)
         if (at_once := job.get("parallelism", 1)) != nodes:
             message = f"{at_once} of {nodes} Pods at a time, but ranks wait for each other"
             message += f"; set it to {nodes}"
-            yield Problem(field_path((*self.job_at, "parallelism")), message)
+            yield invalid(field_path((*self.job_at, "parallelism")), message)
 
-    def _policy_problems(self, job: Json) -> Iterator[Problem]:
+    def _policy_problems(self, job: Json) -> Iterator[Finding]:
         """A restart policy that no Job has, or none with a podFailurePolicy."""
         path = ("template", "spec", "restartPolicy")
         policy, at = at_path(job, *path), field_path((*self.job_at, *path))
         if policy not in {None, "OnFailure", "Never"}:
             message = f"{policy!r} is not for the Pods of a Job; use OnFailure or Never"
-            yield Problem(at, message)
+            yield invalid(at, message)
         elif "podFailurePolicy" in job and policy != "Never":
             message = "a Job with a podFailurePolicy needs Never; for restarts in the Pod set"
-            yield Problem(at, f"{message} policy.restart_policy in the job spec to OnFailure")
+            yield invalid(at, f"{message} policy.restart_policy in the job spec to OnFailure")
 
     def injected_env(self, job: Json, role: Role | str, index: int) -> dict[str, str]:
         """The rank, from the completion index."""

@@ -10,7 +10,8 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.contract import CONTAINER_NAME, ExitCode
-from k8sjob.errors import Problem, SpecError, field_path
+from k8sjob.errors import SpecError, field_path
+from k8sjob.findings import Finding, invalid
 from k8sjob.kube.objects import MANAGED_BY, Object, at_path, containers, training
 from k8sjob.targets.api import Authored
 from k8sjob.targets.indexed import JOB_NAME, RETRIED, Indexed, own_labels
@@ -34,7 +35,7 @@ class IndexedReader:
     def __init__(self, target: Indexed) -> None:
         self.target = target
 
-    def problems(self, job: Json) -> Iterator[Problem]:
+    def problems(self, job: Json) -> Iterator[Finding]:
         """Fields of another type, and no name."""
         return self.target.basic_problems(job)
 
@@ -81,7 +82,7 @@ class IndexedReader:
             at = field_path((*self.target.job_at, "template", "spec", "containers"))
             names = [one.get("name") for one in found]
             message = f"{names!r}: none with an image is named {CONTAINER_NAME!r}; give that name"
-            raise SpecError([Problem(at, f"{message} to the one that trains")])
+            raise SpecError([invalid(at, f"{message} to the one that trains")])
         called = self.target.container_name
         old, trains["name"] = trains.get("name"), called
         rules = Object(spec).part("podFailurePolicy").get("rules") or ()

@@ -16,7 +16,8 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from k8sjob.errors import Problem, SpecError, field_path
+from k8sjob.errors import SpecError, field_path
+from k8sjob.findings import invalid
 from k8sjob.kube.api_resources import Controller
 from k8sjob.kube.objects import PODSET_GROUP, Object, at_path, differing, training
 from k8sjob.targets.api import Authored, Made
@@ -27,6 +28,7 @@ from k8sjob.targets.indexed_reader import IndexedReader, replace_addresses
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from k8sjob.findings import Finding
     from k8sjob.kube.objects import Json
 
 _SPEC_FIELDS: Final = (
@@ -124,10 +126,11 @@ def join(spec: Json, name: str, at: tuple[str | int, ...]) -> Iterator[str]:
     path = (*at, "replicatedJobs")
     parts = spec.get("replicatedJobs") or []
     if not parts:
-        raise SpecError([Problem(field_path(path), "no replicated Jobs; add one")])
+        raise SpecError([invalid(field_path(path), "no replicated Jobs; add one")])
     parts.sort(key=lambda one: not any(word in one.get("name", "") for word in _LEADING))
     network = (spec.get("network") or {}).pop("subdomain", name)
-    nodes, problems = 0, list[Problem]()
+    nodes = 0
+    problems: list[Finding] = []
     moves: list[tuple[str, int]] = []
     for part in parts:
         of_job = part.setdefault("template", {}).setdefault("spec", {})
@@ -135,7 +138,7 @@ def join(spec: Json, name: str, at: tuple[str | int, ...]) -> Iterator[str]:
         old = part.get("name", "")
         if replicas > 1 and pods > 1:
             message = f"{replicas} Jobs of {pods} Pods each have no single rank; use one of them"
-            problems.append(Problem(field_path((*path, old)), message))
+            problems.append(invalid(field_path((*path, old)), message))
         moves.append((f"{name}-{old}-{'#-0' if replicas > 1 else '0-#'}.{network}", nodes))
         of_job.setdefault("completionMode", "Indexed")
         of_job["parallelism"] = replicas if replicas > 1 else of_job.get("parallelism") or pods
@@ -176,13 +179,13 @@ def _policies(spec: Json, names: list[str]) -> Iterator[str]:
         yield f"successPolicy is {how}; in the rendered manifest all Pods must succeed"
 
 
-def _differences(parts: list[Json], path: tuple[str | int, ...]) -> Iterator[Problem]:
+def _differences(parts: list[Json], path: tuple[str | int, ...]) -> Iterator[Finding]:
     first = _alike(parts[0])
     for part in parts[1:]:
         for where in differing(first, _alike(part), (*path, part.get("name", ""))):
             message = "the replicated Jobs differ here, and all Pods of k8sjob's JobSet are alike"
             message += "; make them alike, or keep the manifest"
-            yield Problem(field_path(where), message)
+            yield invalid(field_path(where), message)
 
 
 def _alike(part: Json) -> Json:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from k8sjob.contract import Role
-    from k8sjob.errors import Problem
+    from k8sjob.findings import Finding
     from k8sjob.targets.api import Target
     from k8sjob.yamldoc import FieldPath
 
@@ -126,7 +126,7 @@ class ManifestJob:
         return at_path(self.data, *path)
 
     @cached_property
-    def refusals(self) -> Sequence[Problem]:
+    def refusals(self) -> Sequence[Finding]:
         """Why the operator's webhook would refuse it, apart from wrong types."""
         typed_wrong = {_brackets(field_path(wrong.path)) for wrong in self.wrong}
         return [

@@ -21,7 +21,8 @@ import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from k8sjob.errors import Problem, SpecError, field_path
+from k8sjob.errors import SpecError, field_path
+from k8sjob.findings import invalid
 from k8sjob.kube.api_resources import Controller
 from k8sjob.kube.capacity import amounts
 from k8sjob.kube.objects import Object, at_path, training
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from k8sjob.contract import Role
+    from k8sjob.findings import Finding
     from k8sjob.kube.objects import Json
     from k8sjob.spec import JobSpec
 
@@ -109,7 +111,7 @@ class TrainJob(Indexed):
     limits = ("suspend",)
     no_gang = "its PodGroup is that of spec.podGroupPolicy, which overlay.runtime can have"
 
-    def refusals(self, spec: JobSpec) -> Iterator[Problem]:
+    def refusals(self, spec: JobSpec) -> Iterator[Finding]:
         """The fields that an Indexed Job lacks, and those that Trainer lacks or changes."""
         yield from super().refusals(spec)
         others = "pytorchjob, job or jobset"
@@ -156,14 +158,14 @@ class TrainJob(Indexed):
             "PET_MASTER_PORT": str(_PORT),
         }
 
-    def basic_problems(self, job: Json) -> Iterator[Problem]:
+    def basic_problems(self, job: Json) -> Iterator[Finding]:
         """A field that Trainer 2.3 has no longer, too, which a server drops unless it is strict."""
         yield from super().basic_problems(job)
         if _OVERRIDES in Object(job).spec:
             message = "Trainer 2.3 no longer has it; move its fields into the Pod template"
-            yield Problem(f"spec.{_OVERRIDES}", f"{message} of the runtime, or to runtimePatches")
+            yield invalid(f"spec.{_OVERRIDES}", f"{message} of the runtime, or to runtimePatches")
 
-    def problems(self, manifest: Json) -> list[Problem]:
+    def problems(self, manifest: Json) -> list[Finding]:
         """The problems of an Indexed Job, and the fields that Trainer ignores in the runtime."""
         if found := list(self.basic_problems(manifest)):
             return found
@@ -182,9 +184,9 @@ class TrainJob(Indexed):
         unnamed = at_path(manifest, "runtime", "metadata", "name") != Object(manifest).name
         return [
             *super().problems(manifest),
-            *([Problem("spec.runtimeRef", own)] if another else ()),
-            *([Problem("runtime.metadata.name", "it is the job's; keep it")] if unnamed else ()),
-            *(Problem(f"{at}[{NODE}].{key}", message) for key in taken),
+            *([invalid("spec.runtimeRef", own)] if another else ()),
+            *([invalid("runtime.metadata.name", "it is the job's; keep it")] if unnamed else ()),
+            *(invalid(f"{at}[{NODE}].{key}", message) for key in taken),
         ]
 
     def minimal(self, name: str, pod: Json) -> Json:
@@ -285,24 +287,24 @@ class TrainJobReader(IndexedReader):
         reference = spec.get("runtimeRef") or {}
         kind, name = reference.get("kind") or _KIND, reference.get("name")
         if not name:
-            raise SpecError([Problem("spec.runtimeRef.name", "no runtime is named; add its name")])
+            raise SpecError([invalid("spec.runtimeRef.name", "no runtime is named; add its name")])
         if kind not in (_KIND, "TrainingRuntime"):
             message = f"{kind!r} is not a runtime of Trainer's; use TrainingRuntime or {_KIND}"
-            raise SpecError([Problem("spec.runtimeRef.kind", message)])
+            raise SpecError([invalid("spec.runtimeRef.kind", message)])
         found = [one for one in others if (one.get("kind"), Object(one).name) == (kind, name)]
         if not found:
             message = f"the {kind} {name} is not in the file, and the Pods are in it; add it:"
             step = f"kubectl get {kind.lower()} {shlex.quote(str(name))} -o yaml"
-            raise SpecError([Problem("spec.runtimeRef", f"{message} {step}")])
+            raise SpecError([invalid("spec.runtimeRef", f"{message} {step}")])
         if found[1:]:
             message = f"the file has {len(found)} {kind}s {name}; keep the intended one"
-            raise SpecError([Problem("spec.runtimeRef", message)])
+            raise SpecError([invalid("spec.runtimeRef", message)])
         runtime = copy.deepcopy(found[0])
         if problems := list(type_problems(fit(runtime, TrainJob.shapes["runtime"])[1])):
             raise SpecError([replace(one, field=f"runtime.{one.field}") for one in problems])
         if (version := runtime.get("apiVersion")) != TrainJob.api_version:
             message = f"{version!r} is not {TrainJob.api_version!r}, the only version that k8sjob"
-            raise SpecError([Problem("runtime.apiVersion", f"{message} knows; convert the {kind}")])
+            raise SpecError([invalid("runtime.apiVersion", f"{message} knows; convert the {kind}")])
         job_name = Object(job).name
         became = f"the {kind} {name} became a TrainingRuntime of the job's name, without its labels"
         notes = [] if (kind, name) == ("TrainingRuntime", job_name) else [became]

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import yaml
 
-from k8sjob.errors import Problem, SpecError, field_path
+from k8sjob.errors import SpecError, field_path
+from k8sjob.findings import invalid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -114,7 +115,9 @@ class Document:
     def refuse(self, path: FieldPath, message: str) -> SpecError:
         """The error that says this of one field."""
         line, column = self.place(path)
-        return SpecError([Problem(field_path(path), message, line, column)], self.source)
+        return SpecError(
+            [invalid(field_path(path), message, line=line, column=column)], self.source
+        )
 
 
 class _Refused(yaml.MarkedYAMLError):
@@ -304,7 +307,7 @@ def refuse_template(text: str | bytes, source: str = "") -> None:
         part, line = match["line"] or match["part"], manifest.count("\n", 0, match.end()) + 1
         step = "`helm template`" if part.startswith("{{") else "such as by `envsubst < FILE`"
         message = f"{part}: this is a template that is not filled in; fill it in first, {step}"
-        raise SpecError([Problem("", message, line, 1)], source)
+        raise SpecError([invalid("", message, line=line, column=1)], source)
 
 
 def parse(text: str | bytes, source: str = "") -> Document:
@@ -328,7 +331,7 @@ def only(documents: list[Document], source: str = "") -> Document:
             f"a second document starts in line {line}; one file describes one job, so move it to"
             " another file"
         )
-        raise SpecError([Problem("", message, line, 1)], source)
+        raise SpecError([invalid("", message, line=line, column=1)], source)
     return documents[0] if documents else Document(None, source)
 
 
@@ -344,13 +347,13 @@ def parse_all(text: str | bytes, source: str = "") -> list[Document]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = _place(mark) if mark else (0, 0)
-        raise SpecError([Problem("", _plain(error), line, column)], source) from None
+        raise SpecError([invalid("", _plain(error), line=line, column=column)], source) from None
     except yaml.reader.ReaderError as error:
         before = decoded[: error.position]
         line, column = before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
         seen = ascii(chr(error.character))
         message = f"the character {seen} is not allowed in YAML; write it as an escape in quotes"
-        raise SpecError([Problem("", message, line, column)], source) from None
+        raise SpecError([invalid("", message, line=line, column=column)], source) from None
 
 
 def _documents(text: str, source: str) -> Iterator[Document]:
@@ -370,7 +373,7 @@ def _documents(text: str, source: str) -> Iterator[Document]:
 def _decode(text: str | bytes, source: str) -> str:
     if len(text) > MAX_BYTES:
         message = f"longer than the {MAX_BYTES} bytes of a Kubernetes object; specify another file"
-        raise SpecError([Problem("", message)], source)
+        raise SpecError([invalid("", message)], source)
     if isinstance(text, str):
         return text.removeprefix("\ufeff")
     try:
@@ -380,7 +383,7 @@ def _decode(text: str | bytes, source: str) -> str:
         message = f"byte 0x{text[error.start]:02x} is not UTF-8; save the file as UTF-8"
         if text.startswith(b"PK\3\4"):
             message = "an archive, such as a job's record, which status, logs and why read"
-        raise SpecError([Problem("", message, line)], source) from None
+        raise SpecError([invalid("", message, line=line)], source) from None
 
 
 def _plain(error: yaml.MarkedYAMLError) -> str:

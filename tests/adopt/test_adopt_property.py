@@ -151,4 +151,4 @@ def test_a_value_of_another_shape_is_named(path, value, field):
     holder[path[-1]] = value
     with pytest.raises(SpecError) as caught:
         adopt(json.dumps(job))
-    assert field in {problem.field for problem in caught.value.problems}
+    assert field in {problem.field for problem in caught.value.findings}

@@ -44,7 +44,7 @@ SIBLINGS = {
 def refused(text, source="old.yaml", name=None):
     with pytest.raises(SpecError) as caught:
         adopt(text, source, name)
-    return caught.value.problems
+    return caught.value.findings
 
 
 @pytest.mark.parametrize(

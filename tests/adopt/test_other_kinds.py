@@ -151,7 +151,7 @@ def test_a_queue_means_suspended():
 def test_what_is_refused(change, field, message):
     with pytest.raises(SpecError) as caught:
         adopted({**copy.deepcopy(job()), "spec": {**job()["spec"], **change}})
-    (problem,) = caught.value.problems
+    (problem,) = caught.value.findings
     assert problem.field == field
     assert message in problem.message
 
@@ -167,14 +167,14 @@ def test_an_amount_that_is_no_quantity():
     for refused in (one, job({"resources": asked})):
         with pytest.raises(SpecError, match=r"file:\d+:\d+: .*memory: 'lots' is not a q") as caught:
             adopt(dump(refused), "file")
-        assert len(caught.value.problems) == 1
+        assert len(caught.value.findings) == 1
 
 
 def test_a_name_that_no_job_has_is_the_only_error():
     rendered = render(JobSpec(name="tiny", image="i", run={"command": ["true"]}, target="job"))
     with pytest.raises(SpecError, match="file: name: 'Tiny_1'") as caught:
         adopt(rendered.replace("name: tiny\n", "name: Tiny_1\n"), "file")
-    assert len(caught.value.problems) == 1
+    assert len(caught.value.findings) == 1
 
 
 def test_a_selector_of_ones_own_is_kept():
@@ -424,7 +424,7 @@ def test_a_job_without_its_parts_is_refused(job, field):
     version = {"apiVersion": "jobset.x-k8s.io/v1alpha2", **job}
     with pytest.raises(SpecError) as caught:
         adopted(runtime(template=None), version)
-    assert [problem.field for problem in caught.value.problems] == [field]
+    assert [problem.field for problem in caught.value.findings] == [field]
 
 
 @pytest.mark.parametrize(
@@ -441,7 +441,7 @@ def test_another_version_is_an_error_at_its_line(objects, version):
     line = text[: text.index(version)].count("\n") + 1
     with pytest.raises(SpecError, match=rf"'{version}' is not '.*', the only version") as caught:
         adopt(text, "file")
-    assert caught.value.problems[0].line == line
+    assert caught.value.findings[0].line == line
 
 
 @pytest.mark.parametrize(
@@ -466,4 +466,4 @@ def test_fields_of_only_one_replicated_job_are_not_dropped(other):
 def test_a_runtime_that_nobody_can_know(reference, more, field, message):
     with pytest.raises(SpecError, match=message) as caught:
         adopted(runtime(), *more, trainjob(runtimeRef=reference))
-    assert [problem.field for problem in caught.value.problems] == [field]
+    assert [problem.field for problem in caught.value.findings] == [field]

@@ -13,7 +13,8 @@ import k8sjob.cli
 from k8sjob.backends.api import Snapshot
 from k8sjob.cli.list import _row
 from k8sjob.cli.output import line, reported, table
-from k8sjob.errors import BackendError, JobFailed, JobNotFound, K8sJobError, Problem, SpecError
+from k8sjob.errors import BackendError, JobFailed, JobNotFound, K8sJobError, SpecError
+from k8sjob.findings import invalid
 from k8sjob.observe.status import job_status
 
 HOSTILE = "\x1b]52;c;Y3VybA==\x07\x9b2J\u202eok\r\n\x1b[31m"
@@ -119,8 +120,8 @@ def reported_as(error, capsys, *options):
         (FileNotFoundError(2, "No such file", "x.py"), 1, "error: No such file: x.py\n"),
         (OSError("disk on fire"), 1, "error: disk on fire\n"),
         (K8sJobError("a \x1b[31m\u202ered"), 1, "error: a red\n"),
-        (SpecError([Problem("a", "no", 1, 2), Problem("b", "nor that", 3, 4)], "job.yaml"), 1,
-         "error: job.yaml:1:2: a: no\nerror: job.yaml:3:4: b: nor that\n"),
+        (SpecError([invalid("a", "no", line=1, column=2), invalid("b", "no", "go")], "job.yaml"), 1,
+         "error: job.yaml:1:2: a: no\nerror: job.yaml: b: no; go\n"),
         (KeyboardInterrupt(), 130, ""),
         (click.Abort(), 130, ""),
     ],

@@ -103,7 +103,7 @@ def test_an_error_names_a_line_of_the_input(row, tmp_path):
     with pytest.raises(K8sJobError) as caught:
         fragment(row.given, tmp_path)
     text = (tmp_path / "job.yaml").read_text()
-    for problem in caught.value.problems:
+    for problem in caught.value.findings:
         assert 1 <= problem.line <= text.count("\n")
         assert str(caught.value).startswith(str(tmp_path / "job.yaml"))
 

@@ -171,4 +171,4 @@ def attempt(spec):
     try:
         return render(spec), []
     except SpecError as error:
-        return "", error.problems
+        return "", error.findings

@@ -7,7 +7,7 @@ import pytest
 
 from k8sjob import SpecError
 from k8sjob.contract import CONTAINER_NAMES
-from k8sjob.errors import MAX_PROBLEMS
+from k8sjob.findings import MAX_FINDINGS
 from k8sjob.kube.objects import at_path
 from k8sjob.rendering import manifest, render
 from k8sjob.rendering.overlay import merge
@@ -127,7 +127,7 @@ def test_the_text_keeps_its_mark_and_its_hash_follows_the_overlay(job):
 def test_what_an_overlay_must_not_do(job, overlay, field):
     with pytest.raises(SpecError) as caught:
         render(job(replicas={"workers": 1}, overlay=overlay))
-    assert field in [problem.field for problem in caught.value.problems]
+    assert field in [problem.field for problem in caught.value.findings]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_an_overlay_of_another_shape_is_an_error_at_its_field(
 ):
     with pytest.raises(SpecError) as caught:
         render(job(target=target, replicas={"workers": 1}, overlay=overlay, security=security))
-    assert [problem.field for problem in caught.value.problems if problem.field.endswith(field)]
+    assert [problem.field for problem in caught.value.findings if problem.field.endswith(field)]
 
 
 def test_a_built_image_is_not_replaced_but_sidecars_have_theirs(built):
@@ -237,7 +237,7 @@ def test_an_overlay_keeps_to_the_standard(job, overlay, field):
     assert render(job(overlay=overlay))
     with pytest.raises(SpecError) as caught:
         render(job(overlay=overlay, security="restricted"))
-    fields = [problem.field for problem in caught.value.problems]
+    fields = [problem.field for problem in caught.value.findings]
     assert f"overlay.spec.pytorchReplicaSpecs.Master.template.spec.{field}" in fields
 
 
@@ -246,19 +246,19 @@ def test_each_violation_is_named_where_it_was_written(job):
     with pytest.raises(SpecError) as caught:
         render(job(overlay=of_pod(hostPID=True), pod_template=template, security="restricted"))
     at = "overlay.spec.pytorchReplicaSpecs.Master.template.spec"
-    fields = {problem.field for problem in caught.value.problems}
+    fields = {problem.field for problem in caught.value.findings}
     assert fields == {"pod_template.spec.hostNetwork", f"{at}.hostPID"}
 
 
 @pytest.mark.parametrize(
     ("security", "container"), [("default", {}), ("restricted", {"image": "x"})]
 )
-def test_of_very_many_containers_the_first_problems_are_reported(job, security, container):
+def test_of_very_many_containers_the_first_findings_are_reported(job, security, container):
     template = {"spec": {"containers": [{"name": f"c{i}", **container} for i in range(500)]}}
     with pytest.raises(SpecError) as caught:
         render(job(pod_template=template, security=security))
-    assert len(caught.value.problems) == MAX_PROBLEMS + 1
-    assert caught.value.problems[0].field.startswith("pod_template.spec.containers[")
+    assert len(caught.value.findings) == MAX_FINDINGS + 1
+    assert caught.value.findings[0].field.startswith("pod_template.spec.containers[")
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_a_pod_template_changes_the_pods_of_every_target(job, built, target):
     ):
         with pytest.raises(SpecError) as caught:
             render(built(target=target, **{"pod_template": more, **changes}))
-        assert {problem.field for problem in caught.value.problems} == {refused}
+        assert {problem.field for problem in caught.value.findings} == {refused}
 
 
 @pytest.mark.parametrize("target", get_args(TargetName))
@@ -336,7 +336,7 @@ def test_all_that_another_kind_lacks_is_listed_at_once(job):
     spec = job(overlay=merge(overlay, of_pod(hostIPC=True)), gang={"scheduler": "volcano"})
     with pytest.raises(SpecError) as caught:
         render(spec.with_(target="job"))
-    assert [problem.field for problem in caught.value.problems] == [
+    assert [problem.field for problem in caught.value.findings] == [
         "gang",
         "overlay.spec.runPolicy",
         "overlay.spec.pytorchReplicaSpecs",

@@ -89,7 +89,7 @@ def problems(data):
     try:
         JobSpec(**data)
     except SpecError as error:
-        return error.problems
+        return error.findings
     return []
 
 

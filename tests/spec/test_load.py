@@ -4,7 +4,8 @@ import sys
 import pytest
 
 from k8sjob.checks.lint import lint
-from k8sjob.errors import MAX_PROBLEMS, Problem, SpecError
+from k8sjob.errors import SpecError
+from k8sjob.findings import MAX_FINDINGS, invalid
 from k8sjob.spec import JobSpec, load
 from k8sjob.spec.changes import Change
 from k8sjob.spec.load import folder_of, located
@@ -50,7 +51,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
 
 def test_all_problems_come_at_once_in_the_order_of_the_file():
     error = problems(BAD)
-    assert [(p.line, p.column, p.field) for p in error.problems] == [
+    assert [(p.line, p.column, p.field) for p in error.findings] == [
         (1, 7, "name"),
         (5, 11, "run.env.RANK"),
         (8, 1, "replica"),
@@ -64,7 +65,7 @@ def test_all_problems_come_at_once_in_the_order_of_the_file():
 
 def test_what_is_missing_is_named_where_it_should_stand():
     error = problems("# comment\nname: x\nrun: {script: a.py}\nvolumes:\n- name: a\n  pvc: b\n")
-    assert [(p.line, p.field) for p in error.problems] == [(2, "image"), (5, "volumes[0].mount")]
+    assert [(p.line, p.field) for p in error.findings] == [(2, "image"), (5, "volumes[0].mount")]
 
 
 def test_values_seen_are_cut_and_printable():
@@ -76,14 +77,14 @@ def test_values_seen_are_cut_and_printable():
 def test_of_very_many_problems_the_first_are_reported():
     many = "".join(f"k{i}: {i}\n" for i in range(5000))
     error = problems(TEXT + many)
-    assert len(error.problems) == MAX_PROBLEMS + 1
-    assert error.problems[0].field == "k0"
-    assert error.problems[-1].message == f"{5000 - MAX_PROBLEMS} more problems; correct these first"
+    assert len(error.findings) == MAX_FINDINGS + 1
+    assert error.findings[0].field == "k0"
+    assert error.findings[-1].text == f"{5000 - MAX_FINDINGS} more problems; correct these first"
 
 
 @pytest.mark.parametrize("count", ["--5", "9" * 5000, "\u00b2"])
 def test_text_that_only_looks_like_a_number_is_refused_in_one_line(count):
-    (problem,) = problems(f"{TEXT}replicas: {{workers: {count!r}}}\n").problems
+    (problem,) = problems(f"{TEXT}replicas: {{workers: {count!r}}}\n").findings
     assert problem.field == "replicas.workers"
     assert "is not a whole number" in problem.message
 
@@ -92,7 +93,7 @@ def test_text_that_only_looks_like_a_number_is_refused_in_one_line(count):
 @pytest.mark.parametrize("setting", ["blocks: [{}]", "layout: {{{}: [model]}}", "tables: [{}]"])
 def test_a_pattern_that_cannot_be_matched_is_refused(pattern, setting):
     strategy = setting.format(f"'{pattern}'")
-    found = problems(f"{TEXT}strategy: {{kind: mesh, {strategy}}}\n").problems
+    found = problems(f"{TEXT}strategy: {{kind: mesh, {strategy}}}\n").findings
     assert "is not a regular expression" in found[0].message
     assert all(len(problem.message) < 300 for problem in found)
 
@@ -118,7 +119,7 @@ PYTORCHJOB = "apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nmetadata: {name: a}
     ],
 )
 def test_a_manifest_is_sent_to_adopt(text, line, step):
-    (problem,) = problems(text).problems
+    (problem,) = problems(text).findings
     assert (problem.field, problem.line) == ("kind", line)
     assert step in problem.message
 
@@ -134,10 +135,10 @@ def test_an_error_after_loading_gets_its_line(tmp_path):
     file = tmp_path / "job.yml"
     file.write_text(TEXT + "volumes:\n- {name: a, mount: /a, pvc: b}\n")
     with pytest.raises(SpecError) as caught, located(tmp_path):
-        raise SpecError([Problem("volumes[0].mount", "no"), Problem("run.env", "no")])
+        raise SpecError([invalid("volumes[0].mount", "no"), invalid("run.env", "no")])
     assert str(caught.value) == f"{file}:5:20: volumes[0].mount: no\n{file}:3:1: run.env: no"
     with pytest.raises(SpecError, match=r"^other.yaml:7:7: name: no$"), located(tmp_path):
-        raise SpecError([Problem("name", "no", 7, 7)], "other.yaml")
+        raise SpecError([invalid("name", "no", line=7, column=7)], "other.yaml")
 
 
 # --- changes of single fields, and scripts in place of a job.yaml --------------------------------
@@ -239,7 +240,7 @@ def test_an_option_of_a_field_is_named_in_its_error(file, monkeypatch):
 def test_a_later_error_about_a_changed_field_has_no_line(file):
     changes = [Change.parse("overlay={a: 1}")]
     with pytest.raises(SpecError, match=r"--set overlay\.a: wrong$"), located(file, changes):
-        raise SpecError([Problem("overlay.a", "wrong")])
+        raise SpecError([invalid("overlay.a", "wrong")])
 
 
 @pytest.mark.parametrize(
@@ -303,7 +304,7 @@ def test_files_of_this_machine_go_into_an_image_only_from_the_folder_of_the_job(
     )
     with pytest.raises(SpecError) as caught:
         load(job)
-    (problem,) = caught.value.problems
+    (problem,) = caught.value.findings
     assert (problem.field, problem.line) == (field, 3)
     assert str(tmp_path.resolve()) in problem.message or "leads to /," in problem.message
     assert [one.id for one in lint(job)] == ["invalid-document"]

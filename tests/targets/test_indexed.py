@@ -284,7 +284,7 @@ def test_what_it_does_not_have_is_refused_with_its_line(field, value, kind, tmp_
     file.write_text(yaml.safe_dump({**kind.spec().model_dump(exclude_defaults=True), **value}))
     with pytest.raises(SpecError) as caught, located(file):
         manifest(load(file))
-    (problem,) = caught.value.problems
+    (problem,) = caught.value.findings
     assert problem.field == field
     assert problem.line
     assert f"target {kind.name} does not have it" in problem.message
@@ -298,7 +298,7 @@ def test_a_restart_policy_that_its_rules_forbid_is_refused_with_its_line(kind, t
     file.write_text(yaml.safe_dump(given))
     with pytest.raises(SpecError) as caught, located(file):
         manifest(load(file))
-    (problem,) = caught.value.problems
+    (problem,) = caught.value.findings
     assert (problem.field, bool(problem.line)) == ("pod_template.spec.restartPolicy", True)
     assert "with a podFailurePolicy needs Never" in problem.message
     assert manifest(load(file).with_(policy={"restart_policy": "OnFailure"}))

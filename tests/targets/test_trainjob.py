@@ -164,7 +164,7 @@ OTHER_ENV = {"replicatedJobs": [{"name": "node", "template": {"spec": OTHER_PODS
 def test_what_it_cannot_have_is_refused(fields, field, text):
     with pytest.raises(SpecError, match=text) as caught:
         manifest(spec(**fields))
-    assert caught.value.problems[0].field == field
+    assert caught.value.findings[0].field == field
 
 
 def test_fields_of_pods_and_of_the_runtime_are_merged_into_it():

@@ -25,7 +25,7 @@ text: |
 def refused(text):
     with pytest.raises(SpecError) as caught:
         parse(text, "job.yaml")
-    (problem,) = caught.value.problems
+    (problem,) = caught.value.findings
     return problem
 
 

@@ -7,7 +7,8 @@ Nothing is executed. docs/reference/lint.md has every check with its reason.
 from k8sjob.checks.finding import Finding, sarif
 from k8sjob.checks.lint.files import CHECKS, lint, lint_manifest
 from k8sjob.checks.scripts import Setting, lint_script
-from k8sjob.rules import Check, Severity
+from k8sjob.findings import Severity
+from k8sjob.rules import Check
 
 __all__ = [
     "CHECKS",

@@ -13,8 +13,9 @@ from k8sjob.checks.lint import job_files, manifest_pods
 from k8sjob.checks.scripts import Setting, lint_script, read_text, refusal
 from k8sjob.contract import CONTAINER_NAMES
 from k8sjob.errors import SpecError
+from k8sjob.findings import Severity
 from k8sjob.kube.objects import at_path
-from k8sjob.rules import Check, Hit, Rules, Severity
+from k8sjob.rules import Check, Hit, Rules
 from k8sjob.targets.jobs import DEFAULT, TARGETS, keyed, near_job
 from k8sjob.targets.manifest_facts import ManifestJob, launcher_of
 from k8sjob.yamldoc import job_file, objects, parse, parse_all, refuse_template
@@ -133,8 +134,8 @@ def _ids(several: Iterable[Rules[Any]]) -> Iterator[str]:
 def _invalid(error: SpecError, source: str, document: Document | None = None) -> list[Finding]:
     """The problems as findings; one of rendering has its place in the document by its field."""
     found = []
-    for problem in error.problems:
-        text = f"{problem.field}: {problem.message}" if problem.field else problem.message
+    for problem in error.findings:
+        text = f"{problem.field}: {problem.text}" if problem.field else problem.text
         line, column = problem.line, problem.column
         if document and problem.field and not line:
             from k8sjob.spec.changes import steps  # noqa: PLC0415 - see _lint_job

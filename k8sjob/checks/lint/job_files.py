@@ -60,7 +60,7 @@ def _script_missing(job: JobFile) -> Iterator[Hit]:
         if job.spec.builds_image:
             check_script(job.spec, job.folder)
     except SpecError as error:
-        yield job.at("run", error.problems[0].message)
+        yield job.at("run", error.findings[0].text)
     else:
         # A module of another package may be installed in the image.
         here = module and (job.context / module.partition(".")[0]).is_dir()

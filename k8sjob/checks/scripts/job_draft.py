@@ -31,7 +31,8 @@ from k8sjob.checks.scripts.modules import (
     read_text,
     time_limit,
 )
-from k8sjob.errors import Problem, SpecError
+from k8sjob.errors import SpecError
+from k8sjob.findings import invalid
 from k8sjob.rendering.template import fill
 from k8sjob.spec import JobSpec
 from k8sjob.spec.load import job_name
@@ -78,7 +79,7 @@ def find_script(path: Path) -> Path:
     if not path.is_dir():
         if path.suffix not in {".py", ".ipynb"} or not path.is_file():
             message = "no script; specify a .py or .ipynb file, or a folder with one"
-            raise SpecError([Problem("", message)], str(path))
+            raise SpecError([invalid("", message)], str(path))
         return path
     with time_limit():
         files = [file for file in sorted(path.glob("*.py")) if file.is_file()]
@@ -91,7 +92,7 @@ def find_script(path: Path) -> Path:
         return scripts[0]
     several = f"several training scripts: {', '.join(file.name for file in scripts)}"
     message = several if scripts else "no .py file in it is a training script"
-    raise SpecError([Problem("", f"{message}; specify the one to start")], str(path))
+    raise SpecError([invalid("", f"{message}; specify the one to start")], str(path))
 
 
 def _is_training(file: Path) -> bool:
@@ -122,7 +123,7 @@ def _entry(file: Path, text: str, folder: Path) -> Module:
         if line and file.suffix == ".ipynb":  # not a line of the notebook
             message += f", in {(getattr(error, 'text', None) or '').strip()!r}"
             line = 0
-        raise SpecError([Problem("", message, line)], str(file)) from None
+        raise SpecError([invalid("", message, line=line)], str(file)) from None
 
 
 def draft(file: Path, folder: Path, *, name: str = "", args: Sequence[str] = ()) -> Draft:
@@ -146,7 +147,7 @@ def draft(file: Path, folder: Path, *, name: str = "", args: Sequence[str] = ())
         message = (
             f"not in {folder}, which becomes the image's context; specify a folder that contains it"
         )
-        raise SpecError([Problem("", message)], str(file))
+        raise SpecError([invalid("", message)], str(file))
     path = script_file.relative_to(folder.resolve()).as_posix()
     files = {path: text} if is_notebook else {}
     with time_limit():
@@ -155,7 +156,7 @@ def draft(file: Path, folder: Path, *, name: str = "", args: Sequence[str] = ())
     try:
         JobSpec.from_yaml(files["job.yaml"])
     except SpecError as error:  # its lines are of a file that is not written
-        problems = [replace(problem, line=0, column=0) for problem in error.problems]
+        problems = [replace(problem, line=0, column=0) for problem in error.findings]
         raise SpecError(problems, str(file)) from None
     return Draft(files, list(job.notes()))
 
@@ -166,10 +167,10 @@ def _cells(file: Path) -> str:
         cells = json.loads(file.read_bytes())["cells"]
         code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise SpecError([Problem("", "not a notebook of format 4")], str(file)) from None
+        raise SpecError([invalid("", "not a notebook of format 4")], str(file)) from None
     if sum(map(len, code)) > MAX_BYTES:
         message = f"its code is longer than {MAX_BYTES} bytes; specify a smaller script"
-        raise SpecError([Problem("", message)], str(file))
+        raise SpecError([invalid("", message)], str(file))
     return "\n\n".join(_python(cell.rstrip("\n")) for cell in code) + "\n"
 
 

@@ -9,7 +9,8 @@ from k8sjob.checks.finding import Finding, findings
 from k8sjob.checks.scripts import collectives, data, order, process_group
 from k8sjob.checks.scripts.facts import Script, Setting
 from k8sjob.checks.scripts.modules import TooLarge, parse_module, program, time_limit
-from k8sjob.rules import Check, Hit, Severity
+from k8sjob.findings import Severity
+from k8sjob.rules import Check, Hit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,7 +17,8 @@ from functools import lru_cache
 from importlib.util import decode_source
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.errors import Problem, SpecError
+from k8sjob.errors import SpecError
+from k8sjob.findings import invalid
 from k8sjob.yamldoc.reading import MAX_BYTES, content
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def check_time() -> None:
 
 
 def _too_large(reason: str) -> TooLarge:
-    return TooLarge([Problem("", f"{reason}; specify a smaller script")])
+    return TooLarge([invalid("", f"{reason}; specify a smaller script")])
 
 
 @dataclass(eq=False, slots=True)
@@ -164,13 +165,13 @@ def read_text(file: Path, source: str) -> str:
         raise refusal(f"cannot be read: {error.strerror or error}", source) from None
     except (SyntaxError, UnicodeError, LookupError) as error:  # the last: as rot13
         message = f"{error}; save the file as UTF-8"
-        raise SpecError([Problem("", message)], source) from None
+        raise SpecError([invalid("", message)], source) from None
 
 
 def refusal(what: str, source: str) -> SpecError:
     """A file that lint does not read, with the next step."""
     step = "specify a job's manifest, a job.yaml or a script"
-    return SpecError([Problem("", f"{what}; {step}")], source)
+    return SpecError([invalid("", f"{what}; {step}")], source)
 
 
 @lru_cache(maxsize=_MAX_MODULES)  # `init` reads them, and lints what it has written

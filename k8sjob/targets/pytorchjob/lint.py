@@ -32,7 +32,7 @@ def _rejected_by_webhook(job: ManifestJob) -> Iterator[Hit]:
             int(index) if index else name or key
             for name, index, key in _STEP.findall(problem.field)
         )
-        yield job.at(path, f"{problem.field}: {problem.message}")
+        yield job.at(path, f"{problem.field}: {problem.text}")
 
 
 @RULES.error

@@ -13,13 +13,15 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import CONTAINER_NAME, DEFAULT_PORT, Role
-from k8sjob.errors import Problem
+from k8sjob.findings import invalid
 from k8sjob.kube.objects import Object, at_path
 from k8sjob.targets.api import PORT_NAME
 from k8sjob.targets.field_types import ABOUT, shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from k8sjob.findings import Finding
 
 
 API_VERSION: Final = "kubeflow.org/v1"
@@ -156,7 +158,7 @@ def _port(replica: _Json) -> int:
     return DEFAULT_PORT
 
 
-def webhook_problems(manifest: _Json) -> list[Problem]:
+def webhook_problems(manifest: _Json) -> list[Finding]:
     """All reasons for which a cluster with the training operator would refuse the manifest.
 
     The kind is checked too, since the webhook is not even asked about another one.
@@ -170,80 +172,80 @@ def webhook_problems(manifest: _Json) -> list[Problem]:
     ]
 
 
-def _identity(manifest: _Json) -> Iterator[Problem]:
+def _identity(manifest: _Json) -> Iterator[Finding]:
     for key, expected in (("apiVersion", API_VERSION), ("kind", KIND)):
         if (seen := manifest.get(key)) != expected:
-            yield Problem(key, f"{seen!r} is not what the training operator watches: {expected!r}")
+            yield invalid(key, f"{seen!r} is not what the training operator watches: {expected!r}")
     name = at_path(manifest, "metadata", "name")
     if not isinstance(name, str) or len(name) > 63 or not _DNS_1035.fullmatch(name):
-        yield Problem(
+        yield invalid(
             "metadata.name",
             f"{name!r} is not a DNS-1035 label; use at most 63 lower-case letters, digits and '-',"
             " starting with a letter and not ending with '-'",
         )
 
 
-def _run_policy(policy: _Json) -> Iterator[Problem]:
+def _run_policy(policy: _Json) -> Iterator[Finding]:
     manager = policy.get("managedBy")
     if manager is not None and manager not in _MANAGERS:
-        yield Problem(
+        yield invalid(
             "spec.runPolicy.managedBy",
             f"{manager!r} is not a known controller; use {' or '.join(_MANAGERS)}",
         )
 
 
-def _elastic(spec: _Json) -> Iterator[Problem]:
+def _elastic(spec: _Json) -> Iterator[Finding]:
     policy = spec.get("elasticPolicy")
     if not isinstance(policy, dict):
         return
     if Role.WORKER not in Object(spec).part("pytorchReplicaSpecs"):
-        yield Problem(
+        yield invalid(
             f"{_REPLICAS}[Worker]",
             "missing, but elasticPolicy needs Workers; add Worker",
         )
     own, general = policy.get("nProcPerNode"), spec.get("nprocPerNode")
     if own is not None and general is not None:
-        yield Problem(
+        yield invalid(
             "spec.elasticPolicy.nProcPerNode",
             f"{own!r} conflicts with spec.nprocPerNode {general!r}; keep only the latter",
         )
 
 
-def _replicas(replicas: Any) -> Iterator[Problem]:
+def _replicas(replicas: Any) -> Iterator[Finding]:
     if not isinstance(replicas, dict):
-        yield Problem(_REPLICAS, f"{replicas!r} is not a mapping; add Master, Worker or both")
+        yield invalid(_REPLICAS, f"{replicas!r} is not a mapping; add Master, Worker or both")
         return
     for role, replica in replicas.items():
         at = f"{_REPLICAS}[{role}]"
         if role not in list(Role):
-            yield Problem(at, f"{role!r} is not a replica type; use exactly 'Master' or 'Worker'")
+            yield invalid(at, f"{role!r} is not a replica type; use exactly 'Master' or 'Worker'")
         yield from _containers(
             f"{at}.template.spec.containers", at_path(replica, "template", "spec", "containers")
         )
         yield from _count(at, role, at_path(replica, "replicas"))
 
 
-def _containers(at: str, containers: Any) -> Iterator[Problem]:
+def _containers(at: str, containers: Any) -> Iterator[Finding]:
     if not isinstance(containers, list) or not containers:
-        yield Problem(at, f"no containers; add one that is named {CONTAINER_NAME!r}")
+        yield invalid(at, f"no containers; add one that is named {CONTAINER_NAME!r}")
         return
     names = [at_path(container, "name") for container in containers]
     for index, container in enumerate(containers):
         if not at_path(container, "image"):
-            yield Problem(
+            yield invalid(
                 f"{at}[{index}].image", f"container {names[index]!r} has no image; add it"
             )
     if CONTAINER_NAME not in names:
-        yield Problem(
+        yield invalid(
             at, f"containers are named {names!r}; name the one that trains {CONTAINER_NAME!r}"
         )
 
 
-def _count(at: str, role: str, count: Any) -> Iterator[Problem]:
+def _count(at: str, role: str, count: Any) -> Iterator[Finding]:
     if role == Role.MASTER:
         if type(count) is not int or count != 1:
-            yield Problem(f"{at}.replicas", f"{count!r} is not 1; a Master needs `replicas: 1`")
+            yield invalid(f"{at}.replicas", f"{count!r} is not 1; a Master needs `replicas: 1`")
     elif count is not None and (type(count) is not int or count < 1):
-        yield Problem(
+        yield invalid(
             f"{at}.replicas", f"{count!r} is less than 1; set it to 1 or more, or remove {role}"
         )

@@ -12,7 +12,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import CONTAINER_NAME, DEFAULT_PORT, Role
-from k8sjob.errors import Problem
+from k8sjob.findings import invalid
 from k8sjob.kube.api_resources import Controller
 from k8sjob.kube.objects import Object, at_path, training, true_conditions
 from k8sjob.targets.api import (
@@ -31,6 +31,7 @@ from k8sjob.targets.pytorchjob.operator import JOB_NAME, REPLICA_INDEX, REPLICA_
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
+    from k8sjob.findings import Finding
     from k8sjob.kube.objects import Json
     from k8sjob.rules import Rules
     from k8sjob.spec import JobSpec
@@ -100,7 +101,7 @@ class PyTorchJob(Target):
 
     # --- from a spec to an object
 
-    def refusals(self, spec: JobSpec) -> Iterator[Problem]:
+    def refusals(self, spec: JobSpec) -> Iterator[Finding]:
         """A rendezvous that is not the agent's: it would leave at its start, or wait for ever."""
         policy = at_path(spec.overlay, "spec", "elasticPolicy")
         step = "remove it, or let torchrun start the job (run.command)"
@@ -110,7 +111,7 @@ class PyTorchJob(Target):
         ):
             value = at_path(policy, field)
             if spec.uses_agent and value is not None and not re.fullmatch(pattern, str(value)):
-                yield Problem(f"overlay.spec.elasticPolicy.{field}", f"{value!r}: {words}; {step}")
+                yield invalid(f"overlay.spec.elasticPolicy.{field}", f"{value!r}: {words}; {step}")
 
     def values(self, spec: JobSpec) -> dict[str, Any]:
         """The template's values, beside those that all kinds have."""
@@ -126,7 +127,7 @@ class PyTorchJob(Target):
         """The manifest without fields of a wrong type, by the CRD."""
         return fit(manifest, operator.JOB)
 
-    def problems(self, manifest: Json) -> list[Problem]:
+    def problems(self, manifest: Json) -> list[Finding]:
         """The problems that the operator's webhook reports, or else those of the CRD's types."""
         refused = operator.webhook_problems(manifest)
         return refused or list(type_problems(self.typed(manifest)[1]))
@@ -309,11 +310,11 @@ class PyTorchJobReader:
         """The job as it is."""
         return Authored(job, [], [])
 
-    def problems(self, job: Json) -> Iterator[Problem]:
+    def problems(self, job: Json) -> Iterator[Finding]:
         """Why a cluster would refuse it, and whether it has replicas, which no cluster checks."""
         yield from self.target.problems(job)
         if Object(job).spec.get("pytorchReplicaSpecs") == {}:
-            yield Problem("spec.pytorchReplicaSpecs", "no replicas; add Master, Worker or both")
+            yield invalid("spec.pytorchReplicaSpecs", "no replicas; add Master, Worker or both")
 
     def settle(self, job: Json) -> None:
         """Fill in defaults as pkg/apis/kubeflow.org/v1/pytorch_defaults.go does."""

@@ -1,0 +1,81 @@
+"""Findings: what is wrong or will go wrong, where, and the next step.
+
+Errors carry them, and every command that looks for something returns them: each has an id for
+programs, which docs/reference lists, and a text for people.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_T = TypeVar("_T")
+
+
+class Severity(StrEnum):
+    """The severity of a finding."""
+
+    ERROR = "error"
+    """It hangs, crashes at the start or is rejected."""
+    WARNING = "warning"
+    """It goes wrong silently, or only when something else fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong.
+
+    Attributes:
+        id: its stable name, for programs.
+        message: what is wrong, and the value seen.
+        next_step: what to do now; empty: the message says it, or there is nothing to do.
+        severity: error or warning.
+        field: path of the field, as `replicas.workers` or `volumes[1].mount`; empty: the whole.
+        line: line in the file, counted from 1; 0 if there is none.
+        column: column in the line, counted from 1; 0 if there is none.
+    """
+
+    id: str
+    message: str
+    next_step: str = ""
+    severity: Severity = Severity.ERROR
+    field: str = ""
+    line: int = 0
+    column: int = 0
+
+    @property
+    def text(self) -> str:
+        """The message with the next step, as one sentence."""
+        return "; ".join(part for part in (self.message, self.next_step) if part)
+
+    def as_dict(self, *place: str) -> dict[str, Any]:
+        """What JSON has of it, with these parts of its place."""
+        names = ("id", "severity", "message", "next_step", *place)
+        return {name: getattr(self, name) for name in names}
+
+
+INVALID: Final = "invalid"
+"""The id of what makes a document one that cannot be accepted."""
+
+
+def invalid(
+    field: str, message: str, next_step: str = "", *, line: int = 0, column: int = 0
+) -> Finding:
+    """Why a field of a document cannot be accepted; without a field: the whole document."""
+    return Finding(INVALID, message, next_step, field=field, line=line, column=column)
+
+
+MAX_FINDINGS: Final = 100
+"""Most findings in one error: nobody reads more, and each takes up to a millisecond to explain."""
+
+
+def first_findings(faults: Sequence[_T], explain: Callable[[_T], Finding]) -> list[Finding]:
+    """The first of the faults, explained, and the number of the others."""
+    findings = [explain(fault) for fault in faults[:MAX_FINDINGS]]
+    if more := len(faults) - len(findings):
+        findings.append(invalid("", f"{more} more problems", "correct these first"))
+    return findings
