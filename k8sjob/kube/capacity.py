@@ -32,11 +32,11 @@ _GPUS: Final = re.compile(r"/(?![^/]*(?:mem|core))[^/]*gpu|/mig-")
 
 def amounts(quantities: Any) -> Amounts:
     """Quantities as numbers; what is not a quantity is left out."""
-    found: Amounts = {}
+    parsed: Amounts = {}
     for resource, text in (quantities or {}).items():
         with suppress(ValueError):
-            found[resource] = parse(str(text))
-    return found
+            parsed[resource] = parse(str(text))
+    return parsed
 
 
 def counts_gpus(resource: str) -> bool:
@@ -96,8 +96,8 @@ class Node:
         """The amounts that a Pod could still request; nothing if the node accepts no Pods."""
         if self.trouble:
             return Decimal()
-        left = self.offers.get(resource, Decimal()) - self.used.get(resource, Decimal())
-        return max(left, Decimal())
+        remaining = self.offers.get(resource, Decimal()) - self.used.get(resource, Decimal())
+        return max(remaining, Decimal())
 
     @property
     def product(self) -> str:
@@ -113,14 +113,14 @@ class Node:
 
 def nodes_of(items: Iterable[Json], usage: Mapping[str, Amounts]) -> list[Node]:
     """The nodes of a NodeList, with what is requested on each by its name."""
-    found = []
+    nodes = []
     for node in map(Object, items):
         ready = node.condition("Ready").true
         trouble = "cordoned" if node.spec.get("unschedulable") else "" if ready else "not ready"
         taints = tuple(node.spec.get("taints") or ())
         offers, used = amounts(node.status.get("allocatable")), usage.get(node.name, {})
-        found.append(Node(node.name, node.labels, taints, trouble, offers, used))
-    return found
+        nodes.append(Node(node.name, node.labels, taints, trouble, offers, used))
+    return nodes
 
 
 def requested_by_node(pods: Iterable[Json]) -> dict[str, Amounts]:
@@ -199,9 +199,9 @@ def refusal(node: Node, pod: Json) -> str:
 
 def _matches(node: Node, term: Json) -> bool:
     of_name, labels = {"metadata.name": node.name}, node.labels
-    return all(holds_for(of_name, one) for one in term.get("matchFields") or ()) and all(
-        holds_for(labels, one) for one in term.get("matchExpressions") or ()
-    )
+    return all(
+        holds_for(of_name, requirement) for requirement in term.get("matchFields") or ()
+    ) and all(holds_for(labels, requirement) for requirement in term.get("matchExpressions") or ())
 
 
 def holds_for(labels: Mapping[str, str], expression: Json) -> bool:
@@ -224,16 +224,16 @@ def holds_for(labels: Mapping[str, str], expression: Json) -> bool:
 
 def devices(nodes: Iterable[Node]) -> dict[tuple[str, str], list[Node]]:
     """The nodes that offer GPUs or other devices, by resource and model."""
-    found: defaultdict[tuple[str, str], list[Node]] = defaultdict(list)
+    offering: defaultdict[tuple[str, str], list[Node]] = defaultdict(list)
     for node in nodes:
         for resource, amount in node.offers.items():
             domain, slash, _ = resource.partition("/")
             if slash and amount and not domain.endswith("kubernetes.io"):
                 model = node.product if "gpu" in resource else ""
-                found[resource, model].append(node)
-    return dict(sorted(found.items()))
+                offering[resource, model].append(node)
+    return dict(sorted(offering.items()))
 
 
-def _raise(to: Amounts, other: Mapping[str, Decimal]) -> None:
-    for resource, amount in other.items():
+def _raise(to: Amounts, requested: Mapping[str, Decimal]) -> None:
+    for resource, amount in requested.items():
         to[resource] = max(to.get(resource, Decimal()), amount)

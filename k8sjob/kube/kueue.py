@@ -61,7 +61,9 @@ def selects(cluster: Json, labels: Mapping[str, str]) -> bool:
     if selector is None:  # not {}, which is all of them
         return False
     equal = (selector.get("matchLabels") or {}).items() <= labels.items()
-    return equal and all(holds_for(labels, one) for one in selector.get("matchExpressions") or ())
+    return equal and all(
+        holds_for(labels, requirement) for requirement in selector.get("matchExpressions") or ()
+    )
 
 
 def excess(cluster: Json, pods: Iterable[tuple[int, Amounts]]) -> Iterator[tuple[str, bool]]:
@@ -79,31 +81,31 @@ def excess(cluster: Json, pods: Iterable[tuple[int, Amounts]]) -> Iterator[tuple
     quotas: dict[str, list[Decimal | None]] = {}
     for group in spec.get("resourceGroups") or ():
         for flavor in group.get("flavors") or ():
-            for one in flavor.get("resources") or ():
-                quotas.setdefault(one["name"], []).append(_max_amount(one, borrows=borrows))
+            for quota in flavor.get("resources") or ():
+                quotas.setdefault(quota["name"], []).append(_max_amount(quota, borrows=borrows))
     total: Amounts = {}
     for count, each in pods:
-        add(total, {what: amount * count for what, amount in each.items()})
-    for what, amount in total.items():
-        limits = quotas.get(what)
+        add(total, {resource: amount * count for resource, amount in each.items()})
+    for resource, amount in total.items():
+        limits = quotas.get(resource)
         if limits is None:
-            if amount and what != "pods":
-                yield f"ClusterQueue {Object(cluster).name} has no quota for {what}", False
+            if amount and resource != "pods":
+                yield f"ClusterQueue {Object(cluster).name} has no quota for {resource}", False
             continue
-        known = [limit for limit in limits if limit is not None]
-        if len(known) < len(limits):
+        numbers = [limit for limit in limits if limit is not None]
+        if len(numbers) < len(limits):
             continue
         # All Pods of a role get one flavor; those of another role may get another one.
-        largest = max(count * each.get(what, Decimal()) for count, each in pods)
-        if amount > sum(known) or largest > max(known):
-            has = " or ".join(as_text(what, limit) for limit in known)
-            asks = f"the job requests {as_text(what, amount)} of {what}"
+        largest = max(count * each.get(resource, Decimal()) for count, each in pods)
+        if amount > sum(numbers) or largest > max(numbers):
+            has = " or ".join(as_text(resource, limit) for limit in numbers)
+            asks = f"the job requests {as_text(resource, amount)} of {resource}"
             yield f"{asks}, and ClusterQueue {Object(cluster).name} has at most {has}", True
 
 
 def _max_amount(quota: Json, *, borrows: bool) -> Decimal | None:
     """The most of a resource that a flavor can have; None if that is not known."""
-    found = amounts({key: quota.get(key) for key in ("nominalQuota", "borrowingLimit")})
-    if borrows and "borrowingLimit" not in found:
+    limits = amounts({key: quota.get(key) for key in ("nominalQuota", "borrowingLimit")})
+    if borrows and "borrowingLimit" not in limits:
         return None
-    return sum(found.values(), Decimal())
+    return sum(limits.values(), Decimal())

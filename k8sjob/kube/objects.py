@@ -44,23 +44,23 @@ def is_name(text: object) -> bool:
 
 def odd_name(item: Json) -> str:
     """A name in an object that is none in Kubernetes; empty if there is none."""
-    own = Object(item)
-    meta = own.part("details" if item.get("kind") == "Status" else "metadata")
-    names = [*(meta.get(key) for key in ("name", "namespace", "uid")), own.spec.get("nodeName")]
+    view = Object(item)
+    meta = view.part("details" if item.get("kind") == "Status" else "metadata")
+    names = [*(meta.get(key) for key in ("name", "namespace", "uid")), view.spec.get("nodeName")]
     return next((ascii(name) for name in names if not is_name(name)), "")
 
 
 def differing(
-    one: Any, other: Any, at: tuple[str | int, ...] = ()
+    first: Any, second: Any, at: tuple[str | int, ...] = ()
 ) -> Iterator[tuple[str | int, ...]]:
     """The paths at which two JSON values differ, as deep as both have the same shape."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        for key in sorted({*one, *other}):
-            yield from differing(one.get(key), other.get(key), (*at, key))
-    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        for index, pair in enumerate(zip(one, other, strict=True)):
+    if isinstance(first, dict) and isinstance(second, dict):
+        for key in sorted({*first, *second}):
+            yield from differing(first.get(key), second.get(key), (*at, key))
+    elif isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
+        for index, pair in enumerate(zip(first, second, strict=True)):
             yield from differing(*pair, (*at, index))
-    elif one != other:
+    elif first != second:
         yield at
 
 
@@ -105,8 +105,8 @@ class Object:
 
     def part(self, *path: str) -> Json:
         """The mapping at a path of keys; empty if there is none."""
-        found = at_path(self.raw, *path)
-        return found if isinstance(found, dict) else {}
+        value = at_path(self.raw, *path)
+        return value if isinstance(value, dict) else {}
 
     @property
     def metadata(self) -> Json:
@@ -155,10 +155,10 @@ class Object:
 
     def condition(self, kind: str) -> Condition:
         """The condition of that type, true or not; empty if there is none."""
-        for one in self.status.get("conditions") or ():
-            if one.get("type") == kind:
+        for condition in self.status.get("conditions") or ():
+            if condition.get("type") == kind:
                 keys = ("status", "reason", "message", "lastTransitionTime")
-                return Condition(*(one.get(key) or "" for key in keys))
+                return Condition(*(condition.get(key) or "" for key in keys))
         return Condition()
 
     @property
@@ -323,7 +323,7 @@ def training(items: Iterable[Json] | None) -> Json:
     By its name, or the only one; empty if there are others alone.
     """
     every = list(items or ())
-    named = {one.get("name"): one for one in every}
+    named = {container.get("name"): container for container in every}
     alone = every[0] if len(every) == 1 else {}
     return next((named[name] for name in CONTAINER_NAMES if name in named), alone)
 
@@ -362,7 +362,7 @@ def is_ours(item: Json) -> bool:
     return Object(item).labels.get(MANAGED_BY) == "k8sjob"
 
 
-def same_manifest(one: Json, other: Json) -> bool:
+def same_manifest(first: Json, second: Json) -> bool:
     """Whether two jobs were rendered from the same; false for one without the hash."""
-    hashes = [Object(job).annotations.get(MANIFEST_DIGEST) for job in (one, other)]
+    hashes = [Object(job).annotations.get(MANIFEST_DIGEST) for job in (first, second)]
     return hashes[0] is not None and hashes[0] == hashes[1]

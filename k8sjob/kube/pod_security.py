@@ -20,11 +20,11 @@ class _Control(NamedTuple):
 
     path: tuple[str, ...]  # "*" is each item of a list
     allows: Callable[[Any], bool]
-    wanted: str  # in words
+    requirement: str  # in words
 
 
-def _one_of(path: str, *values: Any, wanted: str) -> _Control:
-    return _Control(tuple(path.split(".")), lambda seen: seen in values, wanted)
+def _one_of(path: str, *values: Any, requirement: str) -> _Control:
+    return _Control(tuple(path.split(".")), lambda value: value in values, requirement)
 
 
 _OFF: Final = (None, False)
@@ -55,39 +55,42 @@ _HOOKS: Final = (
       for kind in ("httpGet", "tcpSocket")),
 )  # fmt: skip
 _CONTEXT: Final = (
-    _one_of("securityContext.windowsOptions.hostProcess", *_OFF, wanted="false"),
-    _one_of("securityContext.runAsNonRoot", *_ON, wanted="true"),
-    _Control(("securityContext", "runAsUser"), lambda seen: seen != 0, "any user but 0"),
-    _one_of("securityContext.seccompProfile.type", *_PROFILES, wanted="RuntimeDefault"),
-    _one_of("securityContext.appArmorProfile.type", *_PROFILES, wanted="RuntimeDefault"),
-    _one_of("securityContext.seLinuxOptions.type", *_SELINUX_TYPES, wanted="container_t"),
-    _one_of("securityContext.seLinuxOptions.user", None, "", wanted="left out"),
-    _one_of("securityContext.seLinuxOptions.role", None, "", wanted="left out"),
+    _one_of("securityContext.windowsOptions.hostProcess", *_OFF, requirement="false"),
+    _one_of("securityContext.runAsNonRoot", *_ON, requirement="true"),
+    _Control(("securityContext", "runAsUser"), lambda value: value != 0, "any user but 0"),
+    _one_of("securityContext.seccompProfile.type", *_PROFILES, requirement="RuntimeDefault"),
+    _one_of("securityContext.appArmorProfile.type", *_PROFILES, requirement="RuntimeDefault"),
+    _one_of("securityContext.seLinuxOptions.type", *_SELINUX_TYPES, requirement="container_t"),
+    _one_of("securityContext.seLinuxOptions.user", None, "", requirement="left out"),
+    _one_of("securityContext.seLinuxOptions.role", None, "", requirement="left out"),
 )
 """The fields that Pods and containers have in common."""
 _POD: Final = (
-    *(_one_of(field, *_OFF, wanted="false") for field in ("hostNetwork", "hostPID", "hostIPC")),
+    *(
+        _one_of(field, *_OFF, requirement="false")
+        for field in ("hostNetwork", "hostPID", "hostIPC")
+    ),
     *_CONTEXT,
-    _one_of("securityContext.sysctls.*.name", None, *_SYSCTLS, wanted="a safe sysctl"),
+    _one_of("securityContext.sysctls.*.name", None, *_SYSCTLS, requirement="a safe sysctl"),
     _Control(
         ("volumes", "*"),
-        lambda seen: not isinstance(seen, dict) or not seen.keys() - {"name"} - _VOLUMES,
+        lambda value: not isinstance(value, dict) or not value.keys() - {"name"} - _VOLUMES,
         f"of {', '.join(sorted(_VOLUMES))}",
     ),
 )
 _CONTAINER: Final = (
     *_CONTEXT,
-    _one_of("securityContext.privileged", *_OFF, wanted="false"),
-    _one_of("securityContext.allowPrivilegeEscalation", *_OFF[1:], wanted="false"),
+    _one_of("securityContext.privileged", *_OFF, requirement="false"),
+    _one_of("securityContext.allowPrivilegeEscalation", *_OFF[1:], requirement="false"),
     _Control(
         ("securityContext", "capabilities", "drop"),
-        lambda seen: isinstance(seen, list) and "ALL" in seen,
+        lambda value: isinstance(value, list) and "ALL" in value,
         "[ALL]",
     ),
-    _one_of("securityContext.capabilities.add.*", None, "NET_BIND_SERVICE", wanted="left out"),
-    _one_of("securityContext.procMount", None, "Default", wanted="Default"),
-    _one_of("ports.*.hostPort", None, 0, wanted="left out"),
-    *(_one_of(f"{hook}.host", None, "", wanted="left out") for hook in _HOOKS),
+    _one_of("securityContext.capabilities.add.*", None, "NET_BIND_SERVICE", requirement="left out"),
+    _one_of("securityContext.procMount", None, "Default", requirement="Default"),
+    _one_of("ports.*.hostPort", None, 0, requirement="left out"),
+    *(_one_of(f"{hook}.host", None, "", requirement="left out") for hook in _HOOKS),
 )
 _INHERITED: Final = {
     ("securityContext", "runAsNonRoot"): "true",
@@ -109,9 +112,9 @@ def restricted_violations(pod: dict[str, Any]) -> Iterator[tuple[FieldPath, Any,
         for index, container in enumerate(containers if isinstance(containers, list) else ()):
             for control in _CONTAINER:
                 yield from _broken(container, control, (group, index))
-            for path, wanted in _INHERITED.items():
+            for path, requirement in _INHERITED.items():
                 if all(value is None for _, value in (*_at(container, path), *_at(pod, path))):
-                    yield (group, index, *path), None, wanted
+                    yield (group, index, *path), None, requirement
 
 
 def _broken(
@@ -119,7 +122,7 @@ def _broken(
 ) -> Iterator[tuple[FieldPath, Any, str]]:
     for path, value in _at(holder, control.path):
         if not control.allows(value):
-            yield (*base, *path), value, control.wanted
+            yield (*base, *path), value, control.requirement
 
 
 def _at(value: Any, path: tuple[str, ...]) -> Iterator[tuple[FieldPath, Any]]:
@@ -128,9 +131,9 @@ def _at(value: Any, path: tuple[str, ...]) -> Iterator[tuple[FieldPath, Any]]:
         yield (), value
     elif path[0] == "*":
         for index, item in enumerate(value if isinstance(value, list) else ()):
-            for below, found in _at(item, path[1:]):
-                yield (index, *below), found
+            for below, field_value in _at(item, path[1:]):
+                yield (index, *below), field_value
     else:
         inner = value.get(path[0]) if isinstance(value, dict) else None
-        for below, found in _at(inner, path[1:]):
-            yield (path[0], *below), found
+        for below, field_value in _at(inner, path[1:]):
+            yield (path[0], *below), field_value

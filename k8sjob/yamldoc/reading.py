@@ -49,8 +49,8 @@ def job_file(path: Path) -> Path:
     """The file that is meant: of a folder its job.yaml, and job.yml where that is the one there."""
     file = path / JOB_FILE if path.is_dir() else path
     if file.name == JOB_FILE and not file.exists():
-        other = file.with_suffix(".yml")
-        return other if other.is_file() else file
+        yml = file.with_suffix(".yml")
+        return yml if yml.is_file() else file
     return file
 
 
@@ -74,9 +74,9 @@ class WrittenFloat(float):
 
     def __new__(cls, value: float, text: str = "") -> Self:
         """The float, and its text; without one, the shortest that gives it back."""
-        made = super().__new__(cls, value)
-        made.text = text or repr(float(value))
-        return made
+        number = super().__new__(cls, value)
+        number.text = text or repr(float(value))
+        return number
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +107,9 @@ class Document:
         for end in range(len(path), 0, -1):
             at = path[:end]
             places = (self.keys, self.values) if key else (self.values, self.keys)
-            for known in places:
-                if at in known:
-                    return known[at]
+            for table in places:
+                if at in table:
+                    return table[at]
         return self.line, min(self.line, 1)
 
     def refuse(self, path: FieldPath, message: str) -> SpecError:
@@ -170,7 +170,7 @@ class _Loader(yaml.SafeLoader):
         """
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
         merged: dict[str, tuple[yaml.Node, yaml.Node]] = {}
-        own: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+        pairs: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         for pair in node.value:
             mark = pair[0].start_mark
             if pair[0].tag == _TAG + "merge":
@@ -179,11 +179,11 @@ class _Loader(yaml.SafeLoader):
                     merged |= {_key(each[0]): each for each in source.value}
                 continue
             key = _key(pair[0])
-            if key in own:
-                line = own[key][0].start_mark.line + 1
+            if key in pairs:
+                line = pairs[key][0].start_mark.line + 1
                 raise _Refused(f"{key!r} is duplicated, first in line {line}", mark)
-            own[key] = pair
-        node.value = list((merged | own).values())
+            pairs[key] = pair
+        node.value = list((merged | pairs).values())
         return node
 
 
@@ -216,12 +216,12 @@ class _Builder:
         if self.count > MAX_NODES:
             raise _Refused(_TOO_MANY, node.start_mark)
         if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
-            made = {}
+            mapping = {}
             for key_node, value_node in node.value:
                 at = (*path, _key(key_node))
                 self.keys[at] = _place(key_node.start_mark)
-                made[at[-1]] = self.build(value_node, at)
-            return made
+                mapping[at[-1]] = self.build(value_node, at)
+            return mapping
         if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
             for index, item in enumerate(node.value):
                 self.values[*path, index] = _place(item.start_mark)
@@ -242,8 +242,8 @@ def _key(node: yaml.Node) -> str:
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(node.value)
-    seen = repr(node.value) if isinstance(node, yaml.ScalarNode) else "a list or mapping"
-    raise _Refused(f"{seen} cannot be a key; quote it if it is text", node.start_mark)
+    shown = repr(node.value) if isinstance(node, yaml.ScalarNode) else "a list or mapping"
+    raise _Refused(f"{shown} cannot be a key; quote it if it is text", node.start_mark)
 
 
 def _scalar_value(node: yaml.ScalarNode) -> Any:
@@ -351,8 +351,8 @@ def parse_all(text: str | bytes, source: str = "") -> list[Document]:
     except yaml.reader.ReaderError as error:
         before = decoded[: error.position]
         line, column = before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
-        seen = ascii(chr(error.character))
-        message = f"the character {seen} is not allowed in YAML; write it as an escape in quotes"
+        char = ascii(chr(error.character))
+        message = f"the character {char} is not allowed in YAML; write it as an escape in quotes"
         raise SpecError([invalid("", message, line=line, column=column)], source) from None
 
 
@@ -393,7 +393,7 @@ def _plain(error: yaml.MarkedYAMLError) -> str:
         return problem
     if "'\\t'" in problem:
         return "a tab; indent YAML with spaces"
-    known = {
+    corrections = {
         "mapping values are not allowed here": "an unexpected ':'; check the indentation,"
         " or quote the text if the ':' belongs to it",
         "could not find expected ':'": "a line without 'key: value'; check the indentation,"
@@ -407,7 +407,7 @@ def _plain(error: yaml.MarkedYAMLError) -> str:
         "expected <block end>, but found": "this does not belong here; align it with the"
         " lines around it, or quote the whole text",
     }
-    for begin, words in known.items():
+    for begin, words in corrections.items():
         if problem.startswith(begin):
             return words
     return f"not YAML: {problem}"

@@ -99,9 +99,9 @@ def _lines(data: Any) -> Iterator[str]:
                 yield f"{name}: {flow(value)}"
     elif isinstance(data, list | tuple) and data:
         for item in data:
-            first, *rest = _lines(item)
+            first, *continuation = _lines(item)
             yield f"- {first}"
-            yield from (f"  {line}" for line in rest)
+            yield from (f"  {line}" for line in continuation)
     else:
         yield flow(data)
 

@@ -92,15 +92,15 @@ def explained(
     Where there was no answer, or the credentials were refused, its own message stays.
     """
     text = _ANSWERS
-    found: re.Match[str] | None = None
+    match: re.Match[str] | None = None
     for rule in _rules():
         pattern = rule.get("pattern", "")
-        if rule["code"] == error.code and (found := re.search(pattern, error.detail, re.DOTALL)):
+        if rule["code"] == error.code and (match := re.search(pattern, error.detail, re.DOTALL)):
             text = rule["text"]
             break
-    words = found.groupdict("") if found else {}
+    words = match.groupdict("") if match else {}
     controller, namespace = controllers.get(target.resource), target.namespace
-    what = "job" if controller else target.resource.removesuffix("s") or "object"
+    noun = "job" if controller else target.resource.removesuffix("s") or "object"
     if error.causes and error.code == 422:
         # "<nil>" means that more may be wrong.
         causes = [cause for cause in error.causes if cause[0] != "<nil>"] or error.causes
@@ -111,9 +111,9 @@ def explained(
     if "why" in words:
         words["why"] = " ".join(words["why"].split())
     webhook = words.get("webhook", "")
-    known = (one for one in controllers.values() if one.webhooks)
-    owners = (one.name for one in known if webhook.endswith(one.webhooks))
-    beside = (one for one in controllers.values() if one.companions == target.resource)
+    kinds = controllers.values()
+    owners = (kind.name for kind in kinds if kind.webhooks and webhook.endswith(kind.webhooks))
+    beside = (kind for kind in kinds if kind.companions == target.resource)
     kind = controller or next(beside, None)
     options = f" -n {shlex.quote(namespace)}" if namespace else ""
     options += f" --target {kind.target}" if kind and kind.target else ""
@@ -132,7 +132,7 @@ def explained(
             "quoted": shlex.quote(words.get("name", "")),
             "role": _ONE_NAMESPACE if controller and not namespace else f"{doctor}, and {_ROLE}",
             "unknown": _NO_CONTROLLER.format(controller) if controller else target.resource,
-            "what": what,
+            "what": noun,
             "where": f"in namespace {namespace}" if namespace else "in all namespaces",
             "who": words.get("user") or f"the user of context {context}",
             **words,

@@ -169,26 +169,26 @@ def access(
         BackendError: no cluster is configured, there is no such context, or a file is invalid.
     """
     files, config = _read(kubeconfig)
-    own = None if files or context or kubeconfig else _of_pod(service_account, namespace)
-    if own is not None:
-        return own
+    pod_access = None if files or context or kubeconfig else _of_pod(service_account, namespace)
+    if pod_access is not None:
+        return pod_access
     if not files:
         looked = _paths(kubeconfig)
         empty = [path for path in looked if path.exists()]
-        what = "there is nothing in" if empty else "there is no kubeconfig at"
+        absence = "there is nothing in" if empty else "there is no kubeconfig at"
         raise BackendError(
-            f"no cluster is configured: {what} {', '.join(map(str, empty or looked))}; set"
+            f"no cluster is configured: {absence} {', '.join(map(str, empty or looked))}; set"
             " KUBECONFIG, or specify a file with --kubeconfig"
         )
-    known = sorted(_named(config, "contexts"))
-    where, there = os.pathsep.join(map(str, files)), ", ".join(known) or "none"
+    contexts = sorted(_named(config, "contexts"))
+    where, available = os.pathsep.join(map(str, files)), ", ".join(contexts) or "none"
     name = context or str(config.get("current-context") or "")
     if not name:
         raise BackendError(
-            f"{where}: no current-context; specify one with --context (available: {there})"
+            f"{where}: no current-context; specify one with --context (available: {available})"
         )
-    if name not in known:
-        hint = did_you_mean(name, known, f"available: {there}")
+    if name not in contexts:
+        hint = did_you_mean(name, contexts, f"available: {available}")
         raise BackendError(f"{where}: no context {name!r}; {hint}")
     user = _part(config, "contexts", name, "context").get("user", "")
     fields = _part(config, "users", user, "user")
@@ -243,14 +243,14 @@ def _impersonation(user: _Config) -> tuple[tuple[str, str], ...]:
 
 def _of_pod(service_account: Path, namespace: str | None = None) -> Access | None:
     """The account of the pod that this runs in; None outside one."""
-    if (found := environment.api_server()) is None or not (service_account / "token").is_file():
+    if (address := environment.api_server()) is None or not (service_account / "token").is_file():
         return None
-    host, port = found
-    own = service_account / "namespace"
+    host, port = address
+    file = service_account / "namespace"
     return Access(
         context=IN_CLUSTER,
         server=f"https://{f'[{host}]' if ':' in host else host}:{port}",
-        namespace=namespace or (own.read_text().strip() if own.is_file() else "default"),
+        namespace=namespace or (file.read_text().strip() if file.is_file() else "default"),
     )
 
 

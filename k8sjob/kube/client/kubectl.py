@@ -295,10 +295,10 @@ class KubectlTransport:
             return self._unexpected(f"fails: {text[:400]}")
         return self._access.unreachable(_ERROR_FRAME.sub("", text) or "kubectl gives no reason")
 
-    def _unexpected(self, what: str) -> ApiError:
+    def _unexpected(self, failure: str) -> ApiError:
         """The error for what kubectl should not do."""
         look = shlex.join([*self._argv, "version"])
-        message = redacted(what)
+        message = redacted(failure)
         return ApiError(
             f"{self._argv[0]} {message}; check it with: {look}", reason="", detail=message
         )
@@ -321,16 +321,18 @@ def _object_arguments(path: str) -> list[str]:
 
     A job may name a Secret "--server=...", and the API accepts some such names: no options follow.
     """
-    one = ResourcePath.of(path)
-    resource = f"{one.resource}.{one.version}.{one.group}" if one.group else one.resource
-    return [*(["--namespace", one.namespace] if one.namespace else []), "--", resource, one.name]
+    target = ResourcePath.of(path)
+    resource, namespace = target.resource, target.namespace
+    if target.group:
+        resource += f".{target.version}.{target.group}"
+    return [*(["--namespace", namespace] if namespace else []), "--", resource, target.name]
 
 
 def _causes(text: str) -> list[tuple[str, str]]:
     """`field: what is wrong`, one, or one per line after a star."""
-    found = []
+    causes = []
     for line in text.splitlines():
-        field, colon, what = line.strip().removeprefix("* ").partition(": ")
+        field, colon, cause = line.strip().removeprefix("* ").partition(": ")
         if colon:
-            found.append((field, what))
-    return found
+            causes.append((field, cause))
+    return causes

@@ -70,13 +70,13 @@ def list_all(
         ApiError: the server refuses, or cannot be reached.
     """
     try:
-        found = list(pages(transport, path, query))
+        listed = list(pages(transport, path, query))
     except ApiError as error:
         if error.code != 410:
             raise
         # The first pages were too old for the next one: all at once, as kubectl does it.
-        found = list(pages(transport, path, query, size=0))
-    return CollectionPage([item for page in found for item in page.items], found[-1].version)
+        listed = list(pages(transport, path, query, size=0))
+    return CollectionPage([item for page in listed for item in page.items], listed[-1].version)
 
 
 def pages(
@@ -256,13 +256,13 @@ class _Reflection:
     def changes(self) -> Iterator[CollectionChange]:
         """List the collection, then watch it for as long as the version is valid."""
         self._watching = False
-        there: set[str] = set()
+        uids: set[str] = set()
         for page in pages(self._transport, self._path, self._query):
             version = page.version
             for item in page.items:
-                there.add(_uid(item))
+                uids.add(_uid(item))
                 yield from self._seen(item)
-        for uid in self._known.keys() - there:
+        for uid in self._known.keys() - uids:
             yield CollectionChange(Kind.DELETED, self._known.pop(uid))
         if not self._synced:
             yield CollectionChange(Kind.SYNCED)

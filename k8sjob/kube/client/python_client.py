@@ -119,7 +119,7 @@ class PythonTransport:
     def _answer(self, send: Callable[[], urllib3.BaseHTTPResponse]) -> urllib3.BaseHTTPResponse:
         """Repeats a request when Retry-After says so, and once with credentials read again."""
         renewed = False
-        for left in reversed(range(BUSY_TRIES)):
+        for tries_left in reversed(range(BUSY_TRIES)):
             answer = send()
             if answer.status == 401 and not renewed:
                 renewed = True
@@ -128,7 +128,7 @@ class PythonTransport:
                     self._settings, self._pool = self._load()
                 answer = send()
             wait = answer.headers.get("Retry-After", "")
-            if not (left and wait.isdecimal() and answer.status in (429, 500, 503)):
+            if not (tries_left and wait.isdecimal() and answer.status in (429, 500, 503)):
                 break
             answer.close()
             time.sleep(min(int(wait), 10))
@@ -178,11 +178,11 @@ class PythonTransport:
         """Refuse what http.client refuses by an error that repeats the value, even a token."""
         for name, value in headers.items():
             if not (value.isascii() and value.isprintable()):
-                what = "token or password" if name.lower() == "authorization" else name
+                header = "token or password" if name.lower() == "authorization" else name
                 whose = f" of {self._access.plugin!r}" if self._access.plugin else ""
                 raise self._access.unusable(
-                    f"the {what}{whose} has a character that is not allowed in an HTTP header, such"
-                    " as a line break"
+                    f"the {header}{whose} has a character that is not allowed in an HTTP header,"
+                    " such as a line break"
                 )
 
     def _body(self, answer: urllib3.BaseHTTPResponse) -> bytes:
@@ -292,9 +292,9 @@ def _credentials(settings: Any) -> dict[str, str]:
     """The headers that name the user; runs a plugin again whose credentials are about to expire."""
     with _captured_log():  # a plugin that fails shows when the server refuses the old ones
         return {
-            one["key"]: one["value"]
-            for one in settings.auth_settings().values()
-            if one.get("in") == "header" and one.get("value")
+            header["key"]: header["value"]
+            for header in settings.auth_settings().values()
+            if header.get("in") == "header" and header.get("value")
         }
 
 

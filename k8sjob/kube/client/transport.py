@@ -217,5 +217,5 @@ def lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
                 yield line.take() + b"\n"
             if not line.add(piece):
                 yield line.take() + b"\n"
-    if rest := line.take():
-        yield rest
+    if last_line := line.take():
+        yield last_line
