@@ -92,6 +92,12 @@ def field_path(path: Sequence[str | int]) -> str:
     return text
 
 
+def steps(field: str) -> tuple[str | int, ...]:
+    """The path of a field as it stands in messages; the inverse of field_path."""
+    names = (key or name for key, name in re.findall(r'\["([^"]*)"\]|([\w-]+)', field))
+    return tuple(int(name) if re.fullmatch(r"\d{1,9}", name) else name for name in names)
+
+
 def redacted(text: str) -> str:
     """A text from somewhere else without what looks like a password, a token or a key."""
     return re.sub(_SECRETS, _hidden, text)

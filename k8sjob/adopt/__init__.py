@@ -21,13 +21,12 @@ from k8sjob.adopt.equivalence import (
 )
 from k8sjob.adopt.fields import NO_COMMAND, fields, trainer
 from k8sjob.contract import after_agent
-from k8sjob.errors import SpecError, field_path
+from k8sjob.errors import SpecError, field_path, steps
 from k8sjob.findings import Finding, invalid
 from k8sjob.kube.objects import Json, Object, at_path
 from k8sjob.rendering.manifest import companion, manifest
 from k8sjob.rendering.overlay import leaves, merge
 from k8sjob.spec import JobSpec
-from k8sjob.spec.changes import steps
 from k8sjob.targets.jobs import (
     READERS,
     is_job,

@@ -13,10 +13,10 @@ import click
 
 from k8sjob.cli.options import AUTO
 from k8sjob.cli.output import print_status
-from k8sjob.errors import field_path
+from k8sjob.errors import field_path, steps
 from k8sjob.spec import JobSpec, load
 from k8sjob.spec.base import field_paths
-from k8sjob.spec.changes import Change, steps
+from k8sjob.spec.changes import Change
 from k8sjob.spec.errors import field_values
 from k8sjob.spec.load import folder_of, located
 from k8sjob.yamldoc import JOB_FILE, flow

@@ -6,7 +6,6 @@ computed first are computed here, and by the target.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import re
 from dataclasses import dataclass, replace
@@ -106,8 +105,8 @@ def manifest(
         return rendered
     return apply_overlay(
         rendered,
-        copy.deepcopy(spec.overlay),  # who changes the manifest must not change the spec
-        copy.deepcopy(spec.pod_template),
+        spec.overlay,
+        spec.pod_template,
         image_is_built=spec.builds_image,
         restricted=spec.security == "restricted",
     )

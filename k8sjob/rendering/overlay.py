@@ -10,18 +10,18 @@ Standard "restricted".
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import CONTAINER_NAMES
-from k8sjob.errors import SpecError, field_path
+from k8sjob.errors import SpecError, field_path, steps
 from k8sjob.findings import first_findings, invalid
 from k8sjob.kube.objects import Json, at_path, training
 from k8sjob.kube.pod_security import FieldPath, restricted_violations
 from k8sjob.targets.jobs import TARGETS, keyed, target_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from k8sjob.findings import Finding
     from k8sjob.targets.api import RoleReplicas, Target
@@ -47,7 +47,7 @@ def apply_overlay(
     image_is_built: bool,
     restricted: bool = False,
 ) -> Json:
-    """The manifest with both merged in, the overlay last; no argument is changed.
+    """The manifest with both merged in, the overlay last; no part is shared with an argument.
 
     Args:
         manifest: a rendered job.
@@ -61,43 +61,43 @@ def apply_overlay(
         SpecError: the overlay names what has its own field, or the result would be refused by the
             training operator, or by the standard.
     """
+    target = target_of(manifest)
     problems = list(_forbidden_fields(overlay))
-    changes = {"overlay": overlay, "pod_template": pod_template}
-    if companion := keyed(target_of(manifest)):
+    if companion := keyed(target):
         problems += _forbidden_fields(overlay.get(companion.key), f"overlay.{companion.key}")
+    templates = {replicas.path: replicas.pod for replicas in target.replicas(manifest)}
+    merged = _traced(manifest)
+    for path, pod in templates.items() if pod_template else ():
+        template = _traced(pod_template, "pod_template")  # the roles share no part of it
+        process = _for_container(target, training(pod.get("containers")), template)
+        _merge(_at(merged, path), template)
+        if process.value:
+            _merge(_at(merged, target.process_at), process)
+    if overlay:
+        _merge(merged, _traced(overlay, "overlay"))
     if image_is_built:
-        problems += _images(manifest, changes)
-    problems += _twice(changes)
+        problems += _replaced_images(merged, target, templates)
+    problems += _twice({"overlay": overlay, "pod_template": pod_template})
+    job: Json = _plain(merged)
     if not problems:
-        merged, target = manifest, target_of(manifest)
-        for one in target.replicas(manifest) if pod_template else ():
-            container = training(one.pod.get("containers"))
-            process, of_pod = _split_template(target, container, pod_template)
-            merged = _replaced_at(merged, one.path, merge(at_path(merged, *one.path), of_pod))
-            if process:
-                apart = merge(at_path(merged, *target.process_at), process)
-                merged = _replaced_at(merged, target.process_at, apart)
-        merged = merge(merged, overlay)
-        templates = [one.path for one in target.replicas(manifest)]
         problems = first_findings(
-            target.problems(merged), lambda one: _at_source(one, merged, changes, templates)
+            target.problems(job),
+            lambda problem: _at_source(merged, steps(problem.field), problem),
         )
-        if image_is_built and not problems and _image(merged) != _image(manifest):
-            problems.append(invalid("overlay", _REPLACED.format(_image(merged))))
-        if restricted and not problems:
-            problems += _violations(merged, changes)
+    if restricted and not problems:
+        problems = _violations(merged, job)
     if problems:
         raise SpecError(problems)
-    return merged
+    return job
 
 
 def of_another_kind(overlay: Json, target: Target) -> Iterator[Finding]:
     """The fields of an overlay that another kind of job has, and not this one."""
     spec = at_path(overlay, "spec")
-    given: list[tuple[str, ...]] = [(key,) for key in overlay if key != "spec"]
-    given += [("spec", key) for key in spec] if isinstance(spec, dict) else []
-    for field in given:
-        owners = [one.kind for one in TARGETS if _has(one, field)]
+    fields: list[tuple[str, ...]] = [(key,) for key in overlay if key != "spec"]
+    fields += [("spec", key) for key in spec] if isinstance(spec, dict) else []
+    for field in fields:
+        owners = [owner.kind for owner in TARGETS if _has(owner, field)]
         if owners and not _has(target, field):
             yield invalid(
                 field_path(("overlay", *field)),
@@ -128,55 +128,125 @@ def leaves(patch: Any, path: FieldPath = ()) -> Iterator[FieldPath]:
         yield path
 
 
-def _split_template(target: Target, container: Json, pod_template: Json) -> tuple[Json, Json]:
-    """The fields of pod_template for a process at process_at, and the rest, with this container."""
-    spec = at_path(pod_template, "spec") or {}
-    given = at_path(spec, "containers")
-    if not (isinstance(given, list) and all(isinstance(one, dict) for one in given)):
-        return {}, pod_template
+def _for_container(target: Target, container: Json, template: _Traced) -> _Traced:
+    """Name the training container in pod_template, and take the fields out that are elsewhere.
+
+    Returns:
+        Those fields, for the process at Target.process_at.
+    """
     # An only container with another name is a sidecar, which must not replace the training.
-    trains = training(one for one in given if one.get("name") in (None, *CONTAINER_NAMES))
+    named = (None, *CONTAINER_NAMES)
+    containers = _mappings(_at(template, ("spec", "containers")))
+    trains = _training([item for item in containers if _fields(item).get("name") in named])
+    trains.value["name"] = _Traced(container["name"])
     apart = _PROCESS if target.process_at else {}
-    process = {apart[key]: value for key, value in trains.items() if key in apart}
-    rest = {key: value for key, value in trains.items() if key not in apart}
-    named = [{**rest, "name": container["name"]} if one is trains else one for one in given]
-    return process, {**pod_template, "spec": {**spec, "containers": named}}
+    process = {apart[key]: trains.value.pop(key) for key in apart if key in trains.value}
+    return _Traced(process, trains.origin)
 
 
-def _replaced_at(value: Any, path: FieldPath, new: Any) -> Any:
-    """A copy of a value with another one at a path that it has."""
-    if not path:
-        return new
-    made: Any = list(value) if isinstance(value, list) else dict(value)
-    made[path[0]] = _replaced_at(made[path[0]], path[1:], new)
-    return made
+# --- the merge ------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class _Traced:
+    """A JSON value that remembers where it comes from.
+
+    Attributes:
+        value: a scalar, or a mapping or list of such values.
+        origin: the path of the change that gave the value or something in it, from "overlay" or
+            "pod_template" on; empty: the value is the rendered job's.
+        deleted: the change was null: the field is gone, and an error about that has a place.
+    """
+
+    value: Any = None
+    origin: FieldPath = ()
+    deleted: bool = False
+
+
+def _traced(value: Any, *origin: str | int) -> _Traced:
+    """A copy of a JSON value, whose parts have the paths below an origin."""
+
+    def part(step: str | int, inner: Any) -> _Traced:
+        return _traced(inner, *origin, step) if origin else _traced(inner)
+
+    if isinstance(value, dict):
+        value = {key: part(key, inner) for key, inner in value.items()}
+    elif isinstance(value, list):
+        value = [part(index, inner) for index, inner in enumerate(value)]
+    return _Traced(value, origin)
+
+
+def _plain(traced: _Traced) -> Any:
+    value = traced.value
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items() if not part.deleted}
+    return [_plain(part) for part in value] if isinstance(value, list) else value
 
 
 def merge(base: Any, patch: Any, *, deletes: bool = True) -> Any:
-    """The JSON value `base` changed by `patch`; neither is changed, parts may be shared.
+    """The JSON value `base` changed by `patch`, which shares no mapping or list with either.
 
     Without `deletes` the base is a patch too, and the result does what one does after the other.
     """
-    if isinstance(patch, dict):
-        merged = dict(base) if isinstance(base, dict) else {}
-        for key, value in patch.items():
-            if value is None and deletes:
-                merged.pop(key, None)
+    return _plain(_merge(_traced(base), _traced(patch), deletes=deletes))
+
+
+def _merge(base: _Traced, patch: _Traced, *, deletes: bool = True) -> _Traced:
+    """The base, changed in place; it and the patch may share parts then."""
+    value = patch.value
+    if isinstance(patch.value, dict):
+        value = base.value if isinstance(base.value, dict) else {}
+        for key, change in patch.value.items():
+            if deletes and change.value is None:
+                value[key] = _Traced(None, change.origin, deleted=True)
             else:
-                merged[key] = merge(merged.get(key), value, deletes=deletes)
-        return merged
-    if isinstance(patch, list) and patch:
-        items = base if isinstance(base, list) else []
-        if key := list_key(items, patch):
-            named = {item[key]: item for item in items}
-            for change in patch:
-                if deletes and change.get("$patch") == "delete":
-                    named.pop(change[key], None)
+                value[key] = _merge(value.get(key) or _Traced(), change, deletes=deletes)
+    elif isinstance(patch.value, list) and patch.value:
+        items = base.value if isinstance(base.value, list) else []
+        if key := list_key([*map(_fields, items)], [*map(_fields, patch.value)]):
+            named = {_fields(item)[key]: item for item in items}
+            for change in patch.value:
+                name = _fields(change)[key]
+                if deletes and _fields(change).get("$patch") == "delete":
+                    named.pop(name, None)
                 else:
-                    old = named.get(change[key])
-                    named[change[key]] = merge(old, change, deletes=deletes)
-            return list(named.values())
-    return patch
+                    named[name] = _merge(named.get(name) or _Traced(), change, deletes=deletes)
+            value = list(named.values())
+    base.value, base.origin, base.deleted = value, patch.origin, False
+    return base
+
+
+def _at(traced: _Traced, path: FieldPath) -> _Traced:
+    """The part at a path, where items of lists may be called by their name; else an empty one."""
+    for step in path:
+        parts = traced.value
+        if isinstance(parts, list):
+            names = {str(_fields(item).get("name")): item for item in _mappings(traced)}
+            parts = {**names, **dict(enumerate(parts))}
+        traced = (parts.get(step) if isinstance(parts, dict) else None) or _Traced()
+    return traced
+
+
+def _fields(traced: _Traced) -> Any:
+    """The scalars in a mapping, and the types of its other fields; other values as they are."""
+    if not isinstance(traced.value, dict):
+        return traced.value
+    values = ((key, part.value) for key, part in traced.value.items())
+    return {key: type(v) if isinstance(v, dict | list) else v for key, v in values}
+
+
+def _mappings(traced: _Traced) -> list[_Traced]:
+    """The mappings in a list; none where there is no list."""
+    items = traced.value if isinstance(traced.value, list) else []
+    return [item for item in items if isinstance(item.value, dict)]
+
+
+def _training(containers: list[_Traced]) -> _Traced:
+    """The training container among them; else an empty one."""
+    fields = [_fields(container) for container in containers]
+    trains = training(fields)
+    pairs = zip(containers, fields, strict=True)
+    return next((container for container, own in pairs if own is trains), _Traced({}))
 
 
 def list_key(*lists: list[Any]) -> str | None:
@@ -224,85 +294,49 @@ def _twice(change: Any, path: FieldPath = ()) -> Iterator[Finding]:
             yield invalid(at, f"{name!r} is duplicated; rename one, or merge them")
 
 
-def _violations(merged: Json, changes: dict[str, Json]) -> list[Finding]:
-    """The violations of the standard, at their paths in the overlay or in pod_template."""
-    from k8sjob.spec.base import seen  # noqa: PLC0415 - as in _at_source
+# --- errors, at the fields of the job spec --------------------------------------------------------
 
-    def explain(found: tuple[RoleReplicas, tuple[FieldPath, Any, str]]) -> Finding:
-        replicas, (path, value, wanted) = found
-        of_pod = ("overlay", *replicas.path, "spec")
-        if at_path(changes, *of_pod, str(path[0])) is None and changes["pod_template"]:
-            of_pod = ("pod_template", "spec")
-        at = field_path(_as_given(at_path(changes, *of_pod), replicas.pod, path))
-        return invalid(
-            f"{field_path(of_pod)}.{at}",
+
+def _violations(merged: _Traced, job: Json) -> list[Finding]:
+    """The violations of the standard."""
+    from k8sjob.spec.base import seen  # noqa: PLC0415 - it loads pydantic, which a spec has
+
+    def explain(violation: tuple[RoleReplicas, tuple[FieldPath, Any, str]]) -> Finding:
+        replicas, (path, value, wanted) = violation
+        message = (
             f"{'absent' if value is None else seen(value)}, and security: restricted"
-            f" requires {wanted}; change it, or set security: default",
+            f" requires {wanted}; change it, or set security: default"
         )
+        return _at_source(merged, (*replicas.path, "spec", *path), invalid("", message))
 
-    all_replicas = target_of(merged).replicas(merged)
-    found = [(one, each) for one in all_replicas for each in restricted_violations(one.pod)]
-    return first_findings(found, explain)
-
-
-def _at_source(
-    problem: Finding, merged: Json, changes: dict[str, Json], templates: list[FieldPath]
-) -> Finding:
-    """A problem of the merged job, whose Pod templates are at those paths, at the user's field."""
-    from k8sjob.spec.changes import steps  # noqa: PLC0415 - it loads pydantic, which a spec has
-
-    path, message = steps(problem.field), f"{problem.field}: {problem.message}"
-    for template in templates:
-        of_pod = changes["pod_template"] and path[: len(template)] == template
-        if of_pod and at_path(changes["overlay"], *template) is None:
-            merged = at_path(merged, *template)
-            at = _as_given(changes["pod_template"], merged, path[len(template) :])
-            return replace(problem, field=field_path(("pod_template", *at)))
-    if not changes["overlay"]:
-        return replace(problem, field="pod_template", message=message)
-    at = _as_given(changes["overlay"], merged, path)
-    if at == path:
-        return replace(problem, field=f"overlay.{problem.field}")
-    whole = len(at) == len(path)
-    return replace(
-        problem, field=field_path(("overlay", *at)), message=problem.message if whole else message
-    )
+    violations = [
+        (replicas, violation)
+        for replicas in target_of(job).replicas(job)
+        for violation in restricted_violations(replicas.pod)
+    ]
+    return first_findings(violations, explain)
 
 
-def _as_given(change: Any, merged: Any, path: FieldPath) -> FieldPath:
-    """The path in a change: named items of lists have another index there, and null is the end."""
-    found: list[str | int] = []
-    for step in path:
-        at = step
-        if isinstance(merged, list) and isinstance(step, str):
-            at = next((i for i, one in enumerate(merged) if at_path(one, "name") == step), step)
-        merged = at_path(merged, at)
-        name = at_path(merged, "name") if isinstance(at, int) else None
-        if name is not None and isinstance(change, list):
-            alike = CONTAINER_NAMES if name in CONTAINER_NAMES else (name,)
-            at = next((i for i, one in enumerate(change) if at_path(one, "name") in alike), at)
-        found.append(at)
-        if isinstance(change, dict) and change.get(at, change) is None:
-            break
-        change = at_path(change, at)
-    return tuple(found)
+def _at_source(merged: _Traced, path: FieldPath, problem: Finding) -> Finding:
+    """A problem of a field of the merged job, at the change that it comes from."""
+    around = [(_at(merged, path[:depth]), path[depth:]) for depth in range(len(path) + 1)]
+    nearest, below = next((pair for pair in reversed(around) if pair[0].origin), around[0])
+    # A field that pod_template lacks may no longer fit to it. One that null has removed has nothing
+    # below it, and the items of a list that is merged have other indexes in the change.
+    apart = nearest.deleted or isinstance(nearest.value, list)
+    if not nearest.origin or (below and apart):
+        field = field_path(nearest.origin or ("pod_template",))
+        return replace(problem, field=field, message=f"{field_path(path)}: {problem.message}")
+    return replace(problem, field=field_path((*nearest.origin, *below)))
 
 
-def _images(manifest: Json, changes: dict[str, Json]) -> Iterator[Finding]:
-    roles = target_of(manifest).replicas(manifest)
-    of_roles = [("overlay", *one.path) for one in roles]
-    for template in dict.fromkeys([*of_roles, ("pod_template",)]):
-        path = (*template, "spec", "containers")
-        containers = at_path(changes, *path)
-        for index, container in enumerate(containers if isinstance(containers, list) else ()):
-            if at_path(container, "name") in CONTAINER_NAMES and "image" in container:
-                message = _REPLACED.format(container["image"])
-                yield invalid(field_path((*path, index, "image")), message)
-
-
-def _image(manifest: Json) -> Any:
-    for one in target_of(manifest).replicas(manifest):
-        given = at_path(one.template, "spec", "containers")
-        named = given if isinstance(given, list) else []
-        return training(item for item in named if isinstance(item, dict)).get("image")
-    return None
+def _replaced_images(
+    merged: _Traced, target: Target, templates: Iterable[FieldPath]
+) -> Iterator[Finding]:
+    """Changes of the image that training containers run."""
+    containers = [_at(merged, (*path, "spec", "containers")) for path in templates]
+    processes = [_training(_mappings(part)) for part in containers]
+    processes += [_at(merged, target.process_at)] if target.process_at else []
+    images = [_at(process, ("image",)) for process in processes]
+    for origin, image in {image.origin: image.value for image in images if image.origin}.items():
+        yield invalid(field_path(origin), _REPLACED.format(image))

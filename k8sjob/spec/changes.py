@@ -7,7 +7,7 @@ import shlex
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from k8sjob.errors import SpecError, field_path
+from k8sjob.errors import SpecError, field_path, steps
 from k8sjob.findings import invalid
 
 if TYPE_CHECKING:
@@ -52,14 +52,7 @@ def _refuse_manifests(documents: list[Document]) -> None:
 
 # --- changes: FIELD=VALUE of --set, the value in YAML ---------------------------------------------
 
-_STEP: Final = re.compile(r'\["([^"]*)"\]|([\w-]+)')
 _FIELD: Final = re.compile(r'[\w-]+(?:\.[\w-]+|\[(?:\d{1,9}|"[^"]*")\]){0,63}')
-
-
-def steps(field: str) -> FieldPath:
-    """A field as messages name it, `volumes[1].mount`, as the path of a document."""
-    found = (key or name for key, name in _STEP.findall(field))
-    return tuple(int(step) if re.fullmatch(r"\d{1,9}", step) else step for step in found)
 
 
 @dataclass(frozen=True, slots=True)

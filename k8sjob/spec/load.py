@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from k8sjob.environment import home
-from k8sjob.errors import SpecError
+from k8sjob.errors import SpecError, steps
 from k8sjob.findings import invalid
-from k8sjob.spec.changes import changed, job_document, steps, without_places
+from k8sjob.spec.changes import changed, job_document, without_places
 from k8sjob.spec.job import JobSpec
 
 if TYPE_CHECKING:

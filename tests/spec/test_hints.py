@@ -9,10 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from strategies import HOSTILE, examples
 
-from k8sjob.errors import SpecError
+from k8sjob.errors import SpecError, steps
 from k8sjob.spec import JobSpec
 from k8sjob.spec.base import part_types
-from k8sjob.spec.changes import steps
 from k8sjob.yamldoc import parse
 
 BASE = {"name": "x", "image": "r/x:1", "run": {"script": "main.py"}, "replicas": {"workers": 3}}

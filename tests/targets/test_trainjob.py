@@ -93,7 +93,7 @@ OTHER_ENV = {"replicatedJobs": [{"name": "node", "template": {"spec": OTHER_PODS
                 "image": {"repository": "example/image", "base": "python:3.12"},
                 "overlay": {"spec": {"trainer": {"image": "other"}}},
             },
-            "overlay",
+            "overlay.spec.trainer.image",
             "would replace the image that is built",
         ),
         (

@@ -12,7 +12,7 @@ from k8sjob.checks.finding import UNKNOWN_IGNORE, Finding, findings, table
 from k8sjob.checks.lint import job_files, manifest_pods
 from k8sjob.checks.scripts import Setting, lint_script, read_text, refusal
 from k8sjob.contract import CONTAINER_NAMES
-from k8sjob.errors import SpecError
+from k8sjob.errors import SpecError, steps
 from k8sjob.findings import Severity
 from k8sjob.kube.objects import at_path
 from k8sjob.rules import Check, Hit, Rules
@@ -138,8 +138,6 @@ def _invalid(error: SpecError, source: str, document: Document | None = None) ->
         text = f"{problem.field}: {problem.text}" if problem.field else problem.text
         line, column = problem.line, problem.column
         if document and problem.field and not line:
-            from k8sjob.spec.changes import steps  # noqa: PLC0415 - see _lint_job
-
             line, column = document.place(steps(problem.field))
         found.append(Finding.of(_INVALID, text, source, line or 1, column or 1))
     return found
