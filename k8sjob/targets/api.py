@@ -176,46 +176,6 @@ class Made(NamedTuple):
         return path(self.resource, namespace, name, api_version=self.api_version)
 
 
-@dataclass(frozen=True, slots=True)
-class CreatePod:
-    """Make the Pod of a replica."""
-
-    role: Role
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class DeletePod:
-    """Delete a Pod, with its grace period."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class DeleteJob:
-    """Delete the job: its time to live after the end is over."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecordEvent:
-    """Record an Event of the job.
-
-    Attributes:
-        type: "Normal" or "Warning".
-        reason: CamelCase.
-        message: for people.
-        key: an Event with the same key is recorded only once; empty: each time.
-    """
-
-    type: str
-    reason: str
-    message: str
-    key: str = ""
-
-
-Action = CreatePod | DeletePod | DeleteJob | RecordEvent
-
-
 class RecordedEnd(NamedTuple):
     """The failure of a replica as an Event keeps it, when its Pod may be gone.
 

@@ -14,7 +14,6 @@ from k8sjob.kube.objects import PRIORITY, QUEUE, Object, event_time, moment
 from k8sjob.targets.indexed import IndexedJob
 from k8sjob.targets.indexed_reader import IndexedReader
 from k8sjob.targets.jobset import JobSet, JobSetReader
-from k8sjob.targets.pytorchjob import reconcile
 from k8sjob.targets.pytorchjob.target import PyTorchJob, PyTorchJobReader
 from k8sjob.targets.trainjob import TrainJob, TrainJobReader
 
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from k8sjob.targets.api import Companion, Made, ManifestReader, RoleReplicas, Target
 
 DEFAULT: Final[Target] = PyTorchJob()
-LOCAL_CONTROLLER: Final = reconcile
-"""The controller of the jobs on this machine, which are of the default kind."""
 _JOB, _JOBSET, _TRAINJOB = IndexedJob(), JobSet(), TrainJob()
 TARGETS: Final[tuple[Target, ...]] = (DEFAULT, _JOB, _JOBSET, _TRAINJOB)
 """All kinds of job, in the order in which a name is looked for."""

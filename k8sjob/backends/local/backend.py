@@ -34,8 +34,8 @@ from k8sjob.backends.local.runs import (
 from k8sjob.backends.local.state_folder import JobFolder, Store, write_json
 from k8sjob.errors import BackendError, JobExists, JobNotFound
 from k8sjob.kube.objects import Object, new_event, stamp
-from k8sjob.targets.api import DeleteJob
-from k8sjob.targets.jobs import LOCAL_CONTROLLER, has_ended, is_suspended
+from k8sjob.targets.jobs import has_ended, is_suspended
+from k8sjob.targets.lifecycle import is_expired
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -195,7 +195,8 @@ class LocalBackend:
         """All jobs, the newest first; those past their ttl_after_finished are removed."""
         found = []
         for folder, snapshot in self._states():
-            if _expired(snapshot) and not has_supervisor(folder):
+            expired = has_ended(snapshot.job) and is_expired(snapshot.job, datetime.now(UTC))
+            if expired and not has_supervisor(folder):
                 folder.remove()
             else:
                 found.append(snapshot)
@@ -365,14 +366,6 @@ class LocalBackend:
         if checkpoints:
             remove_checkpoints(self._store, ref.name, identity)
         self.finish(ref)
-
-
-def _expired(snapshot: Snapshot) -> bool:
-    """Whether a job has ended and the operator would delete it now."""
-    if not has_ended(snapshot.job):
-        return False
-    _, actions = LOCAL_CONTROLLER.reconcile(snapshot.job, snapshot.pods, datetime.now(UTC))
-    return DeleteJob() in actions
 
 
 def _grace(folder: JobFolder) -> float:

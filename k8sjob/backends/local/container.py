@@ -66,35 +66,6 @@ class Launch:
     mounts: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerEnd:
-    """The end of a container, as a kubelet reports it.
-
-    Attributes:
-        exit_code: 0 to 255; 128 + N for a signal N.
-        reason: "Completed", "Error", "OOMKilled", "StartError", "Stopped".
-        message: the termination message.
-        started: when it was started.
-        finished: when it ended.
-    """
-
-    exit_code: int
-    reason: str
-    message: str
-    started: datetime
-    finished: datetime
-
-    def to_json(self) -> Json:
-        """The `terminated` state of a containerStatus."""
-        return {
-            "exitCode": self.exit_code,
-            "reason": self.reason,
-            "message": self.message,
-            "startedAt": stamp(self.started),
-            "finishedAt": stamp(self.finished),
-        }
-
-
 class LocalContainer:
     """A process that runs as if it were alone in a container.
 
@@ -111,7 +82,9 @@ class LocalContainer:
     Attributes:
         output: the file descriptor that its output is read from.
         started: when it was started.
-        end: how it ended; None before that.
+        end: how it ended, as the `terminated` state of a containerStatus: its exit code is 128 + N
+            for a signal N, its reason Completed, Error, OOMKilled, StartError or Stopped; empty
+            before that.
         missing_output: what of its output could not be written by then, in words.
     """
 
@@ -128,7 +101,7 @@ class LocalContainer:
         self._killed = False
         self._oom_kills = _oom_kills()
         self._mark = f"{TERMINATION_LOG_ENV}={self._termination_log}"
-        self.end: ContainerEnd | None = None
+        self.end: Json = {}
         self.missing_output = ""
         self.output, inner = os.pipe()
         os.set_blocking(self.output, False)
@@ -151,7 +124,7 @@ class LocalContainer:
         except OSError as error:
             self._process = None
             message = f"cannot start {launch.argv[0]!r}: {error.strerror}"
-            self._finish(ContainerEnd(_START_ERROR, "StartError", message, *self._times()))
+            self._finish(_START_ERROR, "StartError", message)
         finally:
             os.close(inner)
 
@@ -168,8 +141,8 @@ class LocalContainer:
             return bool(data)
         return True
 
-    def poll(self) -> ContainerEnd | None:
-        """Its end; None while it runs. Kills it when the grace period of a stop is over."""
+    def poll(self) -> Json:
+        """Its end; empty while it runs. Kills it when the grace period of a stop is over."""
         if self.end or self._process is None:
             return self.end
         code = self._process.poll()
@@ -178,24 +151,28 @@ class LocalContainer:
             if late and not self._killed:
                 self._killed = True
                 self._kill_all()
-            return None
+            return {}
         self._kill_all()
         self._drain()
-        self._finish(self._explained(ExitCode.of_status(code)))
+        self._finish(ExitCode.of_status(code), *self._explanation(ExitCode.of_status(code)))
         return self.end
 
-    def stop(self, grace: float | None = None) -> None:
-        """SIGTERM now, SIGKILL after its grace, or after `grace` seconds if that is sooner."""
-        if self.end or self._process is None:
-            return
-        kill_at = time.monotonic() + (self._launch.grace if grace is None else grace)
-        if self._kill_at is None:
-            self._kill_at = kill_at
-            self._process.terminate()
-        self._kill_at = min(self._kill_at, kill_at)
+    def stop(self, grace: float | None = None) -> bool:
+        """SIGTERM now, SIGKILL after its grace, or after `grace` seconds if that is sooner.
 
-    def _explained(self, code: int) -> ContainerEnd:
-        """The end with its termination message, and the reason that a kubelet would give."""
+        May be repeated; whether SIGTERM was sent.
+        """
+        if self.end or self._process is None:
+            return False
+        kill_at = time.monotonic() + (self._launch.grace if grace is None else grace)
+        is_first = self._kill_at is None
+        if is_first:
+            self._process.terminate()
+        self._kill_at = min(self._kill_at or kill_at, kill_at)
+        return is_first
+
+    def _explanation(self, code: int) -> tuple[str, str]:
+        """The reason that a kubelet would give for an exit code, and the termination message."""
         message = _termination_message(self._termination_log)
         if self._log:
             self._log.close()
@@ -209,13 +186,16 @@ class LocalContainer:
         reason = "Completed" if code == 0 else STOPPED if self._kill_at is not None else "Error"
         if code == ExitCode.of_status(-signal.SIGKILL) and _oom_kills() > self._oom_kills:
             reason = "OOMKilled"
-        return ContainerEnd(code, reason, message, *self._times())
+        return reason, message
 
-    def _times(self) -> tuple[datetime, datetime]:
-        return self.started, datetime.now(UTC)
-
-    def _finish(self, end: ContainerEnd) -> None:
-        self.end = end
+    def _finish(self, code: int, reason: str, message: str) -> None:
+        self.end = {
+            "exitCode": code,
+            "reason": reason,
+            "message": message,
+            "startedAt": stamp(self.started),
+            "finishedAt": stamp(datetime.now(UTC)),
+        }
         if self._log:
             self._log.close()
             self._log = None

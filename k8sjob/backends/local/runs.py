@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.backends.api import LOCAL, Snapshot
-from k8sjob.backends.local.container import ContainerEnd
-from k8sjob.backends.local.kubelet import container_ended
 from k8sjob.backends.local.state_folder import open_file, paths_in, read_json
-from k8sjob.contract import CHECKPOINT_DIR_ENV
+from k8sjob.contract import CHECKPOINT_DIR_ENV, CONTAINER_NAME
 from k8sjob.errors import BackendError, JobNotFound, field_path
 from k8sjob.kube.objects import Object, Pod, stamp
 from k8sjob.targets.api import LocalReason
 from k8sjob.targets.field_types import fit
-from k8sjob.targets.jobs import DEFAULT, LOCAL_CONTROLLER, has_ended, replica_of
+from k8sjob.targets.jobs import DEFAULT, has_ended, replica_of
+from k8sjob.targets.lifecycle import fail
 from k8sjob.targets.object_types import object_shape
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS: Final = 0.5
 """How often to look whether the supervisor is alive: its death changes no file."""
-_CANNOT_BE_LOCATED: Final = "The container could not be located when the pod was terminated"
 
 
 SNAPSHOT: Final[dict[str, Any]] = {
@@ -86,7 +84,7 @@ def _damaged(folder: JobFolder, error: Exception) -> Json:
     when, status = _last_written(folder), {}
     if not has_supervisor(folder):
         message = f"{error}; `k8sjob delete local/{folder.name}@{folder.run}` removes the job"
-        status = LOCAL_CONTROLLER.fail({}, LocalReason.STATE_DAMAGED, message, when)
+        status = fail({}, LocalReason.STATE_DAMAGED, message, when)
     meta = {"name": folder.name, "namespace": LOCAL, "uid": folder.run, "labels": {}}
     meta["creationTimestamp"] = stamp(when)
     job = {"kind": DEFAULT.kind, "metadata": meta, "spec": {}}
@@ -104,12 +102,23 @@ def _mark_lost(state: Json, folder: JobFolder) -> Json:
         f"{DEFAULT.kind} {Object(job).name} was lost: its supervisor is gone (killed, or the"
         f" machine was restarted){_last_line(folder)}"
     )
-    status = LOCAL_CONTROLLER.fail(Object(job).status, LocalReason.SUPERVISOR_GONE, message, when)
-    for pod in map(Pod, state["pods"]):
-        if pod.live:
-            end = ContainerEnd(137, "ContainerStatusUnknown", _CANNOT_BE_LOCATED, when, when)
-            container_ended(pod.raw, pod.restarts, end, final=True)
-    return {**state, "job": {**job, "status": status}}
+    status = fail(Object(job).status, LocalReason.SUPERVISOR_GONE, message, when)
+    pods = [_lost_pod(pod, when) if Pod(pod).live else pod for pod in state["pods"]]
+    return {**state, "job": {**job, "status": status}, "pods": pods}
+
+
+def _lost_pod(pod: Json, when: datetime) -> Json:
+    """A Pod that had not ended, as a kubelet shows one whose container it no longer knows."""
+    end = {
+        "exitCode": 137,
+        "reason": "ContainerStatusUnknown",
+        "message": "The container could not be located when the pod was terminated",
+        "startedAt": stamp(when),
+        "finishedAt": stamp(when),
+    }
+    container = {"name": CONTAINER_NAME, **Pod(pod).container.raw, "ready": False}
+    container["state"] = {"terminated": end}
+    return {**pod, "status": {"phase": "Failed", "containerStatuses": [container]}}
 
 
 def has_supervisor(folder: JobFolder) -> bool:

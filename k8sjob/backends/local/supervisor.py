@@ -1,9 +1,10 @@
-"""The supervisor process of a local job: the training operator and the kubelet in one.
+"""The supervisor process of a local job: it runs what the job's state machine says.
 
 `python -m k8sjob.backends.local.supervisor JOBDIR [LIFELINE_FD]`, started by LocalBackend.create in
 a new session, so that a Ctrl-C in the terminal does not reach it. It reads only JSON and imports
 only the standard library. The lifeline is a pipe whose other end is held by the process that runs
-the job: at its end of file the job is stopped.
+the job: at its end of file the job is stopped. The rules are in k8sjob.targets.lifecycle; here
+is what they need of a machine: processes, signals, requests, the clock, a disk.
 """
 
 from __future__ import annotations
@@ -11,33 +12,29 @@ from __future__ import annotations
 import os
 import secrets
 import select
+import selectors
 import signal
 import socket
 import sys
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from k8sjob.backends.local.container import Launch
-from k8sjob.backends.local.kubelet import Kubelet
-from k8sjob.backends.local.state_folder import (
-    SIGN_S,
-    JobFolder,
-    read_json,
-    write_json,
-)
-from k8sjob.contract import SECRET_ENV, ExitCode, Reason, counted
+from k8sjob.backends.local.container import Launch, LocalContainer
+from k8sjob.backends.local.logfiles import attempts
+from k8sjob.backends.local.state_folder import SIGN_S, JobFolder, read_json, write_json
+from k8sjob.contract import SECRET_ENV
 from k8sjob.environment import variables
 from k8sjob.errors import BackendError
-from k8sjob.kube.objects import Object, Pod, is_true, new_event, stamp
-from k8sjob.targets.api import CreatePod, DeletePod, LocalReason, RecordEvent
-from k8sjob.targets.jobs import DEFAULT, LOCAL_CONTROLLER, has_ended, replica_of
+from k8sjob.kube.objects import Object
+from k8sjob.targets.api import JobState, LocalReason
+from k8sjob.targets.lifecycle import Lifecycle
 
 if TYPE_CHECKING:
     from k8sjob.kube.objects import Json
+    from k8sjob.targets.lifecycle import Replica
 
 TICK_SECONDS: Final = 0.05
 CLEAN_UP_DELAY: Final = 5.0
@@ -46,8 +43,6 @@ ORPHAN_GRACE: Final = 3.0
 """Seconds between SIGTERM and SIGKILL when the process that runs the job is gone."""
 WRITE_AGAIN_S: Final = 1.0
 """Seconds until a state that could not be written is tried again."""
-MAX_EVENTS: Final = 500
-_PERMANENT: Final = {ExitCode.USER_ERROR, ExitCode.CONFIG, ExitCode.RESTARTS_SPENT}
 _NOT_INHERITED: Final = ("K8SJOB_", "PET_", "TORCHELASTIC_", "MASTER_")
 _RANK_NAMES: Final = frozenset(
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK"}
@@ -63,35 +58,37 @@ class Supervisor:
     """
 
     def __init__(self, folder: JobFolder, lifeline: int | None = None) -> None:
-        state = read_json(folder.state)
+        state, launch = read_json(folder.state), read_json(folder.launch)
         self._folder, self._lifeline = folder, lifeline
-        self._job: Json = state["job"]
-        self._events: list[Json] = state["events"]
-        self._recorded: set[str] = set()
+        self._job = Lifecycle(
+            state["job"],
+            state["events"],
+            max_restarts=int(launch["max_restarts"]),
+            node=socket.gethostname(),
+        )
+        self._launches = {name: Launch(**fields) for name, fields in launch["replicas"].items()}
+        self._containers: dict[str, LocalContainer] = {}
+        self._start_at: dict[str, float] = {}
+        self._selector = selectors.DefaultSelector()
+        # The containers hold the reading end; the writing end closes when this process ends.
+        self._hold, self._hold_writer = os.pipe()
+        self._grace: float | None = None
+        self._clean_up_at: float | None = None
         self._saved, self._sign_at, self._write_at = "", 0.0, 0.0
         self._port = _reserve_port()
         self._secret = secrets.token_hex()
-        launch = read_json(folder.launch)
-        self._max_restarts = int(launch["max_restarts"])
-        self._kubelet = Kubelet(
-            folder,
-            {name: Launch(**one) for name, one in launch["replicas"].items()},
-            self._environ,
-            lambda pod, kind, reason, text: self._record(pod, RecordEvent(kind, reason, text)),
-        )
-        self._stopping = ""
-        self._ended_at: float | None = None
 
     def run(self) -> None:
         """Run until the job has ended and its replicas are gone, or the job is deleted."""
         try:
-            while not self._over():
+            while not self._is_over():
                 self._take_requests()
-                self._kubelet.sync()
-                self._operate()
+                self._run_containers()
+                self._job.advance(datetime.now(UTC))
+                self._clean_up()
                 self._save()
-                self._kubelet.wait(TICK_SECONDS)
-            if self._deleted:
+                self._wait(TICK_SECONDS)
+            if Object(self._job.job).deleting:
                 self._folder.remove()
             else:
                 self._folder.trim()
@@ -103,112 +100,95 @@ class Supervisor:
         """Stop the job, as this process was sent SIGTERM."""
         self._stop("the supervisor of the job was terminated", ORPHAN_GRACE)
 
-    # --- requests -------------------------------------------------------------------------------
-
     def _take_requests(self) -> None:
         for verb, details in self._folder.asked().items():
             if verb == "suspend":
-                policy = self._job
-                for key in DEFAULT.policy_at:
-                    policy = policy.setdefault(key, {})
-                policy["suspend"] = bool(details["value"])
+                self._job.policy["suspend"] = bool(details["value"])
             elif verb == "stop":
                 self._stop(str(details.get("message", "")), 0.0 if details.get("now") else None)
             elif verb == "delete":
-                Object(self._job).metadata.setdefault("deletionTimestamp", stamp(datetime.now(UTC)))
-        if self._deleted:
-            for pod in self._kubelet.pods:
-                self._kubelet.delete(Object(pod).name)
+                self._job.delete(datetime.now(UTC))
         if self._lifeline is not None and select.select([self._lifeline], [], [], 0)[0]:
             self._lifeline = None  # nothing is ever written into it: readable means closed
             self._stop("the process that ran the job is gone", ORPHAN_GRACE)
 
     def _stop(self, message: str, grace: float | None) -> None:
-        self._stopping = self._stopping or message or "on request"
-        self._kubelet.halt(grace)
+        self._job.stop(message)
+        if grace is not None:
+            self._grace = min(grace, grace if self._grace is None else self._grace)
 
-    @property
-    def _deleted(self) -> bool:
-        return Object(self._job).deleting
+    def _clean_up(self) -> None:
+        """Clean up once after the end; of a job that has failed the state machine has done it."""
+        if self._job.state is JobState.SUCCEEDED and not self._job.stop_message:
+            now = time.monotonic()
+            self._clean_up_at = self._clean_up_at or now + CLEAN_UP_DELAY
+            if now >= self._clean_up_at or not self._job.is_busy:
+                self._clean_up_at = float("inf")
+                self._job.clean_up(datetime.now(UTC))
 
-    # --- the operator ---------------------------------------------------------------------------
-
-    def _operate(self) -> None:
-        if self._deleted or (self._stopping and self._kubelet.busy):
-            return
-        ended = has_ended(self._job)
-        if ended:
-            self._ended_at = self._ended_at or time.monotonic()
-            late = time.monotonic() - self._ended_at > CLEAN_UP_DELAY
-            if self._kubelet.busy and not (late or Object(self._job).condition("Failed").true):
-                return
-        now = datetime.now(UTC)
-        reconcile = partial(LOCAL_CONTROLLER.reconcile, self._job, self._kubelet.pods, now)
-        status, actions = reconcile()
-        trouble = self._permanent_failure() or self._restarts_exhausted()
-        if trouble and not has_ended({**self._job, "status": status}):
-            status, actions = reconcile(trouble=trouble)
-        if self._stopping and not (ended or is_true(status, "Succeeded")):
-            message = f"{DEFAULT.kind} {Object(self._job).name} was stopped: {self._stopping}."
-            status = LOCAL_CONTROLLER.fail(
-                Object(self._job).status, LocalReason.STOPPED, message, now
-            )
-        self._job["status"], failed = status, is_true(status, "Failed")
-        for action in () if self._stopping else actions:
-            if isinstance(action, CreatePod):
-                where = action.role, action.index, now, socket.gethostname()
-                self._kubelet.create(LOCAL_CONTROLLER.new_pod(self._job, *where))
-            elif isinstance(action, DeletePod):
-                # The operator deletes it, and its end with it; that of a failed job is shown here.
-                end = self._kubelet.halt_pod if failed else self._kubelet.delete
-                end(action.name)
-            elif isinstance(action, RecordEvent):
-                self._record(self._job, action)
-
-    def _permanent_failure(self) -> str:
-        """Why another start would end the same way, by the agent's message; here a user waits."""
-        for pod in self._kubelet.pods:
-            end = Pod(pod).terminated or Pod(pod).terminated_before
-            reason = Reason.decode(end.get("message", ""))
-            if reason and {int(end.get("exitCode", 0)), reason.exit_code} & _PERMANENT:
-                return (
-                    f"Job {Object(self._job).name} has failed because"
-                    f" {replica_of(pod)} ended with exit code {reason.exit_code}"
-                )
-        return ""
-
-    def _restarts_exhausted(self) -> str:
-        """Why no restart is left; the operator's backoffLimit adds up those of all replicas."""
-        for replica, failures in self._kubelet.failures.items():
-            if failures > self._max_restarts:
-                return (
-                    f"Job {Object(self._job).name} has failed because {replica} failed"
-                    f" {counted(failures, 'time')} and max_restarts is"
-                    f" {self._max_restarts}"
-                )
-        return ""
-
-    def _over(self) -> bool:
-        if self._kubelet.busy:
-            return False
-        if self._deleted:
-            return not self._kubelet.pods
-        dying = any(Object(pod).deleting for pod in self._kubelet.pods)
+    def _is_over(self) -> bool:
+        job = self._job
+        if job.is_busy or Object(job.job).deleting:
+            return not (job.is_busy or job.pods())
         # Nobody else knows how the job has ended before it is written.
-        unwritten = self._write_at > 0 and not self._stopping
-        return has_ended(self._job) and self._ended_at is not None and not (dying or unwritten)
+        unwritten = self._write_at > 0 and not job.stop_message
+        return job.state.finished and not unwritten
+
+    # --- the containers -------------------------------------------------------------------------
+
+    def _run_containers(self) -> None:
+        """Stop, reap and start containers, as the states of their replicas say."""
+        for replica in self._job.replicas:
+            if container := self._containers.get(replica.name):
+                if replica.stopped and container.stop(self._grace):
+                    self._record("Normal", "Killing", "Stopping container pytorch", replica)
+                if container.poll():
+                    self._reap(replica, container)
+            elif replica.is_due and time.monotonic() >= self._start_at.get(replica.name, 0.0):
+                self._start(replica)
+
+    def _start(self, replica: Replica) -> None:
+        launch, folder = self._launches[replica.name], self._folder.replica(replica.name)
+        number = max(attempts(folder / "logs"), default=-1) + 1
+        container = LocalContainer(launch, folder, number, self._environ(launch), self._hold)
+        self._containers[replica.name] = container
+        replica.begin(container.started)
+        self._record("Normal", "Started", "Started container pytorch", replica)
+        if not container.end:
+            self._selector.register(container.output, selectors.EVENT_READ, container)
+
+    def _reap(self, replica: Replica, container: LocalContainer) -> None:
+        del self._containers[replica.name]
+        # Its output is closed: the next container may be given the same number.
+        if container.output in self._selector.get_map():
+            self._selector.unregister(container.output)
+        if container.missing_output:
+            self._record("Warning", "OutputMissing", container.missing_output, replica)
+        self._job.ended(replica, container.end, datetime.now(UTC))
+        self._start_at[replica.name] = time.monotonic() + replica.pause
+        if replica.is_due and replica.pause:
+            pod = self._job.pod_name(replica)
+            message = f"Back-off restarting failed container pytorch in pod {pod}"
+            self._record("Warning", "BackOff", message, replica)
+
+    def _wait(self, seconds: float) -> None:
+        """Write down output as it comes, for so long; returns when a container closes its own."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            for key, _ in self._selector.select(left):
+                container: LocalContainer = key.data
+                if not container.read():
+                    self._selector.unregister(key.fileobj)
+                    end = 0.0
 
     # --- the state ------------------------------------------------------------------------------
 
-    def _record(self, about: Json, record: RecordEvent) -> None:
-        if record.key and record.key in self._recorded:
-            return
-        self._recorded.add(record.key)
-        event = new_event(about, record.type, record.reason, record.message, datetime.now(UTC))
-        self._events = [*self._events[-MAX_EVENTS:], event]
+    def _record(self, kind: str, reason: str, message: str, replica: Replica | None = None) -> None:
+        self._job.record(kind, reason, message, datetime.now(UTC), replica)
 
     def _save(self) -> None:
-        state = {"job": self._job, "pods": self._kubelet.pods, "events": self._events}
+        job = self._job
+        state = {"job": job.job, "pods": job.pods(), "events": job.events}
         text = repr(state)
         if text != self._saved and time.monotonic() >= self._write_at:
             self._write(state, text)
@@ -224,26 +204,27 @@ class Supervisor:
         except BackendError as error:
             if self._folder.is_gone:
                 raise  # nobody asks for it any more
+            if not self._write_at:
+                self._record("Warning", "StateNotWritten", str(error))
             self._write_at = time.monotonic() + WRITE_AGAIN_S
-            self._record(self._job, RecordEvent("Warning", "StateNotWritten", str(error), "state"))
-            if has_ended(self._job):
+            if self._job.state.finished:
                 self._folder.make_room()
 
     def _give_up(self, error: BaseException) -> None:
         """After an error of the supervisor: kill the replicas, and write the error to the state."""
-        self._kubelet.halt(0.0)
         deadline = time.monotonic() + 2.0
         with suppress(Exception):
-            while self._kubelet.busy and time.monotonic() < deadline:
-                self._kubelet.sync()
+            for container in self._containers.values():
+                container.stop(0.0)
+            while not all(one.poll() for one in self._containers.values()):
+                if time.monotonic() > deadline:
+                    break
                 time.sleep(TICK_SECONDS)
         with suppress(Exception):
             self._folder.make_room()
             self._write_at = 0.0
             message = f"the supervisor of the job failed: {str(error) or type(error).__name__}"
-            self._job["status"] = LOCAL_CONTROLLER.fail(
-                Object(self._job).status, LocalReason.SUPERVISOR_FAILED, message, datetime.now(UTC)
-            )
+            self._job.fail(LocalReason.SUPERVISOR_FAILED, message, datetime.now(UTC))
             self._save()
             self._folder.trim()
 

@@ -1,1 +1,1 @@
-"""Training operator 1.9: the environment it injects, its webhook, its schema, how it reconciles."""
+"""Training operator 1.9: the environment it injects, its webhook, its schema."""

@@ -31,9 +31,6 @@ MANAGER: Final = "kubeflow.org/training-operator"
 
 # Labels of the Pods and Services that the operator creates.
 JOB_NAME: Final = "training.kubeflow.org/job-name"
-JOB_ROLE: Final = "training.kubeflow.org/job-role"
-"""On one pod only, with the value "master": the Master, or worker-0 if there is none."""
-OPERATOR_NAME: Final = "training.kubeflow.org/operator-name"
 REPLICA_TYPE: Final = "training.kubeflow.org/replica-type"
 """The role in lower case: "master", "worker"."""
 REPLICA_INDEX: Final = "training.kubeflow.org/replica-index"

@@ -24,7 +24,7 @@ from k8sjob.backends.local.state_folder import Store, write_json
 from k8sjob.errors import BackendError, JobNotFound
 from k8sjob.jobs.plan import plan_job
 from k8sjob.spec import JobSpec
-from k8sjob.targets.pytorchjob.reconcile import fail, set_condition
+from k8sjob.targets.lifecycle import fail, set_condition
 
 NEW = "99999999-new"
 

@@ -1,0 +1,593 @@
+"""A PyTorchJob and its Pods as a state machine; the operator's and the kubelet's rules as tables.
+
+Written after training-operator v1.9.4 (pkg/controller.v1/common/job.go and pod.go,
+pkg/controller.v1/pytorch/pytorchjob_controller.go, pkg/util/status.go), its peculiarities included:
+a condition that changes is removed and appended, so the last one is not always the true one; a
+Failed job never changes its conditions again; a job that fails by the ExitCode policy has no
+completionTime. docs/explanation/local-backend.md says what differs. Pure: whoever runs the
+containers reports their starts and ends, and finds in each replica what is to be done.
+"""
+
+from __future__ import annotations
+
+import copy
+import uuid
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+from k8sjob.contract import CONTAINER_NAME, ExitCode, Reason, Role, counted
+from k8sjob.kube.objects import Object, is_true, moment, new_event, stamp, training
+from k8sjob.targets.api import JobState, LocalReason
+from k8sjob.targets.pytorchjob.operator import (
+    JOB_NAME,
+    KIND,
+    REPLICA_INDEX,
+    REPLICA_TYPE,
+)
+from k8sjob.targets.pytorchjob.target import PyTorchJob
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from k8sjob.kube.objects import Json
+    from k8sjob.targets.api import RoleReplicas
+
+
+class ReplicaState(StrEnum):
+    """The state of a replica; the phase of its Pod follows from it."""
+
+    GONE = "Gone"
+    """It has no Pod: not yet, no longer, or not while the job is suspended."""
+    PENDING = "Pending"
+    """Its container was not started yet."""
+    RUNNING = "Running"
+    WAITING = "Waiting"
+    """Its container failed, and is started again in the same Pod after a pause."""
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    REPLACED = "Replaced"
+    """Its Pod failed, and a new one takes its place."""
+
+
+AFTER_EXIT: Final = {
+    # restartPolicy: after exit code 0, after 1 to 127, after 128 and above
+    "Never": (ReplicaState.SUCCEEDED, ReplicaState.FAILED, ReplicaState.FAILED),
+    "ExitCode": (ReplicaState.SUCCEEDED, ReplicaState.FAILED, ReplicaState.REPLACED),
+    "OnFailure": (ReplicaState.SUCCEEDED, ReplicaState.WAITING, ReplicaState.WAITING),
+    "Always": (ReplicaState.WAITING, ReplicaState.WAITING, ReplicaState.WAITING),
+}
+"""The next state of a replica whose container ended by itself."""
+_LIVE: Final = frozenset({ReplicaState.PENDING, ReplicaState.RUNNING, ReplicaState.WAITING})
+CLEAN_UP: Final = {
+    "None": frozenset(),
+    "Running": _LIVE,
+    "All": {*ReplicaState} - {ReplicaState.GONE},
+}
+"""cleanPodPolicy: the states of the replicas whose Pods are deleted at the job's end."""
+_STARTED: Final = frozenset({ReplicaState.RUNNING, ReplicaState.WAITING})
+_CRASHED: Final = frozenset({ReplicaState.FAILED, ReplicaState.REPLACED})
+_PHASES: Final = {ReplicaState.WAITING: "Running", ReplicaState.REPLACED: "Failed"}
+"""The phases that are not called as the state of the replica."""
+_EXCLUSIVE_CONDITIONS: Final = {"Running": {"Restarting"}, "Restarting": {"Running"}}
+_PERMANENT: Final = {ExitCode.USER_ERROR, ExitCode.CONFIG, ExitCode.RESTARTS_SPENT}
+_FIRST_PAUSE: Final = 1.0
+_LONGEST_PAUSE: Final = 10.0
+"""Seconds; a cluster's kubelet begins with 10 and goes up to 300."""
+_LONG_ENOUGH: Final = timedelta(seconds=60)
+"""How long a container runs that is restarted without a pause."""
+_MAX_EVENTS: Final = 500
+
+
+@dataclass(slots=True)
+class Replica:
+    """A replica of a job, and its Pod while it has one.
+
+    Attributes:
+        group: the replicas of its role.
+        index: its number in the role, from 0.
+        failures: how often its container has failed by itself, over all its Pods.
+        stopped: whether its container is to end, and not to be started again.
+        deleted: since when its Pod is to be gone, which it is when its container has ended.
+        starts: of the container of this Pod.
+        pause: seconds from the end of its container to the next start.
+        end: the `terminated` state of its container; empty while it runs.
+        end_before: that of the start before; may be empty.
+    """
+
+    group: RoleReplicas
+    index: int
+    state: ReplicaState = ReplicaState.GONE
+    failures: int = 0
+    stopped: bool = False
+    deleted: datetime | None = None
+    starts: int = 0
+    pause: float = 0.0
+    end: Json = field(default_factory=dict)
+    end_before: Json = field(default_factory=dict)
+    uid: str = ""
+    created: str = ""
+    started: str = ""
+    next_pause: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """Its name, as "worker-2"."""
+        return self.group.name(self.index)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether its container is to be started, when its pause is over."""
+        return self.state in {ReplicaState.PENDING, ReplicaState.WAITING} and not self.stopped
+
+    def create(self, now: datetime) -> None:
+        """Give it a new Pod."""
+        self.state, self.uid, self.created = ReplicaState.PENDING, str(uuid.uuid4()), stamp(now)
+        self.stopped, self.deleted, self.starts = False, None, 0
+        self.pause, self.next_pause, self.end, self.end_before = 0.0, 0.0, {}, {}
+
+    def begin(self, now: datetime) -> None:
+        """Its container was started."""
+        self.state, self.started = ReplicaState.RUNNING, stamp(now)
+        self.starts += 1
+        self.end, self.end_before = {}, self.end
+
+    def finish(self, end: Json) -> None:
+        """Its container ended."""
+        code, self.end = int(end["exitCode"]), end
+        if self.deleted:
+            self.state = ReplicaState.GONE
+        elif self.stopped:
+            self.state = ReplicaState.FAILED if code else ReplicaState.SUCCEEDED
+        else:
+            self.failures += code > 0
+            self.state = AFTER_EXIT[self.group.restart_policy][(code > 0) + (code >= 128)]
+            began, ended = moment(end["startedAt"]), moment(end["finishedAt"])
+            ran_long = bool(began and ended and ended - began >= _LONG_ENOUGH)
+            self.pause = 0.0 if ran_long else self.next_pause
+            self.next_pause = min(max(2 * self.pause, _FIRST_PAUSE), _LONGEST_PAUSE)
+
+    def halt(self) -> None:
+        """Stop it for good; its Pod stays, with how it ended."""
+        self.stopped = True
+        if self.state in {ReplicaState.WAITING, ReplicaState.REPLACED}:
+            self.state = ReplicaState.FAILED if self.end["exitCode"] else ReplicaState.SUCCEEDED
+
+    def delete(self, now: datetime) -> None:
+        """Delete its Pod."""
+        self.stopped, self.deleted = True, self.deleted or now
+        if self.state is not ReplicaState.RUNNING:
+            self.state = ReplicaState.GONE
+
+
+class Lifecycle:
+    """A job and its replicas.
+
+    Args:
+        job: the PyTorchJob, which is changed in place.
+        events: what was recorded about it before.
+        max_restarts: how often each replica is started again after a failure.
+        node: the name of the machine.
+
+    Attributes:
+        state: of the job.
+        replicas: of the job, Master first, and by index.
+        stop_message: why the job is to be stopped; empty: it is not.
+    """
+
+    def __init__(
+        self, job: Json, events: Sequence[Json] = (), *, max_restarts: int = 0, node: str = ""
+    ) -> None:
+        self.job, self.events, self.state = job, list(events), JobState.CREATED
+        self.max_restarts, self._node, self.stop_message = max_restarts, node, ""
+        self.replicas = tuple(
+            Replica(group, index)
+            for group in PyTorchJob().replicas(job)
+            for index in range(group.count)
+        )
+        self.name, namespace = Object(job).name, Object(job).namespace
+        self.masters = tuple(one for one in self.replicas if one.group.role == Role.MASTER)
+        # The operator's messages name the namespace where there is no Master.
+        self.title = f"{KIND} {'' if self.masters else f'{namespace}/'}{self.name}"
+
+    @property
+    def deciding(self) -> tuple[Replica, ...]:
+        """The replicas whose states decide about the job's."""
+        return self.masters or self.replicas
+
+    @property
+    def status(self) -> Json:
+        """The job's status, to be changed in place."""
+        status: Json = self.job.setdefault("status", {})
+        return status
+
+    @property
+    def policy(self) -> Json:
+        """The job's runPolicy, to be changed in place."""
+        policy: Json = self.job["spec"].setdefault("runPolicy", {})
+        return policy
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether any container runs."""
+        return any(replica.state is ReplicaState.RUNNING for replica in self.replicas)
+
+    def stop(self, message: str) -> None:
+        """End the job, once its containers have ended; its Pods stay."""
+        self.stop_message = self.stop_message or message or "on request"
+        for replica in self.replicas:
+            replica.halt()
+
+    def delete(self, now: datetime) -> None:
+        """Delete the job and its Pods."""
+        Object(self.job).metadata.setdefault("deletionTimestamp", stamp(now))
+        for replica in self.replicas:
+            replica.delete(now)
+
+    def ended(self, replica: Replica, end: Json, now: datetime) -> None:
+        """A container ended; `end` is the `terminated` state of its status."""
+        replica.stopped |= self.state.finished  # after the job's end nothing is started again
+        replica.finish(end)
+        if replica.stopped:
+            return
+        pod, code = self.pod_name(replica), end["exitCode"]
+        if replica.state is ReplicaState.WAITING and code:
+            # The Pod lives on, and forgets this end at the second start from now.
+            message = f"Error pod {pod} container {CONTAINER_NAME} exitCode: {code} terminated"
+            message = f"{message} message: {end.get('message', '')}"
+            self.record("Warning", end.get("reason", ""), message, now)
+        message = f"Pod: {Object(self.job).namespace}.{pod} exited with code {code}"
+        self.record("Normal", "ExitedWithCode", message, now)
+
+    def advance(self, now: datetime) -> None:
+        """Take the job to the state that follows from its replicas, its policy and the time."""
+        if not self.status.get("conditions"):
+            self._condition("Created", f"{KIND} {self.name} is created.", now)
+        if self.state.finished or Object(self.job).deleting:
+            return
+        suspended = bool(self.policy.get("suspend"))
+        if self.stop_message:
+            self._end_on_request(now)
+        elif suspended and self.state is not JobState.SUSPENDED:
+            self._suspend(now)
+        elif not suspended:
+            if self.state is JobState.SUSPENDED:
+                self._resume(now)
+            self._apply_rules(now)
+
+    def clean_up(self, now: datetime) -> None:
+        """Delete the Pods of a job that has ended, as its cleanPodPolicy says."""
+        for replica in self.replicas:
+            if replica.state in CLEAN_UP[self.policy.get("cleanPodPolicy") or "None"]:
+                self._delete_pod(replica, now)
+
+    def fail(self, reason: LocalReason, message: str, now: datetime) -> None:
+        """End the job for a reason that no operator has."""
+        self.state = JobState.STOPPED if reason is LocalReason.STOPPED else JobState.FAILED
+        self.job["status"] = fail(self.status, reason, message, now)
+
+    # --- transitions ----------------------------------------------------------------------------
+
+    def _apply_rules(self, now: datetime) -> None:
+        for state, event, rule in RULES:
+            if message := rule(self, now):
+                self._enter(state, event, message, now)
+                break
+        if not self.state.finished:
+            self._create_pods(now)
+            self.status.setdefault("startTime", stamp(now))
+
+    def _enter(self, state: JobState, event: str, message: str, now: datetime) -> None:
+        if state is self.state:
+            return
+        self.state = state
+        self._condition(state.value, message, now)
+        if event:
+            self.record(event, f"{KIND}{state.value}", message, now)
+        if not state.finished:
+            return
+        if (state, event) != (JobState.FAILED, "Warning"):  # the operator forgets the time there
+            self.status["completionTime"] = stamp(now)
+        if state is JobState.FAILED:
+            self.clean_up(now)
+        else:
+            self.status["replicaStatuses"] = self._counts()
+        for replica in self.replicas:
+            if replica.state is not ReplicaState.RUNNING:
+                replica.halt()
+
+    def _end_on_request(self, now: datetime) -> None:
+        if self.is_busy:
+            return
+        if message := _succeeded(self, now):
+            self._enter(JobState.SUCCEEDED, "Normal", message, now)
+        else:
+            message = f"{KIND} {self.name} was stopped: {self.stop_message}."
+            self.fail(LocalReason.STOPPED, message, now)
+
+    def _suspend(self, now: datetime) -> None:
+        for replica in self.replicas:
+            if replica.state is not ReplicaState.GONE:
+                self._delete_pod(replica, now)
+        message = f"{KIND} {self.name} is suspended."
+        if is_true(self.status, "Running"):
+            self._condition("Running", message, now, reason="Suspended", value=False)
+        self._enter(JobState.SUSPENDED, "Normal", message, now)
+
+    def _resume(self, now: datetime) -> None:
+        message = f"{KIND} {self.name} is resumed."
+        self._condition("Suspended", message, now, reason="Resumed", value=False)
+        self.record("Normal", f"{KIND}Resumed", message, now)
+        self.state, self.status["startTime"] = JobState.CREATED, stamp(now)
+
+    def _create_pods(self, now: datetime) -> None:
+        for replica in self.replicas:
+            if replica.state is ReplicaState.REPLACED:
+                self._delete_pod(replica, now)
+            if replica.state is ReplicaState.GONE:
+                replica.create(now)
+                message = f"Created pod: {self.pod_name(replica)}"
+                self.record("Normal", "SuccessfulCreatePod", message, now)
+
+    def _delete_pod(self, replica: Replica, now: datetime) -> None:
+        if not replica.deleted:
+            message = f"Deleted pod: {self.pod_name(replica)}"
+            self.record("Normal", "SuccessfulDeletePod", message, now)
+        if self.state is JobState.FAILED:
+            replica.halt()  # the operator deletes its end with it; here it is shown
+        else:
+            replica.delete(now)
+
+    # --- what is written ------------------------------------------------------------------------
+
+    def record(
+        self, kind: str, reason: str, message: str, now: datetime, replica: Replica | None = None
+    ) -> None:
+        """Record an Event of the job, or of a replica's Pod: "Normal" or "Warning"."""
+        about = self._pod_reference(replica) if replica else self.job
+        event = new_event(about, kind, reason, message, now)
+        self.events = [*self.events[-_MAX_EVENTS:], event]
+
+    def _condition(
+        self, kind: str, message: str, now: datetime, *, reason: str = "", value: bool = True
+    ) -> None:
+        reason = f"{KIND}{reason or kind}"
+        set_condition(self.status, kind, reason, message, value=value, now=now)
+
+    def _counts(self) -> dict[str, dict[str, int]]:
+        """How many replicas of each role have failed; the others count as succeeded."""
+        counts: dict[str, Counter[str]] = {}
+        for replica in self.replicas:
+            outcome = "failed" if replica.state in _CRASHED else "succeeded"
+            counts.setdefault(replica.group.role, Counter())[outcome] += 1
+        return {role: {**of_role} for role, of_role in counts.items()}
+
+    def roles_of(self, state: ReplicaState, policy: str) -> Counter[str]:
+        """How many replicas of each role are in a state and have a restart policy."""
+        return Counter(
+            replica.group.role
+            for replica in self.replicas
+            if (replica.state, replica.group.restart_policy) == (state, policy)
+        )
+
+    def pod_name(self, replica: Replica) -> str:
+        """The name of a replica's Pod."""
+        return f"{self.name}-{replica.name}"
+
+    def pods(self) -> list[Json]:
+        """The Pods as an apiserver would return them, Master first and by index."""
+        return [self._pod(one) for one in self.replicas if one.state is not ReplicaState.GONE]
+
+    def _pod(self, replica: Replica) -> Json:
+        template, role = Object(replica.group.template), replica.group.role
+        policy = replica.group.restart_policy
+        pod = self._pod_reference(replica)
+        pod["metadata"] |= {
+            "creationTimestamp": replica.created,
+            "labels": {
+                **template.labels,
+                JOB_NAME: self.name,
+                REPLICA_TYPE: role.lower(),
+                REPLICA_INDEX: str(replica.index),
+            },
+            "annotations": template.annotations,
+        }
+        if replica.deleted:
+            pod["metadata"]["deletionTimestamp"] = stamp(replica.deleted)
+        pod["spec"] = {
+            **template.spec,
+            "nodeName": self._node,
+            "restartPolicy": "Never" if policy == "ExitCode" else policy,
+        }
+        container = _container_status(replica) if replica.starts else {}
+        pod["status"] = {"phase": _phase(replica), "startTime": replica.created, **container}
+        return pod
+
+    def _pod_reference(self, replica: Replica) -> Json:
+        meta = {"name": self.pod_name(replica), "namespace": Object(self.job).namespace}
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": {**meta, "uid": replica.uid}}
+
+
+def _phase(replica: Replica) -> str:
+    return _PHASES.get(replica.state, replica.state.value)
+
+
+def _container_status(replica: Replica) -> Json:
+    """The Ready condition of a Pod that was started, and the status of its container."""
+    is_ready, last = replica.state is ReplicaState.RUNNING, replica.end_before
+    state: Json = {"terminated": replica.end}
+    if is_ready:
+        state = {"running": {"startedAt": replica.started}}
+    elif replica.state is ReplicaState.WAITING and replica.pause:
+        message = f"back-off {replica.pause:.0f}s restarting failed container={CONTAINER_NAME}"
+        state = {"waiting": {"reason": "CrashLoopBackOff", "message": message}}
+        last = replica.end
+    ready = {
+        "type": "Ready",
+        "status": "True" if is_ready else "False",
+        "lastTransitionTime": replica.started if is_ready else replica.end["finishedAt"],
+    }
+    container = {
+        "name": CONTAINER_NAME,
+        "image": training(replica.group.pod.get("containers")).get("image", ""),
+        "ready": is_ready,
+        "started": is_ready,
+        "restartCount": replica.starts - 1,
+        "state": state,
+        "lastState": {"terminated": last} if last else {},
+    }
+    return {"conditions": [ready], "containerStatuses": [container]}
+
+
+# --- the rules of the job: each gives the message of the condition, or nothing --------------------
+
+
+def _past_backoff_limit(job: Lifecycle, _now: datetime) -> str:
+    limit = job.policy.get("backoffLimit")
+    if limit is None:
+        return ""
+    restarts = sum(
+        max(replica.starts - 1, 0)
+        for replica in job.replicas
+        if replica.group.restart_policy != "Never" and replica.state in _STARTED
+    )
+    # A limit of 0 also forbids replacing a failed Pod, whatever the restart policy.
+    failed = limit == 0 and any(replica.state in _CRASHED for replica in job.replicas)
+    if not failed and restarts < max(limit, 1):
+        return ""
+    return f"Job {job.name} has failed because it has reached the specified backoff limit"
+
+
+def _past_deadline(job: Lifecycle, now: datetime) -> str:
+    deadline = job.policy.get("activeDeadlineSeconds")
+    start = moment(job.status.get("startTime"))
+    if deadline is None or start is None or now - start < timedelta(seconds=deadline):
+        return ""
+    return f"Job {job.name} has failed because it was active longer than specified deadline"
+
+
+def _failed_under_exit_code(job: Lifecycle, _now: datetime) -> str:
+    for role in job.roles_of(ReplicaState.FAILED, "ExitCode"):
+        return f'job "{job.name}" is failing because "{role}" replica(s) failed.'
+    return ""
+
+
+def _failed_under_never(job: Lifecycle, now: datetime) -> str:
+    if job.masters and _succeeded(job, now):  # whatever the Workers did
+        return ""
+    for role, count in job.roles_of(ReplicaState.FAILED, "Never").items():
+        return f"{KIND} {job.name} is failed because {count} {role} replica(s) failed."
+    return ""
+
+
+def _succeeded(job: Lifecycle, _now: datetime) -> str:
+    successes = [replica.state is ReplicaState.SUCCEEDED for replica in job.deciding]
+    elastic = not job.masters and Object(job.job).spec.get("elasticPolicy") is not None
+    if not (any(successes) if elastic else all(successes)):
+        return ""
+    return f"{job.title}{' is' if job.masters else ''} successfully completed."
+
+
+def _failed_for_good(job: Lifecycle, _now: datetime) -> str:
+    """By the agent's own message: another start would end in the same way, and a user waits."""
+    for replica in job.replicas:
+        reason = Reason.decode(replica.end.get("message", ""))
+        if reason and {replica.end["exitCode"], reason.exit_code} & _PERMANENT:
+            return (
+                f"Job {job.name} has failed because {replica.name} ended with exit code"
+                f" {reason.exit_code}"
+            )
+    return ""
+
+
+def _restarts_exhausted(job: Lifecycle, _now: datetime) -> str:
+    """Of one replica; the operator's backoffLimit adds up those of all."""
+    for replica in job.replicas:
+        if replica.failures > job.max_restarts:
+            return (
+                f"Job {job.name} has failed because {replica.name} failed"
+                f" {counted(replica.failures, 'time')} and max_restarts is {job.max_restarts}"
+            )
+    return ""
+
+
+def _restarting(job: Lifecycle, _now: datetime) -> str:
+    for role in job.roles_of(ReplicaState.REPLACED, "ExitCode"):
+        return f"job {job.name} is restarting because {role} replica(s) failed."
+    return ""
+
+
+def _running(job: Lifecycle, _now: datetime) -> str:
+    running = any(one.state in _STARTED and not one.deleted for one in job.deciding)
+    return f"{job.title} is running." if running else ""
+
+
+RULES: Final[tuple[tuple[JobState, str, Callable[[Lifecycle, datetime], str]], ...]] = (
+    (JobState.FAILED, "Normal", _past_backoff_limit),
+    (JobState.FAILED, "Normal", _past_deadline),
+    (JobState.FAILED, "Warning", _failed_under_exit_code),
+    (JobState.FAILED, "Normal", _failed_under_never),
+    (JobState.SUCCEEDED, "Normal", _succeeded),
+    (JobState.FAILED, "Normal", _failed_for_good),
+    (JobState.FAILED, "Normal", _restarts_exhausted),
+    (JobState.RESTARTING, "Warning", _restarting),
+    (JobState.RUNNING, "", _running),
+)
+"""The next state of a job that is neither suspended nor at its end, and the type of its Event.
+
+The first rule decides that has a message. Without any the job stays in its state.
+"""
+
+
+# --- the status of a job, the operator's way ------------------------------------------------------
+
+
+def fail(status: Json, reason: str, message: str, now: datetime) -> Json:
+    """A copy of a job's status with the Failed condition and the time of its end."""
+    changed: Json = copy.deepcopy(status)
+    changed.setdefault("completionTime", stamp(now))
+    set_condition(changed, "Failed", reason, message, value=True, now=now)
+    return changed
+
+
+def set_condition(
+    status: Json, kind: str, reason: str, message: str, *, value: bool, now: datetime
+) -> None:
+    """Put a condition into a job's status, in place, as the operator does.
+
+    One that changes is removed and appended; Running and Restarting replace each other; an end
+    makes Running false; nothing changes a job that has failed.
+    """
+    if is_true(status, "Failed"):
+        return
+    before = status.get("conditions", [])
+    old: dict[str, Any] = next((c for c in before if c.get("type") == kind), {})
+    truth = "True" if value else "False"
+    if old.get("status") == truth and old.get("reason") == reason:
+        return
+    replaced = {kind, *_EXCLUSIVE_CONDITIONS.get(kind, ())}
+    conditions = [c for c in before if c.get("type") not in replaced]
+    if kind in ("Failed", "Succeeded"):
+        conditions = [{**c, "status": "False"} if c["type"] == "Running" else c for c in conditions]
+    new = {
+        "type": kind,
+        "status": truth,
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": (
+            old["lastTransitionTime"] if old.get("status") == truth else stamp(now)
+        ),
+    }
+    status["conditions"] = [*conditions, new]
+
+
+def is_expired(job: Json, now: datetime) -> bool:
+    """Whether the operator would delete a job now: its time to live after its end is over."""
+    policy = Object(job).part("spec", "runPolicy")
+    end = moment(Object(job).status.get("completionTime"))
+    ttl = policy.get("ttlSecondsAfterFinished")
+    if ttl is None or end is None or policy.get("suspend"):
+        return False
+    return now > end + timedelta(seconds=ttl)
