@@ -1,4 +1,4 @@
-"""A small apiserver that keeps PyTorchJobs in memory: as a Transport, or behind HTTP.
+"""A small apiserver that keeps PyTorchJobs in memory.
 
 It knows what submissions meet: names that are taken, dry runs, preconditions, selectors, defaults.
 Nobody keeps its jobs: they stay as they are until a test changes their status.
@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import copy
 import itertools
-import json
 import threading
-import time
 from urllib.parse import unquote
 
-from serving import served
-
-from k8sjob.kube.client.transport import ApiError, refusal
+from clusters import Cluster, status
 
 JOBS = "pytorchjobs"
 
 
-class Apiserver:
+class Apiserver(Cluster):
     """The objects, and what was asked.
 
     Attributes:
@@ -31,15 +27,17 @@ class Apiserver:
         refusals: codes by "resource/name" of objects that a job names, as 404 or 403.
         lingers: how often a job that is being deleted, or the pods, are seen until they are gone;
             0: pods stay.
-        asked: each request as "POST dry", "POST", "GET", "DELETE", "PATCH" of jobs.
+        nodes: the Nodes; None: they may not be read.
+        words: each request as "POST dry", "POST", "GET", "DELETE", "PATCH" of jobs.
         before: called with each of those words, before the request is looked at; whatever it
             returns is the answer, as (code, object).
     """
 
     def __init__(self):
+        super().__init__()
         self.jobs = {}
         self.pods = []
-        self.asked = []
+        self.words = []
         self.before = lambda _word: None
         self.missing = set()
         self.namespaces = ()
@@ -49,8 +47,7 @@ class Apiserver:
         self._uids = itertools.count(1)
         self._lock = threading.RLock()
 
-    def handle(self, method, path, query, body):
-        """The answer to a request: code and object."""
+    def answer(self, method, path, query, body):
         parts = [unquote(part) for part in path.strip("/").split("/")]
         at = parts.index("namespaces") if "namespaces" in parts[:-1] else None
         namespace = parts[at + 1] if at is not None else None
@@ -59,16 +56,12 @@ class Apiserver:
             return status(404, "NotFound", f'namespaces "{namespace}" not found')
         if code := self.refusals.get("/".join(rest)):
             return status(code, "NotFound" if code == 404 else "Forbidden", f"{rest} refused")
-        if rest[:1] != [JOBS] and len(rest) > 1 and method == "GET":
-            return _missing(rest[1])
         if rest[:1] != [JOBS]:
-            items = self._listed_pods() if rest[:1] == ["pods"] else []
-            items = self.nodes if parts[-1] == "nodes" else items
-            if parts[-1] == "namespaces":
-                items = [{"metadata": {"name": name}} for name in self.namespaces]
-            return 200, {"kind": "List", "metadata": {"resourceVersion": "1"}, "items": items}
+            if len(rest) > 1 and method == "GET":
+                return _missing(rest[1])
+            return self._listed(parts[-1])
         word = f"{method} dry" if "dryRun" in query else method
-        self.asked.append(word)
+        self.words.append(word)
         answer = self.before(word)
         if answer is not None:
             return answer
@@ -82,6 +75,18 @@ class Apiserver:
         self.jobs[namespace, name]["status"] = {
             "conditions": [{"type": condition, "status": "True", "reason": reason}]
         }
+
+    def _listed(self, resource):
+        items = []
+        if resource == "pods":
+            items = self._listed_pods()
+        elif resource == "nodes":
+            items = self.nodes
+        elif resource == "namespaces":
+            items = [{"metadata": {"name": name}} for name in self.namespaces]
+        if items is None:
+            return status(403, "Forbidden", "no")
+        return {"kind": "List", "metadata": {"resourceVersion": "1"}, "items": items}
 
     def _listed_pods(self):
         found = list(self.pods)
@@ -155,74 +160,6 @@ class Apiserver:
             return _missing(name)
         job["spec"]["runPolicy"] |= body["spec"]["runPolicy"]
         return 200, job
-
-    def served(self):
-        """Over HTTP on the loopback interface; its URL, as a context."""
-        return served(self._answer)
-
-    def _answer(self, method, path, query, body):
-        """Also that of a watch, in which nothing happens, and which ends soon."""
-        if "watch" in query:
-            time.sleep(0.2)
-            return 200, {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "1"}}}
-        return self.handle(method, path, query, body)
-
-
-class InMemory:
-    """A Transport to an Apiserver of this process."""
-
-    context = "fake"
-    server = "https://fake"
-    skew = 0.0
-
-    def __init__(self, api, namespace="blue"):
-        self.api, self.namespace = api, namespace
-
-    def request(
-        self,
-        method,
-        path,
-        *,
-        query=None,
-        body=None,
-        metadata_only=False,
-        timeout=30.0,
-    ):
-        sent = json.loads(json.dumps(body))  # as the wire carries it
-        code, answer = self.api.handle(method, path, dict(query or {}), sent)
-        if code == 0:
-            raise ApiError("https://fake cannot be reached")
-        if code >= 300:
-            raise refusal(code, answer)
-        return copy.deepcopy(answer)
-
-    def stream(self, path, *, query=None, idle=300.0, stop=None):
-        raise AssertionError("nothing is watched here")
-
-
-def status(code, reason, message):
-    """A refusal."""
-    return code, {"kind": "Status", "status": "Failure", "reason": reason, "message": message}
-
-
-def kubeconfig(folder, url, *, context="fake", namespace="blue"):
-    """Writes a kubeconfig for a server without TLS; the file."""
-    file = folder / f"{context}.kubeconfig"
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": context,
-        "clusters": [{"name": context, "cluster": {"server": url}}],
-        "users": [{"name": "tester", "user": {"token": "not-a-secret"}}],
-        "contexts": [
-            {
-                "name": context,
-                "context": {"cluster": context, "user": "tester", "namespace": namespace},
-            }
-        ],
-    }
-    file.write_text(json.dumps(config))
-    return file
 
 
 def _missing(name):

@@ -2,24 +2,22 @@
 
 import contextlib
 import http.client
-import json
 import socket
-import struct
 import threading
 import time
-import urllib.parse
 
-from serving import Handler, Server
+import serving
+from serving import Server, hang_up, reset
 
 HANG = 4.0  # seconds; longer than the patience of who tests it
 UPSTREAM = 120.0  # seconds for the registry, which may wait for a busy disk
 
 
-class FaultyRegistry:
+class FaultyRegistry(Server):
     """Passes requests on to a registry.
 
     Attributes:
-        fault: name of a method of _Handler below; None is honest.
+        fault: a name of ANSWERS or of a function below; None is honest.
         at: number of the request it happens at, from 1; 0 is all of them.
         seen: method and path of the requests so far.
     """
@@ -28,189 +26,173 @@ class FaultyRegistry:
         self.upstream = registry
         self.fault, self.at, self.seen, self.has_cut = None, 0, [], False
         self._lock = threading.Lock()
-        server = Server(_Handler, proxy=self)
-        self.host, self.stop = server.host, server.stop
+        super().__init__(self._pass)
 
     def arm(self, fault, at=0):
         with self._lock:
             self.fault, self.at, self.seen, self.has_cut = fault, at, [], False
 
-    def note(self, what):
-        """Count a request; the fault for it, or None."""
+    def _pass(self, request):
+        if request.path == "/token":  # for those who were told that theirs has expired
+            return 200, {"token": str(time.time())}
         with self._lock:
-            self.seen.append(what)
-            return self.fault if self.at in {0, len(self.seen)} else None
-
-
-class _Handler(Handler):
-    proxy = None
-
-    def handle_any(self):
-        if self.place == "/token":  # for those who were told that theirs has expired
-            return self.answer(200, {}, json.dumps({"token": str(time.time())}).encode())
-        length = int(self.headers.get("Content-Length") or 0)
-        fault = self.proxy.note(f"{self.command} {self.place}")
+            self.seen.append(f"{request.method} {request.path}")
+            fault = self.fault if self.at in {0, len(self.seen)} else None
         if fault is None:
-            return self.answer(*self.forward(self.rfile.read(length)))
-        return getattr(self, fault)(length)
+            return self.forward(request)
+        if fault in ANSWERS:
+            return ANSWERS[fault]
+        return FAULTS[fault](self, request)
 
-    do_GET = do_HEAD = do_POST = do_PUT = handle_any  # noqa: N815 - http.server's names
-
-    @property
-    def place(self):
-        return urllib.parse.urlsplit(self.path).path
-
-    def begin(self, length):
+    def begin(self, request):
         """A request to the real registry, whose body is still to come."""
-        upstream = http.client.HTTPConnection(self.proxy.upstream.host, timeout=UPSTREAM)
+        upstream = http.client.HTTPConnection(self.upstream.host, timeout=UPSTREAM)
         with contextlib.ExitStack() as unless_begun:
             unless_begun.callback(upstream.close)
-            upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
-            for name, value in self.headers.items():
+            upstream.putrequest(
+                request.method, request.target, skip_host=True, skip_accept_encoding=True
+            )
+            for name, value in request.headers.items():
                 if name.lower() not in {"content-length", "transfer-encoding", "authorization"}:
                     upstream.putheader(name, value)  # Host too, so that locations lead back here
-            upstream.putheader("Content-Length", str(length))
+            upstream.putheader("Content-Length", str(request.length))
             upstream.endheaders()
             unless_begun.pop_all()
         return upstream
 
-    def forward(self, body):
+    def forward(self, request, body=None):
         """Ask the real registry."""
-        with contextlib.closing(self.begin(len(body))) as upstream:
+        body = request.body if body is None else body
+        with contextlib.closing(self.begin(request)) as upstream:
             if body:
                 upstream.send(body)
             response = upstream.getresponse()
-            return response.status, dict(response.headers.items()), response.read()
+            headers = {
+                name: value
+                for name, value in response.headers.items()
+                if name.lower() not in {"connection", "date"}
+            }
+            return response.status, response.read(), headers
 
-    def cut(self, upstream, body):
-        """Send less of a body than was announced; returns when the registry has written that."""
-        with contextlib.closing(upstream):
-            upstream.send(body)
+
+# --- what can go wrong ------------------------------------------------------------------
+
+
+def code(text):
+    return {"errors": [{"code": text}]}
+
+
+ANSWERS = {
+    "refused": reset,
+    "is_down": (500,),
+    "is_busy": (429, code("TOOMANYREQUESTS"), {"Retry-After": "0"}),
+    "forbidden": (403, {"errors": [{"code": "DENIED", "message": "not yours"}]}),
+    "says_html": (
+        200,
+        "<html>sign in to the network</html>",
+        {"Content-Type": "text/html"},
+    ),
+}
+
+
+def cut_request(proxy, request):
+    """Half of the body arrives; the registry keeps what it got."""
+    half = request.read(request.length // 2)
+    if request.length:
+        with contextlib.closing(proxy.begin(request)) as upstream:
+            upstream.send(half)
             upstream.sock.shutdown(socket.SHUT_WR)
             while upstream.sock.recv(1 << 16):
                 pass  # its refusal, which comes when it has closed its file
+    return reset
 
-    def answer(self, status, headers, body):
-        self.send_response(status)
-        size = headers.pop("Content-Length", None) if self.command == "HEAD" else None
-        for name, value in headers.items():
-            if name.lower() not in {"content-length", "connection", "date"}:
-                self.send_header(name, value)
-        self.send_header("Content-Length", size or str(len(body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
 
-    def hang_up(self):
-        """Reset the connection, as a crash does."""
-        linger = struct.pack("ii", 1, 0)
-        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-        self.connection.close()
-        self.close_connection = True
+def cut_first_large(proxy, request):
+    """The same, of the first large blob that is sent."""
+    if request.method == "PUT" and request.length > 1_000_000 and not proxy.has_cut:
+        proxy.has_cut = True
+        return cut_request(proxy, request)
+    return proxy.forward(request)
 
-    # --- what can go wrong ------------------------------------------------------------------
 
-    def refused(self, length):
-        self.hang_up()
+def restarts(proxy, request):
+    """The registry is killed when half of the body has arrived, and comes up again."""
+    with contextlib.closing(proxy.begin(request)) as upstream:
+        upstream.send(request.read(request.length // 2))
+        proxy.upstream.stop()
+    proxy.upstream.start()
+    return reset
 
-    def cut_request(self, length):
-        """Half of the body arrives; the registry keeps what it got."""
-        half = self.rfile.read(length // 2)
-        if length:
-            self.cut(self.begin(length), half)
-        self.hang_up()
 
-    def cut_first_large(self, length):
-        """The same, of the first large blob that is sent."""
-        if self.command == "PUT" and length > 1_000_000 and not self.proxy.has_cut:
-            self.proxy.has_cut = True
-            return self.cut_request(length)
-        return self.answer(*self.forward(self.rfile.read(length)))
+def lost_answer(proxy, request):
+    """All is done, and nobody hears of it."""
+    proxy.forward(request)
+    return reset
 
-    def restarts(self, length):
-        """The registry is killed when half of the body has arrived, and comes up again."""
-        with contextlib.closing(self.begin(length)) as upstream:
-            upstream.send(self.rfile.read(length // 2))
-            self.proxy.upstream.stop()
-        self.proxy.upstream.start()
-        self.hang_up()
 
-    def lost_answer(self, length):
-        """All is done, and nobody hears of it."""
-        self.forward(self.rfile.read(length))
-        self.hang_up()
+def cut_answer(proxy, request):
+    return serving.cut(*proxy.forward(request))
 
-    def cut_answer(self, length):
-        status, headers, body = self.forward(self.rfile.read(length))
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body[: len(body) // 2])
-        self.hang_up()
 
-    def hangs(self, length):
-        self.rfile.read(length)
-        time.sleep(HANG)
-        self.hang_up()
+def hangs(_proxy, request):
+    request.body  # noqa: B018
+    time.sleep(HANG)
+    return hang_up
 
-    def is_down(self, length):
-        self.rfile.read(length)
-        self.answer(500, {}, b"")
 
-    def is_busy(self, length):
-        self.rfile.read(length)
-        self.answer(429, {"Retry-After": "0"}, b'{"errors": [{"code": "TOOMANYREQUESTS"}]}')
+def expired(proxy, _request):
+    realm = f'Bearer realm="{proxy.url}/token",service="x",scope="a:b:pull"'
+    return 401, b"", {"WWW-Authenticate": realm}
 
-    def expired(self, length):
-        self.rfile.read(length)
-        realm = f'Bearer realm="http://{self.proxy.host}/token",service="x",scope="a:b:pull"'
-        self.answer(401, {"WWW-Authenticate": realm}, b"")
 
-    def forbidden(self, length):
-        self.rfile.read(length)
-        self.answer(403, {}, b'{"errors": [{"code": "DENIED", "message": "not yours"}]}')
+def other_digest(proxy, request):
+    """What it says that it has is not what it was given."""
+    status, body, headers = proxy.forward(request)
+    if "Docker-Content-Digest" in headers:
+        headers["Docker-Content-Digest"] = f"sha256:{'0' * 64}"
+    return status, body, headers
 
-    def other_digest(self, length):
-        """What it says that it has is not what it was given."""
-        status, headers, body = self.forward(self.rfile.read(length))
-        if "Docker-Content-Digest" in headers:
-            headers["Docker-Content-Digest"] = f"sha256:{'0' * 64}"
-        self.answer(status, headers, body)
 
-    def other_content(self, length):
-        """A flipped bit on the way back."""
-        status, headers, body = self.forward(self.rfile.read(length))
-        self.answer(status, headers, bytes([body[0] ^ 1]) + body[1:] if body else body)
+def flipped(body):
+    return bytes([body[0] ^ 1]) + body[1:] if body else body
 
-    def corrupts(self, length):
-        """A flipped bit on the way there."""
-        body = self.rfile.read(length)
-        self.answer(*self.forward(bytes([body[0] ^ 1]) + body[1:] if body else body))
 
-    def no_mounts(self, length):
-        if "mount=" in self.path:
-            return self.forbidden(length)
-        return self.answer(*self.forward(self.rfile.read(length)))
+def other_content(proxy, request):
+    """A flipped bit on the way back."""
+    status, body, headers = proxy.forward(request)
+    return status, flipped(body), headers
 
-    def no_such_upload(self, length):
-        self.rfile.read(length)
-        if "/uploads/" in self.path:
-            return self.answer(404, {}, b'{"errors": [{"code": "BLOB_UPLOAD_UNKNOWN"}]}')
-        return self.answer(404, {}, b"")
 
-    def knows_no_blob(self, length):
-        """What it says of a manifest while it notes one of its blobs for another who pushes it."""
-        body = self.rfile.read(length)
-        if self.command != "PUT" or "/manifests/" not in self.path:
-            return self.answer(*self.forward(body))
-        return self.answer(400, {}, b'{"errors": [{"code": "MANIFEST_BLOB_UNKNOWN"}]}')
+def corrupts(proxy, request):
+    """A flipped bit on the way there."""
+    return proxy.forward(request, flipped(request.body))
 
-    def says_html(self, length):
-        self.rfile.read(length)
-        self.answer(200, {"Content-Type": "text/html"}, b"<html>sign in to the network</html>")
 
-    def nowhere(self, length):
-        status, headers, body = self.forward(self.rfile.read(length))
-        headers.pop("Location", None)
-        self.answer(status, headers, body)
+def no_mounts(proxy, request):
+    return ANSWERS["forbidden"] if "mount=" in request.target else proxy.forward(request)
+
+
+def no_such_upload(_proxy, request):
+    return 404, code("BLOB_UPLOAD_UNKNOWN") if "/uploads/" in request.target else b""
+
+
+def knows_no_blob(proxy, request):
+    """What it says of a manifest while it notes one of its blobs for another who pushes it."""
+    if request.method != "PUT" or "/manifests/" not in request.target:
+        return proxy.forward(request)
+    return 400, code("MANIFEST_BLOB_UNKNOWN")
+
+
+def nowhere(proxy, request):
+    status, body, headers = proxy.forward(request)
+    headers.pop("Location", None)
+    return status, body, headers
+
+
+FAULTS = {
+    fault.__name__: fault
+    for fault in (
+        cut_request, cut_first_large, restarts, lost_answer, cut_answer, hangs, expired,
+        other_digest, other_content, corrupts, no_mounts, no_such_upload, knows_no_blob, nowhere,
+    )
+}  # fmt: skip

@@ -1,10 +1,8 @@
-"""A cluster in which all is well, for the doctor: as a Transport, or behind HTTP."""
+"""A cluster in which all is well, for the doctor."""
 
 from __future__ import annotations
 
-import copy
-
-from serving import served
+from clusters import Cluster
 
 from k8sjob.kube.client.transport import ApiError
 
@@ -87,52 +85,19 @@ def the(checks):
     return check
 
 
-class HealthyCluster:
-    """A Transport that answers from a table, in which a test changes what it wants to be ill.
+class HealthyCluster(Cluster):
+    """Answers from a table, in which a test changes what it wants to be ill.
 
     Attributes:
-        answers: by path, for POST by its last part: an object, an ApiError, a function of the
-            query or the body; what is not there is 404.
-        asked: method, path, query, body and metadata_only of each request.
+        answers: by path, for POST by its last part: an answer, or a function of the query or body.
     """
 
     context, namespace, server = "lab", "team", "https://lab.example:6443"
-    skew = 0.0
 
     def __init__(self):
+        super().__init__()
         self.answers = healthy()
-        self.asked = []
 
-    def request(
-        self,
-        method,
-        path,
-        *,
-        query=None,
-        body=None,
-        metadata_only=False,
-        timeout=30.0,
-    ):
-        self.asked.append((method, path, dict(query or {}), body, metadata_only))
+    def answer(self, method, path, query, body):
         answer = self.answers.get(path if method == "GET" else path.rpartition("/")[2])
-        if callable(answer):
-            answer = answer(query if method == "GET" else body)
-        if answer is None:
-            answer = ApiError(f"{path} not found", code=404, reason="NotFound")
-        if isinstance(answer, ApiError):
-            raise answer
-        return copy.deepcopy(answer)
-
-    def stream(self, path, *, query=None, idle=300.0, stop=None):
-        raise AssertionError("the doctor follows nothing")
-
-    def served(self):
-        """Over HTTP on the loopback interface; its URL, as a context."""
-        return served(self._answer)
-
-    def _answer(self, method, path, query, body):
-        try:
-            return 200, self.request(method, path, query=query, body=body)
-        except ApiError as error:
-            detail = {"kind": "Status", "message": error.detail, "reason": error.reason}
-            return error.code or 500, detail
+        return answer(query if method == "GET" else body) if callable(answer) else answer

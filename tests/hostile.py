@@ -3,8 +3,9 @@
 import copy
 import json
 
+from clusters import Cluster
+
 from k8sjob.kube.api_resources import ResourcePath
-from k8sjob.kube.client.transport import ApiError
 from k8sjob.kube.objects import at_path
 from k8sjob.targets.object_types import KINDS
 
@@ -21,8 +22,8 @@ _RESOURCES = {kind: resource for resource, kind in KINDS.items()} | {
 }
 
 
-class Recorded:
-    """The objects of one recorded job; see Transport.
+class Recorded(Cluster):
+    """The objects of one recorded job.
 
     Attributes:
         objects: the objects by their resource.
@@ -30,9 +31,10 @@ class Recorded:
         more: fields of each list.
     """
 
-    context, server, skew = "hostile", "https://hostile", 0.0
+    context, server = "hostile", "https://hostile"
 
     def __init__(self, seen):
+        super().__init__()
         self.namespace, self.name, self.kind = (
             next(value for value in (at_path(seen["job"], *path), default) if is_text(value))
             for path, default in (
@@ -51,26 +53,18 @@ class Recorded:
             known = self.objects.get(resource, [])
             self.objects[resource] = [*known, item] if isinstance(known, list) else known
 
-    def request(self, method, path, **_):
+    def answer(self, method, path, _query, _body):
         about = ResourcePath.of(path)
         items = self.objects.get(about.resource)
         if method != "GET" or (items is None and about.name):
-            raise ApiError("not found", code=404, reason="NotFound", detail=f"{path} not found")
+            return None
         if not about.name:
-            meta = {"resourceVersion": "1"}
-            found = {
-                "kind": "List",
-                "metadata": meta,
-                "items": [] if items is None else items,
-                **self.more,
-            }
-            return json.loads(json.dumps(found))
+            listed = {"kind": "List", "metadata": {"resourceVersion": "1"}}
+            return {**listed, "items": [] if items is None else items, **self.more}
         every = items if isinstance(items, list) else [items]
         named = [item for item in every if at_path(item, "metadata", "name") == about.name]
         # The job is what is asked for, whatever it is called.
-        for item in named or (every if about.resource == self.job else []):
-            return json.loads(json.dumps(item))
-        raise ApiError("not found", code=404, reason="NotFound", detail=f"{path} not found")
+        return next(iter(named or (every if about.resource == self.job else [])), None)
 
     def stream(self, path, *, query=None, idle=300.0, stop=None):
         about = ResourcePath.of(path)

@@ -2,9 +2,8 @@
 
 import base64
 import contextlib
-import ssl
 
-from serving import Handler, Server
+from serving import Server
 
 LOGIN = "somebody:very-secret"
 
@@ -20,24 +19,14 @@ def serving(wheels, certificate=None):
         pages[f"/{file.name}"] = file.read_bytes()
         page = f"/simple/{file.name.partition('-')[0]}/"
         pages[page] = pages.get(page, b"") + f'<a href="/{file.name}">{file.name}</a>'.encode()
-    tls = None
-    if certificate:
-        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        tls.load_cert_chain(*certificate)
-    server = Server(_Handler, tls=tls, pages=pages)
-    try:
-        yield f"http{'s' if certificate else ''}://{LOGIN}@{server.host}/simple/"
-    finally:
-        server.stop()
+    secret = "Basic " + base64.b64encode(LOGIN.encode()).decode()
 
+    def answer(request):
+        if request.headers.get("Authorization") != secret:
+            return 401, b"", {"WWW-Authenticate": 'Basic realm="index"'}
+        if request.path not in pages:
+            return (404,)
+        return 200, pages[request.path], {"Content-Type": "text/html"}
 
-class _Handler(Handler):
-    wanted = "Basic " + base64.b64encode(LOGIN.encode()).decode()
-    pages = None
-
-    def do_GET(self):  # noqa: N802 - http.server's name
-        if self.headers.get("Authorization") != self.wanted:
-            return self.reply(401, headers={"WWW-Authenticate": 'Basic realm="index"'})
-        if self.path not in self.pages:
-            return self.reply(404)
-        return self.reply(200, self.pages[self.path], {"Content-Type": "text/html"})
+    with Server(answer, tls=certificate) as server:
+        yield server.url.replace("://", f"://{LOGIN}@") + "/simple/"

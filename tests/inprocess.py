@@ -5,18 +5,14 @@ token must allow, which blobs a manifest must find. A blob is taken in one reque
 """
 
 import base64
-import contextlib
 import hashlib
 import json
-import socket
-import ssl
 import threading
 import time
-import urllib.parse
 import uuid
 from pathlib import Path
 
-from serving import Handler, Server
+from serving import Server
 
 LEEWAY = 60  # seconds for which a token is taken after its end
 
@@ -43,10 +39,7 @@ class InProcessRegistry:
         tls = (http or {}).get("tls")
         self.store = Store()
         self.scheme = "https" if tls else "http"
-        self.context = None
-        if tls:
-            self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            self.context.load_cert_chain(tls["certificate"], tls["key"])
+        self.tls = [tls["certificate"], tls["key"]] if tls else ()
         self.readonly = "maintenance" in (storage or {})
         self.token = (auth or {}).get("token")
         self.users, self.proxy_logins = {}, set()
@@ -61,76 +54,45 @@ class InProcessRegistry:
         return f"127.0.0.1:{self.port}"
 
     def start(self):
-        self._server = _Server(_Handler, port=self.port, registry=self)
-        self.port = self._server.server_port
+        self._server = Server(self._answer, port=self.port, tls=self.tls)
+        self.port, self.stop = self._server.server_port, self._server.stop
 
-    def stop(self):
-        """As if it were killed: connections break."""
-        self._server.stop()
-        for connection in list(self._server.connections):
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-
-
-class _Server(Server):
-    def __init__(self, *args, **options):
-        self.connections = set()
-        super().__init__(*args, **options)
-
-    def process_request(self, request, client_address):
-        self.connections.add(request)
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request):
-        self.connections.discard(request)
-        super().shutdown_request(request)
+    def _answer(self, request):
+        if login := request.headers.get("Proxy-Authorization"):
+            self.proxy_logins.add(login)
+        request.body  # noqa: B018 - read before the store is locked
+        with self.store.lock:
+            return _Exchange(self, request).answer()
 
 
-class _Handler(Handler):
-    disable_nagle_algorithm = True
-    registry = None
+class _Exchange:
+    """One request to the registry."""
 
-    def setup(self):
-        self.speaks_plain = True
-        context = self.registry.context
-        if context and self.request.recv(1, socket.MSG_PEEK) == b"\x16":
-            self.request = context.wrap_socket(self.request, server_side=True)
-            self.speaks_plain = False
-        super().setup()
+    def __init__(self, registry, request):
+        self.registry, self.request, self.store = registry, request, registry.store
+        self.query, self.body = request.query, request.body
 
-    def handle_any(self):
-        if login := self.headers.get("Proxy-Authorization"):
-            self.registry.proxy_logins.add(login)
-        self.length = int(self.headers.get("Content-Length") or 0)
-        self.body = self.rfile.read(self.length)
-        if self.registry.context and self.speaks_plain:
-            return self.reply(400, b"Client sent an HTTP request to an HTTPS server.\n")
-        url = urllib.parse.urlsplit(self.path)
-        self.query = dict(urllib.parse.parse_qsl(url.query))
-        parts = url.path.removeprefix("/").split("/")
-        with self.registry.store.lock:
-            if parts in (["v2"], ["v2", ""]):
-                return self.allowed([]) and self.reply(200)
-            for kind in ("blobs", "manifests", "tags"):
-                if kind in parts[2:]:
-                    at = len(parts) - 1 - parts[::-1].index(kind)
-                    name, rest = "/".join(parts[1:at]), parts[at + 1 :]
-                    return self.dispatch(kind, name, rest)
-        return self.error(404, "NAME_UNKNOWN")
-
-    do_GET = do_HEAD = do_POST = do_PUT = handle_any  # noqa: N815 - http.server's names
+    def answer(self):
+        parts = self.request.path.removeprefix("/").split("/")
+        if parts in (["v2"], ["v2", ""]):
+            return self.refusal([]) or (200,)
+        for kind in ("blobs", "manifests", "tags"):
+            if kind in parts[2:]:
+                at = len(parts) - 1 - parts[::-1].index(kind)
+                return self.dispatch(kind, "/".join(parts[1:at]), parts[at + 1 :])
+        return error(404, "NAME_UNKNOWN")
 
     def dispatch(self, kind, name, rest):
-        writes = self.command not in {"GET", "HEAD"}
+        writes = self.request.method not in {"GET", "HEAD"}
         scopes = [(name, "pull,push" if writes else "pull")]
         if kind == "blobs" and rest[0] == "uploads":
             scopes = [(name, "pull,push")]
         if "from" in self.query:
             scopes.append((self.query["from"], "pull"))
-        if not self.allowed(scopes):
-            return None
+        if refused := self.refusal(scopes):
+            return refused
         if writes and self.registry.readonly:
-            return self.reply(405)
+            return (405,)
         if kind == "tags":
             return self.list_tags(name)
         if kind == "manifests":
@@ -142,29 +104,25 @@ class _Handler(Handler):
 
     # --- authorization ----------------------------------------------------------------------
 
-    def allowed(self, scopes):
-        """Whether the request may be made; the refusal is sent where it may not."""
-        scheme, _, value = self.headers.get("Authorization", "").partition(" ")
+    def refusal(self, scopes):
+        """The answer to a request that may not be made."""
+        scheme, _, value = self.request.headers.get("Authorization", "").partition(" ")
         if self.registry.users:
-            user, _, password = (
-                base64.b64decode(value if scheme == "Basic" else "").decode().partition(":")
-            )
+            login = base64.b64decode(value if scheme == "Basic" else "").decode()
+            user, _, password = login.partition(":")
             if self.registry.users.get(user) == password:
-                return True
-            return self.unauthorized('Basic realm="test"')
+                return None
+            return unauthorized('Basic realm="test"')
         if self.registry.token is None:
-            return True
+            return None
         granted = self.granted(value) if scheme == "Bearer" else None
-        missing = [
-            (name, actions)
-            for name, actions in scopes
-            if granted is None or not set(actions.split(",")) <= granted.get(name, set())
-        ]
-        if granted is not None and not missing:
-            return True
+        if granted is not None and all(
+            set(actions.split(",")) <= granted.get(name, set()) for name, actions in scopes
+        ):
+            return None
         scope = " ".join(f"repository:{name}:{actions}" for name, actions in scopes)
         realm, service = self.registry.token["realm"], self.registry.token["service"]
-        return self.unauthorized(f'Bearer realm="{realm}",service="{service}",scope="{scope}"')
+        return unauthorized(f'Bearer realm="{realm}",service="{service}",scope="{scope}"')
 
     def granted(self, token):
         """Actions by repository; None where the token is none, or has expired."""
@@ -174,70 +132,61 @@ class _Handler(Handler):
             return None
         return {one["name"]: set(one["actions"]) for one in claims["access"]}
 
-    def unauthorized(self, challenge):
-        self.error(
-            401, "UNAUTHORIZED", "authentication required", **{"WWW-Authenticate": challenge}
-        )
-        return False
-
     # --- what it has ------------------------------------------------------------------------
 
     def list_tags(self, name):
-        tags = sorted(tag for repository, tag in self.registry.store.tags if repository == name)
-        return self.reply(200, json.dumps({"name": name, "tags": tags}).encode())
+        tags = sorted(tag for repository, tag in self.store.tags if repository == name)
+        return 200, {"name": name, "tags": tags}
 
     def manifest(self, name, version):
-        store = self.registry.store
+        store = self.store
         digest = version if ":" in version else store.tags.get((name, version))
         found = store.manifests.get((name, digest))
         if found is None:
-            return self.error(404, "MANIFEST_UNKNOWN", "manifest unknown")
+            return error(404, "MANIFEST_UNKNOWN", "manifest unknown")
         media_type, content = found
         headers = {"Content-Type": media_type, "Docker-Content-Digest": digest}
-        return self.reply(200, content, headers)
+        return 200, content, headers
 
     def put_manifest(self, name, version):
-        store, content = self.registry.store, json.loads(self.body)
+        store, content = self.store, json.loads(self.body)
         blobs = [content[key] for key in ("config",) if key in content] + content.get("layers", [])
         known = [(name, blob["digest"]) in store.blobs for blob in blobs if not blob.get("urls")]
         known += [
             (name, each["digest"]) in store.manifests for each in content.get("manifests", [])
         ]
         if not all(known):
-            return self.error(400, "MANIFEST_BLOB_UNKNOWN", "blob unknown to registry")
+            return error(400, "MANIFEST_BLOB_UNKNOWN", "blob unknown to registry")
         digest = f"sha256:{hashlib.sha256(self.body).hexdigest()}"
-        store.manifests[name, digest] = (self.headers["Content-Type"], self.body)
+        store.manifests[name, digest] = (self.request.headers["Content-Type"], self.body)
         if ":" not in version:
             store.tags[name, version] = digest
         place = self.place(f"/v2/{name}/manifests/{digest}")
-        return self.reply(201, headers={"Location": place, "Docker-Content-Digest": digest})
+        return 201, b"", {"Location": place, "Docker-Content-Digest": digest}
 
     def blob(self, name, digest):
-        content = self.registry.store.blobs.get((name, digest))
+        content = self.store.blobs.get((name, digest))
         if content is None:
-            return self.error(404, "BLOB_UNKNOWN", "blob unknown to registry")
-        start = int((self.headers.get("Range") or "bytes=0-")[6:].partition("-")[0])
+            return error(404, "BLOB_UNKNOWN", "blob unknown to registry")
+        start = int((self.request.headers.get("Range") or "bytes=0-")[6:].partition("-")[0])
         headers = {"Content-Type": "application/octet-stream", "Docker-Content-Digest": digest}
-        return self.reply(206 if start else 200, content[start:], headers)
+        return 206 if start else 200, content[start:], headers
 
     def upload(self, name, number):
-        store = self.registry.store
+        store = self.store
         if number not in store.uploads:
-            return self.error(404, "BLOB_UPLOAD_UNKNOWN", "blob upload unknown to registry")
-        if len(self.body) < self.length:  # the client went away
-            self.close_connection = True
-            return self.error(400, "SIZE_INVALID")
+            return error(404, "BLOB_UPLOAD_UNKNOWN", "blob upload unknown to registry")
+        if len(self.body) < self.request.length:  # the client went away
+            return error(400, "SIZE_INVALID")
         store.uploads.remove(number)
         digest = f"sha256:{hashlib.sha256(self.body).hexdigest()}"
         if digest != self.query["digest"]:
-            return self.error(
-                400, "DIGEST_INVALID", "provided digest did not match uploaded content"
-            )
+            return error(400, "DIGEST_INVALID", "provided digest did not match uploaded content")
         store.blobs[name, digest] = self.body
         return self.created(name, digest)
 
     def begin_upload(self, name):
-        store, query = self.registry.store, self.query
+        store, query = self.store, self.query
         mounted = store.blobs.get((query.get("from"), query.get("mount")))
         if mounted is not None:
             store.blobs[name, query["mount"]] = mounted
@@ -245,15 +194,20 @@ class _Handler(Handler):
         number = str(uuid.uuid4())
         store.uploads.add(number)
         place = self.place(f"/v2/{name}/blobs/uploads/{number}?_state=x")
-        return self.reply(202, headers={"Location": place, "Range": "0-0"})
+        return 202, b"", {"Location": place, "Range": "0-0"}
 
     def created(self, name, digest):
         place = self.place(f"/v2/{name}/blobs/{digest}")
-        return self.reply(201, headers={"Location": place, "Docker-Content-Digest": digest})
+        return 201, b"", {"Location": place, "Docker-Content-Digest": digest}
 
     def place(self, path):
-        return f"{self.registry.scheme}://{self.headers['Host']}{path}"
+        return f"{self.registry.scheme}://{self.request.headers['Host']}{path}"
 
-    def error(self, status, code, message="", **headers):
-        body = json.dumps({"errors": [{"code": code, "message": message}]}).encode()
-        return self.reply(status, body, headers)
+
+def unauthorized(challenge):
+    headers = {"WWW-Authenticate": challenge}
+    return error(401, "UNAUTHORIZED", "authentication required", headers)
+
+
+def error(status, code, message="", headers=None):
+    return status, {"errors": [{"code": code, "message": message}]}, headers

@@ -4,9 +4,9 @@ import base64
 import json
 import subprocess
 import time
-import urllib.parse
+from urllib.parse import parse_qs, urlsplit
 
-from serving import Handler, Server
+from serving import Server
 
 LEEWAY = 60
 """Seconds for which docker-registry takes a token after its end."""
@@ -32,8 +32,8 @@ class TokenServer:
         self.certificate, self.key = certificate
         self.users, self.refresh, self.rights = {}, {}, {}
         self.lasts, self.whole, self.asked = 300, False, []
-        self._server = Server(_Handler, tokens=self)
-        self.realm = f"http://{self._server.host}/token?kind=test"
+        self._server = Server(self._answer)
+        self.realm = f"{self._server.url}/token?kind=test"
         self.stop = self._server.stop
 
     @property
@@ -73,38 +73,32 @@ class TokenServer:
         done = subprocess.run(argv, input=signed.encode(), capture_output=True, check=True)
         return f"{signed}.{b64(done.stdout)}"
 
+    def _answer(self, request):
+        if request.method == "POST":
+            form = parse_qs(request.body.decode())
+            assert form["grant_type"] == ["refresh_token"]
+            user = self.refresh.get(form["refresh_token"][0])
+            if user is None:
+                return 401, {"details": "unknown refresh token"}
+            return self._given(user, form["scope"][0].split(), "access_token")
+        query = parse_qs(urlsplit(request.target).query)
+        assert query["kind"] == ["test"]
+        scheme, _, encoded = request.headers.get("Authorization", "").partition(" ")
+        user = ""
+        if scheme == "Basic":
+            user, _, password = base64.b64decode(encoded).decode().partition(":")
+            if self.users.get(user) != password:
+                return 401, {"details": "wrong password"}
+        return self._given(user, query.get("scope", []), "token")
+
+    def _given(self, user, scopes, name):
+        self.asked.append(sorted(scopes))
+        access = self.granted(user, scopes)
+        if access is None:
+            return 403, {"details": "no"}
+        return 200, {name: self.token(user, access), "expires_in": 60}
+
 
 def pem_body(path):
     lines = path.read_text().split("-----")[2]
     return base64.b64decode("".join(lines.split()))
-
-
-class _Handler(Handler):
-    tokens = None
-
-    def do_GET(self):  # noqa: N802 - http.server's name
-        query = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query)
-        assert query["kind"] == ["test"]
-        scheme, _, encoded = self.headers.get("Authorization", "").partition(" ")
-        user = ""
-        if scheme == "Basic":
-            user, _, password = base64.b64decode(encoded).decode().partition(":")
-            if self.tokens.users.get(user) != password:
-                return self.reply_json(401, {"details": "wrong password"})
-        return self.give(user, query.get("scope", []), "token")
-
-    def do_POST(self):  # noqa: N802 - http.server's name
-        length = int(self.headers["Content-Length"])
-        form = urllib.parse.parse_qs(self.rfile.read(length).decode())
-        assert form["grant_type"] == ["refresh_token"]
-        user = self.tokens.refresh.get(form["refresh_token"][0])
-        if user is None:
-            return self.reply_json(401, {"details": "unknown refresh token"})
-        return self.give(user, form["scope"][0].split(), "access_token")
-
-    def give(self, user, scopes, name):
-        self.tokens.asked.append(sorted(scopes))
-        access = self.tokens.granted(user, scopes)
-        if access is None:
-            return self.reply_json(403, {"details": "no"})
-        return self.reply_json(200, {name: self.tokens.token(user, access), "expires_in": 60})

@@ -7,7 +7,8 @@ import sys
 from typing import NamedTuple
 
 import pytest
-from apiserver import Apiserver, kubeconfig
+from apiserver import Apiserver
+from clusters import kubeconfig
 from inmemory import JobsInMemory
 from trainings import finished, job, line, met, pod, step
 
@@ -36,8 +37,8 @@ def api(tmp_path, monkeypatch):
     """A cluster in memory that the kubeconfig leads to; its namespace is blue."""
     pytest.importorskip("kubernetes", reason="needs the Python client: pip install kubernetes")
     api = Apiserver()
-    with api.served() as url:
-        monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, url)))
+    with api.served() as server:
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, server.url)))
         yield api
 
 

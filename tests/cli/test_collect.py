@@ -1,13 +1,11 @@
 """`k8sjob collect` as a process that is ended and started again."""
 
-import json
 import signal
 import socket
-import threading
 from datetime import UTC, datetime
 
 import pytest
-from serving import Handler, Server
+from serving import Inbox
 from trainings import BEGIN, job
 
 
@@ -35,14 +33,6 @@ def collect(process, there, tmp_path):
     return run
 
 
-class Messages(Handler):
-    def do_POST(self):  # noqa: N802 - http.server's name
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.got.append(json.loads(body)["text"])
-        self.reply(200, b"ok")
-        self.came.set()
-
-
 def test_a_message_outlives_its_collector_and_comes_once(collect, k8sjob, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -52,17 +42,12 @@ def test_a_message_outlives_its_collector_and_comes_once(collect, k8sjob, tmp_pa
     (kept,) = (tmp_path / "state/records/.unsent").iterdir()
     assert kept.read_text().startswith("blue/one failed")
     assert "SECRET" not in kept.read_text()
-    got, came = [], threading.Event()
-    server = Server(Messages, port=port, got=got, came=came)
-    try:
-        assert collect(url, until=came) == 0
-        came.clear()
+    with Inbox(port=port) as inbox:
+        assert collect(url, until=inbox.came) == 0
         next((tmp_path / "state/records/blue").glob("*.k8sjob")).unlink()
         assert collect(url) == 0  # it records the job again, and sends nothing
-    finally:
-        server.stop()
-    (message,) = got
-    assert "\nwhy: " in message
+    (message,) = inbox.bodies
+    assert "\nwhy: " in message["text"]
     assert list((tmp_path / "state/records/.unsent").iterdir()) == []
     (record,) = (tmp_path / "state/records/blue").glob("*.k8sjob")
     assert k8sjob("status", record, "-o", "name").out == "blue/one\n"

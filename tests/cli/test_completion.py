@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from apiserver import kubeconfig
+from clusters import kubeconfig
 
 READY = {
     "bash": 'source <("$PYTHON" -m k8sjob completion bash)',

@@ -22,9 +22,9 @@ def cluster():
 @pytest.fixture
 def doctor(k8sjob, cluster, tmp_path, monkeypatch):
     """Runs `k8sjob doctor` against the cluster."""
-    with cluster.served() as url:
+    with cluster.served() as server:
         config = tmp_path / "kubeconfig"
-        config.write_text(kubeconfig(url))
+        config.write_text(kubeconfig(server.url))
         monkeypatch.setenv("KUBECONFIG", str(config))
         yield lambda *args: k8sjob("doctor", *args)
 

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from apiserver import kubeconfig
+from clusters import kubeconfig
 from hostile import VALUES, Recorded, changed, places
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

@@ -7,7 +7,8 @@ import threading
 from dataclasses import replace
 
 import pytest
-from apiserver import Apiserver, kubeconfig, status
+from apiserver import Apiserver
+from clusters import kubeconfig, status
 
 from k8sjob.cli.options import selector
 from k8sjob.contract import CONTAINER_NAME
@@ -113,9 +114,9 @@ def test_what_an_image_was_made_of_is_shown_as_long_as_it_runs(there, k8sjob):
 def away(tmp_path, monkeypatch):
     """The cluster that is configured cannot be reached; its URL."""
     pytest.importorskip("kubernetes")
-    with Apiserver().served() as url:
-        monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, url)))
-    return url
+    with Apiserver().served() as server:
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path, server.url)))
+    return server.url
 
 
 def test_a_cluster_that_is_away_hides_nothing_that_is_here(here, away, k8sjob):
@@ -278,10 +279,10 @@ def test_suspend_resume_and_delete_by_name(there, api, k8sjob):
     there("saves", "checkpoint: {dir: /c}", "volumes: [{name: c, mount: /c, pvc: c}]")
     assert k8sjob("suspend", "saves").err == ""
     assert k8sjob("delete", "saves").code == 0
-    unasked = api.asked.count("PATCH")
+    unasked = api.words.count("PATCH")
     again = k8sjob("resume", "one").out
     assert again == "blue/one is not suspended (Created): nothing was changed\n"
-    assert api.asked.count("PATCH") == unasked
+    assert api.words.count("PATCH") == unasked
     api.end("blue", "one")
     assert "blue/one has ended and cannot be suspended" in k8sjob("suspend", "one").err
     done = k8sjob("delete", "one", "two", "three")
@@ -378,7 +379,7 @@ except SystemExit:
     command = [sys.executable, "-c", code, *arguments]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "set()"
-    assert api.asked == []
+    assert api.words == []
 
 
 def test_a_job_that_has_ended_is_explained_after_its_deletion(there, api, k8sjob, tmp_path):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import yaml
-from apiserver import status
+from clusters import status
 
 from k8sjob.rendering import manifest
 from k8sjob.spec import load

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from baseimage import Buildah, missing_tools
-from serving import Handler, Server
+from serving import Inbox
 
 ROOT = Path(__file__).resolve().parents[2]
 MANIFEST = ROOT / "manifests/collector/collector.yaml"
@@ -25,19 +25,8 @@ main()
 
 @pytest.fixture
 def messages():
-    """What a webhook got, and its URL."""
-
-    class Messages(Handler):
-        def do_POST(self):  # noqa: N802 - http.server's name
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            server.got.append(json.loads(body)["text"])
-            self.reply(200, b"ok")
-
-    server = Server(Messages)
-    server.got = []
-    server.url = f"http://{server.host}/"
-    yield server
-    server.stop()
+    with Inbox() as inbox:
+        yield inbox
 
 
 @pytest.fixture
@@ -82,7 +71,7 @@ def test_jobs_that_nobody_watched(either, collect, messages, eventually):
     records = either.folder / "state/records" / either.namespace
     names = lambda: {one.name.partition("@")[0] for one in records.glob("*.k8sjob")}  # noqa: E731
     eventually(lambda: names() == {"breaks", "works", "runs"}, "three records")
-    eventually(lambda: messages.got, "the message")
+    eventually(lambda: messages.bodies, "the message")
     eventually(lambda: either.status("works").state == "Succeeded", "its end")
     eventually(lambda: either.status("runs").counts == {"Running": 2}, "its replicas")
     file = next(records.glob("runs@*.k8sjob"))
@@ -106,7 +95,8 @@ def test_jobs_that_nobody_watched(either, collect, messages, eventually):
     again.send_signal(signal.SIGTERM)
     assert again.communicate(timeout=60)[1] == ""
     assert again.returncode == 0
-    (message,) = messages.got
+    message = messages.bodies[0]["text"]
+    assert len(messages.bodies) == 1
     assert message.startswith(f"{either.namespace}/breaks failed")
     assert "\nwhy: " in message
 

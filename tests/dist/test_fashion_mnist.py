@@ -8,13 +8,12 @@ of the md5 sums (which are those of these files), the extraction and the reading
 import gzip
 import hashlib
 import struct
-import threading
 from dataclasses import asdict
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
 import pytest
+from serving import Server
 
 from k8sjob.contract import PATHS_ENV
 from k8sjob.spec import load
@@ -46,17 +45,13 @@ def mirror(tmp_path):
         (file.name, hashlib.md5(file.read_bytes()).hexdigest()) for file in sorted(folder.iterdir())
     ]
 
-    class Handler(SimpleHTTPRequestHandler):
-        def __init__(self, *args):
-            super().__init__(*args, directory=folder)
+    def answer(request):
+        asked.add(request.path.lstrip("/"))
+        file = folder / request.path.lstrip("/")
+        return (200, file.read_bytes()) if file.is_file() else (404,)
 
-        def log_message(self, *_):
-            asked.add(self.path.lstrip("/"))
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever).start()
-        yield f"http://127.0.0.1:{server.server_port}/", sums, asked
-        server.shutdown()
+    with Server(answer) as server:
+        yield f"{server.url}/", sums, asked
 
 
 def test_only_rank_0_prepares_the_volume_and_all_train(run_ranks, mirror, tmp_path):

@@ -190,9 +190,8 @@ def build_there(code):
 @pytest.fixture(scope="module")
 def faulty(registry):
     """A proxy before the registry, honest until it is told otherwise."""
-    proxy = FaultyRegistry(registry)
-    yield proxy
-    proxy.stop()
+    with FaultyRegistry(registry) as proxy:
+        yield proxy
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,11 @@
+import contextlib
 import email.utils
-import socket
 import threading
 import time
-from contextlib import suppress
 
 import pytest
 from registries import free_port
+from serving import Server, trickle
 
 from k8sjob.errors import ImageError
 from k8sjob.image.registry import http_client
@@ -91,24 +91,8 @@ def test_hosts_without_a_request(url, message):
 @pytest.fixture
 def trickling():
     """trickling(start): the address of a server that sends this, and then a byte now and then."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    ended = threading.Event()
-
-    def serve(start):
-        connection, _ = listener.accept()
-        with connection, suppress(OSError):
-            connection.recv(4096)
-            connection.sendall(start)
-            while not ended.wait(0.02):
-                connection.sendall(b"x")
-
-    def begin_serving(start):
-        threading.Thread(target=serve, args=(start,), daemon=True).start()
-        return f"http://127.0.0.1:{listener.getsockname()[1]}"
-
-    yield begin_serving
-    ended.set()
-    listener.close()
+    with contextlib.ExitStack() as started:
+        yield lambda start: started.enter_context(Server(lambda _: trickle(start))).url
 
 
 OK = b"HTTP/1.1 200 OK\r\n"

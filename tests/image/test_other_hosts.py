@@ -1,7 +1,9 @@
 """Other hosts that a registry leads to: which are asked for what, and which never."""
 
+import contextlib
+
 import pytest
-from serving import Handler, Server
+from serving import Server
 
 from k8sjob.errors import ImageError
 from k8sjob.image.registry.blob_content import in_memory
@@ -29,40 +31,27 @@ def zones(monkeypatch):
     monkeypatch.setattr(Zone, "of", staticmethod(ADDRESSES.__getitem__))
 
 
-class _Host(Handler):
-    asked = answers = None
+class _Host(Server):
+    def __init__(self, last):
+        self.asked, self.answers = [], {}
+        super().__init__(self._next, address=f"127.0.0.{last}")
 
-    def answer_any(self):
-        length = int(self.headers.get("Content-Length") or 0)
-        if self.rfile.read(length):
+    def _next(self, request):
+        if request.body:
             self.asked.append("a body")
-        path = self.path.partition("?")[0]
-        self.asked.append((path, self.headers.get("Authorization")))
-        answer = self.answers.get(path, (200, {}))
-        if path == "/private" and not self.headers.get("Authorization"):
-            answer = (401, self.answers["challenge"])
-        self.reply(answer[0], b'{"token": "T"}', answer[1])
-
-    do_GET = do_HEAD = do_POST = do_PUT = answer_any  # noqa: N815 - http.server's names
+        login = request.headers.get("Authorization")
+        self.asked.append((request.path, login))
+        status, headers = self.answers.get(request.path, (200, {}))
+        if request.path == "/private" and not login:
+            status, headers = 401, self.answers["challenge"]
+        return status, b'{"token": "T"}', headers
 
 
 @pytest.fixture
 def host():
     """host(last) is a server at 127.0.0.LAST, with what it was asked and what it answers."""
-    started = []
-
-    def start(last):
-        server = Server(_Host, address=f"127.0.0.{last}", asked=[], answers={})
-        server.asked, server.answers = (
-            server.RequestHandlerClass.asked,
-            server.RequestHandlerClass.answers,
-        )
-        started.append(server)
-        return server
-
-    yield start
-    for server in started:
-        server.stop()
+    with contextlib.ExitStack() as started:
+        yield lambda last: started.enter_context(_Host(last))
 
 
 @pytest.fixture

@@ -1,11 +1,11 @@
 """`--target auto`: which kind of job a cluster can take a spec as."""
 
 import pytest
+from clusters import Cluster
 
 from k8sjob.backends.cluster.backend import ClusterBackend
 from k8sjob.errors import BackendError
 from k8sjob.jobs.auto_target import choose_target
-from k8sjob.kube.client.transport import ApiError
 from k8sjob.spec import JobSpec
 
 SPEC = JobSpec(name="tiny", image="example/image:1", run={"script": "main.py"})
@@ -19,8 +19,8 @@ APIS = {
 FIRST = "the first in the order, and it fits"
 
 
-class Cluster:
-    """A transport to a cluster that serves some kinds.
+class Kinds(Cluster):
+    """A cluster that serves some kinds.
 
     Args:
         served: their names.
@@ -29,13 +29,12 @@ class Cluster:
         existing: the path of the job that is there, and its kind.
     """
 
-    context, server, namespace = "fake", "https://fake", "blue"
-
     def __init__(self, served, refused=(), managed="", existing=""):
+        super().__init__()
         self.groups = {APIS[name] for name in served}
         self.refused, self.managed, self.existing = refused, managed, existing
 
-    def request(self, method, path, *, body=None, **_):
+    def answer(self, method, path, _query, body):
         if path.endswith("selfsubjectaccessreviews"):
             asked = body["spec"]["resourceAttributes"]
             return {"status": {"allowed": asked["resource"] not in self.refused}}
@@ -50,7 +49,7 @@ class Cluster:
             metadata = {"name": "tiny", "uid": "1", "namespace": "blue", "labels": labels}
             node = {"template": {"spec": {"completionMode": "Indexed"}}}
             return {"metadata": metadata, "spec": {"replicatedJobs": [node]}}
-        raise ApiError("not found", code=404, reason="NotFound")
+        return None
 
 
 @pytest.mark.parametrize(
@@ -77,7 +76,7 @@ class Cluster:
     ],
 )
 def test_the_first_kind_that_fits(spec, cluster, target, why):
-    chosen, reason = choose_target(spec, ClusterBackend(Cluster(**cluster)))
+    chosen, reason = choose_target(spec, ClusterBackend(Kinds(**cluster)))
     assert chosen.target == target
     assert why in reason
 
@@ -85,5 +84,5 @@ def test_the_first_kind_that_fits(spec, cluster, target, why):
 def test_none_fits():
     with pytest.raises(BackendError, match=r"not pytorchjob: .*not job: a Job cannot have gang"):
         choose_target(
-            SPEC.with_(gang={"scheduler": "volcano"}), ClusterBackend(Cluster(["job", "jobset"]))
+            SPEC.with_(gang={"scheduler": "volcano"}), ClusterBackend(Kinds(["job", "jobset"]))
         )

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from apiserver import Apiserver, InMemory
+from apiserver import Apiserver
 from trainings import pod
 
 from k8sjob.backends.api import JobRef
@@ -171,7 +171,7 @@ def test_arguments_that_contradict_each_other_are_refused_before_anything_starts
     for given in ({"fresh": True, "resume": "x"}, {"fresh": True, "backend": local}):
         with pytest.raises(ValueError, match="fresh"):
             run(SPEC, **given)
-    cluster = ClusterBackend(Cluster(Apiserver()))
+    cluster = ClusterBackend(Cluster())
     for wrong in (True, "client"):
         with pytest.raises(ValueError, match=f"dry_run={wrong!r}: it can only be 'server'"):
             submit(SPEC, backend=cluster, dry_run=wrong)
@@ -213,7 +213,7 @@ POD["metadata"] |= {"name": "tiny-master-0", "namespace": "blue", "uid": "pod-1"
 POD["metadata"]["labels"]["training.kubeflow.org/job-name"] = "tiny"
 
 
-class Cluster(InMemory):
+class Cluster(Apiserver):
     """Its watches end at once; the pod has written two lines."""
 
     def stream(self, path, *, query=None, idle=300.0, stop=None):
@@ -226,11 +226,11 @@ class Cluster(InMemory):
 
 @pytest.fixture
 def api():
-    return Apiserver()
+    return Cluster()
 
 
 def test_a_submitted_job_is_its_reference_and_more(api):
-    backend = ClusterBackend(Cluster(api))
+    backend = ClusterBackend(api)
     job = submit(SPEC, backend=backend)
     ref = JobRef("tiny", "blue", job.uid, "PyTorchJob")
     assert job == ref
@@ -254,7 +254,7 @@ def test_a_submitted_job_is_its_reference_and_more(api):
 
 
 def test_what_a_job_in_a_cluster_has_reached_so_far(api):
-    job = submit(SPEC, backend=ClusterBackend(Cluster(api)))
+    job = submit(SPEC, backend=ClusterBackend(api))
     api.pods = [POD]
     assert job.metrics == {"loss": 0.5}
     assert [(row["epoch"], row["step"]) for row in job.history] == [(1, 3)]
@@ -263,7 +263,7 @@ def test_what_a_job_in_a_cluster_has_reached_so_far(api):
 
 
 def test_a_submitted_job_that_fails_raises_only_from_wait(api):
-    job = submit(SPEC, backend=ClusterBackend(Cluster(api)))
+    job = submit(SPEC, backend=ClusterBackend(api))
     api.end("blue", "tiny", "Failed")
     assert job.result().state is JobState.FAILED
     with pytest.raises(JobFailed) as raised:
@@ -273,7 +273,7 @@ def test_a_submitted_job_that_fails_raises_only_from_wait(api):
 
 
 def test_an_interrupted_wait_leaves_the_job_alone(api):
-    job = submit(SPEC, backend=ClusterBackend(Cluster(api)))
+    job = submit(SPEC, backend=ClusterBackend(api))
     with pytest.raises(KeyboardInterrupt, match=r"blue/tiny continues; wait\(\)"):
         job.wait(view=lambda _: os.kill(os.getpid(), signal.SIGINT))
     assert job.state is JobState.CREATED

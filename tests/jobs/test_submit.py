@@ -3,7 +3,8 @@
 import copy
 
 import pytest
-from apiserver import Apiserver, InMemory, status
+from apiserver import Apiserver
+from clusters import status
 
 from k8sjob.backends.cluster.backend import ClusterBackend
 from k8sjob.backends.record import RecordBackend, Records
@@ -16,7 +17,6 @@ from k8sjob.jobs.submit import (
     push_code,
     submit_plan,
 )
-from k8sjob.kube.client.transport import refusal
 from k8sjob.kube.objects import MANIFEST_DIGEST
 from k8sjob.python_api import submit
 from k8sjob.spec import JobSpec
@@ -34,7 +34,7 @@ def api():
 
 @pytest.fixture
 def backend(api):
-    return ClusterBackend(InMemory(api))
+    return ClusterBackend(api)
 
 
 def sent(spec, backend, **options):
@@ -48,7 +48,7 @@ def stored(api, name="tiny"):
 def test_a_job_is_made_by_one_post_after_a_strict_look(api, backend):
     done = sent(SPEC, backend)
     assert (str(done.ref), done.ref.uid, done.outcome) == ("blue/tiny", "uid-2", Outcome.CREATED)
-    assert [word for word in api.asked if word != "GET"] == ["POST dry", "POST"]
+    assert [word for word in api.words if word != "GET"] == ["POST dry", "POST"]
     assert stored(api)["spec"]["pytorchReplicaSpecs"].keys() == set(Role)
 
 
@@ -116,7 +116,7 @@ def test_nothing_is_made_or_deleted_where_the_new_job_would_be_refused(api, back
     wrong = SPEC.with_(overlay={"spec": {"runPolicy": {"wrong": 1}}})
     with pytest.raises(BackendError, match="unknown field"):
         sent(wrong, backend)
-    assert "POST" not in api.asked
+    assert "POST" not in api.words
     first = sent(SPEC, backend, replace=True)
     assert first.outcome is Outcome.CREATED
     with pytest.raises(BackendError, match="unknown field"):
@@ -194,7 +194,7 @@ def test_a_dry_run_says_what_would_happen_and_changes_nothing(api, backend):
         sent(OTHER, backend, dry_run=True)
     assert sent(OTHER, backend, dry_run=True, replace=True).outcome is Outcome.REPLACED
     assert api.jobs == before
-    assert "DELETE" not in api.asked
+    assert "DELETE" not in api.words
 
 
 @pytest.mark.parametrize(
@@ -241,22 +241,9 @@ def test_nothing_is_built_before_the_cluster_would_take_the_job(backend, api, tm
     assert built == [(spec, tmp_path)]
 
 
-class WithNodes(InMemory):
-    """A cluster with nodes of these kinds; None: they may not be read."""
-
-    kinds = ()
-
-    def request(self, method, path, *, query=None, **options):
-        if path != "/api/v1/nodes":
-            return super().request(method, path, query=query, **options)
-        if self.kinds is None:
-            raise refusal(*status(403, "Forbidden", "no"))
-        self.asked = (query or {}).get("labelSelector", "")
-        nodes = [
-            {"metadata": {"name": "n", "labels": {"kubernetes.io/arch": kind}}}
-            for kind in self.kinds
-        ]
-        return {"metadata": {}, "items": nodes}
+def nodes(*architectures):
+    labels = [{"kubernetes.io/arch": architecture} for architecture in architectures]
+    return [{"metadata": {"name": "n", "labels": each}} for each in labels]
 
 
 @pytest.mark.parametrize(
@@ -271,19 +258,17 @@ class WithNodes(InMemory):
         (("amd64",), {"image": {"repository": "a/b", "base": "c", "platform": "linux/arm64"}}),
     ],
 )
-def test_an_image_that_some_node_runs_or_may_run_later(api, kinds, changes):
-    cluster = WithNodes(api)
-    cluster.kinds = kinds
-    _check_architecture(SPEC.with_(**changes), "linux/arm64/v8", ClusterBackend(cluster))
+def test_an_image_that_some_node_runs_or_may_run_later(api, backend, kinds, changes):
+    api.nodes = kinds if kinds is None else nodes(*kinds)
+    _check_architecture(SPEC.with_(**changes), "linux/arm64/v8", backend)
 
 
-def test_an_image_that_no_node_runs_is_refused(api):
-    cluster = WithNodes(api)
-    cluster.kinds = ("amd64", "amd64")
+def test_an_image_that_no_node_runs_is_refused(api, backend):
+    api.nodes = nodes("amd64", "amd64")
     spec = SPEC.with_(node_selector={"pool": "train", "zone": "a"})
     with pytest.raises(BackendError, match=r"is for linux/arm64, and the nodes .* are for amd64;"):
-        _check_architecture(spec, "linux/arm64", ClusterBackend(cluster))
-    assert cluster.asked == "pool=train,zone=a"
+        _check_architecture(spec, "linux/arm64", backend)
+    assert [query["labelSelector"] for *_, query, _ in api.asked] == ["pool=train,zone=a"]
 
 
 def test_a_name_that_may_move_is_worth_a_remark():
@@ -326,7 +311,7 @@ def test_an_interrupt_while_a_job_is_replaced_says_what_was_done(word, going, de
         api.lingers = 99
 
     def before(now):
-        if now == word and (word == "DELETE" or "DELETE" in api.asked):
+        if now == word and (word == "DELETE" or "DELETE" in api.words):
             raise KeyboardInterrupt
 
     api.before, messages = before, []
@@ -363,4 +348,4 @@ def test_a_dry_run_beside_a_job_that_goes_says_that_it_would_wait(api, backend):
     dry = sent(SPEC, backend, dry_run=True, report=messages.append)
     assert (dry.ref.uid, dry.outcome) == ("", Outcome.CREATED)
     assert messages == ["blue/tiny is being deleted; submit would wait until it is gone"]
-    assert "DELETE" not in api.asked
+    assert "DELETE" not in api.words

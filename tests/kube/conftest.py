@@ -1,107 +1,36 @@
 """An HTTPS server that answers as a test tells it, in the place of an apiserver."""
 
-import http.server
-import json
 import shutil
-import ssl
 import subprocess
-import threading
-import time
 from collections import deque
 
 import pytest
 import yaml
+from serving import Server
 
 from k8sjob.kube.client.kubeconfig import access
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
-    """Answers one request by the server's next answer."""
+class Apiserver(Server):
+    """Answers each request by the next of its answers; the last stands for all that follow.
 
-    protocol_version = "HTTP/1.1"
-
-    def date_time_string(self, timestamp=None):
-        return super().date_time_string(time.time() + self.server.ahead)
-
-    def log_message(self, *args):
-        pass
-
-    def answer(self):
-        status, content, headers = self.server.next(
-            self.command, self.path, self.headers, self.body()
-        )
-        if status == 0:  # the connection breaks instead
-            self.close_connection = True
-            return
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        if callable(content):
-            self.send_header("Transfer-Encoding", "chunked")
-            self.end_headers()
-            whole = content(self.piece)
-            if whole:
-                self.piece(b"")
-            self.close_connection = not whole
-            return
-        if not isinstance(content, str):
-            self.send_header("Content-Type", "application/json")
-            content = json.dumps(content)
-        self.send_header("Content-Length", str(len(content.encode())))
-        self.end_headers()
-        self.wfile.write(content.encode())
-
-    def body(self):
-        if self.headers.get("Transfer-Encoding") != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        whole = b""
-        while length := int(self.rfile.readline(), 16):
-            whole += self.rfile.read(length)
-            self.rfile.readline()
-        self.rfile.readline()
-        return whole
-
-    def piece(self, data):
-        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
-        self.wfile.flush()
-
-    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = answer  # noqa: N815 - the library's names
-
-
-class Apiserver(http.server.ThreadingHTTPServer):
-    """Answers each request by the next of its answers: (status, body, headers), the last forever.
-
-    A body is an object, text, or a function that is given what writes a piece of a chunked body and
-    says whether that came to its end. With the status 0 the connection breaks instead.
+    Attributes:
+        asked: method, path with query, headers and body of each request.
     """
 
-    daemon_threads = True
-
     def __init__(self, certificate):
-        super().__init__(("127.0.0.1", 0), Handler)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(certificate)
-        self.socket = context.wrap_socket(
-            self.socket, server_side=True, do_handshake_on_connect=False
-        )
-        self.answers = deque()
-        self.asked = []
-        self.ahead = 0.0  # its clock, in seconds
-        self.url = f"https://127.0.0.1:{self.server_port}"
-        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
+        self.answers, self.asked = deque(), []
+        super().__init__(self._next, tls=[certificate])
 
     def on(self, *answers):
-        self.answers = deque((*answer, {})[:3] for answer in answers)
+        self.answers = deque(answers)
         self.asked.clear()
 
-    def next(self, method, path, headers, body):
-        if path.startswith("/version"):  # some builds of kubectl ask for it by themselves
-            return 200, {"major": "1", "minor": "34", "gitVersion": "v1.34.4"}, {}
-        self.asked.append((method, path, headers, body))
+    def _next(self, request):
+        if request.path == "/version":  # some builds of kubectl ask for it by themselves
+            return 200, {"major": "1", "minor": "34", "gitVersion": "v1.34.4"}
+        self.asked.append((request.method, request.target, request.headers, request.body))
         return self.answers.popleft() if len(self.answers) > 1 else self.answers[0]
-
-    def handle_error(self, *args):
-        """A client that goes away is not worth a word."""
 
 
 @pytest.fixture(scope="session")
@@ -120,10 +49,8 @@ def certificate(tmp_path_factory):
 
 @pytest.fixture
 def apiserver(certificate):
-    server = Apiserver(certificate)
-    yield server
-    server.shutdown()
-    server.server_close()
+    with Apiserver(certificate) as server:
+        yield server
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from serving import hang_up
 
 from k8sjob.errors import BackendError
 from k8sjob.kube.client.transport import ApiError
@@ -147,9 +148,9 @@ def test_retry_after_is_followed(python, apiserver):
 
 def test_only_reads_are_retried_on_a_broken_connection(python, apiserver):
     there = python()
-    apiserver.on((0, ""), GOOD)
+    apiserver.on(hang_up, GOOD)
     assert there.request("GET", NODES) == GOOD[1]
-    apiserver.on((0, ""), GOOD)
+    apiserver.on(hang_up, GOOD)
     with pytest.raises(ApiError, match="Remote end closed connection"):
         there.request("POST", NODES, body={})
     assert len(apiserver.asked) == 1

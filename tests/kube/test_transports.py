@@ -1,7 +1,6 @@
 """What both transports must do alike, against a server that answers as it is told."""
 
 import gzip
-import http.server
 import json
 import threading
 import time
@@ -10,6 +9,7 @@ from itertools import islice, repeat
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
+from serving import Server
 from waiting import until
 
 from k8sjob.kube.client.transport import MAX_LINE, ApiError, lines, skew_by
@@ -130,20 +130,12 @@ def test_a_certificate_that_is_not_trusted(transport, apiserver):
 def test_credentials_never_go_over_a_connection_that_anybody_can_read(transport):
     asked = []
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            asked.append(self.headers["Authorization"])
-            self.send_response(200)
-            self.end_headers()
+    def answer(request):
+        asked.append(request.headers["Authorization"])
+        return (200,)
 
-        def log_message(self, *args):
-            pass
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        there = transport(server=f"http://127.0.0.1:{server.server_port}")
-        assert there.request("GET", PODS) == {}
-        server.shutdown()
+    with Server(answer) as server:
+        assert transport(server=server.url).request("GET", PODS) == {}
     assert set(asked) == {None}
 
 

@@ -1,16 +1,14 @@
 """What `k8sjob collect` keeps and sends."""
 
-import socket
 import threading
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import waiting
 from observed import MASTER, REF, line, make_pod, running, snapshot
-from serving import served
+from serving import Inbox, Server, trickle
 
 from k8sjob.backends.api import JobRef, Snapshot
 from k8sjob.backends.record import RecordBackend, Records
@@ -285,17 +283,9 @@ def test_what_a_job_reports_cannot_look_like_another_message():
 
 @pytest.fixture
 def hook():
-    """A server that answers with these codes, then with 200, and with 0 not at all."""
-    got, codes = [], []
-
-    def answer(_method, _path, _query, body):
-        got.append(body)
-        if (code := codes.pop(0) if codes else 200) == 0:
-            raise ConnectionError  # which ends the connection
-        return code, {}, {"Retry-After": "86400"}
-
-    with served(answer) as url:
-        yield SimpleNamespace(got=got, codes=codes, host=url[7:], url=f"{url}/services/SECRET")
+    with Inbox() as inbox:
+        inbox.url += "/services/SECRET"
+        yield inbox
 
 
 def send(hook, *messages, patience=None):
@@ -316,7 +306,7 @@ def send(hook, *messages, patience=None):
 def test_a_message_has_no_markup_of_the_job(hook):
     assert send(hook, "a <!channel> & @here [b](http://c) \ud800") == ([], set())
     text = "a &lt;!channel&gt; &amp; @\u200bhere [b]\u200b(http://c) \ud800"
-    assert hook.got == [{"text": text}]
+    assert hook.bodies == [{"text": text}]
 
 
 def test_a_message_that_cannot_be_sent_keeps_no_other(hook, monkeypatch):
@@ -326,46 +316,38 @@ def test_a_message_that_cannot_be_sent_keeps_no_other(hook, monkeypatch):
     assert send(hook, "one", "two")[0] == [
         f"{hook.host} did not respond to a message: ZeroDivisionError"
     ]
-    assert [one["text"] for one in hook.got] == ["two"]
+    assert [one["text"] for one in hook.bodies] == ["two"]
 
 
 def test_a_busy_server_gets_a_retry(hook):
     hook.codes += [503, 429]
     assert send(hook, "one", "two") == ([], set())
-    assert [one["text"] for one in hook.got] == ["one", "one", "one", "two"]
+    assert [one["text"] for one in hook.bodies] == ["one", "one", "one", "two"]
 
 
 def test_a_message_that_may_have_arrived_is_not_sent_again(hook):
     hook.codes += [0]
     failed, kept = send(hook, "one", "two")
-    assert [one["text"] for one in hook.got] == ["one", "two"]
+    assert [one["text"] for one in hook.bodies] == ["one", "two"]
     assert failed == [f"{hook.host} did not respond to a message: ProtocolError"]
     assert kept == set()
 
 
 @pytest.mark.parametrize(("status", "kept"), [("200 OK", set()), ("503 Busy", {"one"})])
 def test_the_body_of_an_answer_is_not_waited_for(hook, status, kept):
-    def answer(server):
-        with server.accept()[0] as client:
-            client.recv(65536)
-            client.sendall(f"HTTP/1.1 {status}\r\nContent-Length: 99\r\n\r\n".encode())
-            while client.recv(65536):
-                pass
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        hook.url = f"http://127.0.0.1:{server.getsockname()[1]}/SECRET"
-        thread = threading.Thread(target=answer, args=[server], daemon=True)
-        thread.start()
+    gone = threading.Event()
+    head = f"HTTP/1.1 {status}\r\nContent-Length: 99\r\n\r\n".encode()
+    with Server(lambda _: trickle(head, b"", gone)) as server:
+        hook.url = f"{server.url}/SECRET"
         assert send(hook, "one", patience=5) == ([], kept)
-        thread.join(5)
-        assert not thread.is_alive()
+        assert gone.wait(5)
 
 
 def test_a_message_that_is_refused_is_not_sent_again(hook):
     hook.codes += [404]
     failed, kept = send(hook, "one", "two")
     assert failed == [f"a message was not sent to {hook.host}: it returned 404"]
-    assert [one["text"] for one in hook.got] == ["one", "two"]
+    assert [one["text"] for one in hook.bodies] == ["one", "two"]
     assert kept == set()
 
 
@@ -382,7 +364,7 @@ def test_at_the_end_what_can_be_sent_is_sent_and_the_rest_kept(hook, monkeypatch
     assert send(hook, "one", "two", patience=60) == ([], set())
     hook.codes += [200, 503]
     assert send(hook, "three", "four", "five", patience=60) == ([], {"four", "five"})
-    assert [one["text"] for one in hook.got] == ["one", "two", "three", "four"]
+    assert [one["text"] for one in hook.bodies] == ["one", "two", "three", "four"]
 
 
 @pytest.mark.parametrize(

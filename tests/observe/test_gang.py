@@ -6,6 +6,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from clusters import Cluster
 
 from k8sjob.backends.api import Snapshot
 from k8sjob.backends.cluster.related import related
@@ -75,34 +76,35 @@ def test_an_admitted_pod_group_is_no_cause():
     assert [finding.cause for finding in admitted] == ["operator-silent"]
 
 
-class Cluster:
+def cluster(answers, code):
     """Answers for objects by what their paths end with, or with one error."""
 
-    def __init__(self, answers, code):
-        self.answers, self.code, self.asked = answers, code, []
+    def answer(_method, path, _query, _body):
+        named = "scheduling." in path and answers.get(path.rpartition("/")[2])
+        return named or ApiError(f"{path} cannot be read", code=code, reason="NotFound")
 
-    def request(self, _method, path, **_options):
-        self.asked.append(path)
-        if "scheduling." in path and (found := self.answers.get(path.rpartition("/")[2])):
-            return copy.deepcopy(found)
-        raise ApiError(f"{path} cannot be read", code=self.code, reason="NotFound")
+    return Cluster(answer)
+
+
+def paths(transport):
+    return [path for _, path, *_ in transport.asked]
 
 
 @pytest.mark.parametrize("code", [403, 404, 500])
 def test_pod_groups_are_asked_for_and_what_cannot_be_read_is_left_out(code):
     job = Snapshot(WAITS["job"])
     group, queue = WAITS["related"]
-    volcano = Cluster({"ranker": group, "research": queue}, code)
+    volcano = cluster({"ranker": group, "research": queue}, code)
     kinds = [one["kind"] for one in related(volcano, job) if one["kind"] != "Status"]
     assert kinds == ["PodGroup", "PodGroup", "Queue"]  # one of each scheduler, in this cluster
-    nothing = Cluster({}, code)
+    nothing = cluster({}, code)
     assert not [one for one in related(nothing, job) if "PodGroup" in json.dumps(one)]
-    assert not any("queues" in path and "volcano" in path for path in nothing.asked)
+    assert not any("queues" in path and "volcano" in path for path in paths(nothing))
     label = "scheduling.x-k8s.io/pod-group"
     pods = [{"metadata": {"name": f"p-{n}", "labels": {label: f"g-{n}"}}} for n in range(99)]
-    related(nothing := Cluster({}, code), Snapshot(WAITS["job"], pods))
-    assert sum("podgroups" in path for path in nothing.asked) < 10
+    related(nothing := cluster({}, code), Snapshot(WAITS["job"], pods))
+    assert sum("podgroups" in path for path in paths(nothing)) < 10
     plain = copy.deepcopy(WAITS["job"])
     del plain["spec"]["runPolicy"]["schedulingPolicy"]
-    related(nothing := Cluster({}, code), Snapshot(plain))
-    assert not any("podgroups" in path for path in nothing.asked)
+    related(nothing := cluster({}, code), Snapshot(plain))
+    assert not any("podgroups" in path for path in paths(nothing))

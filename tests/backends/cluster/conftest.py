@@ -5,12 +5,13 @@ import threading
 from collections import defaultdict, deque
 
 import pytest
+from clusters import Cluster
 
 from k8sjob.kube.client.transport import ApiError
 
 
-class Script:
-    """A cluster of prepared answers; see Transport.
+class Script(Cluster):
+    """A cluster of prepared answers.
 
     The last answer for a request stands for all that follow. An answer is an object, an error that
     is raised, or a function of the request's body and query. A stream is a list of objects
@@ -18,12 +19,11 @@ class Script:
     """
 
     context, namespace, server = "there", "team", "https://there:6443"
-    skew = 0.0
 
     def __init__(self):
+        super().__init__()
         self.answers = defaultdict(deque)
         self.streams = defaultdict(deque)
-        self.asked = []
         self.lock = threading.Lock()
 
     def on(self, method, path, *answers):
@@ -34,16 +34,11 @@ class Script:
         self.streams[path] = deque(streams)
         return self
 
-    def request(self, method, path, *, query=None, body=None, **options):
+    def answer(self, method, path, query, body):
         with self.lock:
-            self.asked.append((method, path, dict(query or {}), body))
             answers = self.answers[method, path]
-            if not answers:
-                raise ApiError(f"{path} not found", code=404, reason="NotFound")
-            answer = answers[0] if len(answers) == 1 else answers.popleft()
-        if isinstance(answer, Exception):
-            raise answer
-        return json.loads(json.dumps(answer(body, query or {}) if callable(answer) else answer))
+            answer = answers.popleft() if len(answers) > 1 else next(iter(answers), None)
+        return answer(body, query) if callable(answer) else answer
 
     def stream(self, path, *, query=None, idle=300.0, stop=None):
         with self.lock:

@@ -5,6 +5,7 @@ import threading
 from itertools import islice
 
 import pytest
+from clusters import Cluster
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import examples
@@ -168,12 +169,11 @@ def test_of_what_is_known_no_more_is_kept_than_a_deletion_tells(script, listed):
     stop.set()
 
 
-class History:
+class History(Cluster):
     """A collection with a past: it can be listed now, and watched from any version until a cut."""
 
-    context, namespace, server = "there", "team", "https://there:6443"
-
     def __init__(self, steps, cuts):
+        super().__init__()
         self.steps, self.cuts = steps, iter(cuts)
         self.now = 0
         self.stop = threading.Event()
@@ -189,9 +189,9 @@ class History:
                 found.pop(name, None)
         return found
 
-    def request(self, method, path, *, query=None, **options):
+    def answer(self, *_):
         if self._cut() == "refuse":
-            raise ApiError("down", code=503, reason="ServiceUnavailable")
+            return ApiError("down", code=503, reason="ServiceUnavailable")
         items = list(self.state().values())
         return {"metadata": {"resourceVersion": str(self.now)}, "items": items}
 

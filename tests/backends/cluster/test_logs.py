@@ -6,6 +6,7 @@ Each test lists what happens; the next thing happens when a reader has nothing m
 import time
 from datetime import UTC, datetime, timedelta
 
+import clusters
 import pytest
 
 from k8sjob.backends.api import JobRef
@@ -86,12 +87,11 @@ class Pod:
         return self.files[-2]
 
 
-class Cluster:
-    """A Transport to an apiserver with the Pods of one job."""
-
-    context = namespace = server = "fake"
+class Cluster(clusters.Cluster):
+    """A cluster with the Pods of one job."""
 
     def __init__(self):
+        super().__init__()
         self.pods, self.clock = {}, BEGIN
         self.happenings, self.listings, self.streams = [], 0, []
         self.broken, self.hung_up, self.over, self.listed_in_vain = False, False, False, 0
@@ -120,14 +120,12 @@ class Cluster:
     def lose_node(self):
         self.node_is_lost = True
 
-    def request(self, method, path, *, query=None, **_):
+    def answer(self, *_):
         self.listings += 1
         self.listed_in_vain += 1
         if self.listed_in_vain > 2:
             self._happens()
-        if self.refusal:
-            raise self.refusal
-        return {"items": [pod.as_json() for pod in self.pods.values()]}
+        return self.refusal or {"items": [pod.as_json() for pod in self.pods.values()]}
 
     def stream(self, path, *, query=None, idle=300.0, stop=None):
         self.streams.append(dict(query))
@@ -530,24 +528,20 @@ def test_a_newer_list_can_be_requested(cluster, started):
     assert pods.instance("worker-0", after=time.monotonic()).state == "terminated"
 
 
-class OnePod:
-    """An apiserver with one pod of a TrainJob: its labels are of the JobSet that Trainer made."""
-
-    def request(self, *_, **__):
-        labels = {
-            "batch.kubernetes.io/job-name": "tiny-node-0",
-            "jobset.sigs.k8s.io/jobset-name": "tiny",
-            "jobset.sigs.k8s.io/jobset-uid": "of-the-jobset",
-            "batch.kubernetes.io/job-completion-index": "0",
-        }
-        owners = [{"kind": "Job", "name": "tiny-node-0", "uid": "of-the-job", "controller": True}]
-        made = {"name": "tiny-node-0-0-abcde", "uid": "pod", "labels": labels}
-        made |= {"creationTimestamp": "2026-01-01T00:00:00Z", "ownerReferences": owners}
-        return {"items": [{"metadata": made, "spec": {}, "status": {}}]}
-
-
 def test_the_pods_of_a_trainjob_carry_the_uid_of_its_jobset():
-    pods = JobPods(OnePod(), JobRef("tiny", "team", "of-the-trainjob", "TrainJob"))
+    """Their labels are of the JobSet that Trainer made."""
+    labels = {
+        "batch.kubernetes.io/job-name": "tiny-node-0",
+        "jobset.sigs.k8s.io/jobset-name": "tiny",
+        "jobset.sigs.k8s.io/jobset-uid": "of-the-jobset",
+        "batch.kubernetes.io/job-completion-index": "0",
+    }
+    owners = [{"kind": "Job", "name": "tiny-node-0", "uid": "of-the-job", "controller": True}]
+    meta = {"name": "tiny-node-0-0-abcde", "uid": "pod", "labels": labels}
+    meta |= {"creationTimestamp": "2026-01-01T00:00:00Z", "ownerReferences": owners}
+    listed = {"items": [{"metadata": meta, "spec": {}, "status": {}}]}
+    reference = JobRef("tiny", "team", "of-the-trainjob", "TrainJob")
+    pods = JobPods(clusters.Cluster(lambda *_: listed), reference)
     assert pods.instance("master-0").uid == "pod"
 
 

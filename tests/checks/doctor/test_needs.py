@@ -214,7 +214,7 @@ def test_whether_a_queue_will_start_a_job(cluster, job, refused, answers, *, ver
         first, *_ = queue(look(cluster, "team", job))
         assert first.verdict == verdict
         assert detail in first.seen
-    posted = [body for method, _, query, body, _ in cluster.asked if method == "POST"]
+    posted = [body for method, _, query, body in cluster.asked if method == "POST"]
     assert posted[0]["spec"]["runPolicy"]["suspend"] is False
     assert posted[0]["metadata"]["name"] != "digits"
 
@@ -245,7 +245,7 @@ def test_whether_kueue_manages_trainjobs_is_known_before_the_runtime_is_there(
     }
     (found,) = queue(gather_needs(cluster, "team", manifest(spec)))
     assert found.verdict == verdict
-    (asked,) = [body for _, path, _, body, _ in cluster.asked if path.endswith("/trainjobs")]
+    (asked,) = [body for _, path, _, body in cluster.asked if path.endswith("/trainjobs")]
     assert asked["spec"]["runtimePatches"] == [{"manager": "kueue.x-k8s.io/manager"}]
     assert asked["spec"]["suspend"] is False
 
