@@ -115,7 +115,7 @@ def test_whatever_an_event_holds_it_can_be_added_up_and_printed(kind, data, time
     line = "k8sjob/1 " + json.dumps({"kind": kind, "data": data, "time": time})
     event = Event.decode(line, "worker-0")
     if event is not None:
-        JobSummary("x").add(event)
+        JobSummary().add(event)
         json.loads(json.dumps(record(event), allow_nan=False))
 
 

@@ -123,6 +123,6 @@ def _row(
     row: list[object] = [status.state, counts, *times(status, snapshot.now)]
     if wide:
         restarts = sum(replica.restarts for replica in status.replicas)
-        restarts = max(restarts, progress.summary.restarts if progress else 0)
+        restarts = max(restarts, progress.training.restarts if progress else 0)
         row += [restarts, image(snapshot.job) or "", status.ref.uid]
     return row

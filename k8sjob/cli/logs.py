@@ -22,10 +22,10 @@ from k8sjob.contract import Event, EventKind
 from k8sjob.errors import K8sJobError
 from k8sjob.observe.logs import MOST_AT_ONCE, logs, select
 from k8sjob.observe.status import JobStatus, job_status
+from k8sjob.observe.training import Progress
 from k8sjob.sanitize import integer, safe_json, text
 from k8sjob.view.follow import Interrupts, batches
 from k8sjob.view.lines import LinePrinter, phrase, position
-from k8sjob.view.summary import JobSummary
 from k8sjob.view.views import console_for
 
 if TYPE_CHECKING:
@@ -177,9 +177,7 @@ class _Printer:
 def _event_text(event: Event) -> Text:
     """A runtime event as it is shown in the log of its replica."""
     if event.kind == EventKind.PROGRESS:
-        summary = JobSummary()
-        summary.add(event)
-        return Text("  ".join(position(summary.progress)))
+        return Text("  ".join(position(Progress.of(event.data))))
     if event.kind == EventKind.RESTARTING:
         return Text(f"restart {integer(event.data.get('restart'))}", style="yellow")
     return phrase(event) or Text(text(event.kind))

@@ -99,7 +99,7 @@ def _show(
             table([title], [[text] for text in lines])
     if status.replicas:
         click.echo()
-        restarts = progress.summary.restarts if progress else 0
+        restarts = progress.training.restarts if progress else 0
         header = ["REPLICA", "PHASE", "RESTARTS", "EXIT CODE", "NODE", "REASON", "MESSAGE"]
         table(header, [_replica_row(replica, restarts) for replica in status.replicas])
 

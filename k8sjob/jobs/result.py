@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path, PurePath, PurePosixPath
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from k8sjob.backends.api import JobRef
 from k8sjob.backends.local import LocalBackend
@@ -16,7 +16,8 @@ from k8sjob.errors import BackendError, JobFailed
 from k8sjob.observe.diagnose import diagnose
 from k8sjob.observe.logs import last_lines
 from k8sjob.observe.status import JobStatus, job_status, reporting_replica
-from k8sjob.sanitize import flat, safe_text, text
+from k8sjob.observe.training import Training, numbers_and_texts
+from k8sjob.sanitize import safe_text
 from k8sjob.targets.api import JobState
 from k8sjob.targets.jobs import replica_names
 
@@ -59,56 +60,41 @@ class Logs(Mapping[str, str]):
         return f"Logs({', '.join(self._names)})"
 
 
-class Reached:
-    """The progress of a training run, collected from the job's events.
+@dataclass
+class Reached(Training):
+    """The training of a job by its events so far, with a row for each report.
 
     Attributes:
-        metrics: the last loss, and the last value of each name that the script logged.
         history: see RunResult.
-        checkpoint: path of the newest one, as the training knows it; may be empty.
-        group: the process group: world_size, backend, device, strategy, ...
     """
 
-    def __init__(self) -> None:
-        self.group: dict[str, str | float] = {}
-        self.metrics: dict[str, str | float] = {}
-        self.history: list[dict[str, str | float]] = []
-        self.checkpoint = ""
-        self._at: list[tuple[float, float]] = []
-        self._now = (0.0, 0.0)
+    history: list[dict[str, str | float]] = field(default_factory=list)
+    _at: list[tuple[int, int]] = field(default_factory=list)
+    _now: tuple[int, int] = (0, 0)
 
     def add(self, event: Event) -> None:
         """Take in one event."""
-        if event.kind == EventKind.PROGRESS:
-            row = _numbers(event.data)
+        super().add(event)
+        if event.kind == EventKind.PROGRESS and self.progress.is_placed:
+            row = numbers_and_texts(event.data)
             row.pop("restart", None)
-            epoch, step = row.get("epoch"), row.get("step")
-            if not isinstance(epoch, int) or not isinstance(step, int):
-                return
-            self._now = (epoch + 1, step)  # the runtime counts as range() does
+            self._now = self.progress.position
             # A group that starts again repeats the steps since its checkpoint.
             while self._at and self._at[-1] >= self._now:
                 self._at.pop()
                 self.history.pop()
-            self._add(event, row)
-            if "loss" in row:
-                self.metrics = {**self.metrics, "loss": row["loss"]}
+            self._add_row(event, row)
         elif event.kind == EventKind.METRICS:
-            row = _numbers(event.data)
-            self.metrics |= row
+            row = numbers_and_texts(event.data)
             latest = self.history[-1] if self._now[0] and self.history else {}
             logged = {name: value for name, value in row.items() if name not in _OWN}
             # Curves of a table break where a row lacks their value, so there are no rows without.
             if latest and latest.keys().isdisjoint(logged):
                 latest |= logged
             else:
-                self._add(event, {"loss": latest["loss"], **row} if "loss" in latest else row)
-        elif event.kind in {EventKind.CHECKPOINT, EventKind.RESUMED}:
-            self.checkpoint = text(event.data.get("path"))
-        elif event.kind == EventKind.STARTED:
-            self.group = _numbers(event.data)
+                self._add_row(event, {"loss": latest["loss"], **row} if "loss" in latest else row)
 
-    def _add(self, event: Event, row: dict[str, str | float]) -> None:
+    def _add_row(self, event: Event, row: dict[str, str | float]) -> None:
         epoch, step = self._now
         own = {"time": event.time, "epoch": epoch, "step": step}
         # Without reports of the training, the script's own epoch and step are the only ones.
@@ -118,17 +104,6 @@ class Reached:
         self._at.append(self._now)
         if len(self.history) > MAX_ROWS:
             del self.history[1:-1:2], self._at[1:-1:2]
-
-
-def _numbers(data: dict[str, Any]) -> dict[str, str | float]:
-    """The numbers and texts of an event; what was written as a whole number stays one."""
-    found = flat(data)
-    return {
-        name: int(value)
-        if isinstance(value, float) and type(data.get(name)) is int and abs(value) < 2**53
-        else value
-        for name, value in found.items()
-    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ known is one, too.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import defaultdict
 from contextlib import suppress
@@ -28,7 +27,7 @@ from k8sjob.observe.holding import cut, holding, job_times
 from k8sjob.observe.logs import replica_of_rank
 from k8sjob.observe.status import job_status, reporting_replica
 from k8sjob.observe.suspension import last_suspension, read_related
-from k8sjob.sanitize import integer, real
+from k8sjob.observe.training import Progress, starts_processes
 from k8sjob.targets.jobs import replica_of, target_of
 
 if TYPE_CHECKING:
@@ -162,16 +161,6 @@ def slow_nodes(usages: Iterable[Usage]) -> dict[str, list[Usage]]:
     return {name: jobs for name, jobs in found.items() if len(jobs) > 1}
 
 
-@dataclass(frozen=True, slots=True)
-class _Report:
-    """A progress event: its time and content."""
-
-    time: float
-    position: tuple[int, int]
-    waits: float
-    slowest: int | None
-
-
 @dataclass(slots=True)
 class _Session:
     """One start of the group, as the output of the replica that reports shows it."""
@@ -182,7 +171,7 @@ class _Session:
     joined: float | None = None
     logs: bool = False
     finished: float | None = None
-    reports: list[_Report] = field(default_factory=list)
+    reports: list[Progress] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,8 +311,9 @@ def _sessions(lines: Iterable[LogLine]) -> Iterator[_Session]:
             session.finished = at
         elif event.kind == EventKind.METRICS:
             session.logs = True
-        elif event.kind == EventKind.PROGRESS and (report := _report(at, event.data)):
-            session.reports.append(report)
+        elif event.kind == EventKind.PROGRESS:
+            report = Progress.of(event.data, at)
+            session.reports += [report] if report.is_placed else []
     if session:
         yield session
 
@@ -332,18 +322,7 @@ def _starts(event: Event | None) -> bool:
     """Whether the group starts: its agent starts processes, or these join."""
     if event is None:
         return False
-    begins = event.kind == EventKind.STARTING and event.data.get("phase") == "python"
-    return begins or event.kind == EventKind.STARTED
-
-
-def _report(at: float, data: dict[str, Any]) -> _Report | None:
-    epoch, step = integer(data.get("epoch")), integer(data.get("step"))
-    if epoch is None or step is None:
-        return None
-    took, wait = real(data.get("step_s")), real(data.get("wait_s"))
-    known = took is not None and wait is not None and 0 <= wait <= took < math.inf
-    waits = wait / took if known and took and wait else 0.0
-    return _Report(at, (epoch, step), waits, integer(data.get("slowest")))
+    return starts_processes(event) or event.kind == EventKind.STARTED
 
 
 def _spans(sessions: Sequence[_Session], now: float, *, ended: bool) -> Iterator[_Span]:
@@ -364,7 +343,7 @@ def _spans(sessions: Sequence[_Session], now: float, *, ended: bool) -> Iterator
         yield _Span(session.begin, first.time, Use.STARTING)
         for before, report in pairwise(session.reports):
             lost = done_again is not None and report.position >= done_again
-            use, waits = (Use.REPEATED, 0.0) if lost else (Use.TRAINING, report.waits)
+            use, waits = (Use.REPEATED, 0.0) if lost else (Use.TRAINING, report.waited or 0.0)
             yield _Span(before.time, report.time, use, waits, report.slowest)
         newest = session.reports[-1]
         if session.finished is not None:
@@ -378,7 +357,7 @@ def _spans(sessions: Sequence[_Session], now: float, *, ended: bool) -> Iterator
         yield _Span(end, until, Use.IDLE if last else Use.STARTING)
 
 
-def _patience(reports: Sequence[_Report]) -> float:
+def _patience(reports: Sequence[Progress]) -> float:
     """Seconds without a report that are a stall."""
     gaps = [after.time - before.time for before, after in pairwise(reports)]
     return _SILENT * max(statistics.median(gaps) if gaps else 0.0, 1.0) + _SILENT

@@ -94,8 +94,8 @@ def _numbers(status: JobStatus, progress: JobProgress | None) -> dict[str, Any]:
         f"{name}_timestamp_seconds": at and at.timestamp() for name, at in times.items()
     }
     found["restarts"] = sum(replica.restarts for replica in status.replicas)
-    if progress and progress.summary.progress.epoch:
-        now = progress.summary.progress
+    if progress and progress.training.progress.epoch:
+        now = progress.training.progress
         found |= {name: getattr(now, attribute) for name, attribute, _ in _ROWS if attribute}
         found["epochs"] = now.epochs or None
     return found

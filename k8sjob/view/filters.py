@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from k8sjob.contract import RUNTIME_HOME, Event, EventKind, counted
-from k8sjob.sanitize import flat, integer, real, text
+from k8sjob.observe.training import Progress
+from k8sjob.sanitize import flat, text
 from k8sjob.view.lines import duration, file_name, number
 from k8sjob.view.summary import REPEATS, JobSummary
 
@@ -28,7 +29,7 @@ class ShownEvents:
     """
 
     def __init__(self, job: str, *, pace: bool = False, verbose: bool = False) -> None:
-        self.summary = JobSummary(job)
+        self.summary = JobSummary(job=job)
         self._errors, self._epochs = Errors(verbose=verbose), Epochs(pace=pace)
 
     def take(self, events: Iterable[Event]) -> Iterator[Event]:
@@ -260,7 +261,7 @@ class Epochs:
     def take(self, event: Event) -> Iterator[Event]:
         """The events to show now that this one has come."""
         match event.kind:
-            case EventKind.PROGRESS if _ends_epoch(event):
+            case EventKind.PROGRESS if Progress.of(event.data).ends_epoch:
                 yield from self._close()
                 self._open(event)
             case EventKind.PROGRESS:
@@ -303,11 +304,11 @@ class Epochs:
             self._checkpoint = None
 
     def _open(self, event: Event) -> None:
-        data, self._last, self._since = event.data, event, self._clock()
+        progress, self._last, self._since = Progress.of(event.data), event, self._clock()
         self._logged = set()
-        epoch, epochs = integer(data.get("epoch")) or 0, integer(data.get("epochs")) or 0
-        self._epoch = {"epoch": f"{epoch + 1}/{epochs}" if epochs > 0 else epoch + 1}
-        loss = real(data.get("epoch_loss", data.get("loss")))
+        epoch = max(progress.epoch, 1)
+        self._epoch = {"epoch": f"{epoch}/{progress.epochs}" if progress.epochs else epoch}
+        loss = progress.loss if progress.epoch_loss is None else progress.epoch_loss
         if loss is not None:
             self._epoch["loss"] = loss
 
@@ -315,17 +316,12 @@ class Epochs:
         if self._last is None:
             return
         last, self._last = self._last, None
-        pace, left = (real(last.data.get(key)) for key in ("samples_per_s", "eta_s"))
-        if self._pace and pace is not None:
-            self._epoch["samples/s"] = number(round(pace, 1))
-        if self._pace and left is not None:
-            self._epoch["ETA"] = duration(left)
+        progress = Progress.of(last.data)
+        if self._pace and progress.samples_per_s is not None:
+            self._epoch["samples/s"] = number(round(progress.samples_per_s, 1))
+        if self._pace and progress.eta_s is not None:
+            self._epoch["ETA"] = duration(progress.eta_s)
         if self._checkpoint:
             self._epoch["checkpoint"] = file_name(self._checkpoint)
             self._checkpoint = None
         yield Event(EventKind.METRICS, self._epoch, last.time, last.replica)
-
-
-def _ends_epoch(event: Event) -> bool:
-    step, steps = (integer(event.data.get(key)) for key in ("step", "steps"))
-    return bool(steps) and step == steps

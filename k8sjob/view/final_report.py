@@ -40,15 +40,15 @@ def report(
     lines.append(_outcome(summary))
     for found in summary.findings:
         lines += finding_lines(found)
-    logged = [name for name in summary.metrics if name not in {"epoch", "step"}]
+    logged = [name for name in summary.logged if name not in {"epoch", "step"}]
     rows = {
-        name: value if isinstance(value := summary.metrics[name], str) else number(value)
+        name: value if isinstance(value := summary.logged[name], str) else number(value)
         for name in logged[:_MOST_METRICS]
     }
     if len(logged) > _MOST_METRICS:
         rows["..."] = f"{len(logged) - _MOST_METRICS} more"
-    if summary.checkpoint:
-        rows["checkpoint"] = summary.checkpoint
+    if summary.written:
+        rows["checkpoint"] = summary.written
     rows.update(more or {})
     rows = {label: value for label, value in rows.items() if value != ""}
     margin = min(max([10, *map(len, rows)]), _WIDEST_LABEL)

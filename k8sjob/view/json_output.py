@@ -17,11 +17,11 @@ from k8sjob.kube.objects import IMAGE_ORIGIN, Object, stamp, training
 from k8sjob.observe.logs import MOST_AT_ONCE, TAIL_LINES
 from k8sjob.observe.merge import Merge
 from k8sjob.observe.status import JobStatus, job_status, reporting_replica
+from k8sjob.observe.training import Training
 from k8sjob.provenance import Provenance
 from k8sjob.targets.api import JobState
 from k8sjob.targets.jobs import pod_specs, target_of
 from k8sjob.view.lines import duration, position, started
-from k8sjob.view.summary import JobSummary
 
 if TYPE_CHECKING:
     import threading
@@ -94,15 +94,15 @@ def running_digest(pod: Json) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """The progress of one job: its summary, when that was written, and the seconds since."""
+    """The progress of one job: its training, when that was written, and the seconds since."""
 
-    summary: JobSummary
+    training: Training
     time: float
     age: float
 
     def __str__(self) -> str:
         """The reason why it does not train, else epoch, step, loss, pace, ETA; the age if old."""
-        now, age = self.summary, self.age
+        now, age = self.training, self.age
         # A time left that was computed a minute ago is none.
         progress = replace(now.progress, eta_s=None) if age >= _OLD_S else now.progress
         found = [now.starting] if now.starting else position(progress)
@@ -112,9 +112,9 @@ class JobProgress:
 
     def as_dict(self) -> dict[str, Any]:
         """The field `progress` of a job; docs/reference/json.md describes each key."""
-        now = self.summary.progress
+        now = self.training.progress
         return {
-            "phase": self.summary.starting or ("training" if now.epoch else "started"),
+            "phase": self.training.starting or ("training" if now.epoch else "started"),
             "epoch": now.epoch or None,
             "epochs": now.epochs or None,
             "step": now.step if now.epoch else None,
@@ -122,7 +122,7 @@ class JobProgress:
             "loss": _finite(now.loss),
             "samples_per_s": _finite(now.samples_per_s),
             "eta_s": _finite(now.eta_s),
-            "restarts": self.summary.restarts,
+            "restarts": self.training.restarts,
             "time": self.time,
         }
 
@@ -164,14 +164,14 @@ def _read(
 
 def progress_in(snapshot: Snapshot, lines: Iterable[str]) -> JobProgress | None:
     """The progress in the last lines of the replica that reports; None where nothing tells it."""
-    summary, last = JobSummary(Object(snapshot.job).name), 0.0
+    training, last = Training(), 0.0
     for event in filter(None, map(Event.decode, lines)):
-        summary.add(event)
+        training.add(event)
         last = event.time
-    tells = summary.starting or summary.group or summary.restarts or summary.progress.epoch
+    tells = training.starting or training.group or training.restarts or training.progress.epoch
     # The clocks of the nodes are nearer to the server's than that of this machine.
     age = snapshot.now.timestamp() - last
-    return JobProgress(summary, last, age) if last and tells else None
+    return JobProgress(training, last, age) if last and tells else None
 
 
 def _finite(value: float | None) -> float | None:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Final
 from rich.text import Text
 
 from k8sjob.contract import Event, EventKind
+from k8sjob.observe.training import STARTING, Progress, waiting
 from k8sjob.sanitize import flat, integer, text
-from k8sjob.view.summary import REPEATS, STARTING, Progress, waiting
+from k8sjob.view.summary import REPEATS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

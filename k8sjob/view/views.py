@@ -125,7 +125,7 @@ class CallbackView:
     """Hands each event to a function."""
 
     def __init__(self, callback: Callable[[Event], object], job: str = "") -> None:
-        self.summary = JobSummary(job)
+        self.summary = JobSummary(job=job)
         self._callback = callback
 
     def show(self, events: Sequence[Event]) -> None:

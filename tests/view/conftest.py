@@ -37,7 +37,7 @@ ANY_EVENTS = st.lists(
 
 
 def summary_of(events):
-    summary = JobSummary("digits")
+    summary = JobSummary(job="digits")
     for event in events:
         summary.add(event)
     return summary

@@ -13,6 +13,7 @@ from k8sjob.kube.objects import Object, event_time, moment
 from k8sjob.observe.diagnose.finding import Cause, Diagnosis, age, ago, listed, one_line
 from k8sjob.observe.diagnose.next_steps import equal_steps
 from k8sjob.observe.status import deletion, reporting_replica
+from k8sjob.observe.training import Training
 from k8sjob.targets.api import JobState, LocalReason
 
 if TYPE_CHECKING:
@@ -39,8 +40,6 @@ _COLLECTED: Final = frozenset({"foregroundDeletion", "orphan"})
 """Finalizers that the cluster's garbage collector removes by itself."""
 _CLEAN_UP: Final = timedelta(seconds=15)
 """Maximum time that the Pods of an ended job take to end, or the operator to remove them."""
-_NO_STEPS: Final = frozenset({EventKind.WARNING, EventKind.STOPPING, EventKind.CHECKPOINT})
-"""Events that a group which waits may write, too."""
 _BY_AGENTS: Final = frozenset({EventKind.STARTING, EventKind.RESTARTING})
 """Events that each replica's agent writes; others are written where rank 0 is."""
 _HELD: Final = frozenset({JobState.SUSPENDED, JobState.QUEUED})
@@ -291,28 +290,21 @@ def left_early(facts: Facts) -> Iterator[Diagnosis]:
 
 
 def no_progress(facts: Facts) -> Iterator[Diagnosis]:
-    """A running group that waits: its rank 0, or the agent there, has warned and seen no progress.
-
-    Other warnings, a stop and a checkpoint, which a thread may write, are no progress.
-    """
+    """A running group that waits, of which its rank 0 or the agent there has warned."""
     reporter = _reporter(facts)
     if facts.status.state is not JobState.RUNNING or not facts.runs_again(reporter):
         return
-    for event in filter(None, map(Event.decode, reversed(facts.tail(reporter)))):
-        waits = event.kind == EventKind.WARNING and event.data.get("reason") == Cause.NO_PROGRESS
-        if waits and not event.data.get("over"):
-            rank = event.data.get("rank")
-            yield Diagnosis(
-                Cause.NO_PROGRESS,
-                one_line(str(event.data.get("message", "")))
-                + f" (reported {age(datetime.fromtimestamp(event.time, UTC), facts.now)} ago)",
-                "if this is an evaluation, a compilation, a checkpoint or work before or after"
-                " training, wait; a hang in a collective ends by itself after run.hang_timeout or"
-                " torch's own timeout",
-                facts.replica_of(rank) if type(rank) is int and rank >= 0 else "",
-            )
-        if waits or event.kind not in _NO_STEPS:
-            return
+    if warning := Training().read(facts.tail(reporter)).hang:
+        rank = warning.data.get("rank")
+        yield Diagnosis(
+            Cause.NO_PROGRESS,
+            one_line(str(warning.data.get("message", "")))
+            + f" (reported {age(datetime.fromtimestamp(warning.time, UTC), facts.now)} ago)",
+            "if this is an evaluation, a compilation, a checkpoint or work before or after"
+            " training, wait; a hang in a collective ends by itself after run.hang_timeout or"
+            " torch's own timeout",
+            facts.replica_of(rank) if type(rank) is int and rank >= 0 else "",
+        )
 
 
 def no_group(facts: Facts) -> Iterator[Diagnosis]:
