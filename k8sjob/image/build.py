@@ -84,36 +84,38 @@ def build(
             There is no new tag then.
     """
     image = image_on_base(spec, "build")
-    wanted = Dependencies.of(image, Path(folder))
+    dependencies = Dependencies.of(image, Path(folder))
     with closing(http or HttpClient()) as client:
         registries = Registries(client, keyring or Keyring.load())
         repository = ImageReference.parse(image.repository)
         target = registries.repository(repository, "pull" if dry_run else "pull,push")
         below = registries.repository(ImageReference.parse(image.base or ""), "pull")
         base = read_base(below, platform or image.platform)
-        if not wanted:
+        if not dependencies:
             return Built(base.pinned, None, base.pinned, base.platform, "", None)
-        place = Repository(target.client, wanted.place(repository, base.manifest.digest))
+        place = Repository(target.client, dependencies.place(repository, base.manifest.digest))
         result = partial(
             Built,
             tag=place.reference.tag,
             base=base.pinned,
             platform=base.platform,
-            wanted=str(wanted),
+            wanted=str(dependencies),
         )
         if cached and place.is_there():
             return result(read_base(place, base.platform).pinned, builder=None)
-        chosen = choose(builder, wanted, zstd=zstd)
+        chosen = choose(builder, dependencies, zstd=zstd)
         if dry_run:
             return result(None, builder=chosen.name)
         # Write as little as possible, since a build takes minutes until the registry refuses it.
         place.add_blob(in_memory(_EMPTY), lambda _size: None)
-        say(f"building {place.reference} with {chosen.name}: {wanted}; on {base.reference}")
-        chosen.build(BuildRequest(image, wanted, base, below, place, cached, say, progress, zstd))
-        made = read_base(place, base.platform)
-    if made.diff_ids[: len(base.diff_ids)] != base.diff_ids:
+        say(f"building {place.reference} with {chosen.name}: {dependencies}; on {base.reference}")
+        chosen.build(
+            BuildRequest(image, dependencies, base, below, place, cached, say, progress, zstd)
+        )
+        pushed = read_base(place, base.platform)
+    if pushed.diff_ids[: len(base.diff_ids)] != base.diff_ids:
         raise ImageError(
             f"{place.reference} is not the image that was built on {base.reference}: another client"
             " writes to the repository; build again with --no-cache"
         )
-    return result(made.pinned, builder=chosen.name)
+    return result(pushed.pinned, builder=chosen.name)

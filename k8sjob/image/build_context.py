@@ -86,17 +86,17 @@ def read_context(folder: Path) -> Context:
     if not folder.is_dir():
         raise ImageError(f"image.context: {folder} is not a folder; specify the one with your code")
     walk = _Walk(folder)
-    found = {file.name: file for file in walk.below(os.fsencode(folder), "")}
-    kept = [file for file in found.values() if not file.is_folder]
-    parents = {parent for file in kept for parent in _parents(file.name)}
-    size = sum(file.state.st_size for file in kept if not file.is_link)
+    files = {file.name: file for file in walk.below(os.fsencode(folder), "")}
+    packed = [file for file in files.values() if not file.is_folder]
+    parents = {parent for file in packed for parent in _parents(file.name)}
+    size = sum(file.state.st_size for file in packed if not file.is_link)
     if size > LARGEST:
         raise ImageError(
             f"{folder}: {shown_size(size)} is too much for an image (at most"
-            f" {shown_size(LARGEST)}); {_advice(kept)}"
+            f" {shown_size(LARGEST)}); {_advice(packed)}"
         )
-    names = sorted([*parents, *(file.name for file in kept)], key=str.encode)
-    return Context(tuple(found[name] for name in names), size, tuple(sorted(walk.private)))
+    names = sorted([*parents, *(file.name for file in packed)], key=str.encode)
+    return Context(tuple(files[name] for name in names), size, tuple(sorted(walk.private)))
 
 
 def _advice(files: Iterable[File]) -> str:
@@ -125,13 +125,13 @@ class _Walk:
     """One way through a context."""
 
     def __init__(self, folder: Path) -> None:
-        own = own_patterns(folder / OWN_IGNORE)
+        user_patterns = own_patterns(folder / OWN_IGNORE)
         named = private_patterns()
-        self._ignored = Ignore(dockerignore() if own is None else own)
+        self._ignored = Ignore(dockerignore() if user_patterns is None else user_patterns)
         self._private = Ignore(named)
         # The user's own patterns come last, so that a `!` of theirs takes back.
-        self._decided = Ignore(f"{named}\n{own or ''}")
-        self._own = Ignore(own or "")
+        self._decided = Ignore(f"{named}\n{user_patterns or ''}")
+        self._own = Ignore(user_patterns or "")
         self.private: list[str] = []
 
     def below(self, folder: bytes, base: str) -> Iterator[File]:

@@ -158,7 +158,7 @@ class BuildRequest:
     """
 
     image: Image
-    wanted: Dependencies
+    dependencies: Dependencies
     base: BaseImage
     below: Repository
     target: Repository
@@ -174,11 +174,11 @@ class BuildRequest:
 
     def push(self, layers: Sequence[Layer], variables: Mapping[str, str] | None = None) -> None:
         """Push the base with layers on it, the lowest first, and variables that differ from its."""
-        made = append_packages(self.base, layers, variables or {})
+        image = append_packages(self.base, layers, variables or {})
         contents = [layer.content for layer in layers]
-        parts = (self.base, contents, made.config)
+        parts = (self.base, contents, image.config)
         transfer(self.target, self.below, *parts, progress=self.progress)
-        self.target.put(made.manifest, made.media_type, self.tag)
+        self.target.put(image.manifest, image.media_type, self.tag)
 
 
 def image_on_base(spec: JobSpec, verb: str) -> Image:

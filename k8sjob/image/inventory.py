@@ -122,7 +122,7 @@ def read_inventory(
     """
     layers = [layer for layer in base.manifest.layers if not layer.elsewhere]
     total, where = sum(layer.size for layer in layers), str(repository.reference)
-    received = kept = 0
+    received = characters = 0
     lock = threading.Lock()
 
     def note(size: int) -> None:
@@ -132,17 +132,17 @@ def read_inventory(
             progress(received, total)
 
     def scan(number: int) -> LayerScan:
-        nonlocal kept
+        nonlocal characters
         content = RemoteContent(repository.client, repository.reference, layers[number])
-        found = scan_layer(content, where, note)
+        layer_scan = scan_layer(content, where, note)
         with lock:
-            kept += found.size
-        if kept > _MAX_KEPT:
+            characters += layer_scan.size
+        if characters > _MAX_KEPT:
             raise ImageError(
                 f"{where}: its {len(layers)} layers have more names and metadata than any Python"
                 " needs; use another base"
             )
-        return found
+        return layer_scan
 
     work = [lambda number=number: scan(number) for number in range(len(layers))]
     return take_inventory(base, run_parallel(work, _WIDTH))
@@ -165,13 +165,13 @@ def take_inventory(base: BaseImage, layers: Iterable[LayerScan]) -> Inventory:
             f"{name} has no Python on its PATH, for which packages could be installed; use a base"
             " with Python and torch"
         )
-    found = _version_and_sites(tree, *python)
-    if found is None:
+    python_and_sites = _version_and_sites(tree, *python)
+    if python_and_sites is None:
         raise ImageError(
             f"{name}: the version of {python[0]} cannot be determined; use another base, or build"
             " with --builder buildah"
         )
-    version, searched = found
+    version, searched = python_and_sites
     sites = [site for site in map(tree.resolve, searched) if site in tree.marks]
     if not sites:
         raise ImageError(
@@ -219,13 +219,13 @@ class _Tree:
 
     def resolve(self, path: str) -> str:
         """A path with all links on its way followed; unchanged where they form a loop."""
-        done, rest = "", posixpath.normpath(path).strip("/").split("/")
+        done, steps = "", posixpath.normpath(path).strip("/").split("/")
         for _ in range(_MAX_LINKS):
-            while rest:
-                step = posixpath.normpath(posixpath.join(done, rest.pop(0))).lstrip("/")
+            while steps:
+                step = posixpath.normpath(posixpath.join(done, steps.pop(0))).lstrip("/")
                 if step in self.links:
-                    target = posixpath.join("/", done, self.links[step], *rest)
-                    done, rest = "", posixpath.normpath(target).strip("/").split("/")
+                    target = posixpath.join("/", done, self.links[step], *steps)
+                    done, steps = "", posixpath.normpath(target).strip("/").split("/")
                     break
                 done = step
             else:
@@ -272,9 +272,9 @@ def _sites(prefix: str, version: str) -> Iterator[str]:
 
 
 def _glibc(tree: _Tree, name: str) -> tuple[int, int] | None:
-    found = [text for path, text in tree.marks.items() if text and _LIBC_FILE.search(path)]
-    if found:
-        major, minor = found[0].split(".")
+    versions = [text for path, text in tree.marks.items() if text and _LIBC_FILE.search(path)]
+    if versions:
+        major, minor = versions[0].split(".")
         return int(major), int(minor)
     if any(posixpath.basename(path).startswith("ld-musl-") for path in tree.marks):
         return None
@@ -327,28 +327,28 @@ def scan_layer(content: Content, where: str, note: Callable[[int], object]) -> L
     """
     cached = cache_folder() / "layers" / f"{content.digest.replace(':', '-')}.json"
     with suppress(OSError, ValueError, TypeError):
-        found = LayerScan(**json.loads(cached.read_bytes()))
+        layer_scan = LayerScan(**json.loads(cached.read_bytes()))
         note(content.size)
-        return found
-    found = _scan(content, f"{where}, layer {content.digest[:19]}", note)
+        return layer_scan
+    layer_scan = _scan(content, f"{where}, layer {content.digest[:19]}", note)
     with suppress(OSError):  # without a cache it is read again
         cached.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(cached) as file:
-            file.write(json.dumps(asdict(found)).encode())
-    return found
+            file.write(json.dumps(asdict(layer_scan)).encode())
+    return layer_scan
 
 
-def _scan(content: Content, what: str, note: Callable[[int], object]) -> LayerScan:
-    blocks, found, failure = counted(content, note), LayerScan(), None
+def _scan(content: Content, where: str, note: Callable[[int], object]) -> LayerScan:
+    blocks, layer_scan, failure = counted(content, note), LayerScan(), None
     try:
-        _scan_archive(_Stream(blocks), what, found)
+        _scan_archive(_Stream(blocks), where, layer_scan)
     except _READ_ERRORS as error:
         failure = error
     for _ in blocks:  # the digest is checked at the very end
         pass
     if failure is not None:
-        raise ImageError(f"{what}: not an archive ({failure}); the image is broken")
-    return found
+        raise ImageError(f"{where}: not an archive ({failure}); the image is broken")
+    return layer_scan
 
 
 class _Stream(io.RawIOBase):
@@ -389,47 +389,49 @@ class _TarInfo(tarfile.TarInfo):
     _proc_sparse = _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _refuse_sparse
 
 
-def _scan_archive(stream: io.RawIOBase, what: str, found: LayerScan) -> None:
+def _scan_archive(stream: io.RawIOBase, where: str, layer_scan: LayerScan) -> None:
     raw = io.BufferedReader(stream, BLOCK)
     start = raw.peek(4)[:4]
     opened: IO[bytes] = raw
     if start[:2] == b"\x1f\x8b":
         opened = cast("IO[bytes]", gzip.GzipFile(fileobj=raw))
     elif start == ZSTD_MAGIC:
-        opened = zstd_reader(raw, what)
-    kept = 0
+        opened = zstd_reader(raw, where)
+    characters = 0
     with tarfile.open(fileobj=opened, mode="r|", bufsize=BLOCK, tarinfo=_TarInfo) as archive:
         for member in archive:
             archive.members = []  # type: ignore[attr-defined]  # it would keep all of them
-            kept += _scan_member(archive, member, found)
-            if kept > _MAX_KEPT_OF_ONE or len(archive.pax_headers) > _MAX_GLOBAL:
+            characters += _scan_member(archive, member, layer_scan)
+            if characters > _MAX_KEPT_OF_ONE or len(archive.pax_headers) > _MAX_GLOBAL:
                 raise tarfile.ReadError("it has more names and metadata than any Python needs")
 
 
-def _scan_member(archive: tarfile.TarFile, member: tarfile.TarInfo, found: LayerScan) -> int:
+def _scan_member(archive: tarfile.TarFile, member: tarfile.TarInfo, layer_scan: LayerScan) -> int:
     """Keep what is of interest of a member; how many characters were kept."""
     text: str | None = ""
     path = posixpath.normpath(member.name).lstrip("/")
     folder, _, name = path.rpartition("/")
     if name == _OPAQUE:
-        found.hidden.append(f"{folder}/")
+        layer_scan.hidden.append(f"{folder}/")
     elif name.startswith(_WHITEOUT):
-        found.hidden.append(posixpath.join(folder, name.removeprefix(_WHITEOUT)))
+        layer_scan.hidden.append(posixpath.join(folder, name.removeprefix(_WHITEOUT)))
     elif member.issym():
-        found.links[path] = member.linkname
+        layer_scan.links[path] = member.linkname
     elif member.islnk():
         same = posixpath.normpath(member.linkname).lstrip("/")
-        if same in found.marks or _PYTHON.search(path):
-            found.marks[path] = found.marks.get(same, "")
+        if same in layer_scan.marks or _PYTHON.search(path):
+            layer_scan.marks[path] = layer_scan.marks.get(same, "")
     elif member.isfile() and (text := _text(archive, member, path)) is not None:
-        found.marks[path] = text
-    kept = [path] if name.startswith(_WHITEOUT) else []
-    for names in (found.links, found.marks):
-        kept += [path, names[path]] if path in names else []
-    if (site := _SITE.match(f"/{path}")) and (folder := site[1].lstrip("/")) not in found.marks:
-        found.marks[folder] = ""
-        kept.append(folder)
-    return sum(map(len, kept))
+        layer_scan.marks[path] = text
+    texts = [path] if name.startswith(_WHITEOUT) else []
+    for names in (layer_scan.links, layer_scan.marks):
+        texts += [path, names[path]] if path in names else []
+    if (site := _SITE.match(f"/{path}")) and (
+        folder := site[1].lstrip("/")
+    ) not in layer_scan.marks:
+        layer_scan.marks[folder] = ""
+        texts.append(folder)
+    return sum(map(len, texts))
 
 
 def _text(archive: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> str | None:

@@ -138,16 +138,18 @@ def _zstd_writer(file: _Hashed) -> IO[bytes]:
     return cast("IO[bytes]", zstd.ZstdFile(cast("IO[bytes]", file), "w", options=options))
 
 
-def zstd_reader(file: BinaryIO, what: str) -> IO[bytes]:
-    """The contents of a compressed file; `what` it is, for messages.
+def zstd_reader(file: BinaryIO, subject: str) -> IO[bytes]:
+    """The contents of a compressed file; `subject` names it in messages.
 
     Raises:
         ImageError: there is no zstd here.
     """
-    _require_zstd(f"{what} is compressed by zstd and cannot be read")
+    _require_zstd(f"{subject} is compressed by zstd and cannot be read")
     return cast("IO[bytes]", zstd.ZstdFile(file))
 
 
-def _require_zstd(what: str) -> None:
+def _require_zstd(subject: str) -> None:
     if not ZSTD_ERRORS:
-        raise ImageError(f"{what}: Python's module for it is missing; pip install 'k8sjob[build]'")
+        raise ImageError(
+            f"{subject}: Python's module for it is missing; pip install 'k8sjob[build]'"
+        )

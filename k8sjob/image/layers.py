@@ -170,11 +170,11 @@ def _link_target(file: File) -> str:
 
 def _blocks(file: File) -> Iterator[bytes]:
     """The content of a file that must not change meanwhile."""
-    left = file.state.st_size
+    remaining = file.state.st_size
     try:
         with open(os.open(file.path, _OPEN_FLAGS), "rb", buffering=0) as opened:  # noqa: PTH123 - a descriptor
-            while left > 0 and (block := opened.read(min(left, BLOCK))):
-                left -= len(block)
+            while remaining > 0 and (block := opened.read(min(remaining, BLOCK))):
+                remaining -= len(block)
                 yield block
             after = os.fstat(opened.fileno())
     except OSError as error:
@@ -182,7 +182,7 @@ def _blocks(file: File) -> Iterator[bytes]:
             f"{os.fsdecode(file.path)}: cannot be read: {error.strerror}; make it readable, or"
             " exclude it in .dockerignore"
         ) from None
-    if left or _version(after) != _version(file.state):
+    if remaining or _version(after) != _version(file.state):
         raise _changed(file)
 
 
@@ -222,33 +222,33 @@ def _package_members(
 
 def _installed(folder: bytes, base: str) -> Iterator[File]:
     """Folders and files, sorted by their names; each folder before what is in it."""
-    with os.scandir(folder) as entries:
-        found = sorted(entries, key=lambda each: each.name)
-    for each in found:
-        if os.fsdecode(each.name) in _LEFT_OUT:
+    with os.scandir(folder) as scan:
+        entries = sorted(scan, key=lambda file: file.name)
+    for file in entries:
+        if os.fsdecode(file.name) in _LEFT_OUT:
             continue
         try:
-            name = base + each.name.decode()
+            name = base + file.name.decode()
         except UnicodeDecodeError:
             raise ImageError(
-                f"{each.name!r}: a package has a name that is not UTF-8, which an image needs;"
+                f"{file.name!r}: a package has a name that is not UTF-8, which an image needs;"
                 " leave it out, or use --builder buildah"
             ) from None
         # uv may be set up to link to the files in its cache
-        yield File(name, os.path.realpath(each.path), each.stat())
-        if each.is_dir():
-            yield from _installed(each.path, f"{name}/")
+        yield File(name, os.path.realpath(file.path), file.stat())
+        if file.is_dir():
+            yield from _installed(file.path, f"{name}/")
 
 
 def _rewritten(file: File, python: str) -> bytes | None:
     """A list of files, or a script for the base's Python; None: the file is packed as it is."""
     if file.name.endswith(".dist-info/RECORD"):
         data = b"".join(_blocks(file))
-        return _RECORDED.sub(lambda found: found[1] + b",," if found[1] else b"", data)
+        return _RECORDED.sub(lambda row: row[1] + b",," if row[1] else b"", data)
     if file.name.startswith("bin/") and next(_blocks(file), b"").startswith(b"#!"):
         data = b"".join(_blocks(file))
-        found = _SHEBANG.match(data)
-        return f"#!{python}\n".encode() + data[found.end() :] if found else data
+        shebang = _SHEBANG.match(data)
+        return f"#!{python}\n".encode() + data[shebang.end() :] if shebang else data
     return None
 
 

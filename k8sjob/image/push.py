@@ -104,7 +104,7 @@ def push(
             cannot be reached. There is no new tag then.
     """
     image = image_on_base(spec, "push")
-    wanted = Dependencies.of(image, Path(folder)) if onto is None else Dependencies()
+    dependencies = Dependencies.of(image, Path(folder)) if onto is None else Dependencies()
     root = Path(folder) / image.context
     context = read_context(root)
     size = f"{counted(context.files, 'file')} ({shown_size(context.size)})"
@@ -120,7 +120,8 @@ def push(
         if output:
             place = opened.enter_context(closing(Layout(Path(output), target.reference)))
         below = registries.repository(ImageReference.parse(onto or image.base or ""), "pull")
-        read = start(lambda: _read(below, target, image, wanted))  # while the code is packed
+        # The base is read while the code is packed.
+        bases = start(lambda: _bases(below, target, image, dependencies))
         layer = pack_code(context, alone=onto is not None, progress=packing)
         opened.enter_context(closing(layer))
         if strict and layer.findings:
@@ -128,23 +129,23 @@ def push(
             raise ImageError(
                 f"{lines}\nthese look like credentials; remove them, or push without --strict"
             )
-        base, bare = read.result()
+        base, bare = bases.result()
         if output:
             base = replace(base, manifest=base.manifest.as_oci())
-        made = append_code(base, layer, spec)
-        tag = f"k8sjob-{made.digest.removeprefix('sha256:')[:12]}"
-        unchanged = place.has(made.manifest, made.media_type)
+        image_to_push = append_code(base, layer, spec)
+        tag = f"k8sjob-{image_to_push.digest.removeprefix('sha256:')[:12]}"
+        unchanged = place.has(image_to_push.manifest, image_to_push.media_type)
         blobs: tuple[Blob, ...] = ()
         if not unchanged:
-            source = target if wanted else below
-            parts = (base, [layer.content], made.config)
+            source = target if dependencies else below
+            parts = (base, [layer.content], image_to_push.config)
             blobs = transfer(place, source, *parts, progress=progress, dry_run=dry_run)
         if not unchanged and not dry_run:
-            place.put(made.manifest, made.media_type, tag)
-    reference = target.reference.at(made.digest)
+            place.put(image_to_push.manifest, image_to_push.media_type, tag)
+    reference = target.reference.at(image_to_push.digest)
     return Pushed(
         reference=reference,
-        digest=made.digest,
+        digest=image_to_push.digest,
         tag=tag,
         base=base.pinned,
         platform=base.platform,
@@ -164,35 +165,35 @@ def push(
                 *_added(base, bare),
                 ImageLayer("code", layer.content.digest, layer.content.size),
             ),
-            installed=str(wanted),
+            installed=str(dependencies),
             files=context.files,
         ),
     )
 
 
-def _read(
-    below: Repository, target: Repository, image: Image, wanted: Dependencies
+def _bases(
+    below: Repository, target: Repository, image: Image, dependencies: Dependencies
 ) -> tuple[BaseImage, Manifest | None]:
     """Read the image that the code is added to; if that has dependencies, its base as well."""
-    if not wanted:
+    if not dependencies:
         return read_base(below, image.platform), None
     bare = below.image(image.platform)
-    place = wanted.place(target.reference, bare.digest)
-    found = Repository(target.client, place)
-    if not found.is_there():
+    place = dependencies.place(target.reference, bare.digest)
+    repository = Repository(target.client, place)
+    if not repository.is_there():
         raise ImageError(
-            f"image: {wanted} has to be installed, and no image has it: there is no {place}; build"
-            " it with `k8sjob build`, or specify one that has it with --onto"
+            f"image: {dependencies} has to be installed, and no image has it: there is no {place};"
+            " build it with `k8sjob build`, or specify one that has it with --onto"
         )
-    return read_base(found, image.platform), bare
+    return read_base(repository, image.platform), bare
 
 
 def _base_by_digest(base: BaseImage, onto: str | None) -> str:
     """The base by its digest: the spec's, or the one that the named image is labeled with."""
     if onto is None:
         return base.pinned
-    known = labels(base.config)
-    name, digest = str(known.get(BASE_NAME, "")), str(known.get(BASE_DIGEST, ""))
+    base_labels = labels(base.config)
+    name, digest = str(base_labels.get(BASE_NAME, "")), str(base_labels.get(BASE_DIGEST, ""))
     try:
         return ImageReference.parse(name).at(digest) if name and digest else ""
     except ImageError:

@@ -31,11 +31,11 @@ class Builder(NamedTuple):
     build: Callable[[BuildRequest], None]
     zstd: bool = False
 
-    def unsupported(self, wanted: Dependencies, *, zstd: bool) -> str | None:
+    def unsupported(self, dependencies: Dependencies, *, zstd: bool) -> str | None:
         """Why it cannot do what is asked for, with the next step; None: it can."""
         if zstd and not self.zstd:
             return "it compresses only with gzip; omit --zstd, or use another --builder"
-        return self.missing(wanted)
+        return self.missing(dependencies)
 
 
 BUILDERS: Final = {
@@ -57,7 +57,7 @@ BUILDERS: Final = {
 """In the order of preference."""
 
 
-def choose(name: str, wanted: Dependencies, *, zstd: bool = False) -> Builder:
+def choose(name: str, dependencies: Dependencies, *, zstd: bool = False) -> Builder:
     """The builder of this name for what is wanted; AUTO: the first that can.
 
     Raises:
@@ -67,12 +67,12 @@ def choose(name: str, wanted: Dependencies, *, zstd: bool = False) -> Builder:
         valid = ", ".join([AUTO, *BUILDERS])
         raise ImageError(f"builder: {name!r} is unknown; valid builders: {valid}")
     if name != AUTO:
-        if why := BUILDERS[name].unsupported(wanted, zstd=zstd):
+        if why := BUILDERS[name].unsupported(dependencies, zstd=zstd):
             raise ImageError(f"--builder {name}: {why}")
         return BUILDERS[name]
     reasons = ""
     for builder in BUILDERS.values():
-        why = builder.unsupported(wanted, zstd=zstd)
+        why = builder.unsupported(dependencies, zstd=zstd)
         if why is None:
             return builder
         reasons += f"\n  {builder.name}: {why}"

@@ -74,14 +74,15 @@ def written(request: BuildRequest) -> Iterator[Recipe]:
         reference = request.base.reference
         base = f"{reference.registry}/{reference.repository}@{request.base.manifest.digest}"
         (context / "Dockerfile").write_text(dependencies_dockerfile(request.image, base))
-        if request.image.requirements is not None and request.wanted.requirements is not None:
+        requirements = request.dependencies.requirements
+        if request.image.requirements is not None and requirements is not None:
             file = context / request.image.requirements
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(request.wanted.requirements, encoding="utf-8")
+            file.write_text(requirements, encoding="utf-8")
         yield Recipe(folder, context, write_secrets(folder))
 
 
-def buildx_missing(_wanted: Dependencies) -> str | None:
+def buildx_missing(_dependencies: Dependencies) -> str | None:
     """Why docker cannot build here; None: it can."""
     if shutil.which("docker") is None:
         return "docker is not on PATH"
@@ -115,7 +116,7 @@ def buildx_argv(request: BuildRequest, recipe: Recipe) -> list[str]:
     ]
 
 
-def missing(program: str, _wanted: Dependencies) -> str | None:
+def missing(program: str, _dependencies: Dependencies) -> str | None:
     """Why buildah or podman cannot build here; None: it can."""
     if shutil.which(program) is None:
         return f"{program} is not on PATH; on Debian and Ubuntu: apt install {program}"

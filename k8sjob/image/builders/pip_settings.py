@@ -96,14 +96,14 @@ def as_uv_settings() -> tuple[str, dict[str, str]]:
 
 
 def _uv_lines(settings: Mapping[str, str]) -> Iterator[str]:
-    found: dict[str, Any] = {"index-url": settings.get("index-url")}
-    found |= {key: settings.get(key, "").split() for key in ("extra-index-url", "find-links")}
+    table: dict[str, Any] = {"index-url": settings.get("index-url")}
+    table |= {key: settings.get(key, "").split() for key in ("extra-index-url", "find-links")}
     for key, name, value in (("no-index", "no-index", True), ("pre", "prerelease", "allow")):
-        found[name] = settings.get(key, "").lower() in _TRUE and value
+        table[name] = settings.get(key, "").lower() in _TRUE and value
     if hosts := settings.get("trusted-host", "").split():
         yield f"allow-insecure-host = {json.dumps(hosts)}\n"
     yield "[pip]\n"
-    for key, value in found.items():
+    for key, value in table.items():
         if value:
             yield f"{key} = {json.dumps(value)}\n"  # TOML writes these as JSON does
 
@@ -118,7 +118,7 @@ def _folders(environ: Mapping[str, str]) -> tuple[Path, Path, list[Path]]:
 
 def _pip_settings(environ: Mapping[str, str]) -> dict[str, str]:
     """Settings about indexes, and `cert`, lists as words: of files, then of variables, as pip."""
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for path in _pip_files(environ):
         parser = configparser.RawConfigParser()
         try:
@@ -133,11 +133,11 @@ def _pip_settings(environ: Mapping[str, str]) -> dict[str, str]:
             ) from None
         for section in ("global", "install"):
             if parser.has_section(section):
-                found |= {key.replace("_", "-"): value for key, value in parser.items(section)}
+                settings |= {key.replace("_", "-"): value for key, value in parser.items(section)}
     for key in (*_KEYS, "cert"):
         if value := environ.get(f"PIP_{key.upper().replace('-', '_')}"):
-            found[key] = value
-    return {key: found[key] for key in (*_KEYS, "cert") if found.get(key)}
+            settings[key] = value
+    return {key: settings[key] for key in (*_KEYS, "cert") if settings.get(key)}
 
 
 def _pip_files(environ: Mapping[str, str]) -> Iterator[Path]:

@@ -54,16 +54,16 @@ _DECORATION: Final = re.compile(r"^\W*(?:error:|cause:|hint:)?\s*")
 _DISK_FULL: Final = "No space left on device"
 
 
-def missing(wanted: Dependencies) -> str | None:
+def missing(dependencies: Dependencies) -> str | None:
     """Why uv cannot install this here, with the next step; None: it can."""
-    if wanted.apt:
+    if dependencies.apt:
         return (
-            f"Debian packages ({', '.join(wanted.apt)}) are installed by a builder that runs the"
-            " base; use --builder buildah, podman or buildx"
+            f"Debian packages ({', '.join(dependencies.apt)}) are installed by a builder that runs"
+            " the base; use --builder buildah, podman or buildx"
         )
     if find_uv() is None:
         return "uv is not installed; pip install 'k8sjob[build]'"
-    return wanted.refused_line()
+    return dependencies.refused_line()
 
 
 def find_uv() -> str | None:
@@ -82,7 +82,7 @@ def build(request: BuildRequest) -> None:
     inventory = read_inventory(request.base, request.below, _progress(request.say))
     with temporary_folder("build") as folder:
         target = folder / "deps"
-        unpack(inventory, request.wanted, target, request.say, cached=request.cached)
+        unpack(inventory, request.dependencies, target, request.say, cached=request.cached)
         layer = pack_packages(target, inventory, zstd=request.zstd)
     with closing(layer):
         request.push([layer], {"PATH": _path(request.base)})
@@ -92,11 +92,11 @@ def _progress(say: Callable[[str], object]) -> Callable[[int, int], None]:
     """Reports now and then how much of a large base has been read."""
     due = time.monotonic() + _PROGRESS_SECONDS
 
-    def report(read: int, total: int) -> None:
+    def report(received: int, total: int) -> None:
         nonlocal due
         if time.monotonic() >= due:
             due = time.monotonic() + _PROGRESS_SECONDS
-            say(f"read {shown_size(read)} of {shown_size(total)}")
+            say(f"read {shown_size(received)} of {shown_size(total)}")
 
     return report
 
@@ -109,7 +109,7 @@ def _path(base: BaseImage) -> str:
 
 def unpack(
     inventory: Inventory,
-    wanted: Dependencies,
+    dependencies: Dependencies,
     folder: Path,
     say: Callable[[str], object],
     *,
@@ -122,16 +122,16 @@ def unpack(
     Raises:
         ImageError: there is no wheel of something for that Python, or it does not fit the base.
     """
-    if refused := wanted.refused_line():
+    if refused := dependencies.refused_line():
         raise ImageError(refused)
     platform = _platform(inventory)
     common = ["--python", sys.executable, "--no-python-downloads", "--python-version"]
     common += [inventory.version, "--python-platform", platform, *_WHEELS_ONLY]
-    common += ["--default-index", wanted.index_url] if wanted.index_url else []
+    common += ["--default-index", dependencies.index_url] if dependencies.index_url else []
     common += [] if cached else ["--refresh"]
     with temporary_folder("uv") as work:
         settings, variables = as_uv_settings()
-        pinned = _write_inputs(work, inventory, wanted, settings)
+        pinned = _write_inputs(work, inventory, dependencies, settings)
         uv = partial(_run_uv, work=work, variables=variables, inventory=inventory)
         say(
             f"choosing packages for Python {inventory.version} on {platform}, to fit the"
@@ -159,17 +159,17 @@ def _platform(inventory: Inventory) -> str:
         )
     if inventory.glibc is None:
         return f"{machine}-unknown-linux-musl"
-    known = [minor for minor in _GLIBCS if (2, minor) <= inventory.glibc]
-    if not known:
+    minors = [minor for minor in _GLIBCS if (2, minor) <= inventory.glibc]
+    if not minors:
         raise ImageError(
             f"{inventory.image} has glibc {'.'.join(map(str, inventory.glibc))}, which is too old"
             " for wheels; use a newer base"
         )
-    return f"{machine}-manylinux_2_{known[-1]}"
+    return f"{machine}-manylinux_2_{minors[-1]}"
 
 
 def _write_inputs(
-    work: Path, inventory: Inventory, wanted: Dependencies, settings: str
+    work: Path, inventory: Inventory, dependencies: Dependencies, settings: str
 ) -> list[str]:
     """Write what uv reads; the names of the base's packages that are pinned."""
     pinned, unknown, base = [], [], ""
@@ -183,7 +183,7 @@ def _write_inputs(
                 unknown.append(name)
         for file, text in (
             ("base.txt", base),
-            ("wanted.txt", "\n".join([*wanted.checked_lines(), ""])),
+            ("wanted.txt", "\n".join([*dependencies.checked_lines(), ""])),
             ("unknown.txt", "\n".join(unknown)),
             ("uv.toml", settings),  # in any case, or one in a folder above would be read
         ):
@@ -215,8 +215,8 @@ def _stub_headers(headers: str) -> Iterator[str]:
 
 
 def _header(headers: str, name: str) -> str:
-    found = re.search(rf"^{name}: *(.*?) *$", headers, re.MULTILINE | re.IGNORECASE)
-    return found[1].lower() if found else ""
+    match = re.search(rf"^{name}: *(.*?) *$", headers, re.MULTILINE | re.IGNORECASE)
+    return match[1].lower() if match else ""
 
 
 def _run_uv(

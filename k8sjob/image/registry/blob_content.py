@@ -65,12 +65,12 @@ class RemoteContent:
     def blocks(self) -> Iterator[bytes]:
         """All of it."""
         algorithm = self.digest.partition(":")[0]
-        found, held, at = hashlib.new(algorithm), b"", 0
+        digest_so_far, held, at = hashlib.new(algorithm), b"", 0
         for block in self._received():
             yield from [held] if held else []
-            found.update(block)
+            digest_so_far.update(block)
             held, at = block, at + len(block)
-        digest = f"{algorithm}:{found.hexdigest()}"
+        digest = f"{algorithm}:{digest_so_far.hexdigest()}"
         if at != self.size or digest != self.digest:
             raise ImageError(
                 f"{self._what}: received {at} bytes with the digest {digest}: the registry, or a"

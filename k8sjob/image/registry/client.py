@@ -228,11 +228,11 @@ class Authorizer:
 
     def _authorization(self, answer: Response) -> str:
         challenge = answer.headers.get("WWW-Authenticate", "")
-        wanted = parse_challenges(challenge)
+        challenges = parse_challenges(challenge)
         login = self.login
-        if "bearer" in wanted:
-            return f"Bearer {self._token(wanted['bearer'], answer.url)}"
-        if "basic" not in wanted:
+        if "bearer" in challenges:
+            return f"Bearer {self._token(challenges['bearer'], answer.url)}"
+        if "basic" not in challenges:
             raise ImageError(
                 f"{self._host} asks for a kind of authorization that registries do not use:"
                 f" {challenge.partition(' ')[0]!r}; is it the address of a registry?"
@@ -254,12 +254,12 @@ class Authorizer:
                 " registry itself has; ask its administrator to correct the address"
             )
         limit = None if _same_host(realm, asked) else self._http.zone(asked)
-        wanted = set(parameters.get("scope", "").split())
+        scopes = set(parameters.get("scope", "").split())
         service = parameters.get("service", "")
-        answer = self._request_token(realm, service, self.scopes | wanted, limit)
-        if answer.status in {400, 401, 403} and wanted and wanted != self.scopes:
+        answer = self._request_token(realm, service, self.scopes | scopes, limit)
+        if answer.status in {400, 401, 403} and scopes and scopes != self.scopes:
             # Some refuse all of it where one part is not allowed.
-            answer = self._request_token(realm, service, wanted, limit)
+            answer = self._request_token(realm, service, scopes, limit)
         if answer.status != 200:
             who = "the login is refused" if self.login else "a login is required"
             raise ImageError(
@@ -311,8 +311,10 @@ def parse_challenges(text: str) -> dict[str, dict[str, str]]:
     """The schemes in a WWW-Authenticate header, in lower case, with their parameters."""
     marks = [*_SCHEME.finditer(text)]
     bounds = [mark.start() for mark in marks] + [len(text)]
-    found: dict[str, dict[str, str]] = {}
+    schemes: dict[str, dict[str, str]] = {}
     for mark, end in zip(marks, bounds[1:], strict=True):
         parameters = _PARAMETER.findall(text[mark.end() : end])
-        found[mark[1].lower()] = {name.lower(): quoted or bare for name, quoted, bare in parameters}
-    return found
+        schemes[mark[1].lower()] = {
+            name.lower(): quoted or bare for name, quoted, bare in parameters
+        }
+    return schemes

@@ -65,8 +65,8 @@ class CredentialEntry:
         Raises:
             ImageError: the helper fails, or the entry cannot be read.
         """
-        found = self._helper_login(self.helper) if self.helper else None
-        return found or self._stored_login()
+        login = self._helper_login(self.helper) if self.helper else None
+        return login or self._stored_login()
 
     def _stored_login(self) -> Login | None:
         text = {key: value for key, value in self.fields.items() if isinstance(value, str)}
@@ -141,8 +141,8 @@ class Keyring:
             ImageError: one of them cannot be read.
         """
         paths = _paths(variables() if environ is None else environ)
-        found = ((path, _read(path)) for path in dict.fromkeys(paths))
-        return cls({path: content for path, content in found if content is not None})
+        files = ((path, _read(path)) for path in dict.fromkeys(paths))
+        return cls({path: content for path, content in files if content is not None})
 
     def entries(self, reference: ImageReference) -> tuple[CredentialEntry, ...]:
         """The places with credentials for a repository, best first; equal ones are one login."""
@@ -165,14 +165,14 @@ class Keyring:
                 store = content.get("credsStore") if place == registry else None
                 helper = helpers.get(place) or store
                 if helper or fields:
-                    given = fields if isinstance(fields, dict) else {}
-                    yield CredentialEntry(file, key, str(helper) if helper else None, given)
+                    entry = fields if isinstance(fields, dict) else {}
+                    yield CredentialEntry(file, key, str(helper) if helper else None, entry)
 
 
 def _registry_of(key: str) -> str:
     """The registry, or a part of one, that a key of the file speaks of."""
-    scheme, separator, rest = key.partition("://")
-    path = rest if separator else scheme
+    scheme, separator, address = key.partition("://")
+    path = address if separator else scheme
     host, _, below = path.partition("/")
     below = "" if separator or below.strip("/") in {"", "v1", "v2"} else below.strip("/")
     return plain_host(host) + (f"/{below}" if below else "")

@@ -80,9 +80,9 @@ class ImageReference:
         folders, slash, last = tagged.rpartition("/")
         last, _, tag = last.partition(":")
         name = folders + slash + last
-        first, slash, rest = name.partition("/")
+        first, slash, path = name.partition("/")
         if slash and (first == "localhost" or set(first) & set(".:")):
-            registry, repository = plain_host(first), rest
+            registry, repository = plain_host(first), path
         else:
             registry, repository = DEFAULT_REGISTRY, name
         if registry == DEFAULT_REGISTRY and "/" not in repository:
@@ -187,14 +187,14 @@ class Index:
         """
         if platform is None and len(self.platforms) == 1:
             return next(iter(self.platforms.values()))
-        wanted = platform or DEFAULT_PLATFORM
+        sought = platform or DEFAULT_PLATFORM
         for name, digest in self.platforms.items():
-            if name == wanted or name.startswith(f"{wanted}/"):
+            if name == sought or name.startswith(f"{sought}/"):
                 return digest
         names = sorted(self.platforms)
         more = f" and {len(names) - _MOST_PLATFORMS} more" if names[_MOST_PLATFORMS:] else ""
         shown = ", ".join(names[:_MOST_PLATFORMS]) + more
-        reason = f"not for {wanted}, only for {shown}; set image.platform"
+        reason = f"not for {sought}, only for {shown}; set image.platform"
         if not self.platforms:
             reason = "its index names no platform; use image@digest of one of its manifests"
         raise ImageError(f"{where}: {reason}, or use another base")
@@ -254,7 +254,7 @@ def read(raw: bytes, content_type: str, where: str) -> Manifest | Index:
 
 
 def _platforms(entries: Any, where: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     for entry in entries if isinstance(entries, list) else []:
         platform = entry.get("platform") if isinstance(entry, dict) else None
         platform = platform if isinstance(platform, dict) else {}
@@ -264,8 +264,8 @@ def _platforms(entries: Any, where: str) -> dict[str, str]:
         name = "/".join(str(part) for part in parts if part) or "any"
         if not _PLATFORM.fullmatch(name):
             continue  # nobody can want it, and in a message a line break would begin a line of ours
-        found.setdefault(name, Descriptor.of(entry, where).digest)
-    return found
+        digests.setdefault(name, Descriptor.of(entry, where).digest)
+    return digests
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,8 +316,8 @@ class BaseImage:
 
 def environment(config: dict[str, Any]) -> dict[str, str]:
     """The variables that a container with this image config starts with."""
-    found = table(config, "config").get("Env")
-    lines = found if isinstance(found, list) else []
+    variables = table(config, "config").get("Env")
+    lines = variables if isinstance(variables, list) else []
     return dict(str(line).partition("=")[::2] for line in lines)
 
 
@@ -328,5 +328,5 @@ def labels(config: dict[str, Any]) -> dict[str, Any]:
 
 def table(content: Mapping[str, Any], key: str) -> dict[str, Any]:
     """The object under this key; empty for anything else."""
-    found = content.get(key)
-    return found if isinstance(found, dict) else {}
+    value = content.get(key)
+    return value if isinstance(value, dict) else {}

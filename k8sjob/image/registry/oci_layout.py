@@ -71,11 +71,14 @@ class Layout:
         return path.is_file() and path.stat().st_size == content.size
 
     def add_blob(
-        self, content: Content, sent: Callable[[int], object], _mount: ImageReference | None = None
+        self,
+        content: Content,
+        on_bytes: Callable[[int], object],
+        _mount: ImageReference | None = None,
     ) -> Sent:
-        """Write a blob; `sent` is called with each number of bytes. ImageError: no space."""
+        """Write a blob; `on_bytes` is called with each number of bytes. ImageError: no space."""
         with _errors_explained(self.folder):
-            self.write(self.path(content.digest), counted(content, sent))
+            self.write(self.path(content.digest), counted(content, on_bytes))
         return Sent.UPLOADED
 
     def put(self, raw: bytes, media_type: str, tag: str) -> None:
@@ -91,8 +94,8 @@ class Layout:
             "annotations": {_TAG: tag, _NAME: f"{self.reference.name}:{tag}"},
         }
         with _errors_explained(self.folder), _locked(self.folder):
-            kept = [other for other in self._entries() if other.get("digest") != digest]
-            index = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [*kept, entry]}
+            entries = [old for old in self._entries() if old.get("digest") != digest]
+            index = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [*entries, entry]}
             self.write(self.folder / _INDEX, [encode(index)])
 
     def write(self, path: Path, blocks: Iterable[bytes]) -> None:
@@ -119,9 +122,9 @@ class Layout:
         path = self.folder / _INDEX
         if not path.exists():
             return []
-        found: Any = read_object(path.read_bytes(), str(path)).get("manifests")
-        if isinstance(found, list) and all(isinstance(entry, dict) for entry in found):
-            return found
+        entries: Any = read_object(path.read_bytes(), str(path)).get("manifests")
+        if isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries):
+            return entries
         raise ImageError(f"{path}: not the index of an OCI layout; specify another folder")
 
 

@@ -82,10 +82,10 @@ class Repository:
         """
         version = self.reference.version
         for _ in range(_MAX_NESTING):
-            found = self._read(version)
-            if not isinstance(found, Index):
-                return found
-            version = found.choose(platform, str(self.reference))
+            content = self._read(version)
+            if not isinstance(content, Index):
+                return content
+            version = content.choose(platform, str(self.reference))
         raise ImageError(f"{self.reference}: indexes nested too deeply; use another base")
 
     def is_there(self) -> bool:
@@ -100,12 +100,12 @@ class Repository:
         answer = self._head(digest, self.reference.at(digest), media_type)
         return answer.describes(digest, len(raw))
 
-    def _head(self, version: str, what: str, accept: str) -> Response:
+    def _head(self, version: str, subject: str, accept: str) -> Response:
         return self.client.request(
             "HEAD",
             f"{self._manifests}/{version}",
             ok=_EXISTS,
-            doing=f"looking for {what}",
+            doing=f"looking for {subject}",
             headers={"Accept": accept},
         )
 
@@ -119,10 +119,10 @@ class Repository:
         )
         algorithm, is_digest, _ = version.partition(":")
         if is_digest:
-            found = f"{algorithm}:{hashlib.new(algorithm, answer.body).hexdigest()}"
-            if found != version:
+            digest = f"{algorithm}:{hashlib.new(algorithm, answer.body).hexdigest()}"
+            if digest != version:
                 raise ImageError(
-                    f"{self.reference}: what was received as {version} has the digest {found}: the"
+                    f"{self.reference}: what was received as {version} has the digest {digest}: the"
                     " registry, or a proxy in between, is broken; try again"
                 )
         return manifest.read(
@@ -145,11 +145,14 @@ class Repository:
         return answer.describes(content.digest, content.size)
 
     def add_blob(
-        self, content: Content, sent: Callable[[int], object], mount: ImageReference | None = None
+        self,
+        content: Content,
+        on_bytes: Callable[[int], object],
+        mount: ImageReference | None = None,
     ) -> Sent:
         """Mount a blob from another repository of the registry that has it, or upload it.
 
-        `sent` is called with the bytes that go out, or less than 0: were lost.
+        `on_bytes` is called with the bytes that go out, or less than 0: were lost.
 
         Raises:
             ImageError: the registry does not take it.
@@ -160,7 +163,7 @@ class Repository:
             if location is None:
                 return Sent.MOUNTED
             mount = None  # it was not granted
-            lost = self._send(content, location, sent, doing)
+            lost = self._send(content, location, on_bytes, doing)
             if lost is None:
                 return Sent.UPLOADED
             retry.wait(failures)
@@ -196,7 +199,7 @@ class Repository:
         return url
 
     def _send(
-        self, content: Content, location: str, sent: Callable[[int], object], doing: str
+        self, content: Content, location: str, on_bytes: Callable[[int], object], doing: str
     ) -> str | None:
         """Send a blob; why it was lost where a new upload may succeed, else None."""
         url = f"{location}{'&' if '?' in location else '?'}{urlencode({'digest': content.digest})}"
@@ -207,7 +210,7 @@ class Repository:
         def blocks() -> Generator[bytes]:
             nonlocal out
             for block in content.blocks():
-                sent(len(block))
+                on_bytes(len(block))
                 out += len(block)
                 yield block
 
@@ -226,7 +229,7 @@ class Repository:
             if answer.status in {403, 405, 413}:
                 raise refusal
             lost = f"the registry stored it as {stored}" if answer.status == 201 else str(refusal)
-        sent(-out)
+        on_bytes(-out)
         return lost
 
     def put(self, raw: bytes, media_type: str, tag: str) -> None:
@@ -265,9 +268,9 @@ def read_base(repository: Repository, platform: str | None) -> BaseImage:
     Raises:
         ImageError: there is none, or none for the platform.
     """
-    found = repository.image(platform)
-    config = read_object(repository.blob(found.config), str(repository.reference))
-    base = BaseImage(repository.reference, found, config)
+    image = repository.image(platform)
+    config = read_object(repository.blob(image.config), str(repository.reference))
+    base = BaseImage(repository.reference, image, config)
     if platform and "/".join(platform.split("/")[:2]) != base.platform:
         raise ImageError(
             f"{base.reference} is for {base.platform}; image.platform says {platform}: use"
