@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from k8sjob.errors import ImageError, redacted
 from k8sjob.image.layers import append_packages
 from k8sjob.image.registry.repository import transfer
-from k8sjob.spec.image import requirement_lines, requirements_text
+from k8sjob.spec.image import PIP_NAME, requirement_lines, requirements_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,7 +40,7 @@ _OPTION: Final = re.compile(
 """Options that change where wheels come from, and not that they are wheels."""
 _HASH: Final = re.compile(r"\s--hash[\s=]\s*\w+:[0-9a-fA-F]+(?=\s|$)")
 _REQUIREMENT: Final = re.compile(
-    r"(?!.*\s-)[A-Za-z0-9][\w.-]*+\s*+(?:\[[\s\w.,-]*+\]\s*+)?+"
+    rf"(?!.*\s-){PIP_NAME.pattern}\s*+(?:\[[\s\w.,-]*+\]\s*+)?+"
     r"(?:@\s*https?://[^\s;?#]+\.whl(?:#[^\s;]*+)?\s*+|[\s\w.,<>=!~*+()-]*+)(?:;.*)?",
     re.ASCII,
 )
@@ -121,14 +121,7 @@ class Dependencies:
 
 
 def _requirements(path: Path) -> str:
-    try:
-        text = requirements_text(path)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise ImageError(
-            f"image.requirements: {path}: cannot be read: {reason}; specify a file inside the"
-            " context"
-        ) from None
+    text = requirements_text(path)
     for number, line in requirement_lines(text):
         shown = f"{path}:{number}: {redacted(line)!r}"
         if _OTHER_FILE.match(line):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Tag
 
+from k8sjob.errors import ImageError
 from k8sjob.spec.base import Broken, Part, doc, refuse
 from k8sjob.spec.values import ImageName, ObjectName, is_repository, matching
 
@@ -27,11 +28,12 @@ _INDEX = matching(
     re.compile(r"https?://[^\s\"'`$\\<>{}|^@]+"),
     "the http(s) URL of an index without credentials; pass credentials to the build as a secret",
 )
-_PIP_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?(?=[\s\[<>=!~;@(]|$)")
+PIP_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?(?=[\s\[<>=!~;@(]|$)")
+"""The name of a package, at the beginning of a requirement."""
 
 
 def _pip(value: str) -> str:
-    if not _PIP_NAME.match(value):
+    if not PIP_NAME.match(value):
         refuse(f"{value!r} is not a requirement of pip; write name or name[extra]>=1.2")
     if not value.isprintable() or "\\" in value or "$" in value:
         refuse(f"{value!r} has a character that pip or a Dockerfile would act on; remove it")
@@ -146,10 +148,17 @@ def requirements_text(path: Path) -> str:
     """The text of a requirements file, which editors of Windows write in UTF-16, as pip reads it.
 
     Raises:
-        OSError, UnicodeDecodeError: it cannot be read.
+        ImageError: it cannot be read.
     """
-    is_wide = path.read_bytes().startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    return path.read_text(encoding="utf-16" if is_wide else "utf-8")
+    try:
+        is_wide = path.read_bytes().startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        return path.read_text(encoding="utf-16" if is_wide else "utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise ImageError(
+            f"image.requirements: {path} cannot be read: {reason}; specify a file inside the"
+            " context"
+        ) from None
 
 
 def requirement_lines(text: str) -> Iterator[tuple[int, str]]:
@@ -170,4 +179,4 @@ def required_names(text: str) -> list[str]:
     """The packages that requirements name on any platform; not those of files and URLs."""
     lines = (line for _, line in requirement_lines(text))
     plain = (line for line in lines if not (";" in line or "://" in line or _FILE.match(line)))
-    return [name[0] for line in plain if (name := _PIP_NAME.match(line))]
+    return [name[0] for line in plain if (name := PIP_NAME.match(line))]

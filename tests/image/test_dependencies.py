@@ -108,13 +108,8 @@ def test_what_the_network_has_may_be_named(wanted):
     assert wanted(text="\n".join(lines))
 
 
-def test_a_requirements_file_that_cannot_be_read(wanted, code):
+def test_a_requirements_file_that_cannot_be_read(code):
     (code / "requirements.txt").write_bytes(b"\xff")
     spec = job("reg.example/app", "reg.example/base:1", **IMAGE)
-    with pytest.raises(ImageError, match=r"requirements\.txt: cannot be read: not UTF-8"):
-        Dependencies.of(spec.image, code)
-    (code / "requirements.txt").unlink()
-    with pytest.raises(
-        ImageError, match=r"cannot be read: No such file or directory; specify a file"
-    ):
+    with pytest.raises(ImageError, match=r"requirements\.txt cannot be read: not UTF-8; specify"):
         Dependencies.of(spec.image, code)

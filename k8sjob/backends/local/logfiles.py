@@ -61,6 +61,8 @@ class LogWriter:
         self._source = os.fsencode(source)
         self._copies = {os.fsencode(one) for one in (copy, os.path.realpath(copy)) if copy}
         # A path that names a line of code. It may hold the folder many times, and is read once.
+        # The runtime has its own rewriting (base/frames.py): the two share no module, and what it
+        # writes into reasons does not come through here.
         copies = b"|".join(map(re.escape, self._copies))
         self._code = re.compile(b"(?:%s)" % copies + rb'(/[^\s":]*+)((?:", line |:)\d)?')
         self._lost_lines = self._lost_bytes = 0

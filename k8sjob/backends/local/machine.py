@@ -79,6 +79,7 @@ def check_packages(spec: JobSpec, context: Path) -> None:
 
     Raises:
         BackendError: with the command that installs them.
+        ImageError: the requirements file cannot be read.
     """
     if spec.uses_agent and util.find_spec("torch") is None:
         raise BackendError(
@@ -90,13 +91,7 @@ def check_packages(spec: JobSpec, context: Path) -> None:
     missing, arguments = [], []
     if spec.image.requirements:
         file = context / spec.image.requirements
-        try:
-            missing = _missing(requirements_text(file))
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-            raise BackendError(
-                f"image.requirements: {file} cannot be read: {reason}; correct it"
-            ) from error
+        missing = _missing(requirements_text(file))
         arguments = ["-r", str(file)] if missing else []
     for line in spec.image.pip:
         if lacking := _missing(line):

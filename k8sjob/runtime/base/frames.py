@@ -87,7 +87,12 @@ def is_called_from(file: str) -> bool:
 
 
 def with_user_paths(text: str) -> str:
-    """A text with the user's paths in place of those of the copy that runs on this machine."""
+    """A text with the user's paths in place of those of the copy that runs on this machine.
+
+    The local back end does the same to lines of code in the output, which may come from any
+    program. This is for what ranks say of places in reasons and to each other, and for all paths
+    in an error.
+    """
     try:
         source, copy = config.source_folder(), config.mapped_paths().get(WORKDIR)
     except EnvError:

@@ -13,7 +13,7 @@ from k8sjob.backends.local.machine import check_packages, visible_gpus
 from k8sjob.backends.local.prepare import Places, copy_context, mapped, prepare
 from k8sjob.backends.local.state_folder import Store
 from k8sjob.contract import CHECKPOINT_DIR_ENV, CONFIG_ENV
-from k8sjob.errors import BackendError
+from k8sjob.errors import BackendError, ImageError
 from k8sjob.jobs.plan import plan_job
 from k8sjob.spec import JobSpec
 
@@ -238,7 +238,7 @@ def test_files_and_encodings_of_requirements(encoding, tmp_path):
 
 
 def test_a_missing_requirements_file_is_named(tmp_path):
-    with pytest.raises(BackendError, match=r"image\.requirements: .*nothing\.txt cannot be read"):
+    with pytest.raises(ImageError, match=r"image\.requirements: .*nothing\.txt cannot be read"):
         check_packages(spec(image=image(requirements="nothing.txt")), tmp_path)
 
 
