@@ -107,12 +107,6 @@ def test_cards_are_drawn_only_by_the_views():
     assert drawing == {"view", "cli", "python_api.py", "__init__.py"}
 
 
-def test_no_module_is_tiny():
-    lines = {path: path.read_text().count("\n") for path in ROOT.rglob("*.py")}
-    tiny = [path.name for path, count in lines.items() if count < 40]
-    assert set(tiny) <= {"__init__.py", "__main__.py"}
-
-
 def test_a_basename_is_unique_within_a_package():
     places = [path.relative_to(ROOT) for path in ROOT.rglob("*.py")]
     count = Counter((place.parts[0], place.name) for place in places if place.parts[1:])

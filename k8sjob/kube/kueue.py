@@ -78,7 +78,7 @@ def excess(cluster: Json, pods: Iterable[tuple[int, Amounts]]) -> Iterator[tuple
     """
     spec, pods = Object(cluster).spec, list(pods)
     borrows = bool(spec.get("cohortName"))
-    quotas: dict[str, list[Decimal | None]] = {}
+    quotas: dict[str, list[Decimal | None]] = {}  # resource -> the flavors' limits
     for group in spec.get("resourceGroups") or ():
         for flavor in group.get("flavors") or ():
             for quota in flavor.get("resources") or ():
