@@ -138,7 +138,7 @@ def rank(names: list[str]) -> dict[str, int]:
     from torch.profiler import ProfilerActivity, profile
 
     from k8sjob import runtime
-    from k8sjob.runtime.prover.memory import allocated_peak
+    from k8sjob.fitting.metering.meter import allocated_peak
 
     found = {}
     with runtime.session() as job:
@@ -166,8 +166,8 @@ def on_gpu(job: Any, name: str) -> int:
 
 def measure(names: list[str], world: int, batch: int) -> dict[str, dict[str, dict[str, float]]]:
     """Strategy -> model -> bytes estimated, bytes measured (the rank with the most), the ratio."""
-    from k8sjob.proving.memory_estimate import fit
-    from k8sjob.proving.proof import Forks
+    from k8sjob.fitting.estimate import fit
+    from k8sjob.forking.forks import Forks
     from k8sjob.spec import JobSpec
 
     kinds = STRATEGIES[:world]  # one rank has nothing to divide

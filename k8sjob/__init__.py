@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from k8sjob.contract import __version__
     from k8sjob.errors import JobFailed, K8sJobError, SpecError
     from k8sjob.html_card import HasCard
-    from k8sjob.proving import prove
+    from k8sjob.proving.proof import prove
     from k8sjob.python_api import plan, run, submit
     from k8sjob.rendering import render, replica_env
     from k8sjob.rendering.dockerfile import dockerfile
@@ -28,7 +28,7 @@ _HOME = {
     "dockerfile": "k8sjob.rendering",
     "load": "k8sjob.spec",
     "plan": "k8sjob.python_api",
-    "prove": "k8sjob.proving",
+    "prove": "k8sjob.proving.proof",
     "render": "k8sjob.rendering",
     "replica_env": "k8sjob.rendering",
     "run": "k8sjob.python_api",

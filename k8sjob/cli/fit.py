@@ -56,7 +56,7 @@ def fit_command(
 
     The exit code is 0 if some row fits the GPU or no GPU is known, 1 if none does.
     """
-    from k8sjob.proving.memory_estimate import fit  # noqa: PLC0415 - loaded when called
+    from k8sjob.fitting.estimate import fit  # noqa: PLC0415 - loaded when called
 
     spec = job.load(here=True)
     with job.located():

@@ -29,7 +29,7 @@ def prove_command(job: JobFile, steps: int | None, quiet: bool, output: str) -> 
     The exit code is 0 if the numbers are equal, 1 if they differ, with what differs first and the
     likely cause, and 2 if they cannot be compared.
     """
-    from k8sjob.proving import prove  # noqa: PLC0415 - loaded when called
+    from k8sjob.proving.proof import prove  # noqa: PLC0415 - loaded when called
 
     try:
         spec = job.load(here=True)

@@ -1,7 +1,1 @@
-"""Proof that a training gives the same numbers on one process and on several."""
-
-from __future__ import annotations
-
-from k8sjob.proving.proof import Proof, prove
-
-__all__ = ["Proof", "prove"]
+"""The proof of `k8sjob prove`; `recording` runs in the ranks and imports nothing else of it."""

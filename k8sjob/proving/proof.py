@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import subprocess
-import sys
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from k8sjob.backends.local import mounts
-from k8sjob.backends.local.prepare import Places, prepare
-from k8sjob.backends.local.state_folder import Store
-from k8sjob.contract import AGENT, counted
-from k8sjob.environment import variables
+from k8sjob.contract import counted
 from k8sjob.errors import BackendError, SpecError
 from k8sjob.findings import invalid
+from k8sjob.forking.forks import NO_GPUS, Forks, check_script
 from k8sjob.image.builders.process import signals_as_exit
 from k8sjob.jobs.plan import load_spec, plan_run
 from k8sjob.proving.rules import (
@@ -31,15 +23,15 @@ from k8sjob.proving.rules import (
     repeats,
 )
 from k8sjob.proving.trace import TracedRun
-from k8sjob.proving.volumes import detach, private, refuse_unhidden
 from k8sjob.temporary import temporary_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from k8sjob.backends.api import Plan
     from k8sjob.spec import JobSpec
 
+RECORDING: Final = ("-m", "k8sjob.proving.recording")
+"""The program that forks the ranks of a proof."""
 _STEPS: Final = 200
 _SECONDS: Final = 25.0
 """CPU time of training on rank 0, in each run."""
@@ -50,8 +42,6 @@ _SILENT_SECONDS: Final = 100.0
 _LIMIT: Final = 300.0
 """Seconds of one run."""
 _DATA_PARALLEL: Final = frozenset({"ddp", "fsdp"})
-NO_GPUS: Final = {"gpus": 0, "gpu_type": None, "master": None}
-"""`resources` of a run on this machine's CPU."""
 _MAX_PROCESSES: Final = 8
 """Of a job with more, two nodes of two processes are run; see Layout."""
 
@@ -147,7 +137,7 @@ def prove(
     spec, folder = load_spec(spec, folder, here=True)
     layout = Layout.of(spec, nproc)
     _check(spec, layout)
-    started = Forks() if forks is None else nullcontext(forks)
+    started = Forks(*RECORDING) if forks is None else nullcontext(forks)
     with signals_as_exit(), temporary_folder("prove") as temporary, started as forking:
         runs = _Runs((spec, folder), temporary, forking, steps or _STEPS, progress)
         return _proof(runs.evidence(layout), Layout(spec.nnodes, spec.nproc_per_node), layout)
@@ -160,12 +150,6 @@ def _check(spec: JobSpec, layout: Layout) -> None:
     if spec.strategy.kind not in _DATA_PARALLEL:
         text = message("no-data-parallel", kind=spec.strategy.kind)
         raise SpecError([invalid("strategy.kind", text)])
-
-
-def check_script(spec: JobSpec, command: str) -> None:
-    """SpecError where a job runs no Python script, which the command needs."""
-    if not (spec.run.script or spec.run.module):
-        raise SpecError([invalid("run.command", message("no-script", command=command))])
 
 
 def _proof(evidence: Evidence, job: Layout, layout: Layout) -> Proof:
@@ -263,62 +247,3 @@ class _Runs:
         shape = {"workers": layout.nodes - 1, "nproc_per_node": layout.processes}
         plan = plan_run(self._spec.with_(replicas=shape), self._folder)
         return TracedRun.read(folder, self._forks.start(plan, self._root / name, request, files))
-
-
-class Forks:
-    """A process that has torch imported, and forks the ranks of each run."""
-
-    program: ClassVar = ("-m", "k8sjob.runtime.prover")
-
-    def __enter__(self) -> Self:
-        env = {
-            **variables(),
-            "PYTHONHASHSEED": "0",
-            "OMP_NUM_THREADS": "1",
-            "CUDA_VISIBLE_DEVICES": "",
-        }
-        home = str(Path(__file__).parents[2])
-        env["PYTHONPATH"] = os.pathsep.join([home, *filter(None, [env.get("PYTHONPATH")])])
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", *self.program],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, process_group=0,
-        )  # fmt: skip
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:  # Ctrl-C, which the terminal sends only to this process
-            self._process.terminate()
-        with suppress(BrokenPipeError):
-            self._process.communicate()
-
-    def start(
-        self, plan: Plan, root: Path, request: Mapping[str, Any], files: Sequence[Path] = ()
-    ) -> dict[str, Any]:
-        """Run the script of a plan on all its nodes in a new folder, with copies of its volumes.
-
-        `files` are folders to lay over the new one, as another run has kept them; see `run`.
-        """
-        root.mkdir(parents=True)
-        places = Places(private(plan, root), root, root / "checkpoints", Store(), hides=True)
-        launches = prepare(places, places.job).launches.values()
-        detach(root)
-        refuse_unhidden(places.plan.spec, next(iter(launches)).mounts)
-        for folder in files:
-            shutil.copytree(folder, root, dirs_exist_ok=True)
-        nodes = [asdict(launch) | {"argv": launch.argv[len(AGENT) :]} for launch in launches]
-        request = {"mounter": mounts.__file__, "root": str(root), **request}
-        return self.run({"nodes": nodes, "local_rank_arg": plan.spec.run.local_rank_arg, **request})
-
-    def run(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Run a script; see k8sjob.runtime.prover.
-
-        Raises:
-            BackendError: the process has died.
-        """
-        requests, answers = self._process.stdin, self._process.stdout
-        with suppress(BrokenPipeError):
-            print(json.dumps(request), file=requests, flush=True)
-        answer = answers.readline() if answers else ""
-        if not answer:
-            raise BackendError("the processes could not be started; see the lines above")
-        return dict(json.loads(answer))

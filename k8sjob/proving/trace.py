@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     _Event = Mapping[str, Any]
 
 Sketch = list[float]
-"""The sum of squares of a tensor, and linear projections of it; see k8sjob.runtime.prover."""
+"""The sum of squares of a tensor, and linear projections of it; see recording/sketch.py."""
 _ZERO: Final[Sketch] = [0.0] * 4
 
 
@@ -174,7 +174,7 @@ class TracedRun:
 
     Attributes:
         traces: by rank.
-        answer: how their processes ended; see k8sjob.runtime.prover.
+        answer: how their processes ended; see forking/ranks.py.
     """
 
     traces: list[Trace]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from k8sjob.proving.memory_estimate import Measured, ModelBlock, gpu_memory, largest_batch, peak
+from k8sjob.fitting.estimate import Measured, ModelBlock, gpu_memory, largest_batch, peak
 
 MIB = 2**20
 LAST, FIRST = ModelBlock(40, 40, 70, outside=16), ModelBlock(20, 20, 60, outside=16)

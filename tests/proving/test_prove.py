@@ -22,8 +22,8 @@ import pytest
 from waiting import until
 
 from k8sjob.errors import BackendError
-from k8sjob.proving import Proof, prove
-from k8sjob.proving.proof import Forks
+from k8sjob.forking.forks import Forks
+from k8sjob.proving.proof import RECORDING, Proof, prove
 from k8sjob.spec import JobSpec
 from k8sjob.temporary import temporary_folder
 
@@ -35,14 +35,13 @@ AT_ONCE = 2
 WARM = """
 import runpy
 import sklearn.datasets
-runpy.run_module("k8sjob.runtime.prover", run_name="__main__", alter_sys=True)
+runpy.run_module("k8sjob.proving.recording", run_name="__main__", alter_sys=True)
 """
 
 
-class WarmForks(Forks):
+def warm_forks():
     """Forks ranks from a process that has imported scikit-learn: 0.8 s a program instead of 5."""
-
-    program = ("-c", WARM)
+    return Forks("-c", WARM)
 
 
 class Program(NamedTuple):
@@ -106,7 +105,7 @@ def judge(tmp_path_factory):
         with ThreadPoolExecutor(AT_ONCE) as pool:
             return list(filter(None, pool.map(one, chosen)))
 
-    with WarmForks() as first, WarmForks() as second:
+    with warm_forks() as first, warm_forks() as second:
         idle.put(first)
         idle.put(second)
         yield all_of
@@ -172,7 +171,7 @@ def test_programs_as_others_write_them(judge):
 def test_two_nodes_two_seeds_of_hashes_and_padding(program, cause, note, tmp_path):
     programs("foreign", "gradients")[program].write(tmp_path)
     spec = JobSpec(name="j", image="n:1", run={"script": "main.py"}, replicas={"workers": 1})
-    with WarmForks() as forks:
+    with warm_forks() as forks:
         proof = prove(spec, folder=tmp_path, forks=forks)
     assert (proof.cause, proof.layout) == (cause, "2 nodes x 1 process")
     assert note in "".join(proof.notes)
@@ -226,7 +225,7 @@ def test_a_script_that_works_and_records_nothing_is_ended(tmp_path):
     node = {"argv": ["main.py"], "env": {}, "cwd": str(tmp_path), "mounts": {}}
     request = {"nodes": [node], "ranks": 2, "root": str(tmp_path), "local_rank_arg": None}
     limits = {"quiet": 60.0, "silent": 2.0, "limit": 60.0}
-    with Forks() as forks:
+    with Forks(*RECORDING) as forks:
         answer = forks.run(
             {**request, **limits, "options": options, "folder": str(tmp_path / "records")}
         )

@@ -14,7 +14,7 @@ from k8sjob.spec import JobSpec
 
 
 def vector(*values):
-    """A tensor of three elements, as the prover writes it."""
+    """A tensor of three elements, as the recorder writes it."""
     return [sum(v * v for v in values), *values]
 
 

@@ -14,8 +14,8 @@ from k8sjob.backends.local.mounts import refusal
 from k8sjob.backends.local.prepare import Places, prepare
 from k8sjob.backends.local.state_folder import Store
 from k8sjob.errors import BackendError
+from k8sjob.forking import volumes
 from k8sjob.jobs.plan import plan_run
-from k8sjob.proving import volumes
 from k8sjob.spec import JobSpec
 
 CLAIM = {"name": "c", "mount": "/c", "pvc": "c"}

@@ -7,8 +7,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler
 
+from k8sjob.proving.recording.sketch import join, padding
 from k8sjob.runtime.data import Feed, ShardSampler, move, strided
-from k8sjob.runtime.prover.sketch import join, padding
 
 
 def samplers(count, world, **options):

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils import data
 
+from k8sjob.proving.recording.sketch import digest, padding
 from k8sjob.runtime.comm import rng
-from k8sjob.runtime.prover.sketch import digest, padding
 
 if TYPE_CHECKING:
     from collections.abc import Callable

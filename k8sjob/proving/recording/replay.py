@@ -4,38 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from k8sjob.runtime.agent.rank_main import exit_code, reason_of
-from k8sjob.runtime.prover.sketch import join
+from k8sjob.forking.script import StopScript
+from k8sjob.proving.recording.sketch import join
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from torch import Tensor
-
-
-class StopReplay(BaseException):
-    """The training has been seen for long enough."""
-
-
-def run_to_end(function: Callable[[], Any]) -> tuple[int, dict[str, Any]]:
-    """Run a part of a script: the exit code, and how it ended."""
-    try:
-        function()
-    except StopReplay as stopped:
-        return 0, {"how": "enough", "message": str(stopped)}
-    except BaseException as error:  # noqa: BLE001 - nothing is above it
-        if code := exit_code(error):
-            reason = reason_of(error, code)
-            sys.excepthook(type(error), error, error.__traceback__)
-            about = {"type": reason.type, "message": reason.message[:2000], "where": reason.where}
-            return code, {"how": "error", **about}
-    return 0, {"how": "done"}
 
 
 class Replay:
@@ -95,7 +75,7 @@ class Replay:
         Their samples have no indices. `pads` finds what the loader pads tensors with.
 
         Raises:
-            StopReplay: the loader was trained on, and not in this pass.
+            StopScript: the loader was trained on, and not in this pass.
         """
         self._used.add(number)
         found: dict[int, list[tuple[int, Path]]] = {}
@@ -108,7 +88,7 @@ class Replay:
         if found:
             return ((*self._joined(group, pads), None, None, None) for group in groups)
         if at and any(self._folder.glob(f"batch-*-{number}-0-*.pt")):
-            raise StopReplay
+            raise StopScript
         return None
 
     def _joined(
@@ -122,7 +102,7 @@ class Replay:
                     return parts[0], sizes[0]
                 return join(parts, sizes, iter(known())), sum(sizes)
         reason = "batches of these shapes cannot be joined"
-        raise StopReplay(reason)
+        raise StopScript(reason)
 
     def draws(self, loader: int, at: int, index: int) -> list[list[Tensor]]:
         """The random numbers that each rank drew for a batch."""

@@ -28,10 +28,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from torch.utils import data
 
+from k8sjob.forking.script import StopScript, run_to_end
+from k8sjob.proving.recording import loaders
+from k8sjob.proving.recording.replay import Replay
+from k8sjob.proving.recording.sketch import digest, digests, join_draws, size_of, sketch
 from k8sjob.runtime.comm import rng
-from k8sjob.runtime.prover import loaders
-from k8sjob.runtime.prover.replay import Replay, StopReplay, run_to_end
-from k8sjob.runtime.prover.sketch import digest, digests, join_draws, size_of, sketch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,7 +48,6 @@ _AHEAD: Final = 32
 _MAX_TEXT: Final = 200_000
 _OPTIONS: Final = ("weight_decay", "momentum", "dampening", "betas", "alpha", "eps")
 _PLAIN: Final = (int, float, tuple, list)
-SEED: Final = 20250
 LEAVE: Final = signal.SIGRTMAX
 """Tells a process of a node that what it has started is started by another one."""
 
@@ -488,7 +488,7 @@ class Recorder:
         """optimizer.step() has ended.
 
         Raises:
-            StopReplay: it was the last step to be seen.
+            StopScript: it was the last step to be seen.
         """
         if not self.active:
             return
@@ -519,7 +519,7 @@ class Recorder:
         self.steps += 1
         self._begun = self._begun or time.process_time()
         if self.steps >= self._last_step():
-            raise StopReplay
+            raise StopScript
 
     def _last_step(self) -> int:
         """The step after which this run ends, which the ranks agree on through a file."""

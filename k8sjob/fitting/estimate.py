@@ -10,10 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from k8sjob.errors import BackendError
+from k8sjob.forking.forks import NO_GPUS, Forks, check_script
 from k8sjob.image.builders.process import signals_as_exit
 from k8sjob.jobs.plan import load_spec, plan_run
-from k8sjob.proving.proof import NO_GPUS, Forks, check_script
-from k8sjob.proving.rules import message
 from k8sjob.temporary import temporary_folder
 
 if TYPE_CHECKING:
@@ -205,11 +204,14 @@ def fit(
     blocks = list(getattr(strategy, "blocks", ()) or ())
     options = {"foreach": gpu, "blocks": blocks}
     if whole and ranks > _PROCESSES:
-        limits = {"kind": strategy.kind, "ranks": ranks, "most": _PROCESSES}
-        raise BackendError(message("too-many-ranks", **limits))
+        raise BackendError(
+            f"strategy {strategy.kind}: fit would run all {ranks} ranks on this machine, and at"
+            f" most {_PROCESSES}; use fewer: --set replicas.workers=0"
+        )
     shape = {"workers": 0, "nproc_per_node": ranks if whole else 1, "elastic": None}
     plan = plan_run(spec.with_(replicas=shape, resources=NO_GPUS), folder)
-    with signals_as_exit(), temporary_folder("fit") as temporary, Forks() as forking:
+    forks = Forks("-m", "k8sjob.fitting.metering")
+    with signals_as_exit(), temporary_folder("fit") as temporary, forks as forking:
         first, second = (
             _run(plan, temporary / str(scale), forking, options | {"scale": scale})
             for scale in (1, 2)
@@ -219,7 +221,10 @@ def fit(
     sizes = sorted(set(batch_sizes or (half, first.batch, 2 * first.batch)))
     if other is None:
         if batch_sizes and sizes != [first.batch]:
-            raise BackendError(message("one-batch-size", batch=first.batch))
+            raise BackendError(
+                f"--batch-sizes: the script has batches of {first.batch} that come from no"
+                " DataLoader, or are as large as its data; set its own batch size instead"
+            )
         sizes = [first.batch]
     room = None if memory is None else memory - ALLOWANCE
     rows, largest = list[dict[str, Any]](), dict[str, int | None]()
@@ -267,18 +272,24 @@ def _advice(rows: Sequence[Mapping[str, Any]], best: Mapping[str, int | None]) -
 def _run(plan: Plan, root: Path, forks: Forks, options: Mapping[str, Any]) -> Measured:
     folder, ranks = root / "record", plan.spec.world_size
     limits = {"quiet": _QUIET, "silent": _LIMIT, "limit": _LIMIT}
-    request = {"folder": str(folder), "ranks": ranks, "options": {"memory": options}, **limits}
+    request = {"folder": str(folder), "ranks": ranks, "options": {**options}, **limits}
     answer = forks.start(plan, root, request)
     script = plan.spec.run.script or plan.spec.run.module
     files = [folder / f"memory-{rank}.json" for rank in range(ranks)]
     if not all(file.exists() for file in files):
         places = "".join(f" at {place}" for place in answer["places"].values() if place)
-        raise BackendError(message("slow-steps", script=script, limit=_LIMIT, places=places))
+        raise BackendError(
+            f"{script}: three optimizer steps did not end within {_LIMIT:.0f} seconds{places};"
+            " give it a smaller model or batch"
+        )
     by_rank = [json.loads(file.read_text()) for file in files]
     if error := next((rank["error"] for rank in by_rank if "error" in rank), None):
         raise BackendError(f"{script} fails: {error}")
     largest = max(by_rank, key=lambda rank: rank.get("retained", 0) + rank.get("parameters", 0))
     if "parameters" not in largest:
-        raise BackendError(message("nothing-measured", script=script))
+        raise BackendError(
+            f"{script}: no optimizer step was seen; fit needs a script that trains a torch.nn"
+            " module with an optimizer of torch.optim, in the process that it is started in"
+        )
     blocks = tuple(ModelBlock(*block) for block in largest.pop("blocks"))
     return Measured(**largest, blocks=blocks)

@@ -28,15 +28,17 @@ from torch.utils.data._utils import worker
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
+from k8sjob.forking.ranks import SEED
+from k8sjob.forking.script import wrap
+from k8sjob.proving.recording.recorder import Fetched
+from k8sjob.proving.recording.sketch import digest
 from k8sjob.runtime.base.env import copy_environ
 from k8sjob.runtime.comm import rng
-from k8sjob.runtime.prover.recorder import SEED, Fetched
-from k8sjob.runtime.prover.sketch import digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from k8sjob.runtime.prover.recorder import Recorder
+    from k8sjob.proving.recording.recorder import Recorder
 
 _DRAWS: Final = [
     *("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like"),
@@ -72,22 +74,6 @@ def install(recorder: Recorder) -> None:
     ):
         part(recorder)
     sys.stdout, sys.stderr = _Stream(sys.stdout, recorder), _Stream(sys.stderr, recorder)
-
-
-def wrap(owners: Any, names: Any, function: Callable[..., Any]) -> None:
-    """Call function(original, ...) in place of a function; several owners may have it."""
-    owners = owners if isinstance(owners, tuple) else (owners,)
-    for name in [names] if isinstance(names, str) else names:
-        original = getattr(owners[0], name, None)
-        if original is None:
-            continue
-
-        def wrapped(*args: Any, _original: Any = original, **options: Any) -> Any:
-            return function(_original, *args, **options)
-
-        functools.update_wrapper(wrapped, original, updated=())
-        for owner in owners:
-            setattr(owner, name, wrapped)
 
 
 def _wrap_modules(recorder: Recorder) -> None:

@@ -18,9 +18,8 @@ from torch.utils import _pytree as pytree
 from torch.utils import data
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from k8sjob.forking.script import StopScript, run_to_end, wrap
 from k8sjob.runtime.data import ShardSampler
-from k8sjob.runtime.prover.replay import StopReplay, run_to_end
-from k8sjob.runtime.prover.wraps import wrap
 from k8sjob.runtime.strategies.blocks import find_blocks
 
 if TYPE_CHECKING:
@@ -190,7 +189,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
             self._live.pop(key, None)
         self._active = False
         if self._steps >= _STEPS * len(self._optimizers):
-            raise StopReplay
+            raise StopScript
         self._peak = dict.fromkeys(self._peak, 0)
 
     def _write(self, optimizer: optimizers.Optimizer, state: int) -> None:

@@ -1,4 +1,4 @@
-"""`python -P -m k8sjob.runtime.prover`: imports torch once, and forks the ranks of each run."""
+"""A process that imports torch once, and forks the ranks of each run of a script."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -21,25 +21,31 @@ from k8sjob.runtime.base.env import export, node_env
 from k8sjob.runtime.base.frames import fatal_place
 from k8sjob.runtime.base.network import reserve
 from k8sjob.runtime.comm import rng
-from k8sjob.runtime.prover.recorder import LEAVE, SEED, Recorder
-from k8sjob.runtime.prover.wraps import install
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Start = Callable[[dict[str, Any], int, int], None]
+
+SEED: Final = 20250
+"""Of the random numbers of rank 0."""
 _LOOK: Final = 0.02
 _SAMPLE: Final = 0.1
 _GRACE: Final = 2.0
 """Idle seconds that other ranks have to end after one has failed."""
 
 
-def run_group(request: dict[str, Any]) -> dict[str, Any]:
+def run_group(request: dict[str, Any], start: Start) -> dict[str, Any]:
     """Run a script in several processes, and wait for their end.
 
     Args:
         request: nodes (argv, env, cwd, mounts), mounter (the file that makes mounts); ranks (of all
             nodes); local_rank_arg, an option of the script, or None; root, the folder of all of the
-            run's files; folder, of its record; options, see Recorder, and hashes (ranks have their
-            own seeds of hashes); quiet (seconds without a record and without work after which the
-            group hangs), silent (seconds without a record after which it is ended), limit (seconds
-            in all).
+            run's files; folder, of its record; options, for what runs in the ranks; quiet (seconds
+            without a record and without work after which the group hangs), silent (seconds without
+            a record after which it is ended), limit (seconds in all).
+        start: called in each process with the request, its rank and the port of the group; it calls
+            run_rank.
 
     Returns:
         ranks (their number), hung, the places in the script where those are that did not end, and
@@ -54,7 +60,10 @@ def run_group(request: dict[str, Any]) -> dict[str, Any]:
             for rank in range(ranks):
                 pid = os.fork()
                 if not pid:
-                    _run_rank(request, rank, port)
+                    try:
+                        start(request, rank, port)
+                    finally:
+                        os._exit(1)
                 children[rank] = pid
             return _watch(children, folder, request)
         finally:
@@ -65,13 +74,18 @@ def run_group(request: dict[str, Any]) -> dict[str, Any]:
             shutil.rmtree(Path(request["root"], "volumes"), ignore_errors=True)
 
 
-def _run_rank(request: dict[str, Any], rank: int, port: int) -> None:
+def local_place(request: dict[str, Any], rank: int) -> tuple[int, int]:
+    """The index of a rank's node, and its local rank there."""
+    processes: int = request["ranks"] // len(request["nodes"])
+    return divmod(rank, processes)
+
+
+def run_rank(
+    request: dict[str, Any], rank: int, port: int, run: Callable[[Callable[[], Any]], int]
+) -> None:
+    """Make this process a rank, and end it; `run` calls the script and returns the exit code."""
     code = 1
     try:
-        if rank and request["options"].pop("hashes", False):  # a process has one seed all its life
-            export("PYTHONHASHSEED", str(rank))
-            line = [sys.executable, "-P", "-m", "k8sjob.runtime.prover"]
-            os.execv(line[0], [*line, json.dumps([request, rank, port])])  # noqa: S606 - as it is
         os.setsid()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         die_with_parent(signal.SIGKILL)
@@ -80,8 +94,8 @@ def _run_rank(request: dict[str, Any], rank: int, port: int) -> None:
         for stream, name in ((1, "out"), (2, "err")):
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
             os.dup2(os.open(folder / f"{name}-{rank}", flags, 0o600), stream)
-        nodes, options = request["nodes"], request["options"]
-        index, local_rank = divmod(rank, request["ranks"] // len(nodes))
+        nodes = request["nodes"]
+        index, local_rank = local_place(request, rank)
         node = nodes[index]
         env = {
             **node["env"],
@@ -105,21 +119,7 @@ def _run_rank(request: dict[str, Any], rank: int, port: int) -> None:
             node["argv"].append(f"{option}={local_rank}")
         torch.set_num_threads(1)
         rng.seed_all(SEED, rank)
-        if "memory" in options:
-            from k8sjob.runtime.prover.memory import measure
-
-            file = folder / f"memory-{rank}.json"
-            code = measure(file, options["memory"], lambda: run_as_main(node["argv"]))
-            return
-        if options.get("snapshot"):  # the ranks of a node have the same files
-            volumes = f"{request['root']}/volumes"
-            options["snapshot"] = [] if local_rank else [node["cwd"], *[volumes][index:]]
-        signal.signal(LEAVE, lambda *_: os._exit(0))
-        options |= {"root": request["root"], "local_rank": local_rank}
-        recorder = Recorder(folder, rank, options)
-        recorder.event("start", rank=rank)
-        install(recorder)
-        code = recorder.run(lambda: run_as_main(node["argv"]))
+        code = run(lambda: run_as_main(node["argv"]))
     finally:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
@@ -185,7 +185,7 @@ def _place(pid: int, file: Path) -> str:
     return Path(fatal_place(file.read_text() if file.exists() else "")).name
 
 
-def serve() -> None:
+def serve(start: Start) -> None:
     """Answer requests, one per line, from standard input until it ends."""
     answers = os.dup(1)
     os.dup2(2, 1)
@@ -193,20 +193,14 @@ def serve() -> None:
     die_with_parent(signal.SIGTERM)
     _warm()
     for line in sys.stdin:
-        answer = run_group(json.loads(line))
+        answer = run_group(json.loads(line), start)
         os.write(answers, (json.dumps(answer) + "\n").encode())
 
 
 def _warm() -> None:
     """Import what the first step of an optimizer would import in each process."""
     with contextlib.suppress(ImportError):
-        import numpy as np  # noqa: F401 - a script has its own random numbers of it seeded
+        import numpy as np  # noqa: F401, PLC0415 - a script has its own random numbers of it seeded
     weight = torch.zeros(1, requires_grad=True)
     weight.grad = torch.ones(1)
     torch.optim.SGD([weight], lr=0.1).step()
-
-
-if __name__ == "__main__":
-    if sys.argv[1:]:
-        _run_rank(*json.loads(sys.argv[1]))
-    serve()

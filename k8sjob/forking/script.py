@@ -1,0 +1,47 @@
+"""The script in a rank: how it ends, and functions that are wrapped before it starts."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import TYPE_CHECKING, Any
+
+from k8sjob.runtime.agent.rank_main import exit_code, reason_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class StopScript(BaseException):
+    """The training has been seen for long enough."""
+
+
+def run_to_end(function: Callable[[], Any]) -> tuple[int, dict[str, Any]]:
+    """Run a part of a script: the exit code, and how it ended."""
+    try:
+        function()
+    except StopScript as stopped:
+        return 0, {"how": "enough", "message": str(stopped)}
+    except BaseException as error:  # noqa: BLE001 - nothing is above it
+        if code := exit_code(error):
+            reason = reason_of(error, code)
+            sys.excepthook(type(error), error, error.__traceback__)
+            about = {"type": reason.type, "message": reason.message[:2000], "where": reason.where}
+            return code, {"how": "error", **about}
+    return 0, {"how": "done"}
+
+
+def wrap(owners: Any, names: Any, function: Callable[..., Any]) -> None:
+    """Call function(original, ...) in place of a function; several owners may have it."""
+    owners = owners if isinstance(owners, tuple) else (owners,)
+    for name in [names] if isinstance(names, str) else names:
+        original = getattr(owners[0], name, None)
+        if original is None:
+            continue
+
+        def wrapped(*args: Any, _original: Any = original, **options: Any) -> Any:
+            return function(_original, *args, **options)
+
+        functools.update_wrapper(wrapped, original, updated=())
+        for owner in owners:
+            setattr(owner, name, wrapped)
